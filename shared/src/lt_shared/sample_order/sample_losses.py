@@ -15,6 +15,7 @@ from lt_shared.console import BadData
 FILE = "sample-losses.jsonl"
 VERSION = 1
 DIGITS = 7
+FEWEST_BEFORE = 256
 
 
 def line(step: int, first_sample: int, losses: Sequence[float]) -> str:
@@ -22,6 +23,11 @@ def line(step: int, first_sample: int, losses: Sequence[float]) -> str:
     finite = [float(f"{loss:.{DIGITS}g}") if math.isfinite(loss) else None for loss in losses]
     record = {"v": VERSION, "kind": "sample_losses", "step": step, "first_sample": first_sample, "losses": finite}
     return json.dumps(record, separators=(",", ":")) + "\n"
+
+
+def with_those_before(numbers: range) -> range:
+    """Samples whose losses tell which of `numbers` stand out: these, and some that were trained on before."""
+    return range(max(0, numbers.start - max(FEWEST_BEFORE, len(numbers))), numbers.stop)
 
 
 def parse(lines: Iterable[bytes], wanted: Container[int], source: str) -> dict[int, float]:

@@ -40,6 +40,7 @@ MODULES = {
     "plan": "plan_layout",
     "preflight": "preflight",
     "render": "render",
+    "score": "score",
 }
 # What -h shows of the options.
 COMMON = (

@@ -10,7 +10,7 @@ from typing import Any
 from lt_monitor.blame import page, rollback, spikes, text
 from lt_monitor.blame.rollback import Rollback
 from lt_monitor.blame.spikes import StepRange
-from lt_monitor.blame.suspects import Blame, RunSamples, blame, wanted_losses
+from lt_monitor.blame.suspects import Blame, RunSamples, blame
 from lt_monitor.runs import run_loader
 from lt_shared import storage
 from lt_shared.console import BadData, IoFailure, Unavailable, UsageError, note
@@ -91,7 +91,7 @@ def _losses(
     run: str, ranges: Sequence[StepRange], numbers: Sequence[range], losses: str | None, score: bool
 ) -> tuple[Mapping[int, float], str]:
     """The losses of the samples `numbers` of these steps and of some before, as far as they are known, and how they are."""
-    wanted = {number for some in numbers for number in wanted_losses(some)}
+    wanted = {number for some in numbers for number in sample_losses.with_those_before(some)}
     if losses == STANDARD_INPUT:
         return sample_losses.parse(sys.stdin.buffer, wanted, "standard input"), GIVEN
     if losses is not None:

@@ -30,15 +30,6 @@ def skip_lines(samples: Iterable[int]) -> str:
     return "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records)
 
 
-def checkpoint_before(run: str, step: int) -> Path | None:
-    """The newest complete checkpoint that was saved before `step` was trained, None when there is none."""
-    for path in checkpoint_layout.checkpoints(Path(run)):
-        iteration = checkpoint_layout.iteration_of(path)
-        if iteration is not None and iteration < step and checkpoint_layout.damage(path) is None:
-            return path.absolute()
-    return None
-
-
 @dataclasses.dataclass(frozen=True)
 class Rollback:
     """`command` is None where no command line is known that started the run."""
@@ -57,7 +48,7 @@ class Rollback:
 
 def plan(run: str, attempt: AttemptOrder, first_step: int, samples: Sequence[int], skip_list: str) -> Rollback:
     """The run goes on in a directory of its own, so that nothing of this one is lost."""
-    checkpoint = checkpoint_before(run, first_step)
+    checkpoint = checkpoint_layout.newest_before(Path(run), first_step)
     command = _command(run, attempt, checkpoint, skip_list) if attempt.command else None
     return Rollback(checkpoint, ranges(samples), command)
 

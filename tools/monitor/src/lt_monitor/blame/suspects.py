@@ -13,13 +13,12 @@ from lt_monitor.blame.spikes import StepRange
 from lt_shared import indexed_dataset, manifest
 from lt_shared.document_origins import origins, source_lines
 from lt_shared.document_origins.origins import Origins
-from lt_shared.sample_order import run_order
+from lt_shared.sample_order import run_order, sample_losses
 from lt_shared.sample_order.run_order import AttemptOrder
 from lt_shared.sample_order.samples import Samples, Span
 
 EXCERPT_CHARACTERS = 240
 FEWEST_OTHERS = 8
-SAMPLES_BEFORE = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,11 +98,6 @@ class RunSamples:
         return self._opened[number]
 
 
-def wanted_losses(numbers: range) -> range:
-    """The samples whose losses tell which of `numbers` stand out: these, and some that were trained on before."""
-    return range(max(0, numbers.start - max(SAMPLES_BEFORE, len(numbers))), numbers.stop)
-
-
 def blame(run: RunSamples, steps: StepRange, losses: Mapping[int, float], shown: int | None) -> Blame:
     """Look at `steps`; documents of the first `shown` samples, None for all."""
     attempt, numbers = run.of_steps(steps)
@@ -132,7 +126,7 @@ def _limit(numbers: range, losses: Mapping[int, float]) -> tuple[float | None, f
     """The loss above which a sample of `numbers` is suspect, by those before them, or by all where few are known."""
     if not any(number in losses for number in numbers):
         return None, None
-    before = [losses[number] for number in wanted_losses(numbers) if number in losses and number < numbers.start]
+    before = [losses[number] for number in sample_losses.with_those_before(numbers) if number in losses and number < numbers.start]
     others = before if len(before) >= FEWEST_OTHERS else [losses[number] for number in numbers if number in losses]
     finite = np.array([loss for loss in others if math.isfinite(loss)] or [math.inf])
     return spikes.limit(finite), float(np.median(finite))

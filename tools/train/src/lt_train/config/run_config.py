@@ -23,6 +23,7 @@ from lt_train.config.settings.optimization import Optimization
 from lt_train.config.settings.parallelism import Parallelism
 from lt_train.config.settings.precision import Precision
 from lt_train.config.settings.reporting import Reporting
+from lt_train.config.settings.scoring import Scoring
 from lt_train.runtime import device
 
 VOCABULARY_MULTIPLE = 128
@@ -45,6 +46,7 @@ class RunConfig:
     reporting: Reporting
     seed: int
     benchmark: Benchmark | None = None
+    scoring: Scoring | None = None
 
     def micro_batches(self, samples: int) -> int:
         """Micro batches that each data-parallel rank runs in a step of `samples` samples."""

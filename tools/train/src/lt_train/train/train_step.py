@@ -119,6 +119,12 @@ class Stepper:
             chunk.train()
         return sum(losses) / len(losses)
 
+    @torch.no_grad()
+    def losses_of_samples(self, batches: Iterator[Batch], samples: int) -> list[float]:
+        """Those of the next global batch, which nothing is learned from."""
+        found: list[float] = self.sample_losses(self._pass(batches, samples, forward_only=True), samples).tolist()
+        return found
+
     def _pass(self, batches: Iterator[Batch], samples: int, forward_only: bool) -> list[dict[str, torch.Tensor]]:
         """A global batch of `samples` through the pipeline, in micro batches; the last stage gets the losses."""
         run_config, chunks = self.run_config, self.state.chunks
