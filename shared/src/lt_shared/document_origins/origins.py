@@ -146,6 +146,8 @@ class TokenizedLines(Origins):
             raise ValueError("columns of several lengths")
         if self.documents and (not runs or self.documents_of_runs[0] != 0):
             raise ValueError("documents before the first run")
+        if runs and int(self.lines.min()) < 1:
+            raise ValueError("lines count from 1")
         used = np.concatenate([self.files_of_runs, self.files_of_marks])
         if len(used) and int(used.max()) >= len(self.files):
             raise ValueError(f"file {int(used.max())} of {len(self.files)}")

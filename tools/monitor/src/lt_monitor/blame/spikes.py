@@ -11,7 +11,7 @@ import numpy as np
 
 from lt_monitor.runs.attempts import Run
 
-LINES_BEFORE = 50
+LINES_BEFORE = 20
 FEWEST_LINES = 10
 # As lt-train's own: six deviations alone would call the ripples of a flat loss a spike.
 DEVIATIONS = 6.0

@@ -13,13 +13,12 @@ class State:
     """What is on disk. Reading resumes at `position`, before which the input has `lines`; the first `taken` documents from there
     have been written.
 
-    `part` is being written. It has `extents`, one for each key, and `quarantine_bytes` and `origin_bytes` with these CRC-32, from the inputs with the
-    indices `first_input` to `last_input` (None: from none yet); earlier parts had `bad_lines_before`. `is_closed`: the part is
-    complete and to be published; `is_last`: no part follows.
+    `part` is being written. It has `extents`, one for each key, and `quarantine_bytes` and `origin_bytes` with these CRC-32, from
+    the inputs with the indices `first_input` to `last_input` (None: from none yet); earlier parts had `bad_lines_before`.
+    `is_closed`: the part is complete and to be published; `is_last`: no part follows.
     """
 
     position: Position = BEGINNING
-    lines: InputLines = InputLines()
     taken: int = 0
     part: int = 0
     first_input: int | None = None
@@ -35,6 +34,7 @@ class State:
     text_bytes: int = 0
     is_closed: bool = False
     is_last: bool = False
+    lines: InputLines = InputLines()
 
     def with_input(self, number: int) -> "State":
         """Something of this input comes into the part."""
