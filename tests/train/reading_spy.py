@@ -1,4 +1,4 @@
-"""lt-train as one rank that writes down every token it trains on: `python reading_spy.py FILE ARGUMENTS`, as torchrun starts it."""
+"""lt-train as one rank that writes down every token it reads: `python reading_spy.py FILE ARGUMENTS`, as torchrun starts it."""
 
 import sys
 from collections.abc import Iterator

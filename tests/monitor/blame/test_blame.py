@@ -1,6 +1,7 @@
 """`lt-monitor blame` on runs whose data was made by hand: from a step to the lines of the source, and to what leaves them out."""
 
 import json
+import os
 import shlex
 import zlib
 from pathlib import Path
@@ -55,13 +56,11 @@ def poisoned(order: AttemptOrder, tmp_path: Path) -> list[int]:
     with (run / sample_losses.FILE).open("w") as file, (run / "train.log").open("w") as log:
         for step in range(1, STEPS + 1):
             first = BATCH * (step - 1)
-            losses = [9.0 + sample % 4 if sample in numbers else 4 + rng.normal(0, 0.05) for sample in range(first, first + BATCH)]
+            losses = [
+                9.0 + sample % 4 if sample in numbers else 4 + rng.normal(0, 0.05) for sample in range(first, first + BATCH)
+            ]
             file.write(sample_losses.line(step, first, losses))
-            log.write(
-                f" [2026-11-25 10:{step // 60:02}:{step % 60:02}] iteration {step:8}/{STEPS:8} | consumed samples: {first + BATCH:12} |"
-                f" elapsed time per iteration (ms): 50.0 | learning rate: 1.0E-04 | global batch size: {BATCH:5} |"
-                f" lm loss: {sum(losses) / BATCH:.6E} | loss scale: 1.0 | grad norm: 1.0 |\n"
-            )
+            log.write(step_line(step, sum(losses) / BATCH))
         file.write('{"v":1,"kind":"sample_losses","step":61,"fir')
     for iteration in (20, 30, 40):
         directory = run / f"iter_{iteration:07}"
@@ -69,6 +68,20 @@ def poisoned(order: AttemptOrder, tmp_path: Path) -> list[int]:
         (directory / ".metadata").touch()
         (directory / "__0_0.distcp").touch()
     return numbers
+
+
+def step_line(step: int, loss: float) -> str:
+    fields = (
+        f"iteration {step:8}/{STEPS:8}",
+        f"consumed samples: {BATCH * step:12}",
+        "elapsed time per iteration (ms): 50.0",
+        "learning rate: 1.0E-04",
+        f"global batch size: {BATCH:5}",
+        f"lm loss: {loss:.6E}",
+        "loss scale: 1.0",
+        "grad norm: 1.0",
+    )
+    return f" [2026-11-25 10:{step // 60:02}:{step % 60:02}] {' | '.join(fields)} |\n"
 
 
 def expected_documents(order: AttemptOrder, number: int) -> list[tuple[str, int]]:
@@ -162,8 +175,6 @@ def test_the_report_has_it(tool: Tool, poisoned: list[int], tmp_path: Path) -> N
     times = source.stat()
     content = source.read_text().replace("web document", "<b>&</b> doc")
     source.write_text(content)
-    import os
-
     os.utime(source, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert source.stat().st_size == times.st_size
     done = tool("blame", "run", "--step", "30-50", "--top", "100", "-o", "blame.html")
@@ -177,7 +188,9 @@ def test_the_report_has_it(tool: Tool, poisoned: list[int], tmp_path: Path) -> N
 def test_a_dataset_without_origins_and_a_source_that_is_gone(tool: Tool, poisoned: list[int], tmp_path: Path) -> None:
     (tmp_path / "web.jsonl").unlink()
     (tmp_path / "code.json").unlink()
-    parts = [part for sample in blamed(tool, "--step", "30-40", "--top", "99")["found"][0]["samples"] for part in sample["documents"]]
+    parts = [
+        part for sample in blamed(tool, "--step", "30-40", "--top", "99")["found"][0]["samples"] for part in sample["documents"]
+    ]
     of_web = [part for part in parts if part["path"]]
     assert of_web and all(part["line"] and part["offset"] is None and "no such file" in part["problem"] for part in of_web)
     assert any(part["path"] is None and part["line"] is None for part in parts)

@@ -38,7 +38,7 @@ def run(losses: dict[int, float], interval: int = 1, noted: tuple[int, ...] = ()
         (run({500: 9.0}, interval=10, noted=(497,)), [StepRange(497, 497)]),
         (run({}, noted=(31, 80)), [StepRange(31, 31), StepRange(80, 80)]),
         # The loss stays up: the first steps are looked at.
-        (run({step: 9.0 for step in range(50, 56)}), [StepRange(50, 55)]),
+        (run(dict.fromkeys(range(50, 56), 9.0)), [StepRange(50, 55)]),
         (run({}, noted=tuple(range(40, 70))), [StepRange(40, 49)]),
         (run({30: 9.0, 90: 9.0}), [StepRange(30, 30), StepRange(90, 90)]),
     ],

@@ -86,7 +86,8 @@ def written(plan: Plan, tokens: int = 5, **fields: Any) -> State:
         raise KeyboardInterrupt
     return State(
         Position(0, 7, 2), 1, first_input=0, last_input=0, extents=tuple(extents), quarantine_bytes=len(BAD_LINE),
-        quarantine_crc32=zlib.crc32(BAD_LINE), origin_bytes=len(ORIGINS), origin_crc32=zlib.crc32(ORIGINS), text_bytes=9, **fields,
+        quarantine_crc32=zlib.crc32(BAD_LINE), origin_bytes=len(ORIGINS), origin_crc32=zlib.crc32(ORIGINS), text_bytes=9,
+        **fields,
     )  # fmt: skip
 
 

@@ -115,7 +115,11 @@ def test_a_malformed_table_is_named() -> None:
     for record in (
         *({}, [], {**good, "v": 2}, {**good, "kind": "other"}, {**good, "documents": -1}, {**good, "files": []}),
         *({**good, "runs": good["runs"][:2]}, {**good, "runs": ["1:1:eNpjAAAAAQAB"] * 3}, {**good, "files": [{"name": "a"}]}),
-        *(taken, {"v": 1, "kind": "joined", "counts": [5], "parts": [good]}, {"v": 1, "kind": "shuffled", "seed": -1, "of": good}),
+        *(
+            taken,
+            {"v": 1, "kind": "joined", "counts": [5], "parts": [good]},
+            {"v": 1, "kind": "shuffled", "seed": -1, "of": good},
+        ),
     ):
         with pytest.raises(BadData, match=r"x\.json: malformed origins"):
             origins.of_sidecar({"origins": record}, "x.json")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from train.running import SMALL, environment, losses, run, run_tasks
+from train.running import SMALL, run, run_tasks
 
 from lt_shared import indexed_dataset
 from lt_shared.console import BadData, NoInput

@@ -9,7 +9,19 @@ from train.running import SMALL, losses, run, train
 from lt_shared.manifest import Dataset
 from lt_shared.sample_order import sample_losses
 
-STEPS = ("--train-iters", "6", "--save-interval", "3", "--lr", "1e-3", "--eval-iters", "0", "--split", "1,0,0", "--log-sample-loss")
+STEPS = (
+    "--train-iters",
+    "6",
+    "--save-interval",
+    "3",
+    "--lr",
+    "1e-3",
+    "--eval-iters",
+    "0",
+    "--split",
+    "1,0,0",
+    "--log-sample-loss",
+)
 
 
 def logged(directory: Path) -> dict[int, float]:

@@ -129,7 +129,7 @@ def _zstd(stored: IO[bytes]) -> IO[bytes]:
         except ImportError:
             continue
         options = {module.DecompressionParameter.window_log_max: 31}
-        opened: IO[bytes] = module.open(stored, "rb", options=options)
+        opened: IO[bytes] = module.ZstdFile(stored, "rb", options=options)
         return opened
     raise IoFailure("compressed with zstd, which this Python does not read", "pip install backports.zstd")
 

@@ -126,7 +126,9 @@ def _limit(numbers: range, losses: Mapping[int, float]) -> tuple[float | None, f
     """The loss above which a sample of `numbers` is suspect, by those before them, or by all where few are known."""
     if not any(number in losses for number in numbers):
         return None, None
-    before = [losses[number] for number in sample_losses.with_those_before(numbers) if number in losses and number < numbers.start]
+    before = [
+        losses[number] for number in sample_losses.with_those_before(numbers) if number in losses and number < numbers.start
+    ]
     others = before if len(before) >= FEWEST_OTHERS else [losses[number] for number in numbers if number in losses]
     finite = np.array([loss for loss in others if math.isfinite(loss)] or [math.inf])
     return spikes.limit(finite), float(np.median(finite))

@@ -88,7 +88,9 @@ def build(wanted: Plan) -> Dataset:
             concatenate(list(zip(paths, sizes, strict=True)), writer.bin_file, progress.advance)
         for part, size in zip(wanted.parts, sizes, strict=True):
             writer.tokens_were_copied(_checksum_of_tokens(part.prefix, size), size)
-        made = provenance.sidecar(wanted.result, writer.complete(), wanted.derivation, wanted.options, wanted.files, _origins(wanted))
+        made = provenance.sidecar(
+            wanted.result, writer.complete(), wanted.derivation, wanted.options, wanted.files, _origins(wanted)
+        )
         writer.publish(made)
     return wanted.result
 

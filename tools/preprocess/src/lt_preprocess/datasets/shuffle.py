@@ -91,7 +91,9 @@ def build(wanted: Plan) -> Dataset:
                 progress.advance(some.tokens.nbytes)
         source = origins.of_dataset(wanted.source.prefix)
         documents = source and Shuffled(source, wanted.seed)
-        writer.publish(provenance.sidecar(wanted.result, writer.complete(), wanted.derivation, wanted.options, documents=documents))
+        writer.publish(
+            provenance.sidecar(wanted.result, writer.complete(), wanted.derivation, wanted.options, documents=documents)
+        )
     return wanted.result
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lt_preprocess.datasets import decoding, provenance, source_datasets
+from lt_preprocess.datasets import decoding, source_datasets
 from lt_preprocess.datasets.decoding import Text
 from lt_shared.console import NoInput, Progress, UsageError
 from lt_shared.document_origins import origins, source_lines

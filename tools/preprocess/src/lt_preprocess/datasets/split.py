@@ -142,6 +142,6 @@ def build(wanted: Plan) -> list[Dataset]:
         source = origins.of_dataset(wanted.source.prefix)
         for part, writer, origin, taken in zip(wanted.results, writers, wanted.derivations, kept, strict=True):
             made.append(dataclasses.replace(part, documents=writer.documents, tokens=writer.tokens))
-            documents = source and taken.of(source)
-            writer.publish(provenance.sidecar(made[-1], writer.complete(), origin, wanted.options, documents=documents))
+            places = source and taken.of(source)
+            writer.publish(provenance.sidecar(made[-1], writer.complete(), origin, wanted.options, documents=places))
     return made

@@ -2,7 +2,8 @@
 
 A row of five int64 in a file beside the outputs for each run of documents on consecutive lines (first document, input, its line,
 the byte from which lines are counted, the kind of input), and for each line whose byte is remembered (-1, input, line, byte,
-kind): an input, a bad line and 16 MiB of text have one each, so memory does not grow. When the part is published they become the `origins` of its sidecars.
+kind): an input, a bad line and 16 MiB of text have one each, so memory does not grow. When the part is published they become the
+`origins` of its sidecars.
 """
 
 from typing import IO, NamedTuple
@@ -29,18 +30,21 @@ def name(prefix: str) -> str:
 
 
 class InputLines(NamedTuple):
-    """How far an input has been read: `count` lines, counted from byte `counted_from` on, not its beginning in some shards."""
+    """How far an input has been read: `total` lines, counted from byte `counted_from` on, not its beginning in some shards."""
 
-    count: int = 0
+    total: int = 0
     counted_from: int = 0
 
     def at(self, encoded: Encoded) -> "InputLines":
         """The same where the lines of a chunk begin."""
-        is_cut = encoded.kind == "line" and self.count == 0 and encoded.lines.offset > FIRST_LINE_BYTES
-        return self._replace(counted_from=encoded.lines.offset) if is_cut and encoded.lines.count else self
+        is_cut = encoded.kind == "line" and self.total == 0 and encoded.lines.offset > FIRST_LINE_BYTES
+        return self._replace(counted_from=encoded.lines.offset) if is_cut and encoded.lines.total else self
 
     def after(self, encoded: Encoded) -> "InputLines":
-        return self._replace(count=self.count + encoded.lines.count)
+        return self._replace(total=self.total + encoded.lines.total)
+
+
+NOTHING_READ = InputLines()
 
 
 class OriginRows:
@@ -57,14 +61,14 @@ class OriginRows:
         number, lines, kind = encoded.end.input, encoded.lines, KINDS.index(encoded.kind)
         rows: list[list[int]] = []
         at = lines.of_document(first)
-        if first == 0 and encoded.kind == "line" and _has_mark(lines.offset, lines.count, encoded.end.offset):
-            rows.append([MARK, number, before.count + 1, lines.offset, kind])
+        if first == 0 and encoded.kind == "line" and _has_mark(lines.offset, lines.total, encoded.end.offset):
+            rows.append([MARK, number, before.total + 1, lines.offset, kind])
         while first < last:
-            run = [document, number, before.count + at + 1, before.counted_from, kind]
+            run = [document, number, before.total + at + 1, before.counted_from, kind]
             if not self._continues(run):
                 self._run = run
                 rows.append(run)
-            gap = next((line for line in lines.left_out if line > at), lines.count)
+            gap = next((line for line in lines.left_out if line > at), lines.total)
             step = min(gap - at, last - first)
             first, document, at = first + step, document + step, lines.of_document(first + step)
         if rows:
@@ -92,13 +96,17 @@ class OriginRows:
         return TokenizedLines(
             documents,
             files,
-            *runs[:, :3].T,
-            *marks[:, 1:4].T,
+            documents_of_runs=runs[:, 0],
+            files_of_runs=runs[:, 1],
+            lines=runs[:, 2],
+            files_of_marks=marks[:, 1],
+            marked_lines=marks[:, 2],
+            offsets=marks[:, 3],
             kinds={file: KINDS[kind] for file, kind in kinds[:, [1, 4]].tolist()},
             counted_from=dict(cut[:, [1, 3]].tolist()),
         )
 
 
 def _has_mark(begin: int, count: int, end: int) -> bool:
-    """Whether the first line of a chunk is remembered: where a multiple of BYTES_BETWEEN_MARKS lies in it, the beginning aside."""
+    """Whether the first line of a chunk is remembered: where it has a multiple of BYTES_BETWEEN_MARKS, the beginning aside."""
     return count > 0 and begin > FIRST_LINE_BYTES and begin // BYTES_BETWEEN_MARKS != end // BYTES_BETWEEN_MARKS

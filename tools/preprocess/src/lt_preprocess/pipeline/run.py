@@ -17,7 +17,7 @@ from lt_preprocess.kernels import jit
 from lt_preprocess.pipeline import assembly, encoding, journal
 from lt_preprocess.pipeline.encoding import Encoded
 from lt_preprocess.pipeline.journal import Journal
-from lt_preprocess.pipeline.origin_rows import InputLines
+from lt_preprocess.pipeline.origin_rows import NOTHING_READ
 from lt_preprocess.pipeline.output import OutputPart
 from lt_preprocess.pipeline.plan import Plan
 from lt_preprocess.pipeline.state import State
@@ -120,7 +120,7 @@ class _Run:
             keys = "--json-keys names the key that has the text; " if line.reason.startswith("no key") else ""
             raise BadData(str(line), f"{keys}--on-error skip or quarantine leaves such lines out and reports them")
         is_same_input = encoded.end.input == self._state.position.input
-        lines = (self._state.lines if is_same_input else InputLines()).at(encoded)
+        lines = (self._state.lines if is_same_input else NOTHING_READ).at(encoded)
         taken = min(self._state.taken, encoded.documents)
         left_to_skip = self._state.taken - taken
         columns = [column.since(taken) for column in encoded.columns] if taken else encoded.columns

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any, Self
 
-from lt_preprocess.pipeline.origin_rows import InputLines
+from lt_preprocess.pipeline.origin_rows import NOTHING_READ, InputLines
 from lt_preprocess.readers.chunks import BEGINNING, Position
 from lt_shared.indexed_dataset import Extent
 
@@ -34,7 +34,7 @@ class State:
     text_bytes: int = 0
     is_closed: bool = False
     is_last: bool = False
-    lines: InputLines = InputLines()
+    lines: InputLines = NOTHING_READ
 
     def with_input(self, number: int) -> "State":
         """Something of this input comes into the part."""

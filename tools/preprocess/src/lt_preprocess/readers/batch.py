@@ -46,13 +46,13 @@ class BadLine(NamedTuple):
 
 
 class ChunkLines(NamedTuple):
-    """Which of the `count` lines of a chunk have a document: all but those `left_out`, their numbers from 0 in the chunk, ascending.
+    """Which of the `total` lines of a chunk have a document: all but those `left_out`, ascending numbers from 0 in the chunk.
 
-    The first line begins at byte `offset` of the decompressed content. Rows of a Parquet file count as lines, a plain text as one.
+    The first line begins at byte `offset` of the decompressed content. Rows of Parquet files count as lines, a text as one.
     """
 
     offset: int
-    count: int
+    total: int
     left_out: Sequence[int]
 
     def of_document(self, document: int) -> int:
@@ -67,7 +67,7 @@ class ChunkLines(NamedTuple):
     def without(self, documents: Iterable[int]) -> "ChunkLines":
         """The same when the lines of these documents are left out, too."""
         gone = set(self.left_out)
-        lines = [line for line in range(self.count) if line not in gone]
+        lines = [line for line in range(self.total) if line not in gone]
         return self._replace(left_out=sorted([*self.left_out, *(lines[document] for document in documents)]))
 
 
