@@ -2,9 +2,9 @@
 
 `dataset` is its manifest line, which other tools read; `crc32` is the size and CRC-32 of `.bin` and of `.idx`. `sources` are the
 inputs that were read, each with size, modification time and the hash of its first 64 KiB (remote ones with the store's version),
-`options` what changed the result, `counts` what is in it and what was left out, `made_by` the versions of all that took part.
-`plan` is the plan's fingerprint: a later run with the same one has nothing to do. `run` is the same for all shards of one run, so
-that those of different runs are not joined.
+`options` what changed the result, `origins` which line of them each document came from, `counts` what is in it and what was left
+out, `made_by` the versions of all that took part. `plan` is the plan's fingerprint: a later run with the same one has nothing to
+do. `run` is the same for all shards of one run, so that those of different runs are not joined.
 """
 
 import dataclasses
