@@ -15,7 +15,7 @@ from lt_shared.console import BadData
 FILE = "sample-losses.jsonl"
 VERSION = 1
 DIGITS = 7
-FEWEST_BEFORE = 256
+FEWEST_BEFORE = 64
 
 
 def line(step: int, first_sample: int, losses: Sequence[float]) -> str:
