@@ -5,6 +5,7 @@ import gzip
 import json
 import lzma
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,6 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 from preprocess.conftest import Run
+
+from lt_preprocess.datasets import decoding, source_places
+from lt_shared.document_origins import packing
+from lt_shared.manifest import Dataset
 
 LINES = 300
 MANY_LINES = 20_000
@@ -200,3 +205,25 @@ def test_a_dataset_that_does_not_know(run: Run, tokenize, tmp_path: Path) -> Non
         sidecar.write_text(json.dumps(record | {"origins": origins}))
         done = run("cat", "--where", tmp_path / "all_text_document")
         assert done.returncode != 0 and message in done.stderr
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
+def test_lines_after_a_remembered_byte(
+    suffix: str, build: Callable[..., Dataset], demo_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in files of many times 16 MiB, and over several chunks; also when the source is read for one document alone."""
+    monkeypatch.setattr("lt_preprocess.readers.chunks.CHUNK_BYTES", 2000)
+    monkeypatch.setattr("lt_preprocess.readers.byte_ranges.LocalFile.chunk_bytes", 2000)
+    monkeypatch.setattr("lt_preprocess.pipeline.origin_rows.BYTES_BETWEEN_MARKS", 5000)
+    path = write(tmp_path, "file0", 0, suffix)
+    made = build([path], demo_tokenizer, tmp_path / "all", on_error="skip")
+    [texts] = [list(decoding.texts(made))]
+    record = json.loads(Path(f"{made.prefix}.json").read_text())["origins"]
+    assert len(packing.unpack(record["marks"][0])) > 3
+    together = list(source_places.records(made.prefix, None))
+    for number, (text, place) in enumerate(zip(texts, together, strict=True)):
+        said = text[0] if isinstance(text, list) else text
+        if said.startswith("["):
+            assert said.startswith(f"[file0:{place['line']}:{place['offset']}]")
+        if number % 20 == 0:
+            assert list(source_places.records(made.prefix, str(number))) == [place]

@@ -112,7 +112,7 @@ def _decompressed(stored: IO[bytes]) -> tuple[IO[bytes], bool]:
     start = stored.read(RECOGNISED_BYTES)
     stored.seek(0)
     if start.startswith(b"\x1f\x8b"):
-        return igzip.open(stored, "rb"), False
+        return igzip.open(stored, "rb"), False  # type: ignore[no-untyped-call]
     if start.startswith(b"BZh"):
         return bz2.open(stored, "rb"), False
     if start.startswith(b"\xfd7zXZ\x00"):

@@ -60,17 +60,13 @@ class OriginRows:
         """Documents `first` to before `last` of a chunk are those from number `document` on of the part."""
         number, lines, kind = encoded.end.input, encoded.lines, KINDS.index(encoded.kind)
         rows: list[list[int]] = []
-        at = lines.of_document(first)
         if first == 0 and encoded.kind == "line" and _has_mark(lines.offset, lines.total, encoded.end.offset):
             rows.append([MARK, number, before.total + 1, lines.offset, kind])
-        while first < last:
-            run = [document, number, before.total + at + 1, before.counted_from, kind]
+        for begin, line in lines.runs(first, last):
+            run = [document + begin - first, number, before.total + line + 1, before.counted_from, kind]
             if not self._continues(run):
                 self._run = run
                 rows.append(run)
-            gap = next((line for line in lines.left_out if line > at), lines.total)
-            step = min(gap - at, last - first)
-            first, document, at = first + step, document + step, lines.of_document(first + step)
         if rows:
             content = np.array(rows, np.int64).tobytes()
             self.file.write(content)

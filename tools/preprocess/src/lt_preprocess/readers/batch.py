@@ -7,6 +7,8 @@ has none for any: the datasets of several keys keep the same documents.
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from lt_preprocess.tokenizers.base import Lengths, Texts
 
 
@@ -55,14 +57,13 @@ class ChunkLines(NamedTuple):
     total: int
     left_out: Sequence[int]
 
-    def of_document(self, document: int) -> int:
-        """The number of the line that a document of the chunk was made of, both counted from 0."""
-        line = document
-        for left_out in self.left_out:
-            if left_out > line:
-                break
-            line += 1
-        return line
+    def runs(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Where documents `first` to before `last` of the chunk begin to be on consecutive lines: document and line, from 0."""
+        if first == last or not self.left_out:
+            return [(first, first)] if first < last else []
+        lines = np.delete(np.arange(self.total), self.left_out)[first:last]
+        begins = np.flatnonzero(np.diff(lines, prepend=-2) != 1)
+        return list(zip((begins + first).tolist(), lines[begins].tolist(), strict=True))
 
     def without(self, documents: Iterable[int]) -> "ChunkLines":
         """The same when the lines of these documents are left out, too."""
