@@ -109,5 +109,6 @@ def _config(run: str, attempt: AttemptOrder, checkpoint: Path, more: Sequence[st
         "wandb_exp_name": None,
         "profile": False,
         "record_memory_history": False,
+        "max_restarts": 0,
     }
     return resolve_run_config(options | settled, datasets)
