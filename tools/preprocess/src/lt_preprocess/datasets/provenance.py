@@ -166,7 +166,7 @@ def sidecar(
         "sources": files,
         "options": options,
         "derivation": dataclasses.asdict(derivation),
-        origins.KEY: None if documents is None else documents.to_record(),
+        **({} if documents is None else {origins.KEY: documents.to_record()}),
         "made_by": {"lt-preprocess": version_of("lt-preprocess")},
     }
     return manifest.sidecar_path(dataset.prefix), manifest.sidecar_content(record)
