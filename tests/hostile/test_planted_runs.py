@@ -19,7 +19,7 @@ ONE_RANK = RankEnvironment(0, 0, 1, 1, "127.0.0.1", 29500, "a test")
 ARGUMENTS = (*SMALL, "--mock-data", "--train-iters", "1", "--ranks", "1")
 
 
-@pytest.mark.parametrize("name", [".lock", "train.log", "metrics.jsonl", "attempts.jsonl", ".step"])
+@pytest.mark.parametrize("name", [".lock", "train.log", "metrics.jsonl", "data-order.jsonl", "attempts.jsonl", ".step"])
 def test_a_link_is_not_followed(name: str, stranger: Stranger) -> None:
     victim = stranger.shared / "victim"
     victim.write_text("precious")

@@ -196,6 +196,12 @@ def checkpoints(run: Path) -> list[Path]:
     return [path for _, path in sorted(found, reverse=True)]
 
 
+def newest_before(run: Path, step: int) -> Path | None:
+    """The newest complete checkpoint that was saved before `step` was trained, None when there is none."""
+    before = (path for path in checkpoints(run) if (iteration_of(path) or 0) < step)
+    return next((path.absolute() for path in before if damage(path) is None), None)
+
+
 def expired(complete: Iterable[int], keep_last: int | None, keep_every: int | None) -> list[int]:
     """Which of the `complete` iterations may be deleted: all but the newest `keep_last` and the multiples of `keep_every`."""
     older = sorted(complete)[:-keep_last] if keep_last else []

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import lt_preprocess
-from lt_preprocess.pipeline import journal
+from lt_preprocess.pipeline import journal, origin_rows
 from lt_preprocess.pipeline.plan import Plan
 from lt_preprocess.pipeline.state import State
 from lt_preprocess.readers.chunks import Position
@@ -25,6 +25,7 @@ from lt_shared.indexed_dataset import Extent, Writer
 
 Changed = Callable[..., Plan]
 BAD_LINE = b"bad line\n"
+ORIGINS = bytes(40)
 
 
 @pytest.fixture
@@ -61,7 +62,10 @@ def hidden(directory: Path) -> list[str]:
 
 
 PARTIAL = [
-    f".web_{name}.partial" for name in ("quarantine.jsonl", "text_document.bin", "text_document.counts", "text_document.lengths")
+    f".web_{name}.partial"
+    for name in (
+        *("quarantine.jsonl", "text_document.bin", "text_document.counts", "text_document.lengths", "text_document.origins"),
+    )
 ]
 
 
@@ -76,9 +80,14 @@ def written(plan: Plan, tokens: int = 5, **fields: Any) -> State:
     with pytest.raises(KeyboardInterrupt), resumable_files.resumable(plan.quarantine_path(fields.get("part", 0))) as file:
         file.write(BAD_LINE)
         raise KeyboardInterrupt
+    name = origin_rows.name(plan.dataset_prefixes(fields.get("part", 0))[0])
+    with pytest.raises(KeyboardInterrupt), resumable_files.spool(name) as file:
+        file.write(ORIGINS)
+        raise KeyboardInterrupt
     return State(
         Position(0, 7, 2), 1, first_input=0, last_input=0, extents=tuple(extents), quarantine_bytes=len(BAD_LINE),
-        quarantine_crc32=zlib.crc32(BAD_LINE), text_bytes=9, **fields,
+        quarantine_crc32=zlib.crc32(BAD_LINE), origin_bytes=len(ORIGINS), origin_crc32=zlib.crc32(ORIGINS), text_bytes=9,
+        **fields,
     )  # fmt: skip
 
 
@@ -96,7 +105,7 @@ def state_found(plan: Plan, anew: bool = False) -> State | None:
 
 
 def header(plan: Plan) -> dict[str, Any]:
-    return {"v": 2, "kind": "journal", "plan": plan.fingerprint, "made_by": lt_preprocess.__version__}
+    return {"v": 3, "kind": "journal", "plan": plan.fingerprint, "made_by": lt_preprocess.__version__}
 
 
 def test_a_new_journal_is_the_documented_line(plan: Plan) -> None:
@@ -135,6 +144,7 @@ def test_a_state_is_a_line_that_is_durable(plan: Plan, monkeypatch: pytest.Monke
                     }
                 ],
                 "quarantine_bytes": 9, "quarantine_crc32": zlib.crc32(BAD_LINE), "bad_lines_before": 0, "bad_lines": 0,
+                "origin_bytes": 40, "origin_crc32": zlib.crc32(ORIGINS), "lines": [0, 0],
                 "reported": [], "text_bytes": 9, "is_closed": False, "is_last": False, "on_error": "fail",
                 "datasets": [f"{plan.prefix}_text_document"], "quarantine": f"{plan.prefix}_quarantine.jsonl",
             }
@@ -524,7 +534,7 @@ def test_a_remote_journal_has_finished_parts_only(changed: Changed, bucket: str)
         assert log.state == nothing
     assert [
         json.loads(line)["v" if number == 0 else "taken"] for number, line in enumerate(storage.read_bytes(path).splitlines())
-    ] == [2, 3]
+    ] == [3, 3]
     assert json.loads(storage.read_bytes(path).splitlines()[0]) == header(plan)
     assert state_found(plan) == nothing
     assert state_found(remote(changed, bucket, append_eod=True)) is None

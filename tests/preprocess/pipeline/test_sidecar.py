@@ -61,7 +61,7 @@ def test_the_sidecar_names_all_that_took_part(build: Build, tmp_path: Path, demo
     made = build([tmp_path / "a.jsonl"], demo_tokenizer, tmp_path / "out")
     record = json.loads(Path(f"{made.prefix}.json").read_bytes())
     assert list(record) == [
-        "v", "dataset", "crc32", "plan", "run", "part", "sources", "options", "counts", "made_by", "own_crc32",
+        "v", "dataset", "crc32", "plan", "run", "part", "sources", "options", "origins", "counts", "made_by", "own_crc32",
     ]  # fmt: skip
     packages = ("lt-shared", "numba", "numpy", "orjson", "pyarrow", "sentencepiece", "tokenizers")
     assert record["made_by"] == {

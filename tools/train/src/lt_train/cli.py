@@ -41,6 +41,7 @@ MODULES = {
     "preflight": "preflight",
     "render": "render",
     "replay": "replay",
+    "score": "score",
 }
 # What -h shows of the options.
 COMMON = (
@@ -84,7 +85,7 @@ def command(data: tuple[str, ...], dry_run: bool, as_json: bool, **options: Any)
     from lt_train.planner.resolve import resolve_run_config
 
     datasets = data_settings.training_datasets(tokenization.datasets_of_text(data, options, dry_run), options)
-    config = resolve_run_config(streaming.length_options(options, datasets), datasets)
+    config = resolve_run_config(streaming.length_options(options, datasets), datasets).started_by(sys.argv[1:])
     return _show_plan(launcher.prepare(config), as_json) if dry_run else launcher.launch(config)
 
 

@@ -4,7 +4,7 @@ import sys
 
 import click
 
-from lt_monitor.cli import machine_commands, view_commands
+from lt_monitor.cli import blame_command, machine_commands, view_commands
 from lt_monitor.cli.log_options import pattern_options, reads_logs
 from lt_shared import console
 
@@ -78,7 +78,7 @@ def diff(a: str, b: str, tolerance: float, fields: tuple[str, ...], as_json: boo
     return console.ExitCode.OK if comparison.agree else console.ExitCode.FOUND
 
 
-for _command in (*view_commands.COMMANDS, *machine_commands.COMMANDS):
+for _command in (blame_command.blame, *view_commands.COMMANDS, *machine_commands.COMMANDS):
     command.add_command(_command)
 
 

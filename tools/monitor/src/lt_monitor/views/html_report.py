@@ -38,8 +38,17 @@ TIMES = 300
 Panel = dict[str, Any]
 
 
-def build(runs: Sequence[Run], names: Sequence[str], known: Known, options: PlotOptions, now: float | None = None) -> str:
+def build(
+    runs: Sequence[Run],
+    names: Sequence[str],
+    known: Known,
+    options: PlotOptions,
+    now: float | None = None,
+    sections: Sequence[str] = (),
+) -> str:
     """The page about `runs`, shown under `names`, at the time `now`, else at present. Each run has at least one step.
+
+    `sections` are more of its parts, in HTML.
 
     Raises UsageError for a metric that no run has.
     """
@@ -68,12 +77,18 @@ def build(runs: Sequence[Run], names: Sequence[str], known: Known, options: Plot
         style_hash=_csp_hash(style),
         script_hash=_csp_hash(script),
         data=_script_json(page_data),
-        body=_body(title, runs, names, summaries, panels, bool(options.references)),
+        body=_body(title, runs, names, summaries, panels, bool(options.references), sections),
     )
 
 
 def _body(
-    title: str, runs: Sequence[Run], names: Sequence[str], summaries: Sequence[Summary], panels: Sequence[Panel], references: bool
+    title: str,
+    runs: Sequence[Run],
+    names: Sequence[str],
+    summaries: Sequence[Summary],
+    panels: Sequence[Panel],
+    references: bool,
+    sections: Sequence[str],
 ) -> str:
     now = datetime.datetime.now().astimezone().isoformat(" ", "minutes")
     if len(runs) == 1:
@@ -87,6 +102,7 @@ def _body(
         [
             head,
             _charts(panels, report_tables.toggles(names), report_tables.legend(runs, references)),
+            *sections,
             report_tables.attempts(runs, names),
             report_tables.faults(runs, names),
             f"<footer>Read from {escape(files[:2000])}. Made by lt-monitor {version_of('lt-monitor')} on {escape(now)}.</footer>",

@@ -137,7 +137,7 @@ def comparison(runs: Sequence[Run], names: Sequence[str], summaries: Sequence[Su
     for index, name in enumerate(safe):
         row = [(title, escape(texts[index])) for title, texts in cells.items()]
         rows.append([("Run", f'<i class="swatch run c{index % 8}"></i><b>{name}</b>'), *row])
-    page = f'<section class="card"><h2>Runs</h2>{_table(rows)}</section>'
+    page = f'<section class="card"><h2>Runs</h2>{table(rows)}</section>'
     differences = run_comparison.differences(runs)
     if differences:
         arguments = []
@@ -146,7 +146,7 @@ def comparison(runs: Sequence[Run], names: Sequence[str], summaries: Sequence[Su
             arguments.append([("Argument", f"<b>{escape(argument)}</b>"), *row])
         shown = " open" if len(arguments) <= OPEN_ARGUMENTS else ""
         title = f"<summary><h2>Arguments that differ ({len(arguments):,})</h2></summary>"
-        page += f'<section class="card"><details{shown}>{title}{_table(arguments)}</details></section>'
+        page += f'<section class="card"><details{shown}>{title}{table(arguments)}</details></section>'
     return page
 
 
@@ -197,7 +197,7 @@ def attempts(runs: Sequence[Run], names: Sequence[str]) -> str:
             began, lasted, steps, end = attempt_cells(attempt)
             row += [("Attempt", str(attempt.number)), ("Began", began), ("Lasted", lasted), ("Steps", steps)]
             rows.append([*row, ("Repeated", f"{attempt.lost_steps:,}" if attempt.lost_steps else ""), ("End", escape(end))])
-    return f'<section class="card"><h2>Attempts</h2>{_table(rows)}</section>'
+    return f'<section class="card"><h2>Attempts</h2>{table(rows)}</section>'
 
 
 def attempt_cells(attempt: Attempt) -> tuple[str, str, str, str]:
@@ -244,7 +244,7 @@ def faults(runs: Sequence[Run], names: Sequence[str]) -> str:
     if not rows:
         return ""
     more = f'<p class="muted">And {left_out:,} more.</p>' if left_out else ""
-    return f'<section class="card"><h2>Faults</h2>{_table(rows)}{more}</section>'
+    return f'<section class="card"><h2>Faults</h2>{table(rows)}{more}</section>'
 
 
 def _grouped(faults: Sequence[Record]) -> list[list[Record]]:
@@ -282,7 +282,7 @@ def _fault_name(fault: Record) -> str:
     return printable(fault["fault"]) + (f" {fault['xid']}" if "xid" in fault else "")
 
 
-def _table(rows: Sequence[Sequence[Cell]]) -> str:
+def table(rows: Sequence[Sequence[Cell]]) -> str:
     """Rows of (title, HTML), both escaped. On a narrow screen each row becomes a list of titles and values."""
     head = "".join(f"<th>{title}</th>" for title, _ in rows[0])
     cells = (

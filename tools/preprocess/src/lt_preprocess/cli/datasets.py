@@ -33,6 +33,12 @@ CAT_EXAMPLES = """
 lt-preprocess cat data/web_text_document > web.jsonl
 lt-preprocess cat data/web_text_document --documents 10:20
 lt-preprocess cat data/web_text_document --documents 7 --tokenizer gpt2/
+lt-preprocess cat data/web_text_document --documents 7 --where
+"""
+
+GREP_EXAMPLES = """
+lt-preprocess grep 'lorem ipsum' data/web_text_document -i
+lt-preprocess grep -F '<|im_start|>' data/web_text_document --max-count 10
 """
 
 SPLIT_EXAMPLES = """
@@ -237,13 +243,46 @@ def verify(sources: tuple[str, ...], deep: int, tokenizer: Path | None, as_json:
 @commands.command(examples=CAT_EXAMPLES)
 @click.argument("source", metavar="PREFIX")
 @click.option("--documents", metavar="RANGE", show_default="all", help="A number, or START:END without END, counted from 0.")
+@click.option("--where", is_flag=True, help="Print the source file, line and byte of each document instead of its text.")
 @TOKENIZER
-def cat(source: str, documents: str | None, tokenizer: Path | None) -> None:
-    """Print the documents of a dataset as JSON lines.
+def cat(source: str, documents: str | None, where: bool, tokenizer: Path | None) -> None:
+    """Print the documents of a dataset as JSON lines, or where they come from.
 
     PREFIX is a dataset, or - or @FILE for a manifest of one.
     """
-    from lt_preprocess.datasets import decoding
+    from lt_preprocess.datasets import decoding, source_places
 
-    for record in decoding.records(source, tokenizer, documents):
+    found = source_places.records(source, documents) if where else decoding.records(source, tokenizer, documents)
+    for record in found:
         sys.stdout.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+@commands.command(examples=GREP_EXAMPLES)
+@click.argument("pattern", metavar="PATTERN")
+@click.argument("source", metavar="PREFIX")
+@click.option("-F", "--fixed-strings", is_flag=True, help="PATTERN is text, not a regular expression.")
+@click.option("-i", "--ignore-case", is_flag=True, help="Take upper and lower case as equal.")
+@click.option("--documents", metavar="RANGE", show_default="all", help="A number, or START:END without END, counted from 0.")
+@click.option("--max-count", type=click.IntRange(min=1), metavar="COUNT", help="Stop after so many documents.")
+@TOKENIZER
+def grep(
+    pattern: str,
+    source: str,
+    fixed_strings: bool,
+    ignore_case: bool,
+    documents: str | None,
+    max_count: int | None,
+    tokenizer: Path | None,
+) -> console.ExitCode:
+    """Print the documents whose text matches PATTERN, and where they come from, as JSON lines. Exit code 1 when none does.
+
+    PREFIX is a dataset, or - or @FILE for a manifest of one. PATTERN is a regular expression of Python.
+    """
+    from lt_preprocess.datasets import source_places
+
+    count = 0
+    expression = source_places.compiled(pattern, fixed_strings, ignore_case)
+    for record in source_places.matching(source, expression, tokenizer, documents, max_count):
+        sys.stdout.write(json.dumps(record, ensure_ascii=False) + "\n")
+        count += 1
+    return console.ExitCode.OK if count else console.ExitCode.FOUND

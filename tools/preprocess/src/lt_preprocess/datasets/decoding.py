@@ -77,13 +77,13 @@ def records(source: str, tokenizer: Path | None, documents: str | None) -> Itera
     Raises: UsageError for a range that is none or leads beyond the end, and as `source_datasets.single` and `texts`.
     """
     dataset, shape = source_datasets.single(source)
-    first, last = _parse_range(documents, shape.documents)
+    first, last = parse_range(documents, shape.documents)
     key = str(provenance.tokenizing_options(dataset.prefix).get("json_key", "text"))
     for text in texts(dataset, tokenizer, first, last):
         yield {key: text}
 
 
-def _parse_range(text: str | None, count: int) -> tuple[int, int]:
+def parse_range(text: str | None, count: int) -> tuple[int, int]:
     if text is None:
         return 0, count
     if (match := re.fullmatch(r"(\d*)(:?)(\d*)", text)) is None or not text:

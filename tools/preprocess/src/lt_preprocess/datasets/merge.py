@@ -18,6 +18,8 @@ from lt_preprocess.datasets.block_reader import BlockReader, Shape
 from lt_preprocess.datasets.provenance import Derivation
 from lt_shared import checksums, indexed_dataset, manifest, storage
 from lt_shared.console import IoFailure, Progress
+from lt_shared.document_origins import origins
+from lt_shared.document_origins.origins import Joined, Origins
 from lt_shared.manifest import Dataset
 
 PIECE_BYTES = 64 << 20
@@ -86,9 +88,17 @@ def build(wanted: Plan) -> Dataset:
             concatenate(list(zip(paths, sizes, strict=True)), writer.bin_file, progress.advance)
         for part, size in zip(wanted.parts, sizes, strict=True):
             writer.tokens_were_copied(_checksum_of_tokens(part.prefix, size), size)
-        made = provenance.sidecar(wanted.result, writer.complete(), wanted.derivation, wanted.options, wanted.files)
+        made = provenance.sidecar(
+            wanted.result, writer.complete(), wanted.derivation, wanted.options, wanted.files, _origins(wanted)
+        )
         writer.publish(made)
     return wanted.result
+
+
+def _origins(wanted: Plan) -> Origins | None:
+    """Those of the parts that say where their documents come from."""
+    of_parts = [origins.of_dataset(part.prefix) for part in wanted.parts]
+    return Joined(of_parts, [shape.documents for shape in wanted.shapes]) if any(of_parts) else None
 
 
 def _checksum_of_tokens(prefix: str, size_bytes: int) -> int:

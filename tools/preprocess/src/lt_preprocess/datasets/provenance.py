@@ -14,6 +14,8 @@ from lt_preprocess.datasets.block_reader import BlockReader
 from lt_shared import checksums, manifest, ownership, storage, version_of
 from lt_shared.checksums import FileChecksum
 from lt_shared.console import BadData, CannotCreate, NoInput, warn
+from lt_shared.document_origins import origins
+from lt_shared.document_origins.origins import Origins
 from lt_shared.indexed_dataset import bin_path, idx_path
 from lt_shared.manifest import Dataset
 
@@ -153,8 +155,10 @@ def sidecar(
     derivation: Derivation,
     options: dict[str, Any],
     files: list[dict[str, Any]] | None = None,
+    documents: Origins | None = None,
 ) -> tuple[str, bytes]:
-    """Path and content of the sidecar. `files` are those of text whose documents the dataset holds, all and in order."""
+    """Path and content of the sidecar. `files` are those of text whose documents the dataset holds, all and in order; `documents`
+    says where each document comes from, as far as that is known."""
     record = {
         "v": manifest.SIDECAR_VERSION,
         "dataset": manifest.record_of(dataset),
@@ -162,6 +166,7 @@ def sidecar(
         "sources": files,
         "options": options,
         "derivation": dataclasses.asdict(derivation),
+        **({} if documents is None else {origins.KEY: documents.to_record()}),
         "made_by": {"lt-preprocess": version_of("lt-preprocess")},
     }
     return manifest.sidecar_path(dataset.prefix), manifest.sidecar_content(record)

@@ -25,6 +25,8 @@ from lt_preprocess.datasets.block_reader import BlockReader, Documents, Shape
 from lt_preprocess.datasets.provenance import Derivation
 from lt_shared import indexed_dataset, manifest, ownership, storage
 from lt_shared.console import CannotCreate, Progress
+from lt_shared.document_origins import origins
+from lt_shared.document_origins.origins import Shuffled
 from lt_shared.local_files import creating
 from lt_shared.manifest import Dataset
 
@@ -87,7 +89,11 @@ def build(wanted: Plan) -> Dataset:
             for some in sorted_by_key(with_keys, wanted.shape.dtype, size_bytes, directory, progress.advance):
                 writer.append(some.tokens, some.sequence_lengths, some.sequences_per_document)
                 progress.advance(some.tokens.nbytes)
-        writer.publish(provenance.sidecar(wanted.result, writer.complete(), wanted.derivation, wanted.options))
+        source = origins.of_dataset(wanted.source.prefix)
+        documents = source and Shuffled(source, wanted.seed)
+        writer.publish(
+            provenance.sidecar(wanted.result, writer.complete(), wanted.derivation, wanted.options, documents=documents)
+        )
     return wanted.result
 
 

@@ -21,6 +21,8 @@ from lt_preprocess.datasets.block_reader import BlockReader, Shape
 from lt_preprocess.datasets.provenance import Derivation
 from lt_shared import indexed_dataset, manifest
 from lt_shared.console import BadData, Progress, UsageError
+from lt_shared.document_origins import origins
+from lt_shared.document_origins.origins import TakenRanges
 from lt_shared.manifest import Dataset
 
 NAMES = ("train", "valid", "test")
@@ -118,13 +120,16 @@ def build(wanted: Plan) -> list[Dataset]:
     with contextlib.ExitStack() as stack:
         reader = stack.enter_context(BlockReader(wanted.source.prefix))
         writers = [stack.enter_context(indexed_dataset.Writer(part.prefix, wanted.shape.dtype)) for part in wanted.results]
+        kept = [TakenRanges() for _ in writers]
         with Progress("splitting", wanted.shape.size_bytes, "B") as progress:
             for documents in reader.whole(TOKENS_AT_ONCE):
                 bounds = documents.bounds.tolist()
                 each = (documents.tokens[start:end] for start, end in itertools.pairwise(bounds))
                 numbers = np.array([part_of(tokens, thresholds, wanted.seed) for tokens in each])
                 for number, writer in enumerate(writers):
-                    some = documents.taken(np.flatnonzero(numbers == number))
+                    chosen = np.flatnonzero(numbers == number)
+                    kept[number].add(chosen, len(numbers))
+                    some = documents.taken(chosen)
                     writer.append(some.tokens, some.sequence_lengths, some.sequences_per_document)
                 progress.advance(documents.tokens.nbytes)
         for part, writer in zip(wanted.results, writers, strict=True):
@@ -134,7 +139,9 @@ def build(wanted: Plan) -> list[Dataset]:
                     "give it a larger ratio, or another --seed",
                 )
         made = []
-        for part, writer, origin in zip(wanted.results, writers, wanted.derivations, strict=True):
+        source = origins.of_dataset(wanted.source.prefix)
+        for part, writer, origin, taken in zip(wanted.results, writers, wanted.derivations, kept, strict=True):
             made.append(dataclasses.replace(part, documents=writer.documents, tokens=writer.tokens))
-            writer.publish(provenance.sidecar(made[-1], writer.complete(), origin, wanted.options))
+            places = source and taken.of(source)
+            writer.publish(provenance.sidecar(made[-1], writer.complete(), origin, wanted.options, documents=places))
     return made

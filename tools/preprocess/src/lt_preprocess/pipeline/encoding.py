@@ -17,9 +17,10 @@ import numpy as np
 
 from lt_preprocess.pipeline.assembly import Documents, assemble
 from lt_preprocess.pipeline.special_token_filter import without_forbidden
-from lt_preprocess.readers.batch import BadLine
+from lt_preprocess.readers.batch import BadLine, ChunkLines
 from lt_preprocess.readers.chunks import Chunk, Position
 from lt_preprocess.tokenizers.base import Encoder
+from lt_shared.document_origins.origins import Kind
 
 CHUNKS_IN_FLIGHT_PER_WORKER = 2
 
@@ -28,13 +29,15 @@ CHUNKS_IN_FLIGHT_PER_WORKER = 2
 class Encoded:
     """The documents of one chunk: one column per key, all of the same number of documents.
 
-    `text_bytes` is the size in UTF-8; `end` is the position after the chunk.
+    `text_bytes` is the size in UTF-8; `end` is the position after the chunk; `lines` are those of the documents.
     """
 
     columns: list[Documents]
     text_bytes: int
     bad_lines: list[BadLine]
     end: Position
+    lines: ChunkLines
+    kind: Kind
 
     @property
     def documents(self) -> int:
@@ -48,7 +51,7 @@ def _encode(chunk: Chunk, json_keys: tuple[str, ...], encoder: Encoder, eod: int
         ids, text_lengths = encoder.encode(texts)
         columns.append(assemble(ids, text_lengths, texts_per_document, eod, dtype))
     text_bytes = sum(int(texts.offsets[-1]) for texts, _ in found.columns)
-    return Encoded(columns, text_bytes, found.bad_lines, chunk.end)
+    return Encoded(columns, text_bytes, found.bad_lines, chunk.end, found.lines, chunk.kind)
 
 
 def encode(

@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterator
 from typing import IO, Any
 
-from lt_preprocess.pipeline import sidecar
+from lt_preprocess.pipeline import origin_rows, sidecar
 from lt_preprocess.pipeline.plan import Plan
 from lt_preprocess.pipeline.state import State
 from lt_shared import checksums, indexed_dataset, resumable_files, storage, version_of
@@ -27,7 +27,7 @@ from lt_shared.console import CannotCreate, IoFailure, ToolError, TryAgain, note
 from lt_shared.indexed_dataset import Extent
 from lt_shared.local_files import open_own, writing
 
-VERSION = 2
+VERSION = 3
 
 
 class Journal:
@@ -146,6 +146,10 @@ def _can_resume(state: State, plan: Plan) -> bool:
                 return False
         elif not indexed_dataset.can_resume(prefix, plan.dtype, extent):
             return False
+    prefixes = plan.dataset_prefixes(state.part)
+    is_published = state.is_closed and not any(map(indexed_dataset.is_partial, prefixes))
+    if not is_published and not resumable_files.holds(origin_rows.name(prefixes[0]), state.origin_bytes, state.origin_crc32):
+        return False
     quarantine = plan.quarantine_path(state.part)
     if state.is_closed and os.path.isfile(quarantine) and not resumable_files.exists(quarantine):
         return (os.path.getsize(quarantine), checksums.crc32_of_path(quarantine)) == (
@@ -163,6 +167,7 @@ def _discard(record: dict[str, Any]) -> None:
     """Delete the partial files that a line of the journal names."""
     for prefix in record["datasets"]:
         indexed_dataset.discard_partial(prefix)
+    resumable_files.discard(origin_rows.name(record["datasets"][0]))
     resumable_files.discard(record["quarantine"])
 
 

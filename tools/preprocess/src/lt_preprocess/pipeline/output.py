@@ -10,13 +10,16 @@ import contextlib
 import glob
 import json
 import re
+import tempfile
 from types import TracebackType
 from typing import IO, Any, Self
 
 import numpy as np
 
-from lt_preprocess.pipeline import sidecar
+from lt_preprocess.pipeline import origin_rows, sidecar
 from lt_preprocess.pipeline.assembly import Documents
+from lt_preprocess.pipeline.encoding import Encoded
+from lt_preprocess.pipeline.origin_rows import InputLines, OriginRows
 from lt_preprocess.pipeline.plan import Plan
 from lt_preprocess.pipeline.state import State
 from lt_preprocess.readers.batch import BadLine
@@ -32,6 +35,8 @@ class OutputPart:
         self._plan = plan
         self._part = state.part
         self._is_resumable = is_resumable
+        self._origin_bytes, self._origin_crc32 = state.origin_bytes, state.origin_crc32
+        self._origin_name = origin_rows.name(plan.dataset_prefixes(state.part)[0])
         self._quarantine_path = plan.quarantine_path(state.part)
         self._quarantine: IO[bytes] | None = None
         self.quarantine_bytes, self.quarantine_crc32 = state.quarantine_bytes, state.quarantine_crc32
@@ -48,16 +53,25 @@ class OutputPart:
             if not indexed_dataset.is_partial(prefix):
                 del self._writers[prefix]
                 self._published[prefix] = manifest.describe(prefix)
+        if not self._writers:
+            resumable_files.discard(self._origin_name)
         if self.quarantine_bytes and not resumable_files.exists(self._quarantine_path):
             resumable_files.withdraw(self._quarantine_path)
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             self._quarantine_stack = stack.enter_context(contextlib.ExitStack())
+            # Deleted when all datasets are published.
+            self.origins = OriginRows(stack.enter_context(self._origin_file()), self._origin_bytes, self._origin_crc32)
             for writer in self._writers.values():
                 stack.enter_context(writer)
             self._stack = stack.pop_all()
         return self
+
+    def _origin_file(self) -> contextlib.AbstractContextManager[IO[bytes]]:
+        if not self._is_resumable or not self._writers:
+            return tempfile.TemporaryFile()
+        return resumable_files.spool(self._origin_name, self._origin_bytes)
 
     @property
     def extents(self) -> tuple[Extent, ...]:
@@ -73,7 +87,10 @@ class OutputPart:
         is_empty = all(extent.documents == 0 for extent in self.extents)
         return max(fitting, 1) if is_empty and len(columns[0].sequences_per_document) else fitting
 
-    def append(self, columns: list[Documents]) -> None:
+    def append(self, columns: list[Documents], encoded: Encoded, before: InputLines, first: int) -> None:
+        """`columns` are the documents of a chunk from number `first` on; the lines of its input before it are known."""
+        last = first + len(columns[0].sequences_per_document)
+        self.origins.add(encoded, before, first, last, self.extents[0].documents)
         for writer, column in zip(self._writers.values(), columns, strict=True):
             writer.append(*column)
 
@@ -96,6 +113,7 @@ class OutputPart:
         """Make what was appended durable in the partial files."""
         for writer in self._writers.values():
             writer.sync()
+        resumable_files.sync(self.origins.file)
         if self._quarantine is not None:
             resumable_files.sync(self._quarantine)
 
@@ -108,6 +126,7 @@ class OutputPart:
             self._quarantine_stack.close()
         else:
             storage.remove(self._quarantine_path)
+        origins = sidecar.origins(self._plan, self.origins, state) if self._writers else None
         for prefix, writer in self._writers.items():
             dataset = manifest.Dataset(
                 prefix,
@@ -118,7 +137,7 @@ class OutputPart:
                 self._plan.tokenizer.eod,
                 self._plan.identity,
             )
-            content = sidecar.content(self._plan, dataset, writer.extent, writer.complete(), state)
+            content = sidecar.content(self._plan, dataset, writer.extent, writer.complete(), state, origins)
             writer.publish((manifest.sidecar_path(prefix), content))
             self._published[prefix] = dataset
         return [self._published[prefix] for prefix in self._plan.dataset_prefixes(state.part)]

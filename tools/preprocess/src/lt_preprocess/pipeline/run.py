@@ -17,6 +17,7 @@ from lt_preprocess.kernels import jit
 from lt_preprocess.pipeline import assembly, encoding, journal
 from lt_preprocess.pipeline.encoding import Encoded
 from lt_preprocess.pipeline.journal import Journal
+from lt_preprocess.pipeline.origin_rows import NOTHING_READ
 from lt_preprocess.pipeline.output import OutputPart
 from lt_preprocess.pipeline.plan import Plan
 from lt_preprocess.pipeline.state import State
@@ -125,22 +126,25 @@ class _Run:
             line = encoded.bad_lines[0]
             keys = "--json-keys names the key that has the text; " if line.reason.startswith("no key") else ""
             raise BadData(str(line), f"{keys}--on-error skip or quarantine leaves such lines out and reports them")
+        is_same_input = encoded.end.input == self._state.position.input
+        lines = (self._state.lines if is_same_input else NOTHING_READ).at(encoded)
         taken = min(self._state.taken, encoded.documents)
         left_to_skip = self._state.taken - taken
         columns = [column.since(taken) for column in encoded.columns] if taken else encoded.columns
         while (fitting := self._part.fitting(columns)) < encoded.documents - taken:
-            self._part.append([column.before(fitting) for column in columns])
+            self._part.append([column.before(fitting) for column in columns], encoded, lines, taken)
             columns = [column.since(fitting) for column in columns]
             taken += fitting
             if fitting:
                 self._state = dataclasses.replace(self._state.with_input(encoded.end.input), taken=taken)
             self._close_part(is_last=False)
-        self._part.append(columns)
+        self._part.append(columns, encoded, lines, taken)
         if self._plan.options.on_error == "quarantine":
             self._part.quarantine(encoded.bad_lines)
         self._state = dataclasses.replace(
             self._state.with_input(encoded.end.input),
             position=encoded.end,
+            lines=lines.after(encoded),
             taken=left_to_skip,
             text_bytes=self._state.text_bytes + encoded.text_bytes,
             bad_lines=self._state.bad_lines + len(encoded.bad_lines),
@@ -157,6 +161,8 @@ class _Run:
             extents=self._part.extents,
             quarantine_bytes=self._part.quarantine_bytes,
             quarantine_crc32=self._part.quarantine_crc32,
+            origin_bytes=self._part.origins.size_bytes,
+            origin_crc32=self._part.origins.crc32,
         )
         self._log.write(self._state)
         now = time.monotonic()

@@ -2,9 +2,9 @@
 
 `dataset` is its manifest line, which other tools read; `crc32` is the size and CRC-32 of `.bin` and of `.idx`. `sources` are the
 inputs that were read, each with size, modification time and the hash of its first 64 KiB (remote ones with the store's version),
-`options` what changed the result, `counts` what is in it and what was left out, `made_by` the versions of all that took part.
-`plan` is the plan's fingerprint: a later run with the same one has nothing to do. `run` is the same for all shards of one run, so
-that those of different runs are not joined.
+`options` what changed the result, `origins` which line of them each document came from, `counts` what is in it and what was left
+out, `made_by` the versions of all that took part. `plan` is the plan's fingerprint: a later run with the same one has nothing to
+do. `run` is the same for all shards of one run, so that those of different runs are not joined.
 """
 
 import dataclasses
@@ -16,18 +16,37 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lt_preprocess.datasets import provenance
+from lt_preprocess.pipeline.origin_rows import OriginRows
 from lt_preprocess.pipeline.plan import REQUESTS_AT_ONCE, Plan
 from lt_preprocess.pipeline.state import State
+from lt_preprocess.readers import inputs
 from lt_shared import credentials, indexed_dataset, installed_versions, manifest, storage
 from lt_shared.checksums import FileChecksum
 from lt_shared.console import BadData, CannotCreate, NoInput
+from lt_shared.document_origins.origins import KEY, File
 from lt_shared.indexed_dataset import Extent
 
 HEAD_BYTES = 1 << 16
 PACKAGES = ("lt-shared", "numba", "numpy", "orjson", "pyarrow", "sentencepiece", "tokenizers")
 
 
-def content(plan: Plan, dataset: manifest.Dataset, extent: Extent, crc32: dict[str, FileChecksum], state: State) -> bytes:
+def origins(plan: Plan, rows: OriginRows, state: State) -> dict[str, Any]:
+    """Where the documents of a part that is closed come from; the files are the `sources` of its sidecars, if they have some."""
+    first, last = state.first_input, state.last_input
+    paths = [] if first is None or last is None else plan.paths[first : last + 1]
+    files: list[File] = [{"path": credentials.without_tokens(inputs.display_name(path))} for path in paths]
+    table = rows.table(state.extents[0].documents, files, first or 0)
+    return table.to_record(in_sidecar=plan.sources is not None)
+
+
+def content(
+    plan: Plan,
+    dataset: manifest.Dataset,
+    extent: Extent,
+    crc32: dict[str, FileChecksum],
+    state: State,
+    origins: dict[str, Any] | None,
+) -> bytes:
     """The sidecar of one dataset of a part that is closed."""
     options = {"json_key": _json_key(plan, dataset.prefix, state.part)} | plan.options.to_record()
     record = {
@@ -39,6 +58,7 @@ def content(plan: Plan, dataset: manifest.Dataset, extent: Extent, crc32: dict[s
         "part": {"index": state.part, "is_last": state.is_last},
         "sources": _sources(plan, state),
         "options": options,
+        KEY: origins,
         "counts": extent.counts() | {"bad_lines": state.bad_lines - state.bad_lines_before},
         "made_by": {"python": platform.python_version()} | installed_versions(("lt-preprocess", *PACKAGES)),
     }

@@ -28,7 +28,8 @@ def without_forbidden(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], en
     if not reasons:
         return batch
     bad_lines = [*batch.bad_lines, *_bad_lines(chunk, batch, json_keys, reasons)]
-    return Batch([_without(column, reasons) for column in batch.columns], sorted(bad_lines, key=lambda line: line.offset))
+    columns = [_without(column, reasons) for column in batch.columns]
+    return Batch(columns, sorted(bad_lines, key=lambda line: line.offset), batch.lines.without(reasons))
 
 
 def _without(column: Column, documents: dict[int, str]) -> Column:

@@ -3,17 +3,19 @@
 import dataclasses
 from typing import Any, Self
 
+from lt_preprocess.pipeline.origin_rows import NOTHING_READ, InputLines
 from lt_preprocess.readers.chunks import BEGINNING, Position
 from lt_shared.indexed_dataset import Extent
 
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """What is on disk. Reading resumes at `position`; the first `taken` documents from there have been written.
+    """What is on disk. Reading resumes at `position`, before which the input has `lines`; the first `taken` documents from there
+    have been written.
 
-    `part` is being written. It has `extents`, one for each key, and `quarantine_bytes` with this CRC-32, from the inputs with the
-    indices `first_input` to `last_input` (None: from none yet); earlier parts had `bad_lines_before`. `is_closed`: the part is
-    complete and to be published; `is_last`: no part follows.
+    `part` is being written. It has `extents`, one for each key, and `quarantine_bytes` and `origin_bytes` with these CRC-32, from
+    the inputs with the indices `first_input` to `last_input` (None: from none yet); earlier parts had `bad_lines_before`.
+    `is_closed`: the part is complete and to be published; `is_last`: no part follows.
     """
 
     position: Position = BEGINNING
@@ -24,12 +26,15 @@ class State:
     extents: tuple[Extent, ...] = ()
     quarantine_bytes: int = 0
     quarantine_crc32: int = 0
+    origin_bytes: int = 0
+    origin_crc32: int = 0
     bad_lines_before: int = 0
     bad_lines: int = 0
     reported: tuple[str, ...] = ()
     text_bytes: int = 0
     is_closed: bool = False
     is_last: bool = False
+    lines: InputLines = NOTHING_READ
 
     def with_input(self, number: int) -> "State":
         """Something of this input comes into the part."""
@@ -46,6 +51,8 @@ class State:
             extents=tuple(Extent() for _ in self.extents),
             quarantine_bytes=0,
             quarantine_crc32=0,
+            origin_bytes=0,
+            origin_crc32=0,
             bad_lines_before=self.bad_lines,
             is_closed=False,
         )
@@ -62,6 +69,7 @@ class State:
             **known
             | {
                 "position": Position(*known["position"]),
+                "lines": InputLines(*known["lines"]),
                 "extents": tuple(Extent(**extent) for extent in known["extents"]),
                 "reported": tuple(known["reported"]),
             }
@@ -71,7 +79,8 @@ class State:
     def is_sound(self) -> bool:
         """Whether all fields are of their types, which a record from a file may not hold."""
         inputs = [number for number in (self.first_input, self.last_input) if number is not None]
-        counts = [*self.position, self.taken, self.part, self.quarantine_bytes, self.quarantine_crc32, self.bad_lines_before]
+        counts = [*self.position, *self.lines, self.taken, self.part, self.bad_lines_before]
+        counts += [self.quarantine_bytes, self.quarantine_crc32, self.origin_bytes, self.origin_crc32]
         counts += [self.bad_lines, *inputs, self.text_bytes]
         counts += [count for extent in self.extents for count in dataclasses.astuple(extent)]
         return (

@@ -4,8 +4,10 @@ A document is a string, or a list of strings whose items become sequences of the
 has none for any: the datasets of several keys keep the same documents.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from lt_preprocess.tokenizers.base import Lengths, Texts
 
@@ -45,11 +47,37 @@ class BadLine(NamedTuple):
         return f"{location(self.source, self.line, self.offset)}: {self.reason}"
 
 
+class ChunkLines(NamedTuple):
+    """Which of the `total` lines of a chunk have a document: all but those `left_out`, ascending numbers from 0 in the chunk.
+
+    The first line begins at byte `offset` of the decompressed content. Rows of Parquet files count as lines, a text as one.
+    """
+
+    offset: int
+    total: int
+    left_out: Sequence[int]
+
+    def runs(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Where documents `first` to before `last` of the chunk begin to be on consecutive lines: document and line, from 0."""
+        if first == last or not self.left_out:
+            return [(first, first)] if first < last else []
+        lines = np.delete(np.arange(self.total), self.left_out)[first:last]
+        begins = np.flatnonzero(np.diff(lines, prepend=-2) != 1)
+        return list(zip((begins + first).tolist(), lines[begins].tolist(), strict=True))
+
+    def without(self, documents: Iterable[int]) -> "ChunkLines":
+        """The same when the lines of these documents are left out, too."""
+        gone = set(self.left_out)
+        lines = [line for line in range(self.total) if line not in gone]
+        return self._replace(left_out=sorted([*self.left_out, *(lines[document] for document in documents)]))
+
+
 class Batch(NamedTuple):
     """The documents of one chunk, in order: one column per key, all of the same number of documents."""
 
     columns: list[Column]
     bad_lines: list[BadLine]
+    lines: ChunkLines
 
 
 def location(source: str, line: int | None, offset: int) -> str:

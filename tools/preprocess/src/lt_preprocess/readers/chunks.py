@@ -8,7 +8,7 @@ single thread has to read all bytes. Everything else is read by the thread that 
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from lt_preprocess.readers.batch import Batch, location
 from lt_preprocess.tokenizers.base import PADDING_BYTES
 from lt_shared.console import BadData
+from lt_shared.document_origins.origins import Kind
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -65,6 +66,9 @@ class Chunk(abc.ABC):
 
     source: str
     end: Position
+
+    kind: ClassVar[Kind] = "line"
+    """What a document of the chunk is in its file."""
 
     @abc.abstractmethod
     def batch(self, json_keys: tuple[str, ...]) -> Batch:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from lt_preprocess.readers import json_line, json_scan, utf8
-from lt_preprocess.readers.batch import BadLine, Batch, Column
+from lt_preprocess.readers.batch import BadLine, Batch, ChunkLines, Column
 from lt_preprocess.readers.chunks import Lines
 from lt_preprocess.readers.json_scan import Found, Keys
 from lt_preprocess.tokenizers.base import PADDING_BYTES, Texts
@@ -28,11 +28,12 @@ def json_lines(lines: Lines, source: str, json_keys: tuple[str, ...]) -> Batch:
     keys = _packed(json_keys)
     found = _allocated(len(json_keys), lines.end - lines.start)
     bad_lines: list[BadLine] = []
+    left_out: list[int] = []
     at = lines.start
     while True:
         at, outcome = json_scan.scan(lines.data, at, lines.end, keys, found)
         if outcome == json_scan.FINISHED:
-            return Batch(_columns(found), bad_lines)
+            return Batch(_columns(found), bad_lines, _chunk_lines(lines, found, left_out))
         if outcome == json_scan.FULL:
             found = _doubled(found)
             continue
@@ -44,8 +45,19 @@ def json_lines(lines: Lines, source: str, json_keys: tuple[str, ...]) -> Batch:
             except json_line.Unusable as reason:
                 number = _line_number(lines.first_line, int(found.counts[1]))
                 bad_lines.append(BadLine(source, lines.offset + at - lines.start, str(reason), line, number))
+                left_out.append(int(found.counts[1]))
         found.counts[1] += 1
         at = line_end + 1
+
+
+def _chunk_lines(lines: Lines, found: Found, bad: list[int]) -> ChunkLines:
+    """`bad` are the numbers of bad lines. The scan passes over blank ones, which are looked for only where there must be some."""
+    documents, count = found.counts.tolist()
+    if documents + len(bad) == count:
+        return ChunkLines(lines.offset, count, bad)
+    each = lines.data[lines.start : lines.end].tobytes().split(b"\n")[:count]
+    blank = [number for number, line in enumerate(each) if not line or line.isspace()]
+    return ChunkLines(lines.offset, count, sorted([*bad, *blank]))
 
 
 def _line_number(first_line: Callable[[], int | None], lines_before: int) -> Callable[[], int | None]:

@@ -8,16 +8,17 @@ import dataclasses
 import functools
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from lt_preprocess.readers import chunks, json_line, utf8
-from lt_preprocess.readers.batch import BadLine, Batch, Column
+from lt_preprocess.readers.batch import BadLine, Batch, ChunkLines, Column
 from lt_preprocess.readers.chunks import Chunk, Position
 from lt_preprocess.tokenizers.base import PADDING_BYTES, Texts
 from lt_shared.console import BadData, Unavailable
+from lt_shared.document_origins.origins import Kind
 
 MAGIC = b"PAR1"
 
@@ -37,6 +38,8 @@ class RowsChunk(Chunk):
     first_row: int
     arrays: list[Any]
 
+    kind: ClassVar[Kind] = "row"
+
     def batch(self, json_keys: tuple[str, ...]) -> Batch:
         reasons: dict[int, str] = {}
         columns = []
@@ -50,7 +53,8 @@ class RowsChunk(Chunk):
             good[list(reasons)] = False
             columns = [_flat(array.filter(_pyarrow().array(good))) for array in self.arrays]
         bad_rows = [self._bad_row(row, reasons[row], json_keys) for row in sorted(reasons)]
-        return Batch([_column(texts, per_row) for texts, per_row in columns], bad_rows)
+        lines = ChunkLines(self.first_row, len(self.arrays[0]), sorted(reasons))
+        return Batch([_column(texts, per_row) for texts, per_row in columns], bad_rows, lines)
 
     def _bad_row(self, row: int, reason: str, json_keys: tuple[str, ...]) -> BadLine:
         values = {key: _as_json(array[row]) for key, array in zip(json_keys, self.arrays, strict=True)}

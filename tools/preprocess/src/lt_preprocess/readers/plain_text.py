@@ -2,12 +2,14 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import ClassVar
 
 import numpy as np
 
-from lt_preprocess.readers.batch import BadLine, Batch, Column
+from lt_preprocess.readers.batch import BadLine, Batch, ChunkLines, Column
 from lt_preprocess.readers.chunks import Chunk
 from lt_preprocess.tokenizers.base import Texts
+from lt_shared.document_origins.origins import Kind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,6 +18,8 @@ class TextChunk(Chunk):
 
     read: Callable[[], bytes]
 
+    kind: ClassVar[Kind] = "text"
+
     def batch(self, json_keys: tuple[str, ...]) -> Batch:
         from lt_preprocess.readers import json_line, utf8
 
@@ -23,5 +27,5 @@ class TextChunk(Chunk):
         texts = Texts.of([content] if content else [])
         if utf8.invalid(texts):
             bad = BadLine(self.source, 0, json_line.invalid_utf8(content, "text"), content, lambda: 1)
-            return Batch([Column(Texts.of([]), np.zeros(0, np.int64))], [bad])
-        return Batch([Column(texts, np.array([len(content) > 0], np.int64))], [])
+            return Batch([Column(Texts.of([]), np.zeros(0, np.int64))], [bad], ChunkLines(0, 1, [0]))
+        return Batch([Column(texts, np.array([len(content) > 0], np.int64))], [], ChunkLines(0, 1, []))

@@ -15,11 +15,12 @@ from lt_shared import checkpoint_layout, ownership, storage
 from lt_shared.checkpoint_layout import RECORD, TRACKER, RunRecord
 from lt_shared.checksums import FileChecksums
 from lt_shared.console import BadData, CannotCreate, NoInput, warn
+from lt_shared.sample_order import run_order, sample_losses
 from lt_train.config.settings.checkpointing import spool
 from lt_train.data.index_cache import make_once
 from lt_train.data.remote_datasets import copy_file
 
-KEPT_FILES = ("train.log", "metrics.jsonl")
+KEPT_FILES = ("train.log", "metrics.jsonl", run_order.FILE, sample_losses.FILE)
 
 
 def read_record(url: str) -> RunRecord:

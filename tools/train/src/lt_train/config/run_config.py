@@ -6,6 +6,7 @@ what cannot run.
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from typing import Any, Self
 
 from lt_shared.architecture import Architecture
@@ -24,6 +25,7 @@ from lt_train.config.settings.parallelism import Parallelism
 from lt_train.config.settings.precision import Precision
 from lt_train.config.settings.replaying import Replay
 from lt_train.config.settings.reporting import Reporting
+from lt_train.config.settings.scoring import Scoring
 from lt_train.config.settings.skipping import Skipping
 from lt_train.runtime import device
 
@@ -50,6 +52,7 @@ class RunConfig:
     seed: int
     benchmark: Benchmark | None = None
     replay: Replay | None = None
+    scoring: Scoring | None = None
 
     def micro_batches(self, samples: int) -> int:
         """Micro batches that each data-parallel rank runs in a step of `samples` samples."""
@@ -93,6 +96,10 @@ class RunConfig:
     def tokens(self, samples: int) -> int:
         """In the first `samples` samples."""
         return self.schedule.tokens(self.batches, samples) if self.schedule else samples * self.batches.seq_length
+
+    def started_by(self, command: Sequence[str]) -> Self:
+        """The configuration with the arguments of the command line that made it."""
+        return dataclasses.replace(self, reporting=dataclasses.replace(self.reporting, command=tuple(command)))
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))

@@ -30,13 +30,18 @@ AHEAD = 4
 
 
 def build(config: RunConfig, consumed_samples: int = 0, iteration: int = 0) -> RunSamples:
-    """As `blended_dataset.build`, for a run at `iteration` that has consumed so many.
+    """As `blended_dataset.build`, for a run at `iteration` that has consumed so many."""
+    return blended_dataset.build(config, cache_directory(config), training_samples(config, consumed_samples, iteration))
 
-    A run that was started with another batch size may need more than its steps would have taken at the present one.
+
+def training_samples(config: RunConfig, consumed_samples: int, iteration: int) -> int:
+    """How many samples are put into an order for a run at `iteration` that has consumed so many.
+
+    One that was started with another batch size may need more than its steps would have taken at the present one.
     """
     batches = config.batches
     left = batches.samples_between(consumed_samples, max(0, batches.train_iters - iteration))
-    return blended_dataset.build(config, cache_directory(config), max(batches.train_samples, consumed_samples + left))
+    return max(batches.train_samples, consumed_samples + left)
 
 
 def cache_directory(config: RunConfig) -> str | None:

@@ -207,7 +207,7 @@ def _run_directory(config: RunConfig) -> Iterator[None]:
     """Make SAVE, lock it against a second run, and keep the tokenizer in it."""
     settings = config.checkpointing
     if settings.save is None or settings.directory is None:
-        if config.benchmark is None and config.replay is None:
+        if config.benchmark is None and config.replay is None and config.scoring is None:
             warn("no --save: the trained model will be lost when the run ends")
         yield
         return

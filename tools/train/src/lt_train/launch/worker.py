@@ -57,6 +57,10 @@ def start(config: RunConfig, rank_env: RankEnvironment, control: Controlled | No
     while True:
         try:
             where = where or _prepare_process(config, rank_env)
+            if config.scoring:
+                from lt_train.train.scoring import score
+
+                return score(config, rank_env, where)
             from lt_train.train.trainer import train
 
             return train(config, rank_env, where)

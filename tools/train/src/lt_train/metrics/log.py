@@ -20,6 +20,7 @@ from typing import IO, Any, Self
 from lt_shared import manifest, run_log
 from lt_shared.console import Progress, Verbosity, verbosity, warn
 from lt_shared.run_log import Evaluation, Step
+from lt_shared.sample_order import sample_losses
 from lt_shared.sample_order.log_notes import PhaseBegins, Skipped
 from lt_train.config import optional_packages
 from lt_train.config.run_config import RunConfig
@@ -42,6 +43,7 @@ class Log:
         self._resources = contextlib.ExitStack()
         self._files: list[IO[str]] = []
         self._metrics: IO[str] | None = None
+        self._sample_losses: IO[str] | None = None
         self._trackers: list[Tracker] = []
         self._progress: Progress | None = None
         self._is_loud = verbosity() != Verbosity.QUIET
@@ -50,6 +52,8 @@ class Log:
         self._phase: str | None = None
         self._manifest = manifest.Writer(config.reporting.plain)
         directory = config.checkpointing.directory
+        if active and directory and config.reporting.sample_losses:
+            self._sample_losses = self._open(Path(directory) / sample_losses.FILE)
         if active and directory:
             self._files.append(self._open(Path(directory) / TRAIN_LOG))
             self._metrics = self._open(Path(directory) / METRICS)
@@ -124,6 +128,11 @@ class Log:
         self.line(skipped.format())
         fields = dataclasses.asdict(skipped)
         self._metric({"kind": "note", "note": Skipped.NOTE, "message": skipped.format().strip(), "fields": fields})
+
+    def sample_losses(self, step: int, first_sample: int, losses: Sequence[float]) -> None:
+        """The losses of a step's samples, which are those of the run from number `first_sample` on."""
+        if self._sample_losses:
+            self._sample_losses.write(sample_losses.line(step, first_sample, losses))
 
     def evaluation(self, evaluation: Evaluation) -> None:
         named = f" {evaluation.name}" if evaluation.name else ""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 
 from lt_shared.console import warn
+from lt_train.config import kernels
 from lt_train.config.kernels import FLASH_ATTENTION_4, GROUPED_GEMM_EPILOGUE, Failures, Kernels
 from lt_train.config.optional_packages import FLASH_ATTENTION, QUACK, Package
 from lt_train.config.run_config import RunConfig
@@ -118,3 +119,15 @@ def _try_grouped_gemms(rows: torch.Tensor, weight: torch.Tensor) -> None:
     grouped_gemm_epilogues.times_transposed(rows, weight, borders)
     grouped_gemm_epilogues.times(gate_up, weight, borders)
     grouped_gemm_epilogues.weight_gradient(gate_up, rows, borders, weight, adds=False)
+
+
+def chosen(config: RunConfig, where: torch.device, is_first: bool) -> Kernels:
+    """The choice that all ranks make, of what works on all of them."""
+    capability = device.capability_of(where)
+    found = kernels.choose(config, capability)
+    failed = failures(config, found, where)
+    if failed:
+        found = kernels.choose(config, capability, failed)
+    if is_first:
+        report(failed, found, where)
+    return found

@@ -27,6 +27,8 @@ from lt_train.train.step_check import StepCheck
 LM_LOSS, MTP_LOSS = "lm loss", "mtp loss"
 # By dataset of the blend: the sum of the losses of its tokens, and how many tokens there were.
 SOURCE_SUMS = "source sums"
+# Sums of the losses and numbers of the counted tokens of a micro batch's samples, [2, b].
+SAMPLE_SUMS = "sample sums"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +40,7 @@ class StepResult:
     that of the next step, 1 without scaling; `scale_falls` says that a skipped step can still lower it. `largest` is over all
     ranks, of each of the numbers that the ranks were asked for. `prediction_loss` is that of the multi-token prediction layers,
     where there are some. `source_sums` has for each dataset of a blend the sum of its tokens' losses, then for each the number of
-    tokens.
+    tokens. `sample_losses` are those of the global batch in its order, where they were asked for.
     """
 
     loss: float | None
@@ -51,6 +53,7 @@ class StepResult:
     prediction_loss: float | None = None
     left_out: int = 0
     source_sums: Sequence[float] = ()
+    sample_losses: Sequence[float] | None = None
 
 
 class Stepper:
@@ -91,7 +94,9 @@ class Stepper:
         if left_out == samples:
             return self._pass_over(samples, own)
         state.optimizer.zero_grad()
-        loss = Reading(self._mean(self._gradients(batches, samples), self._sources))
+        passed = self._gradients(batches, samples)
+        loss = Reading(self._mean(passed, self._sources))
+        of_samples = Reading(self.sample_losses(passed, samples)) if self.run_config.reporting.sample_losses else None
         largest = agreement.asked(own(), self.where)
         outcome = optimizer.step(state.optimizer, self.run_config.optimization.clip_grad)
         self.clear_gradients()
@@ -114,6 +119,7 @@ class Stepper:
             more[0] if len(more) > sources else None,
             left_out,
             more[-sources:] if sources else (),
+            of_samples.values() if of_samples else None,
         )
 
     def _gradients(self, batches: Iterator[Batch], samples: int) -> list[dict[str, torch.Tensor]]:
@@ -149,6 +155,12 @@ class Stepper:
             chunk.train()
         return sum(losses) / len(losses)
 
+    @torch.no_grad()
+    def losses_of_samples(self, batches: Iterator[Batch], samples: int) -> list[float]:
+        """Those of the next global batch, which nothing is learned from."""
+        found: list[float] = self.sample_losses(self._pass(batches, samples, forward_only=True), samples).tolist()
+        return found
+
     def _pass(self, batches: Iterator[Batch], samples: int, forward_only: bool) -> list[dict[str, torch.Tensor]]:
         """A global batch of `samples` through the pipeline, in micro batches; the last stage gets the losses."""
         run_config, chunks = self.run_config, self.state.chunks
@@ -156,7 +168,7 @@ class Stepper:
         # Every stage of an interleaved pipeline reads each micro batch again.
         readers = list(itertools.tee(itertools.islice(batches, count), len(chunks)))
         losses: list[dict[str, torch.Tensor]] = self.run_schedule(
-            forward_step_func=forward_step,
+            forward_step_func=partial(forward_step, keeps_samples=self.run_config.reporting.sample_losses),
             data_iterator=readers if len(chunks) > 1 else readers[0],
             model=chunks if len(chunks) > 1 else chunks[0],
             num_microbatches=count,
@@ -165,6 +177,20 @@ class Stepper:
             forward_only=forward_only,
         )
         return losses
+
+    def sample_losses(self, passed: list[dict[str, torch.Tensor]], samples: int) -> torch.Tensor:
+        """The mean loss of each sample of a global batch, float64 [samples] on every rank's device; NaN without counted tokens.
+
+        Context-parallel ranks each have the sums of their share of every sample.
+        """
+        sums = torch.zeros((2, samples), dtype=torch.float64, device=self.where)
+        if passed and parallel_state.get_tensor_model_parallel_rank() == 0:
+            own = torch.stack([entry[SAMPLE_SUMS] for entry in passed], 1).double()
+            of_ranks = sums.view(2, len(passed), -1, own.shape[-1])
+            of_ranks[:, :, parallel_state.get_data_parallel_rank()] = own
+        if self.run_config.parallelism.world_size > 1:
+            torch.distributed.all_reduce(sums)
+        return sums[0] / sums[1]
 
     def _mean(self, losses: list[dict[str, torch.Tensor]], sources: int = 0) -> torch.Tensor:
         """The mean of the micro batches' losses over all data-parallel ranks, on every rank's device; float64 of one element, and
@@ -189,8 +215,13 @@ class Stepper:
         return found.index_add_(1, numbers, sums.double()).flatten()
 
 
-def forward_step(batches: Iterator[Batch], chunk: Chunk) -> tuple[torch.Tensor, Any]:
+def forward_step(batches: Iterator[Batch], chunk: Chunk, keeps_samples: bool = False) -> tuple[torch.Tensor, Any]:
     """megatron-core's callback: one micro batch through this stage, and the function that turns the output into a loss."""
+    output, loss_of = _forward(batches, chunk)
+    return output, partial(_with_sample_sums, loss_of) if keeps_samples else loss_of
+
+
+def _forward(batches: Iterator[Batch], chunk: Chunk) -> tuple[torch.Tensor, Any]:
     batch = next(batches)
     documents = batch.get("documents")
     tokens, positions, labels, mask = (_own_part(batch[key]) for key in ("tokens", "position_ids", "labels", "loss_mask"))
@@ -202,6 +233,12 @@ def forward_step(batches: Iterator[Batch], chunk: Chunk) -> tuple[torch.Tensor, 
     predicted = further(batch["labels"], batch["loss_mask"], documents, layers, _own_part, weight)
     output = chunk(tokens, positions, documents, labels=labels, further=predicted)
     return output, partial(_with_prediction_losses, mask, weight, sources, model)
+
+
+def _with_sample_sums(loss_of: Any, losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    loss, reported = loss_of(losses)
+    mask = loss_of.args[0]
+    return loss, reported | {SAMPLE_SUMS: torch.stack(((losses.detach().float() * mask).sum(1), mask.sum(1).float()))}
 
 
 def _with_prediction_losses(

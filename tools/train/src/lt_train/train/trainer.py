@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from lt_shared import run_log
@@ -24,11 +23,11 @@ from lt_shared.sample_order.samples import Samples
 from lt_train.checkpoint import remote_run, training_state
 from lt_train.checkpoint.saver import Saver
 from lt_train.checkpoint.training_state import TrainingState, Unlogged
-from lt_train.config import kernels, megatron_arguments, optional_packages
+from lt_train.config import megatron_arguments, optional_packages
 from lt_train.config.kernels import Kernels
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.model import describe
-from lt_train.data import loader
+from lt_train.data import loader, order_record
 from lt_train.data.arrivals import Arrival, Arrivals
 from lt_train.data.loader import Batch
 from lt_train.metrics.log import Log
@@ -37,12 +36,12 @@ from lt_train.metrics.step_timer import Clock
 from lt_train.metrics.throughput import Speedometer
 from lt_train.models import build_gpt
 from lt_train.optim import optimizer
-from lt_train.runtime import agreement, device, rendezvous
+from lt_train.runtime import agreement, device
 from lt_train.runtime.rank_environment import RankEnvironment
 from lt_train.runtime.restart_policy import NEXT_PHASE
 from lt_train.runtime.signals import Limits, Reason
 from lt_train.runtime.watchdog import Watchdog
-from lt_train.train import kernel_trials, timers
+from lt_train.train import kernel_trials, process_groups, timers
 from lt_train.train.anomalies import Anomalies
 from lt_train.train.bench import Measurement
 from lt_train.train.crash_loop import Attempt
@@ -57,20 +56,10 @@ def train(config: RunConfig, rank_environment: RankEnvironment, where: torch.dev
 
     Manifest lines of checkpoints go to stdout of rank 0.
     """
-    rendezvous.join(rank_environment, where, config.faults.timeout_seconds)
-    with rendezvous.connecting_when_used():
-        parallel_state.initialize_model_parallel(
-            tensor_model_parallel_size=config.parallelism.tensor,
-            pipeline_model_parallel_size=config.parallelism.pipeline,
-            virtual_pipeline_model_parallel_size=config.parallelism.interleaving,
-            context_parallel_size=config.parallelism.context,
-            expert_model_parallel_size=config.parallelism.expert,
-            expert_tensor_parallel_size=config.expert_tensor_parallel,
-            num_distributed_optimizer_instances=config.memory.replicas,
-        )
+    process_groups.form(config, rank_environment, where)
     is_first = rank_environment.rank == 0
     # The trials draw random numbers: before the seeding.
-    chosen = _kernels(config, where, is_first)
+    chosen = kernel_trials.chosen(config, where, is_first)
     model_parallel_cuda_manual_seed(config.seed)
     versions = optional_packages.versions()
     with _log(config, is_first, where, chosen, versions) as log:
@@ -91,6 +80,8 @@ def train(config: RunConfig, rank_environment: RankEnvironment, where: torch.dev
             remote_run.forget(Path(start))
         optimizer.create_state(state.optimizer)
         loop = Loop(config, chosen, state, log, where, rank_environment)
+        if is_first and config.checkpointing.directory:
+            order_record.write(config, state.consumed_samples, state.iteration, loop.saver.datasets)
         log.begin(state.iteration, arguments)
         with Profiler(config.reporting.profile, rank_environment.rank, where, state.iteration) as profiler:
             stopped = loop.run(profiler)
@@ -105,18 +96,6 @@ def _log(config: RunConfig, is_first: bool, where: torch.device, chosen: Kernels
     if config.benchmark:
         return Measurement(config, is_first, device.name(where), chosen, versions)
     return Comparison(config, is_first) if config.replay else Log(config, is_first)
-
-
-def _kernels(config: RunConfig, where: torch.device, is_first: bool) -> Kernels:
-    """The choice that all ranks make, of what works on all of them."""
-    capability = device.capability_of(where)
-    chosen = kernels.choose(config, capability)
-    failed = kernel_trials.failures(config, chosen, where)
-    if failed:
-        chosen = kernels.choose(config, capability, failed)
-    if is_first:
-        kernel_trials.report(failed, chosen, where)
-    return chosen
 
 
 def _now() -> datetime.datetime:
@@ -208,6 +187,8 @@ class Loop:
             state.unlogged.add(result.loss, result.updated, result.source_sums)
             if result.left_out:
                 self._report_skipped(result)
+            if result.sample_losses is not None:
+                self.log.sample_losses(state.iteration, state.consumed_samples - result.samples, result.sample_losses)
             spike = self.anomalies.observe(state.iteration, result)
             if spike:
                 self.log.line(spike)

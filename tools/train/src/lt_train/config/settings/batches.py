@@ -10,6 +10,8 @@ import click
 from lt_shared import console
 from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, ToolError, UsageError
+from lt_shared.sample_order import batch_sizes
+from lt_shared.sample_order.batch_sizes import RampUp
 from lt_train.config.settings.parallelism import Parallelism
 
 POSITIVE = click.IntRange(min=1)
@@ -46,15 +48,6 @@ WITHOUT_LENGTH = dict.fromkeys(("train_iters", "train_samples", "train_tokens", 
 
 
 @dataclasses.dataclass(frozen=True)
-class RampUp:
-    """Megatron's batch size ramp-up: `start` samples per step, `increment` more after each equal part of `samples`."""
-
-    start: int
-    increment: int
-    samples: int
-
-
-@dataclasses.dataclass(frozen=True)
 class Batches:
     """Sizes in tokens (`seq_length`) and samples; `train_iters` in steps. `global_batch_size` is that after the ramp-up."""
 
@@ -76,11 +69,7 @@ class Batches:
 
     def size_at(self, consumed_samples: int) -> int:
         """Samples of the step that begins when `consumed_samples` have been trained on."""
-        ramp = self.ramp_up
-        if ramp is None or consumed_samples > ramp.samples:
-            return self.global_batch_size
-        increments = (self.global_batch_size - ramp.start) // ramp.increment
-        return ramp.start + int(consumed_samples / (ramp.samples / increments)) * ramp.increment
+        return batch_sizes.size_at(consumed_samples, self.global_batch_size, self.ramp_up)
 
     def samples_after(self, steps: int) -> int:
         """Samples trained on in the first `steps` steps of the run."""
@@ -90,10 +79,7 @@ class Batches:
 
     def samples_between(self, consumed_samples: int, steps: int) -> int:
         """Samples that `steps` steps take which begin when `consumed_samples` have been trained on."""
-        end = consumed_samples
-        while steps and (size := self.size_at(end)) < self.global_batch_size:
-            end, steps = end + size, steps - 1
-        return end + steps * self.global_batch_size - consumed_samples
+        return batch_sizes.samples_between(consumed_samples, steps, self.global_batch_size, self.ramp_up)
 
     def steps_within(self, samples: int) -> int:
         """Whole steps, from the beginning of the run, that take no more than `samples` together."""

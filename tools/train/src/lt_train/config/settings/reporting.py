@@ -21,6 +21,7 @@ ALL_RANKS = "all"
 OPTIONS = console.section(
     "Reports",
     click.option("--log-interval", type=click.IntRange(min=1), default=10, help="Steps between log lines."),
+    click.option("--log-sample-loss", is_flag=True, help="Write the loss of each sample of a step to SAVE/sample-losses.jsonl."),
     click.option("--log-throughput", is_flag=True, hidden=True, help="No effect: throughput is always logged."),
     click.option(
         "--timing-log-level", type=click.IntRange(0, 2), default=0, help="Time parts of a step, coarse (1) or fine (2)."
@@ -64,6 +65,8 @@ class Profile:
 
 @dataclasses.dataclass(frozen=True)
 class Reporting:
+    """`command` are the arguments of lt-train, where a command line has started the run."""
+
     log_interval: int
     timing_log_level: int
     timing_log_option: str
@@ -71,6 +74,8 @@ class Reporting:
     wandb: Wandb | None
     profile: Profile | None
     plain: bool
+    sample_losses: bool = False
+    command: tuple[str, ...] = ()
 
 
 def resolve_reporting(options: dict[str, Any], parallelism: Parallelism) -> Reporting:
@@ -82,6 +87,7 @@ def resolve_reporting(options: dict[str, Any], parallelism: Parallelism) -> Repo
         wandb=_wandb(options),
         profile=_profile(options, parallelism.world_size),
         plain=options["plain"],
+        sample_losses=options["log_sample_loss"],
     )
 
 

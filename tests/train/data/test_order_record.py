@@ -1,0 +1,104 @@
+"""The samples that are found again from data-order.jsonl are those that lt-train has read, token for token."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from train.running import SMALL, run, run_tasks
+
+from lt_shared import indexed_dataset
+from lt_shared.console import BadData, NoInput
+from lt_shared.manifest import Dataset
+from lt_shared.sample_order import run_order
+from lt_train.runtime.ports import free_port
+
+SPY = Path(__file__).parents[1] / "reading_spy.py"
+LENGTH = 32
+ARGUMENTS = (
+    *(*SMALL, "--seq-length", str(LENGTH), "--rampup-batch-size", "4", "4", "24", "--global-batch-size", "12"),
+    *("--micro-batch-size", "2", "--split", "90,10,0", "--lr", "1e-3", "--eval-iters", "0", "--ranks", "2", "--seed", "5"),
+)
+
+
+def spied(place: Path, *arguments: str) -> list[np.ndarray]:
+    """Run lt-train as two ranks; the samples that each has read, int64 [samples, LENGTH + 1]."""
+    port = str(free_port())
+    files = [place / f"rank{rank}" for rank in range(2)]
+    common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "SPY": "1"}
+    started = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank), "FILE": str(files[rank])} for rank in range(2)]
+    shell = ["bash", "-c", f'exec "{sys.executable}" "{SPY}" "$FILE" "$@"', "bash", *arguments]
+    for result in run_tasks(shell, started):
+        assert result.code in (0, 75), result.err
+    read = [np.fromfile(file, np.int64).reshape(-1, LENGTH + 1) for file in files]
+    for file in files:
+        file.unlink()
+    return read
+
+
+def test_they_are_what_the_ranks_have_read(tmp_path: Path, dataset: Dataset, write_dataset: Callable[..., Dataset]) -> None:
+    """Through a blend, a growing batch, two ranks, and a resume with more steps, which puts samples into another order."""
+    other = write_dataset(tmp_path / "other", first=100, documents=40)
+    save = ("--save", str(tmp_path / "run"))
+    data = ("0.7", dataset.prefix, "0.3", other.prefix)
+    parts = [
+        spied(tmp_path, *ARGUMENTS, *save, "--train-iters", "8", "--exit-interval", "4", *data),
+        spied(tmp_path, *ARGUMENTS, *save, "--train-iters", "40", "--exit-interval", "7", *data),
+    ]
+    attempts = run_order.read(tmp_path / "run")
+    assert [(attempt.step, attempt.train_iters) for attempt in attempts] == [(0, 8), (4, 40)]
+    # The last order is made without the run's own indices.
+    caches = [tmp_path / "run", None]
+    for read, attempt, cache, steps in zip(parts, attempts, caches, (range(1, 5), range(5, 8)), strict=True):
+        samples = attempt.training_samples(cache)
+        taken = 0
+        for step in steps:
+            numbers = attempt.samples_of(step, step)
+            assert {attempt.step_of(number) for number in numbers} == {step}
+            for begin in range(0, len(numbers), 4):
+                for rank in range(2):
+                    for row in range(2):
+                        expected = samples[numbers[begin + 2 * rank + row]]
+                        assert read[rank][taken + row].tolist() == expected.tolist()
+                taken += 2
+        assert taken == len(read[0]) == len(read[1])
+    assert attempts[1].consumed_samples == attempts[0].samples_of(1, 4).stop
+    assert "--train-iters" in attempts[1].command and data[-1] in attempts[1].command
+
+
+def test_the_tokens_of_the_spans_are_those_of_the_samples(tmp_path: Path, dataset: Dataset) -> None:
+    result = run(*SMALL, "--train-iters", "2", "--save", str(tmp_path / "run"), dataset.prefix)
+    assert result.code == 0, result.err
+    [attempt] = run_order.read(tmp_path / "run")
+    samples, reader = attempt.training_samples(), indexed_dataset.Reader(dataset.prefix)
+    for number in attempt.samples_of(1, 2):
+        tokens = []
+        for span in samples.spans(number):
+            start = int(reader.sequence_offsets[span.sequence]) // reader.dtype.itemsize + span.start
+            tokens += reader.tokens[start : start + span.length].tolist()
+        assert tokens == samples[number].tolist()
+
+
+def test_what_cannot_be_found_again(tmp_path: Path, dataset: Dataset) -> None:
+    with pytest.raises(NoInput, match=r"data-order\.jsonl: no such file"):
+        run_order.read(tmp_path)
+    record = run_order.AttemptOrder(0, 0, 80, 1, 8, 8, 10, (run_order.OrderedDataset(dataset.prefix),))
+    file = tmp_path / run_order.FILE
+    file.write_text(run_order.line(record) + "\n")
+    [attempt] = run_order.read(tmp_path)
+    with pytest.raises(BadData, match="step 11: the run has steps 1 to 10"):
+        run_order.of_step([attempt], 11)
+    for changes, message in (
+        ({"datasets": []}, "made-up tokens"),
+        ({"datasets": [{"prefix": dataset.prefix, "weight": 1.0, "version": {"bin_bytes": 7}}]}, "is another file"),
+        ({"datasets": [{"prefix": str(tmp_path / "gone"), "weight": 1.0, "version": {}}]}, "no such file"),
+    ):
+        file.write_text(json.dumps(record.to_record() | changes) + "\n")
+        with pytest.raises((BadData, NoInput), match=message):
+            run_order.read(tmp_path)[0].training_samples()
+    for content in ("{}", '{"v":2}', "[]", "not JSON", json.dumps(record.to_record() | {"seed": "1"})):
+        file.write_text(content + "\n")
+        with pytest.raises(BadData, match="line 1: not the data order of an attempt"):
+            run_order.read(tmp_path)

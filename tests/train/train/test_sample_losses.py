@@ -1,0 +1,101 @@
+"""Losses of single samples: logged while training, and computed from a checkpoint."""
+
+import json
+from pathlib import Path
+
+import pytest
+from train.running import SMALL, losses, run, train
+
+from lt_shared.manifest import Dataset
+from lt_shared.sample_order import sample_losses
+
+STEPS = (
+    "--train-iters",
+    "6",
+    "--save-interval",
+    "3",
+    "--lr",
+    "1e-3",
+    "--eval-iters",
+    "0",
+    "--split",
+    "1,0,0",
+    "--log-sample-loss",
+)
+
+
+def logged(directory: Path) -> dict[int, float]:
+    return sample_losses.read(directory, range(1000))
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> Path:
+    directory = tmp_path_factory.mktemp("sample-losses") / "run"
+    result = train(*SMALL, *STEPS, "--ranks", "1", "--save", str(directory), dataset.prefix)
+    assert result.code == 0, result.err
+    return directory
+
+
+def test_their_mean_is_the_loss_of_the_step(one_rank: Path) -> None:
+    lines = [json.loads(line) for line in (one_rank / sample_losses.FILE).read_text().splitlines()]
+    assert [(line["step"], line["first_sample"], len(line["losses"])) for line in lines] == [
+        (step, 8 * (step - 1), 8) for step in range(1, 7)
+    ]
+    for line in lines:
+        assert sum(line["losses"]) / 8 == pytest.approx(losses(one_rank)["step", line["step"]], rel=1e-6)
+        assert len(set(line["losses"])) == 8
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        ("--ranks", "2"),
+        ("--ranks", "2", "--tensor-model-parallel-size", "2", "--sequence-parallel"),
+        ("--ranks", "2", "--pipeline-model-parallel-size", "2"),
+        ("--ranks", "2", "--context-parallel-size", "2"),
+    ],
+)
+def test_every_layout_logs_the_same(layout: tuple[str, ...], one_rank: Path, tmp_path: Path, dataset: Dataset) -> None:
+    result = train(*SMALL, *STEPS, *layout, "--save", str(tmp_path / "run"), dataset.prefix)
+    assert result.code == 0, result.err
+    assert logged(tmp_path / "run") == pytest.approx(logged(one_rank), rel=1e-4)
+
+
+def test_a_run_without_the_option_writes_none_and_learns_the_same(one_rank: Path, tmp_path: Path, dataset: Dataset) -> None:
+    without = [word for word in STEPS if word != "--log-sample-loss"]
+    assert train(*SMALL, *without, "--ranks", "1", "--save", str(tmp_path / "run"), dataset.prefix).code == 0
+    assert losses(tmp_path / "run") == losses(one_rank)
+    assert not (tmp_path / "run" / sample_losses.FILE).exists()
+
+
+@pytest.mark.parametrize("more", [(), ("--ranks", "2", "--tensor-model-parallel-size", "2")])
+def test_the_checkpoint_before_gives_what_was_logged(more: tuple[str, ...], one_rank: Path) -> None:
+    """Step 4 was trained with the weights of checkpoint 3."""
+    result = run("score", str(one_rank), "--step", "4", *more)
+    assert result.code == 0, result.err
+    found = sample_losses.parse([line.encode() for line in result.out.splitlines()], range(1000), "score")
+    assert list(found) == list(range(32))
+    of_step = {sample: loss for sample, loss in found.items() if sample >= 24}
+    assert of_step == pytest.approx({sample: loss for sample, loss in logged(one_rank).items() if 24 <= sample < 32}, rel=1e-5)
+    # Other weights have trained on the samples before.
+    assert found[0] < logged(one_rank)[0] - 0.01
+
+
+def test_samples_and_checkpoints_by_name(one_rank: Path) -> None:
+    result = run("score", str(one_rank), "--samples", "41-43", "--checkpoint", str(one_rank / "iter_0000003"))
+    assert result.code == 0, result.err
+    lines = [json.loads(line) for line in result.out.splitlines()]
+    assert [(line["first_sample"], line["step"]) for line in lines] == [(41, 6), (42, 6), (43, 6)]
+
+
+def test_what_cannot_be_scored(one_rank: Path, tmp_path: Path) -> None:
+    for arguments, code, message in (
+        ((str(one_rank), "--step", "2"), 66, "no checkpoint was saved before step 2"),
+        ((str(one_rank), "--step", "9"), 65, "the run has steps 1 to 6"),
+        ((str(one_rank), "--samples", "40-48"), 65, "the run has samples 0 to 47"),
+        ((str(tmp_path), "--step", "2"), 66, "data-order.jsonl: no such file"),
+        ((str(one_rank),), 2, "Give --step or --samples"),
+        ((str(one_rank), "--step", "4", "--no-such-option"), 2, "No such option"),
+    ):
+        result = run("score", *arguments)
+        assert (result.code, message in result.err) == (code, True), result.err

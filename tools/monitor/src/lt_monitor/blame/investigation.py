@@ -1,0 +1,118 @@
+"""One call of blame: which steps, whose losses, what is shown and written."""
+
+import dataclasses
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from lt_monitor.blame import page, rollback, spikes, text
+from lt_monitor.blame.rollback import Rollback
+from lt_monitor.blame.spikes import StepRange
+from lt_monitor.blame.suspects import Blame, RunSamples, blame
+from lt_monitor.runs import run_loader
+from lt_shared import storage
+from lt_shared.console import BadData, IoFailure, Unavailable, UsageError, note
+from lt_shared.sample_order import sample_losses
+
+STANDARD_INPUT = "-"
+SKIP_LIST = "skip.jsonl"
+LOGGED, GIVEN, SCORED = "as logged while training", "as given", "of the checkpoint before"
+
+
+@dataclasses.dataclass(frozen=True)
+class Investigation:
+    """What was found about `run`. `attempt` is that of the first steps."""
+
+    run: str
+    found: list[Blame]
+    origin_of_losses: str
+    samples: RunSamples
+
+    @property
+    def suspects(self) -> list[int]:
+        return sorted({sample for one in self.found for sample in one.suspects})
+
+    def rollback(self, skip_list: str | None) -> Rollback:
+        first = self.found[0].steps
+        attempt, _ = self.samples.of_steps(first)
+        return rollback.plan(self.run, attempt, first.first, self.suspects, skip_list or SKIP_LIST)
+
+    def lines(self, skip_list: str | None) -> Iterator[str]:
+        return text.lines(self.found, self.rollback(skip_list), self.origin_of_losses, skip_list)
+
+    def to_record(self, skip_list: str | None) -> dict[str, Any]:
+        """What --json prints."""
+        return {
+            "v": 1,
+            "kind": "blame",
+            "run": self.run,
+            "found": [one.to_record() for one in self.found],
+            "rollback": self.rollback(skip_list).to_record(),
+            "skip_list": skip_list,
+        }
+
+    def write_skip_list(self, path: str) -> None:
+        """Raises CannotCreate and IoFailure."""
+        storage.write_bytes(path, rollback.skip_lines(self.suspects).encode())
+
+    def write_report(self, path: str) -> None:
+        """Raises UsageError for a name that does not end in .html, and as `storage.write_bytes`."""
+        if not path.lower().endswith((".html", ".htm")):
+            raise UsageError(f"{path}: the report is HTML", "end the name in .html")
+        storage.write_bytes(path, page.build(self.run, self.found, self.rollback(None), self.origin_of_losses).encode())
+
+
+def investigate(run: str, steps: tuple[int, int] | None, losses: str | None, score: bool, shown: int) -> Investigation | None:
+    """Look at `steps`, or where the loss jumped; None when it did not.
+
+    `losses` is a file of losses, `score` computes them. Raises NoInput and BadData for a run or a file that is not readable or
+    does not have these steps, Unavailable where lt-train is not installed, IoFailure when it fails.
+    """
+    samples = RunSamples(run)
+    ranges = [StepRange(*steps)] if steps else _spikes(run)
+    if not ranges:
+        return None
+    numbers = [samples.of_steps(one)[1] for one in ranges]
+    known, origin = _losses(run, ranges, numbers, losses, score)
+    found = [blame(samples, one, known, shown) for one in ranges]
+    return Investigation(run, found, origin, samples)
+
+
+def _spikes(run: str) -> list[StepRange]:
+    found = [spike for one in run_loader.join_by_checkpoints(run_loader.read([run])) for spike in spikes.find(one)]
+    for spike in found:
+        note(f"the loss jumped at {spike}")
+    return found
+
+
+def _losses(
+    run: str, ranges: Sequence[StepRange], numbers: Sequence[range], losses: str | None, score: bool
+) -> tuple[Mapping[int, float], str]:
+    """The losses of the samples `numbers` of these steps and of some before, as far as they are known, and how they are."""
+    wanted = {number for some in numbers for number in sample_losses.with_those_before(some)}
+    if losses == STANDARD_INPUT:
+        return sample_losses.parse(sys.stdin.buffer, wanted, "standard input"), GIVEN
+    if losses is not None:
+        with storage.open_read(losses) as file:
+            return sample_losses.parse(file, wanted, losses), GIVEN
+    if score:
+        return {key: loss for one in ranges for key, loss in _scored(run, one, wanted).items()}, SCORED
+    return sample_losses.read(run, wanted), LOGGED
+
+
+def _scored(run: str, steps: StepRange, wanted: set[int]) -> dict[int, float]:
+    """What `lt-train score` says of the samples of these steps and of those before, with the checkpoint before them."""
+    program = shutil.which("lt-train")
+    if program is None:
+        raise Unavailable("lt-train is not installed here", "run lt-train score where it is, and pass its output to --losses")
+    command = [program, "score", run, "--step", f"{steps.first}-{steps.last}"]
+    note(" ".join(command))
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    if done.returncode:
+        raise IoFailure(f"lt-train score ended with exit code {done.returncode}")
+    found = sample_losses.parse(done.stdout.splitlines(), wanted, "lt-train score")
+    if not found:
+        raise BadData("lt-train score printed no loss of these samples")
+    return found

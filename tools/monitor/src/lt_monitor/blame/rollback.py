@@ -1,0 +1,70 @@
+"""How to go on without some samples: a skip list, and the command that begins at the checkpoint before them."""
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lt_shared import checkpoint_layout
+from lt_shared.sample_order.run_order import AttemptOrder
+
+VERSION = 1
+
+
+def ranges(samples: Iterable[int]) -> list[tuple[int, int]]:
+    """Numbers as inclusive ranges, ascending."""
+    found: list[tuple[int, int]] = []
+    for sample in sorted(set(samples)):
+        if found and found[-1][1] == sample - 1:
+            found[-1] = (found[-1][0], sample)
+        else:
+            found.append((sample, sample))
+    return found
+
+
+def skip_lines(samples: Iterable[int]) -> str:
+    """What `lt-train --skip-samples` reads: a line of JSON for each range."""
+    records = [{"v": VERSION, "kind": "skip", "samples": list(one)} for one in ranges(samples)]
+    return "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollback:
+    """`command` is None where no command line is known that started the run."""
+
+    checkpoint: Path | None
+    samples: list[tuple[int, int]]
+    command: str | None
+
+    def to_record(self) -> dict[str, Any]:
+        return {
+            "checkpoint": None if self.checkpoint is None else str(self.checkpoint),
+            "samples": [list(one) for one in self.samples],
+            "command": self.command,
+        }
+
+
+def plan(run: str, attempt: AttemptOrder, first_step: int, samples: Sequence[int], skip_list: str) -> Rollback:
+    """The run goes on in a directory of its own, so that nothing of this one is lost."""
+    checkpoint = checkpoint_layout.newest_before(Path(run), first_step)
+    command = _command(run, attempt, checkpoint, skip_list) if attempt.command else None
+    return Rollback(checkpoint, ranges(samples), command)
+
+
+def _command(run: str, attempt: AttemptOrder, checkpoint: Path | None, skip_list: str) -> str:
+    """The run's own command; of an option that is given twice, the later one counts."""
+    words: list[str] = []
+    for word in attempt.command:
+        # A pipe cannot be read again: the datasets that came through it are named.
+        words += _data_words(attempt) if word == "-" else [word]
+    words += ["--load", str(checkpoint)] if checkpoint else []
+    words += ["--save", f"{run.rstrip('/')}-skip", "--skip-samples", skip_list]
+    return shlex.join(["lt-train", *words])
+
+
+def _data_words(attempt: AttemptOrder) -> list[str]:
+    if len(attempt.datasets) == 1:
+        return [attempt.datasets[0].prefix]
+    return [word for dataset in attempt.datasets for word in (repr(dataset.weight), dataset.prefix)]

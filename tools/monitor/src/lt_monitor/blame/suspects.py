@@ -1,0 +1,209 @@
+"""The samples of some steps, ranked by their losses, with the documents that their tokens come from."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lt_monitor.blame import spikes
+from lt_monitor.blame.spikes import StepRange
+from lt_shared import indexed_dataset, manifest
+from lt_shared.document_origins import origins, source_lines
+from lt_shared.document_origins.origins import Origins
+from lt_shared.sample_order import run_order, sample_losses
+from lt_shared.sample_order.run_order import AttemptOrder
+from lt_shared.sample_order.samples import Samples, Span
+
+EXCERPT_CHARACTERS = 240
+FEWEST_OTHERS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class DocumentPart:
+    """The `tokens` tokens of a document from `first_token` on, of `document_tokens`, that a sample has.
+
+    `path`, `line` (or `row`) and `offset` are None where they are not known, `text` where the source is not there; `problem` then
+    says why.
+    """
+
+    document: int
+    first_token: int
+    tokens: int
+    document_tokens: int
+    path: str | None = None
+    unit: str = "line"
+    line: int | None = None
+    offset: int | None = None
+    text: str | None = None
+    problem: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class BlamedSample:
+    """Sample `sample` of the run, which step `step` has trained on. `documents` are None of samples that are not shown."""
+
+    sample: int
+    step: int
+    loss: float | None
+    is_suspect: bool
+    dataset: str
+    documents: list[DocumentPart] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Blame:
+    """The samples of `steps`, the highest loss first. `loss_limit` is the loss above which one is suspect, None without losses,
+    `median_loss` that of the samples they are compared with."""
+
+    steps: StepRange
+    samples: list[BlamedSample]
+    loss_limit: float | None = None
+    median_loss: float | None = None
+
+    @property
+    def suspects(self) -> list[int]:
+        """The samples to leave out: those that stand out, or all where no losses are known."""
+        return sorted(sample.sample for sample in self.samples if sample.is_suspect)
+
+    def to_record(self) -> dict[str, Any]:
+        record = dataclasses.asdict(self) | {"steps": list(self.steps)}
+        for sample in record["samples"]:
+            if sample["loss"] is not None and not math.isfinite(sample["loss"]):
+                sample["loss"] = None
+        return record
+
+
+class RunSamples:
+    """The samples of a run, in the order of its attempts."""
+
+    def __init__(self, run: str):
+        self.run = run
+        self.attempts = run_order.read(run)
+        self._opened: dict[int, Samples] = {}
+
+    def of_steps(self, steps: StepRange) -> tuple[AttemptOrder, range]:
+        """The attempt of these steps, and the numbers of their samples. Raises BadData for steps that the run does not have."""
+        attempt = run_order.of_step(self.attempts, steps.last)
+        first = max(steps.first, attempt.step + 1)
+        return attempt, attempt.samples_of(first, steps.last)
+
+    def samples(self, attempt: AttemptOrder) -> Samples:
+        """Those of an attempt, opened once."""
+        number = self.attempts.index(attempt)
+        if number not in self._opened:
+            self._opened[number] = attempt.training_samples(Path(self.run))
+        return self._opened[number]
+
+
+def blame(run: RunSamples, steps: StepRange, losses: Mapping[int, float], shown: int | None) -> Blame:
+    """Look at `steps`; documents of the first `shown` samples, None for all."""
+    attempt, numbers = run.of_steps(steps)
+    samples = run.samples(attempt)
+    limit, median = _limit(numbers, losses)
+    found = [
+        BlamedSample(
+            number,
+            attempt.step_of(number),
+            losses.get(number),
+            limit is None or losses.get(number, -math.inf) > limit,
+            attempt.datasets[samples.dataset(number)].prefix,
+        )
+        for number in numbers
+    ]
+    found.sort(key=lambda sample: (-(sample.loss if sample.loss is not None else -math.inf), sample.sample))
+    count = len(found) if shown is None else shown
+    lookup = _Lookup([dataset.shards for dataset in attempt.datasets])
+    with_documents = lookup.documents([samples.spans(sample.sample) for sample in found[:count]])
+    for index, documents in enumerate(with_documents):
+        found[index] = dataclasses.replace(found[index], documents=documents)
+    return Blame(steps, found, limit, median)
+
+
+def _limit(numbers: range, losses: Mapping[int, float]) -> tuple[float | None, float | None]:
+    """The loss above which a sample of `numbers` is suspect, by those before them, or by all where few are known."""
+    if not any(number in losses for number in numbers):
+        return None, None
+    before = [
+        losses[number] for number in sample_losses.with_those_before(numbers) if number in losses and number < numbers.start
+    ]
+    others = before if len(before) >= FEWEST_OTHERS else [losses[number] for number in numbers if number in losses]
+    finite = np.array([loss for loss in others if math.isfinite(loss)] or [math.inf])
+    return spikes.limit(finite), float(np.median(finite))
+
+
+class _Lookup:
+    """Finds the documents of spans; opens each shard and each source file once. `shards` has the prefixes of each dataset's."""
+
+    def __init__(self, shards: Sequence[Sequence[str]]):
+        self._shards = shards
+        self._opened: dict[tuple[int, int], _OpenedDataset] = {}
+
+    def documents(self, spans: Sequence[Sequence[Span]]) -> list[list[DocumentPart]]:
+        """Of each sample."""
+        each = [span for of_sample in spans for span in of_sample]
+        found: list[DocumentPart | None] = [None] * len(each)
+        for place in sorted({(span.dataset, span.shard) for span in each}):
+            dataset = self._open(*place)
+            indexes = [index for index, span in enumerate(each) if (span.dataset, span.shard) == place]
+            for index, part in zip(indexes, dataset.parts([each[index] for index in indexes]), strict=True):
+                found[index] = part
+        parts = iter([part for part in found if part is not None])
+        return [[next(parts) for _ in of_sample] for of_sample in spans]
+
+    def _open(self, dataset: int, shard: int) -> "_OpenedDataset":
+        if (dataset, shard) not in self._opened:
+            self._opened[dataset, shard] = _OpenedDataset(self._shards[dataset][shard])
+        return self._opened[dataset, shard]
+
+
+class _OpenedDataset:
+    def __init__(self, prefix: str):
+        self.prefix = prefix
+        self._reader = indexed_dataset.Reader(prefix, thorough=False)
+        sidecar = manifest.read_sidecar(prefix) or {}
+        self._origins: Origins | None = origins.of_sidecar(sidecar, manifest.sidecar_path(prefix))
+        options = sidecar.get("options")
+        self._json_key = str(options.get("json_key", "text")) if isinstance(options, dict) else "text"
+
+    def parts(self, spans: Sequence[Span]) -> list[DocumentPart]:
+        """The document of each span."""
+        if not spans:
+            return []
+        bounds, lengths = self._reader.document_indices, self._reader.sequence_lengths
+        sequences = np.array([span.sequence for span in spans])
+        documents = np.searchsorted(bounds, sequences, side="right") - 1
+        places = self._origins.locate(documents) if self._origins else [None] * len(spans)
+        lines = source_lines.read(places)
+        parts = []
+        for span, document, place, line in zip(spans, documents.tolist(), places, lines, strict=True):
+            first, last = int(bounds[document]), int(bounds[document + 1])
+            before = int(lengths[first : span.sequence].sum(dtype=np.int64))
+            total = int(lengths[first:last].sum(dtype=np.int64))
+            start = before + span.start
+            parts.append(
+                DocumentPart(
+                    document,
+                    start,
+                    span.length,
+                    total,
+                    place.path if place else None,
+                    "row" if place and place.kind == "row" else "line",
+                    line.line,
+                    line.offset,
+                    _excerpt(line.texts(self._json_key), start / max(total, 1)),
+                    line.problem,
+                )
+            )
+        return parts
+
+
+def _excerpt(texts: list[str] | None, share: float) -> str | None:
+    """The text about where the sample's part of the document begins: tokens are not all of a length."""
+    if texts is None:
+        return None
+    text = "".join(texts)
+    start = int(len(text) * share)
+    return text[start : start + EXCERPT_CHARACTERS]

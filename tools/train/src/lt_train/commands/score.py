@@ -1,0 +1,119 @@
+"""`lt-train score`: the losses of single samples of a run, with the weights of one of its checkpoints."""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lt_shared import checkpoint_layout, console, manifest
+from lt_shared.console import BadConfig, BadData, NoInput, UsageError
+from lt_shared.sample_order import run_order, sample_losses
+from lt_shared.sample_order.run_order import AttemptOrder
+from lt_train.config import options as run_options
+from lt_train.config.run_config import RunConfig
+from lt_train.config.settings.scoring import Scoring
+
+EXAMPLES = """
+lt-train score run1 --step 1200
+lt-train score run1 --step 1190-1200 | lt-monitor blame run1 --step 1190-1200 --losses -
+lt-train score run1 --samples 9600-9607 --checkpoint run1/iter_0001000 --device cpu --ranks 1
+"""
+
+
+class _Range(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
+    """A number, or two such as 100-120, as (first, last)."""
+
+    name = "range"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        if isinstance(value, tuple):
+            return value
+        found = re.fullmatch(r"(\d+)(?:-(\d+))?", value)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        if first > last:
+            self.fail(f"{value!r} is no number and no range such as 100-120", param, ctx)
+        return first, last
+
+
+@click.command(
+    "score",
+    cls=console.Command,
+    examples=EXAMPLES,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True},
+)
+@click.argument("run", metavar="RUN", type=click.Path(file_okay=False))
+@click.argument("more", metavar="[OPTIONS OF THE RUN]", nargs=-1, type=click.UNPROCESSED)
+@click.option("--step", "steps", type=_Range(), metavar="N|M-N", help="The samples of these steps, and some before them.")
+@click.option("--samples", type=_Range(), metavar="A|A-B", help="These samples of the run, counted from 0.")
+@click.option("--checkpoint", type=click.Path(file_okay=False), help="Whose weights; by default the newest before the samples.")
+def command(
+    run: str, more: tuple[str, ...], steps: tuple[int, int] | None, samples: tuple[int, int] | None, checkpoint: str | None
+) -> int:
+    """Print the loss of each sample of a step, in nats per token, as JSON lines.
+
+    RUN is the directory that a run saves into. The model and its layout are those of the run's own command; options of lt-train
+    that follow are added to it, such as --device cpu, --ranks 1 or --tensor-model-parallel-size 1.
+    """
+    from lt_train.launch import launcher
+
+    if (steps is None) == (samples is None):
+        raise click.UsageError("Give --step or --samples.")
+    attempts = run_order.read(run)
+    attempt, numbers = _of_samples(attempts, samples) if samples else _of_steps(attempts, steps or (1, 1))
+    step = steps[0] if steps else attempt.step_of(numbers.start)
+    found = Path(checkpoint) if checkpoint else checkpoint_layout.newest_before(Path(run), step)
+    if found is None:
+        raise NoInput(f"{run}: no checkpoint was saved before step {step}", "--checkpoint names one")
+    scoring = Scoring(str(Path(run).absolute()), attempts.index(attempt), numbers.start, numbers.stop)
+    return launcher.launch(dataclasses.replace(_config(run, attempt, found, more), scoring=scoring))
+
+
+def _of_steps(attempts: Sequence[AttemptOrder], steps: tuple[int, int]) -> tuple[AttemptOrder, range]:
+    if steps[0] < 1:
+        raise UsageError(f"step {steps[0]}: steps count from 1")
+    attempt = run_order.of_step(attempts, steps[1])
+    return attempt, sample_losses.with_those_before(attempt.samples_of(max(steps[0], attempt.step + 1), steps[1]))
+
+
+def _of_samples(attempts: Sequence[AttemptOrder], samples: tuple[int, int]) -> tuple[AttemptOrder, range]:
+    attempt = next((one for one in reversed(attempts) if one.consumed_samples <= samples[0]), attempts[0])
+    if samples[1] >= attempt.samples:
+        raise BadData(f"sample {samples[1]}: the run has samples 0 to {attempt.samples - 1}")
+    return attempt, range(samples[0], samples[1] + 1)
+
+
+def _config(run: str, attempt: AttemptOrder, checkpoint: Path, more: Sequence[str]) -> RunConfig:
+    """The run's configuration, with the weights of `checkpoint` alone, on the data that the run has read."""
+    from lt_train.planner.resolve import resolve_run_config
+
+    if not attempt.command:
+        raise BadConfig(f"{run}: nothing says with which command it was started", "it was not started on a command line")
+    context = run_options.schema().make_context("lt-train", [*attempt.command, *more])
+    unused = {"data", "dry_run", "as_json"}
+    options = {name: value for name, value in context.params.items() if name not in unused}
+    if len({phase.sequence_length for phase in attempt.phases}) > 1:
+        raise BadConfig(
+            "the run has phases with samples of different lengths, and score computes one length",
+            "--log-sample-loss in training keeps the losses of all of them",
+        )
+    datasets = tuple(
+        dataclasses.replace(manifest.describe(dataset.prefix), weight=dataset.weight) for dataset in attempt.datasets
+    )
+    settled = {
+        "save": None,
+        "load": str(checkpoint),
+        "finetune": True,
+        "log_sample_loss": True,
+        "eval_iters": 0,
+        "rampup_batch_size": None,
+        "tensorboard_dir": None,
+        "wandb_project": None,
+        "wandb_exp_name": None,
+        "profile": False,
+        "record_memory_history": False,
+        "max_restarts": 0,
+    }
+    return resolve_run_config(options | settled, datasets)

@@ -1,0 +1,76 @@
+"""The losses of single samples with the weights of a checkpoint: forward passes of the run's own model, nothing is trained."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+
+from lt_shared.console import ExitCode, Progress
+from lt_shared.sample_order import run_order, sample_losses
+from lt_shared.sample_order.samples import Samples, Span, Tokens
+from lt_train.checkpoint import training_state
+from lt_train.checkpoint.training_state import TrainingState
+from lt_train.config.run_config import RunConfig
+from lt_train.data import loader
+from lt_train.models import build_gpt
+from lt_train.optim import optimizer
+from lt_train.parallel.ddp import gathered
+from lt_train.runtime.rank_environment import RankEnvironment
+from lt_train.train import kernel_trials, process_groups
+from lt_train.train.train_step import Stepper
+
+
+class Chosen:
+    """Some samples by their numbers, as samples of their own."""
+
+    def __init__(self, samples: Samples, numbers: Sequence[int]):
+        self._samples = samples
+        self._numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, number: int) -> Tokens:
+        return self._samples[self._numbers[number]]
+
+    def dataset(self, number: int) -> int:
+        return self._samples.dataset(self._numbers[number])
+
+    def spans(self, number: int) -> list[Span]:
+        return self._samples.spans(self._numbers[number])
+
+
+def score(config: RunConfig, rank_environment: RankEnvironment, where: torch.device) -> ExitCode:
+    """Print the loss of each sample that `config.scoring` names, on stdout of rank 0."""
+    scoring = config.scoring
+    assert scoring is not None
+    process_groups.form(config, rank_environment, where)
+    is_first = rank_environment.rank == 0
+    chosen = kernel_trials.chosen(config, where, is_first)
+    model_parallel_cuda_manual_seed(config.seed)
+    chunks = build_gpt.build(config, chosen, where)
+    state = TrainingState(chunks, *optimizer.build(config, chosen, chunks))
+    training_state.load(Path(str(config.checkpointing.start)), config, state)
+    attempt = run_order.read(scoring.run)[scoring.attempt]
+    size = config.batches.global_batch_size
+    numbers = list(range(scoring.first_sample, scoring.end_sample))
+    padded = numbers + numbers[-1:] * (-len(numbers) % size)
+    samples = Chosen(attempt.training_samples(Path(scoring.run)), padded)
+    batches = loader.evaluating(samples, config, where)
+    stepper = Stepper(config, state, where)
+    for chunk in chunks:
+        chunk.eval()
+    with torch.no_grad(), gathered(chunks), Progress("scoring", len(numbers), "samples") as progress:
+        for begin in range(0, len(padded), size):
+            losses = stepper.losses_of_samples(batches, size)
+            some = numbers[begin : begin + size]
+            if is_first:
+                for number, loss in zip(some, losses, strict=False):
+                    sys.stdout.write(sample_losses.line(attempt.step_of(number), number, [loss]))
+                sys.stdout.flush()
+                progress.advance(len(some))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    return ExitCode.OK
