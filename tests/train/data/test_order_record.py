@@ -1,5 +1,6 @@
 """The samples that are found again from data-order.jsonl are those that lt-train has read, token for token."""
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 from train.running import SMALL, run, run_tasks
 
-from lt_shared import indexed_dataset
+from lt_preprocess.datasets import packing
+from lt_shared import indexed_dataset, manifest
 from lt_shared.console import BadData, NoInput
 from lt_shared.manifest import Dataset
 from lt_shared.sample_order import run_order
@@ -66,6 +68,48 @@ def test_they_are_what_the_ranks_have_read(tmp_path: Path, dataset: Dataset, wri
         assert taken == len(read[0]) == len(read[1])
     assert attempts[1].consumed_samples == attempts[0].samples_of(1, 4).stop
     assert "--train-iters" in attempts[1].command and data[-1] in attempts[1].command
+
+
+def as_stream(place: Path, shards: list[Dataset]) -> str:
+    described = [dataclasses.replace(shard, stream="web", part=number) for number, shard in enumerate(shards)]
+    end = json.dumps({"v": 1, "kind": "end", "count": len(shards)})
+    (place / "list").write_text("".join(json.dumps(manifest.record_of(shard)) + "\n" for shard in described) + end + "\n")
+    return f"@{place / 'list'}"
+
+
+@pytest.mark.parametrize("kind", ["stream", "phases", "packed"])
+def test_so_they_are_of_streams_phases_and_packed_datasets(
+    tmp_path: Path, write_dataset: Callable[..., Dataset], kind: str
+) -> None:
+    both = [write_dataset(tmp_path / name, first=50 * number, documents=40) for number, name in enumerate("ab")]
+    arguments = (*SMALL, "--seq-length", str(LENGTH), "--eval-iters", "0", "--ranks", "2", "--train-iters", "6")
+    data: tuple[str, ...] = (as_stream(tmp_path, both), "--split", "90,10,0", "--shuffle-window", "3000")
+    if kind == "phases":
+        (tmp_path / "schedule").write_text("phases: [{name: a, samples: 20, weights: {a: 1, b: 2}}, {name: b, samples: 28}]")
+        data = (*(dataset.prefix for dataset in both), "--split", "1,0,0", "--data-schedule", str(tmp_path / "schedule"))
+    elif kind == "packed":
+        data = (packing.build(packing.plan(both[0].prefix, str(tmp_path / "packed"), LENGTH)).prefix, "--split", "1,0,0")
+    length = () if kind == "phases" else arguments[-2:]
+    read = spied(tmp_path, *arguments[:-2], *length, "--save", str(tmp_path / "run"), *data)
+    [attempt] = run_order.read(tmp_path / "run")
+    samples = attempt.training_samples(tmp_path / "run")
+    numbers = attempt.samples_of(1, 6)
+    assert len(numbers) == 48 and len(read[0]) == len(read[1]) == 24
+    for begin in range(0, 48, 4):
+        for rank in range(2):
+            for row in range(2):
+                expected = samples[numbers[begin + 2 * rank + row]].tolist()
+                places = [place for place, token in enumerate(expected) if token >= 0]
+                found = read[rank][begin // 2 + row].tolist()
+                assert [found[place] for place in places] == [expected[place] for place in places]
+    datasets = [[indexed_dataset.Reader(prefix) for prefix in dataset.shards] for dataset in attempt.datasets]
+    for number in numbers:
+        tokens = []
+        for span in samples.spans(number):
+            reader = datasets[span.dataset][span.shard]
+            start = int(reader.sequence_offsets[span.sequence]) // reader.dtype.itemsize + span.start
+            tokens += reader.tokens[start : start + span.length].tolist()
+        assert tokens == [token for token in samples[number].tolist() if token >= 0]
 
 
 def test_the_tokens_of_the_spans_are_those_of_the_samples(tmp_path: Path, dataset: Dataset) -> None:

@@ -47,6 +47,10 @@ class StretchPart:
     sequences: Sequences
     stretch: Stretch
 
+    @property
+    def indices(self) -> "list[StretchPart]":
+        return [self]
+
     def name(self) -> str:
         lengths = self.sequences.lengths[self.stretch.first : self.stretch.last]
         content = hashlib.blake2b(lengths.view(np.uint8).data, digest_size=16).hexdigest()
@@ -68,7 +72,7 @@ class PhasedPart:
 
     @property
     def indices(self) -> list[Any]:
-        return [index for _, part, _ in self.phases for index in (part.indices if isinstance(part, Blend) else [part])]
+        return [index for _, part, _ in self.phases for index in part.indices]
 
     def load(self, found: Mapping[Any, Path]) -> "PhasedSamples":
         sizes = [phase.samples for phase, _, _ in self.phases]
