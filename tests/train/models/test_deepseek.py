@@ -107,7 +107,7 @@ def test_what_is_predicted_within_samples_and_documents() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--moe-router-topk", "8"), "8 experts of a token from 2 groups"),
+        (("--moe-router-topk", "8"), "8 of 8 experts cannot be chosen from 2 of 4 groups"),
         (("--use-torch-fsdp2", "--ranks", "2"), "balancing biases are none"),
         (("--transformer-impl", "te"), "latent attention is computed by torch's layers alone"),
     ],
