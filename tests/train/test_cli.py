@@ -14,7 +14,7 @@ import click
 import nursery
 import pytest
 import zstandard
-from running import environment, run
+from running import SMALL, environment, run, train
 
 from lt_shared.manifest import Dataset
 from lt_train.cli import EXAMPLES, commands
@@ -74,6 +74,9 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, write_dataset: Callable[
     with (demo / "corpus.jsonl.zst").open("rb") as compressed:
         lines = io.TextIOWrapper(zstandard.ZstdDecompressor().stream_reader(compressed), encoding="utf-8").readlines()
     (place / "corpus.jsonl").write_text("".join(lines[:100]))
+    steps = ("--train-iters", "20", "--save-interval", "10", "--save", str(place / "run9"))
+    done = train(*SMALL, *steps, str(place / "data/web_text_document"))
+    assert done.code == 0, done.err
     for sample, name in SAMPLES.items():
         shutil.copy(Path(__file__).parent / "importers/samples" / sample, place / name)
     (place / "run.toml").write_text('model = "tiny"\nseq-length = 256\ntrain-iters = 20\n')

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from lt_train.config.run_config import RunConfig
 
 EXAMPLES = """
-lt-train replay run1 --steps 1001:1010
-lt-train replay run1 --steps 1001:1010 --from run1/iter_0000500 --json | jq .first_difference
+lt-train replay run9 --steps 11:20
+lt-train replay run9 --steps 16:20 --from run9/iter_0000010 --json
 """
 STEPS = re.compile(r"(\d{1,15}):(\d{1,15})")
 

@@ -17,9 +17,9 @@ from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.scoring import Scoring
 
 EXAMPLES = """
-lt-train score run1 --step 1200
-lt-train score run1 --step 1190-1200 | lt-monitor blame run1 --step 1190-1200 --losses -
-lt-train score run1 --samples 9600-9607 --checkpoint run1/iter_0001000 --device cpu --ranks 1
+lt-train score run9 --step 12
+lt-train score run9 --step 11-12 | lt-monitor blame run9 --step 11-12 --losses -
+lt-train score run9 --samples 90-97 --checkpoint run9/iter_0000010 --device cpu --ranks 1
 """
 
 
