@@ -21,12 +21,14 @@ from lt_preprocess.datasets.block_reader import BlockReader, Column, Header, rea
 from lt_shared import checksums, indexed_dataset, manifest, storage
 from lt_shared.checksums import FileChecksum
 from lt_shared.console import BadData, NoInput, Progress
+from lt_shared.document_origins import origins
 from lt_shared.indexed_dataset import DTYPE_CODES, HEADER, MAGIC, VERSION, bin_path, idx_path
 from lt_shared.manifest import Dataset
 
 # Of a sidecar.
 FIELDS = frozenset(
-    {"v", "dataset", "crc32", "plan", "run", "part", "sources", "options", "counts", "derivation", "made_by", manifest.SEAL}
+    {"v", "dataset", "crc32", "plan", "run", "part", "sources", "options", "counts", "derivation", "made_by"}
+    | {origins.KEY, manifest.SEAL}
 )
 ENTRIES_AT_ONCE = 1 << 20
 TOKENS_AT_ONCE = 8 << 20

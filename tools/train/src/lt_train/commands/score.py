@@ -4,17 +4,18 @@ import dataclasses
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from lt_shared import checkpoint_layout, console, manifest
 from lt_shared.console import BadConfig, BadData, NoInput, UsageError
-from lt_shared.sample_order import run_order, sample_losses
-from lt_shared.sample_order.run_order import AttemptOrder
 from lt_train.config import options as run_options
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.scoring import Scoring
+
+if TYPE_CHECKING:
+    from lt_shared.sample_order.run_order import AttemptOrder
 
 EXAMPLES = """
 lt-train score run9 --step 12
@@ -57,8 +58,10 @@ def command(
     RUN is the directory that a run saves into. The model and its layout are those of the run's own command; options of lt-train
     that follow are added to it, such as --device cpu, --ranks 1 or --tensor-model-parallel-size 1.
     """
+    from lt_shared.sample_order import run_order
     from lt_train.launch import launcher
 
+    _check_options([run, *more] if run.startswith("-") else more)
     if (steps is None) == (samples is None):
         raise click.UsageError("Give --step or --samples.")
     attempts = run_order.read(run)
@@ -71,21 +74,32 @@ def command(
     return launcher.launch(dataclasses.replace(_config(run, attempt, found, more), scoring=scoring))
 
 
-def _of_steps(attempts: Sequence[AttemptOrder], steps: tuple[int, int]) -> tuple[AttemptOrder, range]:
+def _check_options(more: Sequence[str]) -> None:
+    """Raises NoSuchOption for what lt-train does not have."""
+    # Unknown options are arguments here, the first of them RUN.
+    try:
+        run_options.schema().make_context("lt-train", list(more))
+    except click.NoSuchOption as error:
+        raise click.NoSuchOption(error.option_name, possibilities=error.possibilities, ctx=click.get_current_context()) from None
+
+
+def _of_steps(attempts: "Sequence[AttemptOrder]", steps: tuple[int, int]) -> "tuple[AttemptOrder, range]":
+    from lt_shared.sample_order import run_order, sample_losses
+
     if steps[0] < 1:
         raise UsageError(f"step {steps[0]}: steps count from 1")
     attempt = run_order.of_step(attempts, steps[1])
     return attempt, sample_losses.with_those_before(attempt.samples_of(max(steps[0], attempt.step + 1), steps[1]))
 
 
-def _of_samples(attempts: Sequence[AttemptOrder], samples: tuple[int, int]) -> tuple[AttemptOrder, range]:
+def _of_samples(attempts: "Sequence[AttemptOrder]", samples: tuple[int, int]) -> "tuple[AttemptOrder, range]":
     attempt = next((one for one in reversed(attempts) if one.consumed_samples <= samples[0]), attempts[0])
     if samples[1] >= attempt.samples:
         raise BadData(f"sample {samples[1]}: the run has samples 0 to {attempt.samples - 1}")
     return attempt, range(samples[0], samples[1] + 1)
 
 
-def _config(run: str, attempt: AttemptOrder, checkpoint: Path, more: Sequence[str]) -> RunConfig:
+def _config(run: str, attempt: "AttemptOrder", checkpoint: Path, more: Sequence[str]) -> RunConfig:
     """The run's configuration, with the weights of `checkpoint` alone, on the data that the run has read."""
     from lt_train.planner.resolve import resolve_run_config
 
