@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from monitor.conftest import Tool
 
+from lt_monitor.cli import blame_command
 from lt_shared import indexed_dataset
 from lt_shared.document_origins.origins import TokenizedLines
 from lt_shared.sample_order import run_order, sample_losses
@@ -229,3 +230,15 @@ def test_scores_of_lt_train(tool: Tool, poisoned: list[int], tmp_path: Path) -> 
     assert done.returncode != 0 and "lt-train score ended with exit code 3" in done.stderr
     done = tool("blame", "run", "--step", "40", "--score", PATH=str(tmp_path))
     assert done.returncode == 69 and "lt-train is not installed here" in done.stderr
+
+
+@pytest.mark.usefixtures("poisoned")
+def test_its_examples_run(tool: Tool, tmp_path: Path) -> None:
+    (tmp_path / "run").rename(tmp_path / "run1")
+    examples = [line for line in blame_command.blame.examples.strip().splitlines() if line.startswith("lt-monitor")]
+    assert len(examples) == 3
+    for example in examples:
+        done = tool(*shlex.split(example)[1:])
+        assert (done.returncode, bool(done.stdout)) == (0, True), done.stderr
+    assert "sample" in (tmp_path / "blame.html").read_text()
+    assert json.loads((tmp_path / "skip.jsonl").read_text().splitlines()[0])["kind"] == "skip"

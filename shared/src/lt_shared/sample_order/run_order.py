@@ -67,10 +67,10 @@ class AttemptOrder:
     datasets: tuple[OrderedDataset, ...]
     split: str | None = None
     rampup_batch_size: tuple[int, int, int] | None = None
-    phases: tuple[Phase, ...] = ()
-    window_tokens: int | None = None
     data_cache_path: str | None = None
     command: tuple[str, ...] = ()
+    phases: tuple[Phase, ...] = ()
+    window_tokens: int | None = None
 
     def to_record(self) -> dict[str, Any]:
         return {"v": VERSION, "kind": "data_order", **dataclasses.asdict(self)}

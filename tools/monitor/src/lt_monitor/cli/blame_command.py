@@ -28,9 +28,9 @@ class _Steps(click.ParamType):  # type: ignore[type-arg]  # generic since click 
     cls=console.Command,
     examples="""
 lt-monitor blame run1 --spike
-lt-monitor blame run1 --step 1200 --skip-list skip.jsonl
-lt-monitor blame run1 --step 1190-1200 --score -o blame.html
-lt-train score run1 --step 1200 | lt-monitor blame run1 --step 1200 --losses -
+lt-monitor blame run1 --step 40 --skip-list skip.jsonl
+lt-monitor blame run1 --step 31-40 -o blame.html
+lt-train score run9 --step 11-12 | lt-monitor blame run9 --step 11-12 --losses -
 """,
 )
 @click.argument("run", metavar="RUN")
