@@ -57,3 +57,26 @@ def test_the_lines_are_named(poisoned: Path) -> None:
     assert [number for line in skipped for number in line["samples"][:1]] == sorted(sample["sample"] for sample in suspects)
     words = shlex.split(record["rollback"]["command"])
     assert words[0] == "lt-train" and str(poisoned / "shuffled") in words and "-" not in words
+    went_on = tool("lt_train", *words[1:], cwd=poisoned)
+    assert json.loads(went_on.splitlines()[-2])["iteration"] == 150
+    spiked, calm = (sample_losses(poisoned / run) for run in ("run", "run-skip"))
+    left_out = {sample["sample"] for sample in suspects}
+    assert not left_out & calm.keys()
+    for found in record["found"]:
+        samples = {sample["sample"] for sample in found["samples"]} & calm.keys()
+        assert samples and max(calm[number] for number in samples) < 0.5 * min(spiked[number] for number in left_out)
+    # Up to there nothing else has moved.
+    begun = min(left_out)
+    assert {number: loss for number, loss in calm.items() if number < begun - 4} == {
+        number: spiked[number] for number in calm if number < begun - 4
+    }
+
+
+def sample_losses(run: Path) -> dict[int, float]:
+    """The losses of a run's samples, of those that counted."""
+    found = {}
+    for record in map(json.loads, (run / "sample-losses.jsonl").read_text().splitlines()):
+        for number, loss in enumerate(record["losses"], record["first_sample"]):
+            if loss is not None:
+                found[number] = loss
+    return found

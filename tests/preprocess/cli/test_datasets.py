@@ -40,7 +40,9 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, run: Run, demo_tokenizer
     """A directory with what the examples work on."""
     directory = tmp_path_factory.mktemp("workplace")
     (directory / "gpt2").symlink_to(demo_tokenizer)
-    (directory / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:300]))
+    # What the examples of grep look for.
+    searched = ["Lorem ipsum dolor sit amet", "<|im_start|>user"]
+    (directory / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in [*texts[:298], *searched]))
     for name in ("data", "parts"):
         (directory / name).mkdir()
     result = run("corpus.jsonl", "--tokenizer", "gpt2", "--append-eod", "-o", "data/web", cwd=directory)
