@@ -27,7 +27,7 @@ THEIR_TAGS = """
 import dataclasses, json
 from lt_shared.run_log import Step
 from lt_train.metrics.trackers import step_values
-fields = [field.name for field in dataclasses.fields(Step) if field.name not in ("step", "total_steps", "time")]
+fields = [field.name for field in dataclasses.fields(Step) if field.name not in ("step", "total_steps", "time", "source_losses")]
 values = step_values(Step(step=1, total_steps=2, **{name: number for number, name in enumerate(fields)}))
 print(json.dumps({fields[int(value)]: tag for tag, value in values.items()}))
 """
