@@ -98,6 +98,9 @@ def _check_streams(config: RunConfig, checkpoint: str, saved: RunRecord) -> None
     present = [streams.window_tokens for place in streams.lists if place is not None] if streams else []
     before = [stream["window_tokens"] for stream in saved.streams or []]
     if len(before) != len(present):
+        if not config.checkpointing.continues:
+            # Another run, on other data.
+            return
         raise BadConfig(
             f"{checkpoint}: was trained on {len(before)} stream(s) of data, and not on {len(present)}",
             "give the data as before: - or @FILE with the lines that lt-preprocess --stream prints, or prefixes",
