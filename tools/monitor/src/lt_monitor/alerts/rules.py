@@ -120,8 +120,8 @@ def _note(state: RunState, record: Record, thresholds: Thresholds) -> Iterator[F
     elif record["note"] == "socket":
         yield Finding("no-efa", "warning", state.run, f"no-efa:{len(state.attempts)}", record["message"])
     elif record["note"] == "waiting-for-data":
-        key = f"waiting-for-data:{len(state.attempts)}:{record['fields']['step']}"
-        fields = {"attempt": len(state.attempts)} | record["fields"]
+        fields = {"attempt": len(state.attempts), "step": state.attempt.last_step} | record.get("fields", {})
+        key = f"waiting-for-data:{len(state.attempts)}:{fields['step']}"
         yield Finding("waiting-for-data", "warning", state.run, key, record["message"], fields)
     elif record["note"] == "straggler":
         yield from _slow_rank(state, record, thresholds)
