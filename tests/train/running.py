@@ -68,6 +68,16 @@ def quick_command(*arguments: str) -> list[str]:
     return [nursery.python(), "-m", "lt_train", *arguments]
 
 
+def ranks_of(launcher: int) -> dict[int, int]:
+    """Process ids of the ranks that a launcher has started. A spare process, which is no rank yet, is not among them."""
+    found = {}
+    for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+        variables = dict(entry.split("=", 1) for entry in Path(f"/proc/{child}/environ").read_text().split("\0") if "=" in entry)
+        if "RANK" in variables:
+            found[int(variables["RANK"])] = int(child)
+    return found
+
+
 def run(*arguments: str, stdin: str = "", **variables: str) -> Result:
     return _run(command(*arguments), stdin, variables)
 

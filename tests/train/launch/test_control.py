@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from running import environment, losses, train
+from running import environment, losses, ranks_of, train
 
 from lt_train.launch.control import Control, Controlled
 
@@ -22,16 +22,6 @@ LAYOUTS = {
     "three ranks": ("--ranks", "3"),
     "distributed optimizer": ("--ranks", "2", "--use-distributed-optimizer", "--async-save"),
 }
-
-
-def ranks_of(launcher: int) -> dict[str, int]:
-    """Process ids by rank; the spare, which has none, is not among them."""
-    found = {}
-    for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
-        variables = dict(entry.split("=", 1) for entry in Path(f"/proc/{child}/environ").read_text().split("\0") if "=" in entry)
-        if "RANK" in variables:
-            found[variables["RANK"]] = int(child)
-    return found
 
 
 def started(place: Path, layout: str) -> subprocess.Popen[bytes]:
@@ -56,7 +46,7 @@ def test_losses_are_those_of_an_undisturbed_run(layout: str, killed: list[str], 
     for rank in killed:
         wait_for_step(tmp_path, run, 6, seen)
         before, seen = ranks_of(run.pid), len(steps(tmp_path))
-        os.kill(before[rank], signal.SIGKILL)
+        os.kill(before[int(rank)], signal.SIGKILL)
     assert run.wait(timeout=600) == 0
     said = (tmp_path / "log").read_text()
     for rank in killed:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from running import SMALL, command, environment
+from running import SMALL, command, environment, ranks_of
 
 from lt_shared import pickles
 from lt_shared.console import ExitCode
@@ -30,15 +30,6 @@ def test_the_suspect_is_the_one_that_is_elsewhere() -> None:
     on_devices = [state(rank, communicating=False) for rank in (0, 2, 3)]
     assert "suspect rank 1 on node1 at loader.py:7" in suspects([*on_devices, late], [])
     assert suspects([state(0), state(1)], []).startswith("all ranks wait at train_step.py:10 train")
-
-
-def ranks_of(launcher: int) -> dict[int, int]:
-    """Process ids of the ranks that a launcher has started."""
-    found = {}
-    for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
-        variables = dict(entry.split("=", 1) for entry in Path(f"/proc/{child}/environ").read_text().split("\0") if "=" in entry)
-        found[int(variables["RANK"])] = int(child)
-    return found
 
 
 def test_a_rank_waits_at_a_line_of_lt_train_and_not_of_torch() -> None:
