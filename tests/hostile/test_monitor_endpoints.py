@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -24,6 +25,18 @@ TOKEN = "bearer-" + "5" * 20
 Answer = Callable[[socket.socket], None]
 
 
+def request(connection: socket.socket) -> bytes:
+    """An HTTP request whole: its body may come in a segment after its head."""
+    sent = b""
+    while block := connection.recv(1 << 16):
+        sent += block
+        head, end, body = sent.partition(b"\r\n\r\n")
+        length = re.search(rb"(?i)^content-length: (\d+)", head, re.MULTILINE)
+        if end and len(body) >= (int(length[1]) if length else 0):
+            break
+    return sent
+
+
 @contextlib.contextmanager
 def endpoint(answer: Answer) -> Iterator[tuple[str, list[bytes]]]:
     """A server whose connections `answer` has; its URL, and what it was sent."""
@@ -37,7 +50,7 @@ def endpoint(answer: Answer) -> Iterator[tuple[str, list[bytes]]]:
                 except OSError:
                     return
                 with connection, contextlib.suppress(OSError):
-                    received.append(connection.recv(1 << 16))
+                    received.append(request(connection))
                     answer(connection)
 
         threading.Thread(target=serve, daemon=True).start()

@@ -53,6 +53,17 @@ SAMPLES = {
     "nemo.yaml": "megatron_gpt_config.yaml",
 }
 
+# As the page's file, but for two steps of each phase.
+PHASES = """
+phases:
+  - {name: pretraining, tokens: 256, weights: {web_text_document: 0.8, code_text_document: 0.2}}
+  - name: long context
+    samples: 4
+    weights: {code_text_document: 0.5, books_text_document: 0.5}
+    seq-length: 128
+    rotary-base: 5000000
+"""
+
 
 def test_the_guide_shows_the_help() -> None:
     shown = run("-h", COLUMNS="80").out
@@ -66,7 +77,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, write_dataset: Callable[
     (place / "bin").mkdir()
     nursery.executable(place / "bin/lt-train", nursery.python(), "-m", "lt_train")
     (place / "data").mkdir()
-    for name in ("web", "code"):
+    for name in ("web", "code", "books"):
         write_dataset(place / f"data/{name}_text_document", documents=100)
     demo = Path(__file__).parents[1] / "demo"
     (place / "gpt2").symlink_to(demo / "tokenizer")
@@ -79,6 +90,8 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, write_dataset: Callable[
     assert done.code == 0, done.err
     for sample, name in SAMPLES.items():
         shutil.copy(Path(__file__).parent / "importers/samples" / sample, place / name)
+    (place / "model.toml").write_text('model = "tiny"\nglobal-batch-size = 2\n')
+    (place / "phases.yaml").write_text(PHASES)
     (place / "run.toml").write_text('model = "tiny"\nseq-length = 256\ntrain-iters = 20\n')
     return place
 

@@ -3,19 +3,22 @@
 import json
 import os
 import shlex
+import subprocess
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from monitor.conftest import Tool
 
 from lt_monitor.cli import blame_command
 from lt_shared import indexed_dataset
 from lt_shared.document_origins.origins import TokenizedLines
 from lt_shared.sample_order import run_order, sample_losses
 from lt_shared.sample_order.run_order import AttemptOrder, OrderedDataset
+
+Tool = Callable[..., subprocess.CompletedProcess[str]]
 
 LENGTH, BATCH, STEPS = 16, 4, 60
 

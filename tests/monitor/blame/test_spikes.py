@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from monitor.made_runs import run_of_columns
+from made_runs import run_of_columns
 
 from lt_monitor.blame import spikes
 from lt_monitor.blame.spikes import StepRange

@@ -5,6 +5,7 @@ import gzip
 import json
 import lzma
 import random
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,11 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from preprocess.conftest import Run
 
 from lt_preprocess.datasets import decoding, source_places
 from lt_shared.document_origins import packing
 from lt_shared.manifest import Dataset
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
 LINES = 300
 MANY_LINES = 20_000

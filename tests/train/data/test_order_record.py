@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from train.running import SMALL, run, run_tasks
+from running import SMALL, run, run_tasks
 
 from lt_preprocess.datasets import packing
 from lt_shared import indexed_dataset, manifest

@@ -43,7 +43,7 @@ def test_samples_are_the_sequences(packed: Dataset) -> None:
     assert len(samples) == 16
     seen = set()
     for number in range(16):
-        ((dataset, sequence, start, length),) = samples.spans(number)
+        ((dataset, sequence, start, length, _),) = samples.spans(number)
         assert (dataset, start, length) == (0, 0, reader.sequence_lengths[sequence])
         begin = int(reader.sequence_offsets[sequence]) // 2
         assert samples[number].tolist() == [*reader.tokens[begin : begin + length].tolist(), *[PADDING] * (LENGTH + 1 - length)]

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from train.running import SMALL, losses, run, train
+from running import SMALL, losses, run, train
 
 from lt_shared.manifest import Dataset
 from lt_shared.sample_order import sample_losses
