@@ -2,6 +2,8 @@
 
 import argparse
 import dataclasses
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 import torch
 import train
 from torch.distributed.run import get_args_parser
-from training import floor, results, torch_loop
+from training import floor, lt_train_bench, results, torch_loop
 from training.contenders import CONTENDERS, Contender
 from training.workload import SHAPES, Workload
 
@@ -167,3 +169,18 @@ def test_the_next_gets_ready_while_one_is_measured(tmp_path: Path, monkeypatch: 
     session.run([train.Task(name, name, WORK, length, lambda found: None) for name, length in seconds.items()])
     assert events == ["one gets ready", "long gets ready", "one goes", "two gets ready", "long is ended", "two goes"]
     assert [entry["what"] for entry in session.found["skipped"]] == ["long"]
+
+
+def test_what_a_rank_prints_is_read_although_it_keeps_the_descriptor_to_itself(tmp_path: Path) -> None:
+    """As lt-train's ranks do: libraries get standard error in its place."""
+    before = sys.stdout
+    with (tmp_path / "printed").open("w+") as printed:
+        with lt_train_bench.output_into(printed):
+            data = os.dup(sys.stdout.fileno())
+            os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+            sys.stdout = open(data, "w")
+            print("result")
+        printed.seek(0)
+        assert printed.read() == "result\n"
+    assert sys.stdout is before
+    print("after")

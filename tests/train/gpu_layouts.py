@@ -1,10 +1,16 @@
-"""Every layout that the GPUs at hand allow, beside one GPU: `python tests/train/gpu_layouts.py [FAMILY...]`.
+"""Every layout that the GPUs at hand allow, beside one GPU.
+
+    python tests/train/gpu_layouts.py                # all families
+    python tests/train/gpu_layouts.py bf16 fp8       # these
+    python tests/train/gpu_layouts.py four           # the layouts of four GPUs alone, for a machine that is lent for minutes
+    python tests/train/gpu_layouts.py --cpu four     # the same on four gloo ranks: the families in fp32, a smaller model
 
 Not a part of the test session, which runs without a GPU. Prints a table of the largest difference of any step's or evaluation's
 loss, the speed and the memory of the fullest GPU; fails when a layout differs by more than its tolerance. The model is small, so
 several runs share the GPUs: the speeds say no more than that nothing is slow by an accident.
 """
 
+import argparse
 import json
 import sys
 import tempfile
@@ -23,21 +29,26 @@ from lt_train.runtime.device import gpu_count
 AT_ONCE = 3
 STEPS = 8
 HALF = 4
+FOUR = 4
 VOCABULARY = 4096
 EOD = VOCABULARY - 1
 MODEL = (
     *("--model", "tiny", "--num-layers", "4", "--hidden-size", "512", "--ffn-hidden-size", "1536"),
     *("--num-attention-heads", "8", "--num-query-groups", "4", "--vocab-size", str(VOCABULARY), "--seq-length", "1024"),
-    *("--max-position-embeddings", "1024", "--micro-batch-size", "2", "--global-batch-size", "16", "--device", "cuda"),
+    *("--max-position-embeddings", "1024", "--micro-batch-size", "2", "--global-batch-size", "16"),
     *("--train-iters", str(STEPS), "--log-interval", "1", "--eval-interval", str(STEPS), "--eval-iters", "1", "--lr", "1e-3"),
 )
+ON_GPUS = ("--device", "cuda")
+ON_A_CPU = ("--device", "cpu", "--hidden-size", "128", "--ffn-hidden-size", "256", "--seq-length", "128")
 TP2 = ("--tensor-model-parallel-size", "2")
 SP = ("--sequence-parallel",)
 PP2 = ("--pipeline-model-parallel-size", "2")
+PP4 = ("--pipeline-model-parallel-size", "4")
 VPP2 = ("--num-virtual-stages-per-pipeline-rank", "2")
 CP2 = ("--context-parallel-size", "2")
 CP4 = ("--context-parallel-size", "4")
 EP2 = ("--expert-model-parallel-size", "2")
+EP4 = ("--expert-model-parallel-size", "4")
 ZERO = ("--use-distributed-optimizer",)
 OVERLAP = (*ZERO, "--overlap-grad-reduce", "--overlap-param-gather", "--ddp-bucket-size", "1000000")
 FSDP = ("--use-torch-fsdp2",)
@@ -50,6 +61,9 @@ FP32 = ("--transformer-impl", "torch")
 TE = ("--bf16", "--transformer-impl", "te")
 FP8 = ("--fp8-format", "hybrid", "--fp8-recipe", "tensorwise")
 
+# Experts of their own width; the size of the dense model's means nothing to them.
+QWEN3_MOE = ("--model", "tiny-qwen3-moe", "--moe-ffn-hidden-size", "256")
+
 # Name of the family, its options on one GPU, and the tolerance of the layouts within it. fp32 sums in another order, amplified by
 # the steps; bf16 rounds each layer's output to 8 bits, fp8 each product's operands to 3 or 4. A token whose
 # two best experts are nearly equal may go to the other one.
@@ -59,7 +73,10 @@ FAMILIES: dict[str, tuple[tuple[str, ...], float]] = {
     "fp8": ((*BF16, *FP8), 5e-2),
     "fp32 documents": ((*FP32, *DOCUMENTS), 1e-4),
     "bf16 documents": ((*BF16, *DOCUMENTS), 2e-2),
+    "fp32 deep": ((*FP32, "--num-layers", "8"), 1e-4),
     "fp32 experts": ((*FP32, "--model", "tiny-mixtral"), 2e-3),
+    "fp32 qwen3-moe": ((*FP32, *QWEN3_MOE), 2e-3),
+    "bf16 qwen3-moe": ((*BF16, *QWEN3_MOE), 2e-2),
     "fp32 gemma2": ((*FP32, "--model", "tiny-gemma2", *WINDOW), 1e-4),
     "bf16 gemma2": ((*BF16, "--model", "tiny-gemma2", *WINDOW), 2e-2),
     "bf16 gemma3": ((*BF16, "--model", "tiny-gemma3", "--num-layers", "6", *WINDOW), 2e-2),
@@ -70,9 +87,11 @@ FAMILIES: dict[str, tuple[tuple[str, ...], float]] = {
 }
 # Layouts by the number of GPUs; each for the families named.
 DENSE = ("fp32", "bf16")
+EXPERTS = ("fp32 experts", "fp32 qwen3-moe", "bf16 qwen3-moe")
 # Norms behind the layers, and layers with a window beside others without.
 MIXED = ("fp32 gemma2", "bf16 gemma2", "bf16 gemma3", "fp32 olmo3", "bf16 olmo3")
-LAYOUTS: list[tuple[int, str, tuple[str, ...], tuple[str, ...]]] = [
+Layout = tuple[int, str, tuple[str, ...], tuple[str, ...]]
+LAYOUTS: list[Layout] = [
     (1, "recompute full", FULL, (*DENSE, *MIXED, "bf16 documents")),
     (1, "recompute selective", SELECTIVE, DENSE),
     (1, "asynchronous save", ("--async-save", "--save-interval", "3"), ("bf16",)),
@@ -84,7 +103,7 @@ LAYOUTS: list[tuple[int, str, tuple[str, ...], tuple[str, ...]]] = [
     (2, "PP2 VPP2", (*PP2, *VPP2), (*DENSE, "fp32 documents", "te")),
     (2, "CP2", CP2, (*DENSE, *MIXED, "fp32 documents", "bf16 documents", "te")),
     (2, "CP2, recompute full", (*CP2, *FULL), ("bf16",)),
-    (2, "EP2", EP2, ("fp32 experts",)),
+    (2, "EP2", EP2, EXPERTS),
     (2, "DP2", (), ("fp32",)),
     (2, "DP2, distributed optimizer", ZERO, (*DENSE, "fp8", "fp32 experts")),
     (2, "DP2, overlap", OVERLAP, (*DENSE, "te")),
@@ -98,7 +117,10 @@ LAYOUTS: list[tuple[int, str, tuple[str, ...], tuple[str, ...]]] = [
     (4, "TP2 SP DP2, overlap", (*TP2, *SP, *OVERLAP), DENSE),
     (4, "PP2 VPP2 DP2, overlap", (*PP2, *VPP2, *OVERLAP), DENSE),
     (4, "CP2 DP2, distributed optimizer", (*CP2, *ZERO), DENSE),
-    (4, "EP2 DP2, distributed optimizer", (*EP2, *ZERO), ("fp32 experts",)),
+    (4, "PP4 VPP2", (*PP4, *VPP2), ("fp32 deep",)),
+    (4, "EP4", EP4, EXPERTS),
+    (4, "EP2 DP2, distributed optimizer", (*EP2, *ZERO), EXPERTS),
+    (4, "EP2 TP2 SP", (*EP2, *TP2, *SP), EXPERTS),
     (4, "FSDP4", FSDP, DENSE),
     (4, "FSDP2 TP2 SP", (*FSDP, *TP2, *SP), DENSE),
     (4, "FSDP2 CP2", (*FSDP, *CP2), DENSE),
@@ -113,15 +135,35 @@ MOVES: dict[int, list[Move]] = {
 }
 
 
-def main(chosen: list[str]) -> int:
-    """Run the families named, or all. A few at a time: the models are small, and most of the time is start and compilation."""
-    gpus = gpu_count()
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"four, or of: {', '.join(FAMILIES)}")
+    parser.add_argument("--cpu", action="store_true", help="four gloo ranks instead of GPUs")
+    chosen = parser.parse_args()
+    if unknown := set(chosen.families) - {"four", *FAMILIES}:
+        parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    return chosen
+
+
+def main(chosen: argparse.Namespace) -> int:
+    """Run the families chosen. A few at a time: the models are small, and most of the time is start and compilation."""
+    gpus = FOUR if chosen.cpu else gpu_count()
+    least = FOUR if "four" in chosen.families else 1
+    if gpus < least:
+        print(f"four GPUs are needed, and here are {gpus}")
+        return 2
+    families = [name for name in chosen.families if name != "four"] or list(FAMILIES)
+    if least == FOUR:
+        families = [name for name in families if any(ranks == FOUR and name in members for ranks, _, _, members in LAYOUTS)]
+    if chosen.cpu:
+        families = [name for name in families if name.startswith("fp32")]
+    layouts = [layout for layout in LAYOUTS if least <= layout[0] <= gpus]
     print(f"{'layout':52} {'loss from':>9} {'to':>9} {'difference':>10} {'tokens/s':>10} {'GiB':>6}", flush=True)
     failed: list[str] = []
-    with tempfile.TemporaryDirectory() as place, ThreadPoolExecutor(AT_ONCE) as pool:
-        data = ("--data-cache-path", f"{place}/cache", write_text(Path(place) / "data"))
+    with tempfile.TemporaryDirectory() as place, ThreadPoolExecutor(1 if chosen.cpu else AT_ONCE) as pool:
+        common = (*(ON_A_CPU if chosen.cpu else ON_GPUS), "--data-cache-path", f"{place}/cache", write_text(Path(place) / "data"))
         runs = [
-            pool.submit(run_family, family, gpus, Path(place) / family.replace(" ", "-"), data) for family in (chosen or FAMILIES)
+            pool.submit(run_family, family, layouts, gpus, Path(place) / family.replace(" ", "-"), common) for family in families
         ]
         for run in as_completed(runs):
             lines, failures = run.result()
@@ -131,18 +173,20 @@ def main(chosen: list[str]) -> int:
     return 1 if failed else 0
 
 
-def run_family(family: str, gpus: int, place: Path, data: tuple[str, ...]) -> tuple[list[str], list[str]]:
+def run_family(
+    family: str, layouts: list[Layout], gpus: int, place: Path, common: tuple[str, ...]
+) -> tuple[list[str], list[str]]:
     """The table's lines of a family, and the names of the runs that failed."""
-    common, _ = FAMILIES[family]
+    own, _ = FAMILIES[family]
+    mine = [(ranks, name, options) for ranks, name, options, members in layouts if family in members]
     commands = {
-        f"{family}: {name}": (*MODEL, *common, *data, "--ranks", str(ranks), *options)
-        for ranks, name, options in [(1, "one GPU", ()), *((r, n, o) for r, n, o, members in LAYOUTS if family in members)]
-        if ranks <= gpus
+        f"{family}: {name}": (*MODEL, *own, *common, "--ranks", str(ranks), *options)
+        for ranks, name, options in [(1, "one GPU", ()), *mine]
     }
     if family == "fp32" and gpus > 1:
-        commands |= moves(MOVES[4 if gpus >= 4 else 2], place / "saving", lambda *options: (*MODEL, *FP32, *options, *data))
+        commands |= moves(MOVES[4 if gpus >= 4 else 2], place / "saving", lambda *options: (*MODEL, *FP32, *options, *common))
     if family == "te":
-        commands |= moves(LAYERS, place / "saving", lambda *options: (*MODEL, *options, *data))
+        commands |= moves(LAYERS, place / "saving", lambda *options: (*MODEL, *options, *common))
     refused = {name: reason for name, command in commands.items() if (reason := refusal(command))}
     runs = {name: command for name, command in commands.items() if name not in refused}
     saving = {name: command for name, command in runs.items() if name.startswith("resume") or "--async-save" in command}
@@ -179,8 +223,8 @@ def report(
     """The run's line, and whether it is as it should be."""
     alone = outcomes.get(f"{family}: one GPU")
     if outcome is None:
-        # Without TransformerEngine its families are refused; anything else on this list should run.
-        return f"{name:52} refused: {refused[name]}", family.startswith("te")
+        # Without TransformerEngine its families are refused, and some layouts with gloo; anything else on this list should run.
+        return f"{name:52} refused: {refused[name]}", family.startswith("te") or "gloo" in refused[name]
     if outcome.error is not None or alone is None or alone.error is not None:
         return f"{name:52} FAILED\n{outcome.error}", False
     difference = max(abs(loss - alone.losses[key]) for key, loss in outcome.losses.items())
@@ -205,4 +249,4 @@ def write_text(prefix: Path) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(arguments()))

@@ -2,13 +2,13 @@
 
 import contextlib
 import importlib
-import io
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from typing import Any
+from collections.abc import Iterator
+from typing import IO, Any
 
 from training.contenders import is_importable
 from training.workload import Result, Workload, say
@@ -73,14 +73,30 @@ def in_this_process(arguments: list[str]) -> str:
 
     say(" ".join(arguments))
     sys.argv = ["lt-train", *arguments]
-    printed = io.StringIO()
-    with tempfile.TemporaryDirectory() as place, contextlib.chdir(place), contextlib.redirect_stdout(printed):
+    with tempfile.TemporaryDirectory() as place, contextlib.chdir(place), tempfile.TemporaryFile("w+") as printed:
         try:
-            cli.main()
+            with output_into(printed):
+                cli.main()
         except SystemExit as end:
             if end.code:
                 raise RuntimeError(f"lt-train bench ended with exit code {end.code}") from end
-    return printed.getvalue()
+        printed.seek(0)
+        return printed.read()
+
+
+@contextlib.contextmanager
+def output_into(file: IO[str]) -> Iterator[None]:
+    """Standard output by its descriptor: ranks that others have started hand theirs to libraries, and keep a copy for data."""
+    sys.stdout.flush()
+    stream, kept = sys.stdout, os.dup(sys.stdout.fileno())
+    os.dup2(file.fileno(), stream.fileno())
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stdout = stream
+        os.dup2(kept, stream.fileno())
+        os.close(kept)
 
 
 def bench(work: Workload, options: list[str]) -> dict[str, Any]:

@@ -38,6 +38,9 @@ SHAPES = {
     "llama3-8b-width": Shape("llama3-8b", 8, 8192, 4, 4),
     "llama3-8b-width-4096": Shape("llama3-8b", 8, 4096, 8, 8),
     "llama3.1-8b": Shape("llama3.1-8b", None, 8192, 1, 1),
+    # Of four GPUs: tensor parallelism at this width, and all of a model of small experts with expert parallelism.
+    "llama3-70b-width": Shape("llama3-70b", 4, 8192, 1, 1),
+    "qwen3-30b-a3b": Shape("qwen3-30b-a3b", None, 4096, 4, 4),
     "tiny": Shape("tiny", None, 128, 4, 2),
 }
 
