@@ -200,7 +200,7 @@ def _read_experts(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
     experts, ffn = arguments.get("num_experts"), arguments["ffn_hidden_size"]
     if not experts:
         return {"ffn_hidden_size": ffn}
-    dense = _dense_layers(arguments.get("moe_layer_freq", 1), arguments["num_layers"], name)
+    dense = dense_layers(arguments.get("moe_layer_freq", 1), arguments["num_layers"], name)
     return {
         "ffn_hidden_size": ffn,
         "moe_ffn_hidden_size": arguments.get("moe_ffn_hidden_size"),
@@ -216,8 +216,8 @@ def _first(value: Any) -> Any:
     return value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
 
 
-def _dense_layers(frequency: Any, layers: int, name: str) -> int:
-    """How many layers at the start have no experts, of Megatron's `moe_layer_freq`."""
+def dense_layers(frequency: Any, layers: int, name: str) -> int:
+    """How many layers at the start have no experts, of Megatron's `moe_layer_freq`. Raises BadConfig for another pattern."""
     pattern = list(frequency) if isinstance(frequency, list | tuple) else [int(layer % frequency == 0) for layer in range(layers)]
     dense = pattern.index(1) if 1 in pattern else layers
     if len(pattern) != layers or pattern != [0] * dense + [1] * (layers - dense):

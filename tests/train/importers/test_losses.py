@@ -107,9 +107,9 @@ def test_two_commands_are_not_chosen_between(tmp_path: Path) -> None:
 
 
 SWITCHES = (
-    *("squared-relu", "openai-gelu", "quick-geglu", "multi-latent-attention", "rotary-interleaved", "attention-output-gate"),
+    *("squared-relu", "openai-gelu", "quick-geglu", "rotary-interleaved", "attention-output-gate"),
     *("apply-residual-connection-post-layernorm", "is-hybrid-model", "use-mup", "embed-layernorm"),
-    *("experimental-attention-variant dsa", "heterogeneous-layers-config-path x", "moe-shared-expert-intermediate-size 8"),
+    *("experimental-attention-variant dsa", "heterogeneous-layers-config-path x"),
 )
 
 

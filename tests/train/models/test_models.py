@@ -27,7 +27,7 @@ from lt_shared.rope_scaling import LinearScaling, YarnScaling
 from lt_train.cli import command as train
 from lt_train.config import optional_packages
 from lt_train.config.settings import layers
-from lt_train.config.settings.model import describe
+from lt_train.config.settings.model.description import describe
 from lt_train.models import rope
 
 HERE = Path(__file__).parents[1]

@@ -23,7 +23,6 @@ from lt_train.config.settings import (
     faults,
     layers,
     memory,
-    model,
     optimization,
     parallelism,
     precision,
@@ -32,6 +31,7 @@ from lt_train.config.settings import (
 )
 from lt_train.config.settings.batches import Batches
 from lt_train.config.settings.data_schedule import Schedule
+from lt_train.config.settings.model import architecture
 from lt_train.config.settings.parallelism import Parallelism
 from lt_train.runtime import device
 
@@ -95,9 +95,9 @@ def draft(options: dict[str, Any], datasets: tuple[Dataset, ...], planned: clust
         schedule: Schedule | None = parts.get("schedule")
         return schedule.length(made) if schedule else made
 
-    make("architecture", lambda: model.resolve_architecture(options, datasets))
+    make("architecture", lambda: architecture.resolve_architecture(options, datasets))
     if failures:
-        again("architecture", lambda: model.divisible_by(_product(options), options["expert_model_parallel_size"]))
+        again("architecture", lambda: architecture.divisible_by(_product(options), options["expert_model_parallel_size"]))
         if options["seq_length"] is None:
             # As many tokens as divide; a length of the run in tokens says nothing then.
             stand_ins |= {"batches"} if options["train_tokens"] else set()

@@ -18,7 +18,6 @@ from lt_train.config.settings import (
     faults,
     layers,
     memory,
-    model,
     optimization,
     parallelism,
     precision,
@@ -27,13 +26,30 @@ from lt_train.config.settings import (
     streaming,
 )
 from lt_train.config.settings import data as data_settings
+from lt_train.config.settings.model import architecture, experts, latent_attention
 
 SUBJECTS = (
-    *(model, layers, batches, precision, optimization, parallelism, memory, data_settings, data_schedule, skipping),
+    *(
+        architecture,
+        experts,
+        latent_attention,
+        layers,
+        batches,
+        precision,
+        optimization,
+        parallelism,
+        memory,
+        data_settings,
+        data_schedule,
+        skipping,
+    ),
     *(streaming, checkpointing, faults, reporting),
 )
 # The subjects that `lt-train bench` has options for; `benchmark` settles the others.
-MEASURED_SUBJECTS = (model, layers, batches, precision, optimization, parallelism, memory)
+MEASURED_SUBJECTS = (
+    *(architecture, experts, latent_attention),
+    *(layers, batches, precision, optimization, parallelism, memory),
+)
 
 Function = Callable[..., Any]
 

@@ -243,7 +243,7 @@ def _accepted(option: click.Option, value: Any) -> Any:
         if not isinstance(value, bool):
             raise click.BadParameter("a switch")
         return value
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
+    if isinstance(value, bool) or not isinstance(value, str | int | float) or "\0" in str(value):
         raise click.BadParameter("a value")
     if isinstance(value, float) and isinstance(option.type, click.types.IntParamType):
         if not value.is_integer():

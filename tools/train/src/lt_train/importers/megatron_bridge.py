@@ -8,19 +8,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from lt_shared.console import BadData
+from lt_train.config.settings.model import experts, latent_attention
+from lt_train.importers import megatron_latents
 from lt_train.importers.effects import Effect
 from lt_train.importers.layer_style import ZERO_CENTERED, complete
-from lt_train.importers.ledger import Ledger, Translation
-from lt_train.importers.nemo import IN_ANY_CASE, fp8
+from lt_train.importers.ledger import Ledger, Translation, options
+from lt_train.importers.nemo import fp8
 
 SOURCE = "Megatron-Bridge"
 CONTAINER, MODEL = "_target_", "model._target_"
-OTHER_MODELS = re.compile(r"T5|Mamba|Hybrid|VL|Vision|Audio|Mimo|MIMO|DeepSeek|MLA|Gemma|Nemotron|Kimi|GLM|OSS")
+OTHER_MODELS = re.compile(r"T5|Mamba|Hybrid|VL|Vision|Audio|Mimo|MIMO|Gemma|Nemotron|OSS")
 MEGATRONS = "megatron-core's own default, as in lt-train"
 REASONS = {
     "model.make_vocab_size_divisible_by": "the vocabulary is padded to 128 x tensor parallel size",
     "model.layernorm_zero_centered_gamma": ZERO_CENTERED,
-    "model.moe_layer_freq": IN_ANY_CASE,
     "model.generation_config.": "a setting of generation",
     "model.low_freq_factor": "it is 1.0 in megatron-core",
     "model.high_freq_factor": "it is 4.0 in megatron-core",
@@ -45,6 +46,8 @@ SAME_NAMES = {
         *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels", "vocab_size"),
         *("init_method_std", "hidden_dropout", "attention_dropout", "rotary_base", "rotary_percent", "window_size"),
         *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "expert_model_parallel_size"),
+        *latent_attention.SIZES,
+        *("mtp_num_layers", "mtp_loss_scaling_factor"),
         *("recompute_granularity", "recompute_method", "recompute_num_layers"),
     ),
     "train": ("micro_batch_size", "global_batch_size", "train_iters", "train_samples", "rampup_batch_size"),
@@ -74,12 +77,16 @@ FLAGS = {
     "model.sequence_parallel": "sequence_parallel",
     "model.add_qkv_bias": "add_qkv_bias",
     "model.qk_layernorm": "qk_layernorm",
+    "model.multi_latent_attention": "multi_latent_attention",
     "ddp.use_distributed_optimizer": "use_distributed_optimizer",
     "ddp.overlap_grad_reduce": "overlap_grad_reduce",
     "ddp.overlap_param_gather": "overlap_param_gather",
     "checkpoint.async_save": "async_save",
 }
-OF_EXPERTS = ("moe_router_topk", "moe_aux_loss_coeff", "moe_ffn_hidden_size", "moe_token_dispatcher_type")
+OF_EXPERTS = (
+    *(field for field in experts.FIELDS if field != "num_experts"),
+    *("moe_router_bias_update_rate", "moe_token_dispatcher_type"),
+)
 
 
 def is_run_config(values: Mapping[str, Any]) -> bool:
@@ -102,6 +109,7 @@ def translate(values: dict[str, Any]) -> Translation:
             ledger.drop(key, "how the object is made in Python")
     _precision(ledger)
     _experts(ledger)
+    megatron_latents.translate(ledger, "model.")
     for section, names in SAME_NAMES.items():
         for name in names:
             _carry(ledger, f"{section}.{name}", name)
@@ -143,10 +151,15 @@ def _precision(ledger: Ledger) -> None:
 def _experts(ledger: Ledger) -> None:
     has_experts = (ledger.peek("model.num_moe_experts") or 1) > 1
     for name in OF_EXPERTS:
-        if has_experts:
+        if has_experts and options()[name].is_flag:
+            ledger.flag(f"model.{name}", name)
+        elif has_experts:
             ledger.carry(f"model.{name}", name)
         else:
             ledger.drop(f"model.{name}", "the model has no experts")
+    frequency = ledger.take("model.moe_layer_freq")
+    if has_experts and frequency not in (None, 1):
+        ledger.carry_value("model.moe_layer_freq", "moe_layer_freq", str(frequency).replace(" ", ""))
     if not has_experts:
         ledger.drop("model.num_moe_experts", "the model has no experts")
     elif ledger.take("model.moe_grouped_gemm"):

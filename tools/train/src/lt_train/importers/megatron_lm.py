@@ -11,6 +11,8 @@ import click
 
 from lt_shared.console import BadData
 from lt_train.config.settings.layers import WITHOUT_EFFECT
+from lt_train.config.settings.model import experts
+from lt_train.importers import megatron_latents
 from lt_train.importers.effects import Effect
 from lt_train.importers.layer_style import ZERO_CENTERED, complete
 from lt_train.importers.ledger import Ledger, Translation, accepted, expected, options
@@ -96,6 +98,7 @@ def translate_command(command: ShellCommand, source: str = SOURCE) -> Translatio
         _drop_unknown(ledger, key, command)
     for file in sources_of_options(command):
         ledger.drop_value(f"source {file}", file, "what it sets is not known without running the script", Effect.RESULT)
+    megatron_latents.translate(ledger)
     _contradictions(ledger)
     _skipped_steps(ledger)
     _vocabulary(ledger)
@@ -193,8 +196,8 @@ def _contradictions(ledger: Ledger) -> None:
         ledger.drop("recompute_granularity", "beside --recompute-activations Megatron-LM quietly takes selective")
         ledger.drop("recompute_method", "for full recomputation, which --recompute-activations excludes")
         ledger.drop("recompute_num_layers", "for full recomputation, which --recompute-activations excludes")
-    if ledger.peek("num_experts") == ["1"]:
-        for key in ("num_experts", "moe_router_topk", "moe_aux_loss_coeff", "expert_model_parallel_size"):
+    if ledger.peek("num_experts") in (None, ["1"]):
+        for key in (*experts.FIELDS, "moe_layer_freq", "expert_model_parallel_size"):
             ledger.drop(key, "the model has no experts")
     if ledger.has("bf16"):
         for key in ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"):
@@ -247,7 +250,8 @@ def _carry(ledger: Ledger, key: str) -> None:
         if option.multiple or option.nargs != 1:
             ledger.set(key, accepted(option, words), key)
             return
-        (word,) = words
+        # A list may be written with spaces.
+        (word,) = ["".join(words)] if key == "moe_layer_freq" else words
         ledger.set(key, accepted(option, word), key)
     except (click.BadParameter, ValueError):
         ledger.drop_value(key, " ".join(words), f"lt-train takes {expected(option)} there")

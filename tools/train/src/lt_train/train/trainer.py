@@ -26,7 +26,7 @@ from lt_train.checkpoint.training_state import TrainingState, Unlogged
 from lt_train.config import megatron_arguments, optional_packages
 from lt_train.config.kernels import Kernels
 from lt_train.config.run_config import RunConfig
-from lt_train.config.settings.model import describe
+from lt_train.config.settings.model.description import describe
 from lt_train.data import loader, order_record
 from lt_train.data.arrivals import Arrival, Arrivals
 from lt_train.data.loader import Batch

@@ -29,7 +29,7 @@ from lt_shared.console import BadConfig, ToolError, UsageError
 from lt_shared.manifest import Dataset
 from lt_shared.sample_order import dataset_names
 from lt_train.config.settings.batches import LENGTHS, Batches, sequence_length
-from lt_train.config.settings.model import given_scaling
+from lt_train.config.settings.model.architecture import given_scaling
 
 if TYPE_CHECKING:
     from lt_shared.sample_order import phases as sample_phases

@@ -13,6 +13,7 @@ from lt_shared.console import BadConfig, BadData, UsageError, note
 from lt_shared.huggingface import rope_parameters
 from lt_shared.manifest import Dataset
 from lt_shared.rope_scaling import AnyScaling
+from lt_train.config.settings.model import experts, latent_attention
 
 POSITIVE = click.IntRange(min=1)
 NONE = "none"
@@ -57,11 +58,7 @@ OPTIONS = console.section(
     click.option("--window-size", metavar="LEFT,0|none", help="Tokens before its own that a query sees (Mistral)."),
     click.option("--untie-embeddings-and-output-weights", is_flag=True, default=None, help="Separate output matrix."),
     click.option("--init-method-std", type=console.FiniteRange(min=0), help="Standard deviation of the initial weights."),
-    click.option("--num-experts", type=POSITIVE, help="Experts of each layer (Mixtral)."),
-    click.option("--moe-router-topk", type=POSITIVE, help="Experts that a token goes to."),
-    click.option("--moe-ffn-hidden-size", type=POSITIVE, help="Width of an expert; by default the feed-forward layer's."),
     click.option("--mtp-num-layers", type=click.IntRange(min=0), help="Layers that predict tokens after the next (DeepSeek-V3)."),
-    click.option("--moe-aux-loss-coeff", type=console.FiniteRange(min=0), help="Weight of the loss that balances the experts."),
 )
 
 LLAMA_STYLE = "Llama style is --position-embedding-type rope --normalization RMSNorm --swiglu --disable-bias-linear"
@@ -79,10 +76,6 @@ SIZES = {
     "init_method_std": "init_std",
     "add_qkv_bias": "add_qkv_bias",
     "qk_layernorm": "qk_layernorm",
-    "num_experts": "num_experts",
-    "moe_router_topk": "moe_router_topk",
-    "moe_ffn_hidden_size": "moe_ffn_hidden_size",
-    "moe_aux_loss_coeff": "moe_aux_loss_coeff",
     "mtp_num_layers": "mtp_num_layers",
 }
 
@@ -103,68 +96,16 @@ def resolve_architecture(options: dict[str, Any], datasets: tuple[Dataset, ...])
             changes |= {"window_attn_skip_freq": None, "local_rotary_base": None}
     if base.embedding_multiplier == base.hidden_size**0.5 and base.embedding_multiplier != 1:
         changes["embedding_multiplier"] = changes.get("hidden_size", base.hidden_size) ** 0.5
-    if base.moe_router_num_groups:
-        # Whatever the number of experts of a token, groups are scored as the model's are.
-        changes["moe_router_group_score_topk"] = base.group_score_topk
+    changes |= experts.changed_fields(options, base, changes.get("num_layers", base.num_layers))
+    changes |= latent_attention.changed_fields(options, base, changes.get("num_attention_heads", base.num_attention_heads))
     changes["rope_scaling"] = _rope_scaling(options, base)
     changes["vocab_size"] = options["vocab_size"] or _data_vocabulary(datasets) or base.vocab_size
     if changes["vocab_size"] != base.vocab_size and not options["vocab_size"]:
         note(f"vocabulary of {changes['vocab_size']} from the data ({base.name} has {base.vocab_size})")
     architecture = dataclasses.replace(base, **changes)
     _check_family(options, architecture)
-    _check_expert_options(options, architecture)
+    experts.check(architecture)
     return architecture
-
-
-def describe(architecture: Architecture) -> list[str]:
-    """What will be trained, for the log: the sizes, and the exact numbers of parameters."""
-    model = architecture
-    llama = model.family == "llama"
-    parts = [
-        f"{model.num_layers} layers of width {model.hidden_size}",
-        *_expert_words(model),
-        *_head_words(model),
-        f"rotary base {model.rotary_base:g}" if llama else f"{model.max_position_embeddings} learned positions",
-        _scaling_words(model.rope_scaling),
-        _window_words(model),
-        "sinks" if model.attention_sinks else "",
-        _layer_words(model) if llama else "LayerNorm, GELU",
-        "biases of queries, keys and values" if model.add_qkv_bias else "",
-        "biases" if model.add_bias_linear else "",
-        _qk_norm_words(model),
-        *_factor_words(model),
-        f"vocabulary {model.vocab_size}" + (", tied" if model.tie_embeddings else ""),
-    ]
-    count = f"{model.parameters():,} parameters"
-    if model.num_experts:
-        count += f", {model.active_parameters():,} of them active per token"
-    if model.mtp_num_layers:
-        count += f", and {model.mtp_parameters():,} of multi-token prediction"
-    return [f"model {model.name}: {', '.join(part for part in parts if part)}", f"model {model.name}: {count}"]
-
-
-def _expert_words(model: Architecture) -> list[str]:
-    if not model.num_experts:
-        return [f"feed-forward {model.ffn_hidden_size}"]
-    dense, shared = model.moe_first_dense_layers, model.moe_shared_expert_intermediate_size
-    groups = f" from {model.moe_router_group_topk} of {model.moe_router_num_groups} groups" if model.moe_router_num_groups else ""
-    return [
-        f"{model.num_experts} experts of {model.expert_size}, {model.moe_router_topk} per token{groups}",
-        f"a shared one of {shared}" if shared else "",
-        "balanced by biases" if model.moe_router_enable_expert_bias else "",
-        f"feed-forward {model.ffn_hidden_size} in the first {dense}" if dense else "",
-    ]
-
-
-def _head_words(model: Architecture) -> list[str]:
-    latent = model.latent_attention
-    if latent is None:
-        return [f"{model.num_attention_heads} heads of {model.kv_channels} in {model.num_query_groups} query groups"]
-    queries = "queries without a latent" if latent.q_lora_rank is None else f"latents of {latent.q_lora_rank} for queries"
-    return [
-        f"{model.num_attention_heads} heads of {latent.qk_head_dim} + {latent.qk_pos_emb_head_dim} rotated channels",
-        f"values of {latent.v_head_dim}, {queries}, {latent.kv_lora_rank} for keys and values",
-    ]
 
 
 def divisible_by(size: int, expert_parallel: int) -> Architecture:
@@ -197,47 +138,6 @@ def _window(text: str) -> int | None:
     if not left.strip().isdigit() or right.strip() not in ("0", ""):
         raise BadConfig(f"window size {text!r} is not a number of tokens to the left and 0, like 4095,0")
     return int(left) + 1
-
-
-def _scaling_words(scaling: AnyScaling | None) -> str:
-    if scaling is None:
-        return ""
-    kind = "" if isinstance(scaling, RopeScaling) else f" ({scaling.rope_type})"
-    return f"scaled by {scaling.factor:g}{kind}" if scaling.factor else f"scaled{kind}"
-
-
-def _window_words(model: Architecture) -> str:
-    if not model.sliding_window:
-        return ""
-    every = f" but in every layer {model.window_attn_skip_freq}" if model.window_attn_skip_freq else ""
-    return f"window of {model.sliding_window}{every}" + (
-        f", there rotary base {model.local_rotary_base:g}" if model.local_rotary_base else ""
-    )
-
-
-def _layer_words(model: Architecture) -> str:
-    place = {"pre": "", "post": " behind the layers", "both": " before and behind the layers"}[model.norm_placement]
-    activation = {"silu": "SwiGLU", "gelu_tanh": "GeGLU", "clamped_swiglu": "clamped SwiGLU"}[model.activation]
-    return f"RMSNorm{' times 1 + weight' if model.layernorm_zero_centered_gamma else ''}{place}, {activation}"
-
-
-def _qk_norm_words(model: Architecture) -> str:
-    if not model.qk_layernorm:
-        return ""
-    return "norms of queries and keys" + (" over all heads" if model.qk_layernorm_width == "all_heads" else "")
-
-
-def _factor_words(model: Architecture) -> list[str]:
-    caps = {"scores": model.attn_logit_softcapping, "logits": model.final_logit_softcapping}
-    factors = {
-        "embeddings times": model.embedding_multiplier,
-        "layer outputs times": model.residual_multiplier,
-        "logits divided by": model.logits_scaling,
-    }
-    return [
-        *(f"{what} {factor:g}" for what, factor in factors.items() if factor != 1),
-        *(f"{what} capped at {cap:g}" for what, cap in caps.items() if cap is not None),
-    ]
 
 
 def _rope_scaling(options: dict[str, Any], base: Architecture) -> AnyScaling | None:
@@ -309,13 +209,3 @@ def _check_family(options: dict[str, Any], architecture: Architecture) -> None:
             raise BadConfig(f"--{name.replace('_', '-')} for a model with learned positions", f"drop it; {LLAMA_STYLE}")
     if architecture.family == "gpt" and options["no_position_embedding"]:
         raise BadConfig("--no-position-embedding for a model with learned positions", "add --position-embedding-type rope")
-
-
-def _check_expert_options(options: dict[str, Any], architecture: Architecture) -> None:
-    if architecture.num_experts and architecture.moe_router_topk < 2:
-        raise BadConfig(
-            "one expert per token: its weight would always be 1, and the router would not learn", "--moe-router-topk 2"
-        )
-    for name in ("moe_router_topk", "moe_ffn_hidden_size", "moe_aux_loss_coeff"):
-        if options[name] is not None and not architecture.num_experts:
-            raise BadConfig(f"--{name.replace('_', '-')} for a model without experts", "add --num-experts")

@@ -1,0 +1,217 @@
+"""Mixtures of small experts and latent attention in others' words: the published models come out, to the last field."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from layouts import assembled
+
+from lt_shared import presets
+from lt_shared.architecture import Architecture
+from lt_shared.console import BadConfig
+from lt_train.config.settings.model.experts import layer_frequency
+from lt_train.importers import megatron_bridge, megatron_lm
+from lt_train.importers.effects import Effect
+from lt_train.importers.imported_run import resolve
+from lt_train.importers.ledger import Translation, flatten
+
+STYLE = (
+    *("--position-embedding-type", "rope", "--normalization", "RMSNorm", "--swiglu", "--disable-bias-linear"),
+    *("--untie-embeddings-and-output-weights", "--norm-epsilon", "1e-6", "--seq-length", "4096", "--train-iters", "10"),
+    *("--micro-batch-size", "1", "--global-batch-size", "8", "--lr", "1e-4", "--transformer-impl", "transformer_engine"),
+)
+RUN = ("--mock-data", "--train-iters", "1")
+# The sizes of deepseek-ai/DeepSeek-V2-Lite's config.json, as megatron-core names them.
+V2_LITE = (
+    *("--num-layers", "27", "--hidden-size", "2048", "--num-attention-heads", "16", "--ffn-hidden-size", "10944"),
+    *("--vocab-size", "102400", "--max-position-embeddings", "163840", "--kv-channels", "16"),
+    *(
+        "--multi-latent-attention",
+        "--qk-layernorm",
+        "--kv-lora-rank",
+        "512",
+        "--v-head-dim",
+        "128",
+        "--rotary-scaling-factor",
+        "40",
+    ),
+    *("--mscale", "0.707", "--mscale-all-dim", "0.707"),
+    *("--num-experts", "64", "--moe-layer-freq", "([0]*1+[1]*26)", "--moe-ffn-hidden-size", "1408", "--moe-router-topk", "6"),
+    *("--moe-shared-expert-intermediate-size", "2816", "--moe-router-pre-softmax", "--moe-aux-loss-coeff", "0.001"),
+)
+# zai-org/GLM-4.5-Air's.
+GLM_AIR = (
+    *("--num-layers", "46", "--hidden-size", "4096", "--num-attention-heads", "96", "--ffn-hidden-size", "10944"),
+    *("--group-query-attention", "--num-query-groups", "8", "--kv-channels", "128", "--add-qkv-bias"),
+    *("--vocab-size", "151552", "--max-position-embeddings", "131072", "--rotary-base", "1000000", "--rotary-percent", "0.5"),
+    *("--num-experts", "128", "--moe-layer-freq", "[0]*1 + [1]*45", "--moe-ffn-hidden-size", "1408", "--moe-router-topk", "8"),
+    *("--moe-shared-expert-intermediate-size", "1408", "--moe-router-score-function", "sigmoid"),
+    *("--moe-router-enable-expert-bias", "--moe-router-topk-scaling-factor", "1.0", "--norm-epsilon", "1e-5"),
+    *("--moe-router-num-groups", "1", "--moe-router-group-topk", "1", "--mtp-num-layers", "1", "--moe-aux-loss-coeff", "0.0001"),
+)
+# As a checkpoint of deepseek-ai/DeepSeek-V3 by Megatron-Bridge has them.
+V3: dict[str, Any] = {
+    "_target_": "megatron.bridge.training.config.ConfigContainer",
+    "model": {
+        "_target_": "megatron.bridge.models.deepseek.deepseek_provider.DeepSeekV3ModelProvider",
+        "activation_func": {"_call_": False, "_target_": "torch.nn.functional.silu"},
+        "gated_linear_unit": True,
+        "add_bias_linear": False,
+        "normalization": "RMSNorm",
+        "position_embedding_type": "rope",
+        "share_embeddings_and_output_weights": False,
+        "layernorm_epsilon": 1e-06,
+        "num_layers": 61,
+        "hidden_size": 7168,
+        "ffn_hidden_size": 18432,
+        "num_attention_heads": 128,
+        "num_query_groups": 128,
+        "kv_channels": 128,
+        "vocab_size": 129280,
+        "seq_length": 163840,
+        "multi_latent_attention": True,
+        "qk_layernorm": True,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_head_dim": 128,
+        "qk_pos_emb_head_dim": 64,
+        "v_head_dim": 128,
+        "rope_type": "yarn",
+        "rotary_base": 10000.0,
+        "rotary_scaling_factor": 40,
+        "original_max_position_embeddings": 4096,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "num_moe_experts": 256,
+        "moe_layer_freq": [0] * 3 + [1] * 58,
+        "moe_ffn_hidden_size": 2048,
+        "moe_router_topk": 8,
+        "moe_shared_expert_intermediate_size": 2048,
+        "moe_router_score_function": "sigmoid",
+        "moe_router_enable_expert_bias": True,
+        "moe_router_pre_softmax": True,
+        "moe_router_num_groups": 8,
+        "moe_router_group_topk": 4,
+        "moe_router_topk_scaling_factor": 2.5,
+        "moe_router_bias_update_rate": 0.001,
+        "moe_aux_loss_coeff": 0.0001,
+        "moe_grouped_gemm": True,
+        "mtp_num_layers": 1,
+    },
+    "train": {"micro_batch_size": 1, "global_batch_size": 8, "train_iters": 10},
+}
+
+
+def from_words(*words: str) -> Translation:
+    return megatron_lm.translate(["pretrain_gpt.py", *STYLE, *words])
+
+
+def from_bridge(**changes: Any) -> Translation:
+    return megatron_bridge.translate(flatten(V3 | {"model": V3["model"] | changes}))
+
+
+def same_fields(found: Architecture, name: str) -> None:
+    """But for the initial weights, which checkpoints have no need of."""
+    preset = presets.preset(name)
+    scored = {"moe_router_group_score_topk": preset.moe_router_group_score_topk} if found.moe_router_num_groups else {}
+    expected = dataclasses.replace(preset, name=found.name, init_std=found.init_std, model_type=found.model_type)
+    assert dataclasses.replace(found, **scored) == expected
+
+
+def lost(translation: Translation) -> list[str]:
+    return [entry.key for entry in translation.lost(Effect.MODEL)]
+
+
+@pytest.mark.parametrize(
+    ("translation", "preset"),
+    [
+        pytest.param(from_words(*V2_LITE), "deepseek-v2-lite", id="V2-Lite"),
+        pytest.param(from_bridge(), "deepseek-v3", id="V3"),
+    ],
+)
+def test_the_published_model_comes_out(translation: Translation, preset: str) -> None:
+    assert lost(translation) == []
+    same_fields(resolve(translation).architecture, preset)
+
+
+def test_a_mixture_without_latent_attention() -> None:
+    translation = from_words(*GLM_AIR)
+    found = resolve(translation).architecture
+    assert lost(translation) == []
+    assert (found.moe_first_dense_layers, found.latent_attention) == (1, None)
+    assert found.parameters() == presets.preset("glm-4.5-air").parameters()
+
+
+def test_sizes_of_latents_mean_nothing_without_them() -> None:
+    """Some trainers print all arguments of Megatron-LM with their defaults."""
+    found = from_words(*GLM_AIR, "--kv-lora-rank", "32", "--qk-head-dim", "128", "--qk-pos-emb-head-dim", "64")
+    assert lost(found) == []
+    assert "kv_lora_rank" not in found.options
+
+
+def test_latents_without_norms_are_told() -> None:
+    assert lost(from_words(*(word for word in V2_LITE if word != "--qk-layernorm"))) == ["qk_layernorm"]
+    assert lost(from_bridge(qk_layernorm=False)) == ["model.qk_layernorm"]
+
+
+@pytest.mark.parametrize("change", [("--rotary-scaling-factor", "1"), ("--rope-type", "rope")])
+def test_positions_that_are_not_scaled(change: Sequence[str]) -> None:
+    found = resolve(from_words(*V2_LITE, *change)).architecture
+    assert found.rope_scaling is None
+
+
+def test_options_change_a_preset() -> None:
+    from layouts import assembled
+
+    sizes = (
+        "--model",
+        "tiny-deepseek-v3",
+        "--q-lora-rank",
+        "24",
+        "--moe-layer-freq",
+        "[0,0,1,1]",
+        "--mock-data",
+        "--train-iters",
+        "1",
+    )
+    found = assembled(sizes).architecture
+    assert found.latent_attention is not None
+    assert (found.latent_attention.q_lora_rank, found.latent_attention.kv_lora_rank, found.moe_first_dense_layers) == (24, 32, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--model", "tiny", "--kv-lora-rank", "8"), "--kv-lora-rank for a model without latent attention"),
+        (("--model", "tiny", "--moe-router-num-groups", "2"), "--moe-router-num-groups for a model without experts"),
+        (("--model", "tiny-deepseek-v3", "--kv-channels", "8"), "latent attention has a key for each"),
+        (("--model", "tiny-deepseek-v3", "--v-head-dim", "8", "--kv-channels", "8"), "--kv-channels beside latent attention"),
+        (("--model", "tiny-deepseek-v3", "--moe-layer-freq", "2"), "only first layers without experts are known here"),
+    ],
+)
+def test_contradictions_are_refused(options: Sequence[str], message: str) -> None:
+    with pytest.raises(BadConfig, match=message):
+        assembled([*options, *RUN])
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1", 1),
+        ("([0]*3+[1]*2)", [0, 0, 0, 1, 1]),
+        ("[0]+[1]*2", [0, 1, 1]),
+        ("[0, 1, 1]", [0, 1, 1]),
+        ("([1]*2+[0])*2", [1, 1, 0, 1, 1, 0]),
+    ],
+)
+def test_lists_of_layers_as_python_writes_them(text: str, value: Any) -> None:
+    assert layer_frequency(text) == value == eval(text)
+
+
+@pytest.mark.parametrize("text", ["", "0", "[2]", "-1", "[1]*99999999", "__import__('os')", "[[1]]", "1.5", "[1]*[1]", "(" * 999])
+def test_what_is_no_such_list_is_refused(text: str) -> None:
+    with pytest.raises(BadConfig, match="neither a number nor a list"):
+        layer_frequency(text)

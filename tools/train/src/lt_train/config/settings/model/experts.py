@@ -1,0 +1,102 @@
+"""Experts: Megatron's options for the sizes of a mixture and for its router.
+
+Which layers have experts is `--moe-layer-freq` there: n for every n-th layer, or a list as Python writes it, `([0]*3+[1]*58)`.
+Known here are lists whose zeros all come first, as in every published model.
+"""
+
+import ast
+from typing import Any
+
+import click
+
+from lt_shared import console, megatron_arguments
+from lt_shared.architecture import Architecture
+from lt_shared.console import BadConfig
+
+POSITIVE = click.IntRange(min=1)
+LARGEST_LIST = 10_000
+
+OPTIONS = console.section(
+    "Experts",
+    click.option("--num-experts", type=POSITIVE, help="Experts of each layer (Mixtral)."),
+    click.option("--moe-layer-freq", metavar="N|LIST", help="Layers with experts: 1, or a list like ([0]*3+[1]*58)."),
+    click.option("--moe-ffn-hidden-size", type=POSITIVE, help="Width of an expert; by default the feed-forward layer's."),
+    click.option("--moe-shared-expert-intermediate-size", type=POSITIVE, help="Width of the expert that all tokens go through."),
+    click.option("--moe-router-topk", type=POSITIVE, help="Experts that a token goes to."),
+    click.option("--moe-router-score-function", type=click.Choice(["softmax", "sigmoid"]), help="Scores of the experts."),
+    click.option("--moe-router-pre-softmax", is_flag=True, default=None, help="Softmax over all experts, before the choice."),
+    click.option("--moe-router-enable-expert-bias", is_flag=True, default=None, help="Biases that balance (DeepSeek-V3)."),
+    click.option("--moe-router-num-groups", type=POSITIVE, help="Groups of experts."),
+    click.option("--moe-router-group-topk", type=POSITIVE, help="Groups that a token's experts are chosen from."),
+    click.option(
+        "--moe-router-topk-scaling-factor", type=console.FiniteRange(min=0, min_open=True), help="Factor of the experts' weights."
+    ),
+    click.option("--moe-aux-loss-coeff", type=console.FiniteRange(min=0), help="Weight of the loss that balances the experts."),
+)
+
+# Options that are fields of an `Architecture`.
+FIELDS = (
+    *(
+        "num_experts",
+        "moe_ffn_hidden_size",
+        "moe_shared_expert_intermediate_size",
+        "moe_router_topk",
+        "moe_router_score_function",
+    ),
+    *("moe_router_pre_softmax", "moe_router_enable_expert_bias", "moe_router_num_groups", "moe_router_group_topk"),
+    *("moe_router_topk_scaling_factor", "moe_aux_loss_coeff"),
+)
+
+
+def changed_fields(options: dict[str, Any], base: Architecture, num_layers: int) -> dict[str, Any]:
+    """The fields that the options change. Raises BadConfig, as for one that says nothing of a model without experts."""
+    if not (options["num_experts"] or base.num_experts):
+        for name in (*FIELDS, "moe_layer_freq"):
+            if options[name] is not None:
+                raise BadConfig(f"--{name.replace('_', '-')} for a model without experts", "add --num-experts")
+    changes = {field: options[field] for field in FIELDS if options[field] is not None}
+    if options["moe_layer_freq"] is not None:
+        frequency = layer_frequency(options["moe_layer_freq"])
+        changes["moe_first_dense_layers"] = megatron_arguments.dense_layers(frequency, num_layers, "the model")
+    if options["moe_router_num_groups"] or options["moe_router_group_topk"]:
+        changes["moe_router_group_score_topk"] = None
+    elif base.moe_router_num_groups:
+        # Whatever the number of experts of a token, groups are scored as the model's are.
+        changes["moe_router_group_score_topk"] = base.group_score_topk
+    return changes
+
+
+def layer_frequency(text: str) -> int | list[int]:
+    """A number, or a list of 0 and 1 from lists with `+` and `*`. Raises BadConfig."""
+    try:
+        value = _value(ast.parse(text.strip(), mode="eval").body)
+        if (isinstance(value, int) and value > 0) or (isinstance(value, list) and set(value) <= {0, 1}):
+            return value
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        pass
+    raise BadConfig(
+        f"--moe-layer-freq {text!r:.80} is neither a number nor a list of 0 and 1", "write it like 1 or ([0]*3+[1]*58)"
+    )
+
+
+def _value(node: ast.expr) -> Any:
+    if isinstance(node, ast.Constant) and type(node.value) is int and 0 <= node.value <= LARGEST_LIST:
+        return node.value
+    if isinstance(node, ast.List):
+        return [_value(element) for element in node.elts]
+    if isinstance(node, ast.BinOp):
+        left, right = _value(node.left), _value(node.right)
+        if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
+            return left + right
+        is_repeated = isinstance(node.op, ast.Mult) and isinstance(left, list) and isinstance(right, int)
+        if is_repeated and len(left) * right <= LARGEST_LIST:
+            return left * right
+    raise ValueError(ast.dump(node))
+
+
+def check(architecture: Architecture) -> None:
+    """Raises BadConfig for a router that would not learn."""
+    if architecture.num_experts and architecture.moe_router_topk < 2:
+        raise BadConfig(
+            "one expert per token: its weight would always be 1, and the router would not learn", "--moe-router-topk 2"
+        )

@@ -1,0 +1,47 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): Megatron's options for the sizes of its latents and heads.
+
+The latents have norms, as in every model of DeepSeek; Megatron has them with `--qk-layernorm`. Sizes that are not given are the
+base model's, or Megatron's defaults.
+"""
+
+import dataclasses
+from typing import Any
+
+import click
+
+from lt_shared import console
+from lt_shared.architecture import Architecture, LatentAttention
+from lt_shared.console import BadConfig
+
+POSITIVE = click.IntRange(min=1)
+
+OPTIONS = console.section(
+    "Latent attention",
+    click.option("--multi-latent-attention", is_flag=True, default=None, help="Multi-head latent attention (DeepSeek)."),
+    click.option("--q-lora-rank", type=POSITIVE, help="Width of the latent of queries; by default they have none."),
+    click.option("--kv-lora-rank", type=POSITIVE, help="Width of the latent of keys and values; by default 32."),
+    click.option("--qk-head-dim", type=POSITIVE, help="Channels of a query without a position; by default 128."),
+    click.option("--qk-pos-emb-head-dim", type=POSITIVE, help="Channels of a query that are rotated; by default 64."),
+    click.option("--v-head-dim", type=POSITIVE, help="Channels of a value; by default 128."),
+)
+
+SIZES = tuple(field.name for field in dataclasses.fields(LatentAttention))
+# megatron-core's `MLATransformerConfig`, but that there queries have a latent of 512 for a program that says nothing.
+MEGATRONS = LatentAttention(q_lora_rank=None, kv_lora_rank=32, qk_head_dim=128, qk_pos_emb_head_dim=64, v_head_dim=128)
+
+
+def changed_fields(options: dict[str, Any], base: Architecture, num_attention_heads: int) -> dict[str, Any]:
+    """The fields of an `Architecture` that the options change. Raises BadConfig for a size without latent attention."""
+    given = {name: options[name] for name in SIZES if options[name] is not None}
+    if not given and not options["multi_latent_attention"]:
+        return {}
+    latent = base.latent_attention or (MEGATRONS if options["multi_latent_attention"] else None)
+    if latent is None:
+        name = next(iter(given)).replace("_", "-")
+        raise BadConfig(f"--{name} for a model without latent attention", "add --multi-latent-attention")
+    for name in ("kv_channels", "num_query_groups"):
+        if options[name] is not None:
+            raise BadConfig(f"--{name.replace('_', '-')} beside latent attention, whose heads have sizes of their own", "drop it")
+    # The norms of the latents are meant by it.
+    changes: dict[str, Any] = {"qk_layernorm": False, "kv_channels": 0, "num_query_groups": num_attention_heads}
+    return changes | {"latent_attention": dataclasses.replace(latent, **given)}
