@@ -19,10 +19,10 @@ from lt_shared.sample_order import batch_sizes, sample_index, shard_list
 from lt_shared.sample_order.batch_sizes import RampUp
 from lt_shared.sample_order.parts import Source, StreamSource, part_of
 from lt_shared.sample_order.phases import Phase, phased
-from lt_shared.sample_order.samples import BlendedSamples, Samples, StoredSequences
+from lt_shared.sample_order.samples import Samples, StoredSequences
 from lt_shared.sample_order.shard_list import ShardList
 from lt_shared.sample_order.split import split_ranges
-from lt_shared.sample_order.stream import Shard, StreamSamples
+from lt_shared.sample_order.stream import Shard, Stream
 
 FILE = "data-order.jsonl"
 VERSION = 1
@@ -130,20 +130,17 @@ class AttemptOrder:
         with tempfile.TemporaryDirectory(prefix="sample-order-") as made:
             found = {index: _found(index, name, caches, Path(made)) for index, name in names.items()}
             samples: Samples = part.load(found)
-        members = samples.members if isinstance(samples, BlendedSamples) else [samples]
-        for dataset, member in zip(self.datasets, members, strict=False):
-            if isinstance(member, StreamSamples):
-                self._fill(member, dataset)
         return samples
 
-    def _fill(self, samples: StreamSamples, dataset: OrderedDataset) -> None:
-        """Give a stream its shards, as far as there are some."""
-        found = _listed(str(dataset.shard_list))
+    def _stream(self, listed: str) -> Stream:
+        """With the shards that there are so far."""
+        found, stream = _listed(listed), Stream(self.seed, self.window_tokens or 1)
         for number, shard in enumerate(found.shards):
             sequences = StoredSequences(shard.prefix)
-            samples.add(Shard(sequences, self._share(sequences) if number == 0 else range(len(sequences.lengths))))
+            stream.add(Shard(sequences, self._share(sequences) if number == 0 else range(len(sequences.lengths))))
         if found.is_finished:
-            samples.finish()
+            stream.finish()
+        return stream
 
     def _share(self, sequences: StoredSequences) -> range:
         count = len(sequences.lengths)
@@ -155,15 +152,14 @@ class AttemptOrder:
         sources: list[Source | StreamSource] = []
         for dataset in self.datasets:
             if dataset.shard_list is not None:
-                sources.append(StreamSource(self.window_tokens or 1, dataset.weight))
+                sources.append(StreamSource(self._stream(dataset.shard_list), dataset.weight))
                 continue
             _check_unchanged(dataset)
             sequences = StoredSequences(dataset.prefix)
             share = self._share(sequences)
             sources.append(Source(dataset.prefix, sequences, share, dataset.weight, dataset.packed is not None))
         if self.phases:
-            finished = [source for source in sources if isinstance(source, Source)]
-            return phased(finished, self.phases, self.seed)
+            return phased(sources, self.phases, self.seed)
         return part_of(sources, self.samples, self.seq_length, self.seed)
 
 

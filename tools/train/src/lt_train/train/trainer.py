@@ -17,7 +17,6 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from lt_shared import run_log
 from lt_shared.console import ExitCode, TryAgain
 from lt_shared.run_log import CheckpointLoaded, Evaluation, Step
-from lt_shared.sample_order import dataset_names
 from lt_shared.sample_order.log_notes import PhaseBegins, Skipped
 from lt_shared.sample_order.samples import Samples
 from lt_train.checkpoint import remote_run, training_state
@@ -122,10 +121,10 @@ class Loop:
         settings = config.checkpointing
         self.limits = Limits(state.iteration, settings.exit_interval, settings.exit_duration_minutes)
         self.data = loader.build(config, state.consumed_samples, state.iteration)
-        self.sources = dataset_names.names([dataset.prefix for dataset in config.data.datasets])
+        self.sources = config.data.names
         if config.replay:
             self.data = dataclasses.replace(self.data, validation={}, test=None)
-        self.arrivals = Arrivals(config, self.data.training, rank_environment.rank)
+        self.arrivals = Arrivals(config, self.data.training, self.data.streams, rank_environment.rank)
         self.saver = Saver(config, chosen, state, where, log, self.arrivals)
         self.speedometer = Speedometer(config, device.name(where))
         self.clock = Clock()

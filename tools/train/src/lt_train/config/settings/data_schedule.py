@@ -27,7 +27,7 @@ from lt_shared import console, storage, strict_yaml
 from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, ToolError, UsageError
 from lt_shared.manifest import Dataset
-from lt_shared.sample_order import dataset_names
+from lt_train.config.settings import streaming
 from lt_train.config.settings.batches import LENGTHS, Batches, sequence_length
 from lt_train.config.settings.model import given_scaling
 
@@ -149,7 +149,7 @@ def resolve_schedule(options: dict[str, Any], datasets: tuple[Dataset, ...], arc
         raise UsageError(f"{OPTION} without datasets", "name the datasets that the phases draw from")
     try:
         phases = _phases(strict_yaml.loads(storage.read_bytes(path).decode()))
-        names = dataset_names.names([dataset.prefix for dataset in datasets])
+        names = streaming.names(datasets)
         known = dict(zip([*names, *(dataset.prefix for dataset in datasets)], [*range(len(names))] * 2, strict=True))
         given = [dataset.weight for dataset in datasets]
         size = sequence_length(options, architecture)
@@ -253,13 +253,4 @@ def check(schedule: Schedule, batches: Batches, saves: bool) -> Iterator[ToolErr
     if schedule and not saves and schedule.end_of_form(batches, 0) < batches.train_iters:
         yield BadConfig(
             f"{OPTION}: a phase with another sequence length or rotary embedding continues from a checkpoint", "add --save"
-        )
-
-
-def check_streams(schedule: Schedule, has_streams: bool) -> Iterator[ToolError]:
-    """Yields BadConfig for phases of a stream: phases read datasets whose lengths are known."""
-    if schedule and has_streams:
-        yield BadConfig(
-            f"{OPTION}: a stream among the data, and phases are of datasets that are finished",
-            "name the finished shards by their prefixes, or train without phases",
         )
