@@ -142,7 +142,7 @@ def test_what_is_not_there_is_not_read() -> None:
 @given(lengths=lists, sizes=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 15)), min_size=1, max_size=4))
 @settings(max_examples=80, deadline=None)
 def test_phases_of_a_stream_go_on_where_the_one_before_has_ended(lengths: list[list[int]], sizes: list[tuple[int, int]]) -> None:
-    """Each token of the stream is in one phase, in the order of samples of one token; (sequence length, samples) of each phase."""
+    """Each token of the stream is in one phase; `sizes` are the sequence length and the samples of each."""
     total = sum(length * samples for length, samples in sizes)
     stream = whole(lengths, 40)
     line = [shard * SHARD + n * SEQUENCE + place for shard, n, place in places(stream, total + 1)]

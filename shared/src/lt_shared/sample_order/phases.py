@@ -33,11 +33,15 @@ SPARE_SAMPLES = 2
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """`samples` samples of `sequence_length` + 1 tokens, from datasets in the proportion of `weights`, 0 for those it lacks."""
+    """`samples` samples of `sequence_length` + 1 tokens, from datasets in the proportion of `weights`, 0 for those it lacks.
+
+    `global_batch_size`, of which the order does not depend, is None for that of the run.
+    """
 
     samples: int
     sequence_length: int
     weights: tuple[float, ...]
+    global_batch_size: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
