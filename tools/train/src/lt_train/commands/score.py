@@ -132,6 +132,11 @@ def _parts(
     datasets = tuple(_dataset(dataset) for dataset in attempt.datasets)
     settled = {
         "save": None,
+        "keep_last": None,
+        "keep_every": None,
+        "async_save": False,
+        "exit_interval": None,
+        "exit_duration_in_mins": None,
         "load": str(checkpoint),
         "finetune": True,
         "log_sample_loss": True,

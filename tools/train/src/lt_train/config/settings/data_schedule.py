@@ -91,7 +91,9 @@ class Schedule:
         return bool(self.phases)
 
     def last_steps(self, batches: Batches) -> list[int]:
-        """The last step of each phase."""
+        """The last step of each phase. What is left of one of larger batches may be a step of the next one."""
+        if batches.phase_sizes:
+            return [*(batches.steps_within(size.begin) for size in batches.phase_sizes[1:]), batches.train_iters]
         ends, samples = [], 0
         for phase in self.phases:
             samples += phase.samples
