@@ -128,7 +128,10 @@ def _finished(path: str) -> ShardList | None:
 
 
 def _waited_for(path: str) -> ShardList:
-    """The list in a file that grows, once it has a line and the files of its first shard are seen here."""
+    """The list in a file that grows, once it has a line and the files of its first shard are seen here.
+
+    It does not count as finished, even where its last line is there: other nodes may not see that yet.
+    """
     waiting, patience = False, shard_list.LATEST_SECONDS
     while True:
         text = storage.read_bytes(path).decode("utf-8", "surrogateescape") if storage.exists(path) else ""
@@ -138,7 +141,7 @@ def _waited_for(path: str) -> ShardList:
                 raise UsageError(f"--follow: {path} is not the list of a stream", "lt-preprocess --stream prints one")
             found = shard_list.parse(text, path)
             if shard_list.is_visible(found.shards[0]) or patience <= 0:
-                return found
+                return ShardList(found.shards)
             patience -= POLL_SECONDS
         if not waiting:
             note(f"{path}: waiting for the first shard")
