@@ -9,6 +9,7 @@ stay as they are.
 
 import dataclasses
 import os
+import re
 import shutil
 import signal
 import socket
@@ -92,6 +93,29 @@ class Slurm:
         shown = self.run("scontrol", "show", "job", job)
         assert f"ExitCode={code}:0" in shown, f"{shown}\n{log.read_text()}"
         return log.read_text()
+
+    def read_until(self, log: Path, pattern: str) -> None:
+        """Wait until a log has a line with the pattern."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        while time.monotonic() < deadline:
+            if log.exists() and re.search(pattern, log.read_text()):
+                return
+            time.sleep(0.1)
+        raise AssertionError(f"no {pattern} in {log}:\n{log.read_text() if log.exists() else ''}")
+
+    def ranks(self, job: str) -> dict[str, int]:
+        """The processes of a job's ranks, by number."""
+        found = {}
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                command = (process / "cmdline").read_bytes()
+                variables = (process / "environ").read_text(errors="replace").split("\0")
+            except OSError:
+                continue
+            if b"lt_train.launch.worker" in command and f"SLURM_JOB_ID={job}" in variables:
+                (number,) = (variable[5:] for variable in variables if variable.startswith("RANK="))
+                found[number] = int(process.name)
+        return found
 
 
 @pytest.fixture(scope="session")

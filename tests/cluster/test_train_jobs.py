@@ -58,37 +58,13 @@ def test_the_script_of_the_readme(directory: Path, undisturbed: str) -> None:
     assert len(losses(directory / "pipeline/nodes")) >= 40
 
 
-def wait_for(log: Path, pattern: str) -> None:
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline:
-        if log.exists() and re.search(pattern, log.read_text()):
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"no {pattern} in {log}:\n{log.read_text()}")
-
-
-def ranks(job: str) -> dict[str, int]:
-    """The processes of a job's ranks, by number."""
-    found = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (process / "cmdline").read_bytes()
-            variables = (process / "environ").read_text(errors="replace").split("\0")
-        except OSError:
-            continue
-        if b"lt_train.launch.worker" in command and f"SLURM_JOB_ID={job}" in variables:
-            (number,) = (variable[5:] for variable in variables if variable.startswith("RANK="))
-            found[number] = int(process.name)
-    return found
-
-
 def submit_slowly(slurm: Any, name: str, script: str, directory: Path, place: Path) -> tuple[str, Path, Path]:
     """The job, its log, and the file at which its checkpoints are no longer slow; two steps are done."""
     fast, log = place / "fast", directory / f"{name}.out"
     (place / "sitecustomize.py").write_text(SLOW.format(file=str(fast)))
     options = ("--parsable", "-o", log.name, f"--export=ALL,PYTHONPATH={place}")
     job = slurm.run("sbatch", *options, cwd=directory, stdin=script)
-    wait_for(log, r" iteration +2/")
+    slurm.read_until(log, r" iteration +2/")
     return job, log, fast
 
 
@@ -106,16 +82,16 @@ def eventful(slurm: Any, directory: Path, undisturbed: str, tmp_path_factory: py
     # Within the two minutes before the limit that the signal is sent in.
     elapsed_minutes = int(slurm.run("squeue", "-h", "-O", "TimeUsed", "-j", job).split(":")[-2])
     slurm.run("scontrol", "update", f"JobId={job}", f"TimeLimit={elapsed_minutes + 2}")
-    wait_for(log, ENDED.pattern)
+    slurm.read_until(log, ENDED.pattern)
     slurm.wait(job, "PENDING", "RUNNING")
     slurm.run("scontrol", "update", f"JobId={job}", "TimeLimit=UNLIMITED")
     saved = int(re.findall(ENDED, log.read_text())[-1])
-    wait_for(log, rf"loaded checkpoint from \S+ at iteration {saved}\n(?s:.*) iteration +{saved + 2}/")
-    before = ranks(job)
+    slurm.read_until(log, rf"loaded checkpoint from \S+ at iteration {saved}\n(?s:.*) iteration +{saved + 2}/")
+    before = slurm.ranks(job)
     os.kill(before["1"], signal.SIGKILL)
     fast.touch()
     begin = time.monotonic()
-    while set(before.values()) & set(ranks(job).values()):
+    while set(before.values()) & set(slurm.ranks(job).values()):
         assert time.monotonic() - begin < 60, "the other rank still waits"
         time.sleep(0.1)
     text = slurm.finish(job, log)
@@ -194,7 +170,7 @@ def test_an_elastic_job_takes_a_node_that_comes_back(slurm: Any, directory: Path
     slurm.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=test")
     try:
         job = slurm.run("sbatch", "--parsable", "-o", "elastic.out", cwd=directory, stdin=script)
-        wait_for(directory / "elastic.out", r"ended by --exit-interval at iteration 20;")
+        slurm.read_until(directory / "elastic.out", r"ended by --exit-interval at iteration 20;")
     finally:
         slurm.run("scontrol", "update", "NodeName=n2", "State=RESUME")
     text = slurm.finish(job, directory / "elastic.out")

@@ -1,5 +1,6 @@
 """`lt-monitor blame` on runs whose data was made by hand: from a step to the lines of the source, and to what leaves them out."""
 
+import dataclasses
 import json
 import os
 import shlex
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lt_monitor.blame import rollback
 from lt_monitor.cli import blame_command
 from lt_shared import indexed_dataset
 from lt_shared.document_origins.origins import TokenizedLines
@@ -132,6 +134,12 @@ def test_the_way_back(tool: Tool, order: AttemptOrder, poisoned: list[int], tmp_
         *("lt-train", "--model", "tiny", "--save", "run", "0.75", str(tmp_path / "web"), "0.25", str(tmp_path / "code")),
         *("--load", str(tmp_path / "run/iter_0000020"), "--save", "run-skip", "--skip-samples", "skip.jsonl"),
     ]
+
+
+def test_a_stream_that_came_through_a_pipe_is_named_by_its_list(order: AttemptOrder) -> None:
+    stream = dataclasses.replace(order, datasets=(OrderedDataset("web-part00000", shard_list="/fsx/web.list"),))
+    words = shlex.split(str(rollback.plan("run", stream, 1, [3], "skip.jsonl").command))
+    assert words[:6] == ["lt-train", "--model", "tiny", "--save", "run", "@/fsx/web.list"]
 
 
 def test_losses_of_another_program(tool: Tool, poisoned: list[int], tmp_path: Path) -> None:

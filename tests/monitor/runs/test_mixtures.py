@@ -23,7 +23,7 @@ def log(tmp_path: Path) -> Path:
         lines.append(Evaluation(step, 3.5 - step / 2, "validation", "news").format())
         lines.append(Evaluation(step, 4.5 - step / 2, "validation", "math", is_first=False).format())
     lines.append(Skipped(3, 2, 8).format())
-    lines[4:4] = [PhaseBegins(2, "annealing: code, maths", 64, {"code": 0.5, "web": 0.5}).format()]
+    lines[4:4] = [PhaseBegins(2, "annealing: code, maths", 64, {"code": 0.5, "web": 0.5}, 16).format()]
     lines.append(PhaseBegins(4, "never reached", 64, {"web": 1.0}).format())
     path = tmp_path / "run.log"
     path.write_text("\n".join(lines) + "\n")
@@ -49,7 +49,8 @@ def test_sets_and_sources_are_summarized_and_drawn(log: Path) -> None:
 def test_skipped_samples_are_a_note(log: Path) -> None:
     notes = [record for block in log_files.event_blocks(str(log)) for record in block if record["kind"] == "note"]
     records = [record for record in notes if record["note"] != PhaseBegins.NOTE]
-    assert notes[0]["fields"] == {"step": 2, "seq_length": 64, "name": "annealing: code, maths"}
+    assert notes[0]["fields"] == {"step": 2, "seq_length": 64, "global_batch_size": 16, "name": "annealing: code, maths"}
+    assert notes[-1]["fields"] == {"step": 4, "seq_length": 64, "name": "never reached"}
     assert [(record["note"], record["fields"]) for record in records] == [
         ("skipped-samples", {"step": 3, "left_out": 2, "samples": 8})
     ]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lt_shared.sample_order.stream import Shard, StreamSamples
+from lt_shared.sample_order.stream import Shard, Stream, StreamSamples
 
 # Of a token: the shard, the sequence and the place in it.
 SHARD, SEQUENCE = 10**8, 10**4
@@ -36,17 +36,23 @@ def shards_of(lengths: list[list[int]]) -> list[Shard]:
 
 
 def read_at_once(lengths: list[list[int]], samples: int, sequence_length: int, window: int, seed: int = 7) -> list[list[int]]:
-    stream = StreamSamples(sequence_length, seed, samples, window)
+    found = StreamSamples(whole(lengths, window, seed), sequence_length, samples)
+    return [found[number].tolist() for number in range(samples)]
+
+
+def whole(lengths: list[list[int]], window: int, seed: int = 7) -> Stream:
+    stream = Stream(seed, window)
     for shard in shards_of(lengths):
         stream.add(shard)
     stream.finish()
-    return [stream[number].tolist() for number in range(samples)]
+    return stream
 
 
 @given(lengths=lists, sequence_length=st.integers(1, 60), window=st.sampled_from([1, 40, 100, 10**6]))
 @settings(max_examples=80, deadline=None)
 def test_the_order_does_not_depend_on_when_shards_arrive(lengths: list[list[int]], sequence_length: int, window: int) -> None:
-    stream = StreamSamples(sequence_length, 7, 10**6, window)
+    stream = Stream(7, window)
+    samples = StreamSamples(stream, sequence_length, 10**6)
     found: list[list[int]] = []
     epochs = 2 * sum(map(sum, lengths)) // sequence_length
     for shard in [*shards_of(lengths), None]:
@@ -54,15 +60,12 @@ def test_the_order_does_not_depend_on_when_shards_arrive(lengths: list[list[int]
             stream.finish()
         else:
             stream.add(shard)
-        while len(found) < epochs and stream.is_ready(len(found) + 1):
-            found.append(stream[len(found)].tolist())
+        while len(found) < epochs and samples.is_ready(len(found) + 1):
+            found.append(samples[len(found)].tolist())
     assert len(found) == epochs
     assert found == read_at_once(lengths, epochs, sequence_length, window)
     # Not in the order in which they are asked for, either.
-    again = StreamSamples(sequence_length, 7, epochs, window)
-    for shard in shards_of(lengths):
-        again.add(shard)
-    again.finish()
+    again = StreamSamples(whole(lengths, window), sequence_length, epochs)
     assert [again[number].tolist() for number in reversed(range(epochs))] == found[::-1]
 
 
@@ -101,12 +104,8 @@ def test_samples_stay_within_their_windows_and_move_there() -> None:
 @given(lengths=lists, sequence_length=st.integers(1, 60), window=st.sampled_from([1, 40, 10**6]))
 @settings(max_examples=60, deadline=None)
 def test_spans_are_where_the_tokens_are(lengths: list[list[int]], sequence_length: int, window: int) -> None:
-    samples = 2 * sum(map(sum, lengths)) // sequence_length
-    stream = StreamSamples(sequence_length, 7, samples, window)
-    for shard in shards_of(lengths):
-        stream.add(shard)
-    stream.finish()
-    for number in range(samples):
+    stream = StreamSamples(whole(lengths, window), sequence_length, 2 * sum(map(sum, lengths)) // sequence_length)
+    for number in range(len(stream)):
         told = [
             span.shard * SHARD + span.sequence * SEQUENCE + place
             for span in stream.spans(number)
@@ -116,23 +115,53 @@ def test_spans_are_where_the_tokens_are(lengths: list[list[int]], sequence_lengt
 
 
 def test_a_share_of_the_first_shard_is_left_out() -> None:
-    stream = StreamSamples(5, 7, 100, 1)
+    stream = Stream(7)
     stream.add(Shard(Counting(0, [10] * 10), range(3)))
     stream.add(Shard(Counting(1, [10] * 2), range(2)))
     stream.finish()
-    tokens = {token for number in range(30) for token in stream[number].tolist()}
+    samples = StreamSamples(stream, 5, 100)
+    tokens = {token for number in range(30) for token in samples[number].tolist()}
     assert {token // SEQUENCE for token in tokens} == {0, 1, 2, SHARD // SEQUENCE, SHARD // SEQUENCE + 1}
 
 
 def test_what_is_not_there_is_not_read() -> None:
-    stream = StreamSamples(5, 7, 100, 1)
+    stream = Stream(7)
+    samples = StreamSamples(stream, 5, 100)
     stream.add(Shard(Counting(0, [10]), range(1)))
-    assert stream.is_ready(1)
+    assert samples.is_ready(1)
     # The tenth token is the last of the second sample only with the first of the next shard.
-    assert not stream.is_ready(2)
+    assert not samples.is_ready(2)
     with pytest.raises(LookupError):
-        stream[1]
+        samples[1]
     stream.add(Shard(Counting(1, [10]), range(1)))
-    assert stream.is_ready(3)
+    assert samples.is_ready(3)
     stream.finish()
-    assert (stream.epoch(0), stream.epoch(3), stream.epoch(4)) == (0, 1, 1)
+    assert (samples.epoch(0), samples.epoch(3), samples.epoch(4)) == (0, 1, 1)
+
+
+@given(lengths=lists, sizes=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 15)), min_size=1, max_size=4))
+@settings(max_examples=80, deadline=None)
+def test_phases_of_a_stream_go_on_where_the_one_before_has_ended(lengths: list[list[int]], sizes: list[tuple[int, int]]) -> None:
+    """Each token of the stream is in one phase; `sizes` are the sequence length and the samples of each."""
+    total = sum(length * samples for length, samples in sizes)
+    stream = whole(lengths, 40)
+    line = [shard * SHARD + n * SEQUENCE + place for shard, n, place in places(stream, total + 1)]
+    begin = 0
+    for length, count in sizes:
+        samples = StreamSamples(stream, length, count, begin, count)
+        found = [samples[number].tolist() for number in range(count)]
+        expected = [line[token : token + length + 1] for token in range(begin, begin + count * length, length)]
+        assert sorted(found) == sorted(expected)
+        begin += count * length
+
+
+def places(stream: Stream, tokens: int) -> list[tuple[int, int, int]]:
+    return [
+        (shard, int(n), place)
+        for shard, numbers, start, end in stream.pieces(0, tokens)
+        for index, n in enumerate(numbers)
+        for place in range(
+            start if index == 0 else 0,
+            end if index == len(numbers) - 1 else int(stream.shards[shard].sequences.lengths[n]),
+        )
+    ]

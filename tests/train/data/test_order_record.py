@@ -85,15 +85,16 @@ def test_so_they_are_of_streams_phases_and_packed_datasets(
     arguments = (*SMALL, "--seq-length", str(LENGTH), "--eval-iters", "0", "--ranks", "2", "--train-iters", "6")
     data: tuple[str, ...] = (as_stream(tmp_path, both), "--split", "90,10,0", "--shuffle-window", "3000")
     if kind == "phases":
-        (tmp_path / "schedule").write_text("phases: [{name: a, samples: 20, weights: {a: 1, b: 2}}, {name: b, samples: 28}]")
-        data = (*(dataset.prefix for dataset in both), "--split", "1,0,0", "--data-schedule", str(tmp_path / "schedule"))
+        phases = "{name: one, samples: 16, weights: {a: 1, web: 2}, global-batch-size: 4}, {name: two, samples: 32}"
+        (tmp_path / "schedule").write_text(f"phases: [{phases}]")
+        data = (both[0].prefix, as_stream(tmp_path, both[1:]), "--split", "1,0,0", "--data-schedule", str(tmp_path / "schedule"))
     elif kind == "packed":
         data = (packing.build(packing.plan(both[0].prefix, str(tmp_path / "packed"), LENGTH)).prefix, "--split", "1,0,0")
     length = () if kind == "phases" else arguments[-2:]
     read = spied(tmp_path, *arguments[:-2], *length, "--save", str(tmp_path / "run"), *data)
     [attempt] = run_order.read(tmp_path / "run")
     samples = attempt.training_samples(tmp_path / "run")
-    numbers = attempt.samples_of(1, 6)
+    numbers = attempt.samples_of(1, attempt.train_iters)
     assert len(numbers) == 48 and len(read[0]) == len(read[1]) == 24
     for begin in range(0, 48, 4):
         for rank in range(2):

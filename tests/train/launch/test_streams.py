@@ -184,6 +184,8 @@ def test_the_length_of_a_run(tmp_path: Path, lines: list[str]) -> None:
     (tmp_path / "growing").write_text(lines[0])
     unsaid = train(*SMALL, "--dry-run", "--follow", f"@{tmp_path / 'growing'}")
     assert (unsaid.code, "--train-tokens" in unsaid.err) == (ExitCode.USAGE, True)
+    # Whether it is finished is seen by one node before another.
+    assert train(*SMALL, "--dry-run", "--follow", f"@{listed}").code == ExitCode.USAGE
     plan = json.loads(train(*SMALL, "--dry-run", f"@{listed}").out)
     tokens = sum(json.loads(line)["tokens"] for line in lines[:-1])
     assert 0.9 * tokens < plan["tokens"] < tokens

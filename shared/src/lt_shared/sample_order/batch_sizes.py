@@ -1,6 +1,11 @@
-"""How many samples each step of a run takes: the same number, or with Megatron's ramp-up more and more."""
+"""How many samples each step of a run takes: the same number, with Megatron's ramp-up more and more, or another in each phase.
+
+A phase with a size of its own has it throughout, whatever the ramp-up says; phases have whole steps of their own size.
+"""
 
 import dataclasses
+import functools
+from typing import NamedTuple
 
 
 @dataclasses.dataclass(frozen=True)
@@ -12,17 +17,100 @@ class RampUp:
     samples: int
 
 
-def size_at(consumed_samples: int, global_batch_size: int, ramp: RampUp | None) -> int:
-    """Samples of the step that begins when `consumed_samples` have been trained on."""
-    if ramp is None or consumed_samples > ramp.samples:
-        return global_batch_size
-    increments = (global_batch_size - ramp.start) // ramp.increment
-    return ramp.start + int(consumed_samples / (ramp.samples / increments)) * ramp.increment
+@dataclasses.dataclass(frozen=True)
+class PhaseSize:
+    """From sample `begin` of the run on, until the next phase, steps have `size` samples; None for those of the run."""
+
+    begin: int
+    size: int | None
 
 
-def samples_between(consumed_samples: int, steps: int, global_batch_size: int, ramp: RampUp | None) -> int:
-    """Samples that `steps` steps take which begin when `consumed_samples` have been trained on."""
-    end = consumed_samples
-    while steps and (size := size_at(end, global_batch_size, ramp)) < global_batch_size:
-        end, steps = end + size, steps - 1
-    return end + steps * global_batch_size - consumed_samples
+class _Stretch(NamedTuple):
+    """Steps of the same `size`: the first follows `step` steps, and begins with sample `begin` of the run."""
+
+    step: int
+    begin: int
+    size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchSizes:
+    """`global_batch_size` is that after the ramp-up; `phases` are in their order, none where all have the run's size."""
+
+    global_batch_size: int
+    ramp_up: RampUp | None = None
+    phases: tuple[PhaseSize, ...] = ()
+
+    @property
+    def all(self) -> tuple[int, ...]:
+        """All sizes that there may be."""
+        ramp = self.ramp_up
+        sizes = (*(range(ramp.start, self.global_batch_size, ramp.increment) if ramp else ()), self.global_batch_size)
+        return tuple(dict.fromkeys((*sizes, *(phase.size for phase in self.phases if phase.size is not None))))
+
+    def size_at(self, consumed_samples: int) -> int:
+        """Samples of the step that begins when `consumed_samples` have been trained on."""
+        phase = self._phase_at(consumed_samples)
+        if phase is not None and phase.size is not None:
+            return phase.size
+        ramp = self.ramp_up
+        if ramp is None or consumed_samples > ramp.samples:
+            return self.global_batch_size
+        increments = (self.global_batch_size - ramp.start) // ramp.increment
+        return ramp.start + int(consumed_samples / (ramp.samples / increments)) * ramp.increment
+
+    def samples_between(self, consumed_samples: int, steps: int) -> int:
+        """Samples that `steps` steps take which begin when `consumed_samples` have been trained on."""
+        end = consumed_samples
+        while steps > 0:
+            size, alike = self.size_at(end), self._alike(end)
+            taken = steps if alike is None else min(steps, alike)
+            end, steps = end + taken * size, steps - taken
+        return end - consumed_samples
+
+    def steps_between(self, consumed_samples: int, end: int) -> int:
+        """Whole steps after `consumed_samples` that end at or before sample `end`."""
+        steps = 0
+        while True:
+            size, alike = self.size_at(consumed_samples), self._alike(consumed_samples)
+            fitting = (end - consumed_samples) // size
+            if alike is None or fitting < alike:
+                return steps + max(0, fitting)
+            consumed_samples, steps = consumed_samples + alike * size, steps + alike
+
+    def samples_after(self, steps: int) -> int:
+        """Samples of the first `steps` steps of the run."""
+        stretch = next(each for each in reversed(_stretches(self)) if each.step <= max(0, steps))
+        return stretch.begin + (max(0, steps) - stretch.step) * stretch.size
+
+    def steps_within(self, samples: int) -> int:
+        """Whole steps, from the beginning of the run, that take no more than `samples` together."""
+        stretches = _stretches(self)
+        number = next(number for number in reversed(range(len(stretches))) if stretches[number].begin <= max(0, samples))
+        stretch = stretches[number]
+        return stretch.step + max(0, samples - stretch.begin) // stretch.size
+
+    def _phase_at(self, consumed_samples: int) -> PhaseSize | None:
+        return next((phase for phase in reversed(self.phases) if phase.begin <= consumed_samples), None)
+
+    def _alike(self, consumed_samples: int) -> int | None:
+        """How many steps from there on surely have the size of the first; None when all have."""
+        phase, ramp = self._phase_at(consumed_samples), self.ramp_up
+        if (phase is None or phase.size is None) and ramp is not None and consumed_samples <= ramp.samples:
+            return 1
+        following = next((each.begin for each in self.phases if each.begin > consumed_samples), None)
+        return None if following is None else -(-(following - consumed_samples) // self.size_at(consumed_samples))
+
+
+@functools.lru_cache(maxsize=16)
+def _stretches(sizes: BatchSizes) -> tuple[_Stretch, ...]:
+    """From the beginning of the run: a ramp-up may have a million steps, and the training loop asks at each of its own."""
+    found: list[_Stretch] = []
+    step = begin = 0
+    while True:
+        size, alike = sizes.size_at(begin), sizes._alike(begin)
+        if not found or found[-1].size != size:
+            found.append(_Stretch(step, begin, size))
+        if alike is None:
+            return tuple(found)
+        step, begin = step + alike, begin + alike * size

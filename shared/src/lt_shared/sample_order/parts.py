@@ -20,7 +20,7 @@ from lt_shared.sample_order import sample_index
 from lt_shared.sample_order.packed import PackedPart, PackedReading
 from lt_shared.sample_order.sample_index import Reading
 from lt_shared.sample_order.samples import BlendedSamples, DatasetSamples, Sequences
-from lt_shared.sample_order.stream import StreamSamples
+from lt_shared.sample_order.stream import Stream, StreamSamples
 
 # Megatron draws a little more from each dataset of a blend than its share, since the blend's rounding is not that of the shares.
 SURPLUS = 0.005
@@ -65,19 +65,23 @@ class DatasetPart:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamPart:
-    """A stream from which `samples` samples are drawn. It has no index: its order is found as its shards arrive."""
+    """A stream from which `samples` samples are drawn, from token `begin` on; `end` is as in `StreamSamples`.
 
+    It has no index: its order is found as its shards arrive.
+    """
+
+    stream: Stream
     samples: int
     sequence_length: int
-    seed: int
-    window_tokens: int
+    begin: int = 0
+    end: int | None = None
 
     @property
     def indices(self) -> "list[DatasetPart | Blend]":
         return []
 
     def load(self, found: Mapping[Any, Path]) -> StreamSamples:
-        return StreamSamples(self.sequence_length, self.seed, self.samples, self.window_tokens)
+        return StreamSamples(self.stream, self.sequence_length, self.samples, self.begin, self.end)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -125,9 +129,9 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class StreamSource:
-    """A stream that is shuffled within windows of `window_tokens`, and its weight in the blend."""
+    """A stream, and its weight in the blend."""
 
-    window_tokens: int
+    stream: Stream
     weight: float = 1.0
 
 
@@ -149,7 +153,7 @@ def part_of(
 def member(source: Source | StreamSource, samples: int, sequence_length: int, seed: int) -> DatasetPart | PackedPart | StreamPart:
     """`samples` samples of one dataset or stream."""
     if isinstance(source, StreamSource):
-        return StreamPart(samples, sequence_length, seed, source.window_tokens)
+        return StreamPart(source.stream, samples, sequence_length)
     if not source.is_packed:
         return DatasetPart(source.origin, source.sequences, source.share, samples, sequence_length, seed)
     reading = PackedReading(source.share.start, source.share.stop, 0, samples, seed)

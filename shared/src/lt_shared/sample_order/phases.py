@@ -1,10 +1,10 @@
 """The samples of a run in phases, each with its own weights of the datasets and its own length of the samples.
 
-Each dataset is one stream of tokens: its sequences in an order that is shuffled anew for each epoch. A phase takes the stretch of
+Each dataset is one line of tokens: its sequences in an order that is shuffled anew for each epoch. A phase takes the stretch of
 it that follows the stretches of the phases before, cuts that into samples of its own length, and shuffles these. So no text comes
 back before its epoch is over, whatever the weights and lengths, and what a phase has depends on the seed, the sequences and the
 phases before it alone: a later phase may be decided later. Megatron's indices shuffle all samples of a run together, and would
-need to know its end.
+need to know its end. A stream whose shards still arrive is such a line, too: of it, samples change places within a window alone.
 
 The blend of a phase is Megatron's: the dataset that is furthest behind its share comes next. It is not ahead of its share before
 that, and so by one sample at most after it: a stretch has room for two more than the share, and what is left is not read.
@@ -24,7 +24,7 @@ import numpy as np
 from lt_shared.console import BadData
 from lt_shared.sample_order import sample_index
 from lt_shared.sample_order.packed import PackedPart, PackedReading
-from lt_shared.sample_order.parts import Blend, Source
+from lt_shared.sample_order.parts import Blend, Source, StreamPart, StreamSource
 from lt_shared.sample_order.sample_index import Stretch
 from lt_shared.sample_order.samples import DatasetSamples, Samples, Sequences, Span, Tokens
 
@@ -33,11 +33,15 @@ SPARE_SAMPLES = 2
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """`samples` samples of `sequence_length` + 1 tokens, from datasets in the proportion of `weights`, 0 for those it lacks."""
+    """`samples` samples of `sequence_length` + 1 tokens, from datasets in the proportion of `weights`, 0 for those it lacks.
+
+    `global_batch_size`, of which the order does not depend, is None for that of the run.
+    """
 
     samples: int
     sequence_length: int
     weights: tuple[float, ...]
+    global_batch_size: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,7 +72,7 @@ class StretchPart:
 class PhasedPart:
     """A phase after the other: the blend or the one stretch of each, and the numbers of its datasets among all."""
 
-    phases: Sequence[tuple[Phase, Blend | StretchPart, tuple[int, ...]]]
+    phases: Sequence[tuple[Phase, Any, tuple[int, ...]]]
 
     @property
     def indices(self) -> list[Any]:
@@ -84,11 +88,14 @@ class PhasedPart:
 
 
 def phased(
-    sources: Sequence[Source], phases: Sequence[Phase], seed: int, draw: Callable[..., None] = sample_index.draw_blend
+    sources: Sequence[Source | StreamSource],
+    phases: Sequence[Phase],
+    seed: int,
+    draw: Callable[..., None] = sample_index.draw_blend,
 ) -> PhasedPart:
     """The training part of a run whose datasets are `sources`; their own weights do not count. Raises BadData."""
     begins = [0] * len(sources)
-    sizes = [_tokens(source) for source in sources]
+    sizes = [_tokens(source) if isinstance(source, Source) else 0 for source in sources]
     found = []
     for number, phase in enumerate(phases):
         numbers = tuple(index for index, weight in enumerate(phase.weights) if weight)
@@ -97,15 +104,17 @@ def phased(
         members: list[Any] = []
         for index, weight in zip(numbers, weights.tolist(), strict=True):
             room = phase.samples if len(numbers) == 1 else math.ceil(phase.samples * weight) + SPARE_SAMPLES
-            share = sources[index].share
-            if sources[index].is_packed:
-                reading = PackedReading(share.start, share.stop, begins[index], room, seed)
-                members.append(PackedPart(sources[index].sequences, reading, phase.sequence_length))
-                begins[index] += room
-                continue
-            stretch = Stretch(share.start, share.stop, sizes[index], begins[index], room, phase.sequence_length, seed, number)
-            members.append(StretchPart(sources[index].sequences, stretch))
-            begins[index] += room * phase.sequence_length
+            source, begin, length = sources[index], begins[index], phase.sequence_length
+            begins[index] += room * length
+            if isinstance(source, StreamSource):
+                members.append(StreamPart(source.stream, room, length, begin, room))
+            elif source.is_packed:
+                reading = PackedReading(source.share.start, source.share.stop, begin, room, seed)
+                members.append(PackedPart(source.sequences, reading, length))
+                begins[index] = begin + room
+            else:
+                stretch = Stretch(source.share.start, source.share.stop, sizes[index], begin, room, length, seed, number)
+                members.append(StretchPart(source.sequences, stretch))
         blend: Any = Blend(members, weights.tolist(), phase.samples, draw) if len(members) > 1 else members[0]
         found.append((phase, blend, numbers))
     return PhasedPart(found)

@@ -6,6 +6,7 @@ Where a run was continued with other arguments, each step belongs to the latest 
 """
 
 import dataclasses
+import itertools
 import json
 import os
 import tempfile
@@ -15,14 +16,14 @@ from typing import Any, Self
 
 from lt_shared import storage, strict_json
 from lt_shared.console import BadData, NoInput
-from lt_shared.sample_order import batch_sizes, sample_index, shard_list
-from lt_shared.sample_order.batch_sizes import RampUp
+from lt_shared.sample_order import sample_index, shard_list
+from lt_shared.sample_order.batch_sizes import BatchSizes, PhaseSize, RampUp
 from lt_shared.sample_order.parts import Source, StreamSource, part_of
 from lt_shared.sample_order.phases import Phase, phased
-from lt_shared.sample_order.samples import BlendedSamples, Samples, StoredSequences
+from lt_shared.sample_order.samples import Samples, StoredSequences
 from lt_shared.sample_order.shard_list import ShardList
 from lt_shared.sample_order.split import split_ranges
-from lt_shared.sample_order.stream import Shard, StreamSamples
+from lt_shared.sample_order.stream import Shard, Stream
 
 FILE = "data-order.jsonl"
 VERSION = 1
@@ -95,8 +96,16 @@ class AttemptOrder:
         )
 
     @property
-    def ramp_up(self) -> RampUp | None:
-        return None if self.rampup_batch_size is None else RampUp(*self.rampup_batch_size)
+    def batch_sizes(self) -> BatchSizes:
+        ramp = None if self.rampup_batch_size is None else RampUp(*self.rampup_batch_size)
+        begins = itertools.accumulate((phase.samples for phase in self.phases), initial=0)
+        own = [PhaseSize(begin, phase.global_batch_size) for begin, phase in zip(begins, self.phases, strict=False)]
+        return BatchSizes(self.global_batch_size, ramp, tuple(own) if any(each.size for each in own) else ())
+
+    def phase_of(self, sample: int) -> int:
+        """The number of the phase that a sample of the run is in; 0 without phases."""
+        ends = itertools.accumulate(phase.samples for phase in self.phases)
+        return sum(end <= sample for end in ends)
 
     def samples_of(self, first_step: int, last_step: int) -> range:
         """The run's sample numbers, from 0, that steps `first_step` to `last_step`, both from 1, train on."""
@@ -104,18 +113,13 @@ class AttemptOrder:
         return range(self._samples_after(first_step - 1), end)
 
     def _samples_after(self, step: int) -> int:
-        steps = step - self.step
-        between = batch_sizes.samples_between(self.consumed_samples, steps, self.global_batch_size, self.ramp_up)
-        return self.consumed_samples + between
+        return self.consumed_samples + self.batch_sizes.samples_between(self.consumed_samples, step - self.step)
 
     def step_of(self, sample: int) -> int:
         """The step, from 1, that trains on a sample of this attempt."""
-        step, end = self.step, self.consumed_samples
-        while end <= sample:
-            size = batch_sizes.size_at(end, self.global_batch_size, self.ramp_up)
-            steps = 1 if size < self.global_batch_size else (sample - end) // size + 1
-            step, end = step + steps, end + steps * size
-        return step
+        if sample < self.consumed_samples:
+            return self.step
+        return self.step + self.batch_sizes.steps_between(self.consumed_samples, sample) + 1
 
     def training_samples(self, run: Path | None = None) -> Samples:
         """The samples in their order; indices of the run's cache are used where they are there, and made where not.
@@ -130,20 +134,17 @@ class AttemptOrder:
         with tempfile.TemporaryDirectory(prefix="sample-order-") as made:
             found = {index: _found(index, name, caches, Path(made)) for index, name in names.items()}
             samples: Samples = part.load(found)
-        members = samples.members if isinstance(samples, BlendedSamples) else [samples]
-        for dataset, member in zip(self.datasets, members, strict=False):
-            if isinstance(member, StreamSamples):
-                self._fill(member, dataset)
         return samples
 
-    def _fill(self, samples: StreamSamples, dataset: OrderedDataset) -> None:
-        """Give a stream its shards, as far as there are some."""
-        found = _listed(str(dataset.shard_list))
+    def _stream(self, listed: str) -> Stream:
+        """With the shards that there are so far."""
+        found, stream = _listed(listed), Stream(self.seed, self.window_tokens or 1)
         for number, shard in enumerate(found.shards):
             sequences = StoredSequences(shard.prefix)
-            samples.add(Shard(sequences, self._share(sequences) if number == 0 else range(len(sequences.lengths))))
+            stream.add(Shard(sequences, self._share(sequences) if number == 0 else range(len(sequences.lengths))))
         if found.is_finished:
-            samples.finish()
+            stream.finish()
+        return stream
 
     def _share(self, sequences: StoredSequences) -> range:
         count = len(sequences.lengths)
@@ -155,15 +156,14 @@ class AttemptOrder:
         sources: list[Source | StreamSource] = []
         for dataset in self.datasets:
             if dataset.shard_list is not None:
-                sources.append(StreamSource(self.window_tokens or 1, dataset.weight))
+                sources.append(StreamSource(self._stream(dataset.shard_list), dataset.weight))
                 continue
             _check_unchanged(dataset)
             sequences = StoredSequences(dataset.prefix)
             share = self._share(sequences)
             sources.append(Source(dataset.prefix, sequences, share, dataset.weight, dataset.packed is not None))
         if self.phases:
-            finished = [source for source in sources if isinstance(source, Source)]
-            return phased(finished, self.phases, self.seed)
+            return phased(sources, self.phases, self.seed)
         return part_of(sources, self.samples, self.seq_length, self.seed)
 
 

@@ -6,11 +6,15 @@ same part is another stream. The list is read as a whole each time: a trillion t
 """
 
 import dataclasses
+import os
 from collections.abc import Sequence
 
-from lt_shared import manifest
+from lt_shared import manifest, storage
 from lt_shared.console import BadData
 from lt_shared.manifest import Dataset
+
+# A node may see a line before the files that it is about. NFS trusts what it knows of a directory for a minute at most.
+LATEST_SECONDS = 180.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +64,20 @@ def parse(text: str, source: str) -> ShardList:
             shards.append(shard)
             is_finished = False
     return ShardList(tuple(shards), is_finished)
+
+
+def is_visible(shard: Dataset) -> bool:
+    """Whether the files of a shard are seen on this machine; those of an object storage are as soon as they are listed."""
+    import numpy as np
+
+    if storage.is_remote(shard.prefix):
+        return True
+    try:
+        os.stat(f"{shard.prefix}.idx")
+        size_bytes = os.stat(f"{shard.prefix}.bin").st_size
+    except OSError:
+        return False
+    return shard.dtype is None or size_bytes >= (shard.tokens or 0) * np.dtype(shard.dtype).itemsize
 
 
 def check_follows(shards: Sequence[Dataset], shard: Dataset, place: str) -> None:

@@ -72,6 +72,31 @@ def test_a_growing_batch(tmp_path: Path, data: list[str]) -> None:
     assert [config.batches.samples_after(end + 1) > samples for end, samples in zip(ends, (11, 23), strict=True)] == [True, True]
 
 
+def test_batch_sizes_of_phases(tmp_path: Path, data: list[str]) -> None:
+    """14 samples in steps of 4, up to 34 in steps of 10, up to 44 in steps of 4: what is left of a phase is the next one's."""
+    phases = [{"name": "a", "samples": 14}, {"name": "b", "samples": 20, "global-batch-size": 10}, {"name": "c", "samples": 10}]
+    options = ("--lr-decay-style", "WSD", "--lr-wsd-decay-iters", "4", "--lr-warmup-iters", "1")
+    config = planned(tmp_path, data, {"phases": phases}, *options)
+    batches = config.batches
+    assert config.schedule.last_steps(batches) == [3, 5, 8]
+    assert [batches.size_at(batches.samples_after(steps)) for steps in range(8)] == [4, 4, 4, 10, 10, 4, 4, 4]
+    assert [phase.samples for phase in config.schedule.sample_phases(batches)] == [12, 20, 12]
+    assert (batches.train_iters, batches.train_samples, batches.sizes) == (8, 44, (4, 10))
+    assert config.schedule.described(batches)[1] == "b, steps 4 to 5 of 10 x 16 tokens"
+    assert (config.optimization.lr_decay_samples, config.optimization.wsd_decay_samples) == (44, 22)
+    assert [record.get("global_batch_size") for record in (phase.record() for phase in config.schedule.phases)] == [
+        None,
+        10,
+        None,
+    ]
+    assert RunConfig.from_json(config.to_json()) == config
+    assert planned(tmp_path, data, {"phases": phases}, *options, "--parallel", "auto").batches == batches
+    with pytest.raises(BadConfig, match="global batch size 10 is not a multiple of micro batch size 4"):
+        planned(tmp_path, data, {"phases": phases}, "--micro-batch-size", "4")
+    with pytest.raises(BadConfig, match="phase b is shorter than a step: 5 samples"):
+        planned(tmp_path, data, {"phases": [phases[0], {**phases[1], "samples": 5}]})
+
+
 def one(**fields: Any) -> dict[str, Any]:
     return {"phases": [{"name": "a", "samples": 8, **fields}]}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lt_shared import checkpoint_layout
-from lt_shared.sample_order.run_order import AttemptOrder
+from lt_shared.sample_order.run_order import AttemptOrder, OrderedDataset
 
 VERSION = 1
 
@@ -66,5 +66,9 @@ def _command(run: str, attempt: AttemptOrder, checkpoint: Path | None, skip_list
 
 def _data_words(attempt: AttemptOrder) -> list[str]:
     if len(attempt.datasets) == 1:
-        return [attempt.datasets[0].prefix]
-    return [word for dataset in attempt.datasets for word in (repr(dataset.weight), dataset.prefix)]
+        return [_data_word(attempt.datasets[0])]
+    return [word for dataset in attempt.datasets for word in (repr(dataset.weight), _data_word(dataset))]
+
+
+def _data_word(dataset: OrderedDataset) -> str:
+    return dataset.prefix if dataset.shard_list is None else f"@{dataset.shard_list}"

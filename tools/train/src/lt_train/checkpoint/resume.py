@@ -133,7 +133,7 @@ def _compare_batches(config: RunConfig, saved: RunRecord) -> None:
         raise BadConfig(
             f"the batch size is another than before: {saved.consumed_samples} samples in {saved.iteration} steps there,"
             f" {expected} here; the phases of --data-schedule would begin elsewhere",
-            "keep --global-batch-size and --rampup-batch-size",
+            "keep --global-batch-size and --rampup-batch-size, and the sizes of phases that have begun",
         )
     if config.checkpointing.continues and saved.consumed_samples != expected:
         warn(

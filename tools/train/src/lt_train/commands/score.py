@@ -2,20 +2,26 @@
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from lt_shared import checkpoint_layout, console, manifest
-from lt_shared.console import BadConfig, BadData, NoInput, UsageError
+from lt_shared.console import BadConfig, BadData, ExitCode, NoInput, UsageError
+from lt_shared.manifest import Dataset
 from lt_train.config import options as run_options
 from lt_train.config.run_config import RunConfig
+from lt_train.config.settings import data_schedule, streaming
+from lt_train.config.settings.batches import LENGTHS
+from lt_train.config.settings.data_schedule import Phase
+from lt_train.config.settings.model import resolve_architecture
 from lt_train.config.settings.scoring import Scoring
+from lt_train.runtime import rank_environment
 
 if TYPE_CHECKING:
-    from lt_shared.sample_order.run_order import AttemptOrder
+    from lt_shared.sample_order.run_order import AttemptOrder, OrderedDataset
 
 EXAMPLES = """
 lt-train score run9 --step 12
@@ -70,8 +76,18 @@ def command(
     found = Path(checkpoint) if checkpoint else checkpoint_layout.newest_before(Path(run), step)
     if found is None:
         raise NoInput(f"{run}: no checkpoint was saved before step {step}", "--checkpoint names one")
-    scoring = Scoring(str(Path(run).absolute()), attempts.index(attempt), numbers.start, numbers.stop)
-    return launcher.launch(dataclasses.replace(_config(run, attempt, found, more), scoring=scoring))
+    parts = _parts(run, attempt, found, more, numbers)
+    if len(parts) > 1 and rank_environment.find():
+        ranges = ", ".join(f"{part.start}-{part.stop - 1}" for _, part in parts)
+        raise BadConfig(
+            f"samples {ranges} are of different lengths, for which ranks are made anew, and a launcher has started this one",
+            "score one of these ranges at a time: --samples",
+        )
+    for config, part in parts:
+        scoring = Scoring(str(Path(run).absolute()), attempts.index(attempt), part.start, part.stop)
+        if code := launcher.launch(dataclasses.replace(config, scoring=scoring)):
+            return code
+    return ExitCode.OK
 
 
 def _check_options(more: Sequence[str]) -> None:
@@ -99,8 +115,13 @@ def _of_samples(attempts: "Sequence[AttemptOrder]", samples: tuple[int, int]) ->
     return attempt, range(samples[0], samples[1] + 1)
 
 
-def _config(run: str, attempt: "AttemptOrder", checkpoint: Path, more: Sequence[str]) -> RunConfig:
-    """The run's configuration, with the weights of `checkpoint` alone, on the data that the run has read."""
+def _parts(
+    run: str, attempt: "AttemptOrder", checkpoint: Path, more: Sequence[str], numbers: range
+) -> list[tuple[RunConfig, range]]:
+    """The run's configuration, with the weights of `checkpoint` alone, on the data that the run has read.
+
+    One for each range of samples of one length and rotary embedding: those of their phase.
+    """
     from lt_train.planner.resolve import resolve_run_config
 
     if not attempt.command:
@@ -108,21 +129,20 @@ def _config(run: str, attempt: "AttemptOrder", checkpoint: Path, more: Sequence[
     context = run_options.schema().make_context("lt-train", [*attempt.command, *more])
     unused = {"data", "dry_run", "as_json"}
     options = {name: value for name, value in context.params.items() if name not in unused}
-    if len({phase.sequence_length for phase in attempt.phases}) > 1:
-        raise BadConfig(
-            "the run has phases with samples of different lengths, and score computes one length",
-            "--log-sample-loss in training keeps the losses of all of them",
-        )
-    datasets = tuple(
-        dataclasses.replace(manifest.describe(dataset.prefix), weight=dataset.weight) for dataset in attempt.datasets
-    )
+    datasets = tuple(_dataset(dataset) for dataset in attempt.datasets)
     settled = {
         "save": None,
+        "keep_last": None,
+        "keep_every": None,
+        "async_save": False,
+        "exit_interval": None,
+        "exit_duration_in_mins": None,
         "load": str(checkpoint),
         "finetune": True,
         "log_sample_loss": True,
         "eval_iters": 0,
         "rampup_batch_size": None,
+        "data_schedule": None,
         "tensorboard_dir": None,
         "wandb_project": None,
         "wandb_exp_name": None,
@@ -130,4 +150,43 @@ def _config(run: str, attempt: "AttemptOrder", checkpoint: Path, more: Sequence[
         "record_memory_history": False,
         "max_restarts": 0,
     }
-    return resolve_run_config(options | settled, datasets)
+    if not attempt.phases:
+        return [(resolve_run_config(options | settled, datasets), numbers)]
+    found: list[tuple[RunConfig, range]] = []
+    for phase, part in _of_phases(attempt, options, datasets, numbers):
+        config = resolve_run_config(options | settled | {"seq_length": phase.seq_length}, datasets)
+        config = dataclasses.replace(config, architecture=phase.architecture)
+        if found and found[-1][0] == config:
+            found[-1] = (config, range(found[-1][1].start, part.stop))
+        else:
+            found.append((config, part))
+    return found
+
+
+def _dataset(dataset: "OrderedDataset") -> Dataset:
+    if dataset.shard_list is None:
+        return dataclasses.replace(manifest.describe(dataset.prefix), weight=dataset.weight)
+    (head,) = streaming.datasets((f"@{dataset.shard_list}",), follow=True)
+    return dataclasses.replace(head, weight=dataset.weight)
+
+
+def _of_phases(
+    attempt: "AttemptOrder", options: dict[str, Any], datasets: tuple[Dataset, ...], numbers: range
+) -> Iterator[tuple[Phase, range]]:
+    """The phases that have some of the samples. Raises BadConfig when the schedule is another one than the run had."""
+    planned = data_schedule.resolve_schedule(
+        options | dict.fromkeys(LENGTHS), datasets, resolve_architecture(options, datasets)
+    ).phases
+    begin = 0
+    for number, read in enumerate(attempt.phases):
+        part = range(max(numbers.start, begin), min(numbers.stop, begin + read.samples))
+        begin += read.samples
+        if not part:
+            continue
+        phase = planned[number] if number < len(planned) else None
+        if phase is None or (phase.seq_length, phase.weights) != (read.sequence_length, read.weights):
+            raise BadConfig(
+                f"{options['data_schedule']}: phase {number + 1} is not the one that the run was trained in",
+                "put the schedule of the run back",
+            )
+        yield phase, part

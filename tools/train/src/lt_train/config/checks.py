@@ -136,7 +136,6 @@ CHECKS: tuple[Check, ...] = (
     ),
     (("data", "architecture"), lambda read, architecture: data.check(read, architecture.vocab_size)),
     (("data", "schedule", "batches"), lambda read, made, sizes: data.check_packed(read, made, sizes.seq_length)),
-    (("data", "schedule"), lambda read, made: data_schedule.check_streams(made, read.streaming is not None)),
     (("checkpointing",), checkpointing.check),
     (("faults", "memory", "precision"), faults.check),
     (

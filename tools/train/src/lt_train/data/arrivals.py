@@ -4,12 +4,16 @@ The order of the samples depends on the lists alone, so the ranks need not agree
 wait, which the trainer asks them after each step for the next. Lists are looked at when something is missing, at most twice a
 second. The first rank checks each shard as the launcher does the datasets of a run, and that a run which goes on finds the shards
 that it was trained on.
+
+On shared storage, one node may see a longer list than another, and a line before the files that it is about: NFS keeps what it
+knows of a directory for up to a minute. A shard of a list that grows is there when its files are.
 """
 
 import dataclasses
 import enum
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +24,11 @@ from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.console import BadData
 from lt_shared.manifest import Dataset
 from lt_shared.sample_order import shard_list
+from lt_shared.sample_order.phases import PhasedSamples
 from lt_shared.sample_order.samples import BlendedSamples, Samples, StoredSequences
 from lt_shared.sample_order.split import split_ranges
 from lt_shared.sample_order.stream import Shard, StreamSamples
+from lt_shared.sample_order.stream import Stream as Tokens
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings import data as data_settings
 from lt_train.config.settings import streaming
@@ -32,6 +38,9 @@ from lt_train.runtime import stream_intake
 POLL_SECONDS = 0.5
 # Entries of a blend that are searched at a time for the last of a stream.
 LOOKED_BACK = 4096
+
+# Samples of a stream, all of one phase, and how many of them.
+Drawn = tuple[StreamSamples, int]
 
 
 class Arrival(enum.IntEnum):
@@ -45,14 +54,17 @@ class Arrival(enum.IntEnum):
 class Stream:
     """One stream, followed by this rank. `expected` are the shards that the checkpoint to continue from was trained on."""
 
-    def __init__(self, config: RunConfig, number: int, samples: StreamSamples, expected: list[dict[str, Any]] | None):
+    def __init__(self, config: RunConfig, number: int, tokens: Tokens, expected: list[dict[str, Any]] | None):
         streams, settings = config.data.streaming, config.checkpointing
         assert streams is not None
         place, directory = streams.lists[number], os.environ.get(stream_intake.DIRECTORY_VARIABLE, "")
         assert place is not None
-        self.samples = samples
+        self.tokens = tokens
         self.path = streaming.list_path(place, settings.directory, directory)
         self.is_finished = False
+        self.late: str | None = None
+        """The prefix of a shard that is listed, and whose files are not seen yet."""
+        self._grows = streams.follow or place.startswith(streaming.PIPE)
         self._broken = streaming.broken_path(place, directory) if directory else None
         self._config = config
         self._expected = expected
@@ -60,20 +72,24 @@ class Stream:
         self._versions: list[dict[str, Any]] = []
         self._seen: object = None
         self._next_poll = 0.0
+        self._late_since = 0.0
 
     @property
     def name(self) -> str:
         return str(self._shards[0].stream) if self._shards else self.path
 
-    def is_ready(self, end: int) -> bool:
-        """Whether the samples of the stream up to before `end` are there."""
-        if self.samples.is_ready(end):
+    def is_ready(self, drawn: Drawn | None) -> bool:
+        """Whether what is drawn from the stream is there."""
+        if drawn is None:
+            return True
+        samples, end = drawn
+        if samples.is_ready(end):
             return True
         if time.monotonic() < self._next_poll or self.is_finished:
             return False
         self.poll()
         self._next_poll = time.monotonic() + POLL_SECONDS
-        return self.samples.is_ready(end)
+        return samples.is_ready(end)
 
     def poll(self) -> None:
         """Take in what is new in the list. Raises BadData for what does not belong there."""
@@ -84,11 +100,28 @@ class Stream:
         for shard in found.shards[: len(self._shards)]:
             shard_list.check_follows(self._shards, shard, self.path)
         for shard in found.shards[len(self._shards) :]:
+            if self._is_late(shard):
+                return
             self._add(shard)
         # The producer may have begun anew, and have fewer shards for a while.
         if found.is_finished:
             self._finish(len(found.shards))
         self._seen = version
+
+    def _is_late(self, shard: Dataset) -> bool:
+        """Whether to wait for the files of a shard. When they have not come for long, they are taken for missing."""
+        if not self._grows or shard_list.is_visible(shard):
+            self.late = None
+            return False
+        if self.late is None:
+            self.late, self._late_since = shard.prefix, time.monotonic()
+        return time.monotonic() - self._late_since < shard_list.LATEST_SECONDS
+
+    @property
+    def awaited(self) -> str:
+        """What is there of it, for people."""
+        late = f"; {self.late} is listed, its files are not seen here yet" if self.late else ""
+        return f"{self.name} ({len(self._shards)} shards so far{late})"
 
     @property
     def failure(self) -> str | None:
@@ -100,7 +133,7 @@ class Stream:
     @property
     def record(self) -> dict[str, Any]:
         """What a checkpoint says of the stream."""
-        return {"name": self.name, "window_tokens": self.samples.windows.window_tokens, "shards": list(self._versions)}
+        return {"name": self.name, "window_tokens": self.tokens.windows.window_tokens, "shards": list(self._versions)}
 
     def _add(self, shard: Dataset) -> None:
         number, data = len(self._shards), self._config.data
@@ -111,7 +144,7 @@ class Stream:
         count = len(sequences.lengths)
         share = split_ranges(data.split, count)[0] if number == 0 and data.split is not None else range(count)
         self._shards.append(shard)
-        self.samples.add(Shard(sequences, share))
+        self.tokens.add(Shard(sequences, share))
 
     def _check(self, shard: Dataset, number: int) -> None:
         """Raises as `data_settings.check_datasets`, and BadData when it is another shard than the run was trained on."""
@@ -140,7 +173,7 @@ class Stream:
         if shards < trained:
             raise BadData(f"{self.path}: ends after {shards} shards, the run has read {trained}", "put the shards back")
         if not self.is_finished:
-            self.samples.finish()
+            self.tokens.finish()
         self.is_finished = True
 
 
@@ -162,18 +195,15 @@ def _version(path: str) -> object:
 class Arrivals:
     """The streams of a run's training samples, on one rank; without streams everything is there."""
 
-    def __init__(self, config: RunConfig, samples: Samples | None, rank: int):
+    def __init__(self, config: RunConfig, samples: Samples | None, tokens: Mapping[int, Tokens], rank: int):
+        """`tokens` are those of the streams by the numbers of their datasets."""
         self._samples = samples
-        members = samples.members if isinstance(samples, BlendedSamples) else [samples]
-        numbers = [number for number, member in enumerate(members) if isinstance(member, StreamSamples)]
-        recorded = _recorded(config) if numbers and rank == 0 else [None] * len(numbers)
+        recorded = _recorded(config) if tokens and rank == 0 else [None] * len(tokens)
         self._streams: dict[int, Stream] = {}
-        for number, expected in zip(numbers, recorded, strict=True):
-            member = members[number]
-            assert isinstance(member, StreamSamples)
-            self._streams[number] = Stream(config, number, member, expected)
+        for (number, of_stream), expected in zip(tokens.items(), recorded, strict=True):
+            self._streams[number] = Stream(config, number, of_stream, expected)
             self._streams[number].poll()
-        self._epochs = dict.fromkeys(numbers, 0)
+        self._epochs = dict.fromkeys(tokens, 0)
 
     def is_ready(self, end: int) -> bool:
         """Whether all of the run's samples up to before `end` can be read."""
@@ -182,19 +212,9 @@ class Arrivals:
     def _missing(self, end: int) -> list[Stream]:
         return [stream for number, stream in self._streams.items() if not stream.is_ready(self._drawn(number, end))]
 
-    def _drawn(self, number: int, end: int) -> int:
-        """How many samples of a stream are among the run's samples up to before `end`."""
-        samples = self._samples
-        if not isinstance(samples, BlendedSamples):
-            return end
-        last = min(end, len(samples))
-        while last > 0:
-            first = max(0, last - LOOKED_BACK)
-            there = np.flatnonzero(samples.dataset_index[first:last] == number)
-            if len(there):
-                return int(samples.dataset_sample_index[first + there[-1]]) + 1
-            last = first
-        return 0
+    def _drawn(self, number: int, end: int) -> Drawn | None:
+        """What of a stream is among the run's samples up to before `end`, in the last phase that has some of it."""
+        return _drawn(self._samples, number, end) if self._samples is not None else None
 
     def of(self, end: int) -> Arrival:
         """Whether the samples up to before `end` are there, as far as this rank knows."""
@@ -209,16 +229,16 @@ class Arrivals:
 
     def awaited(self, end: int) -> str:
         """The streams that lack a shard for the samples up to before `end`."""
-        return ", ".join(f"{stream.name} ({len(stream.samples.shards)} shards so far)" for stream in self._missing(end))
+        return ", ".join(stream.awaited for stream in self._missing(end))
 
     def new_epochs(self, end: int) -> list[str]:
         """What to say when the samples up to before `end`, which are there, begin another epoch of a stream."""
         said = []
         for member, stream in self._streams.items():
-            drawn = self._drawn(member, end) if stream.is_finished else 0
-            epoch = stream.samples.epoch(drawn - 1) if drawn else 0
+            drawn = self._drawn(member, end) if stream.is_finished else None
+            epoch = drawn[0].epoch(drawn[1] - 1) if drawn else 0
             if epoch > self._epochs[member]:
-                shards = len(stream.samples.shards)
+                shards = len(stream.tokens.shards)
                 said.append(f"{stream.name}: epoch {epoch + 1} begins: all {shards} shards again, shuffled anew")
                 self._epochs[member] = epoch
         return said
@@ -227,6 +247,33 @@ class Arrivals:
     def record(self) -> list[dict[str, Any]] | None:
         """Of the first rank, for its checkpoints."""
         return [stream.record for stream in self._streams.values()] or None
+
+
+def _drawn(samples: Samples, number: int, end: int) -> Drawn | None:
+    """What of dataset `number`, a stream, is among `samples` up to before `end`, in their last phase that has some of it."""
+    if isinstance(samples, PhasedSamples):
+        parts = zip(samples.phases, samples.datasets, samples.begins, samples.begins[1:], strict=False)
+        for part, numbers, first, last in reversed([each for each in parts if each[2] < end and number in each[1]]):
+            if found := _drawn(part, numbers.index(number), min(end, last) - first):
+                return found
+        return None
+    member = samples
+    if isinstance(samples, BlendedSamples):
+        member, end = samples.members[number], _drawn_of_blend(samples, number, end)
+    assert isinstance(member, StreamSamples)
+    return (member, end) if end > 0 else None
+
+
+def _drawn_of_blend(samples: BlendedSamples, number: int, end: int) -> int:
+    """How many samples of a member are among those of the blend up to before `end`."""
+    last = min(end, len(samples))
+    while last > 0:
+        first = max(0, last - LOOKED_BACK)
+        there = np.flatnonzero(samples.dataset_index[first:last] == number)
+        if len(there):
+            return int(samples.dataset_sample_index[first + there[-1]]) + 1
+        last = first
+    return 0
 
 
 def _recorded(config: RunConfig) -> list[list[dict[str, Any]]]:

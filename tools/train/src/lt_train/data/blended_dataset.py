@@ -9,7 +9,7 @@ import functools
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -20,8 +20,8 @@ from lt_shared.sample_order.parts import Blend, DatasetPart, Source, StreamPart,
 from lt_shared.sample_order.phases import PhasedPart, phased
 from lt_shared.sample_order.samples import Samples, Sequences, StoredSequences
 from lt_shared.sample_order.split import split_ranges
+from lt_shared.sample_order.stream import Stream
 from lt_train.config.run_config import RunConfig
-from lt_train.config.settings.data import Data
 from lt_train.data import index_cache
 from lt_train.data.mock_sequences import MockSequences, RandomSequences
 from lt_train.runtime import agreement
@@ -33,12 +33,13 @@ Part = DatasetPart | PackedPart | StreamPart | Blend | PhasedPart
 class RunSamples:
     """The samples of a run's parts, None for one without data or evaluations; `validation` by the names of its sets.
 
-    A set without a name is called "".
+    A set without a name is called "". `streams` are by the numbers of their datasets.
     """
 
     training: Samples | None
     validation: dict[str, Samples]
     test: Samples | None
+    streams: dict[int, Stream]
 
 
 def build(config: RunConfig, cache: str | None, train_samples: int | None = None) -> RunSamples:
@@ -48,7 +49,8 @@ def build(config: RunConfig, cache: str | None, train_samples: int | None = None
 
     Indices are kept in the directory `cache`; without one they are made anew by each node and forgotten. Raises BadData.
     """
-    parts = _parts(config, train_samples or config.batches.train_samples)
+    streams = _streams(config)
+    parts = _parts(config, train_samples or config.batches.train_samples, streams)
     indices = [index for part in parts if part is not None for index in part.indices]
     directory = Path(cache or agreement.from_first_rank(tempfile.mkdtemp(prefix="lt-train-") if _rank() == 0 else None))
     names: list[str] = agreement.from_first_rank([index.name() for index in indices] if _rank() == 0 else None)
@@ -66,10 +68,17 @@ def build(config: RunConfig, cache: str | None, train_samples: int | None = None
         if cache is None and _is_first_on_node():
             shutil.rmtree(directory, ignore_errors=True)
     named = zip(config.data.validation_sets, validation, strict=True)
-    return RunSamples(training, {name: samples for name, samples in named if samples is not None}, test)
+    return RunSamples(training, {name: samples for name, samples in named if samples is not None}, test, streams)
 
 
-def _parts(config: RunConfig, train_samples: int) -> list[Part | None]:
+def _streams(config: RunConfig) -> dict[int, Stream]:
+    settings = config.data.streaming
+    places = settings.lists if settings else ()
+    numbers = [number for number, place in enumerate(places) if place is not None]
+    return {number: Stream(config.seed, settings.window_tokens) for number in numbers if settings}
+
+
+def _parts(config: RunConfig, train_samples: int, streams: Mapping[int, Stream]) -> list[Part | None]:
     """Training, test, and each validation set; what is read is opened once."""
     data, batches = config.data, config.batches
     evaluated = data.eval_iters * batches.global_batch_size
@@ -92,20 +101,19 @@ def _parts(config: RunConfig, train_samples: int) -> list[Part | None]:
         if not samples or not sources or not all(source.share for source in sources):
             parts.append(None)
         else:
-            drawn = _with_streams(data, sources) if not number else sources
+            drawn = _with_streams(sources, {} if number else streams)
             parts.append(part_of(drawn, samples, batches.seq_length, config.seed, _draw_blend))
         if config.schedule and not number:
-            parts[-1] = phased(sources, config.schedule.sample_phases(batches), config.seed, _draw_blend)
+            drawn = _with_streams(sources, streams)
+            parts[-1] = phased(drawn, config.schedule.sample_phases(batches), config.seed, _draw_blend)
     return parts
 
 
-def _with_streams(data: Data, sources: list[Source]) -> list[Source | StreamSource]:
+def _with_streams(sources: Sequence[Source], streams: Mapping[int, Stream]) -> list[Source | StreamSource]:
     """The training data: of a stream, the first shard stands for all of it."""
-    streams = data.streaming
-    if streams is None:
-        return list(sources)
-    found = zip(sources, streams.lists, strict=True)
-    return [source if place is None else StreamSource(streams.window_tokens, source.weight) for source, place in found]
+    return [
+        StreamSource(streams[number], source.weight) if number in streams else source for number, source in enumerate(sources)
+    ]
 
 
 def _share(split: str | None, number: int, sequences: int) -> range:

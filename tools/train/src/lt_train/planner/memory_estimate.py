@@ -145,7 +145,7 @@ def _activations(config: RunConfig, pipeline_rank: int) -> int:
             kept, again = count * residual + (layers - count) * layer, layer
         else:
             kept, again = layers // count * residual, count * layer
-    in_flight: float = min(config.micro_batches(config.batches.global_batch_size), parallel.pipeline - pipeline_rank)
+    in_flight: float = min(config.micro_batches(max(config.batches.sizes)), parallel.pipeline - pipeline_rank)
     if parallel.interleaving:
         in_flight = parallel.pipeline + (parallel.pipeline - 1 - 2 * pipeline_rank) / parallel.interleaving
     last = _logits(config) if pipeline_rank == parallel.pipeline - 1 else 0

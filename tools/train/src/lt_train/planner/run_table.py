@@ -11,11 +11,11 @@ from lt_train.planner.memory_estimate import Estimate
 def table(config: RunConfig, cluster: Cluster, is_finished: bool) -> str:
     """A line per subject."""
     batches, saving = config.batches, config.checkpointing
-    tokens = batches.train_samples * batches.seq_length
     rows = {
         "model": model_row(config),
         "data": _data(config),
-        "steps": f"{batches.train_iters:,} of {batch_row(config)}: {tokens:,} tokens",
+        "steps": f"{batches.train_iters:,} of {batch_row(config)}: {config.tokens(batches.train_samples):,} tokens",
+        **({"phases": "; ".join(config.schedule.described(batches))} if config.schedule else {}),
         "ranks": f"{config.parallelism.world_size} {config.parallelism.device}: {config.parallelism.described}",
         "memory": memory_row(memory_estimate.estimate(config), cluster),
         "start": "is finished" if is_finished else saving.start or "from the beginning",

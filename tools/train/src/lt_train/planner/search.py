@@ -235,6 +235,7 @@ def _stages(layers: int, pipeline: int) -> dict[str, int] | None:
 def _with(config: RunConfig, options: dict[str, Any], cluster: Cluster) -> RunConfig:
     layout = parallelism.resolve_parallelism(options, config.architecture, config.parallelism.device, cluster.ranks)
     sizes = batches.resolve_batches(options, config.architecture, layout)
+    sizes = config.schedule.length(sizes) if config.schedule else sizes
     return dataclasses.replace(
         config,
         parallelism=layout,

@@ -17,7 +17,6 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from lt_shared import run_log
 from lt_shared.console import ExitCode, TryAgain
 from lt_shared.run_log import CheckpointLoaded, Evaluation, Step
-from lt_shared.sample_order import dataset_names
 from lt_shared.sample_order.log_notes import PhaseBegins, Skipped
 from lt_shared.sample_order.samples import Samples
 from lt_train.checkpoint import remote_run, training_state
@@ -122,15 +121,18 @@ class Loop:
         settings = config.checkpointing
         self.limits = Limits(state.iteration, settings.exit_interval, settings.exit_duration_minutes)
         self.data = loader.build(config, state.consumed_samples, state.iteration)
-        self.sources = dataset_names.names([dataset.prefix for dataset in config.data.datasets])
+        self.sources = config.data.names
         if config.replay:
             self.data = dataclasses.replace(self.data, validation={}, test=None)
-        self.arrivals = Arrivals(config, self.data.training, rank_environment.rank)
+        self.arrivals = Arrivals(config, self.data.training, self.data.streams, rank_environment.rank)
         self.saver = Saver(config, chosen, state, where, log, self.arrivals)
         self.speedometer = Speedometer(config, device.name(where))
         self.clock = Clock()
         self.timers = timers.attach(config, state)
         self.logged_samples = state.consumed_samples
+        self.saved = state.iteration
+        self.loss: float | None = None
+        self.arrival: int = Arrival.WAITING
         self.last_step = config.schedule.end_of_form(config.batches, state.iteration)
         self.anomalies = Anomalies(config.optimization.max_nan_steps)
         self.watchdog = Watchdog(config.faults.timeout_seconds, rank_environment, settings.directory)
@@ -162,55 +164,82 @@ class Loop:
         return stop
 
     def _steps(self, batches: Iterator[Batch], profiler: Profiler, stop: Reason) -> Reason:
-        config, state, clock = self.config, self.state, self.clock
-        saved, loss, data = state.iteration, None, int(Arrival.WAITING)
-        while state.iteration < self.last_step and not stop:
-            end = state.consumed_samples + config.batches.size_at(state.consumed_samples)
-            if data != Arrival.READY:
-                with clock.waiting():
-                    stop = self.waiting.wait(state.iteration, end)
-                if stop:
-                    if state.iteration != saved:
-                        self.saver.save(loss, is_final=True)
-                    break
-            for line in self.arrivals.new_epochs(end):
-                self.log.line(line)
+        while self.state.iteration < self.last_step and not stop:
+            if stop := self._await_data():
+                self._save_before_end()
+                return stop
             self._announce_phase()
-            with clock.step():
-                result = self.stepper.train(batches, partial(self._own, state.iteration + 1))
-            with clock.pause():
+            with self.clock.step():
+                result = self.stepper.train(batches, partial(self._own, self.state.iteration + 1))
+            with self.clock.pause():
                 profiler.step()
-            self.watchdog.beat(state.iteration)
-            if self.attempt:
-                self.attempt.reached(state.iteration)
-            self.log.advance()
-            state.unlogged.add(result.loss, result.updated, result.source_sums)
-            if result.left_out:
-                self._report_skipped(result)
-            if result.sample_losses is not None:
-                self.log.sample_losses(state.iteration, state.consumed_samples - result.samples, result.sample_losses)
-            spike = self.anomalies.observe(state.iteration, result)
-            if spike:
-                self.log.line(spike)
-            last = state.iteration == config.batches.train_iters
-            stop = Reason.NONE if last else Reason(result.largest[0])
-            if state.iteration == self.last_step and not last:
-                stop = max(stop, Reason.PHASE)
-            loss, data = result.loss, result.largest[3]
-            if last or state.iteration % config.reporting.log_interval == 0:
+            self._note_progress(result)
+            stop = self._reason_to_end(result)
+            if self._is_last or self.state.iteration % self.config.reporting.log_interval == 0:
                 self._report(result)
-            with clock.pause(), self.watchdog.slow():
-                if last or state.iteration % config.data.eval_interval == 0:
-                    for number, (name, samples) in enumerate(self.data.validation.items()):
-                        self._evaluate("validation", samples, name, number == 0)
-                if self.data.test and last:
-                    self._evaluate("test", self.data.test)
-                self.saver.poll(result.loss)
-                if last or stop or state.iteration % config.checkpointing.save_interval == 0:
-                    device.release(self.where)
-                    self.saver.save(result.loss, is_final=bool(last or stop))
-                    saved = state.iteration
+            with self.clock.pause(), self.watchdog.slow():
+                self._evaluate_when_due()
+                self._save_when_due(result, bool(self._is_last or stop))
         return stop
+
+    @property
+    def _is_last(self) -> bool:
+        return self.state.iteration == self.config.batches.train_iters
+
+    def _await_data(self) -> Reason:
+        """Wait for the samples of the next step where not all ranks have them; returns why the run ends instead."""
+        end = self.state.consumed_samples + self.config.batches.size_at(self.state.consumed_samples)
+        if self.arrival != Arrival.READY:
+            with self.clock.waiting():
+                stop = self.waiting.wait(self.state.iteration, end)
+            if stop:
+                return stop
+        for line in self.arrivals.new_epochs(end):
+            self.log.line(line)
+        return Reason.NONE
+
+    def _note_progress(self, result: StepResult) -> None:
+        """All that is told of each step."""
+        state = self.state
+        self.watchdog.beat(state.iteration)
+        if self.attempt:
+            self.attempt.reached(state.iteration)
+        self.log.advance()
+        state.unlogged.add(result.loss, result.updated, result.source_sums)
+        if result.left_out:
+            self._report_skipped(result)
+        if result.sample_losses is not None:
+            self.log.sample_losses(state.iteration, state.consumed_samples - result.samples, result.sample_losses)
+        spike = self.anomalies.observe(state.iteration, result)
+        if spike:
+            self.log.line(spike)
+
+    def _reason_to_end(self, result: StepResult) -> Reason:
+        """What the ranks have agreed on with the step."""
+        reason, _, _, self.arrival = result.largest
+        if self._is_last:
+            return Reason.NONE
+        return Reason(max(reason, Reason.PHASE if self.state.iteration == self.last_step else Reason.NONE))
+
+    def _evaluate_when_due(self) -> None:
+        if self._is_last or self.state.iteration % self.config.data.eval_interval == 0:
+            for number, (name, samples) in enumerate(self.data.validation.items()):
+                self._evaluate("validation", samples, name, number == 0)
+        if self.data.test and self._is_last:
+            self._evaluate("test", self.data.test)
+
+    def _save_when_due(self, result: StepResult, is_final: bool) -> None:
+        self.loss = result.loss
+        self.saver.poll(result.loss)
+        if is_final or self.state.iteration % self.config.checkpointing.save_interval == 0:
+            device.release(self.where)
+            self.saver.save(result.loss, is_final=is_final)
+            self.saved = self.state.iteration
+
+    def _save_before_end(self) -> None:
+        """Of a run that ends while it waits: the steps since the last checkpoint."""
+        if self.state.iteration != self.saved:
+            self.saver.save(self.loss, is_final=True)
 
     def _own(self, iteration: int) -> list[int]:
         """What this rank says after `iteration` steps: why it would end, the most memory it needed, and reserved, and whether the
@@ -230,7 +259,8 @@ class Loop:
         phase = schedule.begins(self.config.batches, done)
         if phase is not None:
             weights = {name: weight for name, weight in zip(self.sources, phase.weights, strict=True) if weight}
-            self.log.phase(PhaseBegins(done + 1, phase.name, phase.seq_length, weights))
+            size = self.config.batches.size_at(self.state.consumed_samples) if self.config.batches.phase_sizes else None
+            self.log.phase(PhaseBegins(done + 1, phase.name, phase.seq_length, weights, size))
 
     def _report_skipped(self, result: StepResult) -> None:
         self.log.skipped(Skipped(self.state.iteration, result.left_out, result.samples))

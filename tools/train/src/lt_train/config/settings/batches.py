@@ -1,7 +1,6 @@
 """How many tokens a step takes and how many steps a run has."""
 
 import dataclasses
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,8 +9,7 @@ import click
 from lt_shared import console
 from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, ToolError, UsageError
-from lt_shared.sample_order import batch_sizes
-from lt_shared.sample_order.batch_sizes import RampUp
+from lt_shared.sample_order.batch_sizes import BatchSizes, PhaseSize, RampUp
 from lt_train.config.settings.parallelism import Parallelism
 
 POSITIVE = click.IntRange(min=1)
@@ -49,13 +47,21 @@ WITHOUT_LENGTH = dict.fromkeys(("train_iters", "train_samples", "train_tokens", 
 
 @dataclasses.dataclass(frozen=True)
 class Batches:
-    """Sizes in tokens (`seq_length`) and samples; `train_iters` in steps. `global_batch_size` is that after the ramp-up."""
+    """Sizes in tokens (`seq_length`) and samples; `train_iters` in steps. `global_batch_size` is that after the ramp-up.
+
+    `phase_sizes` are those of the phases of --data-schedule, none where all have the run's.
+    """
 
     seq_length: int
     micro_batch_size: int
     global_batch_size: int
     train_iters: int
     ramp_up: RampUp | None = None
+    phase_sizes: tuple[PhaseSize, ...] = ()
+
+    @property
+    def of_steps(self) -> BatchSizes:
+        return BatchSizes(self.global_batch_size, self.ramp_up, self.phase_sizes)
 
     @property
     def train_samples(self) -> int:
@@ -64,38 +70,23 @@ class Batches:
     @property
     def sizes(self) -> tuple[int, ...]:
         """All sizes that a global batch has in the run."""
-        ramp = self.ramp_up
-        return (*(range(ramp.start, self.global_batch_size, ramp.increment) if ramp else ()), self.global_batch_size)
+        return self.of_steps.all
 
     def size_at(self, consumed_samples: int) -> int:
         """Samples of the step that begins when `consumed_samples` have been trained on."""
-        return batch_sizes.size_at(consumed_samples, self.global_batch_size, self.ramp_up)
+        return self.of_steps.size_at(consumed_samples)
 
     def samples_after(self, steps: int) -> int:
         """Samples trained on in the first `steps` steps of the run."""
-        ramp = _ramp_steps(self)
-        within = ramp[min(steps, len(ramp) - 1)]
-        return within + max(0, steps - len(ramp) + 1) * self.global_batch_size
+        return self.of_steps.samples_after(steps)
 
     def samples_between(self, consumed_samples: int, steps: int) -> int:
         """Samples that `steps` steps take which begin when `consumed_samples` have been trained on."""
-        return batch_sizes.samples_between(consumed_samples, steps, self.global_batch_size, self.ramp_up)
+        return self.of_steps.samples_between(consumed_samples, steps)
 
     def steps_within(self, samples: int) -> int:
         """Whole steps, from the beginning of the run, that take no more than `samples` together."""
-        ramp = _ramp_steps(self)
-        if samples >= ramp[-1]:
-            return len(ramp) - 1 + (samples - ramp[-1]) // self.global_batch_size
-        return sum(end <= samples for end in ramp) - 1
-
-
-@functools.lru_cache(maxsize=8)
-def _ramp_steps(batches: Batches) -> tuple[int, ...]:
-    """Samples trained on after 0, 1, 2 ... steps, up to the first step of full size."""
-    consumed = [0]
-    while (size := batches.size_at(consumed[-1])) < batches.global_batch_size:
-        consumed.append(consumed[-1] + size)
-    return tuple(consumed)
+        return self.of_steps.steps_within(samples)
 
 
 def sequence_length(options: dict[str, Any], architecture: Architecture) -> int:

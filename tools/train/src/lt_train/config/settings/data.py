@@ -85,6 +85,11 @@ class Data:
         return self.datasets + self.validation_datasets + self.test_datasets
 
     @property
+    def names(self) -> list[str]:
+        """What the datasets that are trained on are called."""
+        return streaming.names(self.datasets, self.streaming.lists if self.streaming else [None] * len(self.datasets))
+
+    @property
     def validation_sets(self) -> dict[str, tuple[Dataset, ...]]:
         """The datasets of each validation set by its name, which is "" where there is one without; with a split, of all data."""
         if self.split is not None:

@@ -1,4 +1,4 @@
-"""Phases of a run, each with its own mixture of the datasets, and perhaps its own sequence length and rotary embedding.
+"""Phases of a run, each with its own mixture of the datasets, and perhaps its own sequence length, positions and batch size.
 
     phases:
       - name: pretraining
@@ -9,6 +9,7 @@
         weights: {code: 0.5, books: 0.5}
         seq-length: 32768
         rotary-base: 5000000
+        global-batch-size: 64
 
 A phase has whole steps. Where the next one has another length or another embedding, what was made for it is made anew: the ranks
 save, end, and are started again by the same command, which costs a start of some seconds once. To exchange the tables of every
@@ -27,7 +28,8 @@ from lt_shared import console, storage, strict_yaml
 from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, ToolError, UsageError
 from lt_shared.manifest import Dataset
-from lt_shared.sample_order import dataset_names
+from lt_shared.sample_order.batch_sizes import PhaseSize
+from lt_train.config.settings import streaming
 from lt_train.config.settings.batches import LENGTHS, Batches, sequence_length
 from lt_train.config.settings.model.architecture import given_scaling
 
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from lt_shared.sample_order import phases as sample_phases
 
 OPTION = "--data-schedule"
-FIELDS = ("name", "tokens", "samples", "weights", "seq_length", "rotary_base", "rope_scaling")
+FIELDS = ("name", "tokens", "samples", "weights", "seq_length", "global_batch_size", "rotary_base", "rope_scaling")
 LONGEST_NAME = 60
 
 OPTIONS = console.section(
@@ -50,13 +52,17 @@ OPTIONS = console.section(
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """At least one step; `samples` are as many as were asked for, `weights` those of the run's datasets in their order."""
+    """At least one step; `samples` are as many as were asked for, `weights` those of the run's datasets in their order.
+
+    `global_batch_size` is None for that of the run.
+    """
 
     name: str
     samples: int
     weights: tuple[float, ...]
     seq_length: int
     architecture: Architecture
+    global_batch_size: int | None = None
 
     @property
     def form(self) -> tuple[int, Architecture]:
@@ -66,7 +72,13 @@ class Phase:
     def record(self) -> dict[str, Any]:
         """For people, and to tell whether the order of the samples is that of another run."""
         fields = {"name": self.name, "samples": self.samples, "weights": list(self.weights), "seq_length": self.seq_length}
-        return fields | {"rotary_base": self.architecture.rotary_base}
+        own = {"global_batch_size": self.global_batch_size} if self.global_batch_size else {}
+        return fields | own | {"rotary_base": self.architecture.rotary_base}
+
+    @property
+    def size(self) -> str:
+        """For people: tokens per sample, after the samples per step where the phase says them."""
+        return f"{self.global_batch_size} x {self.seq_length}" if self.global_batch_size else str(self.seq_length)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +91,9 @@ class Schedule:
         return bool(self.phases)
 
     def last_steps(self, batches: Batches) -> list[int]:
-        """The last step of each phase."""
+        """The last step of each phase. What is left of one of larger batches may be a step of the next one."""
+        if batches.phase_sizes:
+            return [*(batches.steps_within(size.begin) for size in batches.phase_sizes[1:]), batches.train_iters]
         ends, samples = [], 0
         for phase in self.phases:
             samples += phase.samples
@@ -108,7 +122,7 @@ class Schedule:
         """The steps of each phase."""
         firsts = [1, *(end + 1 for end in self.last_steps(batches))]
         spans = zip(self.phases, itertools.pairwise(firsts), strict=True)
-        return [f"{phase.name}, steps {first:,} to {after - 1:,} of {phase.seq_length} tokens" for phase, (first, after) in spans]
+        return [f"{phase.name}, steps {first:,} to {after - 1:,} of {phase.size} tokens" for phase, (first, after) in spans]
 
     def sample_phases(self, batches: Batches) -> "list[sample_phases.Phase]":
         from lt_shared.sample_order import phases as sample_phases
@@ -116,7 +130,8 @@ class Schedule:
         firsts = [0, *map(batches.samples_after, self.last_steps(batches))]
         sizes = (end - first for first, end in itertools.pairwise(firsts))
         return [
-            sample_phases.Phase(size, phase.seq_length, phase.weights) for size, phase in zip(sizes, self.phases, strict=True)
+            sample_phases.Phase(size, phase.seq_length, phase.weights, phase.global_batch_size)
+            for size, phase in zip(sizes, self.phases, strict=True)
         ]
 
     def tokens(self, batches: Batches, samples: int) -> int:
@@ -129,12 +144,18 @@ class Schedule:
 
     def length(self, batches: Batches) -> Batches:
         """`batches` of the first phase, in a run of all. Raises BadConfig for a phase of no step."""
-        first = dataclasses.replace(batches, seq_length=self.phases[0].seq_length)
-        ends = self.last_steps(first)
-        for phase, begin, end in zip(self.phases, [0, *ends], ends, strict=False):
+        made = dataclasses.replace(batches, seq_length=self.phases[0].seq_length)
+        has_sizes = any(phase.global_batch_size for phase in self.phases)
+        end = samples = 0
+        for phase in self.phases:
+            if has_sizes:
+                size = PhaseSize(made.samples_after(end), phase.global_batch_size)
+                made = dataclasses.replace(made, phase_sizes=(*made.phase_sizes, size))
+            samples += phase.samples
+            begin, end = end, made.steps_within(samples)
             if begin == end:
                 raise BadConfig(f"{OPTION}: the phase {phase.name} is shorter than a step: {phase.samples} samples")
-        return dataclasses.replace(first, train_iters=ends[-1])
+        return dataclasses.replace(made, train_iters=end)
 
 
 def resolve_schedule(options: dict[str, Any], datasets: tuple[Dataset, ...], architecture: Architecture) -> Schedule:
@@ -149,7 +170,7 @@ def resolve_schedule(options: dict[str, Any], datasets: tuple[Dataset, ...], arc
         raise UsageError(f"{OPTION} without datasets", "name the datasets that the phases draw from")
     try:
         phases = _phases(strict_yaml.loads(storage.read_bytes(path).decode()))
-        names = dataset_names.names([dataset.prefix for dataset in datasets])
+        names = streaming.names(datasets)
         known = dict(zip([*names, *(dataset.prefix for dataset in datasets)], [*range(len(names))] * 2, strict=True))
         given = [dataset.weight for dataset in datasets]
         size = sequence_length(options, architecture)
@@ -188,6 +209,7 @@ def _phase(
         weights=_weights(given["weights"], known, len(weights), name) if "weights" in given else tuple(weights),
         seq_length=size,
         architecture=_architecture(given, architecture, name),
+        global_batch_size=_whole(given, "global_batch_size", name),
     )
 
 
@@ -253,13 +275,4 @@ def check(schedule: Schedule, batches: Batches, saves: bool) -> Iterator[ToolErr
     if schedule and not saves and schedule.end_of_form(batches, 0) < batches.train_iters:
         yield BadConfig(
             f"{OPTION}: a phase with another sequence length or rotary embedding continues from a checkpoint", "add --save"
-        )
-
-
-def check_streams(schedule: Schedule, has_streams: bool) -> Iterator[ToolError]:
-    """Yields BadConfig for phases of a stream: phases read datasets whose lengths are known."""
-    if schedule and has_streams:
-        yield BadConfig(
-            f"{OPTION}: a stream among the data, and phases are of datasets that are finished",
-            "name the finished shards by their prefixes, or train without phases",
         )

@@ -111,7 +111,7 @@ def resolve_optimization(options: dict[str, Any], batches: Batches) -> Optimizat
         lr_warmup_samples=batches.samples_after(batches.train_iters // 100) if warmup is None else warmup,
         lr_warmup_init=options["lr_warmup_init"],
         wsd_decay_style=options["lr_wsd_decay_style"],
-        wsd_decay_samples=_length(options, "lr-wsd-decay", batches) or max(1, decay // 10),
+        wsd_decay_samples=_last(options, batches, decay) or max(1, decay // 10),
         start_weight_decay=_or(options["start_weight_decay"], options["weight_decay"]),
         end_weight_decay=_or(options["end_weight_decay"], options["weight_decay"]),
         weight_decay_style=options["weight_decay_incr_style"],
@@ -137,6 +137,15 @@ def _length(options: dict[str, Any], name: str, batches: Batches) -> int | None:
     if iterations is None or samples is None:
         return samples if iterations is None else batches.samples_after(iterations)
     raise UsageError(f"both --{name}-iters and --{name}-samples", "give one of them")
+
+
+def _last(options: dict[str, Any], batches: Batches, decay: int) -> int | None:
+    """As `_length` of the last part of a WSD schedule that is `decay` samples long: its steps are the last ones."""
+    samples, iterations = _length(options, "lr-wsd-decay", batches), options["lr_wsd_decay_iters"]
+    steps = batches.steps_within(decay)
+    if iterations is None or iterations > steps:
+        return samples
+    return batches.samples_after(steps) - batches.samples_after(steps - iterations)
 
 
 def missing_packages(optimization: Optimization) -> Iterator[ToolError]:

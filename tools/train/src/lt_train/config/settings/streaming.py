@@ -15,7 +15,7 @@ import click
 from lt_shared import console, manifest, storage
 from lt_shared.console import NoInput, UsageError, note
 from lt_shared.manifest import Dataset
-from lt_shared.sample_order import shard_list
+from lt_shared.sample_order import dataset_names, shard_list
 from lt_shared.sample_order.shard_list import ShardList
 from lt_shared.sample_order.split import split_ranges
 from lt_train.runtime import stream_intake
@@ -128,15 +128,21 @@ def _finished(path: str) -> ShardList | None:
 
 
 def _waited_for(path: str) -> ShardList:
-    """The list in a file that grows, once it has a line."""
-    waiting = False
+    """The list in a file that grows, once it has a line and the files of its first shard are seen here.
+
+    It does not count as finished, even where its last line is there: other nodes may not see that yet.
+    """
+    waiting, patience = False, shard_list.LATEST_SECONDS
     while True:
         text = storage.read_bytes(path).decode("utf-8", "surrogateescape") if storage.exists(path) else ""
         first, _, more = text.lstrip().partition("\n")
         if first and (more or text.endswith("\n")):
             if not shard_list.begins(first):
                 raise UsageError(f"--follow: {path} is not the list of a stream", "lt-preprocess --stream prints one")
-            return shard_list.parse(text, path)
+            found = shard_list.parse(text, path)
+            if shard_list.is_visible(found.shards[0]) or patience <= 0:
+                return ShardList(found.shards)
+            patience -= POLL_SECONDS
         if not waiting:
             note(f"{path}: waiting for the first shard")
         waiting = True
@@ -168,6 +174,13 @@ def resolve_streaming(options: dict[str, Any], found: Sequence[Dataset]) -> Stre
     return Streaming(lists, options["shuffle_window"] or 1, options["follow"])
 
 
+def names(found: Sequence[Dataset], lists: Sequence[str | None] = ()) -> list[str]:
+    """What the run's datasets are called; `lists` are those of its streams, which have names of their own."""
+    are_streams = [place is not None for place in lists] or [isinstance(dataset, StreamHead) for dataset in found]
+    paired = zip(found, are_streams, strict=True)
+    return dataset_names.names([str(dataset.stream) if is_stream else dataset.prefix for dataset, is_stream in paired])
+
+
 def plain_datasets(found: Sequence[Dataset]) -> tuple[Dataset, ...]:
     """As the configuration holds them."""
     names = [field.name for field in dataclasses.fields(Dataset)]
@@ -180,7 +193,7 @@ def length_options(options: dict[str, Any], found: Sequence[Dataset]) -> dict[st
     Raises UsageError when nothing says how long the run is.
     """
     streams = [dataset for dataset in found if isinstance(dataset, StreamHead)]
-    if not streams or any(options.get(name) for name in ("train_iters", "train_samples", "train_tokens")):
+    if not streams or any(options.get(name) for name in ("train_iters", "train_samples", "train_tokens", "data_schedule")):
         return options
     tokens = streams[0].tokens_in_all
     if len(found) > 1 or tokens is None:

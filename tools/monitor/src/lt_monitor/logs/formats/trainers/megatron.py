@@ -260,7 +260,8 @@ def phase(line: Line) -> Record | None:
     match = log_notes.PHASE.search(line.text)
     if match is None:
         return None
-    fields: Record = {name: int(match[name]) for name in ("step", "seq_length")}
+    numbers = ("step", "seq_length", "global_batch_size")
+    fields: Record = {name: int(match[name]) for name in numbers if match[name] is not None}
     return note(line, log_notes.PhaseBegins.NOTE, {**fields, "name": match["name"].decode(errors="replace")})
 
 
