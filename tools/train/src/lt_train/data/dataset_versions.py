@@ -12,6 +12,7 @@ from typing import Any
 
 from lt_shared import manifest, storage
 from lt_shared.console import BadData
+from lt_shared.indexed_dataset import RemoteBin
 from lt_shared.manifest import Dataset
 
 Version = dict[str, int]
@@ -24,7 +25,8 @@ def versions(datasets: Iterable[Dataset]) -> dict[str, Version]:
         recorded = manifest.recorded_checksums(prefix) or {}
         version = {}
         for ending in ("bin", "idx"):
-            version[f"{ending}_bytes"] = os.path.getsize(f"{prefix}.{ending}")
+            remote = RemoteBin.of(prefix) if ending == "bin" else None
+            version[f"{ending}_bytes"] = remote.size_bytes if remote else os.path.getsize(f"{prefix}.{ending}")
             if ending in recorded:
                 version[f"{ending}_crc32"] = recorded[ending].crc32
         found[os.path.abspath(prefix)] = version
