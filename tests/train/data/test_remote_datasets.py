@@ -111,11 +111,15 @@ def test_the_index_is_copied_once_and_the_tokens_are_read(store: Any, tmp_path: 
         np.testing.assert_array_equal(sequences.read(np.array([150, 2]), 4, 7), [*range(67, 72), *range(18, 25)])
     assert len(requests) == asked + 2
     assert remote_datasets.fetch(remote).data.datasets[0].prefix == local
-    assert dataset_versions.versions(fetched.data.datasets)[local]["bin_bytes"] == 200 * 9 * 2
+    trained_on = dataset_versions.versions(fetched.data.datasets)
+    assert trained_on == dataset_versions.versions(remote.data.datasets)
+    assert trained_on["memory://bucket/web"]["bin_bytes"] == 200 * 9 * 2
     upload(store, tmp_path / "second", [7] * 200)
     anew = remote_datasets.fetch(remote)
     assert anew.data.datasets[0].prefix != local
     assert set(remote_datasets.opened(anew, anew.data.datasets[0].prefix).lengths) == {7}
+    with pytest.raises(BadData, match="memory://bucket/web: is another dataset"):
+        dataset_versions.check_unchanged("iter_1", trained_on, dataset_versions.versions(remote.data.datasets))
 
 
 @pytest.mark.parametrize("kept", [1.0, 0.4, 0.0])
