@@ -11,7 +11,7 @@ from faulty_store import ERRORS, FAULTS, FaultyStore
 from s3_server import Server
 
 from lt_shared import object_versions, storage
-from lt_shared.console import NoInput, TryAgain, Unavailable
+from lt_shared.console import BadData, NoInput, Unavailable
 
 CONTENT = bytes(range(256)) * 40
 
@@ -39,7 +39,7 @@ def test_many_ranges_of_one_version(bucket: str) -> None:
         found = list(pool.map(lambda begin: object_versions.read_range(url, begin, begin + 100, version), range(0, 10_000, 500)))
     assert found == [CONTENT[begin : begin + 100] for begin in range(0, 10_000, 500)]
     storage.write_bytes(url, CONTENT[::-1])
-    with pytest.raises(TryAgain, match=r"web\.bin: was replaced while it was read"):
+    with pytest.raises(BadData, match=r"web\.bin: was replaced while it was read"):
         object_versions.read_range(url, 0, 100, version)
     storage.remove(url)
     with pytest.raises(NoInput, match=r"web\.bin"):

@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 from lt_shared import storage
-from lt_shared.console import NoInput, TryAgain, Unavailable
+from lt_shared.console import BadData, NoInput, Unavailable
 
 # Of one process to an S3 store. botocore has 10 by default, and lets further requests wait.
 CONNECTIONS = 32
@@ -12,7 +12,7 @@ PRECONDITION_FAILED = 412
 
 
 def read_range(path: str | os.PathLike[str], begin: int, end: int, version: str) -> bytes:
-    """As `storage.read_range`, of the object whose `storage.fingerprint` had `version`. Raises TryAgain when another is there.
+    """As `storage.read_range`, of the object whose `storage.fingerprint` had `version`. Raises BadData when another is there.
 
     S3 is asked for that version alone. Of another store the version is looked at after the bytes were read, by a second request.
     Unlike `read_range` it uses up to CONNECTIONS connections, and raises Unavailable when the store denies access.
@@ -61,5 +61,5 @@ def _read_and_compare(filesystem: Any, name: str, key: str, place: tuple[int, in
     return content
 
 
-def _changed(name: str) -> TryAgain:
-    return TryAgain(f"{name}: was replaced while it was read", "wait until it is finished; write new data under a new name")
+def _changed(name: str) -> BadData:
+    return BadData(f"{name}: was replaced while it was read", "put the old object back; write new data under a new name")

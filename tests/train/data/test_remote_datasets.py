@@ -169,7 +169,7 @@ def test_an_object_that_is_replaced_is_noticed(store: Any, tmp_path: Path) -> No
     first = sequences.read(np.array([0]), 0, 9)
     upload(store, tmp_path / "other", [9] * 200)
     np.testing.assert_array_equal(sequences.read(np.array([0]), 0, 9), first)
-    with pytest.raises(TryAgain, match=r"web\.bin: was replaced"):
+    with pytest.raises(BadData, match=r"web\.bin: was replaced"):
         sequences.read(np.array([150]), 0, 9)
     store.rm("/bucket/web.bin")
     with pytest.raises(NoInput, match=r"web\.bin"):
