@@ -1,7 +1,8 @@
-"""How fast lt-train gets at its data: the sample index, shuffled samples from a cold disk, and what the loop itself takes.
+"""How fast lt-train gets at its data: the sample index, shuffled samples from a cold disk and from a store, and the loop itself.
 
-    nox -s bench -- train-data                  # 100 million documents; 4 GB on the disk of --work, about five minutes
+    nox -s bench -- train-data                  # 100 million documents; 4 GB on the disk of --work, about eight minutes
     nox -s bench -- train-data --quick          # 5 million documents
+    nox -s bench -- train-data --only store     # one of index, samples, store, loop
 
 Each figure is of a process of its own. The index is of made-up lengths, 500 tokens on average, beside a sparse .bin; the samples
 are read from real bytes that were put out of the page cache before. Exit code 1 when a limit is missed.
@@ -21,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import train_data_store
 
 from lt_shared import indexed_dataset
 from lt_shared.indexed_dataset import HEADER, MAGIC, VERSION, bin_path, idx_path
@@ -159,6 +161,10 @@ def samples(work: Path, documents: int) -> Iterator[tuple[str, bool]]:
         yield f"shuffled samples, {cached}: {rate / 1e6:.1f} million tokens/s", rate > COLD_TOKENS_PER_SECOND
 
 
+def store(work: Path, seconds: int) -> Iterator[tuple[str, bool]]:
+    return train_data_store.store(work, lambda prefix, documents: write_tokens(prefix, write_index(prefix, documents)), seconds)
+
+
 def loop(work: Path, documents: int) -> Iterator[tuple[str, bool]]:
     command = [Path(sys.executable).with_name("lt-train"), "bench", *LOOP]
     figures = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
@@ -173,6 +179,7 @@ def main() -> int:
     )
     parser.add_argument("--work", type=Path, help="a directory on the disk to measure (default: the system's temporary one)")
     parser.add_argument("--quick", action="store_true", help="fewer documents")
+    parser.add_argument("--only", choices=("index", "samples", "store", "loop"))
     parser.add_argument("--measure", nargs=3, metavar=("KIND", "PREFIX", "CACHE"), help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.measure:
@@ -184,12 +191,15 @@ def main() -> int:
         sections = (
             (index, 5_000_000 if chosen.quick else 100_000_000),
             (samples, 400_000 if chosen.quick else 2_000_000),
+            (store, 10 if chosen.quick else 30),
             (loop, 0),
         )
-        for section, documents in sections:
+        for section, size in sections:
+            if chosen.only not in (None, section.__name__):
+                continue
             place = Path(directory) / section.__name__
             place.mkdir()
-            for text, is_within in section(place, documents):
+            for text, is_within in section(place, size):
                 missed += not is_within
                 print(text if is_within else f"{text}: MISSED", flush=True)
     return 1 if missed else 0

@@ -489,7 +489,7 @@ def test_an_upload_whose_connection_ends_is_one_error(monkeypatch: pytest.Monkey
 
     discarded: list[bool] = []
     store = SimpleNamespace(open=lambda *arguments, **options: Upload())
-    monkeypatch.setattr(storage, "_filesystem", lambda path: (store, path))
+    monkeypatch.setattr(storage, "store_of", lambda path: (store, path))
     with pytest.raises(IoFailure, match="s3://bucket/name: Connection was closed"), storage.publish("s3://bucket/name") as file:
         file.write(b"x")
     assert discarded == [True]

@@ -28,11 +28,20 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
     return "://" in os.fspath(path)
 
 
-def _filesystem(path: str) -> tuple[Any, str]:
+def store_of(path: str, connections: int | None = None) -> tuple[Any, str]:
+    """The filesystem of a remote path and its name there; an S3 store is reached over so many `connections`, 10 by default.
+
+    Raises Unavailable.
+    """
     import fsspec
 
+    options: dict[str, Any] = {}
+    if connections and path.startswith(("s3://", "s3a://")):
+        # What the user has configured (FSSPEC_S3) is kept, and would be replaced as a whole.
+        configured = fsspec.config.conf.get("s3", {}).get("config_kwargs", {})
+        options["config_kwargs"] = {"max_pool_connections": connections, **configured}
     try:
-        filesystem, key = fsspec.url_to_fs(path)
+        filesystem, key = fsspec.url_to_fs(path, **options)
     except (ImportError, ValueError) as error:
         raise Unavailable(f"{path}: {error}", "install the filesystem package, e.g. pip install s3fs for s3://") from None
     except TypeError:
@@ -84,7 +93,7 @@ def _transfer_errors() -> tuple[type[Exception], ...]:
 def exists(path: str | os.PathLike[str]) -> bool:
     if not is_remote(path):
         return os.path.exists(path)
-    filesystem, key = _filesystem(os.fspath(path))
+    filesystem, key = store_of(os.fspath(path))
     return retry(lambda: bool(filesystem.exists(key)), os.fspath(path))
 
 
@@ -93,7 +102,7 @@ def size_bytes(path: str | os.PathLike[str]) -> int:
     try:
         if not is_remote(path):
             return os.stat(path).st_size
-        filesystem, key = _filesystem(os.fspath(path))
+        filesystem, key = store_of(os.fspath(path))
         return retry(lambda: int(filesystem.size(key)), os.fspath(path))
     except FileNotFoundError:
         raise NoInput(f"{os.fspath(path)}: no such file") from None
@@ -108,7 +117,7 @@ def fingerprint(path: str | os.PathLike[str], refresh: bool = False) -> dict[str
     name = os.fspath(path)
     try:
         if is_remote(name):
-            filesystem, key = _filesystem(name)
+            filesystem, key = store_of(name)
             if refresh:
                 filesystem.invalidate_cache(filesystem._parent(key))
             details = retry(lambda: filesystem.info(key), name)
@@ -126,7 +135,7 @@ def open_read(path: str | os.PathLike[str]) -> IO[bytes]:
     with reading(name):
         if not is_remote(name):
             return open(name, "rb", opener=ownership.open_checked)
-        filesystem, key = _filesystem(name)
+        filesystem, key = store_of(name)
         return retry(lambda: filesystem.open(key, "rb"), name)
 
 
@@ -161,7 +170,7 @@ def read_record(path: str | os.PathLike[str]) -> bytes:
 def read_range(path: str | os.PathLike[str], begin: int, end: int) -> bytes:
     """The bytes of a remote object from `begin` to before `end`, fewer where it ends earlier. Safe to call from many threads."""
     name = os.fspath(path)
-    filesystem, key = _filesystem(name)
+    filesystem, key = store_of(name)
     try:
         return retry(lambda: bytes(filesystem.cat_file(key, start=begin, end=end)), name)
     except FileNotFoundError:
@@ -172,7 +181,7 @@ def read_ranges(ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
     """`read_range` of many (path, begin, end) of one store, at the same time where the store allows it."""
     if not ranges:
         return []
-    filesystem, _ = _filesystem(ranges[0][0])
+    filesystem, _ = store_of(ranges[0][0])
     keys = [filesystem._strip_protocol(path) for path, _, _ in ranges]
     begins, ends = [begin for _, begin, _ in ranges], [end for _, _, end in ranges]
     try:
@@ -194,7 +203,7 @@ def files_below(directory: str | os.PathLike[str]) -> list[str]:
     """
     name = os.fspath(directory)
     if is_remote(name):
-        filesystem, key = _filesystem(name)
+        filesystem, key = store_of(name)
         found = retry(lambda: filesystem.find(key), name)
         return sorted(filesystem.unstrip_protocol(path) for path in found if "/." not in path.removeprefix(key))
     paths: list[str] = []
@@ -257,13 +266,13 @@ def expand(patterns: Sequence[str]) -> list[str]:
 
 
 def _glob_remote(pattern: str) -> list[str]:
-    filesystem, key = _filesystem(pattern)
+    filesystem, key = store_of(pattern)
     return [filesystem.unstrip_protocol(match) for match in retry(lambda: filesystem.glob(key), pattern)]
 
 
 def sizes_below(url: str) -> dict[str, int]:
     """The objects whose names begin with a remote directory's, hidden ones too: names relative to it, and sizes in bytes."""
-    filesystem, key = _filesystem(url.rstrip("/"))
+    filesystem, key = store_of(url.rstrip("/"))
     filesystem.invalidate_cache(key)
     found = retry(lambda: filesystem.find(key, detail=True), url)
     return {path.removeprefix(key).lstrip("/"): int(info["size"]) for path, info in found.items()}
@@ -271,7 +280,7 @@ def sizes_below(url: str) -> dict[str, int]:
 
 def upload(path: str | os.PathLike[str], url: str) -> None:
     """Copy a local file to a remote store, where it appears when it is complete. Raises IoFailure when it cannot."""
-    filesystem, key = _filesystem(url)
+    filesystem, key = store_of(url)
     with writing(url):
         retry(lambda: filesystem.put_file(os.fspath(path), key), url)
         filesystem.invalidate_cache(filesystem._parent(key))
@@ -284,7 +293,7 @@ def remove(path: str | os.PathLike[str]) -> None:
             os.unlink(path)
             sync_directory(os.path.dirname(path) or ".")
         return
-    filesystem, key = _filesystem(os.fspath(path))
+    filesystem, key = store_of(os.fspath(path))
     with contextlib.suppress(FileNotFoundError):
         retry(lambda: filesystem.rm_file(key), os.fspath(path))
 
@@ -307,7 +316,7 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
     """Publish a small file in one go; on a remote store that is one request."""
     name = os.fspath(path)
     if is_remote(name):
-        filesystem, key = _filesystem(name)
+        filesystem, key = store_of(name)
         with writing(name):
             retry(lambda: filesystem.pipe_file(key, data), name)
             filesystem.invalidate_cache(filesystem._parent(key))
@@ -319,7 +328,7 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
 @contextlib.contextmanager
 def _publish_remote(name: str) -> Iterator[IO[bytes]]:
     """A multipart upload that is completed last. Stores that ignore `autocommit` (memory://) show the object while it grows."""
-    filesystem, key = _filesystem(name)
+    filesystem, key = store_of(name)
     with creating(name):
         file = retry(lambda: filesystem.open(key, "wb", autocommit=False), name)
     try:

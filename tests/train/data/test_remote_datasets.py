@@ -1,53 +1,180 @@
-"""A dataset on a remote store is copied once, whole, and anew when it changes."""
+"""A dataset on a remote store: its index is copied once, its tokens are read by ranges, and the run is that of local files."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
 import pytest
 import synthetic
+import torch
+from megatron.core import parallel_state
 
-from lt_shared import indexed_dataset, storage
-from lt_shared.console import BadData, IoFailure, TryAgain
+from lt_shared import indexed_dataset, object_versions, storage
+from lt_shared.console import BadData, IoFailure, NoInput, TryAgain
+from lt_shared.indexed_dataset import RemoteBin
 from lt_train.config.run_config import RunConfig
-from lt_train.data import remote_datasets
+from lt_train.data import blended_dataset, cached_bin, dataset_versions, loader, remote_datasets
+
+SIZES = (
+    "--seq-length",
+    "16",
+    "--micro-batch-size",
+    "4",
+    "--global-batch-size",
+    "16",
+    "--train-iters",
+    "60",
+    "--eval-iters",
+    "12",
+)
+NAMES = ("web", "code", "books")
+BLOCK_BYTES = 256
 
 
 @pytest.fixture
-def store() -> Iterator[Any]:
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Small blocks, so that a few kilobytes have many."""
+    for module in (cached_bin, remote_datasets):
+        monkeypatch.setattr(module, "BLOCK_BYTES", BLOCK_BYTES)
+    for name, value in (("rank", 0), ("world_size", 1)):
+        monkeypatch.setattr(parallel_state, f"get_data_parallel_{name}", lambda value=value: value)
     memory = fsspec.filesystem("memory")
     yield memory
     memory.rm("/bucket", recursive=True)
 
 
-def upload(store: Any, place: Path, lengths: list[int]) -> None:
-    place.mkdir()
-    prefix = synthetic.write(place / "web", lengths).prefix
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+    """The ranges of tokens that the store is asked for."""
+    found: list[tuple[str, int, int]] = []
+    read = object_versions.read_range
+
+    def read_range(path: str, begin: int, end: int, version: str) -> bytes:
+        found.append((path, begin, end))
+        return read(path, begin, end, version)
+
+    monkeypatch.setattr(object_versions, "read_range", read_range)
+    return found
+
+
+def upload(store: Any, place: Path, lengths: Sequence[int], name: str = "web") -> None:
+    place.mkdir(exist_ok=True)
+    prefix = synthetic.write(place / name, lengths).prefix
     for suffix in (".bin", ".idx"):
-        store.pipe(f"/bucket/web{suffix}", Path(prefix + suffix).read_bytes())
+        store.pipe(f"/bucket/{name}{suffix}", Path(prefix + suffix).read_bytes())
 
 
-def plan(cache: Path) -> RunConfig:
-    return synthetic.plan("--seq-length", "16", "memory://bucket/web", "--object-storage-cache-path", str(cache))
+def plan(cache: Path, *more: str) -> RunConfig:
+    words = more or ("memory://bucket/web",)
+    return synthetic.plan("--seq-length", "16", *words, "--object-storage-cache-path", str(cache))
 
 
-def test_copies(store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_datasets, "RANGE_BYTES", 100)
+def blocks(cache: Path) -> list[Path]:
+    return sorted(cache.glob("dataset-*/blocks/*"))
+
+
+def kept_bytes(cache: Path) -> int:
+    return sum(path.stat().st_size for path in blocks(cache))
+
+
+def seen(config: RunConfig, cache: Path) -> list[torch.Tensor]:
+    """The tokens of all batches: of training, and of each validation set."""
+    data = blended_dataset.build(config, str(cache))
+    assert data.training is not None
+    batches = [*loader.training(data.training, config, torch.device("cpu"), 0, 0)]
+    for samples in data.validation.values():
+        batches += loader.evaluating(samples, config, torch.device("cpu"))
+    return [batch["tokens"] for batch in batches]
+
+
+def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return len(one) == len(other) > 0 and all(map(torch.equal, one, other))
+
+
+def test_the_index_is_copied_once_and_the_tokens_are_read(store: Any, tmp_path: Path, requests: list[Any]) -> None:
     upload(store, tmp_path / "first", [9] * 200)
     remote = plan(tmp_path / "cache")
-    local = remote_datasets.fetch(remote).data.datasets[0].prefix
+    fetched = remote_datasets.fetch(remote)
+    local = fetched.data.datasets[0].prefix
     assert Path(local).is_relative_to(tmp_path / "cache")
-    for suffix in (".bin", ".idx"):
-        assert Path(local + suffix).read_bytes() == (tmp_path / f"first/web{suffix}").read_bytes()
-    with monkeypatch.context() as patch:
-        patch.setattr(storage, "read_range", lambda *arguments: pytest.fail("copied twice"))
-        assert remote_datasets.fetch(remote).data.datasets[0].prefix == local
+    assert Path(f"{local}.idx").read_bytes() == (tmp_path / "first/web.idx").read_bytes()
+    assert not Path(f"{local}.bin").exists()
+    with pytest.raises(NoInput, match="no such file") as refused:
+        indexed_dataset.Reader(local)
+    assert "on a store" in str(refused.value.hint)
+    sequences = remote_datasets.opened(fetched, local)
+    asked = len(requests)
+    for _ in range(2):
+        np.testing.assert_array_equal(sequences.read(np.array([150, 2]), 4, 7), [*range(67, 72), *range(18, 25)])
+    assert len(requests) == asked + 2
+    assert remote_datasets.fetch(remote).data.datasets[0].prefix == local
+    trained_on = dataset_versions.versions(fetched.data.datasets)
+    assert trained_on == dataset_versions.versions(remote.data.datasets)
+    assert trained_on["memory://bucket/web"]["bin_bytes"] == 200 * 9 * 2
     upload(store, tmp_path / "second", [7] * 200)
-    anew = remote_datasets.fetch(remote).data.datasets[0].prefix
-    assert anew != local
-    assert set(indexed_dataset.Reader(anew).sequence_lengths) == {7}
+    anew = remote_datasets.fetch(remote)
+    assert anew.data.datasets[0].prefix != local
+    assert set(remote_datasets.opened(anew, anew.data.datasets[0].prefix).lengths) == {7}
+    with pytest.raises(BadData, match="memory://bucket/web: is another dataset"):
+        dataset_versions.check_unchanged("iter_1", trained_on, dataset_versions.versions(remote.data.datasets))
+
+
+@pytest.mark.parametrize("kept", [1.0, 0.4, 0.0])
+def test_the_samples_are_those_of_local_files(kept: float, store: Any, tmp_path: Path, requests: list[Any]) -> None:
+    """With room for all three datasets, for two of them and a part of the third, and for no block at all."""
+    lengths = {"web": [*range(1, 120)], "code": [5, 40, 0, 17] * 30, "books": [300, 2] * 10}
+    for name in NAMES:
+        upload(store, tmp_path / "data", lengths[name], name)
+    sizes = {name: 2 * sum(lengths[name]) for name in NAMES}
+    room = int(kept * sum(sizes.values()))
+
+    def words(place: str) -> tuple[str, ...]:
+        blend = ("--train-data-path", "3", f"{place}/web", "1", f"{place}/code", "--valid-data-path", "a=", f"{place}/books")
+        return (*SIZES, *blend, "b=", f"{place}/code")
+
+    wanted = seen(synthetic.plan(*words(str(tmp_path / "data"))), tmp_path / "indices")
+    gib = max(room, 1) / remote_datasets.GIB
+    config = remote_datasets.fetch(plan(tmp_path / "cache", *words("memory://bucket"), "--object-storage-cache-gib", repr(gib)))
+    assert same(wanted, seen(config, tmp_path / "indices"))
+    assert kept_bytes(tmp_path / "cache") <= room
+    first = len(requests)
+    assert same(wanted, seen(config, tmp_path / "indices"))
+    again = requests[first:]
+    if kept == 1.0:
+        assert kept_bytes(tmp_path / "cache") == sum(sizes.values())
+        assert not again
+        assert len([each for each in requests if each[2] - each[1] == BLOCK_BYTES]) == len(set(requests) - set(requests[:3])) - 3
+    else:
+        assert again
+        assert max(end - begin for _, begin, end in again) < BLOCK_BYTES or kept
+
+
+def test_the_smallest_datasets_are_kept_whole(store: Any, tmp_path: Path) -> None:
+    for name, count in (("web", 400), ("code", 100), ("books", 200)):
+        upload(store, tmp_path / "data", [10] * count, name)
+    gib = (2000 + 4000 + 3 * BLOCK_BYTES + 100) / remote_datasets.GIB
+    words = [word for name in NAMES for word in ("1", f"memory://bucket/{name}")]
+    config = remote_datasets.fetch(plan(tmp_path / "cache", *words, "--object-storage-cache-gib", repr(gib)))
+    found = {Path(prefix).name: size for prefix, size in remote_datasets.cached_bytes(config.data).items()}
+    assert found == {"code": 2000, "books": 4000, "web": 3 * BLOCK_BYTES}
+
+
+def test_an_object_that_is_replaced_is_noticed(store: Any, tmp_path: Path) -> None:
+    upload(store, tmp_path / "data", [9] * 200)
+    config = remote_datasets.fetch(plan(tmp_path / "cache"))
+    sequences = remote_datasets.opened(config, config.data.datasets[0].prefix)
+    first = sequences.read(np.array([0]), 0, 9)
+    upload(store, tmp_path / "other", [9] * 200)
+    np.testing.assert_array_equal(sequences.read(np.array([0]), 0, 9), first)
+    with pytest.raises(BadData, match=r"web\.bin: was replaced"):
+        sequences.read(np.array([150]), 0, 9)
+    store.rm("/bucket/web.bin")
+    with pytest.raises(NoInput, match=r"web\.bin"):
+        sequences.read(np.array([150]), 0, 9)
+    assert [path.name for path in blocks(tmp_path / "cache")] == ["0"]
 
 
 def test_what_goes_wrong_leaves_no_copy(store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,6 +188,25 @@ def test_what_goes_wrong_leaves_no_copy(store: Any, tmp_path: Path, monkeypatch:
         patch.setattr(storage, "fingerprint", lambda path, refresh=False: {"path": path, "version": str(next(versions))})
         remote_datasets.fetch(plan(cache))
     assert not list(cache.glob("dataset-*"))
+
+
+def test_fewer_bytes_than_asked_for_are_no_block(store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    upload(store, tmp_path / "data", [9] * 200)
+    config = remote_datasets.fetch(plan(tmp_path / "cache"))
+    sequences = remote_datasets.opened(config, config.data.datasets[0].prefix)
+    with monkeypatch.context() as patch, pytest.raises(IoFailure, match="255 bytes from byte 0 on, 256 were expected"):
+        patch.setattr(object_versions, "read_range", lambda path, begin, end, version: bytes(end - begin - 1))
+        sequences.read(np.array([0]), 0, 9)
+    assert not blocks(tmp_path / "cache")
+    np.testing.assert_array_equal(sequences.read(np.array([0]), 0, 9), range(9))
+
+
+def test_a_record_that_says_nothing(tmp_path: Path) -> None:
+    assert RemoteBin.of(str(tmp_path / "web")) is None
+    for content in ("{}", "[1]", '{"v": 2, "url": "memory://a", "version": "1", "size_bytes": 1}'):
+        (tmp_path / "web.bin.remote").write_text(content)
+        with pytest.raises(BadData, match="does not say where"):
+            RemoteBin.of(str(tmp_path / "web"))
 
 
 def test_a_damaged_dataset_is_refused(store: Any, tmp_path: Path) -> None:

@@ -154,19 +154,28 @@ def test_another_window_or_other_shards_are_refused(
 
 
 def test_followed_files_in_a_blend_with_a_dataset(tmp_path: Path, lines: list[str], dataset: Dataset) -> None:
+    """All of it read from a store, which is the local disk by another name."""
     growing, whole = tmp_path / "growing", tmp_path / "whole"
     whole.write_text("".join(lines))
+    lines = [line.replace('"prefix": "/', '"prefix": "file:///') for line in lines]
     growing.write_text(lines[0])
 
-    def arguments(name: str, listed: Path) -> Iterator[str]:
+    def arguments(name: str, listed: Path, store: str = "") -> Iterator[str]:
         yield from (*SMALL, *STEPS, "--eval-iters", "0", "--save", str(tmp_path / name))
-        yield from ("0.7", f"@{listed}", "0.3", dataset.prefix)
+        yield from (
+            "--object-storage-cache-path",
+            str(tmp_path / "cache"),
+            "0.7",
+            f"@{listed}",
+            "0.3",
+            f"{store}{dataset.prefix}",
+        )
 
     expected = train(*arguments("one", whole))
     assert expected.code == 0, expected.err
     unfinished = train(*arguments("none", growing))
     assert (unfinished.code, "--follow trains on it" in unfinished.err) == (ExitCode.NO_INPUT, True)
-    with started(*arguments("two", growing), "--follow") as process:
+    with started(*arguments("two", growing, "file://"), "--follow") as process:
         until(lambda: waits(tmp_path / "two"))
         assert reached(tmp_path / "two") < 40
         # Killed, and started again from its beginning: its lines are the same.
@@ -175,6 +184,8 @@ def test_followed_files_in_a_blend_with_a_dataset(tmp_path: Path, lines: list[st
         _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert losses(tmp_path / "two") == losses(tmp_path / "one")
+    assert len([*(tmp_path / "cache").glob("dataset-*/*.idx")]) == 5
+    assert not [*(tmp_path / "cache").glob("dataset-*/*.bin")]
 
 
 def test_the_length_of_a_run(tmp_path: Path, lines: list[str]) -> None:

@@ -24,6 +24,7 @@ from lt_shared.indexed_dataset.layout import dtype_for as dtype_for
 from lt_shared.indexed_dataset.layout import idx_path as idx_path
 from lt_shared.indexed_dataset.reader import Reader as Reader
 from lt_shared.indexed_dataset.reader import hint_for_missing as hint_for_missing
+from lt_shared.indexed_dataset.remote_bin import RemoteBin as RemoteBin
 from lt_shared.indexed_dataset.sequences import IndexedDataset as IndexedDataset
 from lt_shared.indexed_dataset.sequences import TokenArrays as TokenArrays
 from lt_shared.indexed_dataset.sequences import open as open

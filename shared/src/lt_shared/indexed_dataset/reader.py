@@ -1,6 +1,7 @@
 """Read a dataset through memory maps. The sizes of both files are checked, which Megatron's reader does not do."""
 
 import os
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -8,6 +9,7 @@ import numpy.typing as npt
 from lt_shared import storage
 from lt_shared.console import BadData, NoInput
 from lt_shared.indexed_dataset.layout import DTYPE_CODES, HEADER, MAGIC, VERSION, bin_path, idx_path
+from lt_shared.indexed_dataset.remote_bin import RemoteBin, RemoteTokens, record_path
 
 CHECKED_AT_ONCE = 1 << 20
 
@@ -19,15 +21,17 @@ class Reader:
     `document_indices` int64 [D + 1].
 
     `thorough` checks that every sequence starts where the one before it ends, which takes 2 s for 100 million sequences; without
-    it only the sizes of both files are checked.
+    it only the sizes of both files are checked. With `remote` the .bin may be an object on a store (`remote_bin`), and then
+    `tokens` are RemoteTokens, which are not all that an array is.
 
     Raises: NoInput when a file is missing, BadData when the pair is malformed or truncated.
     """
 
-    def __init__(self, prefix: str, thorough: bool = True):
+    def __init__(self, prefix: str, thorough: bool = True, remote: bool = False):
         storage.require_local(prefix, "reading a dataset through memory maps")
         index = idx_path(prefix)
-        for path in (index, bin_path(prefix)):
+        self.remote = RemoteBin.of(prefix) if remote else None
+        for path in (index, *(() if self.remote else (bin_path(prefix),))):
             if not os.path.isfile(path):
                 raise NoInput(f"{path}: no such file", hint_for_missing(prefix))
         with storage.open_read(index) as file:
@@ -54,12 +58,14 @@ class Reader:
         if thorough:
             self._check_documents(index, sequences)
         wanted = self._checked_bin_size(index) if thorough else self._bin_size()
+        if self.remote:
+            _check_size(self.remote.url, self.remote.size_bytes, wanted)
+            # Whoever asks for `remote` uses no more of an array than that.
+            self.tokens: npt.NDArray[np.generic] = cast(Any, RemoteTokens(self.remote, self.dtype))
+            return
         with storage.open_read(bin_path(prefix)) as file:
             size = os.fstat(file.fileno()).st_size
-            if size != wanted:
-                raise BadData(
-                    f"{bin_path(prefix)}: {size} bytes, its index says {wanted}", "the file is truncated: write it again"
-                )
+            _check_size(bin_path(prefix), size, wanted)
             self.tokens = np.memmap(file, mode="r", dtype=self.dtype) if size else np.zeros(0, self.dtype)
 
     def _check_documents(self, index: str, sequences: int) -> None:
@@ -99,10 +105,17 @@ class Reader:
         return self.tokens[start : start + int(self.sequence_lengths[first:last].sum())]
 
 
+def _check_size(path: str, size: int, wanted: int) -> None:
+    if size != wanted:
+        raise BadData(f"{path}: {size} bytes, its index says {wanted}", "the file is truncated: write it again")
+
+
 def hint_for_missing(prefix: str) -> str:
     """The hint for a dataset without its .bin or .idx."""
     if prefix.endswith((".bin", ".idx")):
         return f"a prefix has no extension: {prefix[:-4]}"
+    if os.path.isfile(record_path(prefix)):
+        return f"its tokens are on a store, see {record_path(prefix)}: copy the dataset from there"
     if os.path.isfile(bin_path(prefix)):
         return "the dataset was not finished: run its lt-preprocess command again"
     if os.path.isfile(idx_path(f"{prefix}_text_document")):

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from lt_shared import storage, strict_json
+from lt_shared import indexed_dataset, storage, strict_json
 from lt_shared.console import BadData, NoInput
 from lt_shared.sample_order import sample_index, shard_list
 from lt_shared.sample_order.batch_sizes import BatchSizes, PhaseSize, RampUp
@@ -170,7 +170,8 @@ class AttemptOrder:
 def _check_unchanged(dataset: OrderedDataset) -> None:
     for ending in ("bin", "idx"):
         path, size_bytes = f"{dataset.prefix}.{ending}", dataset.version.get(f"{ending}_bytes")
-        if storage.size_bytes(path) != size_bytes and size_bytes is not None:
+        remote = indexed_dataset.RemoteBin.of(dataset.prefix) if ending == "bin" else None
+        if size_bytes not in (None, remote.size_bytes if remote else storage.size_bytes(path)):
             raise BadData(f"{path}: is another file than the run has read: it had {size_bytes} bytes")
 
 

@@ -42,19 +42,44 @@ class Sequences(Protocol):
         """Sequences `numbers` joined, without the first `start` tokens of the first, up to before `end` in the last."""
 
 
-class StoredSequences:
-    """The sequences of a `.bin/.idx` pair."""
+class TokenFile(Protocol):
+    """A `.bin`, wherever it is. Safe to use from many threads."""
 
-    def __init__(self, prefix: str):
-        reader = indexed_dataset.Reader(prefix, thorough=False)
-        self.lengths = reader.sequence_lengths
-        self.offsets = reader.sequence_offsets
-        self.dtype = reader.dtype
-        self.path = indexed_dataset.bin_path(prefix)
-        self._file = os.open(self.path, os.O_RDONLY)
+    def read_into(self, pieces: Sequence[tuple[memoryview, int]]) -> None:
+        """Fill each memory with the bytes from its offset on. Raises IoFailure when they cannot be read."""
+
+
+class LocalBin:
+    """A `.bin` on a mounted filesystem."""
+
+    def __init__(self, path: str):
+        self.path = path
+        self._file = os.open(path, os.O_RDONLY)
 
     def __del__(self) -> None:
         os.close(self._file)
+
+    def read_into(self, pieces: Sequence[tuple[memoryview, int]]) -> None:
+        for target, offset in pieces:
+            while target:
+                try:
+                    count = os.preadv(self._file, [target], offset)
+                except OSError as error:
+                    raise IoFailure(f"{self.path}: {error.strerror}") from error
+                if count == 0:
+                    raise IoFailure(f"{self.path}: ends at byte {offset}", "the file was changed while the run read it")
+                target, offset = target[count:], offset + count
+
+
+class StoredSequences:
+    """The sequences of a `.bin/.idx` pair, whose `.bin` is read through `file` or, without one, where the dataset has it."""
+
+    def __init__(self, prefix: str, file: TokenFile | None = None):
+        reader = indexed_dataset.Reader(prefix, thorough=False, remote=True)
+        self.lengths = reader.sequence_lengths
+        self.offsets = reader.sequence_offsets
+        self.dtype = reader.dtype
+        self._file: TokenFile = file or reader.remote or LocalBin(indexed_dataset.bin_path(prefix))
 
     def read(self, numbers: Tokens, start: int, end: int) -> Tokens:
         width = self.dtype.itemsize
@@ -66,20 +91,12 @@ class StoredSequences:
         sizes[0] -= start * width
         content = bytearray(int(sizes.sum()))
         view, filled = memoryview(content), 0
+        pieces = []
         for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True):
-            self._read_into(view[filled : filled + size], offset)
+            pieces.append((view[filled : filled + size], offset))
             filled += size
+        self._file.read_into(pieces)
         return np.frombuffer(content, self.dtype)
-
-    def _read_into(self, target: memoryview, offset: int) -> None:
-        while target:
-            try:
-                count = os.preadv(self._file, [target], offset)
-            except OSError as error:
-                raise IoFailure(f"{self.path}: {error.strerror}") from error
-            if count == 0:
-                raise IoFailure(f"{self.path}: ends at byte {offset}", "the file was changed while the run read it")
-            target, offset = target[count:], offset + count
 
 
 class Samples(Protocol):

@@ -85,7 +85,7 @@ def test_refused_combinations(two: tuple[str, str]) -> None:
     for arguments, message in (
         (("--train-data-path", first), "no validation data"),
         (("--reset-attention-mask", first), "which token ends them"),
-        (("memory://bucket/web", "--valid-data-path", first), "memory://bucket/web: nowhere to keep a copy"),
+        (("memory://bucket/web", "--valid-data-path", first), "memory://bucket/web: nowhere to keep what is read"),
     ):
         with pytest.MonkeyPatch.context() as patch, pytest.raises(BadConfig, match=message):
             patch.setattr(manifest, "describe", Dataset)

@@ -162,7 +162,7 @@ class _Lookup:
 class _OpenedDataset:
     def __init__(self, prefix: str):
         self.prefix = prefix
-        self._reader = indexed_dataset.Reader(prefix, thorough=False)
+        self._reader = indexed_dataset.Reader(prefix, thorough=False, remote=True)
         sidecar = manifest.read_sidecar(prefix) or {}
         self._origins: Origins | None = origins.of_sidecar(sidecar, manifest.sidecar_path(prefix))
         options = sidecar.get("options")

@@ -25,7 +25,7 @@ from lt_shared.console import BadData
 from lt_shared.manifest import Dataset
 from lt_shared.sample_order import shard_list
 from lt_shared.sample_order.phases import PhasedSamples
-from lt_shared.sample_order.samples import BlendedSamples, Samples, StoredSequences
+from lt_shared.sample_order.samples import BlendedSamples, Samples
 from lt_shared.sample_order.split import split_ranges
 from lt_shared.sample_order.stream import Shard, StreamSamples
 from lt_shared.sample_order.stream import Stream as Tokens
@@ -140,7 +140,7 @@ class Stream:
         there = remote_datasets.local_copy(shard, Path(str(data.object_cache_path)))
         if self._expected is not None:
             self._check(there, number)
-        sequences = StoredSequences(there.prefix)
+        sequences = remote_datasets.opened(self._config, there.prefix, is_shard=True)
         count = len(sequences.lengths)
         share = split_ranges(data.split, count)[0] if number == 0 and data.split is not None else range(count)
         self._shards.append(shard)

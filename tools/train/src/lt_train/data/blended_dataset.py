@@ -18,11 +18,11 @@ from lt_shared.sample_order import sample_index
 from lt_shared.sample_order.packed import PackedPart
 from lt_shared.sample_order.parts import Blend, DatasetPart, Source, StreamPart, StreamSource, part_of
 from lt_shared.sample_order.phases import PhasedPart, phased
-from lt_shared.sample_order.samples import Samples, Sequences, StoredSequences
+from lt_shared.sample_order.samples import Samples, Sequences
 from lt_shared.sample_order.split import split_ranges
 from lt_shared.sample_order.stream import Stream
 from lt_train.config.run_config import RunConfig
-from lt_train.data import index_cache
+from lt_train.data import index_cache, remote_datasets
 from lt_train.data.mock_sequences import MockSequences, RandomSequences
 from lt_train.runtime import agreement
 
@@ -87,7 +87,7 @@ def _parts(config: RunConfig, train_samples: int, streams: Mapping[int, Stream])
     wanted += [(1, datasets, evaluated) for datasets in sets.values()]
     opened: dict[str, Sequences] = {}
     for dataset in data.all_datasets:
-        opened.setdefault(dataset.prefix, StoredSequences(dataset.prefix))
+        opened.setdefault(dataset.prefix, remote_datasets.opened(config, dataset.prefix))
     parts: list[Part | None] = []
     for number, datasets, samples in wanted:
         named = [(dataset.prefix, opened[dataset.prefix], dataset.weight, dataset.packed is not None) for dataset in datasets]

@@ -18,7 +18,7 @@ from torch import Tensor
 from lt_shared import storage
 from lt_shared.sample_order.samples import Samples
 from lt_train.config.run_config import RunConfig
-from lt_train.data import blended_dataset, micro_batches
+from lt_train.data import blended_dataset, micro_batches, remote_datasets
 from lt_train.data.blended_dataset import RunSamples
 from lt_train.data.micro_batches import MicroBatch
 from lt_train.runtime import device
@@ -27,6 +27,8 @@ Batch = dict[str, Tensor]
 
 # Micro batches that each thread may be ahead of the training step.
 AHEAD = 4
+# Threads of a run whose data is on a store: they wait most of the time. 64 micro batches ahead hide a second without answers.
+STORE_READERS = 16
 
 
 def build(config: RunConfig, consumed_samples: int = 0, iteration: int = 0) -> RunSamples:
@@ -104,7 +106,10 @@ def batches(
     counted = torch.ones(shape, device=where)
     by_source = len(config.data.datasets) > 1 and tells_sources
     described, to_read = itertools.tee(planned)
-    texts = read_ahead(samples, (each.numbers for each in to_read), config.data.num_workers, where, is_ready)
+    threads = config.data.num_workers
+    if threads and remote_datasets.is_read_by_ranges(config.data):
+        threads = max(threads, STORE_READERS)
+    texts = read_ahead(samples, (each.numbers for each in to_read), threads, where, is_ready)
     for micro_batch, text in zip(described, texts, strict=True):
         on_device = text.to(where, non_blocking=True)
         padding = None

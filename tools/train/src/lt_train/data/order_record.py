@@ -8,12 +8,12 @@ from lt_shared.sample_order import run_order
 from lt_shared.sample_order.run_order import AttemptOrder, OrderedDataset
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings import streaming
-from lt_train.data import loader
+from lt_train.data import dataset_versions, loader
 from lt_train.runtime import run_files
 
 
 def write(config: RunConfig, consumed_samples: int, iteration: int, versions: dict[str, dict[str, int]]) -> None:
-    """Add the line of this attempt; rank 0 calls it. `versions` are those of the datasets, by their absolute prefixes."""
+    """Add the line of this attempt; rank 0 calls it. `versions` are those of the datasets, by their origins."""
     directory = config.checkpointing.directory
     if directory is None:
         return
@@ -50,4 +50,4 @@ def _dataset(config: RunConfig, number: int, versions: dict[str, dict[str, int]]
     listed = None if place is None else streaming.list_path(place, config.checkpointing.directory, "")
     if listed is not None and not storage.is_remote(listed):
         listed = os.path.abspath(listed)
-    return OrderedDataset(prefix, dataset.weight, versions.get(prefix, {}), dataset.packed, listed)
+    return OrderedDataset(prefix, dataset.weight, versions.get(dataset_versions.origin(prefix), {}), dataset.packed, listed)

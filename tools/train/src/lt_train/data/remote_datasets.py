@@ -1,43 +1,68 @@
-"""Datasets on s3:// and other stores, copied once per node before the ranks start.
+"""Datasets on s3:// and other stores: the index is copied once per node before the ranks start, tokens are read by ranges.
 
 Training reads some kilobytes at random offsets all the time: a store answers each such request in tens of milliseconds, a local
-disk in a tenth of one. A copy is made in ranges by several threads, which one connection could not do as fast. Its name holds the
-versions of the objects, so a dataset that was written anew is copied anew; the old copy stays until someone deletes it.
+disk in a tenth of one. So samples are read ahead (`loader`) over many connections, and what was read once is kept on a local disk
+as far as it has room (`cached_bin`, `block_cache`). The name of a copy holds the versions of the objects, so a dataset that was
+written anew is copied anew, and each range is read of that version alone. Old indices stay until someone deletes them.
 """
 
 import dataclasses
 import hashlib
 import json
 import os
+import shutil
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from lt_shared import console, indexed_dataset, manifest, storage
 from lt_shared.console import IoFailure, TryAgain
+from lt_shared.indexed_dataset import RemoteBin
 from lt_shared.manifest import Dataset
+from lt_shared.sample_order.samples import StoredSequences
 from lt_train.config.run_config import RunConfig
-from lt_train.config.settings.data import check_datasets
+from lt_train.config.settings.data import Data, check_datasets
+from lt_train.data.block_cache import BLOCKS, BlockCache
+from lt_train.data.cached_bin import BLOCK_BYTES, CachedBin
 from lt_train.data.index_cache import make_once
 
 CONNECTIONS = 16
 RANGE_BYTES = 32 << 20
+# A stream reads one window, looks back to the one before, and reads ahead in the one after.
+WINDOWS = 3
+GIB = 1 << 30
 
 
 def fetch(config: RunConfig) -> RunConfig:
-    """The configuration with checked local copies instead of remote datasets. Raises as `storage` and `check_datasets`."""
+    """The configuration with checked local indices instead of remote datasets, and the size of the cache for their tokens.
+
+    Raises as `storage` and `check_datasets`.
+    """
     if not any(storage.is_remote(dataset.prefix) for dataset in config.data.all_datasets):
         return config
     cache = Path(str(config.data.object_cache_path))
     lists = ("datasets", "validation_datasets", "test_datasets")
     local: dict[str, Any] = {name: tuple(local_copy(dataset, cache) for dataset in getattr(config.data, name)) for name in lists}
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, **local))
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, **local, object_cache_gib=_cache_gib(config.data)))
     check_datasets(config.data, config.architecture.vocab_size)
     return config
 
 
+def _cache_gib(data: Data) -> float:
+    """As asked, but no more than the disk has; by default half of that. What is too much in the cache is deleted."""
+    directory = Path(str(data.object_cache_path))
+    used = BlockCache(directory, 1 << 62).count()
+    there = (shutil.disk_usage(directory).free + used) / GIB
+    if data.object_cache_gib is not None and data.object_cache_gib > there:
+        console.warn(f"{directory}: the disk has {there:,.1f} GiB for the cache of {data.object_cache_gib:g} GiB")
+    size = min(data.object_cache_gib or there / 2, there)
+    BlockCache(directory, int(size * GIB)).count()
+    return size
+
+
 def local_copy(dataset: Dataset, cache: Path) -> Dataset:
-    """The dataset itself, or of one on a store its copy, which is made when there is none."""
+    """The dataset itself, or of one on a store its index, sidecar and RemoteBin, which are copied when they are not there."""
     if not storage.is_remote(dataset.prefix):
         return dataset
     files = {path: storage.fingerprint(path, refresh=True) for path in _files(dataset.prefix)}
@@ -52,10 +77,63 @@ def _files(prefix: str) -> list[str]:
 
 
 def _copy(files: dict[str, dict[str, str | int]], directory: Path) -> None:
+    (directory / BLOCKS).mkdir()
     for path, version in files.items():
-        copy_file(path, directory / path.rsplit("/", 1)[-1])
+        target = directory / path.rsplit("/", 1)[-1]
+        if path.endswith(".bin"):
+            remote = RemoteBin(path, str(version["version"]), storage.size_bytes(path))
+            storage.write_bytes(f"{target}.remote", json.dumps(remote.record).encode())
+        else:
+            copy_file(path, target)
         if storage.fingerprint(path, refresh=True) != version:
             raise TryAgain(f"{path}: it was written anew while it was copied", "wait until the dataset is finished")
+
+
+def opened(config: RunConfig, prefix: str, is_shard: bool = False) -> StoredSequences:
+    """The sequences of a dataset of the run, or of a shard of one of its streams, at a local prefix."""
+    remote, data = RemoteBin.of(prefix), config.data
+    if remote is None or data.object_cache_path is None or data.object_cache_gib is None:
+        return StoredSequences(prefix)
+    cache = BlockCache(Path(data.object_cache_path), int(data.object_cache_gib * GIB))
+    cached = remote.size_bytes if is_shard and _keeps_streams(data) else 0 if is_shard else cached_bytes(data)[prefix]
+    return StoredSequences(prefix, CachedBin(remote, cache, Path(prefix).parent, cached))
+
+
+def is_read_by_ranges(data: Data) -> bool:
+    """Whether a dataset of the run is on a store."""
+    return any(RemoteBin.of(dataset.prefix) for dataset in data.all_datasets)
+
+
+def cached_bytes(data: Data) -> Mapping[str, int]:
+    """How many bytes the cache has room for, from the beginning of each remote dataset on: the smallest ones are kept whole."""
+    room = int((data.object_cache_gib or 0) * GIB)
+    room -= _stream_bytes(data) if _keeps_streams(data) else 0
+    found = {}
+    sizes = {dataset.prefix: remote.size_bytes for dataset in data.all_datasets if (remote := RemoteBin.of(dataset.prefix))}
+    for prefix, size in sorted(sizes.items(), key=lambda each: (each[1], each[0])):
+        found[prefix] = size if size <= room else room // BLOCK_BYTES * BLOCK_BYTES
+        room -= found[prefix]
+    return found
+
+
+def _keeps_streams(data: Data) -> bool:
+    """Whether the cache has room for the windows of the streams: each of their blocks is then read once an epoch."""
+    return 0 < _stream_bytes(data) <= int((data.object_cache_gib or 0) * GIB)
+
+
+def _stream_bytes(data: Data) -> int:
+    if data.streaming is None:
+        return 0
+    heads = zip(data.datasets, data.streaming.lists, strict=True)
+    windows = [
+        max(
+            indexed_dataset.Reader(head.prefix, thorough=False, remote=True).dtype.itemsize * data.streaming.window_tokens,
+            remote.size_bytes,
+        )
+        for head, place in heads
+        if place is not None and (remote := RemoteBin.of(head.prefix))
+    ]
+    return WINDOWS * sum(windows)
 
 
 def copy_file(path: str, target: Path) -> None:

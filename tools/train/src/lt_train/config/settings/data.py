@@ -46,7 +46,12 @@ OPTIONS = console.section(
     click.option(
         "--object-storage-cache-path",
         type=click.Path(file_okay=False),
-        help="Where each node keeps its copy of datasets from s3://; needed for them.",
+        help="Where each node keeps what it has read of datasets on s3://; needed for them.",
+    ),
+    click.option(
+        "--object-storage-cache-gib",
+        type=click.FloatRange(min=0, min_open=True),
+        help="How much of it is kept; by default half of the free disk.",
     ),
     *stated_tokenizer.OPTIONS,
 )
@@ -58,7 +63,8 @@ class Data:
 
     `validation_names` has the set of each of `validation_datasets`; it is empty when they are one set without a name. Of a
     stream, `datasets` has the first shard, with the weight of the stream. Without `datasets` the tokens are made up.
-    `eval_iters` counts global batches; `cache_path` and `object_cache_path` are directories.
+    `eval_iters` counts global batches; `cache_path` and `object_cache_path` are directories, `object_cache_gib` the size of the
+    second, None for what the disk suggests.
     """
 
     datasets: tuple[Dataset, ...]
@@ -74,6 +80,7 @@ class Data:
     num_workers: int
     cache_path: str | None
     object_cache_path: str | None
+    object_cache_gib: float | None
     streaming: Streaming | None = None
 
     @property
@@ -215,6 +222,7 @@ def resolve_data(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> Data
         num_workers=options["num_workers"],
         cache_path=options["data_cache_path"],
         object_cache_path=options["object_storage_cache_path"],
+        object_cache_gib=options["object_storage_cache_gib"],
         streaming=arriving,
     )
 
@@ -233,7 +241,9 @@ def check(data: Data, vocab_size: int) -> Iterator[ToolError]:
         )
     remote = [dataset.prefix for dataset in data.all_datasets if storage.is_remote(dataset.prefix)]
     if remote and data.object_cache_path is None:
-        yield BadConfig(f"{remote[0]}: nowhere to keep a copy", "pass --object-storage-cache-path, a directory on a local disk")
+        yield BadConfig(
+            f"{remote[0]}: nowhere to keep what is read", "pass --object-storage-cache-path, a directory on a local disk"
+        )
     yield from check_vocabulary(data.all_datasets, vocab_size)
 
 
@@ -269,14 +279,14 @@ def _check_shares(split: str, eval_iters: int) -> Iterator[ToolError]:
 def check_datasets(data: Data, vocab_size: int) -> None:
     """All files whole, enough in them for every split, all made by one tokenizer. Raises NoInput, BadData or BadConfig.
 
-    Datasets on a remote store are looked at when they have been copied.
+    Datasets on a remote store are looked at when their indices have been copied.
     """
     from lt_shared import indexed_dataset
 
     described: Dataset | None = None
     for dataset in data.all_datasets:
         if not storage.is_remote(dataset.prefix):
-            reader = indexed_dataset.Reader(dataset.prefix)
+            reader = indexed_dataset.Reader(dataset.prefix, remote=True)
             _check_tokens(dataset, reader.tokens, vocab_size)
             if data.split is not None:
                 _check_splits(data, dataset.prefix, len(reader.sequence_lengths))
