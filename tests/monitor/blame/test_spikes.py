@@ -41,6 +41,9 @@ def run(losses: dict[int, float], interval: int = 1, noted: tuple[int, ...] = ()
         (run(dict.fromkeys(range(50, 56), 9.0)), [StepRange(50, 55)]),
         (run({}, noted=tuple(range(40, 70))), [StepRange(40, 49)]),
         (run({30: 9.0, 90: 9.0}), [StepRange(30, 30), StepRange(90, 90)]),
+        # The same text comes again and again, and the loss comes back in between.
+        (run(dict.fromkeys(range(30, 100, 10), 9.0)), [StepRange(step, step) for step in range(30, 100, 10)]),
+        (run({50: 9.0, 51: 8.0, 53: 7.0, 57: 9.0}), [StepRange(50, 53), StepRange(57, 57)]),
     ],
 )
 def test_find(made: Run, expected: list[StepRange]) -> None:

@@ -1,7 +1,8 @@
 """The steps of a run at which the loss jumped: those that lt-train noted, and those that stand out of the logged losses.
 
 lt-train looks at every step and names it. A log line is the mean of the steps since the line before, so a line that stands out
-means all of them. Steps close together are one spike, of which the first are looked at: the loss stays up after what raised it.
+means all of them. Steps that follow each other are one spike, of which the first are looked at: the loss stays up after what
+raised it. Where it has come back between two steps, each was raised by samples of its own.
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,14 +11,11 @@ from typing import NamedTuple
 import numpy as np
 
 from lt_monitor.runs.attempts import Run
+from lt_shared.sample_order.loss_level import LossLevel
 
 LINES_BEFORE = 20
 FEWEST_LINES = 10
-# As lt-train's own: six deviations alone would call the ripples of a flat loss a spike.
-DEVIATIONS = 6.0
-SMALLEST_RISE = 0.1
-TO_DEVIATION = 1.4826
-ONE_SPIKE_STEPS = 20
+ONE_SPIKE_STEPS = 3
 MOST_STEPS = 10
 
 
@@ -45,26 +43,13 @@ def _of_lines(run: Run) -> Iterator[StepRange]:
     losses = run.steps.column("loss")
     known = np.flatnonzero(~np.isnan(losses))
     numbers, losses = run.steps.numbers[known], losses[known]
-    for index in range(FEWEST_LINES, len(losses)):
-        before = losses[max(0, index - LINES_BEFORE) : index]
-        before = before[np.isfinite(before)]
-        if len(before) < FEWEST_LINES or not stands_out(float(losses[index]), before):
+    level = LossLevel(LINES_BEFORE, FEWEST_LINES)
+    for index, loss in enumerate(losses.tolist()):
+        if not level.stands_out(loss):
             continue
         # A restart leaves a gap between lines that no step of this line explains.
         interval = int(np.median(np.diff(numbers[max(0, index - FEWEST_LINES) : index + 1])))
         yield StepRange(max(int(numbers[index - 1]), int(numbers[index]) - interval) + 1, int(numbers[index]))
-
-
-def stands_out(loss: float, others: np.ndarray) -> bool:
-    """Whether a loss is far above finite others."""
-    return not np.isfinite(loss) or loss > limit(others)
-
-
-def limit(others: np.ndarray) -> float:
-    """The loss above which one stands out of others."""
-    median = float(np.median(others))
-    deviation = TO_DEVIATION * float(np.median(np.abs(others - median)))
-    return median + max(DEVIATIONS * deviation, SMALLEST_RISE * abs(median))
 
 
 def _joined(ranges: Iterable[StepRange]) -> Iterator[StepRange]:

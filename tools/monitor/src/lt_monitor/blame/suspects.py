@@ -1,24 +1,26 @@
 """The samples of some steps, ranked by their losses, with the documents that their tokens come from."""
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lt_monitor.blame import spikes
 from lt_monitor.blame.spikes import StepRange
 from lt_shared import indexed_dataset, manifest
 from lt_shared.document_origins import origins, source_lines
 from lt_shared.document_origins.origins import Origins
-from lt_shared.sample_order import run_order, sample_losses
+from lt_shared.sample_order import loss_level, run_order, sample_losses
 from lt_shared.sample_order.run_order import AttemptOrder
 from lt_shared.sample_order.samples import Samples, Span
 
 EXCERPT_CHARACTERS = 240
 FEWEST_OTHERS = 8
+FEWEST_IN_STEP = 4
+LOWER = 0.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +66,12 @@ class Blame:
     median_loss: float | None = None
 
     @property
+    def shaken(self) -> int:
+        """How many samples are above the limit that are not suspect: in steps all of whose samples are, after a suspect one."""
+        limit = math.inf if self.loss_limit is None else self.loss_limit
+        return sum(sample.loss is not None and sample.loss > limit and not sample.is_suspect for sample in self.samples)
+
+    @property
     def suspects(self) -> list[int]:
         """The samples to leave out: those that stand out, or all where no losses are known."""
         return sorted(sample.sample for sample in self.samples if sample.is_suspect)
@@ -98,21 +106,23 @@ class RunSamples:
         return self._opened[number]
 
 
-def blame(run: RunSamples, steps: StepRange, losses: Mapping[int, float], shown: int | None) -> Blame:
-    """Look at `steps`; documents of the first `shown` samples, None for all."""
+def blame(run: RunSamples, steps: StepRange, losses: Mapping[int, float], shown: int | None, are_logged: bool = False) -> Blame:
+    """Look at `steps`; documents of the first `shown` samples, None for all.
+
+    Losses that `are_logged` are each of the weights of their step.
+    """
     attempt, numbers = run.of_steps(steps)
     samples = run.samples(attempt)
     limit, median = _limit(numbers, losses)
-    found = [
-        BlamedSample(
-            number,
-            attempt.step_of(number),
-            losses.get(number),
-            limit is None or losses.get(number, -math.inf) > limit,
-            attempt.datasets[samples.dataset(number)].prefix,
-        )
-        for number in numbers
-    ]
+    found = []
+    is_shaken = False
+    for step, of_step in itertools.groupby(numbers, attempt.step_of):
+        in_step = {number: losses.get(number) for number in of_step}
+        raised = _raised_by(in_step.values(), median) if is_shaken and median is not None else 0.0
+        for number, loss in in_step.items():
+            is_suspect = limit is None or (loss is not None and loss > limit + raised)
+            found.append(BlamedSample(number, step, loss, is_suspect, attempt.datasets[samples.dataset(number)].prefix))
+        is_shaken = are_logged and (is_shaken or any(sample.is_suspect for sample in found))
     found.sort(key=lambda sample: (-(sample.loss if sample.loss is not None else -math.inf), sample.sample))
     count = len(found) if shown is None else shown
     lookup = _Lookup([dataset.shards for dataset in attempt.datasets])
@@ -120,6 +130,17 @@ def blame(run: RunSamples, steps: StepRange, losses: Mapping[int, float], shown:
     for index, documents in enumerate(with_documents):
         found[index] = dataclasses.replace(found[index], documents=documents)
     return Blame(steps, found, limit, median)
+
+
+def _raised_by(losses: Iterable[float | None], median: float) -> float:
+    """By how much the lower quarter of a step's losses is above the `median` of those before.
+
+    What a step has learned from bad samples raises the losses of all samples of the next ones, which are not bad for that.
+    """
+    finite = [loss for loss in losses if loss is not None and math.isfinite(loss)]
+    if len(finite) < FEWEST_IN_STEP:
+        return 0.0
+    return max(0.0, float(np.quantile(finite, LOWER)) - median)
 
 
 def _limit(numbers: range, losses: Mapping[int, float]) -> tuple[float | None, float | None]:
@@ -130,8 +151,7 @@ def _limit(numbers: range, losses: Mapping[int, float]) -> tuple[float | None, f
         losses[number] for number in sample_losses.with_those_before(numbers) if number in losses and number < numbers.start
     ]
     others = before if len(before) >= FEWEST_OTHERS else [losses[number] for number in numbers if number in losses]
-    finite = np.array([loss for loss in others if math.isfinite(loss)] or [math.inf])
-    return spikes.limit(finite), float(np.median(finite))
+    return loss_level.limit(others)
 
 
 class _Lookup:
