@@ -30,7 +30,10 @@ def run(losses: dict[int, float], interval: int = 1, noted: tuple[int, ...] = ()
         (run({50: 9.0}), [StepRange(50, 50)]),
         (run({50: math.inf}), [StepRange(50, 50)]),
         (run({50: 5.6}), []),
-        (run({50: 1.0}), []),
+        # Text that repeats itself is easy to learn. What stays down has been learned.
+        (run({50: 1.0}), [StepRange(50, 50, is_dip=True)]),
+        (run({50: 1.0, 51: 9.0}), [StepRange(50, 50, is_dip=True), StepRange(51, 51)]),
+        (run(dict.fromkeys(range(50, 101), 1.0)), []),
         # The first lines are steep, and say nothing.
         (run({3: 20.0}), []),
         # A line is the mean of the steps since the one before.

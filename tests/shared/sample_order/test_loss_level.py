@@ -11,7 +11,7 @@ from lt_shared.sample_order.loss_level import LossLevel
 
 def standing_out(losses: "list[float] | np.ndarray") -> list[int]:
     level = LossLevel(20, 10)
-    return [step for step, loss in enumerate(losses) if level.stands_out(float(loss))]
+    return [step for step, loss in enumerate(losses) if level.compare(float(loss))]
 
 
 def test_noise_and_any_usual_fall_are_no_jump() -> None:
@@ -40,8 +40,8 @@ def test_a_tenth_and_six_deviations_are_needed() -> None:
     flat = [2.0, 2.0001] * 20
     assert standing_out([*flat, 2.19]) == []
     assert standing_out([*flat, 2.21]) == [40]
-    wide = [1.0, 3.0] * 20
-    assert standing_out([*wide, 4.5]) == []
+    wide = np.random.default_rng(0).normal(2, 0.5, 40)
+    assert standing_out([*wide, 3.5]) == []
 
 
 def test_a_loss_that_stays_up_becomes_the_level() -> None:
@@ -54,8 +54,14 @@ def test_what_is_no_number_stands_out_and_counts_nowhere(bad: float) -> None:
     assert standing_out([bad] * 5 + [2.0] * 15 + [bad, 2.0, 9.0]) == [20, 22]
 
 
-def test_the_limit_of_some_losses() -> None:
+def test_how_far_a_loss_is_from_others() -> None:
     """By hand: the deviations from 4 are 2, 1, 0, 1 and 96, so their median is 1."""
-    assert loss_level.limit([2, 3, 4, 5, 100]) == (4 + 6 * 1.4826, 4)
-    assert loss_level.limit([3.0, 3.0, math.inf]) == (pytest.approx(3.3), 3.0)
-    assert loss_level.limit([math.inf]) == (math.inf, math.inf)
+    assert loss_level.usual([2, 3, 4, 5, 100]) == (4, 6 * 1.4826)
+    assert loss_level.usual([3.0, 3.0, math.inf]) == (3.0, pytest.approx(0.3))
+    assert loss_level.usual([math.inf]) == (math.inf, 0)
+
+
+def test_up_and_down() -> None:
+    level = LossLevel(20, 10)
+    losses = [2.0, 2.01] * 10 + [1.5, 2.0, 2.6, 1.9, 2.1, 0.5]
+    assert [level.compare(loss) for loss in losses][20:] == [-1, 0, 1, 0, 0, -1]

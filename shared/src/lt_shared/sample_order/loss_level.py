@@ -29,20 +29,31 @@ class LossLevel:
         self._rises: collections.deque[float] = collections.deque(maxlen=window)
         self._in_a_row = 0
 
-    def stands_out(self, loss: float) -> bool:
-        """Whether the next loss of the run is far above the level."""
-        level = statistics.median(self._nearest) if self._nearest else math.inf
-        if not math.isfinite(loss) or (len(self.recent) >= self.fewest and loss > level + _margin(level, self._rises)):
+    def compare(self, loss: float) -> int:
+        """1 when the next loss of the run is far above the level, -1 when it is far below, 0 otherwise."""
+        side = self._side(loss)
+        if side or not math.isfinite(loss):
             self._in_a_row += 1
-            if self._in_a_row > MOST_IN_A_ROW:
-                self._begin_anew()
-            return len(self.recent) >= self.fewest
+            if self._in_a_row <= MOST_IN_A_ROW:
+                return side
+            self._begin_anew()
+            return 0
         self._in_a_row = 0
         if self._nearest:
-            self._rises.append(loss - level)
+            self._rises.append(loss - statistics.median(self._nearest))
         self._nearest.append(loss)
         self.recent.append(loss)
-        return False
+        return 0
+
+    def _side(self, loss: float) -> int:
+        if len(self.recent) < self.fewest:
+            return 0
+        level = statistics.median(self._nearest)
+        margin = _margin(level, self._rises)
+        if not loss <= level + margin:
+            return 1
+        # A loss that falls is below the level each time.
+        return -1 if loss < level + min(0.0, statistics.median(self._rises)) - margin else 0
 
     def _begin_anew(self) -> None:
         for losses in (self.recent, self._nearest, self._rises):
@@ -50,13 +61,13 @@ class LossLevel:
         self._in_a_row = 0
 
 
-def limit(losses: Iterable[float]) -> tuple[float, float]:
-    """The loss above which one stands out of others, and the median of these; infinite where none is finite."""
+def usual(losses: Iterable[float]) -> tuple[float, float]:
+    """The median of losses, and how far from it one of them must be to stand out. Infinite and 0 where none is finite."""
     finite = [loss for loss in losses if math.isfinite(loss)]
     if not finite:
-        return math.inf, math.inf
+        return math.inf, 0.0
     median = statistics.median(finite)
-    return median + _margin(median, finite), median
+    return median, _margin(median, finite)
 
 
 def _margin(level: float, values: Collection[float]) -> float:

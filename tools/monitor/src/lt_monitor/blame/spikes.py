@@ -2,16 +2,18 @@
 
 lt-train looks at every step and names it. A log line is the mean of the steps since the line before, so a line that stands out
 means all of them. Steps that follow each other are one spike, of which the first are looked at: the loss stays up after what
-raised it. Where it has come back between two steps, each was raised by samples of its own.
+raised it. Where it has come back between two steps, each was raised by samples of its own. Text that repeats itself may lower the
+loss of a step, too: a dip.
 """
 
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from lt_monitor.runs.attempts import Run
-from lt_shared.sample_order.loss_level import LossLevel
+from lt_shared.sample_order.loss_level import MOST_IN_A_ROW, LossLevel
 
 LINES_BEFORE = 20
 FEWEST_LINES = 10
@@ -20,10 +22,11 @@ MOST_STEPS = 10
 
 
 class StepRange(NamedTuple):
-    """Steps `first` to `last`, counted from 1."""
+    """Steps `first` to `last`, counted from 1; `is_dip` when the loss was down."""
 
     first: int
     last: int
+    is_dip: bool = False
 
     def __str__(self) -> str:
         return f"step {self.first:,}" if self.first == self.last else f"steps {self.first:,} to {self.last:,}"
@@ -44,24 +47,27 @@ def _of_lines(run: Run) -> Iterator[StepRange]:
     known = np.flatnonzero(~np.isnan(losses))
     numbers, losses = run.steps.numbers[known], losses[known]
     level = LossLevel(LINES_BEFORE, FEWEST_LINES)
-    for index, loss in enumerate(losses.tolist()):
-        if not level.stands_out(loss):
+    for side, lines in itertools.groupby(enumerate(map(level.compare, losses.tolist())), lambda line: line[1]):
+        found = [index for index, _ in lines]
+        # A loss that falls and stays down has been learned.
+        if side == 0 or (side < 0 and len(found) == MOST_IN_A_ROW):
             continue
-        # A restart leaves a gap between lines that no step of this line explains.
-        interval = int(np.median(np.diff(numbers[max(0, index - FEWEST_LINES) : index + 1])))
-        yield StepRange(max(int(numbers[index - 1]), int(numbers[index]) - interval) + 1, int(numbers[index]))
+        for index in found:
+            # A restart leaves a gap between lines that no step of this line explains.
+            interval = int(np.median(np.diff(numbers[max(0, index - FEWEST_LINES) : index + 1])))
+            yield StepRange(max(int(numbers[index - 1]), int(numbers[index]) - interval) + 1, int(numbers[index]), side < 0)
 
 
 def _joined(ranges: Iterable[StepRange]) -> Iterator[StepRange]:
     current: StepRange | None = None
     end = 0
     for one in ranges:
-        if current is None or one.first > end + ONE_SPIKE_STEPS:
+        if current is None or one.first > end + ONE_SPIKE_STEPS or one.is_dip != current.is_dip:
             if current is not None:
                 yield current
             current = one
         elif one.last - current.first < MOST_STEPS:
-            current = StepRange(current.first, max(current.last, one.last))
+            current = current._replace(last=max(current.last, one.last))
         end = max(end, one.last)
     if current is not None:
         yield current

@@ -57,8 +57,8 @@ class BlamedSample:
 
 @dataclasses.dataclass(frozen=True)
 class Blame:
-    """The samples of `steps`, the highest loss first. `loss_limit` is the loss above which one is suspect, None without losses,
-    `median_loss` that of the samples they are compared with."""
+    """The samples of `steps`, those first whose losses stand out most. Beyond `loss_limit` one is suspect, None without losses;
+    `median_loss` is that of the samples they are compared with."""
 
     steps: StepRange
     samples: list[BlamedSample]
@@ -68,8 +68,9 @@ class Blame:
     @property
     def shaken(self) -> int:
         """How many samples are above the limit that are not suspect: in steps all of whose samples are, after a suspect one."""
-        limit = math.inf if self.loss_limit is None else self.loss_limit
-        return sum(sample.loss is not None and sample.loss > limit and not sample.is_suspect for sample in self.samples)
+        if self.loss_limit is None or self.steps.is_dip:
+            return 0
+        return sum(not sample.is_suspect and _or_none(sample.loss) > self.loss_limit for sample in self.samples)
 
     @property
     def suspects(self) -> list[int]:
@@ -77,7 +78,7 @@ class Blame:
         return sorted(sample.sample for sample in self.samples if sample.is_suspect)
 
     def to_record(self) -> dict[str, Any]:
-        record = dataclasses.asdict(self) | {"steps": list(self.steps)}
+        record = dataclasses.asdict(self) | {"steps": [self.steps.first, self.steps.last], "is_dip": self.steps.is_dip}
         for sample in record["samples"]:
             if sample["loss"] is not None and not math.isfinite(sample["loss"]):
                 sample["loss"] = None
@@ -113,23 +114,29 @@ def blame(run: RunSamples, steps: StepRange, losses: Mapping[int, float], shown:
     """
     attempt, numbers = run.of_steps(steps)
     samples = run.samples(attempt)
-    limit, median = _limit(numbers, losses)
+    sign = -1 if steps.is_dip else 1
+    usual = _usual(numbers, losses)
     found = []
     is_shaken = False
     for step, of_step in itertools.groupby(numbers, attempt.step_of):
         in_step = {number: losses.get(number) for number in of_step}
-        raised = _raised_by(in_step.values(), median) if is_shaken and median is not None else 0.0
+        raised = _raised_by(in_step.values(), usual[0]) if is_shaken and usual else 0.0
         for number, loss in in_step.items():
-            is_suspect = limit is None or (loss is not None and loss > limit + raised)
+            is_suspect = usual is None or (loss is not None and sign * (loss - usual[0]) > usual[1] + raised)
             found.append(BlamedSample(number, step, loss, is_suspect, attempt.datasets[samples.dataset(number)].prefix))
-        is_shaken = are_logged and (is_shaken or any(sample.is_suspect for sample in found))
-    found.sort(key=lambda sample: (-(sample.loss if sample.loss is not None else -math.inf), sample.sample))
+        is_shaken = are_logged and not steps.is_dip and (is_shaken or any(sample.is_suspect for sample in found))
+    found.sort(key=lambda sample: (-sign * _or_none(sample.loss, sign), sample.sample))
     count = len(found) if shown is None else shown
     lookup = _Lookup([dataset.shards for dataset in attempt.datasets])
     with_documents = lookup.documents([samples.spans(sample.sample) for sample in found[:count]])
     for index, documents in enumerate(with_documents):
         found[index] = dataclasses.replace(found[index], documents=documents)
-    return Blame(steps, found, limit, median)
+    return Blame(steps, found, usual and usual[0] + sign * usual[1], usual and usual[0])
+
+
+def _or_none(loss: float | None, sign: int = 1) -> float:
+    """A loss that is not known comes last."""
+    return -sign * math.inf if loss is None else loss
 
 
 def _raised_by(losses: Iterable[float | None], median: float) -> float:
@@ -143,15 +150,15 @@ def _raised_by(losses: Iterable[float | None], median: float) -> float:
     return max(0.0, float(np.quantile(finite, LOWER)) - median)
 
 
-def _limit(numbers: range, losses: Mapping[int, float]) -> tuple[float | None, float | None]:
-    """The loss above which a sample of `numbers` is suspect, by those before them, or by all where few are known."""
+def _usual(numbers: range, losses: Mapping[int, float]) -> tuple[float, float] | None:
+    """The median of those before `numbers`, or of all where few are known, and how far from it a sample is suspect."""
     if not any(number in losses for number in numbers):
-        return None, None
+        return None
     before = [
         losses[number] for number in sample_losses.with_those_before(numbers) if number in losses and number < numbers.start
     ]
     others = before if len(before) >= FEWEST_OTHERS else [losses[number] for number in numbers if number in losses]
-    return loss_level.limit(others)
+    return loss_level.usual(others)
 
 
 class _Lookup:

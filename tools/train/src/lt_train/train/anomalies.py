@@ -36,7 +36,7 @@ class Anomalies:
             self._count(iteration, result)
             return None
         self.bad_steps = 0
-        if not self.level.stands_out(result.loss):
+        if self.level.compare(result.loss) <= 0:
             return None
         before = self.level.recent
         return run_log.format_loss_spike(iteration, result.loss, statistics.fmean(before), len(before))
