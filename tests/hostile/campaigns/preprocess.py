@@ -2,7 +2,7 @@
 
     python tests/hostile/campaigns/preprocess.py                # every situation once, and 200 kills at random: an hour
     python tests/hostile/campaigns/preprocess.py --runs 50      # a sample of that size
-    python tests/hostile/campaigns/preprocess.py --command pack
+    python tests/hostile/campaigns/preprocess.py --command pack --kind 'SIGKILL at random'
     python tests/hostile/campaigns/preprocess.py --seed 7
 
 Each run disturbs a command in a directory of its own: SIGKILL at a random moment or in a system call (every rename, unlink,
@@ -315,6 +315,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, metavar="N", help="a sample of so many situations (default: all)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the sample and of the random moments")
+    parser.add_argument("--kind", default="", metavar="TEXT", help="only what is called so, such as 'SIGKILL at random'")
     parser.add_argument("--command", choices=[command.name for command in COMMANDS], help="only this one")
     chosen = parser.parse_args()
     counts: collections.Counter[str] = collections.Counter()
@@ -322,7 +323,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         campaign = Campaign(Path(directory), chosen.seed)
         commands = [command for command in COMMANDS if chosen.command in (None, command.name)]
-        every = list(situations(campaign, commands))
+        every = [situation for situation in situations(campaign, commands) if chosen.kind in situation[0]]
         if chosen.runs is not None:
             every = in_turn([(situation[:2], situation) for situation in every], campaign.choose)[: chosen.runs]
         for number, (kind, command, disturb) in enumerate(every):
