@@ -4,7 +4,10 @@ import collections
 import random
 import subprocess
 from collections.abc import Hashable, Sequence
+from pathlib import Path
 from typing import TypeVar
+
+from lt_shared.checksums import FileChecksums
 
 Kind = TypeVar("Kind", bound=Hashable)
 Case = TypeVar("Case")
@@ -29,3 +32,20 @@ def in_turn(cases: Sequence[tuple[Kind, Case]], choose: random.Random) -> list[C
         by_kind[kind].append(case)
     queues = choose.sample(list(by_kind.values()), len(by_kind))
     return [queue[turn] for turn in range(max(map(len, queues))) for queue in queues if turn < len(queue)]
+
+
+def tensor_checksums(directory: Path) -> dict[str, int]:
+    """Of each tensor and object of a checkpoint by name, without the generators of random numbers, which these models do not
+    use. The checksums of its files must be right."""
+    import torch.distributed.checkpoint as dcp
+
+    checksums = FileChecksums.read(directory)
+    assert checksums is not None
+    for name in checksums.ranges:
+        checksums.check_file(directory, name)
+    found = {}
+    for index, stored in dcp.FileSystemReader(directory).read_metadata().storage_data.items():
+        ranges = checksums.within(stored.relative_path, stored.offset, stored.length)
+        if not index.fqn.startswith("rng_state"):
+            found[f"{index.fqn} {index.offset}"] = ranges[0][2]
+    return found

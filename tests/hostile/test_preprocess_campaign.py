@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+KILLS_OF_PACK = ("--runs", "3", "--command", "pack", "--kind", "SIGKILL at random")
 
-def test_a_sample_of_the_campaign() -> None:
+
+@pytest.mark.parametrize("chosen", [("--runs", "8"), KILLS_OF_PACK], ids=["all", "pack"])
+def test_a_sample_of_the_campaign(chosen: tuple[str, ...]) -> None:
     if shutil.which("strace") is None:
         pytest.skip("needs strace")
     campaign = Path(__file__).parent / "campaigns/preprocess.py"
-    done = subprocess.run([sys.executable, campaign, "--runs", "8", "--seed", "5"], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, campaign, *chosen, "--seed", "5"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "8 runs, 0 broken" in done.stdout
+    assert f"{chosen[1]} runs, 0 broken" in done.stdout

@@ -1,4 +1,4 @@
-"""Documents of random bytes in a corpus: training shows spikes, and blame names the file and the lines that were planted."""
+"""Random bytes and repeated text in a corpus: training shows spikes, and blame names the file and the lines that were planted."""
 
 import json
 import random
@@ -11,11 +11,27 @@ import pytest
 
 DEMO = Path(__file__).parents[1] / "demo"
 SENTENCES = ("the cat sat on the mat. ", "a dog ran to the park. ", "we went home and slept. ", "it rained all day long. ")
-PLANTED = (151, 301)
+# Lines of random bytes, of one token that is rare and one that is not, and of a phrase, again and again.
+RANDOM = (151, 301)
+REPEATED = {201: " zoo" * 150, 251: "buy cheap shoes now! " * 40, 351: " the" * 150}
+PLANTED = {*RANDOM, *REPEATED}
 MODEL = (
     *("--model", "tiny", "--num-layers", "1", "--hidden-size", "64", "--ffn-hidden-size", "128", "--num-attention-heads", "4"),
     *("--seq-length", "64", "--global-batch-size", "4", "--train-iters", "150", "--eval-iters", "0", "--save-interval", "25"),
-    *("--split", "1,0,0", "--lr", "1e-2", "--lr-decay-style", "constant", "--lr-warmup-iters", "0", "--device", "cpu"),
+    *(
+        "--log-interval",
+        "1",
+        "--split",
+        "1,0,0",
+        "--lr",
+        "1e-2",
+        "--lr-decay-style",
+        "constant",
+        "--lr-warmup-iters",
+        "0",
+        "--device",
+        "cpu",
+    ),
 )
 
 
@@ -32,7 +48,9 @@ def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("poisoned")
     rng = random.Random(3)
     lines = [json.dumps({"text": "".join(rng.choices(SENTENCES, k=12))}) for _ in range(400)]
-    for line in PLANTED:
+    for line, text in REPEATED.items():
+        lines[line - 1] = json.dumps({"text": text})
+    for line in RANDOM:
         lines[line - 1] = json.dumps({"text": bytes(rng.randrange(128, 256) for _ in range(120)).decode("latin-1")})
     (place / "easy.jsonl").write_text("\n".join(lines) + "\n")
     made = tool("lt_preprocess", "easy.jsonl", "--tokenizer", str(DEMO / "tokenizer"), "--append-eod", "-o", "easy", cwd=place)
@@ -51,8 +69,7 @@ def test_the_lines_are_named(poisoned: Path) -> None:
         planted = [line for path, line in lines if path == str(poisoned / "easy.jsonl") and line in PLANTED]
         assert planted, sample
         named += planted
-    # Those that were read in the first steps, when all losses were high, do not stand out.
-    assert set(named) <= set(PLANTED)
+    assert set(named) == PLANTED
     skipped = [json.loads(line) for line in (poisoned / "skip.jsonl").read_text().splitlines()]
     assert [number for line in skipped for number in line["samples"][:1]] == sorted(sample["sample"] for sample in suspects)
     words = shlex.split(record["rollback"]["command"])

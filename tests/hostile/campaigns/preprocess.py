@@ -2,6 +2,7 @@
 
     python tests/hostile/campaigns/preprocess.py                # every situation once, and 200 kills at random: an hour
     python tests/hostile/campaigns/preprocess.py --runs 50      # a sample of that size
+    python tests/hostile/campaigns/preprocess.py --command pack --kind 'SIGKILL at random'
     python tests/hostile/campaigns/preprocess.py --seed 7
 
 Each run disturbs a command in a directory of its own: SIGKILL at a random moment or in a system call (every rename, unlink,
@@ -30,7 +31,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -82,6 +83,7 @@ COMMANDS = (
     Command("tokenize-in-parts", f"{TOKENIZE} --max-shard-size 4000"),
     Command("merge", "merge {data}_text_document {data}_title_document -o {out}_text_document"),
     Command("shuffle", "shuffle {data}_text_document -o {out}_text_document"),
+    Command("pack", "pack {data}_text_document --seq-length 64 -o {out}_text_document"),
     Command("split", "split {data}_text_document --ratios 1,1 --names text_document,title_document -o {out}"),
 )
 
@@ -289,9 +291,9 @@ def kill_while_writing_to_s3(campaign: Campaign, command: Command, with_old: boo
 Situation = tuple[str, Command, Callable[[Campaign, Command, bool], None]]
 
 
-def situations(campaign: Campaign) -> Iterator[Situation]:
-    """Every system call of every command, each with a kill and with one of the errors, and all that has no moments."""
-    for command in COMMANDS:
+def situations(campaign: Campaign, commands: Sequence[Command]) -> Iterator[Situation]:
+    """Every system call of the commands, each with a kill and with one of the errors, and all that has no moments."""
+    for command in commands:
         yield "two at once", command, two_at_once
         for call in CALLS:
             for number in range(1, campaign.calls(command, call) + 1):
@@ -300,25 +302,28 @@ def situations(campaign: Campaign) -> Iterator[Situation]:
                 error = ERRORS[number % len(ERRORS)]
                 fail = functools.partial(injected, call=call, fault=f"error={error}", number=number)
                 yield f"{error} from {call}", command, fail
-    for command in COMMANDS[:3]:
+    for command in [command for command in COMMANDS[:3] if command in commands]:
         for _ in range(10):
             yield "another input after a kill", command, another_input_after_a_kill
-    for _ in range(5):
+    for _ in range(5 if COMMANDS[2] in commands else 0):
         yield "SIGKILL, S3", COMMANDS[2], kill_while_writing_to_s3
     for number in range(RANDOM_KILLS):
-        yield "SIGKILL at random", COMMANDS[number % len(COMMANDS)], kill_at_random
+        yield "SIGKILL at random", commands[number % len(commands)], kill_at_random
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, metavar="N", help="a sample of so many situations (default: all)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the sample and of the random moments")
+    parser.add_argument("--kind", default="", metavar="TEXT", help="only what is called so, such as 'SIGKILL at random'")
+    parser.add_argument("--command", choices=[command.name for command in COMMANDS], help="only this one")
     chosen = parser.parse_args()
     counts: collections.Counter[str] = collections.Counter()
     broken: list[str] = []
     with tempfile.TemporaryDirectory() as directory:
         campaign = Campaign(Path(directory), chosen.seed)
-        every = list(situations(campaign))
+        commands = [command for command in COMMANDS if chosen.command in (None, command.name)]
+        every = [situation for situation in situations(campaign, commands) if chosen.kind in situation[0]]
         if chosen.runs is not None:
             every = in_turn([(situation[:2], situation) for situation in every], campaign.choose)[: chosen.runs]
         for number, (kind, command, disturb) in enumerate(every):

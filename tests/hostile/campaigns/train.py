@@ -38,10 +38,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from fault_campaign import ERRORS, Broken, ended, in_turn
+from fault_campaign import ERRORS, Broken, ended, in_turn, tensor_checksums
 
 from lt_shared import checkpoint_layout
-from lt_shared.checksums import FileChecksums
 
 DEMO = Path(__file__).parents[2] / "demo"
 STEPS = 8
@@ -293,23 +292,7 @@ def result(place: Place) -> dict[str, object]:
         if record["kind"] in ("step", "eval"):
             losses[record["kind"], record.get("step", record.get("iteration"))] = record["loss"]
     directory = checkpoint_layout.iteration_directory(place.save, STEPS)
-    checksums = FileChecksums.read(directory)
-    assert checksums is not None
-    for name in checksums.ranges:
-        checksums.check_file(directory, name)
-    return {"losses": losses, "checkpoints": complete(place), "state": state(directory, checksums)}
-
-
-def state(directory: Path, checksums: FileChecksums) -> dict[str, int]:
-    """The checksum of each tensor and object by name, without the generators of random numbers, which these models do not use."""
-    import torch.distributed.checkpoint as dcp
-
-    found = {}
-    for index, stored in dcp.FileSystemReader(directory).read_metadata().storage_data.items():
-        ranges = checksums.within(stored.relative_path, stored.offset, stored.length)
-        if not index.fqn.startswith("rng_state"):
-            found[f"{index.fqn} {index.offset}"] = ranges[0][2]
-    return found
+    return {"losses": losses, "checkpoints": complete(place), "state": tensor_checksums(directory)}
 
 
 def main() -> int:

@@ -154,6 +154,38 @@ def test_losses_of_another_program(tool: Tool, poisoned: list[int], tmp_path: Pa
     assert done.returncode == 65 and "losses.jsonl, line 1: not the losses of samples" in done.stderr
 
 
+def test_samples_after_a_bad_step_are_not_bad_for_its_effect(
+    tool: Tool, order: AttemptOrder, poisoned: list[int], tmp_path: Path
+) -> None:
+    """Step 41 is up as a whole, but for one sample, which is more so. Losses of one checkpoint know no such effect."""
+    losses = tmp_path / "run" / sample_losses.FILE
+    lines = losses.read_text().splitlines(True)
+    lines[40] = sample_losses.line(41, 160, [5.1, 5.0, 8.5, 5.2])
+    lines[41] = sample_losses.line(42, 164, [4.0, 8.0, 8.2, 4.1])
+    losses.write_text("".join(lines[:-1]))
+    record = blamed(tool, "--step", "40-42")
+    assert record["rollback"]["samples"] == [[number, number] for number in poisoned] + [[162, 162], [165, 166]]
+    said = tool("blame", "run", "--step", "40-42").stdout
+    assert "5 samples above a loss of 4.3" in said
+    assert "; 3 more in steps whose other samples are up, too: --score tells them apart" in said
+    given = blamed(tool, "--step", "40-42", "--losses", str(losses))
+    assert given["rollback"]["samples"] == [[157, 157], [159, 163], [165, 166]]
+
+
+def test_a_dip_leads_to_its_samples(tool: Tool, order: AttemptOrder, poisoned: list[int], tmp_path: Path) -> None:
+    """Text that repeats itself lowers the loss."""
+    losses, log = tmp_path / "run" / sample_losses.FILE, tmp_path / "run/train.log"
+    lines = losses.read_text().splitlines(True)
+    lines[39] = sample_losses.line(40, 156, [4.0, 4.1, 0.3, 3.0])
+    losses.write_text("".join(lines))
+    log.write_text("".join([*log.read_text().splitlines(True)[:39], step_line(40, 2.85), step_line(41, 4.0)]))
+    [found] = blamed(tool, "--spike")["found"]
+    assert (found["steps"], found["is_dip"]) == ([40, 40], True)
+    assert [sample["sample"] for sample in found["samples"] if sample["is_suspect"]] == [158, 159]
+    assert [sample["loss"] for sample in found["samples"]] == [0.3, 3.0, 4.0, 4.1]
+    assert "2 samples below a loss of 3.5" in tool("blame", "run", "--spike").stdout
+
+
 def test_without_losses_all_samples_are_left_out(tool: Tool, poisoned: list[int], tmp_path: Path) -> None:
     (tmp_path / "run" / sample_losses.FILE).unlink()
     record = blamed(tool, "--step", "40", "--top", "1")

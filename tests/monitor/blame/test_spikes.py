@@ -30,7 +30,10 @@ def run(losses: dict[int, float], interval: int = 1, noted: tuple[int, ...] = ()
         (run({50: 9.0}), [StepRange(50, 50)]),
         (run({50: math.inf}), [StepRange(50, 50)]),
         (run({50: 5.6}), []),
-        (run({50: 1.0}), []),
+        # Text that repeats itself is easy to learn. What stays down has been learned.
+        (run({50: 1.0}), [StepRange(50, 50, is_dip=True)]),
+        (run({50: 1.0, 51: 9.0}), [StepRange(50, 50, is_dip=True), StepRange(51, 51)]),
+        (run(dict.fromkeys(range(50, 101), 1.0)), []),
         # The first lines are steep, and say nothing.
         (run({3: 20.0}), []),
         # A line is the mean of the steps since the one before.
@@ -41,6 +44,9 @@ def run(losses: dict[int, float], interval: int = 1, noted: tuple[int, ...] = ()
         (run(dict.fromkeys(range(50, 56), 9.0)), [StepRange(50, 55)]),
         (run({}, noted=tuple(range(40, 70))), [StepRange(40, 49)]),
         (run({30: 9.0, 90: 9.0}), [StepRange(30, 30), StepRange(90, 90)]),
+        # The same text comes again and again, and the loss comes back in between.
+        (run(dict.fromkeys(range(30, 100, 10), 9.0)), [StepRange(step, step) for step in range(30, 100, 10)]),
+        (run({50: 9.0, 51: 8.0, 53: 7.0, 57: 9.0}), [StepRange(50, 53), StepRange(57, 57)]),
     ],
 )
 def test_find(made: Run, expected: list[StepRange]) -> None:

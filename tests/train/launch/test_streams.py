@@ -1,14 +1,15 @@
-"""Training on streams: from a pipe while it grows, from a file that is followed, in a blend, and when the producer dies."""
+"""Training on streams: from a pipe while it grows, from a file that is followed, in a blend, and when the producer dies.
+
+Kills at any moment are in tests/hostile/test_pipe_campaign.py.
+"""
 
 import dataclasses
 import json
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from running import SMALL, environment, losses, quick_command, train
 
@@ -113,22 +114,6 @@ def test_a_producer_that_dies(tmp_path: Path, lines: list[str], finished: Path) 
     with started(*options) as process:
         write(process, lines)
         out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
-    assert losses(tmp_path / "run") == losses(finished)
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_killed_at_any_moment(tmp_path: Path, lines: list[str], finished: Path, seed: int) -> None:
-    random = np.random.default_rng(seed)
-    options = (*SMALL, *STEPS, "--save", str(tmp_path / "run"), "--save-interval", "3", "-")
-    for _ in range(3):
-        with started(*options) as process:
-            write(process, lines[: 1 + int(random.integers(4))])
-            time.sleep(4 + 4 * random.random())
-            process.send_signal(signal.SIGKILL)
-    with started(*options) as process:
-        write(process, lines)
-        _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert losses(tmp_path / "run") == losses(finished)
 

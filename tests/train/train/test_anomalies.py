@@ -62,3 +62,14 @@ def test_ripples_of_a_flat_loss_are_no_spike() -> None:
         assert anomalies.observe(iteration, good(2.0 + 0.0001 * (iteration % 2))) is None
     assert anomalies.observe(100, good(2.1)) is None
     assert anomalies.observe(101, good(2.3)) is not None
+
+
+def test_jumps_that_come_again_are_each_noted() -> None:
+    """Neither the first of them nor the fall before hides the others."""
+    anomalies, noise = Anomalies(10), random.Random(1)
+    bad = {40: 5.0, 52: 4.5, 53: 4.0, 60: 3.5, 75: 2.8}
+    notes = {
+        step: anomalies.observe(step, good(bad.get(step, 2.0 + 5.0 * math.exp(-step / 12) + noise.gauss(0, 0.02))))
+        for step in range(1, 100)
+    }
+    assert [step for step, note in notes.items() if note] == list(bad)

@@ -76,7 +76,7 @@ def investigate(run: str, steps: tuple[int, int] | None, losses: str | None, sco
         return None
     numbers = [samples.of_steps(one)[1] for one in ranges]
     known, origin = _losses(run, ranges, numbers, losses, score)
-    found = [blame(samples, one, known, shown) for one in ranges]
+    found = [blame(samples, one, known, shown, are_logged=origin == LOGGED) for one in ranges]
     return Investigation(run, found, origin, samples)
 
 

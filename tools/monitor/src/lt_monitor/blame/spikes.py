@@ -1,31 +1,32 @@
 """The steps of a run at which the loss jumped: those that lt-train noted, and those that stand out of the logged losses.
 
 lt-train looks at every step and names it. A log line is the mean of the steps since the line before, so a line that stands out
-means all of them. Steps close together are one spike, of which the first are looked at: the loss stays up after what raised it.
+means all of them. Steps that follow each other are one spike, of which the first are looked at: the loss stays up after what
+raised it. Where it has come back between two steps, each was raised by samples of its own. Text that repeats itself may lower the
+loss of a step, too: a dip.
 """
 
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from lt_monitor.runs.attempts import Run
+from lt_shared.sample_order.loss_level import MOST_IN_A_ROW, LossLevel
 
 LINES_BEFORE = 20
 FEWEST_LINES = 10
-# As lt-train's own: six deviations alone would call the ripples of a flat loss a spike.
-DEVIATIONS = 6.0
-SMALLEST_RISE = 0.1
-TO_DEVIATION = 1.4826
-ONE_SPIKE_STEPS = 20
+ONE_SPIKE_STEPS = 3
 MOST_STEPS = 10
 
 
 class StepRange(NamedTuple):
-    """Steps `first` to `last`, counted from 1."""
+    """Steps `first` to `last`, counted from 1; `is_dip` when the loss was down."""
 
     first: int
     last: int
+    is_dip: bool = False
 
     def __str__(self) -> str:
         return f"step {self.first:,}" if self.first == self.last else f"steps {self.first:,} to {self.last:,}"
@@ -45,38 +46,28 @@ def _of_lines(run: Run) -> Iterator[StepRange]:
     losses = run.steps.column("loss")
     known = np.flatnonzero(~np.isnan(losses))
     numbers, losses = run.steps.numbers[known], losses[known]
-    for index in range(FEWEST_LINES, len(losses)):
-        before = losses[max(0, index - LINES_BEFORE) : index]
-        before = before[np.isfinite(before)]
-        if len(before) < FEWEST_LINES or not stands_out(float(losses[index]), before):
+    level = LossLevel(LINES_BEFORE, FEWEST_LINES)
+    for side, lines in itertools.groupby(enumerate(map(level.compare, losses.tolist())), lambda line: line[1]):
+        found = [index for index, _ in lines]
+        # A loss that falls and stays down has been learned.
+        if side == 0 or (side < 0 and len(found) == MOST_IN_A_ROW):
             continue
-        # A restart leaves a gap between lines that no step of this line explains.
-        interval = int(np.median(np.diff(numbers[max(0, index - FEWEST_LINES) : index + 1])))
-        yield StepRange(max(int(numbers[index - 1]), int(numbers[index]) - interval) + 1, int(numbers[index]))
-
-
-def stands_out(loss: float, others: np.ndarray) -> bool:
-    """Whether a loss is far above finite others."""
-    return not np.isfinite(loss) or loss > limit(others)
-
-
-def limit(others: np.ndarray) -> float:
-    """The loss above which one stands out of others."""
-    median = float(np.median(others))
-    deviation = TO_DEVIATION * float(np.median(np.abs(others - median)))
-    return median + max(DEVIATIONS * deviation, SMALLEST_RISE * abs(median))
+        for index in found:
+            # A restart leaves a gap between lines that no step of this line explains.
+            interval = int(np.median(np.diff(numbers[max(0, index - FEWEST_LINES) : index + 1])))
+            yield StepRange(max(int(numbers[index - 1]), int(numbers[index]) - interval) + 1, int(numbers[index]), side < 0)
 
 
 def _joined(ranges: Iterable[StepRange]) -> Iterator[StepRange]:
     current: StepRange | None = None
     end = 0
     for one in ranges:
-        if current is None or one.first > end + ONE_SPIKE_STEPS:
+        if current is None or one.first > end + ONE_SPIKE_STEPS or one.is_dip != current.is_dip:
             if current is not None:
                 yield current
             current = one
         elif one.last - current.first < MOST_STEPS:
-            current = StepRange(current.first, max(current.last, one.last))
+            current = current._replace(last=max(current.last, one.last))
         end = max(end, one.last)
     if current is not None:
         yield current

@@ -1,24 +1,26 @@
 """The samples of some steps, ranked by their losses, with the documents that their tokens come from."""
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lt_monitor.blame import spikes
 from lt_monitor.blame.spikes import StepRange
 from lt_shared import indexed_dataset, manifest
 from lt_shared.document_origins import origins, source_lines
 from lt_shared.document_origins.origins import Origins
-from lt_shared.sample_order import run_order, sample_losses
+from lt_shared.sample_order import loss_level, run_order, sample_losses
 from lt_shared.sample_order.run_order import AttemptOrder
 from lt_shared.sample_order.samples import Samples, Span
 
 EXCERPT_CHARACTERS = 240
 FEWEST_OTHERS = 8
+FEWEST_IN_STEP = 4
+LOWER = 0.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +57,8 @@ class BlamedSample:
 
 @dataclasses.dataclass(frozen=True)
 class Blame:
-    """The samples of `steps`, the highest loss first. `loss_limit` is the loss above which one is suspect, None without losses,
-    `median_loss` that of the samples they are compared with."""
+    """The samples of `steps`, those first whose losses stand out most. Beyond `loss_limit` one is suspect, None without losses;
+    `median_loss` is that of the samples they are compared with."""
 
     steps: StepRange
     samples: list[BlamedSample]
@@ -64,12 +66,19 @@ class Blame:
     median_loss: float | None = None
 
     @property
+    def shaken(self) -> int:
+        """How many samples are above the limit that are not suspect: in steps all of whose samples are, after a suspect one."""
+        if self.loss_limit is None or self.steps.is_dip:
+            return 0
+        return sum(not sample.is_suspect and _or_none(sample.loss) > self.loss_limit for sample in self.samples)
+
+    @property
     def suspects(self) -> list[int]:
         """The samples to leave out: those that stand out, or all where no losses are known."""
         return sorted(sample.sample for sample in self.samples if sample.is_suspect)
 
     def to_record(self) -> dict[str, Any]:
-        record = dataclasses.asdict(self) | {"steps": list(self.steps)}
+        record = dataclasses.asdict(self) | {"steps": [self.steps.first, self.steps.last], "is_dip": self.steps.is_dip}
         for sample in record["samples"]:
             if sample["loss"] is not None and not math.isfinite(sample["loss"]):
                 sample["loss"] = None
@@ -98,40 +107,58 @@ class RunSamples:
         return self._opened[number]
 
 
-def blame(run: RunSamples, steps: StepRange, losses: Mapping[int, float], shown: int | None) -> Blame:
-    """Look at `steps`; documents of the first `shown` samples, None for all."""
+def blame(run: RunSamples, steps: StepRange, losses: Mapping[int, float], shown: int | None, are_logged: bool = False) -> Blame:
+    """Look at `steps`; documents of the first `shown` samples, None for all.
+
+    Losses that `are_logged` are each of the weights of their step.
+    """
     attempt, numbers = run.of_steps(steps)
     samples = run.samples(attempt)
-    limit, median = _limit(numbers, losses)
-    found = [
-        BlamedSample(
-            number,
-            attempt.step_of(number),
-            losses.get(number),
-            limit is None or losses.get(number, -math.inf) > limit,
-            attempt.datasets[samples.dataset(number)].prefix,
-        )
-        for number in numbers
-    ]
-    found.sort(key=lambda sample: (-(sample.loss if sample.loss is not None else -math.inf), sample.sample))
+    sign = -1 if steps.is_dip else 1
+    usual = _usual(numbers, losses)
+    found = []
+    is_shaken = False
+    for step, of_step in itertools.groupby(numbers, attempt.step_of):
+        in_step = {number: losses.get(number) for number in of_step}
+        raised = _raised_by(in_step.values(), usual[0]) if is_shaken and usual else 0.0
+        for number, loss in in_step.items():
+            is_suspect = usual is None or (loss is not None and sign * (loss - usual[0]) > usual[1] + raised)
+            found.append(BlamedSample(number, step, loss, is_suspect, attempt.datasets[samples.dataset(number)].prefix))
+        is_shaken = are_logged and not steps.is_dip and (is_shaken or any(sample.is_suspect for sample in found))
+    found.sort(key=lambda sample: (-sign * _or_none(sample.loss, sign), sample.sample))
     count = len(found) if shown is None else shown
     lookup = _Lookup([dataset.shards for dataset in attempt.datasets])
     with_documents = lookup.documents([samples.spans(sample.sample) for sample in found[:count]])
     for index, documents in enumerate(with_documents):
         found[index] = dataclasses.replace(found[index], documents=documents)
-    return Blame(steps, found, limit, median)
+    return Blame(steps, found, usual and usual[0] + sign * usual[1], usual and usual[0])
 
 
-def _limit(numbers: range, losses: Mapping[int, float]) -> tuple[float | None, float | None]:
-    """The loss above which a sample of `numbers` is suspect, by those before them, or by all where few are known."""
+def _or_none(loss: float | None, sign: int = 1) -> float:
+    """A loss that is not known comes last."""
+    return -sign * math.inf if loss is None else loss
+
+
+def _raised_by(losses: Iterable[float | None], median: float) -> float:
+    """By how much the lower quarter of a step's losses is above the `median` of those before.
+
+    What a step has learned from bad samples raises the losses of all samples of the next ones, which are not bad for that.
+    """
+    finite = [loss for loss in losses if loss is not None and math.isfinite(loss)]
+    if len(finite) < FEWEST_IN_STEP:
+        return 0.0
+    return max(0.0, float(np.quantile(finite, LOWER)) - median)
+
+
+def _usual(numbers: range, losses: Mapping[int, float]) -> tuple[float, float] | None:
+    """The median of those before `numbers`, or of all where few are known, and how far from it a sample is suspect."""
     if not any(number in losses for number in numbers):
-        return None, None
+        return None
     before = [
         losses[number] for number in sample_losses.with_those_before(numbers) if number in losses and number < numbers.start
     ]
     others = before if len(before) >= FEWEST_OTHERS else [losses[number] for number in numbers if number in losses]
-    finite = np.array([loss for loss in others if math.isfinite(loss)] or [math.inf])
-    return spikes.limit(finite), float(np.median(finite))
+    return loss_level.usual(others)
 
 
 class _Lookup:

@@ -29,7 +29,9 @@ def headline(one: Blame, origin_of_losses: str) -> str:
     if one.loss_limit is None or one.median_loss is None:
         return said + "which of them raised the loss is not known: lt-train writes losses of samples with --log-sample-loss"
     suspects = counted(len(one.suspects), "sample")
-    return said + f"{suspects} above a loss of {one.loss_limit:.4g} (median {one.median_loss:.4g}), {origin_of_losses}"
+    more = f"; {one.shaken:,} more in steps whose other samples are up, too: --score tells them apart" if one.shaken else ""
+    side = "below" if one.steps.is_dip else "above"
+    return said + f"{suspects} {side} a loss of {one.loss_limit:.4g} (median {one.median_loss:.4g}), {origin_of_losses}{more}"
 
 
 def _sample_lines(sample: BlamedSample) -> Iterator[str]:

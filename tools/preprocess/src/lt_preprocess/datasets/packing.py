@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lt_preprocess.datasets import provenance, source_datasets
-from lt_preprocess.datasets.block_reader import BlockReader, Documents, Shape
-from lt_preprocess.datasets.provenance import Derivation
+from lt_preprocess.datasets.block_reader import BlockReader, Documents
+from lt_preprocess.datasets.provenance import Derivation, OneSourcePlan
 from lt_shared import indexed_dataset, manifest
 from lt_shared.console import BadConfig, BadData, Progress, note
 from lt_shared.manifest import Dataset
@@ -28,27 +28,10 @@ Integers = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Plan(OneSourcePlan):
     """A packing that has been checked. `result` has no counts yet."""
 
-    source: Dataset
-    shape: Shape
-    result: Dataset
     seq_length: int
-    options: dict[str, Any]
-    derivation: Derivation
-
-    def to_record(self) -> dict[str, Any]:
-        """The plan as `--dry-run` prints it."""
-        return {
-            "v": manifest.SIDECAR_VERSION,
-            "kind": "plan",
-            "command": "pack",
-            "source": manifest.record_of(self.source),
-            "result": manifest.record_of(self.result),
-            "seq_length": self.seq_length,
-            "up_to_date": provenance.finished(self.result.prefix, self.derivation) is not None,
-        }
 
 
 def plan(source: str, output_prefix: str, seq_length: int) -> Plan:
@@ -65,7 +48,7 @@ def plan(source: str, output_prefix: str, seq_length: int) -> Plan:
         raise BadConfig(f"{found.prefix}: is packed, for sequences of {found.packed} tokens", "pack what it was packed from")
     result = dataclasses.replace(found, prefix=prefix, documents=None, tokens=None, packed=seq_length, weight=1.0)
     derivation = Derivation.of("pack", {"seq_length": seq_length}, [found])
-    return Plan(found, shape, result, seq_length, provenance.shared_options([found]), derivation)
+    return Plan(found, shape, result, provenance.shared_options([found]), derivation, seq_length)
 
 
 @dataclasses.dataclass

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from lt_preprocess.datasets.block_reader import BlockReader
+from lt_preprocess.datasets.block_reader import BlockReader, Shape
 from lt_shared import checksums, manifest, ownership, storage, version_of
 from lt_shared.checksums import FileChecksum
 from lt_shared.console import BadData, CannotCreate, NoInput, warn
@@ -190,6 +190,29 @@ def finished(prefix: str, derivation: Derivation) -> Dataset | None:
     if is_sound:
         check_not_planted(prefix)
     return found if is_sound else None
+
+
+@dataclasses.dataclass(frozen=True)
+class OneSourcePlan:
+    """A dataset that a command makes of another one, checked. `options` are those that the source was tokenized with."""
+
+    source: Dataset
+    shape: Shape
+    result: Dataset
+    options: dict[str, Any]
+    derivation: Derivation
+
+    def to_record(self) -> dict[str, Any]:
+        """The plan as `--dry-run` prints it, with the command's own options."""
+        return {
+            "v": manifest.SIDECAR_VERSION,
+            "kind": "plan",
+            "command": self.derivation.command,
+            "source": manifest.record_of(self.source),
+            "result": manifest.record_of(self.result),
+            **self.derivation.options,
+            "up_to_date": finished(self.result.prefix, self.derivation) is not None,
+        }
 
 
 def is_index_sound(prefix: str, record: dict[str, Any]) -> bool:

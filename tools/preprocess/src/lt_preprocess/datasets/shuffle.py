@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lt_preprocess.datasets import provenance, source_datasets
-from lt_preprocess.datasets.block_reader import BlockReader, Documents, Shape
-from lt_preprocess.datasets.provenance import Derivation
+from lt_preprocess.datasets.block_reader import BlockReader, Documents
+from lt_preprocess.datasets.provenance import Derivation, OneSourcePlan
 from lt_shared import indexed_dataset, manifest, ownership, storage
 from lt_shared.console import CannotCreate, Progress
 from lt_shared.document_origins import origins
@@ -40,27 +40,10 @@ _RECORD = struct.Struct("<QQQ")
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Plan(OneSourcePlan):
     """A shuffle that has been checked."""
 
-    source: Dataset
-    shape: Shape
-    result: Dataset
     seed: int
-    options: dict[str, Any]
-    derivation: Derivation
-
-    def to_record(self) -> dict[str, Any]:
-        """The plan as `--dry-run` prints it."""
-        return {
-            "v": manifest.SIDECAR_VERSION,
-            "kind": "plan",
-            "command": "shuffle",
-            "source": manifest.record_of(self.source),
-            "result": manifest.record_of(self.result),
-            "seed": self.seed,
-            "up_to_date": provenance.finished(self.result.prefix, self.derivation) is not None,
-        }
 
 
 def plan(source: str, output_prefix: str, seed: int) -> Plan:
@@ -70,7 +53,7 @@ def plan(source: str, output_prefix: str, seed: int) -> Plan:
     storage.require_local(prefix, "shuffling")
     source_datasets.check_not_the_source(found.prefix, prefix)
     result = dataclasses.replace(found, prefix=prefix, weight=1.0)
-    return Plan(found, shape, result, seed, provenance.shared_options([found]), Derivation.of("shuffle", {"seed": seed}, [found]))
+    return Plan(found, shape, result, provenance.shared_options([found]), Derivation.of("shuffle", {"seed": seed}, [found]), seed)
 
 
 def build(wanted: Plan) -> Dataset:

@@ -5,22 +5,19 @@ the loss scale falls from its high start; many in a row mean that the weights or
 allocation without learning anything. Every rank sees the same numbers and decides alike.
 """
 
-import collections
 import math
 import statistics
 from typing import TYPE_CHECKING
 
 from lt_shared import run_log
 from lt_shared.console import BadConfig
+from lt_shared.sample_order.loss_level import LossLevel
 
 if TYPE_CHECKING:
     from lt_train.train.train_step import StepResult
 
 WINDOW_STEPS = 50
 FEWEST_STEPS = 20
-# Six deviations alone would call the small ripples of a flat loss a spike.
-DEVIATIONS = 6.0
-SMALLEST_RISE = 0.1
 
 
 class Anomalies:
@@ -29,7 +26,7 @@ class Anomalies:
     def __init__(self, max_nan_steps: int):
         self.max_nan_steps = max_nan_steps
         self.bad_steps = 0
-        self.recent: collections.deque[float] = collections.deque(maxlen=WINDOW_STEPS)
+        self.level = LossLevel(WINDOW_STEPS, FEWEST_STEPS)
 
     def observe(self, iteration: int, result: "StepResult") -> str | None:
         """A note for the log when the loss jumped. Raises BadConfig when too many steps in a row were useless."""
@@ -39,9 +36,10 @@ class Anomalies:
             self._count(iteration, result)
             return None
         self.bad_steps = 0
-        note = self._spike(iteration, result.loss)
-        self.recent.append(result.loss)
-        return note
+        if self.level.compare(result.loss) <= 0:
+            return None
+        before = self.level.recent
+        return run_log.format_loss_spike(iteration, result.loss, statistics.fmean(before), len(before))
 
     def _count(self, iteration: int, result: "StepResult") -> None:
         assert result.loss is not None
@@ -58,12 +56,3 @@ class Anomalies:
             "lower --lr, raise --lr-warmup-iters, or look at the data of these steps; --max-nan-steps allows more"
             + ("" if is_finite else ", and --cross-entropy-impl triton losses of a token beyond 126 nats"),
         )
-
-    def _spike(self, iteration: int, loss: float) -> str | None:
-        if len(self.recent) < FEWEST_STEPS:
-            return None
-        mean = statistics.fmean(self.recent)
-        rise = max(DEVIATIONS * statistics.pstdev(self.recent), SMALLEST_RISE * abs(mean))
-        if loss <= mean + rise:
-            return None
-        return run_log.format_loss_spike(iteration, loss, mean, len(self.recent))

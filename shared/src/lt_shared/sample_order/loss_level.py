@@ -1,0 +1,76 @@
+"""Which losses stand out of those before them: of the steps of a run, and of single samples.
+
+The loss of a step is compared with the median of the five before it, and this difference with the same difference of earlier
+steps: a loss that falls steeply differs from the steps before by much each time, and a jump in it is seen all the same. A loss
+that stands out is left out of what later ones are compared with, so that text of one kind, which comes again and again, is found
+each time. Deviations are median absolute ones; six of them alone would call the ripples of a flat loss a jump.
+"""
+
+import collections
+import math
+import statistics
+from collections.abc import Collection, Iterable
+
+DEVIATIONS = 6.0
+SMALLEST_RISE = 0.1
+TO_DEVIATION = 1.4826
+NEAREST = 5
+# A loss that stays up is a level of its own.
+MOST_IN_A_ROW = 10
+
+
+class LossLevel:
+    """The level of a run's losses. At most `window` of them count, and none stands out before there are `fewest`."""
+
+    def __init__(self, window: int, fewest: int):
+        self.fewest = fewest
+        self.recent: collections.deque[float] = collections.deque(maxlen=window)
+        self._nearest: collections.deque[float] = collections.deque(maxlen=NEAREST)
+        self._rises: collections.deque[float] = collections.deque(maxlen=window)
+        self._in_a_row = 0
+
+    def compare(self, loss: float) -> int:
+        """1 when the next loss of the run is far above the level, -1 when it is far below, 0 otherwise."""
+        side = self._side(loss)
+        if side or not math.isfinite(loss):
+            self._in_a_row += 1
+            if self._in_a_row <= MOST_IN_A_ROW:
+                return side
+            self._begin_anew()
+            return 0
+        self._in_a_row = 0
+        if self._nearest:
+            self._rises.append(loss - statistics.median(self._nearest))
+        self._nearest.append(loss)
+        self.recent.append(loss)
+        return 0
+
+    def _side(self, loss: float) -> int:
+        if len(self.recent) < self.fewest:
+            return 0
+        level = statistics.median(self._nearest)
+        margin = _margin(level, self._rises)
+        if not loss <= level + margin:
+            return 1
+        # A loss that falls is below the level each time.
+        return -1 if loss < level + min(0.0, statistics.median(self._rises)) - margin else 0
+
+    def _begin_anew(self) -> None:
+        for losses in (self.recent, self._nearest, self._rises):
+            losses.clear()
+        self._in_a_row = 0
+
+
+def usual(losses: Iterable[float]) -> tuple[float, float]:
+    """The median of losses, and how far from it one of them must be to stand out. Infinite and 0 where none is finite."""
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    if not finite:
+        return math.inf, 0.0
+    median = statistics.median(finite)
+    return median, _margin(median, finite)
+
+
+def _margin(level: float, values: Collection[float]) -> float:
+    median = statistics.median(values)
+    deviation = TO_DEVIATION * statistics.median(abs(value - median) for value in values)
+    return max(DEVIATIONS * deviation, SMALLEST_RISE * abs(level))
