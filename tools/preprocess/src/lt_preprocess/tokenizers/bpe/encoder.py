@@ -199,7 +199,7 @@ _ENCODE = (
     | dict.fromkeys(pattern_codes.SEQUENCES, _encode_in_sequence)
     | {pattern_codes.KIMI: _encode_by_script}
 )
-"""The kernels of patterns that are cut a character at a time, each apart so that no tokenizer waits for the compiler of all."""
+"""The kernels of the other patterns, each apart so that no tokenizer waits for the compiler of all."""
 
 _KERNEL_PATTERNS = {pattern_codes.QWEN35: pattern_codes.QWEN2, pattern_codes.CL100K: pattern_codes.LLAMA3}
 """Patterns that are cut by the code of another."""
