@@ -95,10 +95,12 @@ RUNS = [
 @kernel
 def mark_starts(pattern: int, data: int, size: int, classes: int, state: int, starts: int) -> None:
     for at in range(0, size, BLOCK_BYTES):
-        if pattern in pattern_codes.CASED:
+        if pattern in (pattern_codes.TEKKEN, pattern_codes.O200K):
             word_starts = pretokenizer.word_starts_by_case(pattern, data + at, data + size, classes, state)
-        elif pattern in pattern_codes.SEQUENCES:
-            word_starts = pretokenizer.word_starts_in_sequence(pattern, data + at, data + size, classes, state)
+        elif pattern == pattern_codes.STARCODER:
+            word_starts = pretokenizer.word_starts_in_two_splits(pattern, data + at, data + size, classes, state)
+        elif pattern == pattern_codes.DEEPSEEK:
+            word_starts = pretokenizer.word_starts_in_three_splits(pattern, data + at, data + size, classes, state)
         elif pattern == pattern_codes.KIMI:
             word_starts = pretokenizer.word_starts_by_script(pattern, data + at, data + size, classes, state)
         else:

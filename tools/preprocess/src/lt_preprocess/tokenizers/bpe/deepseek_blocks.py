@@ -102,7 +102,7 @@ def _wide_characters(
 
 
 @inner
-def deepseek_word_starts(at: int, end: int, classes: int, state: int) -> np.uint64:
+def word_starts_in_three_splits(pattern: int, at: int, end: int, classes: int, state: int) -> np.uint64:
     """As `pretokenizer.word_starts`."""
     ascii_letters, numbers, spaces, newlines, blanks, _, wide, tails = character_masks(at)
     valid = low_bits(end - at)

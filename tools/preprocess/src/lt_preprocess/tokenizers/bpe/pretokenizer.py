@@ -55,8 +55,8 @@ from lt_preprocess.tokenizers.bpe.cased_blocks import word_starts_by_case as wor
 from lt_preprocess.tokenizers.bpe.cased_blocks import word_starts_by_script as word_starts_by_script
 from lt_preprocess.tokenizers.bpe.character_classes import LETTER, NUMBER, SPACE
 from lt_preprocess.tokenizers.bpe.characters import class_at, contraction_end, is_white_space, width
-from lt_preprocess.tokenizers.bpe.deepseek_blocks import deepseek_word_starts
-from lt_preprocess.tokenizers.pattern_codes import DEEPSEEK, GPT2, QWEN2
+from lt_preprocess.tokenizers.bpe.deepseek_blocks import word_starts_in_three_splits as word_starts_in_three_splits
+from lt_preprocess.tokenizers.pattern_codes import GPT2, QWEN2
 
 
 @inner
@@ -179,10 +179,8 @@ def word_starts(pattern: int, at: int, end: int, classes: int, state: int) -> np
 
 
 @inner
-def word_starts_in_sequence(pattern: int, at: int, end: int, classes: int, state: int) -> np.uint64:
-    """`word_starts` for DeepSeek and StarCoder."""
-    if pattern == DEEPSEEK:
-        return deepseek_word_starts(at, end, classes, state)
+def word_starts_in_two_splits(pattern: int, at: int, end: int, classes: int, state: int) -> np.uint64:
+    """`word_starts` for StarCoder."""
     word = signed(load64(state + NEXT_WORD))
     if word == 0:
         word = at
