@@ -54,7 +54,7 @@ from lt_preprocess.tokenizers.pattern_codes import TEKKEN
 
 @inner
 def _wide_characters(
-    at: int, end: int, classes: int, wide: np.uint64, tails: np.uint64
+    by_script: bool, at: int, end: int, classes: int, wide: np.uint64, tails: np.uint64
 ) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64, np.uint64, np.uint64, np.uint64, np.uint64, np.uint64]:
     """The bytes of characters outside ASCII: letters and marks, of these upper case, lower case and marks; numbers; white space.
 
@@ -77,16 +77,18 @@ def _wide_characters(
         kind = class_at(character, classes)
         bits = low_bits(size + character - at) if cut else low_bits(size) << np.uint64(character - at)
         cut = ZERO
-        if kind >= HAN:
+        if kind == LETTER:
+            letters |= bits
+        elif kind == UPPER:
+            letters |= bits
+            uppers |= bits
+        elif kind == LOWER:
+            letters |= bits
+            lowers |= bits
+        elif by_script and kind >= HAN:
             han |= bits
             if kind != HAN + LETTER:
                 unclear |= bits
-        elif kind >= LETTER:
-            letters |= bits
-            if kind == UPPER:
-                uppers |= bits
-            elif kind == LOWER:
-                lowers |= bits
         elif kind == MARK:
             letters |= bits
             marks |= bits
@@ -136,21 +138,21 @@ def _by_characters(word_end: Any, pattern: int, at: int, end: int, classes: int,
 @inner
 def word_starts_by_case(pattern: int, at: int, end: int, classes: int, state: int) -> np.uint64:
     """As `pretokenizer.word_starts`, for Tekken and o200k."""
-    return _word_starts(cased_words.word_end, pattern, at, end, classes, state)
+    return _word_starts(cased_words.word_end, False, pattern, at, end, classes, state)
 
 
 @inner
 def word_starts_by_script(pattern: int, at: int, end: int, classes: int, state: int) -> np.uint64:
     """The same for Kimi."""
-    return _word_starts(han_words.word_end, pattern, at, end, classes, state)
+    return _word_starts(han_words.word_end, True, pattern, at, end, classes, state)
 
 
 @inner
-def _word_starts(word_end: Any, pattern: int, at: int, end: int, classes: int, state: int) -> np.uint64:
+def _word_starts(word_end: Any, by_script: bool, pattern: int, at: int, end: int, classes: int, state: int) -> np.uint64:
     next_word, last_word = signed(load64(state + NEXT_WORD)), signed(load64(state + LAST_WORD))
     if last_word == 0:
         next_word = last_word = at
-    starts, is_exact = _by_masks(pattern, at, end, classes, state, next_word)
+    starts, is_exact = _by_masks(by_script, pattern, at, end, classes, state, next_word)
     if next_word >= at + BLOCK_BYTES:
         store64(state + NEXT_WORD, np.uint64(next_word))
         store64(state + STARTS, ZERO)
@@ -164,7 +166,9 @@ def _word_starts(word_end: Any, pattern: int, at: int, end: int, classes: int, s
 
 
 @inner
-def _by_masks(pattern: int, at: int, end: int, classes: int, state: int, next_word: int) -> tuple[np.uint64, bool]:
+def _by_masks(
+    by_script: bool, pattern: int, at: int, end: int, classes: int, state: int, next_word: int
+) -> tuple[np.uint64, bool]:
     """The word starts of a block, and whether they are exact; no word starts before `next_word`, if that is not before the block.
 
     The masks are carried to the next block in any case.
@@ -190,7 +194,7 @@ def _by_masks(pattern: int, at: int, end: int, classes: int, state: int, next_wo
     lasts = spaces & ((valid & ~spaces) >> ONE | non_space_next << LAST)
     if wide:
         wide_letters, wide_uppers, wide_lowers, marks, wide_numbers, wide_spaces, wide_lasts, han, unclear = _wide_characters(
-            at, end, classes, wide, tails
+            by_script, at, end, classes, wide, tails
         )
         letters |= wide_letters
         uppers |= wide_uppers
@@ -198,9 +202,11 @@ def _by_masks(pattern: int, at: int, end: int, classes: int, state: int, next_wo
         numbers |= wide_numbers
         spaces |= wide_spaces
         lasts = (lasts & ~(wide_spaces >> ONE)) | wide_lasts
-    others = valid & ~(letters | numbers | spaces | han)
-    unclear |= numbers & load64(state + UNCLEAR_BEFORE)
-    store64(state + UNCLEAR_BEFORE, ONE if unclear else ZERO)
+    others, after_han = valid & ~(letters | numbers | spaces | han), ZERO
+    if by_script:
+        after_han = shifted(han, state + HAN_BEFORE)
+        unclear |= numbers & load64(state + UNCLEAR_BEFORE)
+        store64(state + UNCLEAR_BEFORE, ONE if unclear else ZERO)
     after_letters = shifted(letters, state + LETTERS_BEFORE)
     after_numbers = shifted(numbers, state + NUMBERS_BEFORE)
     after_blanks = shifted(blanks, state + BLANKS_BEFORE)
@@ -226,7 +232,7 @@ def _by_masks(pattern: int, at: int, end: int, classes: int, state: int, next_wo
     starts = (spaces & ~shifted(spaces, state + SPACES_BEFORE)) | (lasts & ~newlines) | openers
     starts |= (letters & ~after_letters & ~after_absorbers) | (uppers & after_lowers)
     starts |= numbers & ~tails if pattern == TEKKEN else number_starts(numbers, tails, after_numbers, state)
-    starts |= han & ~shifted(han, state + HAN_BEFORE)
+    starts |= han & ~after_han
     indented = newlines & spaces & (indents >> ONE | next_is_indent << LAST)
     if indented:
         starts |= after_line_breaks(at, end, classes, indented, indents, newlines, state)

@@ -14,8 +14,7 @@ from lt_preprocess.tokenizers.bpe.character_classes import LETTER, LOWER, MARK, 
 from lt_preprocess.tokenizers.bpe.characters import class_at, contraction_end, is_white_space, width
 from lt_preprocess.tokenizers.pattern_codes import O200K
 
-_BLANK, _APOSTROPHE = ord(" "), ord("'")
-_NEWLINES_AND_SLASH = (0x0A, 0x0D, ord("/"))
+_BLANK, _APOSTROPHE, _SLASH = ord(" "), ord("'"), ord("/")
 
 
 @inner
@@ -74,7 +73,7 @@ def word_end(pattern: int, start: int, end: int, classes: int) -> int:
             break
         run += width(load8(run))
     if run > at:
-        while run < end and load8(run) in _NEWLINES_AND_SLASH:
+        while run < end and (load8(run) == 0x0A or load8(run) == 0x0D or load8(run) == _SLASH):
             run += 1
         return run
     return white_space_end(start, end, classes)

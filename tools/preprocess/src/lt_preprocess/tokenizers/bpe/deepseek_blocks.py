@@ -53,7 +53,7 @@ _PUNCTUATION_BEFORE, _IDEOGRAPHS_BEFORE, _ATTACHED_BEFORE = LOWERS_BEFORE, CASEL
 @inner
 def _splits_off(kind: np.uint8) -> bool:
     """Whether the white space before a character of this class ends as at the end of the text, or goes on."""
-    return kind in (NUMBER, IDEOGRAPH, SPACE, NEWLINE)
+    return kind == IDEOGRAPH or NUMBER <= kind <= NEWLINE
 
 
 @inner
