@@ -72,7 +72,8 @@ RUNS = [
     ),
     *("camelCase", "HTML", "Ab", "\u4e2dA", "\u4e2dAb", "A\u0301", "\u0301A", "\u01c5", "\u02b0", "it's", "IT'S", "/", "/\n/"),
     *("\U0001f468\u200d\U0001f4bb", "_", "\0", "\x1c", "\u0301", "<|endoftext|>"),
-    *("\u3007", "\u30021\u3007", "\u3005", "\u2e80", "!\u2e80", " \u2f00", "\U00016ff0", "\u4e2d\u0301", "\u3042\u30ab\u30fb"),
+    *("\u3007", "\u30021\u3007", "1\u30072345", "\u3005", "\u2e80", "!\u2e80", " \u2f00", "\U00016ff0"),
+    *("\u4e2d\u0301", "\u3042\u30ab\u30fb"),
     *(
         "\0\0",
         "\0a",
@@ -94,10 +95,12 @@ RUNS = [
 @kernel
 def mark_starts(pattern: int, data: int, size: int, classes: int, state: int, starts: int) -> None:
     for at in range(0, size, BLOCK_BYTES):
-        if pattern in pattern_codes.CASED:
+        if pattern in (pattern_codes.TEKKEN, pattern_codes.O200K):
             word_starts = pretokenizer.word_starts_by_case(pattern, data + at, data + size, classes, state)
-        elif pattern in pattern_codes.SEQUENCES:
-            word_starts = pretokenizer.word_starts_in_sequence(pattern, data + at, data + size, classes, state)
+        elif pattern == pattern_codes.STARCODER:
+            word_starts = pretokenizer.word_starts_in_two_splits(pattern, data + at, data + size, classes, state)
+        elif pattern == pattern_codes.DEEPSEEK:
+            word_starts = pretokenizer.word_starts_in_three_splits(pattern, data + at, data + size, classes, state)
         elif pattern == pattern_codes.KIMI:
             word_starts = pretokenizer.word_starts_by_script(pattern, data + at, data + size, classes, state)
         else:

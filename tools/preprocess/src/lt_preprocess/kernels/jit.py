@@ -19,6 +19,7 @@ from lt_preprocess.kernels.arguments import Kind, flatten
 from lt_preprocess.kernels.cache_directory import cache_directory as cache_directory
 from lt_preprocess.kernels.cache_directory import source_digest as source_digest
 from lt_preprocess.kernels.declarations import Inner
+from lt_shared import memory
 from lt_shared.console import Stopwatch, note, warn
 
 # 5 s on a free core of 2023; more on a busy machine.
@@ -73,9 +74,10 @@ class Kernel:
         from lt_preprocess.kernels import machine_code
 
         AnnounceCompilation.announce()
-        from lt_preprocess.kernels import compilation
+        with memory.garbage_collection_paused():
+            from lt_preprocess.kernels import compilation
 
-        code = compilation.object_code(self._function, kinds, entry, self._results)
+            code = compilation.object_code(self._function, kinds, entry, self._results)
         if path is not None:
             try:
                 machine_code.write(path, code)

@@ -200,7 +200,7 @@ def _skip_value(data: Bytes, at: int, texts: Bytes, to: int) -> int:
         first = data[at]
         if wants_key and first != _QUOTE:
             return -1
-        if first in (_OPEN_OBJECT, _OPEN_LIST):
+        if (first == _OPEN_OBJECT) | (first == _OPEN_LIST):
             if depth == _DEEPEST:
                 return -1
             depth += 1

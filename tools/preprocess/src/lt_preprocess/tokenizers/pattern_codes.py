@@ -12,9 +12,3 @@ DEEPSEEK = 8
 STARCODER = 9
 BYTE_FALLBACK = 10
 """No pattern: text is merged as a whole, from its characters."""
-
-CASED = (TEKKEN, O200K)
-"""Those that cut words between cases, too."""
-
-SEQUENCES = (DEEPSEEK, STARCODER)
-"""Those of several splits, each of which cuts what the one before it leaves."""

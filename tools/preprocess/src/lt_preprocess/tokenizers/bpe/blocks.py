@@ -20,10 +20,10 @@ _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 LETTERS_BEFORE, NUMBERS_BEFORE, SPACES_BEFORE, BLANKS_BEFORE, OTHERS_BEFORE = range(0, 40, 8)
 OPENERS_BEFORE, ABSORBED_BEFORE, INDENTS_BEFORE = range(40, 64, 8)
 STARTS, NO_STARTS, NUMBER_LENGTH, NEXT_WORD = range(64, 96, 8)
-LOWERS_BEFORE, CASELESS_BEFORE, LAST_WORD = range(96, 120, 8)
+LOWERS_BEFORE, CASELESS_BEFORE, LAST_WORD, HAN_BEFORE, UNCLEAR_BEFORE = range(96, 136, 8)
 """Where in the state is what is carried from one block of a text to the next: the last bit of a mask, or what a block says."""
 
-STATE_SIZE = 15
+STATE_SIZE = 17
 """uint64 in a state."""
 
 

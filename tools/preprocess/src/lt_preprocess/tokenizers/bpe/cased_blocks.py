@@ -1,4 +1,4 @@
-r"""Words as Tekken and o200k cut them, a block of 64 bytes at a time, as `pretokenizer` does for patterns that ask for no case.
+r"""Words as Tekken, o200k and Kimi cut them, a block of 64 bytes at a time, as `pretokenizer` does where case does not matter.
 
 A word of letters is UPPER*LOWER+, or else UPPER+: in a run of letters it ends where upper case follows lower case. A mask of each
 tells. A contraction belongs to the word before it; the letters after it begin another.
@@ -9,20 +9,25 @@ What the masks do not say, `cased_words` says a character at a time, for the blo
 - a mark that no letter precedes, which may begin a word, or belong to what is before it
 - a slash after a line break that belongs to the word before it
 - a character outside ASCII after a contraction, which may be a mark
+- for Kimi a Chinese number, mark or symbol, which begins a Chinese word, or belongs to what is before it; also numbers at the
+  start of the next block, as the numbers before them may have been counted wrongly
 
 It goes on from the last word that began before the block, and says where the first word after the block begins. With that the
 next block is exact, whatever the masks say of this one."""
+
+from typing import Any
 
 import numpy as np
 
 from lt_preprocess.kernels.intrinsics import leading_zeros, load8, load64, signed, store64, trailing_zeros
 from lt_preprocess.kernels.jit import inner
 from lt_preprocess.kernels.simd import BLOCK_BYTES, case_masks, character_masks
-from lt_preprocess.tokenizers.bpe import cased_words
+from lt_preprocess.tokenizers.bpe import cased_words, han_words
 from lt_preprocess.tokenizers.bpe.blocks import (
     ABSORBED_BEFORE,
     BLANKS_BEFORE,
     CASELESS_BEFORE,
+    HAN_BEFORE,
     INDENTS_BEFORE,
     LAST,
     LAST_WORD,
@@ -35,27 +40,28 @@ from lt_preprocess.tokenizers.bpe.blocks import (
     OTHERS_BEFORE,
     SPACES_BEFORE,
     STARTS,
+    UNCLEAR_BEFORE,
     ZERO,
     after_line_breaks,
     low_bits,
     number_starts,
     shifted,
 )
-from lt_preprocess.tokenizers.bpe.character_classes import LETTER, LOWER, MARK, NUMBER, SPACE, UPPER
+from lt_preprocess.tokenizers.bpe.character_classes import HAN, LETTER, LOWER, MARK, NUMBER, SPACE, UPPER
 from lt_preprocess.tokenizers.bpe.characters import class_at, contraction_end, is_white_space, width
-from lt_preprocess.tokenizers.pattern_codes import O200K
+from lt_preprocess.tokenizers.pattern_codes import TEKKEN
 
 
 @inner
 def _wide_characters(
-    at: int, end: int, classes: int, wide: np.uint64, tails: np.uint64
-) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64, np.uint64, np.uint64, np.uint64]:
+    by_script: bool, at: int, end: int, classes: int, wide: np.uint64, tails: np.uint64
+) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64, np.uint64, np.uint64, np.uint64, np.uint64, np.uint64]:
     """The bytes of characters outside ASCII: letters and marks, of these upper case, lower case and marks; numbers; white space.
 
-    The last is which white space a non-space follows.
+    Then which white space a non-space follows; Chinese characters, which are in no other mask; and of these what is no letter.
     """
     letters, uppers, lowers, marks = ZERO, ZERO, ZERO, ZERO
-    numbers, spaces, lasts = ZERO, ZERO, ZERO
+    numbers, spaces, lasts, han, unclear = ZERO, ZERO, ZERO, ZERO, ZERO
     leads = wide & ~tails
     character = at
     cut = tails & ONE
@@ -71,12 +77,18 @@ def _wide_characters(
         kind = class_at(character, classes)
         bits = low_bits(size + character - at) if cut else low_bits(size) << np.uint64(character - at)
         cut = ZERO
-        if kind >= LETTER:
+        if kind == LETTER:
             letters |= bits
-            if kind == UPPER:
-                uppers |= bits
-            elif kind == LOWER:
-                lowers |= bits
+        elif kind == UPPER:
+            letters |= bits
+            uppers |= bits
+        elif kind == LOWER:
+            letters |= bits
+            lowers |= bits
+        elif by_script and kind >= HAN:
+            han |= bits
+            if kind != HAN + LETTER:
+                unclear |= bits
         elif kind == MARK:
             letters |= bits
             marks |= bits
@@ -86,7 +98,7 @@ def _wide_characters(
             spaces |= bits
             if character >= at and character + size < end and not is_white_space(character + size, classes):
                 lasts |= ONE << np.uint64(character - at)
-    return letters, uppers, lowers, marks, numbers, spaces, lasts
+    return letters, uppers, lowers, marks, numbers, spaces, lasts, han, unclear
 
 
 @inner
@@ -110,14 +122,14 @@ def _with_contractions(at: int, end: int, starts: np.uint64, apostrophes: np.uin
 
 
 @inner
-def _by_characters(is_o200k: bool, at: int, end: int, classes: int, state: int, word: int) -> np.uint64:
+def _by_characters(word_end: Any, pattern: int, at: int, end: int, classes: int, state: int, word: int) -> np.uint64:
     """The word starts of a block, from those of the words since `word`."""
     starts = ZERO
     stop = min(at + BLOCK_BYTES, end)
     while word < stop:
         if word >= at:
             starts |= ONE << np.uint64(word - at)
-        word = cased_words.word_end(is_o200k, word, end, classes)
+        word = word_end(pattern, word, end, classes)
     store64(state + NEXT_WORD, np.uint64(word))
     store64(state + STARTS, ZERO)
     return starts
@@ -126,16 +138,27 @@ def _by_characters(is_o200k: bool, at: int, end: int, classes: int, state: int, 
 @inner
 def word_starts_by_case(pattern: int, at: int, end: int, classes: int, state: int) -> np.uint64:
     """As `pretokenizer.word_starts`, for Tekken and o200k."""
+    return _word_starts(cased_words.word_end, False, pattern, at, end, classes, state)
+
+
+@inner
+def word_starts_by_script(pattern: int, at: int, end: int, classes: int, state: int) -> np.uint64:
+    """The same for Kimi."""
+    return _word_starts(han_words.word_end, True, pattern, at, end, classes, state)
+
+
+@inner
+def _word_starts(word_end: Any, by_script: bool, pattern: int, at: int, end: int, classes: int, state: int) -> np.uint64:
     next_word, last_word = signed(load64(state + NEXT_WORD)), signed(load64(state + LAST_WORD))
     if last_word == 0:
         next_word = last_word = at
-    starts, is_exact = _by_masks(pattern, at, end, classes, state, next_word)
+    starts, is_exact = _by_masks(by_script, pattern, at, end, classes, state, next_word)
     if next_word >= at + BLOCK_BYTES:
         store64(state + NEXT_WORD, np.uint64(next_word))
         store64(state + STARTS, ZERO)
         return ZERO
     if not is_exact:
-        starts = _by_characters(pattern == O200K, at, end, classes, state, max(next_word, last_word))
+        starts = _by_characters(word_end, pattern, at, end, classes, state, max(next_word, last_word))
     if starts:
         last_word = at + 63 - leading_zeros(starts)
     store64(state + LAST_WORD, np.uint64(last_word))
@@ -143,7 +166,9 @@ def word_starts_by_case(pattern: int, at: int, end: int, classes: int, state: in
 
 
 @inner
-def _by_masks(pattern: int, at: int, end: int, classes: int, state: int, next_word: int) -> tuple[np.uint64, bool]:
+def _by_masks(
+    by_script: bool, pattern: int, at: int, end: int, classes: int, state: int, next_word: int
+) -> tuple[np.uint64, bool]:
     """The word starts of a block, and whether they are exact; no word starts before `next_word`, if that is not before the block.
 
     The masks are carried to the next block in any case.
@@ -159,7 +184,7 @@ def _by_masks(pattern: int, at: int, end: int, classes: int, state: int, next_wo
     wide &= valid
     uppers &= valid
     slashes &= valid
-    lowers, marks = letters & ~uppers, ZERO
+    lowers, marks, han, unclear = letters & ~uppers, ZERO, ZERO, ZERO
     next_block = at + BLOCK_BYTES
     non_space_next, next_is_indent = ZERO, ZERO
     if next_block < end and (load8(next_block) & 0xC0) != 0x80:
@@ -168,8 +193,8 @@ def _by_masks(pattern: int, at: int, end: int, classes: int, state: int, next_wo
         non_space_next = ZERO if is_white_space(next_block, classes) else ONE
     lasts = spaces & ((valid & ~spaces) >> ONE | non_space_next << LAST)
     if wide:
-        wide_letters, wide_uppers, wide_lowers, marks, wide_numbers, wide_spaces, wide_lasts = _wide_characters(
-            at, end, classes, wide, tails
+        wide_letters, wide_uppers, wide_lowers, marks, wide_numbers, wide_spaces, wide_lasts, han, unclear = _wide_characters(
+            by_script, at, end, classes, wide, tails
         )
         letters |= wide_letters
         uppers |= wide_uppers
@@ -177,7 +202,11 @@ def _by_masks(pattern: int, at: int, end: int, classes: int, state: int, next_wo
         numbers |= wide_numbers
         spaces |= wide_spaces
         lasts = (lasts & ~(wide_spaces >> ONE)) | wide_lasts
-    others = valid & ~(letters | numbers | spaces)
+    others, after_han = valid & ~(letters | numbers | spaces | han), ZERO
+    if by_script:
+        after_han = shifted(han, state + HAN_BEFORE)
+        unclear |= numbers & load64(state + UNCLEAR_BEFORE)
+        store64(state + UNCLEAR_BEFORE, ONE if unclear else ZERO)
     after_letters = shifted(letters, state + LETTERS_BEFORE)
     after_numbers = shifted(numbers, state + NUMBERS_BEFORE)
     after_blanks = shifted(blanks, state + BLANKS_BEFORE)
@@ -191,7 +220,7 @@ def _by_masks(pattern: int, at: int, end: int, classes: int, state: int, next_wo
     first_absorbed = newlines & (after_others | load64(state + ABSORBED_BEFORE))
     absorbed = newlines & ~(newlines + first_absorbed)
     odd = (marks & ~tails & ~after_letters) | (uppers & ~tails & after_caseless)
-    odd |= (marks & forced) | (slashes & shifted(absorbed, state + ABSORBED_BEFORE))
+    odd |= unclear | (marks & forced) | (slashes & shifted(absorbed, state + ABSORBED_BEFORE))
     spaces &= ~absorbed
     indents = spaces & ~newlines
     openers = (others & ~after_others & ~after_blanks) | (others & forced)
@@ -202,13 +231,14 @@ def _by_masks(pattern: int, at: int, end: int, classes: int, state: int, next_wo
     after_absorbers = shifted(indents, state + INDENTS_BEFORE) | shifted(reaching, state + OPENERS_BEFORE)
     starts = (spaces & ~shifted(spaces, state + SPACES_BEFORE)) | (lasts & ~newlines) | openers
     starts |= (letters & ~after_letters & ~after_absorbers) | (uppers & after_lowers)
-    starts |= number_starts(numbers, tails, after_numbers, state) if pattern == O200K else numbers & ~tails
+    starts |= numbers & ~tails if pattern == TEKKEN else number_starts(numbers, tails, after_numbers, state)
+    starts |= han & ~after_han
     indented = newlines & spaces & (indents >> ONE | next_is_indent << LAST)
     if indented:
         starts |= after_line_breaks(at, end, classes, indented, indents, newlines, state)
     starts = (starts & ~forbidden) | forced
     is_exact = odd == 0
     contractions = apostrophes & after_letters & ~forced & ~forbidden & valid
-    if contractions and pattern == O200K and is_exact:
+    if contractions and pattern != TEKKEN and is_exact:
         starts, is_exact = _with_contractions(at, end, starts, contractions, state)
     return starts & valid, is_exact

@@ -12,9 +12,9 @@ from lt_preprocess.kernels.intrinsics import load8
 from lt_preprocess.kernels.jit import inner
 from lt_preprocess.tokenizers.bpe.character_classes import LETTER, LOWER, MARK, NEWLINE, NUMBER, OTHER, UPPER
 from lt_preprocess.tokenizers.bpe.characters import class_at, contraction_end, is_white_space, width
+from lt_preprocess.tokenizers.pattern_codes import O200K
 
-_BLANK, _APOSTROPHE = ord(" "), ord("'")
-_NEWLINES_AND_SLASH = (0x0A, 0x0D, ord("/"))
+_BLANK, _APOSTROPHE, _SLASH = ord(" "), ord("'"), ord("/")
 
 
 @inner
@@ -52,19 +52,19 @@ def white_space_end(start: int, end: int, classes: int) -> int:
 
 
 @inner
-def word_end(is_o200k: bool, start: int, end: int, classes: int) -> int:
+def word_end(pattern: int, start: int, end: int, classes: int) -> int:
     """The address at which the word that starts at `start` ends; more than `start` and at most `end`."""
     kind = class_at(start, classes)
     second = start + width(load8(start))
     if kind == NUMBER:
-        for _ in range(2 if is_o200k else 0):
+        for _ in range(2 if pattern == O200K else 0):
             if second < end and class_at(second, classes) == NUMBER:
                 second += width(load8(second))
         return second
     letters = start if kind >= LETTER else second
     stop = letters_end(letters, end, classes, kind == MARK) if kind != NEWLINE else letters
     if stop > letters or kind == MARK:
-        return contraction_end(stop, end, 0x20) if is_o200k and stop < end and load8(stop) == _APOSTROPHE else stop
+        return contraction_end(stop, end, 0x20) if pattern == O200K and stop < end and load8(stop) == _APOSTROPHE else stop
     at = second if load8(start) == _BLANK else start
     run = at
     while run < end:
@@ -73,7 +73,7 @@ def word_end(is_o200k: bool, start: int, end: int, classes: int) -> int:
             break
         run += width(load8(run))
     if run > at:
-        while run < end and load8(run) in _NEWLINES_AND_SLASH:
+        while run < end and (load8(run) == 0x0A or load8(run) == 0x0D or load8(run) == _SLASH):
             run += 1
         return run
     return white_space_end(start, end, classes)

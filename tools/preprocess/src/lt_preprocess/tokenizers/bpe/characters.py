@@ -1,4 +1,7 @@
-"""One character of UTF-8 text at a time, for compiled code: its width, its class, and the contractions that words are cut at."""
+"""One character of UTF-8 text at a time, for compiled code: its width, its class, and the contractions that words are cut at.
+
+No value is looked for `in` a tuple: numba compiles a function for each length of one.
+"""
 
 import numpy as np
 
@@ -41,7 +44,7 @@ def class_at(at: int, classes: int) -> np.uint8:
 @inner
 def is_white_space(at: int, classes: int) -> bool:
     kind = class_at(at, classes)
-    return kind in (SPACE, NEWLINE)
+    return SPACE <= kind <= NEWLINE
 
 
 @inner
@@ -53,13 +56,13 @@ def contraction_end(start: int, end: int, lower: int) -> int:
     if start + 1 >= end:
         return start
     first = load8(start + 1) | lower
-    if first in (_S, _T, _M, _D):
+    if (first == _S) | (first == _T) | (first == _M) | (first == _D):
         return start + 2
     if start + 2 >= end:
         return start
     if lower and load8(start + 1) == _LONG_S[0] and load8(start + 2) == _LONG_S[1]:
         return start + 3
     second = load8(start + 2) | lower
-    if (second == _E and first in (_R, _V)) or (second == _L and first == _L):
+    if (second == _E and (first == _R) | (first == _V)) or (second == _L and first == _L):
         return start + 3
     return start

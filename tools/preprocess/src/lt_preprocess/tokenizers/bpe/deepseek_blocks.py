@@ -53,7 +53,7 @@ _PUNCTUATION_BEFORE, _IDEOGRAPHS_BEFORE, _ATTACHED_BEFORE = LOWERS_BEFORE, CASEL
 @inner
 def _splits_off(kind: np.uint8) -> bool:
     """Whether the white space before a character of this class ends as at the end of the text, or goes on."""
-    return kind in (NUMBER, IDEOGRAPH, SPACE, NEWLINE)
+    return kind == IDEOGRAPH or NUMBER <= kind <= NEWLINE
 
 
 @inner
@@ -102,7 +102,7 @@ def _wide_characters(
 
 
 @inner
-def deepseek_word_starts(at: int, end: int, classes: int, state: int) -> np.uint64:
+def word_starts_in_three_splits(pattern: int, at: int, end: int, classes: int, state: int) -> np.uint64:
     """As `pretokenizer.word_starts`."""
     ascii_letters, numbers, spaces, newlines, blanks, _, wide, tails = character_masks(at)
     valid = low_bits(end - at)

@@ -188,18 +188,27 @@ def _encode_by_script(
 
 
 @kernel
-def _encode_in_sequence(
+def _encode_in_two_splits(
     tables: Tables, buffers: ThreadBuffers, count: int, data: int, offsets: int, output: int, lengths: int
 ) -> int:
-    return _encode(pretokenizer.word_starts_in_sequence, tables, buffers, count, data, offsets, output, lengths)
+    return _encode(pretokenizer.word_starts_in_two_splits, tables, buffers, count, data, offsets, output, lengths)
 
 
-_ENCODE = (
-    dict.fromkeys(pattern_codes.CASED, _encode_by_case)
-    | dict.fromkeys(pattern_codes.SEQUENCES, _encode_in_sequence)
-    | {pattern_codes.KIMI: _encode_by_script}
-)
-"""The kernels of patterns that are cut a character at a time, each apart so that no tokenizer waits for the compiler of all."""
+@kernel
+def _encode_in_three_splits(
+    tables: Tables, buffers: ThreadBuffers, count: int, data: int, offsets: int, output: int, lengths: int
+) -> int:
+    return _encode(pretokenizer.word_starts_in_three_splits, tables, buffers, count, data, offsets, output, lengths)
+
+
+_ENCODE = {
+    pattern_codes.TEKKEN: _encode_by_case,
+    pattern_codes.O200K: _encode_by_case,
+    pattern_codes.KIMI: _encode_by_script,
+    pattern_codes.STARCODER: _encode_in_two_splits,
+    pattern_codes.DEEPSEEK: _encode_in_three_splits,
+}
+"""The kernels of the other patterns, each apart so that no tokenizer waits for the compiler of all."""
 
 _KERNEL_PATTERNS = {pattern_codes.QWEN35: pattern_codes.QWEN2, pattern_codes.CL100K: pattern_codes.LLAMA3}
 """Patterns that are cut by the code of another."""

@@ -1,4 +1,5 @@
-r"""Words as Kimi's pattern cuts them: o200k's, but Chinese characters are words of their own, a character at a time.
+r"""Words as Kimi's pattern cuts them: o200k's, but Chinese characters are words of their own, a character at a time;
+`cased_blocks` asks where masks do not say enough.
 
     [\p{Han}]+ | o200k's words, in which UPPER and LOWER have no \p{Han} |
     \p{N}{1,3} | ?[^\s\p{L}\p{N}]+[\r\n]* | \s*[\r\n]+ | \s+(?!\S) | \s+
@@ -19,7 +20,7 @@ _ANY = np.uint8(HAN - 1)
 
 
 @inner
-def word_end(start: int, end: int, classes: int) -> int:
+def word_end(pattern: int, start: int, end: int, classes: int) -> int:
     """The address at which the word that starts at `start` ends; more than `start` and at most `end`."""
     kind = class_at(start, classes)
     second = start + width(load8(start))

@@ -6,8 +6,8 @@ Llama 3:  (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\
 Qwen 2:   Llama 3's with \p{N} for \p{N}{1,3}
 Qwen 3.5: Qwen 2's with [\p{L}\p{M}] for \p{L}, which is the same code over other character classes
 cl100k:   Llama 3's, but for the white space at the end of a text; see `final_white_space`
-Tekken and o200k cut between cases too; see `cased_blocks`. DeepSeek splits three times; see `deepseek_blocks`. Kimi's words are
-cut a character at a time, see `han_words`, and so are StarCoder's, see `split_sequences`.
+Tekken, o200k and Kimi cut between cases too; see `cased_blocks`. DeepSeek splits three times; see `deepseek_blocks`. StarCoder's
+words are cut a character at a time; see `split_sequences`.
 
 The text is read in blocks of 64 bytes. Vector compares give a bit mask for each class of characters, and some sixty operations
 on these masks give the bytes at which words start, without a branch for each word: a regular expression engine, and a loop over
@@ -29,7 +29,7 @@ import numpy as np
 from lt_preprocess.kernels.intrinsics import load8, load64, signed, store64, trailing_zeros
 from lt_preprocess.kernels.jit import inner
 from lt_preprocess.kernels.simd import BLOCK_BYTES, character_masks
-from lt_preprocess.tokenizers.bpe import han_words, split_sequences
+from lt_preprocess.tokenizers.bpe import split_sequences
 from lt_preprocess.tokenizers.bpe.blocks import (
     ABSORBED_BEFORE,
     BLANKS_BEFORE,
@@ -52,10 +52,11 @@ from lt_preprocess.tokenizers.bpe.blocks import (
 )
 from lt_preprocess.tokenizers.bpe.blocks import STATE_SIZE as STATE_SIZE
 from lt_preprocess.tokenizers.bpe.cased_blocks import word_starts_by_case as word_starts_by_case
+from lt_preprocess.tokenizers.bpe.cased_blocks import word_starts_by_script as word_starts_by_script
 from lt_preprocess.tokenizers.bpe.character_classes import LETTER, NUMBER, SPACE
 from lt_preprocess.tokenizers.bpe.characters import class_at, contraction_end, is_white_space, width
-from lt_preprocess.tokenizers.bpe.deepseek_blocks import deepseek_word_starts
-from lt_preprocess.tokenizers.pattern_codes import DEEPSEEK, GPT2, QWEN2
+from lt_preprocess.tokenizers.bpe.deepseek_blocks import word_starts_in_three_splits as word_starts_in_three_splits
+from lt_preprocess.tokenizers.pattern_codes import GPT2, QWEN2
 
 
 @inner
@@ -178,24 +179,8 @@ def word_starts(pattern: int, at: int, end: int, classes: int, state: int) -> np
 
 
 @inner
-def word_starts_by_script(pattern: int, at: int, end: int, classes: int, state: int) -> np.uint64:
-    """`word_starts` for Kimi."""
-    word = signed(load64(state + NEXT_WORD))
-    if word == 0:
-        word = at
-    starts = ZERO
-    while word < min(at + BLOCK_BYTES, end):
-        starts |= ONE << np.uint64(word - at)
-        word = han_words.word_end(word, end, classes)
-    store64(state + NEXT_WORD, np.uint64(word))
-    return starts
-
-
-@inner
-def word_starts_in_sequence(pattern: int, at: int, end: int, classes: int, state: int) -> np.uint64:
-    """`word_starts` for DeepSeek and StarCoder."""
-    if pattern == DEEPSEEK:
-        return deepseek_word_starts(at, end, classes, state)
+def word_starts_in_two_splits(pattern: int, at: int, end: int, classes: int, state: int) -> np.uint64:
+    """`word_starts` for StarCoder."""
     word = signed(load64(state + NEXT_WORD))
     if word == 0:
         word = at

@@ -6,7 +6,7 @@ To the second split, what the first cut out is the end of the text: all white sp
 
 from lt_preprocess.kernels.intrinsics import load8
 from lt_preprocess.kernels.jit import inner
-from lt_preprocess.tokenizers.bpe.character_classes import LETTER, NEWLINE, NUMBER, SPACE
+from lt_preprocess.tokenizers.bpe.character_classes import LETTER, NEWLINE, NUMBER
 from lt_preprocess.tokenizers.bpe.characters import class_at, contraction_end, is_white_space, width
 
 _BLANK, _APOSTROPHE = ord(" "), ord("'")
@@ -37,7 +37,7 @@ def starcoder_word_end(start: int, end: int, classes: int) -> int:
     if load8(start) == _BLANK and second < end:
         kind = class_at(second, classes)
         at = second
-    if kind in (SPACE, NEWLINE, NUMBER):
+    if NUMBER <= kind <= NEWLINE:
         return _white_space_end(start, end, classes)
     if kind >= LETTER:
         while at < end and class_at(at, classes) >= LETTER:
