@@ -16,7 +16,7 @@ from lt_train.config.run_config import RunConfig
 from lt_train.config.settings import data_schedule, streaming
 from lt_train.config.settings.batches import LENGTHS
 from lt_train.config.settings.data_schedule import Phase
-from lt_train.config.settings.model import resolve_architecture
+from lt_train.config.settings.model.architecture import resolve_architecture
 from lt_train.config.settings.scoring import Scoring
 from lt_train.runtime import rank_environment
 
