@@ -1,5 +1,6 @@
 """Samples of phases, against streams of tokens that are put together and cut by hand."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -7,17 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lt_shared.sample_order.parts import Source
+from lt_shared.sample_order.parts import Source, StreamSource
 from lt_shared.sample_order.phases import Phase, PhasedSamples, phased
 from lt_shared.sample_order.samples import Tokens
+from lt_shared.sample_order.stream import Shard, Stream
 
 
 class Numbered:
     """Sequences whose every token is its own, counted through the dataset."""
 
-    def __init__(self, lengths: list[int]):
+    def __init__(self, lengths: list[int], first_token: int = 0):
         self.lengths = np.array(lengths, np.int32)
-        self.begins = np.cumsum([0, *lengths])
+        self.begins = np.cumsum([first_token, *lengths])
 
     def read(self, numbers: Tokens, start: int, end: int) -> Tokens:
         found = [np.arange(self.begins[number], self.begins[number + 1]) for number in numbers.tolist()]
@@ -26,8 +28,10 @@ class Numbered:
         return np.concatenate(found)
 
 
-def build(datasets: list[Numbered], phases: list[Phase], seed: int, place: Path) -> PhasedSamples:
-    sources = [Source("", each, range(len(each.lengths))) for each in datasets]
+def build(datasets: list[Numbered | Stream], phases: list[Phase], seed: int, place: Path) -> PhasedSamples:
+    sources = [
+        StreamSource(each) if isinstance(each, Stream) else Source("", each, range(len(each.lengths))) for each in datasets
+    ]
     part = phased(sources, phases, seed)
     found = {}
     for number, index in enumerate(part.indices):
@@ -85,6 +89,32 @@ def test_each_dataset_is_read_on_where_the_phase_before_ended(
                 assert tuple(np.concatenate(from_spans)) == tuple(samples[number])
             begins[index] += room * size
         first += phase.samples
+
+
+@settings(max_examples=40, deadline=None)
+@given(LENGTHS, st.lists(LENGTHS, min_size=1, max_size=3), PHASES)
+def test_a_stream_is_read_on_where_the_phase_before_ended(
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], shards: list[list[int]], phases: list[Phase]
+) -> None:
+    """Of a blend of two: samples of each phase are cut from its own stretch, no two at the same place."""
+    phases = [dataclasses.replace(phase, weights=(phase.weights[0], phase.weights[1] or 1.0)) for phase in phases]
+    stream = Stream(7, 12)
+    samples = build([Numbered(lengths), stream], phases, 7, tmp_path_factory.mktemp("phases"))
+    for number, each in enumerate(shards):
+        stream.add(Shard(Numbered(each, 1000 * number), range(len(each))))
+    stream.finish()
+    first = begin = 0
+    for phase in phases:
+        share = phase.samples * phase.weights[1] / sum(phase.weights)
+        room = int(np.ceil(share - 1e-9)) + 2 if phase.weights[0] else phase.samples
+        size = phase.sequence_length
+        pieces = stream.pieces(begin, begin + room * size + 1)
+        line = np.concatenate([stream.shards[shard].sequences.read(numbers, *ends) for shard, numbers, *ends in pieces]).tolist()
+        cut = [tuple(line[place : place + size + 1]) for place in range(0, room * size, size)]
+        own = [number for number in range(first, first + phase.samples) if samples.dataset(number) == 1]
+        read = [tuple(samples[number].tolist()) for number in own]
+        assert all(cut.count(sample) >= read.count(sample) for sample in read)
+        begin, first = begin + room * size, first + phase.samples
 
 
 @settings(max_examples=20, deadline=None)
