@@ -3,6 +3,7 @@
 The store is moto's server behind a proxy that holds every answer back. The loader is lt-train's, for one rank whose steps take as
 long as 64,000 tokens/s leave them, and once as fast as it can. Documents have 500 tokens on average and are shuffled, so that a
 sample of 4096 tokens reads at nine places; they are in many small objects, because moto copies an object for every range of it.
+Without room in the cache each place is a request, and moto's one process is what is measured: no limit is set for that.
 """
 
 import argparse
@@ -163,7 +164,7 @@ def store(work: Path, write: Any, seconds: float) -> Iterator[tuple[str, bool]]:
                     f"{name}, {pace}: {found['tokens_per_second']:,.0f} tokens/s, {ratio:.1%} of the local disk's;"
                     f" waits {found['waiting']:.1%}, {found['processor']:.0%} of a core,"
                     f" first batch after {found['first_seconds']:.2f} s, {asked} requests",
-                    not rate or ratio >= 1 - LARGEST_LOSS,
+                    not rate or "no room" in name or ratio >= 1 - LARGEST_LOSS,
                 )
 
 

@@ -78,6 +78,7 @@ def test_the_limit_holds_while_many_fetch(folder: Path) -> None:
     cache, seen = of(folder, 10), []
 
     def fetch(number: int) -> bytes:
+        threading.Event().wait(0.01)
         seen.append(total(folder))
         return content(number)
 
