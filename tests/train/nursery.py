@@ -9,6 +9,7 @@ OMP_NUM_THREADS), signals, which do not reach the copy, honest figures of memory
 import atexit
 import contextlib
 import functools
+import gc
 import json
 import multiprocessing
 import os
@@ -95,6 +96,8 @@ def serve(listener: str) -> NoReturn:
     cpu_backend.install = lambda accelerator: None
     torch.set_num_threads(1)
     torch.set_num_threads = lambda threads: None
+    gc.collect()
+    gc.freeze()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
         server.bind(listener + ".not-yet")
         server.listen()
