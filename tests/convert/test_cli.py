@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import nursery
 import pytest
 from safetensors.torch import load_file
 
@@ -26,7 +27,7 @@ PAGES = (ROOT / "tools/convert/README.md", *(ROOT / f"docs/guides/{name}.md" for
 
 
 def run(*arguments: object, stdin: str = "", **options: Any) -> subprocess.CompletedProcess[str]:
-    command = [str(BINARIES / "lt-convert"), *map(str, arguments)]
+    command = [nursery.light_python(), "-m", "lt_convert", *map(str, arguments)]
     return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120, **options)
 
 

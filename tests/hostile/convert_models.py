@@ -2,11 +2,11 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy
+import nursery
 from safetensors.numpy import save_file
 
 from lt_convert.weights import families
@@ -14,7 +14,6 @@ from lt_convert.weights.mapping import Model
 from lt_shared import huggingface
 from lt_shared.architecture import Architecture
 
-COMMAND = Path(sys.executable).with_name("lt-convert")
 TINY = Architecture("tiny", "llama", 2, 16, 24, 4, 2, 50, 64)
 TOKENIZER = Path(__file__).parents[1] / "demo" / "tokenizer"
 
@@ -35,7 +34,8 @@ def write_model(directory: Path, seed: int = 0, architecture: Architecture = TIN
 
 def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """lt-convert with these arguments, in a process of its own."""
-    return subprocess.run([COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=600, **options)
+    command = [nursery.light_python(), "-m", "lt_convert", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, **options)
 
 
 def content(directory: Path) -> dict[str, bytes]:

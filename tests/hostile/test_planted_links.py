@@ -3,12 +3,12 @@
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import nursery
 import pytest
 from convert_models import write_model
 from stranger import STRANGER_UID, Stranger
@@ -36,7 +36,7 @@ def given_to(stranger: Stranger, source: Path, name: str) -> Path:
 
 
 def run(tool: str, *words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", f"lt_{tool}", *map(str, words)], capture_output=True, text=True)
+    return subprocess.run([nursery.light_python(), "-m", f"lt_{tool}", *map(str, words)], capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("name", ["special_tokens_map.json", "tokenizer_config.json", "model.safetensors"])

@@ -2,10 +2,10 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
+import nursery
 import pytest
 from convert_models import write_model
 from running import SMALL
@@ -25,7 +25,7 @@ def dataset(tmp_path: Path) -> str:
 
 
 def run(tool: str, *words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", f"lt_{tool}", *map(str, words)]
+    command = [nursery.light_python(), "-m", f"lt_{tool}", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL, cwd=cwd)
 
 

@@ -2,12 +2,12 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import nursery
 import pytest
 import tiktoken
 import zstandard
@@ -122,7 +122,7 @@ def run() -> Run:
     """Run the program in a process of its own: `run(*arguments, input=..., env=..., cwd=...)`."""
 
     def run_program(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "lt_preprocess", *map(str, arguments)]
+        command = [nursery.light_python(), "-m", "lt_preprocess", *map(str, arguments)]
         text = {"text": True, "encoding": "utf-8", "errors": "surrogateescape"}
         return subprocess.run(command, capture_output=True, timeout=900, check=False, **text, **options)
 

@@ -82,13 +82,13 @@ def run(*arguments: str, stdin: str = "", **variables: str) -> Result:
     return _run(command(*arguments), stdin, variables)
 
 
-def train(*arguments: str, **variables: str) -> Result:
+def train(*arguments: str, stdin: str = "", **variables: str) -> Result:
     """The same without the seconds of a start, for runs that get as far as a rank; see nursery.py."""
-    return _run(quick_command(*arguments), "", variables)
+    return _run(quick_command(*arguments), stdin, variables)
 
 
 def _run(command: list[str], stdin: str, variables: dict[str, str]) -> Result:
-    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=240, env=environment() | variables)
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=900, env=environment() | variables)
     return Result(done.returncode, done.stdout, done.stderr)
 
 
@@ -98,7 +98,7 @@ def run_tasks(command: list[str], tasks: Iterable[dict[str, str]]) -> list[Resul
         subprocess.Popen(command, env=environment() | task, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for task in tasks
     ]
-    outputs = [process.communicate(timeout=240) for process in started]
+    outputs = [process.communicate(timeout=900) for process in started]
     return [Result(process.returncode, *output) for process, output in zip(started, outputs, strict=True)]
 
 

@@ -110,6 +110,8 @@ def test_every_example_runs(example: str, workplace: Path) -> None:
         "PATH": os.pathsep.join([str(workplace / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]),
         "LT_TRAIN_DEVICE": "cpu",
         "LT_TRAIN_BENCH_DEVICE": "cpu",
+        # What torchrun starts.
+        "PYTHON_EXEC": nursery.python(),
         # What an example leaves open need not take long.
         "LT_TRAIN_SEQ_LENGTH": "64",
         "LT_TRAIN_EVAL_ITERS": "1",
@@ -125,7 +127,7 @@ def test_the_readme_shows_the_loss_of_its_run(tmp_path: Path) -> None:
     (example,) = re.findall(r"^    (lt-preprocess .*)$", readme, re.MULTILINE)
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     variables = environment() | {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": os.pathsep.join([nursery.programs(), str(Path(sys.executable).parent), os.environ["PATH"]]),
         "LT_TRAIN_DEVICE": "cpu",
     }
     script = f"set -o pipefail\n{example}"

@@ -85,7 +85,7 @@ def test_a_remote_run(tmp_path: Path, dataset: Dataset, finished: Path, monkeypa
     monkeypatch.setenv("FSSPEC_FILE_AUTO_MKDIR", "1")
     store = tmp_path / "store"
     arguments = (*RUNS["one"], "--keep-last", "1", "--save", f"local://{store}", dataset.prefix)
-    first = run(*arguments, "--exit-interval", "8", "--async-save")
+    first = train(*arguments, "--exit-interval", "8", "--async-save")
     assert first.code == 75, first.err
     assert complete(store) == ["iter_0000008"]
     (store / "iter_0000009").mkdir()
@@ -93,7 +93,7 @@ def test_a_remote_run(tmp_path: Path, dataset: Dataset, finished: Path, monkeypa
     # Another node has nothing of the first attempt.
     shutil.rmtree(tmp_path / "tmp")
     (tmp_path / "tmp").mkdir()
-    second = run(*arguments)
+    second = train(*arguments)
     assert second.code == 0, second.err
     assert "passing over an incomplete checkpoint" in second.err
     (checkpoint,) = second.manifest

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from running import RUNS, run, train
+from running import RUNS, train
 
 from lt_shared import checksums
 from lt_shared.checksums import FileChecksums
@@ -114,7 +114,7 @@ def test_a_remote_checkpoint_is_checked_as_well(dataset: Dataset, tmp_path: Path
     bucket = tmp_path / "bucket"
     variables = {"TMPDIR": str(tmp_path), "FSSPEC_FILE_AUTO_MKDIR": "1"}
     options = [*RUNS["two"], "--ranks", "2", "--save", f"local://{bucket}/run", dataset.prefix]
-    first = run(*options, "--train-iters", "4", **variables)
+    first = train(*options, "--train-iters", "4", **variables)
     assert first.code == 0, first.err
     checkpoint = bucket / "run/iter_0000004"
     record = FileChecksums.read(checkpoint)
@@ -123,7 +123,7 @@ def test_a_remote_checkpoint_is_checked_as_well(dataset: Dataset, tmp_path: Path
         if path.name != FileChecksums.NAME:
             assert record.whole(path.name) == (path.stat().st_size, zlib.crc32(path.read_bytes()))
     of_a_weight(checkpoint)
-    second = run(*options, "--train-iters", "5", **variables)
+    second = train(*options, "--train-iters", "5", **variables)
     assert (second.code, "checksum" in second.err) == (65, True), second.err
 
 

@@ -422,12 +422,12 @@ def test_the_choice_stands_in_log_checkpoint_and_dry_run(tmp_path: Path) -> None
 
 def test_the_choice_stands_in_a_measurement() -> None:
     words = ("bench", "--model", "tiny", "--seq-length", "32", "--steps", "1", "--warmup-steps", "0", "--device", "cpu")
-    result = run(*words, "--json")
+    result = train(*words, "--json")
     assert result.code == 0, result.err
     found: dict[str, Any] = json.loads(result.out)
     assert found["kernels"]["cross_entropy"] == "torch"
     assert {"torch", "megatron-core"} <= set(found["versions"])
-    assert "attention sdpa" in run(*words).out
+    assert "attention sdpa" in train(*words).out
 
 
 def test_the_manual_lists_the_implementations_and_the_packages() -> None:

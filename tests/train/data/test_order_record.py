@@ -2,13 +2,13 @@
 
 import dataclasses
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import nursery
 import pytest
-from running import SMALL, run, run_tasks
+from running import SMALL, run_tasks, train
 
 from lt_preprocess.datasets import packing
 from lt_shared import indexed_dataset, manifest
@@ -31,7 +31,7 @@ def spied(place: Path, *arguments: str) -> list[np.ndarray]:
     files = [place / f"rank{rank}" for rank in range(2)]
     common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "SPY": "1"}
     started = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank), "FILE": str(files[rank])} for rank in range(2)]
-    shell = ["bash", "-c", f'exec "{sys.executable}" "{SPY}" "$FILE" "$@"', "bash", *arguments]
+    shell = ["bash", "-c", f'exec "{nursery.python()}" "{SPY}" "$FILE" "$@"', "bash", *arguments]
     for result in run_tasks(shell, started):
         assert result.code in (0, 75), result.err
     read = [np.fromfile(file, np.int64).reshape(-1, LENGTH + 1) for file in files]
@@ -114,7 +114,7 @@ def test_so_they_are_of_streams_phases_and_packed_datasets(
 
 
 def test_the_tokens_of_the_spans_are_those_of_the_samples(tmp_path: Path, dataset: Dataset) -> None:
-    result = run(*SMALL, "--train-iters", "2", "--save", str(tmp_path / "run"), dataset.prefix)
+    result = train(*SMALL, "--train-iters", "2", "--save", str(tmp_path / "run"), dataset.prefix)
     assert result.code == 0, result.err
     [attempt] = run_order.read(tmp_path / "run")
     samples, reader = attempt.training_samples(), indexed_dataset.Reader(dataset.prefix)

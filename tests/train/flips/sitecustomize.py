@@ -58,4 +58,7 @@ def flip(stepper, what):
 
 
 if "LT_FLIP" in os.environ and "LT_TRAIN_PARENT" in os.environ:
-    sys.meta_path.insert(0, Finder())
+    if MODULE in sys.modules:
+        install(sys.modules[MODULE].Stepper, *os.environ["LT_FLIP"].split(":"))
+    else:
+        sys.meta_path.insert(0, Finder())

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from running import SMALL, losses, run
+from running import SMALL, losses, run, train
 
 from lt_shared.console import ExitCode
 from lt_train.launch.tokenization import is_text
@@ -25,7 +25,7 @@ def path(tmp_path: Path) -> str:
 
 
 def test_text_is_tokenized_on_the_way(tmp_path: Path, path: str) -> None:
-    done = run(*SMALL, *TEXT, "--save", str(tmp_path / "run"), PATH=path)
+    done = train(*SMALL, *TEXT, "--save", str(tmp_path / "run"), PATH=path)
     assert done.code == 0, done.err
     assert ("step", 3) in losses(tmp_path / "run")
     assert (tmp_path / "run/data/text-part00000_text_document.idx").is_file()

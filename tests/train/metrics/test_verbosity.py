@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pseudo_terminal
 import pytest
-from running import SMALL, environment, quick_command, run
+from running import SMALL, environment, quick_command, train
 
 from lt_shared.manifest import Dataset
 
@@ -15,11 +15,11 @@ def own_lines(error: str) -> list[str]:
 
 
 def test_quiet_says_only_what_is_wrong(tmp_path: Path, dataset: Dataset) -> None:
-    done = run("-q", *SMALL, "--train-iters", "2", "--save", str(tmp_path / "run"), dataset.prefix)
+    done = train("-q", *SMALL, "--train-iters", "2", "--save", str(tmp_path / "run"), dataset.prefix)
     assert own_lines(done.err) == []
     assert done.out.count("\n") == 2
     assert "iteration        2/       2 |" in (tmp_path / "run/train.log").read_text()
-    done = run("--quiet", *SMALL, "--train-iters", "1", dataset.prefix)
+    done = train("--quiet", *SMALL, "--train-iters", "1", dataset.prefix)
     assert own_lines(done.err) == ["lt-train: warning: no --save: the trained model will be lost when the run ends"]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import environment, quick_command, run
+from running import environment, quick_command, run, train
 
 from lt_shared.run_log import GIB, Step
 from lt_train.config.run_config import RunConfig
@@ -106,8 +106,8 @@ def test_what_a_layer_takes_is_the_difference_of_two_measurements(tmp_path: Path
     )
     sizes = ("--steps", "2", "--warmup-steps", "1")
     two, five = tmp_path / "two.json", ("--num-layers", "5", "--against", str(tmp_path / "two.json"))
-    two.write_text(run(*common, *sizes, "--num-layers", "2", "--json").out)
-    found = json.loads(run(*common, *sizes, *five, "--json").out)
+    two.write_text(train(*common, *sizes, "--num-layers", "2", "--json").out)
+    found = json.loads(train(*common, *sizes, *five, "--json").out)
     assert found["layer_seconds"] == pytest.approx((found["step_seconds"] - json.loads(two.read_text())["step_seconds"]) / 3)
     assert "ms, forward, backward and update" in bench.table(found)
     refused = run(*common, *sizes, *five, "--micro-batch-size", "2", "--global-batch-size", "2")

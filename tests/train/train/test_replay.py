@@ -120,13 +120,13 @@ def test_steps_after_a_change_of_settings(tmp_path: Path, dataset: Dataset) -> N
 @pytest.mark.parametrize("way", ["torchrun"])
 def test_ranks_of_a_launcher(way: str, finished: Path) -> None:
     """Two ranks of srun, of which the first reports."""
-    from running import command, run_tasks
+    from running import quick_command, run_tasks
 
     from lt_train.runtime.ports import free_port
 
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "LOCAL_WORLD_SIZE": "2"}
     tasks = [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
-    first, second = run_tasks(command("replay", str(finished / "two"), "--steps", "5:10", "--json"), tasks)
+    first, second = run_tasks(quick_command("replay", str(finished / "two"), "--steps", "5:10", "--json"), tasks)
     assert (first.code, second.code) == (0, 0), first.err
     assert json.loads(first.out)["compared"] == 2
     assert not second.out

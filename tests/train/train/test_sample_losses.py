@@ -71,7 +71,7 @@ def test_a_run_without_the_option_writes_none_and_learns_the_same(one_rank: Path
 @pytest.mark.parametrize("more", [(), ("--ranks", "2", "--tensor-model-parallel-size", "2")])
 def test_the_checkpoint_before_gives_what_was_logged(more: tuple[str, ...], one_rank: Path) -> None:
     """Step 4 was trained with the weights of checkpoint 3."""
-    result = run("score", str(one_rank), "--step", "4", *more)
+    result = train("score", str(one_rank), "--step", "4", *more)
     assert result.code == 0, result.err
     found = sample_losses.parse([line.encode() for line in result.out.splitlines()], range(1000), "score")
     assert list(found) == list(range(32))
@@ -82,7 +82,7 @@ def test_the_checkpoint_before_gives_what_was_logged(more: tuple[str, ...], one_
 
 
 def test_samples_and_checkpoints_by_name(one_rank: Path) -> None:
-    result = run("score", str(one_rank), "--samples", "41-43", "--checkpoint", str(one_rank / "iter_0000003"))
+    result = train("score", str(one_rank), "--samples", "41-43", "--checkpoint", str(one_rank / "iter_0000003"))
     assert result.code == 0, result.err
     lines = [json.loads(line) for line in result.out.splitlines()]
     assert [(line["first_sample"], line["step"]) for line in lines] == [(41, 6), (42, 6), (43, 6)]

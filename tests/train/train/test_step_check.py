@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from running import SMALL, losses, run
+from running import SMALL, losses, run, train
 
 from lt_shared.console import BadConfig
 from lt_shared.manifest import Dataset
@@ -38,7 +38,7 @@ def flipping(flip: str) -> dict[str, str]:
     ],
 )
 def test_a_flipped_bit_names_its_rank(flip: str, said: str, dataset: Dataset, tmp_path: Path) -> None:
-    ended = run(*RUN, *CHECKED, "--save", str(tmp_path / "run"), dataset.prefix, **flipping(flip))
+    ended = train(*RUN, *CHECKED, "--save", str(tmp_path / "run"), dataset.prefix, **flipping(flip))
     assert ended.code == 76, ended.err
     (error,) = [line for line in ended.err.splitlines() if "error:" in line]
     assert f"rank {flip[0]} on {socket.gethostname()}: {said}" in error
@@ -48,7 +48,7 @@ def test_a_checked_run_has_the_same_losses(dataset: Dataset, tmp_path: Path) -> 
     """Also with dropout, whose draws are repeated, and with reduction that overlaps the backward pass."""
     common = (*RUN, "--hidden-dropout", "0.1", "--overlap-grad-reduce", "--use-distributed-optimizer")
     for name, more in (("unchecked", ()), ("checked", CHECKED)):
-        done = run(*common, *more, "--save", str(tmp_path / name), dataset.prefix)
+        done = train(*common, *more, "--save", str(tmp_path / name), dataset.prefix)
         assert done.code == 0, done.err
     assert losses(tmp_path / "checked") == losses(tmp_path / "unchecked")
     assert len(losses(tmp_path / "checked")) == 5
