@@ -3,8 +3,8 @@
 They need root and Debian's slurm-wlm, munge, cron and faketime, and are skipped with the reason where that is not to be had.
 
 Each node has one of this machine's cores, and namespaces of its own for its host name and a table of hosts in which n1 and n2
-have addresses. What runs there finds itself on two hosts that know each other by name, as on a cluster; the machine's own files
-stay as they are.
+have addresses. What runs there finds itself on two hosts that know each other by name, as on a cluster, and each finds a disk of
+its own in `disk`, which is `disk.n1` or `disk.n2` for everybody else; the machine's own files stay as they are.
 """
 
 import dataclasses
@@ -128,6 +128,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     host = socket.gethostname().split(".")[0]
     configuration.write_text(CONFIGURATION.format(host=host, folder=folder, ports=_free_ports(3)))
     (folder / "hosts").write_text(HOSTS)
+    (folder / "disk").mkdir()
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("LT_", "SLURM_"))}
     cluster = Slurm(folder, variables | {"SLURM_CONF": str(configuration), "PATH": _path()})
     munge = _start_munge()
@@ -135,7 +136,9 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     cores = sorted(os.sched_getaffinity(0))
     for node, core in (("n1", cores[0]), ("n2", cores[-1])):
         slurmd = f"exec taskset -c {core} slurmd -D -f {configuration} -N {node}"
-        script = f"mount --bind {folder}/hosts /etc/hosts; hostname {node}; {slurmd}"
+        (folder / f"disk.{node}").mkdir()
+        own_disk = f"mount --bind {folder}/disk.{node} {folder}/disk"
+        script = f"mount --bind {folder}/hosts /etc/hosts; {own_disk}; hostname {node}; {slurmd}"
         daemons.append([*NAMESPACES, "sh", "-ec", script])
     processes = [
         subprocess.Popen(arguments, env=cluster.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -125,6 +126,26 @@ def test_a_cancelled_step_is_started_again(
     assert f"STEP {training} ON n1 CANCELLED" in text
     assert len(re.findall(r" iteration +40/", text)) == 1
     assert losses(directory / "cancelled") == losses(directory / "pipeline/nodes")
+
+
+def test_a_node_whose_disk_is_lost(
+    slurm: Any, directory: Path, undisturbed: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Nothing is in SAVE when a rank dies, and what its node's neighbour had on its disk is gone: the next node has it."""
+    options = (*OPTIONS.split(), "--log-interval", "1", "--save-interval", "100", "--save-local-interval", "2")
+    places = ("--save-local", str(slurm.folder / "disk/copies"), "--save", str(directory / "local"))
+    data = str(directory / "pipeline/data_text_document")
+    script = slurm.run("lt-train", "render", "slurm", "--nodes", "2", *options, *places, data, cwd=directory)
+    job, log, fast = submit_slowly(slurm, "local", script, directory, tmp_path_factory.mktemp("slow"))
+    wait_for(log, r"successfully saved local checkpoint from iteration +4:")
+    os.kill(ranks(job)["1"], signal.SIGKILL)
+    shutil.rmtree(slurm.folder / "disk.n1/copies")
+    fast.touch()
+    text = slurm.finish(job, log)
+    assert re.search(r"the local copies of iteration \d+ are newer than any checkpoint in SAVE", text)
+    assert "recovered in" in text
+    assert losses(directory / "local") == losses(directory / "pipeline/nodes")
+    assert not any(slurm.folder.glob("disk.*/copies/lt-*"))
 
 
 def test_cron_watches_over_the_logs(

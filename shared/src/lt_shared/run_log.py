@@ -183,7 +183,7 @@ class Step:
 
     def format(self) -> str:
         """The line as printed, without a newline. A loss that is not a number is left out, as Megatron does."""
-        parts = [f" {_stamp(self.time)}iteration {self.step:8d}/{self.total_steps:8d} |"]
+        parts = [f" {stamp(self.time)}iteration {self.step:8d}/{self.total_steps:8d} |"]
         for key, pair in STEP_PAIRS.items():
             if pair.field == "loss_scale":
                 parts += [f" {SOURCE_LOSS}{name}: {loss:.6E} |" for name, loss in (self.source_losses or {}).items()]
@@ -216,7 +216,8 @@ def _number(text: bytes) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _stamp(time: datetime.datetime | None) -> str:
+def stamp(time: datetime.datetime | None) -> str:
+    """The time at the beginning of a line."""
     return f"[{time:%Y-%m-%d %H:%M:%S.%f}] " if time else ""
 
 
@@ -298,7 +299,7 @@ class CheckpointSaved:
     time: datetime.datetime | None = None
 
     def format(self) -> str:
-        return f"  {_stamp(self.time)}successfully saved checkpoint from iteration {self.step:7d} to {self.path}"
+        return f"  {stamp(self.time)}successfully saved checkpoint from iteration {self.step:7d} to {self.path}"
 
     @classmethod
     def parse(cls, line: str) -> Self | None:
@@ -315,7 +316,7 @@ class CheckpointLoaded:
     time: datetime.datetime | None = None
 
     def format(self) -> str:
-        return f"  {_stamp(self.time)}successfully loaded checkpoint from {self.path} at iteration {self.step}"
+        return f"  {stamp(self.time)}successfully loaded checkpoint from {self.path} at iteration {self.step}"
 
     @classmethod
     def parse(cls, line: str) -> Self | None:
@@ -347,12 +348,12 @@ def format_checkpoint_postponed(step: int, retry: int, reason: str) -> str:
 
 def format_ended(step: int, reason: str, then: str, time: datetime.datetime) -> str:
     """Training ended before its last step: `reason` is a signal or the option that set the limit, `then` how to continue."""
-    return f"  {_stamp(time)}ended by {reason} at iteration {step}; {then}"
+    return f"  {stamp(time)}ended by {reason} at iteration {step}; {then}"
 
 
 def format_waiting_for_data(step: int, seconds: float, what: str, time: datetime.datetime) -> str:
     """Training has waited for data for some time after `step` steps; `what` names the streams that are behind."""
-    return f"  {_stamp(time)}waiting for data since {seconds:.0f} s, after iteration {step}: {what}"
+    return f"  {stamp(time)}waiting for data since {seconds:.0f} s, after iteration {step}: {what}"
 
 
 def format_loss_spike(step: int, loss: float, mean: float, steps: int) -> str:

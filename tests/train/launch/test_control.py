@@ -22,10 +22,13 @@ LAYOUTS = {
     "three ranks": ("--ranks", "3"),
     "distributed optimizer": ("--ranks", "2", "--use-distributed-optimizer", "--async-save"),
 }
+LOCAL = "three ranks"
 
 
 def started(place: Path, layout: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "lt_train", *SIZES, *LAYOUTS[layout], "--max-restarts", "3", "--save", str(place / "run")]
+    local = ("--save-local", str(place / "local"), "--save-local-interval", "1") if layout == LOCAL else ()
+    options = (*SIZES, *LAYOUTS[layout], *local, "--max-restarts", "3", "--save", str(place / "run"))
+    command = [sys.executable, "-m", "lt_train", *options]
     with (place / "log").open("w") as log:
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, env=environment() | {"OMP_NUM_THREADS": "1"})
 
@@ -49,6 +52,7 @@ def test_losses_are_those_of_an_undisturbed_run(layout: str, killed: list[str], 
         os.kill(before[int(rank)], signal.SIGKILL)
     assert run.wait(timeout=600) == 0
     said = (tmp_path / "log").read_text()
+    assert ("the local copies of iteration" in said) == (layout == LOCAL)
     for rank in killed:
         assert f"the other ranks go on in their processes, and a spare one is rank {rank}" in said
     assert train(*SIZES, *LAYOUTS[layout], "--save", str(tmp_path / "still")).code == 0

@@ -8,6 +8,7 @@ Fields that are not known here pass through, so a newer trainer may add some.
 import math
 from typing import Any
 
+from lt_shared import recovery_notes
 from lt_shared.sample_order import log_notes
 
 VERSION = 1
@@ -75,6 +76,8 @@ NOTES = (
     "missing",
     "replaced",
     "waiting-for-data",
+    recovery_notes.LocalCheckpoint.NOTE,
+    recovery_notes.Recovery.NOTE,
 )
 
 _REQUIRED: dict[str, tuple[str, ...]] = {
@@ -121,6 +124,7 @@ NUMBERS = frozenset(
         "loss_scale",
         "step_seconds",
         "seconds",
+        "waited_seconds",
         "tokens_per_second",
         "tokens_per_second_per_gpu",
         "samples_per_second",

@@ -9,7 +9,7 @@ import dataclasses
 import math
 import re
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from lt_monitor.alerts.rules import hang_limit
 from lt_monitor.alerts.thresholds import Thresholds
@@ -72,6 +72,13 @@ METRICS = (
     Metric("lt_train_last_checkpoint_timestamp_seconds", "gauge", "When the last checkpoint was complete."),
     Metric("lt_train_last_checkpoint_step", "gauge", "Step of the last complete checkpoint."),
     Metric("lt_train_checkpoint_interval_seconds", "gauge", "Median time between checkpoints."),
+    Metric("lt_train_checkpoints_total", "counter", "Checkpoints whose line says what they cost.", "store"),
+    Metric("lt_train_checkpoint_stall_seconds_total", "counter", "How long training waited for checkpoints.", "store"),
+    Metric("lt_train_checkpoint_write_seconds_total", "counter", "From steps until their checkpoints were complete.", "store"),
+    Metric("lt_train_last_local_checkpoint_step", "gauge", "Step of the last checkpoint on the nodes' own disks."),
+    Metric("lt_train_recoveries_total", "counter", "Failures after which the run made steps again."),
+    Metric("lt_train_recovery_seconds_total", "counter", "From the last steps before failures to the first ones after."),
+    Metric("lt_train_last_recovery_seconds", "gauge", "The same of the last failure."),
 )
 LAST_RUN = Metric("lt_monitor_last_run_timestamp_seconds", "gauge", "When lt-monitor prom wrote this file.")
 BY_NAME = {metric.name: metric for metric in (*METRICS, LAST_RUN)}
@@ -118,12 +125,25 @@ def samples(state: RunState, now: float, known_sizes: Known) -> Iterator[Sample]
         ("lost_steps_total", account.lost_steps),
         ("goodput_ratio", account.goodput),
         ("productive_seconds_total", account.productive_seconds),
+        ("last_local_checkpoint_step", state.costs.local_step),
+        ("recoveries_total", state.costs.recoveries),
+        ("recovery_seconds_total", state.costs.recovery_seconds),
+        ("last_recovery_seconds", state.costs.last_recovery_seconds),
     ]
     for name, value in known:
         if value is not None:
             yield (f"lt_train_{name}", None, float(value))
     for fault in FAULTS:
         yield ("lt_train_faults_total", fault, float(state.fault_counts.get(fault, 0)))
+    costs = state.costs
+    of_stores: dict[str, Mapping[str, float]] = {
+        "s": costs.checkpoints,
+        "_stall_seconds": costs.stall_seconds,
+        "_write_seconds": costs.write_seconds,
+    }
+    for name, by_store in of_stores.items():
+        for store, value in by_store.items():
+            yield (f"lt_train_checkpoint{name}_total", store, float(value))
     for cause, seconds in account.lost_seconds.items():
         yield ("lt_train_badput_seconds_total", cause, seconds)
 

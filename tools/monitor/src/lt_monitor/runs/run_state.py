@@ -15,8 +15,10 @@ from typing import Any, Self
 from lt_monitor.events.records import CAUSES, FAULTS, SEVERITIES, Record, ends_job
 from lt_monitor.events.steps import epoch_seconds
 from lt_monitor.runs.attempt_boundary import begins_attempt, guessed_resume, log_interval, start_key
+from lt_monitor.runs.fault_costs import FaultCosts
 from lt_monitor.runs.log_state import LogState
 from lt_monitor.runs.time_accounting import AttemptTotals
+from lt_shared.recovery_notes import LocalCheckpoint
 
 RECENT_STEPS = 100
 RECENT_FAULTS = 100
@@ -77,6 +79,7 @@ class RunState:
     episodes: dict[str, list[int]] = dataclasses.field(default_factory=dict)
     best_seconds: float | None = None
     gpus: dict[str, Record] = dataclasses.field(default_factory=dict)
+    costs: FaultCosts = dataclasses.field(default_factory=FaultCosts)
 
     def __post_init__(self) -> None:
         self._read: set[str] = set()
@@ -193,6 +196,7 @@ class RunState:
         """Raises TypeError, KeyError or ValueError when the record is none."""
         fields = dict(record)
         fields["attempts"] = [AttemptTotals(**each) for each in fields["attempts"]]
+        fields["costs"] = FaultCosts(**fields.get("costs", {}))
         fields["logs"] = {file: LogState(**each) for file, each in fields["logs"].items()}
         if not fields["attempts"] or not isinstance(fields["run"], str):
             raise ValueError("a run without a name or without attempts")
@@ -276,7 +280,10 @@ class RunState:
 
     def _other(self, totals: AttemptTotals, record: Record, at: float | None, now: float) -> None:
         kind = record["kind"]
-        if kind == "start":
+        self.costs.take(record)
+        if kind == "note" and record["note"] == LocalCheckpoint.NOTE:
+            self._local_checkpoint(totals, record.get("fields") or {}, at)
+        elif kind == "start":
             said = record["arguments"]
             self.arguments |= {
                 key: said[key] for key in _ARGUMENTS if positive(said.get(key)) or isinstance(said.get(key), str | bool)
@@ -304,8 +311,16 @@ class RunState:
                 self.faults[-1] = fault
             self.fault_counts[fault["fault"]] = self.fault_counts.get(fault["fault"], 0) + 1
 
+    def _local_checkpoint(self, totals: AttemptTotals, fields: Record, at: float | None) -> None:
+        """The run may resume from it, too."""
+        waited, step = fields.get("waited_seconds"), fields.get("step")
+        totals.take_pause("checkpoint", waited if isinstance(waited, int | float) else None, at)
+        if isinstance(step, int):
+            self.saved_steps = [*self.saved_steps[1 - SAVED_STEPS :], step]
+            totals.mark(step)
+
     def _checkpoint(self, totals: AttemptTotals, record: Record, at: float | None, now: float) -> None:
-        totals.take_pause("checkpoint", record.get("seconds"), None if record.get("begun") else at)
+        totals.take_pause("checkpoint", record.get("waited_seconds", record.get("seconds")), None if record.get("begun") else at)
         if record.get("begun"):
             self.saving = at if at is not None else now
             return

@@ -15,6 +15,7 @@ from lt_monitor.runs import scores, speed
 from lt_monitor.runs.advice import advice
 from lt_monitor.runs.attempts import Attempt, Run
 from lt_monitor.runs.failure_causes import NAN_STEPS, SCHEDULER_FAULTS, root_cause, suspect_ranks
+from lt_monitor.runs.fault_costs import FaultCosts
 from lt_monitor.runs.metrics import source_columns
 from lt_monitor.runs.silence import Silence
 from lt_monitor.runs.speed import Known, Sizes, positive
@@ -36,8 +37,10 @@ class Summary:
     the mean over the tenth before. Speeds are medians over the last RECENT_STEPS logged steps, `memory_bytes` is the most of
     these. `validation_losses` has the newest loss of each of several validation sets, `source_losses` that of each dataset of a
     blend. `scores` has the newest value of each benchmark and its step. `skipped_steps` and `nan_steps` are sums over the run.
-    `fault` is the fault that `main_fault` chooses, `ended` how the last attempt did (`ending`). `silent`: it has written nothing
-    for long and is not over, so it is probably dead. Such a run has no time left, nor has one that ended early.
+    `lost_seconds` are those of the `lost_steps` at the present speed; `checkpoints` and `recovery_seconds` are means of what
+    lt-train says that these cost. `fault` is the fault that `main_fault` chooses, `ended` how the last attempt did (`ending`).
+    `silent`: it has written nothing for long and is not over, so it is probably dead. Such a run has no time left, nor has one
+    that ended early.
     """
 
     run: str
@@ -63,6 +66,10 @@ class Summary:
     eta_seconds: float | None
     restarts: int
     lost_steps: int
+    lost_seconds: float | None
+    recoveries: int
+    recovery_seconds: float | None
+    checkpoints: dict[str, dict[str, float]]
     checkpoint_step: int | None
     checkpoint_path: str | None
     skipped_steps: int
@@ -102,6 +109,7 @@ def summarize(run: Run, known: Known | None = None, now: float | None = None) ->
     seconds = median(speed.step_seconds(recent))
     checkpoint = next(iter(reversed(run.checkpoints)), None)
     faults = run.of_kind("fault")
+    costs = FaultCosts.of(event for attempt in run.attempts for event in attempt.events)
     ended = ending(run.attempts[-1])
     silence = Silence.of(run)
     is_over = ended is not None or (total_steps is not None and step is not None and step >= total_steps)
@@ -130,6 +138,10 @@ def summarize(run: Run, known: Known | None = None, now: float | None = None) ->
         eta_seconds=_eta_seconds(step, total_steps, seconds, is_running=ended is None and not is_silent),
         restarts=run.restarts,
         lost_steps=run.lost_steps,
+        lost_seconds=None if seconds is None else round(run.lost_steps * seconds, 3),
+        recoveries=costs.recoveries,
+        recovery_seconds=costs.mean_recovery_seconds,
+        checkpoints=costs.per_checkpoint(),
         checkpoint_step=checkpoint["step"] if checkpoint else None,
         checkpoint_path=checkpoint.get("path") if checkpoint else None,
         skipped_steps=_total(steps.column("skipped_steps")),

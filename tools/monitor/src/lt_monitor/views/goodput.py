@@ -14,6 +14,7 @@ from lt_monitor.events.escaping import counted, printable
 from lt_monitor.logs import log_files
 from lt_monitor.logs.plausible_times import PlausibleTimes
 from lt_monitor.runs import time_accounting
+from lt_monitor.runs.fault_costs import FaultCosts
 from lt_monitor.runs.run_loader import Job, checkpoint_directory, jobs_of_one_run
 from lt_monitor.runs.run_state import RunState, positive, state_of
 from lt_monitor.runs.time_accounting import Account
@@ -31,6 +32,7 @@ class Goodput:
     gpus: int | None
     cost: float | None
     lost_cost: float | None
+    costs: FaultCosts
 
     def to_record(self) -> dict[str, Any]:
         """One JSON object: seconds rounded to milliseconds, causes with none of them left out."""
@@ -45,6 +47,9 @@ class Goodput:
             "lost_seconds": {cause: round(seconds, 3) for cause, seconds in account.lost_seconds.items() if seconds >= 0.001},
             "lost_steps": account.lost_steps,
             "restarts": account.restarts,
+            "checkpoints": self.costs.per_checkpoint(),
+            "recoveries": self.costs.recoveries,
+            "recovery_seconds": self.costs.mean_recovery_seconds,
             "has_times": account.has_times,
             "gpus": self.gpus,
             "cost": self.cost,
@@ -96,7 +101,21 @@ def _goodput(group: Sequence[RunState], price: float | None, gpus: int | None) -
         lost_cost = round((account.allocated_seconds - account.productive_seconds) / 3600 * gpus * price, 2)
     elif price is not None:
         warn(f"{printable(group[0].run)}: the log does not show the number of GPUs; set it with --gpus")
-    return Goodput(group[0].run, account, gpus, cost, lost_cost)
+    costs = FaultCosts.joined(run.costs for run in group)
+    return Goodput(group[0].run, account, gpus, cost, lost_cost, costs)
+
+
+def _cost_lines(costs: FaultCosts) -> list[str]:
+    """What a checkpoint and a failure cost on average, in words."""
+    lines = [
+        f"{counted(int(mean['count']), f'{store} checkpoint')}: stall {mean['stall_seconds']:.3g} s,"
+        f" complete after {mean['write_seconds']:.3g} s"
+        for store, mean in costs.per_checkpoint().items()
+    ]
+    if costs.mean_recovery_seconds is not None:
+        count = "1 recovery" if costs.recoveries == 1 else f"{costs.recoveries:,} recoveries"
+        lines.append(f"{count}: {costs.mean_recovery_seconds:.3g} s each")
+    return lines
 
 
 def table(found: Sequence[Goodput]) -> str:
@@ -115,6 +134,7 @@ def _block(one: Goodput) -> str:
     if account.lost_seconds["queue"] >= 0.5:
         lines.append(f"  {'queue':<12} {duration(account.lost_seconds['queue']):>9}")
     lines.append(f"  {counted(account.restarts, 'restart')}, {counted(account.lost_steps, 'step')} repeated")
+    lines += [f"  {line}" for line in _cost_lines(one.costs)]
     if one.cost is not None:
         lines.append(f"  cost {one.cost:,.2f} for {one.gpus} GPUs, of which {one.lost_cost:,.2f} were lost")
     if not account.has_times:

@@ -14,11 +14,13 @@ from lt_shared.run_log import GIB
 COLUMNS = 4
 NAME_CHARACTERS = 60
 SCORES = "scores"
-# Rows of runs that have several of them.
+# Rows that are there when a run of the table has such.
 OF_SEVERAL: dict[str, Callable[[Summary], Any]] = {
     "phase": lambda summary: summary.phase,
     "loss by source": lambda summary: summary.source_losses,
     "validation sets": lambda summary: summary.validation_losses,
+    "saving": lambda summary: summary.checkpoints,
+    "recovery": lambda summary: summary.recoveries,
 }
 
 Cell = Callable[[Summary], str]
@@ -157,6 +159,20 @@ def _checkpoint(summary: Summary) -> str:
     return f"step {summary.checkpoint_step:,}" + (f" in {printable(summary.checkpoint_path)}" if summary.checkpoint_path else "")
 
 
+def _saving(summary: Summary) -> str:
+    shown = (
+        f"{mean['count']:,} {store}, stall {mean['stall_seconds']:.3g} s of {mean['write_seconds']:.3g} s"
+        for store, mean in summary.checkpoints.items()
+    )
+    return "; ".join(shown) or "-"
+
+
+def _recovery(summary: Summary) -> str:
+    if summary.recovery_seconds is None:
+        return "-"
+    return f"{duration(summary.recovery_seconds)} a failure, {summary.recoveries:,} so far"
+
+
 def _fault(summary: Summary) -> str:
     if summary.fault is None:
         return "-"
@@ -199,6 +215,8 @@ ROWS: dict[str, Cell] = {
     "time left": _eta,
     "restarts": _restarts,
     "checkpoint": _checkpoint,
+    "saving": _saving,
+    "recovery": _recovery,
     "skipped steps": lambda summary: f"{summary.skipped_steps:,}",
     "nan steps": lambda summary: f"{summary.nan_steps:,}",
     "fault": _fault,

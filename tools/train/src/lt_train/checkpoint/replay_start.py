@@ -132,7 +132,7 @@ def _silent(config: RunConfig, run: str, last: int, checkpoint: str | None) -> R
     """The configuration that ends after `last`, and writes nothing."""
     settings: Checkpointing = config.checkpointing
     cache = os.path.join(run, "data-cache")
-    changes: dict[str, Any] = {"save": None, "async_save": False, "keep_last": None, "keep_every": None}
+    changes: dict[str, Any] = {"save": None, "async_save": False, "save_local": None, "keep_last": None, "keep_every": None}
     changes |= {"exit_interval": last, "exit_duration_minutes": None, "start": checkpoint, "continues": checkpoint is not None}
     changes |= {"load": None} if checkpoint else {}
     reporting = dataclasses.replace(

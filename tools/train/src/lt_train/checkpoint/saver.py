@@ -21,7 +21,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -91,17 +91,29 @@ class Saver:
         self._last: Path | None = None
         self._is_final = True
         self._retry_at: int | None = None
-        if config.checkpointing.directory is None:
-            return
-        self.run = Path(config.checkpointing.directory)
+        # Whoever writes checkpoints elsewhere must have written them before one of this saver begins.
+        self.before_saving: Callable[[], None] = lambda: None
+        if config.checkpointing.directory is not None:
+            self._open(config.checkpointing.directory)
+
+    def _open(self, directory: str) -> None:
+        config = self.config
+        self.run = Path(directory)
         if config.checkpointing.is_remote:
             remote_run.make_spool(self.run)
         self.url = config.checkpointing.save if config.checkpointing.is_remote else None
         self.is_publisher = torch.distributed.get_rank() == 0
+        # Whether this rank's node has a directory of its own for its shards.
+        self._makes_directory = self.is_publisher or self.url is not None
         self.datasets = dataset_versions.versions(config.data.datasets) if self.is_publisher else {}
         self._suffix = f".partial-{agreement.from_first_rank(secrets.token_hex(4))}"
-        if self.is_publisher or self.url:
+        if self._makes_directory:
             run_files.delete_abandoned(self.run)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a checkpoint is not complete yet; the same on all ranks."""
+        return self._saves is not None
 
     def save(self, loss: float | None, is_final: bool = True) -> None:
         """Save the present state; with --async-save return as soon as it is staged. `loss` is that of the last step.
@@ -112,12 +124,13 @@ class Saver:
         if not self.config.checkpointing.save:
             return
         self.finish()
+        self.before_saving()
         if self._saved == self.state.iteration or not self._has_room(is_final):
             return
         self._is_final = is_final
         target = checkpoint_layout.iteration_directory(self.run, self.state.iteration)
         partial = self.run / f".{target.name}{self._suffix}"
-        if self.is_publisher or self.url:
+        if self._makes_directory:
             partial.mkdir(parents=True, exist_ok=True)
         torch.distributed.barrier()
         started = time.monotonic()
@@ -205,7 +218,7 @@ class Saver:
         lacks_room = save.writer.lacks_room()
         worst = agreement.largest(1 if lacks_room else 2 if error is not None else 0, self.where)
         if worst == 1:
-            if self.is_publisher or self.url:
+            if self._makes_directory:
                 shutil.rmtree(save.partial, ignore_errors=True)
             self._postpone(save.record.iteration, "the disk became full while it was written", self._is_final)
             return False
@@ -224,9 +237,7 @@ class Saver:
         target = checkpoint_layout.iteration_directory(self.run, iteration)
         path = f"{self.url}/{target.name}" if self.url else str(target.absolute())
         if self.is_publisher:
-            shards = shard_checksums.sizes()
-            save.record.write(save.partial, shards)
-            shard_checksums.write(save.partial)
+            shards = complete_files(save)
         if self.url:
             if self.is_publisher:
                 remote_run.publish(save.partial, path, iteration, shards)
@@ -264,17 +275,24 @@ class Saver:
                 raise Echo(str(error)) from error
             free_bytes = shutil.disk_usage(self.run).free
             shutil.rmtree(partial, ignore_errors=True)
-            reason = _reason(error)
             raise IoFailure(
-                f"{self.run}: iteration {iteration} not saved, {free_bytes / 1e6:,.0f} MB are free there: {reason}",
+                f"{self.run}: iteration {iteration} not saved, {free_bytes / 1e6:,.0f} MB are free there: {reason(error)}",
                 "make room and run the same command again: it continues from the checkpoint before",
             ) from error
 
 
-def _reason(error: BaseException) -> str:
+def complete_files(save: Save) -> dict[str, int]:
+    """Add `run.json` and `checksums.json`, by the first rank; returns the sizes of all shards."""
+    shards = shard_checksums.sizes()
+    save.record.write(save.partial, shards)
+    shard_checksums.write(save.partial)
+    return shards
+
+
+def reason(error: BaseException) -> str:
     if isinstance(error, CheckpointException) and error.failures:
         rank, (cause, _) = min(error.failures.items())
-        return f"rank {rank}: {_reason(cause)}"
+        return f"rank {rank}: {reason(cause)}"
     lines = str(error).strip().splitlines()
     return lines[-1].removeprefix("Worker failure: ") if lines else type(error).__name__
 

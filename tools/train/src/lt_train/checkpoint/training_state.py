@@ -5,6 +5,7 @@ and with or without the distributed optimizer. Megatron-LM's own loader finds ev
 """
 
 import argparse
+import contextlib
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -162,13 +163,15 @@ def record(
     )
 
 
-def load(directory: Path, config: RunConfig, state: TrainingState) -> None:
-    """Restore `state` in place.
+def load(
+    directory: Path, config: RunConfig, state: TrainingState, supplied: contextlib.AbstractContextManager[None] | None = None
+) -> None:
+    """Restore `state` in place; `supplied` brings the files that are read, where they are not all there.
 
     From a `release` checkpoint, or with --finetune, only the weights: training starts at iteration 0 with them. Raises BadData
     when the checkpoint does not fit the model.
     """
-    with known_objects_only(directory, config.checkpointing.verify):
+    with known_objects_only(directory, config.checkpointing.verify), supplied or contextlib.nullcontext():
         _load(directory, config, state)
 
 

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lt_shared import checkpoint_layout, local_files, manifest, ownership, storage, tokenizer_files
-from lt_shared.checksums import FileChecksums
 from lt_shared.console import BadConfig, CannotCreate, ExitCode, ToolError, TryAgain, note, warn
-from lt_train.checkpoint import pickle_allowlist, remote_run, resume
+from lt_train.checkpoint import remote_run, resume, starting_point
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.data import check_datasets
 from lt_train.data import remote_datasets
@@ -39,7 +38,7 @@ def prepare(config: RunConfig, is_first: bool = True) -> RunConfig:
             ownership.check_link(start)
         resume.check_compatible(config, start)
         if is_first and not storage.is_remote(start):
-            _check_files(config, Path(start))
+            starting_point.check_files(config, Path(start))
     return config
 
 
@@ -61,7 +60,7 @@ def launch(config: RunConfig) -> int:
             _report_finished(config)
         return ExitCode.OK
     check_runner.at_start(config)
-    config = _fetch_start(remote_datasets.fetch(config))
+    config = starting_point.fetched(remote_datasets.fetch(config))
     if rank_env is not None:
         return _become(config, rank_env)
     if not is_first:
@@ -84,7 +83,7 @@ def _run_again(config: RunConfig, is_first: bool) -> int:
                 while code == restart_policy.NEXT_PHASE:
                     # Another node may not see the newest checkpoint yet; rank 0 tells which one it is.
                     reached = config.schedule.end_of_form(config.batches, resume.steps_done(config))
-                    config = _fetch_start(prepare(config, is_first).at_step(reached))
+                    config = starting_point.fetched(prepare(config, is_first).at_step(reached))
                     code = _run_ranks(ranks, config, is_first)
             except rank_processes.RankKilled as error:
                 if not left:
@@ -93,7 +92,7 @@ def _run_again(config: RunConfig, is_first: bool) -> int:
                 code = error.exit_code
             if not left or not restart_policy.starts_ranks_again(code):
                 break
-            config = _fetch_start(prepare(config))
+            config = starting_point.fetched(prepare(config))
             note(f"starting the ranks again, {left - 1} more time(s) after this")
     return _exit_code_of_node(code)
 
@@ -124,29 +123,6 @@ def _exit_code_of_node(code: int) -> int:
     if code == ExitCode.NO_PROGRESS and not (node and node.launcher == "srun"):
         return ExitCode.TRY_AGAIN
     return code
-
-
-def _fetch_start(config: RunConfig) -> RunConfig:
-    """The configuration with a local copy instead of a remote checkpoint to start from."""
-    settings = config.checkpointing
-    if settings.start is None or not storage.is_remote(settings.start):
-        return config
-    copy = remote_run.fetch(settings.start)
-    _check_files(config, copy)
-    return config.starting_at(str(copy), settings.continues)
-
-
-def _check_files(config: RunConfig, directory: Path) -> None:
-    """Raises BadData for a checkpoint that names what none needs, or whose small files are not as they were written."""
-    recorded = FileChecksums.read(directory) if config.checkpointing.verify else None
-    for name in recorded.ranges if recorded else ():
-        # Of the shards, each rank checks what it reads.
-        if recorded and not name.endswith(".distcp"):
-            recorded.check_file(directory, name)
-    configuration = directory / checkpoint_layout.CONFIGURATION
-    if configuration.is_file():
-        checkpoint_layout.check_configuration(storage.read_bytes(configuration), str(configuration))
-    pickle_allowlist.check(directory)
 
 
 def _describe(config: RunConfig) -> None:

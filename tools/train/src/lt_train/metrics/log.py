@@ -19,6 +19,7 @@ from typing import IO, Any, Self
 
 from lt_shared import manifest, run_log
 from lt_shared.console import Progress, Verbosity, verbosity, warn
+from lt_shared.recovery_notes import LocalCheckpoint, Recovery
 from lt_shared.run_log import Evaluation, Step
 from lt_shared.sample_order import sample_losses
 from lt_shared.sample_order.log_notes import PhaseBegins, Skipped
@@ -120,14 +121,27 @@ class Log:
     def phase(self, begins: PhaseBegins) -> None:
         """From here on the step records have its name, too."""
         self._phase = begins.name
-        self.line(begins.format())
-        fields = dataclasses.asdict(begins)
-        self._metric({"kind": "note", "note": PhaseBegins.NOTE, "message": begins.format().strip(), "fields": fields})
+        self._note(begins)
 
     def skipped(self, skipped: Skipped) -> None:
-        self.line(skipped.format())
-        fields = dataclasses.asdict(skipped)
-        self._metric({"kind": "note", "note": Skipped.NOTE, "message": skipped.format().strip(), "fields": fields})
+        self._note(skipped)
+
+    def local_checkpoint(self, saved: LocalCheckpoint) -> None:
+        self._note(saved, datetime.datetime.now(), [f"local checkpoint of step {saved.step}"])
+
+    def recovery(self, recovery: Recovery) -> None:
+        """The first step after a failure is done."""
+        self._note(recovery, datetime.datetime.now())
+
+    def _note(
+        self,
+        note: PhaseBegins | Skipped | LocalCheckpoint | Recovery,
+        time: datetime.datetime | None = None,
+        brief: Sequence[str] | None = None,
+    ) -> None:
+        self.line(note.format() if time is None else note.format(time), brief)  # type: ignore[call-arg]
+        message, fields = note.format().strip(), dataclasses.asdict(note)
+        self._metric({"kind": "note", "note": note.NOTE, "message": message, "fields": fields})
 
     def sample_losses(self, step: int, first_sample: int, losses: Sequence[float]) -> None:
         """The losses of a step's samples, which are those of the run from number `first_sample` on."""
@@ -154,17 +168,20 @@ class Log:
 
     def checkpoint_postponed(self, iteration: int, retry: int, reason: str) -> None:
         """There was no room for the checkpoint of `iteration`; training continues, and tries again after `retry` steps."""
+        text = run_log.format_checkpoint_postponed(iteration, retry, reason)
+        self.warning(text)
+        kind = {"kind": "fault", "fault": "disk-full", "cause": "unknown", "severity": "warning"}
+        self._metric(kind | {"message": text, "step": iteration})
+
+    def warning(self, text: str) -> None:
         if not self.active:
             return
-        text = run_log.format_checkpoint_postponed(iteration, retry, reason)
         for file in self._files:
             file.write(f"  warning: {text}\n")
         if self._progress:
             self._progress.print(f"lt-train: warning: {text}")
         else:
             warn(text)
-        kind = {"kind": "fault", "fault": "disk-full", "cause": "unknown", "severity": "warning"}
-        self._metric(kind | {"message": text, "step": iteration})
 
     def end(self) -> None:
         """The run has done all its steps."""

@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from lt_train.config.cluster import GIB, Cluster
 from lt_train.config.run_config import RunConfig
-from lt_train.planner import memory_estimate, search
+from lt_train.planner import checkpoint_size, memory_estimate, search
 from lt_train.planner.memory_estimate import Estimate
 
 
@@ -21,7 +21,15 @@ def table(config: RunConfig, cluster: Cluster, is_finished: bool) -> str:
         "start": "is finished" if is_finished else saving.start or "from the beginning",
         "save": f"{saving.save}, every {saving.save_interval:,} steps" if saving.save else "nothing: there is no --save",
     }
+    if saving.save_local:
+        rows["local"] = _local(config, saving.save_local, cluster.nodes)
     return aligned(rows.items())
+
+
+def _local(config: RunConfig, directory: str, nodes: int) -> str:
+    """The bound of a node's disk: the newest set, and the next while it is written."""
+    needed = 2 * checkpoint_size.local_set_bytes(config, nodes) / GIB
+    return f"{directory}, every {config.checkpointing.save_local_interval:,} steps: at most {needed:.2f} GiB on a node's disk"
 
 
 def model_row(config: RunConfig) -> str:

@@ -12,7 +12,7 @@ from lt_shared import storage
 from lt_shared.console import UsageError
 from lt_train.render.job_spec import Job
 
-OPTIONS = ("save", "tensorboard_dir", "load", "data_cache_path")
+OPTIONS = ("save", "save_local", "tensorboard_dir", "load", "data_cache_path")
 
 
 def check(job: Job, directories: Sequence[str], mounted: str) -> None:

@@ -46,6 +46,20 @@ def of_all_ranks(value: Any) -> list[Any]:
     return found
 
 
+def gathered(value: Any, where: torch.device) -> list[Any]:
+    """As `of_all_ranks`, after a collective: when a rank has died that fails, while the store would go on waiting for it."""
+    largest(0, where)
+    return of_all_ranks(value)
+
+
+def first_problem(problem: str | None, where: torch.device) -> str | None:
+    """The problem of the first rank that has one. All ranks call it."""
+    if not largest(problem is not None, where):
+        return None
+    found: str | None = next(filter(None, of_all_ranks(problem)), None)
+    return found
+
+
 def largest(value: int, where: torch.device) -> int:
     """The largest of the ranks' values, the same on all. Every rank must call it, in the same order of collectives."""
     return asked([value], where)()[0]

@@ -10,11 +10,13 @@ import dataclasses
 import hashlib
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 from lt_shared import checkpoint_layout
 from lt_shared.console import BadConfig
+from lt_shared.recovery_notes import Recovery
 from lt_train.config.run_config import RunConfig
 from lt_train.runtime import run_files
 
@@ -24,17 +26,27 @@ LIMIT = 3
 
 
 class Attempt:
-    """The present attempt, in rank 0 of a run that saves."""
+    """The present attempt, in rank 0 of a run that saves. `interrupted` are the last step before a failure that it recovers from,
+    and its time; None when the attempt before ended in order.
+    """
 
     def __init__(self, run: Path, config: RunConfig, start: int):
         self._file = run / FILE
-        record = {"v": 1, "start": start, "plan": fingerprint(config), "before": _read_step(run)}
+        self.start, self.interrupted = start, _interrupted(run)
+        record = {"v": 1, "start": start, "plan": fingerprint(config), "before": _read_step(run), "interrupted": self.interrupted}
         self._append(record)
         self._step = run_files.descriptor(run / STEP_FILE, os.O_RDWR)
         self.reached(start)
 
     def reached(self, iteration: int) -> None:
         os.pwrite(self._step, iteration.to_bytes(8, "little"), 0)
+
+    def recovered(self, iteration: int) -> Recovery | None:
+        """What it took to come to `iteration`, the first step after a failure; None without one, and when it was told before."""
+        if self.interrupted is None:
+            return None
+        (step, time_then), self.interrupted = self.interrupted, None
+        return Recovery(max(0.0, time.time() - time_then), step, iteration, max(0, step - self.start))
 
     def end(self, iteration: int) -> None:
         """The attempt ends in order: at the last step, or at one that was saved."""
@@ -47,6 +59,18 @@ class Attempt:
     def _append(self, record: dict[str, Any]) -> None:
         with run_files.appended(self._file) as file:
             file.write(json.dumps(record) + "\n")
+
+
+def _interrupted(run: Path) -> tuple[int, float] | None:
+    """The step of the attempt before, when that failed, and the time of it; where it had none, those of the failure before."""
+    lines = _lines(run)
+    if not lines or "end" in lines[-1]:
+        return None
+    step, before = _read_step(run), lines[-1].get("interrupted")
+    if isinstance(before, list) and len(before) == 2 and step <= lines[-1].get("start", 0):
+        return int(before[0]), float(before[1])
+    file = run / STEP_FILE
+    return (step, file.stat().st_mtime) if file.is_file() else None
 
 
 def attempts(config: RunConfig) -> int:
@@ -87,19 +111,23 @@ def check(config: RunConfig) -> None:
 
 def _failed(run: Path, config: str) -> list[tuple[int, int]]:
     """(start, last step) of the attempts since the last that ended in order or had another configuration, none of which did."""
-    try:
-        lines = [json.loads(line) for line in run_files.content(run / FILE).splitlines()]
-    except (FileNotFoundError, ValueError, RecursionError):
-        return []
     found: list[tuple[int, int]] = []
     reached = _read_step(run)
-    for line in reversed(lines):
+    for line in reversed(_lines(run)):
         # What is no line of an attempt says nothing of one.
-        if not isinstance(line, dict) or "end" in line or line.get("plan") != config or not {"start", "before"} <= line.keys():
+        if "end" in line or line.get("plan") != config or not {"start", "before"} <= line.keys():
             break
         found.insert(0, (line["start"], reached))
         reached = line["before"]
     return found
+
+
+def _lines(run: Path) -> list[dict[str, Any]]:
+    try:
+        found = [json.loads(line) for line in run_files.content(run / FILE).splitlines()]
+    except (FileNotFoundError, ValueError, RecursionError):
+        return []
+    return [line if isinstance(line, dict) else {} for line in found]
 
 
 def _read_step(run: Path) -> int:

@@ -4,6 +4,7 @@ Every rank builds its share of the model, reads its own samples, and runs the sa
 checkpoints.
 """
 
+import contextlib
 import dataclasses
 import datetime
 import math
@@ -19,7 +20,9 @@ from lt_shared.console import ExitCode, TryAgain
 from lt_shared.run_log import CheckpointLoaded, Evaluation, Step
 from lt_shared.sample_order.log_notes import PhaseBegins, Skipped
 from lt_shared.sample_order.samples import Samples
-from lt_train.checkpoint import remote_run, training_state
+from lt_train.checkpoint import remote_run, starting_point, training_state
+from lt_train.checkpoint.local.copies import LocalCopies
+from lt_train.checkpoint.local.local_saver import LocalSaver
 from lt_train.checkpoint.saver import Saver
 from lt_train.checkpoint.training_state import TrainingState, Unlogged
 from lt_train.config import megatron_arguments, optional_packages
@@ -57,6 +60,14 @@ def train(config: RunConfig, rank_environment: RankEnvironment, where: torch.dev
     """
     process_groups.form(config, rank_environment, where)
     is_first = rank_environment.rank == 0
+    # Nodes may see a shared filesystem at different moments.
+    start, continues = agreement.from_first_rank([config.checkpointing.start, config.checkpointing.continues])
+    if start is not None:
+        config = config.starting_at(start, continues)
+    copies = LocalCopies(config, where) if config.checkpointing.save_local else None
+    if copies:
+        config = starting_point.fetched(copies.starting(config), ranks_decide=False)
+        start = config.checkpointing.start
     # The trials draw random numbers: before the seeding.
     chosen = kernel_trials.chosen(config, where, is_first)
     model_parallel_cuda_manual_seed(config.seed)
@@ -70,15 +81,15 @@ def train(config: RunConfig, rank_environment: RankEnvironment, where: torch.dev
         log.line("  versions: " + ", ".join(f"{package} {version}" for package, version in versions.items()), ())
         chunks = build_gpt.build(config, chosen, where)
         state = TrainingState(chunks, *optimizer.build(config, chosen, chunks))
-        # Nodes may see a shared filesystem at different moments.
-        start = agreement.from_first_rank(config.checkpointing.start)
         if start is not None:
-            training_state.load(Path(start), config, state)
+            training_state.load(Path(start), config, state, copies.supplied() if copies else None)
             log.line(CheckpointLoaded(state.iteration, str(Path(start).parent), _now()).format())
             torch.distributed.barrier()
             remote_run.forget(Path(start))
+        if copies:
+            copies.forget_others()
         optimizer.create_state(state.optimizer)
-        loop = Loop(config, chosen, state, log, where, rank_environment)
+        loop = Loop(config, chosen, state, log, where, rank_environment, copies)
         if is_first and config.checkpointing.directory:
             order_record.write(config, state.consumed_samples, state.iteration, loop.saver.datasets)
         log.begin(state.iteration, arguments)
@@ -112,6 +123,7 @@ class Loop:
         log: Log,
         where: torch.device,
         rank_environment: RankEnvironment,
+        copies: LocalCopies | None,
     ):
         self.config = config
         self.state = state
@@ -126,6 +138,8 @@ class Loop:
             self.data = dataclasses.replace(self.data, validation={}, test=None)
         self.arrivals = Arrivals(config, self.data.training, self.data.streams, rank_environment.rank)
         self.saver = Saver(config, chosen, state, where, log, self.arrivals)
+        self.copies = copies
+        self.local_saver = LocalSaver(self.saver, copies) if copies else None
         self.speedometer = Speedometer(config, device.name(where))
         self.clock = Clock()
         self.timers = timers.attach(config, state)
@@ -149,8 +163,10 @@ class Loop:
         batches = clock.reading(planned)
         self.waiting = Waiting(self.arrivals, self.limits, self.log, self.watchdog, self.where)
         clock.start()
-        with self.saver, self.watchdog:
+        with self.saver, self.local_saver or contextlib.nullcontext(), self.watchdog:
             stop = self._steps(batches, profiler, stop)
+        if self.copies and not stop:
+            self.copies.delete()
         if self.attempt:
             self.attempt.end(state.iteration)
         if stop == Reason.NO_DATA and self.arrivals.failure:
@@ -204,6 +220,8 @@ class Loop:
         self.watchdog.beat(state.iteration)
         if self.attempt:
             self.attempt.reached(state.iteration)
+            if recovery := self.attempt.recovered(state.iteration):
+                self.log.recovery(recovery)
         self.log.advance()
         state.unlogged.add(result.loss, result.updated, result.source_sums)
         if result.left_out:
@@ -235,6 +253,8 @@ class Loop:
             device.release(self.where)
             self.saver.save(result.loss, is_final=is_final)
             self.saved = self.state.iteration
+        elif self.local_saver:
+            self.local_saver.after_step(result.loss)
 
     def _save_before_end(self) -> None:
         """Of a run that ends while it waits: the steps since the last checkpoint."""

@@ -21,6 +21,16 @@ OPTIONS = console.section(
     click.option("--load", help="Start from this run or checkpoint when SAVE has none."),
     click.option("--save-interval", type=POSITIVE, default=1000, help="Steps between checkpoints; the last step always has one."),
     click.option("--async-save", is_flag=True, help="Write checkpoints while training continues."),
+    click.option(
+        "--save-local", "--non-persistent-local-ckpt-dir", help="Directory on each node's own disk for copies of its shards."
+    ),
+    click.option(
+        "--save-local-interval",
+        "--non-persistent-save-interval",
+        type=POSITIVE,
+        default=100,
+        help="Steps between copies in SAVE_LOCAL; the next node keeps a second one.",
+    ),
     click.option("--keep-last", type=POSITIVE, help="Checkpoints to keep; older ones are deleted. By default all."),
     click.option("--keep-every", type=POSITIVE, help="With --keep-last: also keep those whose step is a multiple of this."),
     click.option("--finetune", is_flag=True, help="Take the weights alone from --load and start at step 0."),
@@ -41,7 +51,8 @@ OPTIONS = console.section(
 
 @dataclasses.dataclass(frozen=True)
 class Checkpointing:
-    """`save` and `load` are directories or URLs. `keep_last` None keeps all checkpoints.
+    """`save` and `load` are directories or URLs. `keep_last` None keeps all checkpoints. `save_local` is a directory that each
+    node has for itself.
 
     `start` is the checkpoint directory to start from, found after the plan was resolved; None is the beginning. `continues` says
     that it is one of the run's own: then all of it is restored, else what `finetune`, `no_load_optim` and `no_load_rng` leave.
@@ -51,6 +62,8 @@ class Checkpointing:
     load: str | None
     save_interval: int
     async_save: bool
+    save_local: str | None
+    save_local_interval: int
     keep_last: int | None
     keep_every: int | None
     finetune: bool
@@ -86,14 +99,16 @@ def spool(url: str) -> str:
 
 def resolve_checkpointing(options: dict[str, Any]) -> Checkpointing:
     """Raises UsageError for an empty path, as of an unset variable of the shell."""
-    for name in ("save", "load"):
+    for name in ("save", "load", "save_local"):
         if options[name] == "":
-            raise UsageError(f"--{name} is empty", "name a directory")
+            raise UsageError(f"--{name.replace('_', '-')} is empty", "name a directory")
     return Checkpointing(
         save=options["save"],
         load=options["load"],
         save_interval=options["save_interval"],
         async_save=options["async_save"],
+        save_local=options["save_local"],
+        save_local_interval=options["save_local_interval"],
         keep_last=options["keep_last"],
         keep_every=options["keep_every"],
         finetune=options["finetune"],
@@ -124,10 +139,16 @@ def check(settings: Checkpointing) -> Iterator[ToolError]:
     for name, value in (("--finetune", settings.finetune), ("--no-load-optim", settings.no_load_optim)):
         if value and not settings.load:
             yield BadConfig(f"{name} says what to take from --load, which is not given", f"add --load, or drop {name}")
-    for name, asked in (("--async-save", settings.async_save), ("--keep-last", settings.keep_last is not None)):
+    with_save = {"--async-save": settings.async_save, "--keep-last": settings.keep_last, "--save-local": settings.save_local}
+    for name, asked in with_save.items():
         if asked and not settings.save:
             yield BadConfig(f"{name} without --save: nothing will be saved", "add --save DIRECTORY")
-    for name, path in (("--save", settings.save), ("--load", settings.load)):
+    if settings.save_local and settings.no_save_optim:
+        yield BadConfig("--save-local with --no-save-optim: the run could not resume", "drop one of them")
+    if settings.save_local and storage.is_remote(settings.save_local):
+        yield BadConfig(f"--save-local {settings.save_local}: is no directory of a node", "name one, such as /local_nvme/copies")
+    places = {"--save": settings.save, "--load": settings.load, "--save-local": settings.save_local}
+    for name, path in places.items():
         if path and path.startswith("file:"):
             yield BadConfig(f"{name} {path}: the URL of a local directory", "name the directory itself")
         if path and path.startswith("memory:"):

@@ -11,7 +11,7 @@ from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import TIME, Field, Value, decimal
 from lt_monitor.logs.formats import StepLine, fault, note
 from lt_monitor.logs.lines import Line
-from lt_shared import run_log
+from lt_shared import recovery_notes, run_log
 from lt_shared.sample_order import log_notes
 
 _SAVING = re.compile(run_log.TIMESTAMP + rb"saving checkpoint at iteration {1,16}(?P<step>\d{1,15}) to (?P<path>.{1,4096})")
@@ -48,6 +48,10 @@ _CHECKPOINTS = (
     (run_log.CHECKPOINT_SAVED, "checkpoint", False),
     (_SAVING, "checkpoint", True),
     (run_log.CHECKPOINT_LOADED, "load", False),
+)
+_RECOVERY = (
+    (recovery_notes.LOCAL_CHECKPOINT, recovery_notes.LocalCheckpoint.NOTE),
+    (recovery_notes.RECOVERED, recovery_notes.Recovery.NOTE),
 )
 _CHECKPOINT_WORDS = (b"Saved checkpoint", b"Saved async checkpoint", b"Saving async checkpoint")
 
@@ -263,6 +267,17 @@ def phase(line: Line) -> Record | None:
     numbers = ("step", "seq_length", "global_batch_size")
     fields: Record = {name: int(match[name]) for name in numbers if match[name] is not None}
     return note(line, log_notes.PhaseBegins.NOTE, {**fields, "name": match["name"].decode(errors="replace")})
+
+
+def recovery(line: Line) -> Record | None:
+    """A checkpoint on the nodes' own disks, lt-train's or Megatron's, and lt-train's first step after a failure."""
+    for pattern, name in _RECOVERY:
+        if (match := pattern.search(line.text)) is not None:
+            told = {key: text for key, text in match.groupdict().items() if key != "time" and text is not None}
+            fields = {key: decimal(text) if key.endswith("seconds") else int(text) for key, text in told.items()}
+            record = note(line, name, fields)
+            return record | {"time": match["time"].decode().replace(" ", "T")} if match["time"] else record
+    return None
 
 
 def anomaly(line: Line) -> Record | None:

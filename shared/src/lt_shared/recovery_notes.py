@@ -1,0 +1,57 @@
+"""What a log says of local checkpoints and of restarts after a failure. lt-train prints it, lt-monitor finds it again.
+
+In metrics.jsonl they are notes. The patterns are as those of `lt_shared.run_log`. The line of a local checkpoint begins as
+Megatron-LM's, which ends after the iteration.
+"""
+
+import dataclasses
+import datetime
+import re
+
+from lt_shared import run_log
+
+LOCAL_CHECKPOINT = re.compile(
+    run_log.TIMESTAMP
+    + rb"successfully saved local checkpoint from iteration {1,16}(?P<step>\d{1,15})"
+    + rb"(?:: training waited (?P<waited_seconds>[\d.]{1,20}) s of (?P<seconds>[\d.]{1,20}) s)?"
+)
+RECOVERED = re.compile(
+    run_log.TIMESTAMP
+    + rb"recovered in (?P<seconds>[\d.]{1,20}) s: iteration (?P<before>\d{1,15}) was the last before the failure, "
+    + rb"(?P<step>\d{1,15}) the first after it, (?P<repeated_steps>\d{1,15}) step\(s\) repeated"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalCheckpoint:
+    """A checkpoint of `step` was complete on the nodes' own disks after `seconds`; training waited for some of them."""
+
+    step: int
+    waited_seconds: float
+    seconds: float
+
+    NOTE = "local-checkpoint"
+
+    def format(self, time: datetime.datetime | None = None) -> str:
+        waited = f"training waited {self.waited_seconds:.2f} s of {self.seconds:.2f} s"
+        return f"  {run_log.stamp(time)}successfully saved local checkpoint from iteration {self.step:7d}: {waited}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Recovery:
+    """`step` was the first after a failure, complete `seconds` after the step `before`, which was the last one before it.
+
+    `repeated_steps` are those up to `before` that the checkpoint did not hold.
+    """
+
+    seconds: float
+    before: int
+    step: int
+    repeated_steps: int
+
+    NOTE = "recovery"
+
+    def format(self, time: datetime.datetime | None = None) -> str:
+        said = f"iteration {self.before} was the last before the failure, {self.step} the first after it"
+        repeated = f"{self.repeated_steps} step(s) repeated"
+        return f"  {run_log.stamp(time)}recovered in {self.seconds:.2f} s: {said}, {repeated}"

@@ -1,0 +1,134 @@
+"""Nodes are lost, with their disks, and the run goes on from the copies that others have, bit for bit.
+
+Two tasks of srun on this machine are the nodes; each has a disk of its own.
+"""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import synthetic
+import torch
+from megatron.core import dist_checkpointing
+from running import Result, faulty, losses, quick_command, run_tasks, train
+
+from lt_shared import checkpoint_layout
+from lt_shared.console import BadConfig
+from lt_train.checkpoint.local import nodes
+from lt_train.checkpoint.object_reader import known_objects_only
+from lt_train.planner import checkpoint_size
+from lt_train.runtime import agreement
+
+OPTIONS = (
+    *("--mock-data", "--model", "tiny", "--num-layers", "2", "--hidden-size", "64", "--ffn-hidden-size", "128"),
+    *("--device", "cpu", "--seq-length", "32", "--global-batch-size", "4", "--micro-batch-size", "2", "--log-interval", "1"),
+    *("--eval-iters", "0", "--train-iters", "12", "--use-distributed-optimizer"),
+)
+# Local checkpoints of 2, 4, 6, 8; those of 5 and 10 are in SAVE.
+SAVING = ("--save-interval", "5", "--save-local-interval", "2")
+KILLED = "1:fsync:iter_0000008:SIGKILL:launcher"
+NEWER = r"the local copies of iteration (\d+) are newer than (\S+)"
+
+
+class Job:
+    """The run in `place`, whose nodes are tasks of srun."""
+
+    def __init__(self, place: Path):
+        self.save = place / "save"
+        self.disks = [place / "disk0", place / "disk1"]
+
+    def run(self, fault: str | None = None, nodes: int = 2) -> list[Result]:
+        shared = {
+            "SLURM_STEP_NUM_TASKS": str(nodes),
+            "SLURM_STEP_TASKS_PER_NODE": f"1(x{nodes})",
+            "SLURM_STEP_ID": "0",
+            "SLURM_STEP_NODELIST": "localhost",
+            "SLURM_JOB_ID": str(os.getpid()),
+            "OMP_NUM_THREADS": "1",
+            **(faulty(fault) if fault else {}),
+        }
+        each = [{"SLURM_PROCID": str(node), "LT_TRAIN_SAVE_LOCAL": str(self.disks[node])} for node in range(nodes)]
+        ranks = ("--ranks", str(2 // nodes))
+        return run_tasks(quick_command(*OPTIONS, *SAVING, *ranks, "--save", str(self.save)), [shared | task for task in each])
+
+    def held(self, node: int) -> list[Path]:
+        """The checkpoints that a node holds."""
+        return sorted(self.disks[node].glob("lt-*/iter_*"))
+
+
+def test_lost_nodes(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    first = job.run(KILLED)
+    assert first[1].code == -9, first
+    assert [[path.name for path in job.held(node)] for node in (0, 1)] == [["iter_0000006"]] * 2
+    assert checkpoint_layout.read_tracker(job.save) == 5
+    shards = [{path.name for path in job.held(node)[0].glob("*.distcp")} for node in (0, 1)]
+    assert shards[0] == shards[1] == {"__0_0.distcp", "__0_1.distcp", "__1_0.distcp", "__1_1.distcp"}
+
+    # A new node takes the place of the second.
+    shutil.rmtree(job.disks[1])
+    second = job.run(KILLED)
+    assert re.findall(NEWER, second[0].err) == [("6", str(job.save / "iter_0000005"))]
+    (node0,), (node1,) = job.held(0), job.held(1)
+    assert "successfully loaded checkpoint" in second[0].err
+
+    # Each has a file that the other lacks, or that is damaged there.
+    damaged = node0 / "__1_0.distcp"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    (node1 / "__0_0.distcp").unlink()
+    third = job.run("0:rename:.iter_0000008:SIGKILL:launcher")
+    assert third[0].code == -9, third
+    assert re.findall(NEWER, third[0].err) == [("6", str(job.save / "iter_0000005"))]
+    assert "a local copy is damaged" in third[0].err
+
+    # What the nodes hold together is a checkpoint.
+    whole = tmp_path / node0.name
+    for node in (0, 1):
+        shutil.copytree(job.held(node)[0], whole, dirs_exist_ok=True)
+    assert checkpoint_layout.damage(whole) is None
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        with known_objects_only(whole):
+            tensors = dist_checkpointing.load_plain_tensors(str(whole))
+    finally:
+        torch.distributed.destroy_process_group()
+    assert any("exp_avg" in name for name in tensors)
+
+    # Both are lost. A disk fails later, and the run does not care.
+    for disk in job.disks:
+        shutil.rmtree(disk)
+    last = job.run("1:fsync:.received:ENOSPC:rank")
+    assert [task.code for task in last] == [0, 0], last
+    assert "the local copies of iteration 6 are on no node any more, or not all of them" in last[0].err
+    assert f"the run continues from {job.save}/iter_0000005, and 1 step(s) are lost" in last[0].err
+    assert re.search(r"no local checkpoint of iteration \d+: .*No space left on device", last[0].err)
+    assert not any(job.held(node) for node in (0, 1))
+    assert train(*OPTIONS, "--ranks", "2", "--save", str(tmp_path / "still")).code == 0
+    assert losses(job.save) == losses(tmp_path / "still")
+    recovered = re.findall(
+        r"recovered in ([\d.]+) s: iteration (\d) was the last before the failure, (\d) the first after", last[0].err
+    )
+    assert [numbers[1:] for numbers in recovered] == [("8", "6")]
+    assert 0 < float(recovered[0][0]) < 600
+
+
+def test_a_directory_that_machines_share_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    monkeypatch.setattr(agreement, "from_first_rank", lambda value: value)
+    monkeypatch.setattr(agreement, "largest", lambda value, where: value)
+    monkeypatch.setattr(agreement, "gathered", lambda value, where: [["n1", [0, 1]], ["n2", [0, 1]]])
+    with pytest.raises(BadConfig, match=r"is the same directory on n1 and n2"):
+        nodes.find(tmp_path / "shared", torch.device("cpu"))
+    assert not list((tmp_path / "shared").iterdir())
+
+
+def test_the_bound_of_a_nodes_disk() -> None:
+    """By hand: of each parameter in bf16 the weight has 2 bytes, which one node may hold alone, and the optimizer's state 12."""
+    config = synthetic.plan("--mock-data", "--ranks", "4", "--bf16", "--use-distributed-optimizer", "--global-batch-size", "32")
+    parameters = config.architecture.parameters(config.padded_vocab_size)
+    assert checkpoint_size.local_set_bytes(config, 4) == parameters * (2 + 2 * 12 // 4)
+    assert checkpoint_size.local_set_bytes(config, 1) == parameters * 14
+    alone = synthetic.plan("--mock-data", "--ranks", "4", "--bf16", "--global-batch-size", "32")
+    assert checkpoint_size.local_set_bytes(alone, 4) == parameters * 14

@@ -1,0 +1,108 @@
+"""What the nodes hold of local checkpoints, and which of them are complete together.
+
+A set is the files of one checkpoint on all nodes. It is told by its iteration and by the digest of its `checksums.json`, which
+has the checksum of every object: nodes whose files are of different attempts hold different sets. `checksums.json` also says
+which files there must be. Before a set counts, every node compares what it holds with these checksums, each rank a part of the
+files: a damaged file counts as missing, and the other copy of it is used.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+
+from lt_shared import checkpoint_layout
+from lt_shared.checksums import FileChecksums
+from lt_shared.console import BadData, ToolError, warn
+from lt_train.checkpoint.local.nodes import Nodes
+from lt_train.runtime import agreement
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalSet:
+    """`files` are the names and sizes in bytes of all its files, `holders` the nodes that hold each."""
+
+    iteration: int
+    digest: str
+    files: dict[str, int]
+    holders: dict[str, list[int]]
+
+    @property
+    def missing(self) -> list[str]:
+        return [name for name in self.files if not self.holders.get(name)]
+
+
+def newest_complete(
+    directory: Path, nodes: Nodes, where: torch.device, later_than: int, earlier_than: int, verify: bool
+) -> LocalSet | None:
+    """The newest complete set of an iteration between the two, the same on all ranks; all call it."""
+    own = _own_sets(directory, later_than, earlier_than) if nodes.is_leader else []
+    told = agreement.gathered(own, where)
+    known = {(iteration, digest) for found in told for iteration, digest in found}
+    for iteration, digest in sorted(known, reverse=True):
+        found = _inspected(checkpoint_layout.iteration_directory(directory, iteration), iteration, digest, nodes, where, verify)
+        if not found.missing:
+            return found
+    return None
+
+
+def digest_of(checkpoint: Path) -> str | None:
+    """What tells the set of a directory from others; None when it has no `checksums.json`."""
+    path = checkpoint / FileChecksums.NAME
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else None
+
+
+def _own_sets(directory: Path, later_than: int, earlier_than: int) -> list[tuple[int, str]]:
+    found = []
+    for checkpoint in checkpoint_layout.checkpoints(directory):
+        iteration, digest = checkpoint_layout.iteration_of(checkpoint) or 0, digest_of(checkpoint)
+        if digest is not None and later_than < iteration < earlier_than:
+            found.append((iteration, digest))
+    return found
+
+
+def _inspected(checkpoint: Path, iteration: int, digest: str, nodes: Nodes, where: torch.device, verify: bool) -> LocalSet:
+    """What of a set lies on which node; every rank looks at its part of the node's files."""
+    recorded = None
+    if digest_of(checkpoint) == digest:
+        try:
+            recorded = FileChecksums.read(checkpoint)
+        except ToolError as error:
+            warn(f"passing over a local copy: {error}")
+    names = sorted(recorded.ranges) if recorded else []
+    sizes = {name: whole[0] for name in names if recorded and (whole := recorded.whole(name))}
+    ranks = nodes.own_ranks
+    part = ranks.index(torch.distributed.get_rank())
+    undamaged = [name for name in names[part :: len(ranks)] if recorded and _is_there(checkpoint, name, recorded, verify)]
+    if recorded and nodes.is_leader:
+        path = checkpoint / FileChecksums.NAME
+        sizes[path.name] = path.stat().st_size
+        undamaged.append(path.name)
+    told: list[tuple[dict[str, int], list[str]]] = agreement.gathered((sizes if nodes.is_leader else {}, undamaged), where)
+    files: dict[str, int] = next((dict(found) for found, _ in told if found), {FileChecksums.NAME: 0})
+    return LocalSet(iteration, digest, files, _holders(files, told, nodes))
+
+
+def _holders(files: Iterable[str], told: Sequence[tuple[dict[str, int], list[str]]], nodes: Nodes) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {name: [] for name in files}
+    for node, ranks in enumerate(nodes.ranks):
+        for name in {name for rank in ranks for name in told[rank][1]}:
+            found[name].append(node)
+    return found
+
+
+def _is_there(checkpoint: Path, name: str, recorded: FileChecksums, verify: bool) -> bool:
+    path = checkpoint / name
+    if not path.is_file():
+        return False
+    whole = recorded.whole(name)
+    if not verify:
+        return whole is not None and path.stat().st_size == whole[0]
+    try:
+        recorded.check_file(checkpoint, name)
+    except BadData as error:
+        warn(f"a local copy is damaged: {error}")
+        return False
+    return True

@@ -1,0 +1,201 @@
+"""Saving to the nodes' own disks: as to SAVE, and then each node's shards once more on the next node.
+
+1. The ranks' writers write their shards into a directory that each node has for itself. With --async-save training continues.
+2. Beside training a thread of each rank sends its shards to the next node, and receives those of the node before; each node gets
+   the small files of the first rank.
+3. When all nodes have all of it on disk, the directories get their names, and the set before, which was whole until then, goes.
+
+A local disk that is full or broken ends no run: a warning says so, and the set before stays. While a checkpoint for SAVE is being
+written no local one begins; the next step after it has one.
+"""
+
+import os
+import shutil
+import threading
+import time
+from pathlib import Path
+
+from torch.distributed.checkpoint.api import CheckpointException
+
+from lt_shared import checkpoint_layout, local_files
+from lt_shared.recovery_notes import LocalCheckpoint
+from lt_train.checkpoint import disk_space, saver
+from lt_train.checkpoint.local.copies import SHARDS, LocalCopies
+from lt_train.checkpoint.local.exchange import Transfer
+from lt_train.checkpoint.saver import Save, Saver
+from lt_train.planner import checkpoint_size
+from lt_train.runtime import agreement, device
+
+
+class LocalSaver(Saver):
+    """Saves the local checkpoints, on every rank, beside the saver of those in SAVE. A context, as that."""
+
+    def __init__(self, shared: Saver, copies: LocalCopies):
+        self._shared = shared
+        self._copies = copies
+        self._copying: _Copying | None = None
+        self._is_due = False
+        self._lacked_room = False
+        super().__init__(shared.config, shared.kernels, shared.state, shared.where, shared.log, shared.arrivals)
+        shared.before_saving = self._give_way
+        self._last = copies.start
+        self._has_room(is_final=False)
+
+    def _open(self, directory: str) -> None:
+        self.run, self.url, self.is_publisher = self._copies.directory, None, self._copies.is_first
+        self.datasets = self._shared.datasets
+        self._makes_directory = True
+        self._suffix = self._shared._suffix
+
+    def after_step(self, loss: float | None) -> None:
+        """Save when it is time for it and no checkpoint is being written; publish what is written. All ranks call it."""
+        self._is_due |= self.state.iteration % self.config.checkpointing.save_local_interval == 0
+        self.poll()
+        if self._is_due and not self.is_writing and not self._shared.is_writing:
+            self._is_due = False
+            device.release(self.where)
+            self.save(loss, is_final=False)
+
+    def _give_way(self) -> None:
+        """A checkpoint for SAVE is about to be written: it stands for the local one that is due."""
+        self._is_due = False
+        self.finish()
+
+    def poll(self, loss: float | None = None) -> None:
+        if self._saves and not agreement.largest(self._is_busy(self._saves), self.where):
+            self._advance(self._saves)
+
+    def finish(self) -> None:
+        while self._saves:
+            self._advance(self._saves)
+
+    def _is_busy(self, save: Save) -> bool:
+        return save.writer.is_running() if self._copying is None else self._copying.is_alive()
+
+    def _advance(self, save: Save) -> None:
+        """From writing to copying, from copying to the end."""
+        with save.waiting():
+            if self._copying is None:
+                problem = self._written(save)
+                if problem is None:
+                    self._copying = _Copying(self._copies, self._transfers(save), save.partial)
+                    return
+            else:
+                copying, self._copying = self._copying, None
+                problem = self._published(save, copying.result())
+        self._saves = None
+        if problem is None:
+            self._saved = save.record.iteration
+            self._last = checkpoint_layout.iteration_directory(self.run, save.record.iteration)
+            self._report(save, str(self.run))
+        else:
+            shutil.rmtree(save.partial, ignore_errors=True)
+            self._warn(problem)
+
+    def _warn(self, reason: str) -> None:
+        self.log.warning(f"no local checkpoint of iteration {self.state.iteration}: {reason}; the one before stays")
+
+    def _has_room(self, is_final: bool) -> bool:
+        """On all nodes; says so when that changes."""
+        needed = checkpoint_size.local_set_bytes(self.config, len(self._copies.nodes))
+        if self._last is not None and self._last.is_dir():
+            needed = int(disk_space.directory_bytes(self._last) * (1 + disk_space.MORE_SHARE)) + disk_space.MORE_BYTES
+        free = disk_space.free_bytes(self.run)
+        shortage = f"{self.run} needs {needed / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free" if free < needed else None
+        found = agreement.first_problem(shortage, self.where)
+        if found and not self._lacked_room:
+            self._warn(found)
+        self._lacked_room = found is not None
+        return found is None
+
+    def _written(self, save: Save) -> str | None:
+        """Wait for the writers; returns why the shards of a rank are not written."""
+        save.writer.wait()
+        problem = save.writer.error[0] if save.writer.error else "the disk became full" if save.writer.lacks_room() else None
+        if found := agreement.first_problem(problem, self.where):
+            return found
+        try:
+            for finalize in save.request.finalize_fns:
+                finalize()
+            if self.is_publisher:
+                saver.complete_files(save)
+        except (CheckpointException, OSError) as error:
+            problem = saver.reason(error)
+        return agreement.first_problem(problem, self.where)
+
+    def _transfers(self, save: Save) -> list[Transfer]:
+        """Each rank's shards to a rank of the next node, and what the first rank has beside them to all nodes."""
+        nodes = self._copies.nodes
+        if len(nodes) == 1:
+            return []
+        shards = [(path.name, path.stat().st_size) for path in save.writer.paths if path.is_file()]
+        beside = save.partial.iterdir() if self.is_publisher else ()
+        small = [(path.name, path.stat().st_size) for path in beside if path.is_file() and path.suffix != SHARDS]
+        told = agreement.gathered({"shards": shards, "small": small}, self.where)
+        found = [Transfer(0, leader, name, size) for leader in nodes.leaders[1:] for name, size in told[0]["small"]]
+        for node, ranks in enumerate(nodes.ranks):
+            targets = nodes.ranks[nodes.after(node)]
+            for number, rank in enumerate(ranks):
+                target = targets[number % len(targets)]
+                found += [Transfer(rank, target, name, size) for name, size in told[rank]["shards"]]
+        return found
+
+    def _published(self, save: Save, problem: str | None) -> str | None:
+        """Give the directories of all nodes their names, or of none; returns why not."""
+        if found := agreement.first_problem(problem, self.where):
+            return found
+        target = checkpoint_layout.iteration_directory(self.run, save.record.iteration)
+        if self._copies.nodes.is_leader:
+            try:
+                local_files.publish_prepared_directory(save.partial, target)
+            except OSError as error:
+                problem = f"{target}: {error.strerror}"
+        if found := agreement.first_problem(problem, self.where):
+            if self._copies.nodes.is_leader:
+                shutil.rmtree(target, ignore_errors=True)
+            return found
+        self._copies.saved(save.record.iteration)
+        if self._copies.nodes.is_leader:
+            for path in checkpoint_layout.checkpoints(self.run):
+                if path != target:
+                    _delete(path)
+        return None
+
+    def _report(self, save: Save, path: str) -> None:
+        seconds = time.monotonic() - save.started
+        self.log.local_checkpoint(LocalCheckpoint(save.record.iteration, save.waited_seconds, seconds))
+
+
+class _Copying(threading.Thread):
+    """Sends and receives the files of a set, while its rank trains."""
+
+    def __init__(self, copies: LocalCopies, transfers: list[Transfer], partial: Path):
+        super().__init__(name="local-copies", daemon=True)
+        self._work = (transfers, partial, partial)
+        self._exchange = copies.exchange
+        self._problem: str | None = None
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            if self._exchange:
+                self._problem = self._exchange.run(*self._work)
+        except BaseException as error:
+            self._error = error
+        # The next attempt in this process makes connections of its own.
+        self._exchange = None
+
+    def result(self) -> str | None:
+        """Why a file could not be copied. Waits for the end; raises what ended it."""
+        self.join()
+        if self._error is not None:
+            raise self._error
+        return self._problem
+
+
+def _delete(checkpoint: Path) -> None:
+    """It disappears by rename; the files are deleted while training continues."""
+    hidden = checkpoint.with_name(f".{checkpoint.name}.deleted")
+    os.rename(checkpoint, hidden)
+    threading.Thread(target=shutil.rmtree, args=(hidden,), kwargs={"ignore_errors": True}).start()
