@@ -1,0 +1,124 @@
+"""One rank of the checkpoints' benchmark: `checkpoint_ranks.py WHAT DIRECTORY JSON` measures, and rank 0 prints what all found.
+
+`ours` is lt-train in this process, with options of its command line; `dcp` and `torchtitan` save the same number of bytes by
+torch.distributed.checkpoint.async_save, as its documentation and as TorchTitan's `async_with_pinned_mem` call it.
+"""
+
+import json
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+PLACE = {name: int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+# Of the other trainers' state: one tensor of a layer's projection.
+TENSOR_BYTES = 64 << 20
+# About as long as a step of lt-train beside it.
+STEPS = 12
+
+
+def ours(directory: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """Train with the options; adds the seconds of loading, and those from the process's start to the end of its first step."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "train"))
+    from layouts import plan_of
+
+    from lt_train.checkpoint import training_state
+    from lt_train.launch import launcher
+    from lt_train.runtime import device
+    from lt_train.runtime.rank_environment import RankEnvironment
+    from lt_train.train import train_step, trainer
+
+    seconds: dict[str, float] = {}
+    load, train = training_state.load, train_step.Stepper.train
+
+    def timed_load(*arguments: Any) -> None:
+        begin = time.perf_counter()
+        load(*arguments)
+        seconds["load_seconds"] = time.perf_counter() - begin
+
+    def timed_step(*arguments: Any) -> Any:
+        result = train(*arguments)
+        seconds.setdefault("first_step_seconds", time.time() - settings["started"])
+        return result
+
+    training_state.load, train_step.Stepper.train = timed_load, timed_step  # type: ignore[assignment, method-assign]
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    place = RankEnvironment(PLACE["RANK"], PLACE["LOCAL_RANK"], PLACE["WORLD_SIZE"], PLACE["WORLD_SIZE"], address, port, "bench")
+    where = device.prepare(settings["device"], place)
+    plan = plan_of([*settings["options"], "--save", str(directory)])
+    trainer.train(launcher.prepare(plan), place, where)
+    return seconds
+
+
+def theirs(directory: Path, settings: dict[str, Any], as_torchtitan: bool) -> dict[str, Any]:
+    """Seconds of the stall, until durable, and of steps before and beside the save."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+    from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+    is_gpu = settings["device"] != "cpu"
+    where = torch.device(settings["device"], PLACE["LOCAL_RANK"]) if is_gpu else torch.device("cpu")
+    if is_gpu:
+        torch.cuda.set_device(where)
+    else:
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // PLACE["WORLD_SIZE"]))
+    torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if is_gpu else "gloo")
+    group = torch.distributed.new_group(backend="gloo", timeout=timedelta(minutes=10))
+    count = max(1, settings["bytes"] // PLACE["WORLD_SIZE"] // TENSOR_BYTES)
+    # Named by rank: DCP would otherwise write only one of what all ranks have.
+    state = {f"{PLACE['RANK']}.{n}": torch.full((TENSOR_BYTES // 4,), float(n), device=where) for n in range(count)}
+
+    def step() -> float:
+        begin = time.perf_counter()
+        for tensor in state.values():
+            tensor.mul_(0.999).add_(1e-3)
+        if is_gpu:
+            torch.cuda.synchronize()
+        return time.perf_counter() - begin
+
+    options = StagingOptions(is_gpu, True, is_gpu, is_gpu)
+    kinds: dict[str, Any] = {"process_group": group}
+    if as_torchtitan:
+        kinds |= {"async_checkpointer_type": AsyncCheckpointerType.PROCESS, "async_stager": DefaultStager(options)}
+    elif is_gpu:
+        kinds |= {"async_stager": DefaultStager(options)}
+    quiet = [step() for _ in range(STEPS)]
+    found: dict[str, Any] = {}
+    # The first save makes buffers and processes.
+    for number in range(2):
+        torch.distributed.barrier()
+        begin = time.perf_counter()
+        response = dcp.async_save(state, checkpoint_id=str(directory / f"save{number}"), **kinds)
+        stall = time.perf_counter() - begin
+        staged = getattr(response, "staging_completion", None)
+        done = getattr(response, "upload_completion", response)
+        if staged is not None:
+            step_begin = time.perf_counter()
+            staged.result()
+            stall += time.perf_counter() - step_begin
+        beside = []
+        while not done.done():
+            beside.append(step())
+        done.result()
+        for path in (directory / f"save{number}").glob(f"__{PLACE['RANK']}_*"):
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        found = {"stall": stall, "seconds": time.perf_counter() - begin, "quiet": quiet, "beside": beside}
+    torch.distributed.barrier()
+    return found
+
+
+def main() -> None:
+    what, directory, settings = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
+    found = ours(directory, settings) if what == "ours" else theirs(directory, settings, what == "torchtitan")
+    if PLACE["RANK"] == 0:
+        print(json.dumps(found), flush=True)
+    # Without the ends of stagers and process groups, some of which hang.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
