@@ -14,19 +14,13 @@ from pathlib import Path
 
 from lt_shared import checkpoint_layout
 from lt_train.config.run_config import RunConfig
+from lt_train.planner.memory_estimate import checkpoint_bytes
 
 # Of what is no tensor: metadata, checksums, random states. And filesystems count whole blocks.
 MORE_BYTES, MORE_SHARE = 2**20, 0.01
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # torch's archives do not say what stopped them.
 WORDS = ("No space left on device", "Disk quota exceeded", "File too large", "unexpected pos ", "PytorchStreamWriter failed")
-
-
-def checkpoint_bytes(config: RunConfig) -> int:
-    """A checkpoint's size: weights in their type, and the optimizer's copy and two moments in float32."""
-    weights = 2 if config.precision.half else 4
-    state = 0 if config.checkpointing.no_save_optim else 12 if config.precision.half else 8
-    return config.architecture.parameters(config.padded_vocab_size) * (weights + state)
 
 
 def needed_bytes(config: RunConfig, last: Path | None) -> int:

@@ -75,6 +75,13 @@ def _on_rank(config: RunConfig, pipeline_rank: int) -> Estimate:
     )
 
 
+def checkpoint_bytes(config: RunConfig) -> int:
+    """A checkpoint's size: weights in their type, and the optimizer's copy and two moments in float32."""
+    weights = 2 if config.precision.half else 4
+    state = 0 if config.checkpointing.no_save_optim else 12 if config.precision.half else 8
+    return config.architecture.parameters(config.padded_vocab_size) * (weights + state)
+
+
 def layer_parameters(config: RunConfig, layer: int) -> tuple[int, int]:
     """Parameters of a layer on a tensor-parallel rank: those of all ranks alike, and those of its experts."""
     model, tensor = config.architecture, config.parallelism.tensor

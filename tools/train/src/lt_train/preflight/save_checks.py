@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lt_shared import storage
-from lt_train.checkpoint.disk_space import checkpoint_bytes
 from lt_train.config.cluster import GIB
+from lt_train.planner.memory_estimate import checkpoint_bytes
 from lt_train.preflight.check_interface import Finding, NotChecked, Situation, error, warning
 
 # Filesystems of one machine. All others, of which there are many, are taken to be shared.

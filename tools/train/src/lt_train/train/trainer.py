@@ -127,6 +127,7 @@ class Loop:
             self.data = dataclasses.replace(self.data, validation={}, test=None)
         self.arrivals = Arrivals(config, self.data.training, rank_environment.rank)
         self.saver = Saver(config, chosen, state, where, log, self.arrivals)
+        self.stepper.before_update = self.saver.hold_back_update
         self.speedometer = Speedometer(config, device.name(where))
         self.clock = Clock()
         self.timers = timers.attach(config, state)
