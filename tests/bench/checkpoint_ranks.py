@@ -1,7 +1,8 @@
 """One rank of the checkpoints' benchmark: `checkpoint_ranks.py WHAT DIRECTORY JSON` measures, and rank 0 prints what all found.
 
 `ours` is lt-train in this process, with options of its command line; `dcp` and `torchtitan` save the same number of bytes by
-torch.distributed.checkpoint.async_save, as its documentation and as TorchTitan's `async_with_pinned_mem` call it.
+torch.distributed.checkpoint.async_save, as its documentation and as TorchTitan's `async_with_pinned_mem` call it. `processor` has
+the processor's seconds for a GB, which other work on the machine hardly changes: of lt-train's writer and reader, and of torch's.
 """
 
 import json
@@ -111,9 +112,62 @@ def theirs(directory: Path, settings: dict[str, Any], as_torchtitan: bool) -> di
     return found
 
 
+def processor(directory: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """User and system seconds for a GB of tensors that are parts of a larger one."""
+    import io
+    from types import SimpleNamespace
+
+    import torch
+
+    from lt_shared.checksums import FileChecksums
+    from lt_train.checkpoint import object_reader
+    from lt_train.checkpoint.shards import shard_files
+
+    flat = torch.rand(4 * TENSOR_BYTES // 4)
+    parts = [flat[start : start + TENSOR_BYTES // 4] for start in range(0, len(flat), TENSOR_BYTES // 4)]
+    found: dict[str, float] = {}
+
+    def timed(name: str, work: Any) -> Any:
+        before = os.times()
+        result = work()
+        after = os.times()
+        found[name] = (after.user - before.user + after.system - before.system) / flat.nbytes * 1e9
+        return result
+
+    def by_torch() -> None:
+        with (directory / "torch").open("wb") as file:
+            for part in parts:
+                torch.save(part.clone(), file)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def read_by_torch(results: Any) -> None:
+        with (directory / "torch").open("rb") as file:
+            for result in results:
+                torch.load(io.BytesIO(file.read(result.size_in_bytes)))
+
+    def read(results: Any) -> None:
+        recorded = FileChecksums({"ours": tuple((result.size_in_bytes, result.crc32) for result in results)})
+        with (directory / "ours").open("rb") as file:
+            for result in results:
+                stored = result.storage_data
+                object_reader.read_object(object_reader._Slice(file, stored.offset, stored.length, "ours", recorded), False)
+
+    bucket = ([], [(SimpleNamespace(index=number), part) for number, part in enumerate(parts)])
+    for _ in range(3):
+        timed("torch.save", by_torch)
+        results = timed("lt-train writes", lambda: shard_files.write_file(str(directory / "ours"), "ours", bucket))
+        timed("torch.load", lambda results=results: read_by_torch(results))
+        timed("lt-train reads", lambda results=results: read(results))
+    return found
+
+
 def main() -> None:
     what, directory, settings = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
-    found = ours(directory, settings) if what == "ours" else theirs(directory, settings, what == "torchtitan")
+    if what in ("ours", "processor"):
+        found = (ours if what == "ours" else processor)(directory, settings)
+    else:
+        found = theirs(directory, settings, what == "torchtitan")
     if PLACE["RANK"] == 0:
         print(json.dumps(found), flush=True)
     # Without the ends of stagers and process groups, some of which hang.

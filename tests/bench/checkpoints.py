@@ -7,7 +7,7 @@ For each number of ranks, in this order: dd writes as many bytes with direct I/O
 saves, while training waits and beside it; dd reads the files; lt-train continues from them, with the page cache dropped (as root;
 otherwise by hints) and with it; and torch's async_save takes as many bytes, as its documentation calls it and as TorchTitan does.
 A stall is what training waits for, "durable" is until the files are synced. The slow-down is that of the steps that end while the
-files are written, beside the median of those before.
+files are written, beside the median of those before. Before all that, the processor's time for a GB is measured, alone.
 """
 
 import argparse
@@ -216,6 +216,10 @@ def main() -> None:
     arguments = parser.parse_args()
     size = int((arguments.gib or (2 if arguments.device == "cpu" else 36.5)) * GIB)
     columns = ("what", "stall s", "durable s", "GB/s", "of dd", "steps beside")
+    with tempfile.TemporaryDirectory(dir=arguments.work, prefix="bench-checkpoints-") as place:
+        found = start(Run(Path(place), "cpu", 1, (), 0), "processor", Path(place))
+    rows = [(name, f"{seconds:.2f}") for name, seconds in found.items()]
+    print(report.Table("processor seconds for a GB, with checksums", ("what", "s"), 1, rows, [report.machine()]).plain())
     for ranks in arguments.ranks:
         more = ("--use-distributed-optimizer",) if ranks > 1 else ()
         with tempfile.TemporaryDirectory(dir=arguments.work, prefix="bench-checkpoints-") as place:
