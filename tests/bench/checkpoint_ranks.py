@@ -25,13 +25,17 @@ def ours(directory: Path, settings: dict[str, Any]) -> dict[str, Any]:
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "train"))
     from layouts import plan_of
 
-    from lt_train.checkpoint import training_state
-    from lt_train.launch import launcher
-    from lt_train.runtime import device
+    from lt_train.launch import launcher, worker
     from lt_train.runtime.rank_environment import RankEnvironment
-    from lt_train.train import train_step, trainer
 
     seconds: dict[str, float] = {}
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    place = RankEnvironment(PLACE["RANK"], PLACE["LOCAL_RANK"], PLACE["WORLD_SIZE"], PLACE["WORLD_SIZE"], address, port, "bench")
+    plan = launcher.prepare(plan_of([*settings["options"], "--save", str(directory)]))
+    where = worker._prepare_process(plan, place)
+    from lt_train.checkpoint import training_state
+    from lt_train.train import train_step
+
     load, train = training_state.load, train_step.Stepper.train
 
     def timed_load(*arguments: Any) -> None:
@@ -45,11 +49,9 @@ def ours(directory: Path, settings: dict[str, Any]) -> dict[str, Any]:
         return result
 
     training_state.load, train_step.Stepper.train = timed_load, timed_step  # type: ignore[assignment, method-assign]
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    place = RankEnvironment(PLACE["RANK"], PLACE["LOCAL_RANK"], PLACE["WORLD_SIZE"], PLACE["WORLD_SIZE"], address, port, "bench")
-    where = device.prepare(settings["device"], place)
-    plan = plan_of([*settings["options"], "--save", str(directory)])
-    trainer.train(launcher.prepare(plan), place, where)
+    code = worker.start(plan, place, where=where)
+    if code:
+        raise SystemExit(code)
     return seconds
 
 

@@ -107,6 +107,17 @@ def test_the_writer_begins_when_the_copies_are_made_and_reads_them(late: LateCop
     assert written.read_text() == repr([0.0] * 100)
 
 
+def test_a_device_that_fails_gets_its_memory_back(late: LateCopies) -> None:
+    def failed() -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    late.wait = failed  # type: ignore[method-assign]
+    staging = HostStaging(late, 4096)
+    staging.begin(bucket(torch.ones(500)))
+    staging.close()
+    assert late.calls[-1] == "unlock"
+
+
 def test_memory_that_cannot_be_locked(
     late: LateCopies, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

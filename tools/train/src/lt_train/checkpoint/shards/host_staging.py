@@ -21,6 +21,7 @@ One buffer does: training waits for the checkpoint before to be written before i
 fall behind further with each.
 """
 
+import contextlib
 import mmap
 import threading
 from collections.abc import Sequence
@@ -105,8 +106,11 @@ class HostStaging:
         self._is_copying = False
 
     def close(self) -> None:
+        """Give the buffer back: a rank whose process goes on without another rank makes one anew."""
         self._locking.join()
-        self.wait()
+        # What a device that has failed says now, somebody has heard before.
+        with contextlib.suppress(RuntimeError):
+            self.wait()
         if len(self.memory):
             self.copies.unlock(self.memory)
         self.memory = torch.empty(0, dtype=torch.uint8)
