@@ -23,6 +23,7 @@ BENCHMARKS = {
     "stream-quality": "tests/bench/stream_quality.py",
     "convert": "tests/bench/convert.py",
     "monitor": "tests/bench/monitor.py",
+    "checkpoints": "tests/bench/checkpoints.py",
 }
 CONSTRAINTS = Path("constraints.txt")
 # With the extras that `nox -s lowest` tries.
@@ -149,7 +150,7 @@ def bench(session: nox.Session) -> None:
     `-- train` measures how fast lt-train trains on GPUs beside TorchTitan, megatron-core with TransformerEngine and bare torch.
     `-- train-data` measures how lt-train gets at its data, `-- train-quality` whether it reaches the validation loss that it is
     known for, `-- stream-quality` what the windows of a stream cost. `-- monitor` measures how fast lt-monitor reads logs,
-    `-- convert` lt-convert beside cp and TorchTitan's scripts.
+    `-- convert` lt-convert beside cp and TorchTitan's scripts, `-- checkpoints` how fast they are saved and loaded.
     """
     if not session.posargs or session.posargs[0] not in BENCHMARKS:
         session.error(f"choose a benchmark: nox -s bench -- {'|'.join(BENCHMARKS)}")

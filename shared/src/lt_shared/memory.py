@@ -1,9 +1,10 @@
-"""This process's memory: the most that it held, and Python's collector of garbage."""
+"""This process's memory: the most that it held, how much more there is, and Python's collector of garbage."""
 
 import contextlib
 import gc
 import resource
 from collections.abc import Iterator
+from pathlib import Path
 
 
 def peak_resident_bytes() -> int:
@@ -16,6 +17,29 @@ def peak_resident_bytes() -> int:
             return int(next(line for line in file if line.startswith(b"VmHWM:")).split()[1]) << 10
     except (OSError, StopIteration):
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+def available_bytes(system: Path = Path("/")) -> int:
+    """What this process could take without swapping: of the machine's memory, or of its control group's, which may have less.
+
+    A container and a job of Slurm have a control group (version 2) with a limit. Its page cache counts as free.
+    """
+    lines = (system / "proc/meminfo").read_text().splitlines()
+    found = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    groups = (system / "proc/self/cgroup").read_text().splitlines()
+    own = next((line.removeprefix("0::/") for line in groups if line.startswith("0::/")), "")
+    root = system / "sys/fs/cgroup"
+    group = root / own
+    for directory in (group, *group.parents):
+        with contextlib.suppress(OSError, ValueError):
+            limit, used = (int((directory / f"memory.{name}").read_text()) for name in ("max", "current"))
+            cached = next(
+                int(line.split()[1]) for line in (directory / "memory.stat").read_text().splitlines() if line[:5] == "file "
+            )
+            found = min(found, max(0, limit - used + cached))
+        if directory == root:
+            break
+    return found
 
 
 @contextlib.contextmanager

@@ -145,7 +145,9 @@ def test_an_archive_without_checksums_is_read() -> None:
     assert torch.equal(object_reader.read_object(content)["tensor"], torch.arange(5))
 
 
-def test_only_what_was_read_is_checked_and_all_of_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("piece_bytes", [1 << 24, 100], ids=["in one piece", "in several at a time"])
+def test_only_what_was_read_is_checked_and_all_of_it(piece_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_reader, "PIECE_BYTES", piece_bytes)
     first, second = saved(torch.arange(4)).getvalue(), saved(torch.arange(5)).getvalue()
     (tmp_path / "shard").write_bytes(first + second)
     record = FileChecksums({"shard": ((len(first), zlib.crc32(first)), (len(second), checksums.crc32(second) ^ 1))})
@@ -158,3 +160,4 @@ def test_only_what_was_read_is_checked_and_all_of_it(tmp_path: Path) -> None:
             object_reader._Slice(file, 1, len(first), "shard", record)
         with pytest.raises(BadData, match=f"ends at {len(first + second)} bytes, {len(first + second) + 1} are needed"):
             object_reader._Slice(file, len(first), len(second) + 1, "shard", None)
+        assert torch.equal(object_reader.read_object(object_reader._Slice(file, 0, len(first), "shard", None)), torch.arange(4))

@@ -1,12 +1,15 @@
 """What --dry-run shows on a terminal; in a pipe it is JSON."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pseudo_terminal
+from layouts import assembled
 from running import SMALL, command, environment, run
 
 from lt_shared.manifest import Dataset
+from lt_train.planner import run_table
 
 
 def on_terminal(*arguments: str) -> dict[str, str]:
@@ -39,3 +42,13 @@ def test_without_data_and_directory() -> None:
 def test_a_terminal_can_have_json(dataset: Dataset) -> None:
     (line,) = on_terminal(*SMALL, "--dry-run", "--json", dataset.prefix).items()
     assert json.loads("".join(line[:1]) + line[1])["kind"] == "plan"
+
+
+def test_saves_beside_training_say_what_host_memory_they_take() -> None:
+    """Of a parameter in float32 the weight and Adam's two moments."""
+    config = assembled([*SMALL, "--mock-data", "--save", "runs/a", "--async-save"])
+    model = dataclasses.replace(config.architecture, num_layers=2000)
+    many = dataclasses.replace(config, architecture=model)
+    gib = 12 * model.parameters(config.padded_vocab_size) / 2**30
+    expected = f"runs/a, every 1,000 steps beside training, through {gib:,.2f} GiB of host memory of all nodes together"
+    assert run_table.save_row(many) == expected

@@ -1,9 +1,9 @@
-"""A run whose SAVE is a URL, such as s3://bucket/run1: checkpoints are written to a spool, uploaded, and fetched to resume.
+"""A run whose SAVE is a URL, such as s3://bucket/run1: shards are uploaded as they are made, and checkpoints fetched to resume.
 
 A store has neither rename nor append. A checkpoint there is complete when its `run.json`, which is uploaded last, is there and
-every file has the size that it names; whatever else begins with the same name is not looked at. The spool is a directory of the
-node in the system's temporary directory (TMPDIR), and needs room for the node's share of one checkpoint; to resume, for all of
-one. No lock keeps a second lt-train on another node from the same URL.
+every file has the size that it names; whatever else begins with the same name is not looked at. The small files beside the shards
+are made in a spool, a directory of the node in the system's temporary directory (TMPDIR); to resume, it needs room for all of a
+checkpoint. No lock keeps a second lt-train on another node from the same URL.
 """
 
 import os

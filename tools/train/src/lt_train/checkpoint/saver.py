@@ -1,11 +1,12 @@
 """Saving checkpoints: whole or not at all, while training waits or continues.
 
-1. All ranks stage their shards of the state in host memory (on a CPU they lie there already).
-2. Each rank forks a writer, which writes its shards into `.iter_NNNNNNN.partial-ATTEMPT`. With --async-save training continues
-   meanwhile: the forked writer keeps the state as it was, by copy on write.
-3. When the writers of all ranks are done, rank 0 adds `run.json` and `checksums.json`, renames the directory, writes the tracker,
-   and deletes what --keep-last does not keep. For a remote run, each writer has uploaded its shards; the others follow, with
-   `run.json` last.
+1. All ranks plan: megatron-core says which rank writes what.
+2. Each rank writes its shards into `.iter_NNNNNNN.partial-ATTEMPT`: itself, or with --async-save a process that it forks, which
+   on a CPU has the state as it was by copy on write. On a GPU the state is copied to host memory first (shards/host_staging.py),
+   while the next step runs, and the process is forked after that step.
+3. When the shards of all ranks are written, rank 0 adds `run.json` and `checksums.json`, renames the directory, writes the
+   tracker, and deletes what --keep-last does not keep. Of a remote run, the shards are uploaded as they are written; the others
+   follow, with `run.json` last.
 
 A run that is killed anywhere before the end of 3 leaves the checkpoint before as the newest. A writer dies with its rank. Should
 one of another node live on, it writes into the directory of its own attempt, which the next attempt has deleted.
@@ -29,6 +30,7 @@ from typing import Any, Self
 import torch
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from torch.distributed.checkpoint.api import CheckpointException
 
 from lt_shared import checkpoint_layout, storage
@@ -36,8 +38,10 @@ from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.console import IoFailure, ToolError
 from lt_shared.manifest import Checkpoint
 from lt_shared.run_log import CheckpointSaved
-from lt_train.checkpoint import disk_space, remote_run, shard_checksums, training_state
+from lt_train.checkpoint import disk_space, host_memory, remote_run, shard_checksums, training_state
 from lt_train.checkpoint.shard_writer import Writer, WriteResults
+from lt_train.checkpoint.shards import shard_files
+from lt_train.checkpoint.shards.host_staging import HostStaging
 from lt_train.checkpoint.training_state import TrainingState
 from lt_train.config.kernels import Kernels
 from lt_train.config.run_config import RunConfig
@@ -91,6 +95,7 @@ class Saver:
         self._last: Path | None = None
         self._is_final = True
         self._retry_at: int | None = None
+        self._staging: HostStaging | None = None
         # Whoever writes checkpoints elsewhere must have written them before one of this saver begins.
         self.before_saving: Callable[[], None] = lambda: None
         if config.checkpointing.directory is not None:
@@ -98,6 +103,11 @@ class Saver:
 
     def _open(self, directory: str) -> None:
         config = self.config
+        if config.checkpointing.async_save:
+            own = host_memory.own_bytes(config, self.state)
+            host_memory.check(own)
+            copies = device.host_copies(self.where)
+            self._staging = HostStaging(copies, own) if copies else None
         self.run = Path(directory)
         if config.checkpointing.is_remote:
             remote_run.make_spool(self.run)
@@ -136,20 +146,29 @@ class Saver:
         started = time.monotonic()
         record = training_state.record(self.config, self.kernels, self.state, loss, self.datasets, self.arrivals.record)
         with self._explained(partial, record.iteration), signals.held_back():
-            request = _request(training_state.content(self.config, self.state), partial)
+            files = shard_files.REMOTE_FILES if self.url else shard_files.FILES
+            request = _request(training_state.content(self.config, self.state), partial, files)
             destination = f"{self.url}/{target.name}" if self.url else None
-            writer = Writer(request, destination)
+            writer = Writer(request, destination, self.config.checkpointing.async_save, self._staging)
         self._saves = Save(record, partial, request, writer, started, time.monotonic() - started)
         if not self.config.checkpointing.async_save:
             self.finish()
+
+    def hold_back_update(self) -> None:
+        """Before the optimizer changes the state: its copies to host memory come first, and nobody waits for them here."""
+        if self._staging:
+            self._staging.hold_back()
 
     def poll(self, loss: float | None = None) -> None:
         """Publish the checkpoint that is being written, if all ranks have written theirs; write one for which there was no room.
 
         All ranks call it.
         """
-        if self._saves and not agreement.largest(self._saves.writer.is_running(), self.where):
-            self.finish()
+        if self._saves:
+            with self._saves.waiting():
+                self._saves.writer.start()
+            if not agreement.largest(self._saves.writer.is_running(), self.where):
+                self.finish()
         iteration = self.state.iteration
         is_due = self._retry_at is not None and iteration >= self._retry_at
         if is_due and iteration % self.config.checkpointing.save_interval:
@@ -211,6 +230,8 @@ class Saver:
             self.finish()
         elif self._saves:
             self._saves.writer.kill()
+        if self._staging:
+            self._staging.close()
 
     def _is_written(self, save: Save) -> bool:
         """Whether all ranks have written theirs, and none lacks room. Raises this rank's error, or Echo of another's."""
@@ -297,11 +318,13 @@ def reason(error: BaseException) -> str:
     return lines[-1].removeprefix("Worker failure: ") if lines else type(error).__name__
 
 
-def _request(content: dict[str, Any], partial: Path) -> Any:
-    """megatron-core's request: what this rank writes, and what all ranks do together afterwards."""
+def _request(content: dict[str, Any], partial: Path, files: int) -> Any:
+    """megatron-core's request: what this rank writes, into so many files, and what all ranks do together afterwards."""
     filesystem_async._results_queue = WriteResults()
     shard_checksums.install()
-    options: dict[str, Any] = {"async_sharded_save": True}
+    shard_files.install()
+    strategy = TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=files)
+    options: dict[str, Any] = {"async_sharded_save": True, "sharded_strategy": strategy}
     if "async_strategy" in inspect.signature(dist_checkpointing.save).parameters:
         # The other one needs nvidia-resiliency-ext.
         options["async_strategy"] = "mcore"

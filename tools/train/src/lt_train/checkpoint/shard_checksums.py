@@ -1,12 +1,11 @@
 """The CRC-32 of every object of a checkpoint's shards: computed while it is written, collected by rank 0, checked on loading.
 
-A rank reads only some objects of some files, so each object has a checksum of its own. It is computed from the bytes on their way
-to the file, at memory speed, in the process that writes; DCP takes it to rank 0 with the results of writing, from all ranks. The
-small files beside the shards are rank 0's own: it reads them back.
+A rank reads only some objects of some files, so each object has a checksum of its own. It is computed from the tensor in memory,
+at memory speed, in the process that writes; DCP takes it to rank 0 with the results of writing, from all ranks. The small files
+beside the shards are rank 0's own: it reads them back.
 """
 
 import dataclasses
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from lt_shared.checksums import FileChecksums
 
 Ranges = dict[str, list[tuple[int, int]]]
 _collected: Ranges = {}
-_write_item = filesystem_async._write_item
 _finish = filesystem_async.FileSystemWriterAsync.finish
 
 
@@ -27,31 +25,6 @@ class CheckedWriteResult(WriteResult):
     """A result of writing that also has the CRC-32 of what was written."""
 
     crc32: int = 0
-
-
-class _CheckedStream:
-    """What torch writes an object to: counts its CRC-32 on the way."""
-
-    def __init__(self, stream: Any):
-        self.stream = stream
-        self.crc32 = 0
-
-    def write(self, data: Any) -> Any:
-        self.crc32 = checksums.crc32(data, self.crc32)
-        return self.stream.write(data)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
-
-
-# megatron-core looks at the signature, which `wraps` keeps.
-@functools.wraps(_write_item)
-def write_item(*arguments: Any, **options: Any) -> CheckedWriteResult:
-    """torch's `_write_item`, with the CRC-32 in its result. The stream is followed by data, item and storage key."""
-    *transforms, stream, data, item, key = arguments
-    checked = _CheckedStream(stream)
-    result = _write_item(*transforms, checked, data, item, key, **options)
-    return CheckedWriteResult(**vars(result), crc32=checked.crc32)
 
 
 def finish(writer: Any, metadata: Any, results: list[list[CheckedWriteResult]]) -> None:
@@ -65,8 +38,7 @@ def finish(writer: Any, metadata: Any, results: list[list[CheckedWriteResult]]) 
 
 
 def install() -> None:
-    """Have megatron-core's writer compute and collect checksums from now on, in this process and its children."""
-    filesystem_async._write_item = write_item
+    """Have megatron-core's writer collect checksums from now on, in this process."""
     filesystem_async.FileSystemWriterAsync.finish = finish
 
 

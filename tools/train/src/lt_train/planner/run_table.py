@@ -18,8 +18,8 @@ def table(config: RunConfig, cluster: Cluster, is_finished: bool) -> str:
         **({"phases": "; ".join(config.schedule.described(batches))} if config.schedule else {}),
         "ranks": f"{config.parallelism.world_size} {config.parallelism.device}: {config.parallelism.described}",
         "memory": memory_row(memory_estimate.estimate(config), cluster),
-        "start": "is finished" if is_finished else saving.start or "from the beginning",
-        "save": f"{saving.save}, every {saving.save_interval:,} steps" if saving.save else "nothing: there is no --save",
+        "start": "is finished" if is_finished else config.checkpointing.start or "from the beginning",
+        "save": save_row(config),
     }
     if saving.save_local:
         rows["local"] = _local(config, saving.save_local, cluster.nodes)
@@ -40,6 +40,15 @@ def model_row(config: RunConfig) -> str:
 def batch_row(config: RunConfig) -> str:
     batches = config.batches
     return f"{batches.global_batch_size} x {batches.seq_length} tokens, micro batch {batches.micro_batch_size}"
+
+
+def save_row(config: RunConfig) -> str:
+    saving = config.checkpointing
+    if not saving.save:
+        return "nothing: there is no --save"
+    host_gib = checkpoint_size.checkpoint_bytes(config) / GIB
+    beside = f" beside training, through {host_gib:,.2f} GiB of host memory of all nodes together" if saving.async_save else ""
+    return f"{saving.save}, every {saving.save_interval:,} steps{beside}"
 
 
 def memory_row(estimate: Estimate, cluster: Cluster) -> str:

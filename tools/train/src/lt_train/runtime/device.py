@@ -204,3 +204,55 @@ def release(device: "torch.device") -> None:
 
     if device.type == CUDA:
         torch.cuda.empty_cache()
+
+
+class HostCopies:
+    """Copies to page-locked host memory on a stream of their own, beside what a GPU computes."""
+
+    def __init__(self, where: "torch.device"):
+        import torch
+
+        self.where = where
+        self.stream = torch.cuda.Stream(where)  # type: ignore[no-untyped-call]
+        self.made = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def lock(self, memory: "torch.Tensor") -> bool:
+        import torch
+
+        use(self.where)
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        return int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0
+
+    def unlock(self, memory: "torch.Tensor") -> None:
+        import torch
+
+        torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())  # type: ignore[no-untyped-call]
+
+    def begin(self) -> None:
+        import torch
+
+        self.stream.wait_stream(torch.cuda.current_stream(self.where))
+
+    def copy(self, source: "torch.Tensor", target: "torch.Tensor") -> None:
+        import torch
+
+        with torch.cuda.stream(self.stream):
+            target.copy_(source, non_blocking=True)
+        # A float32 copy of weights that was made for the checkpoint is freed at once: not before it is read.
+        source.record_stream(self.stream)
+
+    def end(self) -> None:
+        self.made.record(self.stream)
+
+    def hold_back(self) -> None:
+        import torch
+
+        torch.cuda.current_stream(self.where).wait_event(self.made)
+
+    def wait(self) -> None:
+        self.made.synchronize()
+
+
+def host_copies(device: "torch.device") -> HostCopies | None:
+    """How tensors get to host memory beside the computation; None on a CPU, where they are."""
+    return HostCopies(device) if device.type == CUDA else None

@@ -66,6 +66,7 @@ class Stepper:
         self.run_schedule = get_forward_backward_func()
         self._connect()
         self.check = StepCheck(run_config, state, where, self.clear_gradients)
+        self.before_update: Callable[[], None] = lambda: None
         self.clear_gradients()
 
     def clear_gradients(self) -> None:
@@ -98,6 +99,7 @@ class Stepper:
         loss = Reading(self._mean(passed, self._sources))
         of_samples = Reading(self.sample_losses(passed, samples)) if self.run_config.reporting.sample_losses else None
         largest = agreement.asked(own(), self.where)
+        self.before_update()
         outcome = optimizer.step(state.optimizer, self.run_config.optimization.clip_grad)
         self.clear_gradients()
         updated, grad_norm = outcome()

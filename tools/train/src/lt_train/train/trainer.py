@@ -140,6 +140,7 @@ class Loop:
         self.saver = Saver(config, chosen, state, where, log, self.arrivals)
         self.copies = copies
         self.local_saver = LocalSaver(self.saver, copies) if copies else None
+        self.stepper.before_update = self.saver.hold_back_update
         self.speedometer = Speedometer(config, device.name(where))
         self.clock = Clock()
         self.timers = timers.attach(config, state)

@@ -14,6 +14,7 @@ import shutil
 import threading
 import time
 from pathlib import Path
+from types import TracebackType
 
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -46,6 +47,8 @@ class LocalSaver(Saver):
         self.datasets = self._shared.datasets
         self._makes_directory = True
         self._suffix = self._shared._suffix
+        # Of the two, one writes at a time.
+        self._staging = self._shared._staging
 
     def after_step(self, loss: float | None) -> None:
         """Save when it is time for it and no checkpoint is being written; publish what is written. All ranks call it."""
@@ -62,12 +65,21 @@ class LocalSaver(Saver):
         self.finish()
 
     def poll(self, loss: float | None = None) -> None:
-        if self._saves and not agreement.largest(self._is_busy(self._saves), self.where):
+        if self._saves is None:
+            return
+        with self._saves.waiting():
+            self._saves.writer.start()
+        if not agreement.largest(self._is_busy(self._saves), self.where):
             self._advance(self._saves)
 
     def finish(self) -> None:
         while self._saves:
             self._advance(self._saves)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        # It is closed by the other.
+        self._staging = None
+        super().__exit__(kind, error, trace)
 
     def _is_busy(self, save: Save) -> bool:
         return save.writer.is_running() if self._copying is None else self._copying.is_alive()

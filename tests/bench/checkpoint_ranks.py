@@ -1,0 +1,180 @@
+"""One rank of the checkpoints' benchmark: `checkpoint_ranks.py WHAT DIRECTORY JSON` measures, and rank 0 prints what all found.
+
+`ours` is lt-train in this process, with options of its command line; `dcp` and `torchtitan` save the same number of bytes by
+torch.distributed.checkpoint.async_save, as its documentation and as TorchTitan's `async_with_pinned_mem` call it. `processor` has
+the processor's seconds for a GB, which other work on the machine hardly changes: of lt-train's writer and reader, and of torch's.
+"""
+
+import json
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+PLACE = {name: int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+# Of the other trainers' state: one tensor of a layer's projection.
+TENSOR_BYTES = 64 << 20
+# About as long as a step of lt-train beside it.
+STEPS = 12
+
+
+def ours(directory: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """Train with the options; adds the seconds of loading, and those from the process's start to the end of its first step."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "train"))
+    from layouts import plan_of
+
+    from lt_train.launch import launcher, worker
+    from lt_train.runtime.rank_environment import RankEnvironment
+
+    seconds: dict[str, float] = {}
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    place = RankEnvironment(PLACE["RANK"], PLACE["LOCAL_RANK"], PLACE["WORLD_SIZE"], PLACE["WORLD_SIZE"], address, port, "bench")
+    plan = launcher.prepare(plan_of([*settings["options"], "--save", str(directory)]))
+    where = worker._prepare_process(plan, place)
+    from lt_train.checkpoint import training_state
+    from lt_train.train import train_step
+
+    load, train = training_state.load, train_step.Stepper.train
+
+    def timed_load(*arguments: Any) -> None:
+        begin = time.perf_counter()
+        load(*arguments)
+        seconds["load_seconds"] = time.perf_counter() - begin
+
+    def timed_step(*arguments: Any) -> Any:
+        result = train(*arguments)
+        seconds.setdefault("first_step_seconds", time.time() - settings["started"])
+        return result
+
+    training_state.load, train_step.Stepper.train = timed_load, timed_step  # type: ignore[assignment, method-assign]
+    code = worker.start(plan, place, where=where)
+    if code:
+        raise SystemExit(code)
+    return seconds
+
+
+def theirs(directory: Path, settings: dict[str, Any], as_torchtitan: bool) -> dict[str, Any]:
+    """Seconds of the stall, until durable, and of steps before and beside the save."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+    from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+    is_gpu = settings["device"] != "cpu"
+    where = torch.device(settings["device"], PLACE["LOCAL_RANK"]) if is_gpu else torch.device("cpu")
+    if is_gpu:
+        torch.cuda.set_device(where)
+    else:
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // PLACE["WORLD_SIZE"]))
+    torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if is_gpu else "gloo")
+    group = torch.distributed.new_group(backend="gloo", timeout=timedelta(minutes=10))
+    count = max(1, settings["bytes"] // PLACE["WORLD_SIZE"] // TENSOR_BYTES)
+    # Named by rank: DCP would otherwise write only one of what all ranks have.
+    state = {f"{PLACE['RANK']}.{n}": torch.full((TENSOR_BYTES // 4,), float(n), device=where) for n in range(count)}
+
+    def step() -> float:
+        begin = time.perf_counter()
+        for tensor in state.values():
+            tensor.mul_(0.999).add_(1e-3)
+        if is_gpu:
+            torch.cuda.synchronize()
+        return time.perf_counter() - begin
+
+    options = StagingOptions(is_gpu, True, is_gpu, is_gpu)
+    kinds: dict[str, Any] = {"process_group": group}
+    if as_torchtitan:
+        kinds |= {"async_checkpointer_type": AsyncCheckpointerType.PROCESS, "async_stager": DefaultStager(options)}
+    elif is_gpu:
+        kinds |= {"async_stager": DefaultStager(options)}
+    quiet = [step() for _ in range(STEPS)]
+    found: dict[str, Any] = {}
+    # The first save makes buffers and processes.
+    for number in range(2):
+        torch.distributed.barrier()
+        begin = time.perf_counter()
+        response = dcp.async_save(state, checkpoint_id=str(directory / f"save{number}"), **kinds)
+        stall = time.perf_counter() - begin
+        staged = getattr(response, "staging_completion", None)
+        done = getattr(response, "upload_completion", response)
+        if staged is not None:
+            step_begin = time.perf_counter()
+            staged.result()
+            stall += time.perf_counter() - step_begin
+        beside = []
+        while not done.done():
+            beside.append(step())
+        done.result()
+        for path in (directory / f"save{number}").glob(f"__{PLACE['RANK']}_*"):
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        found = {"stall": stall, "seconds": time.perf_counter() - begin, "quiet": quiet, "beside": beside}
+    torch.distributed.barrier()
+    return found
+
+
+def processor(directory: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """User and system seconds for a GB of tensors that are parts of a larger one."""
+    import io
+    from types import SimpleNamespace
+
+    import torch
+
+    from lt_shared.checksums import FileChecksums
+    from lt_train.checkpoint import object_reader
+    from lt_train.checkpoint.shards import shard_files
+
+    flat = torch.rand(4 * TENSOR_BYTES // 4)
+    parts = [flat[start : start + TENSOR_BYTES // 4] for start in range(0, len(flat), TENSOR_BYTES // 4)]
+    found: dict[str, float] = {}
+
+    def timed(name: str, work: Any) -> Any:
+        before = os.times()
+        result = work()
+        after = os.times()
+        found[name] = (after.user - before.user + after.system - before.system) / flat.nbytes * 1e9
+        return result
+
+    def by_torch() -> None:
+        with (directory / "torch").open("wb") as file:
+            for part in parts:
+                torch.save(part.clone(), file)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def read_by_torch(results: Any) -> None:
+        with (directory / "torch").open("rb") as file:
+            for result in results:
+                torch.load(io.BytesIO(file.read(result.size_in_bytes)))
+
+    def read(results: Any) -> None:
+        recorded = FileChecksums({"ours": tuple((result.size_in_bytes, result.crc32) for result in results)})
+        with (directory / "ours").open("rb") as file:
+            for result in results:
+                stored = result.storage_data
+                object_reader.read_object(object_reader._Slice(file, stored.offset, stored.length, "ours", recorded), False)
+
+    bucket = ([], [(SimpleNamespace(index=number), part) for number, part in enumerate(parts)])
+    for _ in range(3):
+        timed("torch.save", by_torch)
+        results = timed("lt-train writes", lambda: shard_files.write_file(str(directory / "ours"), "ours", bucket))
+        timed("torch.load", lambda results=results: read_by_torch(results))
+        timed("lt-train reads", lambda results=results: read(results))
+    return found
+
+
+def main() -> None:
+    what, directory, settings = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
+    if what in ("ours", "processor"):
+        found = (ours if what == "ours" else processor)(directory, settings)
+    else:
+        found = theirs(directory, settings, what == "torchtitan")
+    if PLACE["RANK"] == 0:
+        print(json.dumps(found), flush=True)
+    # Without the ends of stagers and process groups, some of which hang.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,237 @@
+"""How long checkpoints stop training, and how fast they are written and read, beside dd on the same disk and torch's own saves.
+
+    nox -s bench -- checkpoints                                # on a CPU 2 GiB, on a GPU the 36.5 of 8 layers of Llama 3 8B
+    nox -s bench -- checkpoints --gib 8 --ranks 2 --work /fsx  # another size and another disk
+
+For each number of ranks, in this order: dd writes as many bytes with direct I/O, one process for each rank; lt-train trains and
+saves, while training waits and beside it; dd reads the files; lt-train continues from them, with the page cache dropped (as root;
+otherwise by hints) and with it; and torch's async_save takes as many bytes, as its documentation calls it and as TorchTitan does.
+A stall is what training waits for, "durable" is until the files are synced. The slow-down is that of the steps that end while the
+files are written, beside the median of those before. Before all that, the processor's time for a GB is measured, alone.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import report
+
+PROGRAM = Path(__file__).with_name("checkpoint_ranks.py")
+GIB = 2**30
+# Trained in float32 on a CPU: weight and two moments.
+BYTES_A_PARAMETER = {"cpu": 12, "cuda": 14}
+LAYER_WIDTH = 1024
+STEPS, SAVED_AT = 12, (4, 8)
+BLOCK = 16 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Of one number of ranks. `save_bytes` is the size of a checkpoint."""
+
+    work: Path
+    device: str
+    ranks: int
+    options: tuple[str, ...]
+    approximate_bytes: int
+
+
+def start(run: Run, what: str, directory: Path, **settings: Any) -> dict[str, Any]:
+    """What rank 0 found."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    directory.mkdir(exist_ok=True)
+    settings |= {"device": run.device, "started": time.time()}
+    command = [sys.executable, str(PROGRAM), what, str(directory), json.dumps(settings)]
+    place = {"WORLD_SIZE": str(run.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = [
+        subprocess.Popen(
+            command, env=os.environ | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(run.ranks)
+    ]  # fmt: skip
+    outputs = [process.communicate() for process in ranks]
+    for process, (_, messages) in zip(ranks, outputs, strict=True):
+        if process.returncode:
+            raise SystemExit(f"bench: {what} ended with {process.returncode}:\n{messages[-3000:]}")
+    found: dict[str, Any] = json.loads(outputs[0][0].splitlines()[-1])
+    return found
+
+
+def options(device: str, size_bytes: int) -> tuple[str, ...]:
+    """Of lt-train: a model of about this size, and steps that take little beside it."""
+    if device == "cpu":
+        parameters = size_bytes / BYTES_A_PARAMETER[device]
+        # Of a layer: 4 w^2 of attention, 3 matrices of 4 w^2 of the feed-forward network.
+        layers = max(1, round(parameters / (16 * LAYER_WIDTH**2)))
+        shape = ("--model", "tiny", "--hidden-size", str(LAYER_WIDTH), "--ffn-hidden-size", str(4 * LAYER_WIDTH),
+                 "--num-attention-heads", "8", "--num-query-groups", "8",
+                 "--num-layers", str(layers), "--seq-length", "16")  # fmt: skip
+    else:
+        shape = ("--model", "llama3-8b", "--num-layers", "8", "--seq-length", "4096", "--bf16")
+    return (*shape, "--device", device, "--micro-batch-size", "1", "--mock-data", "--eval-iters", "1", "--log-interval", "1")
+
+
+def drop_caches(directory: Path) -> None:
+    os.sync()
+    if os.geteuid() == 0:
+        Path("/proc/sys/vm/drop_caches").write_text("3")
+        return
+    for path in directory.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def timed(work: Callable[[], None]) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def dd_write(run: Run, source: Path, size_bytes: int) -> float:
+    """Seconds in which a dd for each rank writes its part of `size_bytes`, from a file in memory."""
+    targets = [run.work / f"dd{rank}" for rank in range(run.ranks)]
+    count = max(1, size_bytes // run.ranks // BLOCK)
+    words = [
+        "dd",
+        f"if={source}",
+        f"bs={BLOCK}",
+        f"count={count}",
+        "oflag=direct",
+        "conv=fsync",
+        "iflag=fullblock",
+        "status=none",
+    ]
+    seconds = timed(lambda: at_once([[*words, f"of={target}"] for target in targets]))
+    for target in targets:
+        target.unlink()
+    return seconds * size_bytes / (count * run.ranks * BLOCK)
+
+
+def dd_read(run: Run, files: list[Path], *flags: str) -> float:
+    """Seconds in which dd reads the files, as many at a time as there are ranks."""
+    parts = [files[rank :: run.ranks] for rank in range(run.ranks)]
+    script = f'for file in "$@"; do dd if="$file" of=/dev/null bs={BLOCK} status=none {" ".join(flags)}; done'
+    return timed(lambda: at_once([["sh", "-ec", script, "sh", *map(str, part)] for part in parts if part]))
+
+
+def at_once(commands: list[list[str]]) -> None:
+    for process in [subprocess.Popen(command) for command in commands]:
+        if process.wait():
+            raise SystemExit(f"bench: {process.args} ended with {process.returncode}")
+
+
+def records(directory: Path) -> tuple[list[dict[str, Any]], dict[int, float]]:
+    """Of a run: what was logged of its checkpoints, and the seconds of each step."""
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    steps = {line["step"]: line["step_seconds"] for line in lines if line["kind"] == "step"}
+    return [line for line in lines if line["kind"] == "checkpoint"], steps
+
+
+def slowdown(quiet: list[float], beside: list[float]) -> str:
+    if not quiet or not beside:
+        return "no step ended"
+    return f"{100 * (statistics.median(beside) / statistics.median(quiet) - 1):+.0f}%"
+
+
+def beside_save(steps: dict[int, float], save: dict[str, Any]) -> tuple[list[float], list[float]]:
+    """Seconds of the steps before the first save, and of those that ended while `save` was written."""
+    at, left, found = save["step"], save["seconds"] - save["waited_seconds"], []
+    for step in sorted(step for step in steps if step > at):
+        left -= steps[step]
+        if left < 0:
+            break
+        found.append(steps[step])
+    return [seconds for step, seconds in steps.items() if 1 < step <= SAVED_AT[0]], found
+
+
+def measure(run: Run, peers: bool) -> Iterator[tuple[str, ...]]:
+    """Rows of the table."""
+    gb = 1e9
+    saving = ("--train-iters", str(STEPS), "--save-interval", str(SAVED_AT[0]), "--keep-last", "1")
+    source, block = run.work / "source", os.urandom(BLOCK)
+    with source.open("wb") as file:
+        for _ in range(-(-run.approximate_bytes // run.ranks // BLOCK)):
+            file.write(block)
+    # So that it is read from memory.
+    at_once([["dd", f"if={source}", "of=/dev/null", f"bs={BLOCK}", "status=none"]])
+    rate = run.approximate_bytes / gb / dd_write(run, source, run.approximate_bytes)
+    yield (f"dd oflag=direct, {run.ranks} at a time", "", "", f"{rate:.2f}", "1.00", "")
+    for name, more in (("lt-train", ()), ("lt-train --async-save", ("--async-save",))):
+        directory = run.work / f"run{len(more)}"
+        start(run, "ours", directory, options=[*run.options, *saving, *more])
+        saves, steps = records(directory)
+        save = saves[SAVED_AT.index(8)]
+        files = sorted((directory / f"iter_{STEPS:07d}").glob("*.distcp"))
+        size = sum(path.stat().st_size for path in files)
+        quiet, beside = beside_save(steps, save)
+        cells = (f"{save['waited_seconds']:.2f}", f"{save['seconds']:.2f}", f"{size / gb / save['seconds']:.2f}")
+        yield (name, *cells, f"{size / gb / save['seconds'] / rate:.2f}", slowdown(quiet, beside) if more else "")
+    for name, caches in (("cold", True), ("warm", False)):
+        if caches:
+            drop_caches(directory)
+        direct = ("iflag=direct",) if caches else ()
+        read = size / gb / dd_read(run, files, *direct)
+        yield (f"dd reads, {name}", "", "", f"{read:.2f}", "1.00", "")
+        if caches:
+            drop_caches(directory)
+        again = run.work / f"again-{name}"
+        more = ("--load", str(directory), "--train-iters", str(STEPS + 1), "--save-interval", "1000", "--no-save-optim")
+        found = start(run, "ours", again, options=[*run.options, *more])
+        cells = ("", f"first step after {found['first_step_seconds']:.1f} s", f"{size / gb / found['load_seconds']:.2f}")
+        yield (f"lt-train loads, {name}", *cells, f"{size / gb / found['load_seconds'] / read:.2f}", "")
+        shutil.rmtree(again)
+    for path in run.work.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for what in ("dcp", "torchtitan") if peers else ():
+        directory = run.work / what
+        found = start(run, what, directory, bytes=size)
+        cells = (f"{found['stall']:.2f}", f"{found['seconds']:.2f}", f"{size / gb / found['seconds']:.2f}")
+        label = {"dcp": "torch's async_save", "torchtitan": "TorchTitan's async_with_pinned_mem"}[what]
+        yield (label, *cells, f"{size / gb / found['seconds'] / rate:.2f}", slowdown(found["quiet"], found["beside"]))
+        shutil.rmtree(directory)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure checkpoints beside dd and torch's own.")
+    parser.add_argument("--gib", type=float, help="of a checkpoint on a CPU, 2 by default")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if Path("/dev/nvidia0").exists() else "cpu")
+    parser.add_argument("--work", type=Path, help="directory on the disk to measure, with room for three checkpoints")
+    parser.add_argument("--without-peers", action="store_true")
+    arguments = parser.parse_args()
+    size = int((arguments.gib or (2 if arguments.device == "cpu" else 36.5)) * GIB)
+    columns = ("what", "stall s", "durable s", "GB/s", "of dd", "steps beside")
+    with tempfile.TemporaryDirectory(dir=arguments.work, prefix="bench-checkpoints-") as place:
+        found = start(Run(Path(place), "cpu", 1, (), 0), "processor", Path(place))
+    rows = [(name, f"{seconds:.2f}") for name, seconds in found.items()]
+    print(report.Table("processor seconds for a GB, with checksums", ("what", "s"), 1, rows, [report.machine()]).plain())
+    for ranks in arguments.ranks:
+        more = ("--use-distributed-optimizer",) if ranks > 1 else ()
+        with tempfile.TemporaryDirectory(dir=arguments.work, prefix="bench-checkpoints-") as place:
+            usual = (*options(arguments.device, size), "--global-batch-size", str(ranks), *more)
+            run = Run(Path(place), arguments.device, ranks, usual, size)
+            table = report.Table(f"checkpoints of about {size / GIB:.1f} GiB, {ranks} rank(s), {arguments.device}", columns, 1)
+            for row in measure(run, not arguments.without_peers):
+                table.rows.append(row)
+                print("bench:", *row, file=sys.stderr, flush=True)
+            table.notes.append(f"{report.machine()} Load {os.getloadavg()[0]:.0f}.")
+            print(table.plain(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""The host memory that --async-save takes, compared with what each node has before the first step.
+
+On a GPU a rank keeps its part of a checkpoint in host memory: of 2.8 billion parameters in bf16 39 GB, on a node of eight ranks 5
+each. On a CPU the writer shares memory with the rank by copy on write: as much again, once every weight was updated meanwhile.
+"""
+
+import socket
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+
+from lt_shared import memory
+from lt_shared.console import BadConfig
+from lt_train.checkpoint.training_state import TrainingState
+from lt_train.config.run_config import RunConfig
+from lt_train.runtime import agreement
+from lt_train.runtime.failure_report import Echo
+
+# Of what a node has: the page cache, data loaders and batches have the rest.
+USABLE_SHARE = 0.8
+GIB = 2**30
+
+
+def own_bytes(config: RunConfig, state: TrainingState) -> int:
+    """About what this rank writes of a checkpoint: the first of its data-parallel ranks has the weights, and all share the
+    optimizer's state where it is sharded."""
+    parameters = sum(parameter.numel() for chunk in state.chunks for parameter in chunk.parameters())
+    ranks = config.parallelism.data
+    is_first = parallel_state.get_data_parallel_rank() == 0
+    weight, optimizer = (2, 12) if config.precision.half else (4, 8)
+    weights = parameters * weight * (1 / ranks if config.memory.fully_sharded else is_first)
+    shares = 1 / ranks if config.shards_optimizer else is_first
+    return int(1.01 * (weights + (0 if config.checkpointing.no_save_optim else parameters * optimizer * shares)))
+
+
+def check(own: int) -> None:
+    """`own` is what this rank needs. Raises BadConfig when a node has too little for its ranks."""
+    shortage = _shortage(agreement.of_all_ranks([socket.gethostname(), own, memory.available_bytes()]))
+    if shortage is None:
+        return
+    if torch.distributed.get_rank():
+        raise Echo(shortage)
+    raise BadConfig(f"--async-save: {shortage}", "drop --async-save, or use more nodes")
+
+
+def _shortage(ranks: list[list[Any]]) -> str | None:
+    """In words, of the node that has the least for what its ranks need; None where all have enough."""
+    for host in sorted({host for host, _, _ in ranks}):
+        needed = sum(own for name, own, _ in ranks if name == host)
+        free = min(available for name, _, available in ranks if name == host)
+        if needed > USABLE_SHARE * free:
+            return f"its part of a checkpoint takes {needed / GIB:,.1f} GiB of host memory on {host}, {free / GIB:,.1f} are free"
+    return None

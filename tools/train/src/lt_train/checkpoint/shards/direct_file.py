@@ -1,0 +1,130 @@
+"""A file that is written in large blocks past the page cache, as `dd oflag=direct` does; a remote one in parts while it is made.
+
+Through the page cache a shard is copied into it by the kernel, page by page, and pushes out of it what training reads: the data
+and the sample index. Direct I/O takes blocks whose place in memory and in the file is aligned. A tensor's bytes begin somewhere
+in an archive, so they are copied into one aligned block first, which the processor does several times as fast as a disk writes;
+with two files at a time one block is filled while another is written. Where the filesystem has no direct I/O (tmpfs before Linux
+6.5, some of FUSE's) the same blocks go through the page cache. The last block is rarely whole, and goes there as well. Each file
+is synced once, at its end.
+
+A remote file is uploaded in parts of BLOCK_BYTES while it is made, several files at a time: nothing of it lies on a disk of the
+node, and no more than a block of each in memory. It appears when it is complete.
+"""
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import Iterator
+from typing import IO, Any
+
+import numpy as np
+
+from lt_shared import storage
+
+BLOCK_BYTES = 8 << 20
+ALIGNMENT = 4096
+
+
+@contextlib.contextmanager
+def written(path: str) -> Iterator["BlockFile"]:
+    """Yields what takes the content of a new file, which is durable when the block ends without an exception."""
+    if storage.is_remote(path):
+        with storage.publish(path) as upload:
+            remote = RemoteFile(upload)
+            yield remote
+            remote.flush()
+        return
+    local = DirectFile(path)
+    try:
+        yield local
+        local.finish()
+    finally:
+        local.close()
+
+
+class BlockFile:
+    """A file that is filled block by block, through one aligned piece of memory."""
+
+    def __init__(self) -> None:
+        self.block = np.frombuffer(mmap.mmap(-1, BLOCK_BYTES), np.uint8)
+        self.filled = 0
+
+    def write(self, content: memoryview) -> None:
+        source = np.frombuffer(content, np.uint8)
+        begin = 0
+        while begin < len(source):
+            count = min(len(source) - begin, BLOCK_BYTES - self.filled)
+            np.copyto(self.block[self.filled : self.filled + count], source[begin : begin + count])
+            self.filled += count
+            begin += count
+            if self.filled == BLOCK_BYTES:
+                self.flush()
+
+    def flush(self) -> None:
+        """Pass on what is filled."""
+        if self.filled:
+            self._put(self.block[: self.filled].data)
+        self.filled = 0
+
+    def _put(self, block: memoryview) -> None:
+        raise NotImplementedError
+
+
+class DirectFile(BlockFile):
+    def __init__(self, path: str):
+        super().__init__()
+        self.descriptor, self.is_direct = _open(path)
+
+    def _put(self, block: memoryview) -> None:
+        while block:
+            if self.is_direct and len(block) % ALIGNMENT:
+                self._through_page_cache()
+            try:
+                count = os.write(self.descriptor, block)
+            except OSError as error:
+                if error.errno != errno.EINVAL or not self.is_direct:
+                    raise
+                # The filesystem says so with the first block only, or wants another alignment.
+                self._through_page_cache()
+                continue
+            if count % ALIGNMENT:
+                self._through_page_cache()
+            block = block[count:]
+
+    def _through_page_cache(self) -> None:
+        if self.is_direct:
+            flags = fcntl.fcntl(self.descriptor, fcntl.F_GETFL)
+            fcntl.fcntl(self.descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+            self.is_direct = False
+
+    def finish(self) -> None:
+        whole = self.filled - self.filled % ALIGNMENT
+        self._put(self.block[:whole].data)
+        self._put(self.block[whole : self.filled].data)
+        self.filled = 0
+        os.fsync(self.descriptor)
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
+class RemoteFile(BlockFile):
+    def __init__(self, upload: IO[Any]):
+        super().__init__()
+        self.upload = upload
+
+    def _put(self, block: memoryview) -> None:
+        self.upload.write(block)
+
+
+def _open(path: str) -> tuple[int, bool]:
+    """A descriptor of a new file, and whether it takes direct I/O."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    try:
+        return os.open(path, flags | os.O_DIRECT, 0o666), True
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    return os.open(path, flags, 0o666), False
