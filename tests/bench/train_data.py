@@ -24,12 +24,14 @@ import numpy as np
 import torch
 import train_data_store
 
-from lt_shared import indexed_dataset
+from lt_shared import indexed_dataset, manifest
 from lt_shared.indexed_dataset import HEADER, MAGIC, VERSION, bin_path, idx_path
+from lt_shared.manifest import Dataset
 from lt_shared.sample_order.parts import DatasetPart
 from lt_shared.sample_order.samples import DatasetSamples, StoredSequences
 from lt_train.data.index_cache import make_once
 from lt_train.data.loader import read_ahead
+from lt_train.runtime.ports import free_port
 
 GIB = 1 << 30
 UINT16 = 8
@@ -41,9 +43,16 @@ READ_SECONDS = 10.0
 INDEX_SECONDS, INDEX_GIB, REUSE_SECONDS = 30.0, 4.0, 3.0
 COLD_TOKENS_PER_SECOND = 2_000_000
 LOOP_SHARE = 0.02
+# Of Llama 3 8B's width, 8 layers, 32,768 tokens on an H200: tools/train/PERFORMANCE.md.
+GPU_STEP_SECONDS, SHARE_OF_GPU_STEP = 0.81, 0.001
 # megatron-core warns of every optional package that is not there.
 QUIET = {**os.environ, "PYTHONWARNINGS": "ignore"}
 LOOP = ("--model", "tiny", "--seq-length", "1024", "--micro-batch-size", "4", "--device", "cpu", "--steps", "8", "--json")
+SMALL = (
+    *("--model", "tiny", "--num-layers", "1", "--hidden-size", "64", "--ffn-hidden-size", "128", "--num-attention-heads", "4"),
+    *("--seq-length", "64", "--micro-batch-size", "4", "--global-batch-size", "4", "--train-iters", "120", "--eval-iters", "0"),
+    *("--device", "cpu", "--save-interval", "1000"),
+)
 
 
 def write_index(prefix: str, documents: int) -> int:
@@ -173,6 +182,40 @@ def loop(work: Path, documents: int) -> Iterator[tuple[str, bool]]:
     yield f"waiting for data: {waiting:.2%} of a step", waiting < LOOP_SHARE
 
 
+def write_stream(work: Path, name: str) -> str:
+    """A finished stream of two shards, as an argument of lt-train."""
+    prefixes = [str(work / f"{name}{part}") for part in range(2)]
+    tokens = [write_index(prefix, 100) for prefix in prefixes]
+    for prefix, count in zip(prefixes, tokens, strict=True):
+        write_sparse(prefix, count)
+    shards = [
+        Dataset(prefix, 100, count, "uint16", 2048, weight=float(count), stream=str(work / name), part=part)
+        for part, (prefix, count) in enumerate(zip(prefixes, tokens, strict=True))
+    ]
+    lines = [*map(manifest.record_of, shards), {"v": 1, "kind": "end", "count": len(shards)}]
+    (work / f"{name}.list").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return f"@{work / name}.list"
+
+
+def loop_with_everything(work: Path, documents: int) -> Iterator[tuple[str, bool]]:
+    """Of a blend of streams, with a skip list, the loss by source and of each sample."""
+    (work / "skip").write_text("10-12\n40\n")
+    data = ("0.5", write_stream(work, "one"), "0.5", write_stream(work, "two"))
+    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    environment = {**QUIET, **rank, "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    options = ("--skip-samples", work / "skip", "--log-sample-loss", "--save", work / "run", *data)
+    command = [sys.executable, Path(__file__).with_name("loop_cost.py"), *SMALL, *options]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment)
+    found = json.loads(done.stdout.splitlines()[-1])
+    share = found["loop"] / 1e3 / GPU_STEP_SECONDS
+    of_samples = f"{found['sample_losses']:.2f} ms of it for losses of samples"
+    yield (
+        f"the loop with two streams and all that it can log: {found['loop']:.2f} ms of processor time a step, {of_samples};"
+        f" {share:.3%} of a step of {GPU_STEP_SECONDS} s",
+        share < SHARE_OF_GPU_STEP,
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="bench -- train-data", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -193,6 +236,7 @@ def main() -> int:
             (samples, 400_000 if chosen.quick else 2_000_000),
             (store, 10 if chosen.quick else 30),
             (loop, 0),
+            (loop_with_everything, 0),
         )
         for section, size in sections:
             if chosen.only not in (None, section.__name__):

@@ -210,7 +210,8 @@ class Arrivals:
         return not self._missing(end)
 
     def _missing(self, end: int) -> list[Stream]:
-        return [stream for number, stream in self._streams.items() if not stream.is_ready(self._drawn(number, end))]
+        unfinished = [(number, stream) for number, stream in self._streams.items() if not stream.is_finished]
+        return [stream for number, stream in unfinished if not stream.is_ready(self._drawn(number, end))]
 
     def _drawn(self, number: int, end: int) -> Drawn | None:
         """What of a stream is among the run's samples up to before `end`, in the last phase that has some of it."""

@@ -1,0 +1,87 @@
+"""What the training loop itself costs: processor time of a step outside the passes of the model and the optimizer.
+
+    RANK=0 WORLD_SIZE=1 ... python tests/bench/loop_cost.py OPTIONS OF LT-TRAIN
+
+This process is the one rank of the run. The last line of its output has medians over the steps, in milliseconds of processor
+time of its main thread: `loop`, all from one step to the next but the step's own work (micro batches, passes, mean loss,
+optimizer), with what is done within it for the ranks' agreement and for losses of samples; and of these losses alone,
+`sample_losses`. A step of any length has this, and it depends less than wall time on what else the machine does.
+"""
+
+import collections
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lt_train.cli import main
+from lt_train.train import train_step
+from lt_train.train.train_step import Stepper
+from lt_train.train.trainer import Loop
+
+WARMUP_STEPS = 20
+
+spent: collections.Counter[str] = collections.Counter()
+steps: list[dict[str, float]] = []
+
+
+def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, whose processor time in this thread counts as `name`."""
+
+    def measured(*words: Any, **named: Any) -> Any:
+        began = time.thread_time()
+        try:
+            return function(*words, **named)
+        finally:
+            spent[name] += time.thread_time() - began  # type: ignore[assignment]
+
+    return measured
+
+
+def watch(loop: Loop) -> None:
+    beat = loop.watchdog.beat
+    loop.log.sample_losses = timed("losses of samples", loop.log.sample_losses)  # type: ignore[method-assign]
+
+    def counted(iteration: int) -> None:
+        beat(iteration)
+        steps.append({**spent, "all": time.thread_time()})
+
+    loop.watchdog.beat = counted  # type: ignore[method-assign]
+
+
+def prepare() -> None:
+    begin = Loop.__init__
+
+    def initialized(loop: Loop, *words: Any) -> None:
+        begin(loop, *words)
+        watch(loop)
+
+    Loop.__init__ = initialized  # type: ignore[method-assign]
+    Loop._own = timed("agreement", Loop._own)  # type: ignore[method-assign]
+    Stepper.train = timed("step", Stepper.train)  # type: ignore[method-assign]
+    Stepper.sample_losses = timed("losses of samples in the step", Stepper.sample_losses)  # type: ignore[method-assign]
+    train_step._with_sample_sums = timed("with sums", train_step._with_sample_sums)
+    train_step.mean_loss = timed("without sums", train_step.mean_loss)
+
+
+def medians() -> dict[str, float]:
+    found = collections.defaultdict(list)
+    for before, after in zip(steps[WARMUP_STEPS:], steps[WARMUP_STEPS + 1 :], strict=False):
+        of_step = collections.Counter({name: after[name] - before.get(name, 0.0) for name in after})
+        sums = of_step["with sums"] - of_step["without sums"] if of_step["with sums"] else 0.0
+        within = of_step["agreement"] + of_step["losses of samples in the step"] + sums
+        found["loop"].append(of_step["all"] - of_step["step"] + within)
+        found["sample_losses"].append(of_step["losses of samples"] + of_step["losses of samples in the step"] + sums)
+    return {name: 1e3 * statistics.median(values) for name, values in found.items()}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    prepare()
+    try:
+        main()
+    finally:
+        print(json.dumps(medians()))
