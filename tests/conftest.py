@@ -30,9 +30,10 @@ for number in (signal.SIGINT, signal.SIGHUP):
 
 
 FILES_SHOWN, LONG_SECONDS = 60, 15
-# Files with a test, or a fixture, of more than half a minute. Most of these have few tests.
+# Files that take, or have a test or a fixture that takes, more than half a minute. Most of these have few tests.
 LONG = re.compile(
-    r"tests/(cluster|install|pipeline)/|_campaign\.py|test_(tutorial|extending)\.py|convert/weights/families/"
+    r"tests/(cluster|install|pipeline)/|_campaign\.py|test_(tutorial|extending)\.py|convert/weights/families/|train/test_cli\.py"
+    r"|preprocess/(pipeline/test_resume|datasets/test_source_places)\.py|hostile/test_convert_(occupied|planted|checksums)\.py"
     r"|convert/formats/test_(adamw|flat_optimizer)_state\.py|train/(models|parallel|ops|checkpoint)/|test_parallelism\.py"
     r"|planner/test_memory_estimate\.py|render/test_pods\.py|runtime/test_watchdog\.py"
 )
