@@ -11,9 +11,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from lt_shared import megatron_rope
 from lt_shared.architecture import CLAMPED_SWIGLU_LIMIT, Architecture, LatentAttention
 from lt_shared.console import BadConfig
+from lt_shared.megatron_arguments import rope
 
 PREFIX = "lt_"
 # Arguments of unsupported features, with the value that turns them off.
@@ -70,7 +70,7 @@ def to_arguments(architecture: Architecture) -> dict[str, Any]:
         "kv_channels": architecture.kv_channels,
         "vocab_size": architecture.vocab_size,
         "max_position_embeddings": architecture.max_position_embeddings,
-        **megatron_rope.to_arguments(architecture),
+        **rope.to_arguments(architecture),
         **arguments_of_style(architecture),
         "norm_epsilon": architecture.norm_epsilon,
         "untie_embeddings_and_output_weights": not architecture.tie_embeddings,
@@ -90,7 +90,7 @@ def absent_in_megatron(architecture: Architecture) -> list[str]:
     """What of the model Megatron-LM has no argument for, and would leave out: none of it changes the tensors' names."""
     scaling = architecture.rope_scaling
     found = []
-    if scaling and not megatron_rope.is_computable_by_megatron(scaling):
+    if scaling and not rope.is_computable_by_megatron(scaling):
         found.append(f"its RoPE scaling ({scaling}): Megatron has constants for every RoPE scaling parameter but the factor")
     if architecture.rotary_base != int(architecture.rotary_base):
         found.append(f"its rotary base of {architecture.rotary_base}: Megatron's is a whole number")
@@ -130,7 +130,7 @@ def from_arguments(arguments: Mapping[str, Any], name: str) -> Architecture:
             value = f"{arguments[argument]!r:.80}"
             raise BadConfig(f"{name}: {argument} is {value}: {layers} would need a scan or an indexer, and is not supported")
     try:
-        llama = megatron_rope.is_rotary(arguments, name)
+        llama = rope.is_rotary(arguments, name)
         latent = _latent_attention(arguments)
         features = _read_features(arguments, name)
         style = {"llama": llama, "activation": features["activation"], "biases": bool(arguments.get("add_bias_linear"))}
@@ -157,7 +157,7 @@ def from_arguments(arguments: Mapping[str, Any], name: str) -> Architecture:
             add_qkv_bias=llama and arguments.get("add_qkv_bias", False),
             qk_layernorm=arguments.get("qk_layernorm", False) and latent is None,
             latent_attention=latent,
-            **megatron_rope.from_arguments(arguments),
+            **rope.from_arguments(arguments),
             **_read_experts(arguments, name),
             **(features | {"sliding_window": _sliding_window(arguments.get("window_size"), name)}),
         )
