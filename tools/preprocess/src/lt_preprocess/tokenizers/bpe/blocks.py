@@ -3,7 +3,7 @@
 A mask has a bit for each byte, that of the first byte lowest.
 
 The head of the loop over characters outside ASCII is not here, but in each module that cuts: as one function, in four shapes,
-also inlined, it made the encoders 1 to 4% slower (o200k, Qwen 3 and DeepSeek V3, 5 MB of mixed text, warm, Xeon, 2026-11-27).
+also inlined, it made the encoders 1 to 4% slower (o200k, Qwen 3, DeepSeek V3, 5 MB of mixed text, warm, Xeon, 2026-11-27).
 """
 
 import numpy as np

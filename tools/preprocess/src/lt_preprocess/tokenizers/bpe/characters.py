@@ -42,7 +42,7 @@ def class_at(at: int, classes: int) -> np.uint8:
 
 
 @inner
-def is_white_space(at: int, classes: int) -> bool:
+def is_white_space(at: int, classes: int) -> np.bool_:
     kind = class_at(at, classes)
     return SPACE <= kind <= NEWLINE
 

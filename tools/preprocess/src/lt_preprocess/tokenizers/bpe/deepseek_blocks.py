@@ -51,7 +51,7 @@ _PUNCTUATION_BEFORE, _IDEOGRAPHS_BEFORE, _ATTACHED_BEFORE = LOWERS_BEFORE, CASEL
 
 
 @inner
-def _splits_off(kind: np.uint8) -> bool:
+def _splits_off(kind: np.uint8) -> np.bool_:
     """Whether the white space before a character of this class ends as at the end of the text, or goes on."""
     return kind == IDEOGRAPH or NUMBER <= kind <= NEWLINE
 
