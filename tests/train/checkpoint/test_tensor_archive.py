@@ -1,6 +1,7 @@
 """An archive made without torch's checksums is torch's own archive with zlib's, and none of its bytes is a copy of the tensor."""
 
 import io
+import struct
 import zipfile
 import zlib
 
@@ -37,7 +38,13 @@ def test_it_is_torchs_archive_with_checksums(tensor: torch.Tensor) -> None:
     assert members(content) == members(expected.getvalue())
     assert (made.size_bytes, made.crc32) == (len(content), zlib.crc32(content))
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        assert all(zlib.crc32(archive.read(member)) == member.CRC for member in archive.infolist())
+        for member in archive.infolist():
+            assert zlib.crc32(archive.read(member)) == member.CRC
+            # zipfile does not look at the descriptor behind a member.
+            lengths = struct.unpack_from("<HH", content, member.header_offset + 26)
+            behind = member.header_offset + 30 + sum(lengths) + member.file_size
+            descriptor = b"PK\x07\x08" + member.CRC.to_bytes(4, "little")
+            assert content[behind : behind + 8] == descriptor or not member.file_size
     assert torch.equal(torch.load(io.BytesIO(content)), tensor)
 
 
