@@ -295,3 +295,10 @@ def test_a_model_that_cannot_be_computed_is_refused_with_what_it_would_need(kind
     """As transformers describes it: none of its settings is read first."""
     with pytest.raises(BadConfig, match=f"run: {kind} models have {reason}"):
         from_config(AutoConfig.for_model(kind).to_dict(), "run")
+
+
+def test_an_indexer_is_not_passed_over() -> None:
+    """DeepSeek-V3.2's, under the name of DeepSeek-V3."""
+    config = to_config(preset("tiny-deepseek-v3"), "float32") | {"index_topk": 2048}
+    with pytest.raises(BadConfig, match="run: the model has sparse attention"):
+        from_config(config, "run")

@@ -8,7 +8,7 @@ from megatron.core.transformer import TransformerConfig
 
 from lt_shared.architecture import RopeScaling
 from lt_shared.console import BadConfig
-from lt_shared.megatron_arguments import from_arguments, to_arguments
+from lt_shared.megatron_arguments import absent_in_megatron, from_arguments, to_arguments
 from lt_shared.presets import PRESETS, preset
 
 LLAMA = preset("llama3.2-1b")
@@ -58,6 +58,7 @@ def test_megatrons_defaults_are_read() -> None:
         ({"normalization": "LayerNorm"}, "normalization is 'LayerNorm' with rope positions, expected 'RMSNorm'"),
         ({"swiglu": False}, "swiglu is False"),
         ({"multi_latent_attention": True}, "have no 'q_lora_rank'"),
+        ({"use_mup": True}, "use_mup is True"),
         ({"qk_l2_norm": True}, "qk_l2_norm is True"),
         ({"num_experts": 8, "moe_layer_freq": 2}, "moe_layer_freq is 2, and only first layers without experts"),
         ({"num_experts": 8, "moe_layer_freq": [0, 1]}, r"moe_layer_freq is \[0, 1\]"),
@@ -104,3 +105,37 @@ def test_features_of_a_family() -> None:
     experts = to_arguments(preset("mixtral-8x7b"))
     assert (experts["num_experts"], experts["moe_ffn_hidden_size"], experts["moe_aux_loss_coeff"]) == (8, 14336, 0.02)
     assert from_arguments(experts | {"ffn_hidden_size": 1}, "mixtral-8x7b") == preset("mixtral-8x7b")
+
+
+def latent(**changes: Any) -> Any:
+    """How positions of DeepSeek-V3 are scaled that was trained by Megatron-LM with such arguments."""
+    said = {"rope_type": None, "rotary_scaling_factor": 40.0, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32.0}
+    arguments = to_arguments(preset("deepseek-v3")) | said
+    arguments.pop("original_max_position_embeddings")
+    return from_arguments(arguments | changes, "run").rope_scaling
+
+
+def test_latent_attention_has_yarn_where_megatron_lm_says_nothing() -> None:
+    """`MLATransformerConfig` has it, and `--rope-type` is None by default."""
+    assert latent() == preset("deepseek-v3").rope_scaling
+    assert latent(rope_type="yarn", original_max_position_embeddings=8192).original_max_position_embeddings == 8192
+    assert latent(rotary_scaling_factor=1.0) is None
+    assert latent(rope_type="rope", rotary_scaling_factor=1.0) is None
+    assert latent(rope_type="rope", mscale_all_dim=0.0) is None
+
+
+def test_plain_rope_whose_scores_are_multiplied_is_refused() -> None:
+    """As megatron-core 0.16.1 and 0.19.2 do: (0.1 ln 40 + 1)^2 = 1.87."""
+    with pytest.raises(BadConfig, match=r"rope_type rope with rotary_scaling_factor 40.0 and mscale_all_dim 1.0"):
+        latent(rope_type="rope")
+
+
+def test_the_epsilon_of_latents_is_told() -> None:
+    other = dataclasses.replace(preset("deepseek-v3"), norm_epsilon=1e-3)
+    assert [said for said in absent_in_megatron(other) if "epsilon" in said]
+    assert not [said for said in absent_in_megatron(preset("deepseek-v3")) if "epsilon" in said]
+
+
+def test_layers_of_another_number_are_told_as_such() -> None:
+    with pytest.raises(BadConfig, match="of 5 layers, and the model has 61"):
+        from_arguments(to_arguments(preset("deepseek-v3")) | {"moe_layer_freq": [0] + [1] * 4}, "run")

@@ -38,7 +38,7 @@ def test_options_are_found_by_a_word_of_their_name() -> None:
 def test_what_is_neither_is_refused() -> None:
     done = run("help", "quantum")
     assert (done.code, done.out) == (2, "")
-    assert done.err.startswith("lt-train: error: quantum: neither a section nor an option\nhint: sections: Model, Layers, ")
+    assert done.err.startswith("lt-train: error: quantum: neither a section nor an option\nhint: sections: Model, Experts, Latent attention, Layers, ")
     for word, nearest in (("paralelism", "parallelism"), ("weight_decay", "weight-decay")):
         assert run("help", word).err.endswith(f"neither a section nor an option\nhint: did you mean {nearest}?\n")
 
@@ -54,3 +54,10 @@ def test_models() -> None:
     assert [row.split()[0] for row in rows] == list(presets.PRESETS)
     (row,) = (row for row in rows if row.startswith("llama3.1-8b "))
     assert row.split()[1:] == ["8,030.3", "M", "32", "4096", "32", "8", "-", "131,072", "128,256"]
+
+
+def test_a_commands_name_may_follow_the_options_of_every_command() -> None:
+    quiet, talkative = run("models"), run("-v", "models")
+    assert (quiet.code, talkative.code) == (0, 0)
+    assert talkative.out == quiet.out != ""
+    assert "took" in talkative.err

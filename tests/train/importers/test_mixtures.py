@@ -163,6 +163,11 @@ def test_positions_that_are_not_scaled(change: Sequence[str]) -> None:
     assert found.rope_scaling is None
 
 
+def test_a_factor_of_scores_beside_plain_rope_is_told() -> None:
+    assert lost(from_words(*V2_LITE, "--rope-type", "rope")) == ["mscale_all_dim"]
+    assert lost(from_words(*V2_LITE, "--rope-type", "rope", "--mscale-all-dim", "0")) == []
+
+
 def test_options_change_a_preset() -> None:
     from layouts import assembled
 
@@ -190,6 +195,8 @@ def test_options_change_a_preset() -> None:
         (("--model", "tiny-deepseek-v3", "--kv-channels", "8"), "latent attention has a key for each"),
         (("--model", "tiny-deepseek-v3", "--v-head-dim", "8", "--kv-channels", "8"), "--kv-channels beside latent attention"),
         (("--model", "tiny-deepseek-v3", "--moe-layer-freq", "2"), "only first layers without experts are known here"),
+        (("--model", "tiny-deepseek-v3", "--moe-layer-freq", "[0]+[1]*4"), "of 5 layers, and the model has 4"),
+        (("--model", "tiny-qwen3-moe", "--moe-router-enable-expert-bias"), "need sigmoid scores"),
     ],
 )
 def test_contradictions_are_refused(options: Sequence[str], message: str) -> None:

@@ -188,6 +188,8 @@ class Architecture:
         if self.moe_first_dense_layers == 0 or self.moe_ffn_hidden_size == self.ffn_hidden_size:
             object.__setattr__(self, "ffn_hidden_size", self.expert_size)
             object.__setattr__(self, "moe_ffn_hidden_size", None)
+        if self.moe_router_enable_expert_bias and self.moe_router_score_function != "sigmoid":
+            raise BadConfig("biases that balance experts need sigmoid scores", "give moe_router_score_function sigmoid")
         if self.moe_router_score_function == "sigmoid":
             # Megatron always normalises sigmoids over the chosen experts, whatever the setting says.
             object.__setattr__(self, "moe_router_pre_softmax", False)

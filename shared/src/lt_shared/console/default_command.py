@@ -13,6 +13,8 @@ import click
 from lt_shared.console.commands import Command
 from lt_shared.console.errors import UsageError
 
+VERBOSITY = ("-q", "--quiet", "-v", "--verbose")
+
 
 class Operands(click.Argument):
     """The files that a command works on; the first word may be the name of a command instead."""
@@ -54,10 +56,19 @@ class DefaultCommand(Command):
 
     def chosen(self, completing: str) -> click.Command:
         """The group of named commands when the first word is one of them, else this. `completing`: the variable that the shell
-        sets when it completes a command line, whose words are in COMP_WORDS."""
-        words = os.environ.get("COMP_WORDS", "").split() if completing in os.environ else sys.argv
+        sets when it completes a command line, whose words are in COMP_WORDS.
+
+        Of -q and -v before the name, which every command takes, sys.argv has the name first.
+        """
+        is_typed = completing in os.environ
+        words = os.environ.get("COMP_WORDS", "").split() if is_typed else sys.argv
+        first = next((number for number, word in enumerate(words) if number and word not in VERBOSITY), len(words))
         group = self.named()
-        return group if words[1:] and words[1] in group.list_commands(click.Context(group)) else self
+        if first == len(words) or words[first] not in group.list_commands(click.Context(group)):
+            return self
+        if not is_typed:
+            sys.argv[1 : first + 1] = [words[first], *words[1:first]]
+        return group
 
 
 def check_name(word: str, names: Iterable[str]) -> None:

@@ -49,13 +49,14 @@ _REASONS: Mapping[str, tuple[str, ...]] = {
     _GATED_SHARED_EXPERT: ("qwen2_moe",),
     _BLOCK_SPARSE: ("phi3small",),
 }
+HINT = "docs/guides/models.md lists the families that are supported"
 _REASON_OF = {kind: reason for reason, kinds in _REASONS.items() for kind in kinds}
 
 
 def refuse(config: Mapping[str, Any], name: str) -> None:
-    """Raises BadConfig for a model type of the table."""
+    """Raises BadConfig for a model type of the table, or with DeepSeek-V3.2's indexer."""
     kind = config.get("model_type")
     if isinstance(kind, str) and kind in _REASON_OF:
-        raise BadConfig(
-            f"{name}: {kind} models have {_REASON_OF[kind]}", "docs/guides/models.md lists the families that are supported"
-        )
+        raise BadConfig(f"{name}: {kind} models have {_REASON_OF[kind]}", HINT)
+    if config.get("index_topk"):
+        raise BadConfig(f"{name}: the model has {_SPARSE_ATTENTION}", HINT)

@@ -16,6 +16,8 @@ from lt_shared.console import BadConfig
 from lt_shared.megatron_arguments import rope
 
 PREFIX = "lt_"
+# Of transformers' DeepSeek models, whatever that of their other norms is.
+LATENT_NORM_EPSILON = 1e-6
 # Arguments of unsupported features, with the value that turns them off.
 _ABSENT_HERE = {
     "qk_l2_norm": False,
@@ -25,6 +27,7 @@ _ABSENT_HERE = {
     "apply_residual_connection_post_layernorm": False,
     "squared_relu": False,
     "moe_apply_probs_on_input": False,
+    "use_mup": False,
 }
 # Arguments of layers that are not a transformer's, with what they are.
 _HYBRIDS = {
@@ -92,6 +95,8 @@ def absent_in_megatron(architecture: Architecture) -> list[str]:
     found = []
     if scaling and not rope.is_computable_by_megatron(scaling):
         found.append(f"its RoPE scaling ({scaling}): Megatron has constants for every RoPE scaling parameter but the factor")
+    if architecture.latent_attention and architecture.norm_epsilon != LATENT_NORM_EPSILON:
+        found.append(f"the epsilon of its latents' norms, {LATENT_NORM_EPSILON}: Megatron takes the model's")
     if architecture.rotary_base != int(architecture.rotary_base):
         found.append(f"its rotary base of {architecture.rotary_base}: Megatron's is a whole number")
     given = [name for name in _WITHOUT_ARGUMENT if name != "model_type" and getattr(architecture, name) != _DEFAULTS[name]]
@@ -220,7 +225,9 @@ def dense_layers(frequency: Any, layers: int, name: str) -> int:
     """How many layers at the start have no experts, of Megatron's `moe_layer_freq`. Raises BadConfig for another pattern."""
     pattern = list(frequency) if isinstance(frequency, list | tuple) else [int(layer % frequency == 0) for layer in range(layers)]
     dense = pattern.index(1) if 1 in pattern else layers
-    if len(pattern) != layers or pattern != [0] * dense + [1] * (layers - dense):
+    if len(pattern) != layers:
+        raise BadConfig(f"{name}: moe_layer_freq is {frequency!r:.80}, of {len(pattern)} layers, and the model has {layers}")
+    if pattern != [0] * dense + [1] * (layers - dense):
         raise BadConfig(f"{name}: moe_layer_freq is {frequency!r:.80}, and only first layers without experts are known here")
     return dense
 

@@ -36,6 +36,8 @@ _GROUPED = {
     "mscale_all_dim": "yarn_mscale_all_dim",
     "truncate": "yarn_correction_range_round_to_int",
 }
+# What `MLATransformerConfig` has where nothing is said.
+_ORIGINAL_POSITIONS = 4096
 # megatron-core multiplies attention scores by `mscale_all_dim` and the factor even where the type is plain RoPE.
 _LATENT_WITHOUT_SCALING = {"rope_type": "rope", "rotary_scaling_factor": 1.0, "mscale": 1.0, "mscale_all_dim": 0.0}
 
@@ -109,7 +111,7 @@ def _scaling(arguments: Mapping[str, Any]) -> AnyScaling | None:
     if arguments.get(_OTHER_SCALING):
         return rope_scaling.from_record(dict(arguments[_OTHER_SCALING]))
     if arguments.get("multi_latent_attention"):
-        return _yarn(arguments, _LATENT) if arguments.get("rope_type", "yarn") == "yarn" else None
+        return _latent_scaling(arguments)
     if arguments.get("position_embedding_type") == "yarn":
         return _yarn(arguments, _GROUPED)
     if not arguments.get("use_rope_scaling"):
@@ -117,6 +119,33 @@ def _scaling(arguments: Mapping[str, Any]) -> AnyScaling | None:
     names = (field.name for field in dataclasses.fields(RopeScaling))
     others = {name: arguments[_LLAMA3_PREFIX + name] for name in names if _LLAMA3_PREFIX + name in arguments}
     return RopeScaling(arguments.get("rope_scaling_factor", 8.0), **others)
+
+
+def _latent_scaling(arguments: Mapping[str, Any]) -> YarnScaling | None:
+    """Megatron-LM leaves `rope_type` None where its command line says nothing, which megatron-core takes for YaRN.
+
+    Raises BadConfig for plain RoPE whose attention scores megatron-core multiplies all the same.
+    """
+    factor = arguments.get(_LATENT["factor"])
+    if (arguments.get("rope_type") or "yarn") != "yarn":
+        if (factor or 1) > 1 and arguments.get(_LATENT["mscale_all_dim"]):
+            raise BadConfig(
+                f"rope_type rope with rotary_scaling_factor {factor} and mscale_all_dim {arguments[_LATENT['mscale_all_dim']]}: "
+                "megatron-core multiplies attention scores by them even so, and no other format can say that"
+            )
+        return None
+    if factor is None:
+        raise BadConfig("latent attention without a rotary_scaling_factor, for which megatron-core has had several defaults")
+    # Without a factor, YaRN is plain RoPE.
+    return (
+        _yarn({_LATENT["original_max_position_embeddings"]: _ORIGINAL_POSITIONS} | _given(arguments), _LATENT)
+        if factor != 1
+        else None
+    )
+
+
+def _given(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if value is not None}
 
 
 def _yarn(arguments: Mapping[str, Any], names: Mapping[str, str]) -> YarnScaling:

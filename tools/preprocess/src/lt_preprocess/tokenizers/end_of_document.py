@@ -17,6 +17,7 @@ TURN_ENDS = frozenset(
         *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|eot|>", "<|eom|>", "<end_of_turn>", "<turn|>", "<|return|>", "<|call|>"),
         *("<|end|>", "<|user|>", "<|observation|>", "<|END_OF_TURN_TOKEN|>", "[EOT]", "<|endofturn|>", "<|end_of_turn|>"),
         *("<|end_of_role|>", "<|eoa|>", "[|endofturn|]", "<end_of_utterance>", "<|im_sep|>", "<|endofmessage|>"),
+        *("<|role_end|>", "<|assistant_end|>", "<\uff5cUser\uff5c>"),
     ]
 )
 

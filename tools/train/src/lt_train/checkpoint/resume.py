@@ -123,7 +123,10 @@ def _check_architecture(config: RunConfig, checkpoint: str, saved: RunRecord) ->
         note(f"{field} is {ours[field]}, and was {theirs[field]} in {checkpoint}")
     different = [f"{field} {theirs[field]} there, {ours[field]} here" for field in ours if field in differing - set(extended)]
     if different:
-        raise BadConfig(f"{checkpoint}: another architecture: {'; '.join(different)}", "resume with the model it was saved from")
+        hint = "resume with the model it was saved from"
+        if differing == {"mtp_num_layers"}:
+            hint = f"--mtp-num-layers {theirs['mtp_num_layers']} trains the model that was saved"
+        raise BadConfig(f"{checkpoint}: another architecture: {'; '.join(different)}", hint)
 
 
 def _compare_batches(config: RunConfig, saved: RunRecord) -> None:

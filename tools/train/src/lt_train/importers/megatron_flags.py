@@ -17,7 +17,7 @@ MODEL = re.compile(
     r"|attention_output_gate|use_mup|mup(_.*)?|experimental_attention_variant|dsa_.*|linear_(attention|conv|key|value|num)_.*|xielu"
     r"|xiprelup?|heterogeneous_.*|hetero_.*|enable_gpt_oss|enable_mhc_.*|mhc_.*|moe_shared_.*|moe_latent_size|moe_residual.*"
     r"|moe_use_residual|moe_layer_.*|moe_router_(pre_softmax|enable_expert_bias|score_function|topk_scaling_factor|.*group.*)"
-    r"|post_layer_norm|no_(attn|mlp|final)_layernorm|.*_multiplier|softmax_(type|scale)|activation_func.*|glu_linear_offset|alibi.*"
+    r"|qk_l2_norm|first_k_dense_replace|post_layer_norm|no_(attn|mlp|final)_layernorm|.*_multiplier|softmax_(type|scale)|activation_func.*|glu_linear_offset|alibi.*"
     r"|relative_attention_.*|mrope_section|window_attn_.*|no_rope_.*|rotary_.*|rope_.*|yarn_.*|original_max_position_embeddings"
     r"|mtp_.*|mscale.*|gdp_.*|mamba_.*|hybrid_.*|spec|retro_.*|bert_.*|vision_.*|mlp_type|expert_interval|sandwich.*|scattered_.*"
     r"|share_layers|num_shared_.*|use_bnb_optimizer_model|encoder_num_layers|decoder_num_layers|normalize_embeddings|use_emha"

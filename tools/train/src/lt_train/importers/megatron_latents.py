@@ -23,6 +23,7 @@ OF_YARN = (
 WITHOUT = "without --multi-latent-attention it has no effect"
 # megatron-core's `MLATransformerConfig`.
 ORIGINAL_POSITIONS, MSCALE, MSCALE_ALL_DIM = 4096, 1.0, 0.0
+SCORES = "beside plain RoPE megatron-core still multiplies attention scores by it and the factor"
 NORMS = "the latents have no norms then; lt-train's have them, as all models of DeepSeek"
 
 
@@ -48,11 +49,18 @@ def translate(ledger: Ledger, section: str = "") -> None:
         for key, text in given.items():
             ledger.drop_value(section + key, text, "a number is needed there", Effect.MODEL)
         return
+    if scaling is None and _multiplies_scores(given):
+        ledger.drop_value(f"{section}mscale_all_dim", given["mscale_all_dim"], SCORES, Effect.MODEL)
     for key, text in given.items():
         if scaling:
             ledger.set("rope_scaling", scaling, section + key)
         else:
             ledger.drop_value(section + key, text, "plain RoPE", Effect.NONE)
+
+
+def _multiplies_scores(given: dict[str, str]) -> bool:
+    """What megatron-core does to plain RoPE, too."""
+    return _number(given.get("rotary_scaling_factor", "1")) > 1 and _number(given.get("mscale_all_dim", "0")) != 0
 
 
 def _text(value: Any) -> str:

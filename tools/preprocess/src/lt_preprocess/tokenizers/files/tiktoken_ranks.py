@@ -70,12 +70,17 @@ def _regex(files: TokenizerFiles, sources: Sequence[str], model: Model | None, c
 
 def _unknown(files: TokenizerFiles, count: int) -> BadData:
     beside = files.directory / "tokenizer.json"
+    code = next(files.directory.glob("tokenization_*.py"), None)
+    if beside.is_file():
+        hint = f"--tokenizer {beside}"
+    elif code is not None:
+        hint = f"use the tokenizer.json of that model: how {code.name} cuts text is not known"
+    else:
+        hint = "use the tokenizer.json of that model, or put its tokenization_*.py and tokenizer_config.json beside the file"
     return BadData(
         f"{files.files[0]}: a tiktoken file of {count:,} entries; only those of {known_ranks.names()} are known "
         "by their content, and the file does not say how text is cut",
-        f"--tokenizer {beside}"
-        if beside.is_file()
-        else "use the tokenizer.json of that model, or put its tokenization_*.py and tokenizer_config.json beside the file",
+        hint,
     )
 
 
