@@ -38,7 +38,9 @@ def test_options_are_found_by_a_word_of_their_name() -> None:
 def test_what_is_neither_is_refused() -> None:
     done = run("help", "quantum")
     assert (done.code, done.out) == (2, "")
-    assert done.err.startswith("lt-train: error: quantum: neither a section nor an option\nhint: sections: Model, Experts, Latent attention, Layers, ")
+    assert done.err.startswith(
+        "lt-train: error: quantum: neither a section nor an option\nhint: sections: Model, Experts, Latent attention, Layers, "
+    )
     for word, nearest in (("paralelism", "parallelism"), ("weight_decay", "weight-decay")):
         assert run("help", word).err.endswith(f"neither a section nor an option\nhint: did you mean {nearest}?\n")
 

@@ -146,6 +146,9 @@ def test_products_at_the_ends_of_float32(scale: float, tmp_path: Path) -> None:
     ("scale", "message"),
     [
         (torch.tensor([[3e38]]), "w: a value times its scale is too large for float32"),
+        (torch.tensor([[-1.0]]), "w: has a scale that is negative, or no finite number"),
+        (torch.tensor([[float("nan")]]), "w: has a scale that is negative, or no finite number"),
+        (torch.tensor([[float("inf")]]), "w: has a scale that is negative, or no finite number"),
         (torch.tensor([[255]], dtype=torch.uint8).view(torch.float8_e8m0fnu), "w: has a scale that is not a number"),
     ],
 )

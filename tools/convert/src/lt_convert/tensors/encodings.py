@@ -113,7 +113,7 @@ class Encoding:
                 found = found.take(index - index[0], axis)
         with numpy.errstate(over="ignore", invalid="ignore", under="ignore"):
             product: NDArray[numpy.float32] = numpy.multiply(values, found, out=values)
-        if numpy.isinf(product).any() and not numpy.isinf(found).any():
+        if numpy.isinf(product).any():
             raise BadData(f"{name}: a value times its scale is too large for float32", f"{scales.file} is damaged")
         return product
 
@@ -130,7 +130,11 @@ def _scales(scales: Scales, indices: Sequence[NDArray[numpy.int64]], read: Read,
     bits: NDArray[Any] = numpy.ndarray(shape, kind, data, 0, strides)
     if scales.dtype == E8M0 and (bits == E8M0_NAN).any():
         raise BadData(f"{name}: has a scale that is not a number", f"{scales.file} is damaged")
-    return _values(bits, scales.dtype)
+    found = _values(bits, scales.dtype)
+    # A block of zeros may have a scale of zero.
+    if not (numpy.isfinite(found) & (found >= 0)).all():
+        raise BadData(f"{name}: has a scale that is negative, or no finite number", f"{scales.file} is damaged")
+    return found
 
 
 def _values(items: NDArray[Any], dtype: str) -> NDArray[numpy.float32]:
