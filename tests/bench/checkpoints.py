@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import page_cache
 import report
 
 PROGRAM = Path(__file__).with_name("checkpoint_ranks.py")
@@ -83,17 +84,6 @@ def options(device: str, size_bytes: int) -> tuple[str, ...]:
     else:
         shape = ("--model", "llama3-8b", "--num-layers", "8", "--seq-length", "4096", "--bf16")
     return (*shape, "--device", device, "--micro-batch-size", "1", "--mock-data", "--eval-iters", "1", "--log-interval", "1")
-
-
-def drop_caches(directory: Path) -> None:
-    os.sync()
-    if os.geteuid() == 0:
-        Path("/proc/sys/vm/drop_caches").write_text("3")
-        return
-    for path in directory.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def timed(work: Callable[[], None]) -> float:
@@ -183,12 +173,12 @@ def measure(run: Run, peers: bool) -> Iterator[tuple[str, ...]]:
         yield (name, *cells, f"{size / gb / save['seconds'] / rate:.2f}", slowdown(quiet, beside) if more else "")
     for name, caches in (("cold", True), ("warm", False)):
         if caches:
-            drop_caches(directory)
+            page_cache.drop(directory)
         direct = ("iflag=direct",) if caches else ()
         read = size / gb / dd_read(run, files, *direct)
         yield (f"dd reads, {name}", "", "", f"{read:.2f}", "1.00", "")
         if caches:
-            drop_caches(directory)
+            page_cache.drop(directory)
         again = run.work / f"again-{name}"
         more = ("--load", str(directory), "--train-iters", str(STEPS + 1), "--save-interval", "1000", "--no-save-optim")
         found = start(run, "ours", again, options=[*run.options, *more])

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
+import page_cache
 import processes
 import report
 
@@ -77,20 +78,9 @@ def write_model(directory: Path, architecture: Architecture) -> Path:
     return directory
 
 
-def drop_caches(directory: Path) -> None:
-    os.sync()
-    if os.geteuid() == 0:
-        Path("/proc/sys/vm/drop_caches").write_text("3")
-        return
-    for path in directory.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
 def run(job: Job, out: Path) -> Measured:
     shutil.rmtree(out, ignore_errors=True)
-    drop_caches(job.source)
+    page_cache.drop(job.source)
     with tempfile.NamedTemporaryFile("r") as messages:
         words = " ".join(f"'{word}'" for word in job.command)
         usage = processes.run(["sh", "-c", f"exec {words} 2>{messages.name}" if len(job.command) > 1 else str(job.command[0])])

@@ -1,0 +1,16 @@
+"""Files as after a restart of the machine: not in memory."""
+
+import os
+from pathlib import Path
+
+
+def drop(directory: Path) -> None:
+    """All files as root, those of `directory` otherwise."""
+    os.sync()
+    if os.geteuid() == 0:
+        Path("/proc/sys/vm/drop_caches").write_text("3")
+        return
+    for path in directory.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
