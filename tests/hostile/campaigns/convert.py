@@ -37,6 +37,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2] / "train"))
 
 from convert_models import content, write_model
 from fault_campaign import ERRORS, Broken, ended, in_turn

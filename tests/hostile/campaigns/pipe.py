@@ -179,7 +179,8 @@ class Campaign:
         """Seconds and result."""
         pipe, begin = self.new_pipe("undisturbed"), time.monotonic()
         done = pipe.run()
-        if (done.producer, done.trainer) != (0, 0):
+        # The trainer may have all that it needs before the producer has written its last line.
+        if done.trainer != 0 or done.producer not in (0, 141):
             raise SystemExit(f"undisturbed, {done}: {done.errors}")
         return time.monotonic() - begin, pipe.result()
 

@@ -66,7 +66,8 @@ def test_every_layout_has_the_losses_of_one_rank(family: str, layout: str, outco
     found, alone = outcomes[f"{family}-{layout}"], outcomes[f"{family}-alone"]
     assert found.error is None
     assert len(alone.losses) == 5
-    assert found.losses == pytest.approx(alone.losses, abs=5e-6)
+    # Ten roundings of a loss of 7.5: it was 5.2e-6 on a processor with AVX-512.
+    assert found.losses == pytest.approx(alone.losses, abs=1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
