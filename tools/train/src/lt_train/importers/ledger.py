@@ -131,7 +131,8 @@ class Ledger:
         value = self._left.pop(key, None)
         if value is None:
             return otherwise
-        return value if isinstance(value, str) else self._not_taken(key, value, A_TEXT, otherwise)
+        is_text = isinstance(value, str) and "\0" not in value
+        return value if is_text else self._not_taken(key, value, A_TEXT, otherwise)
 
     def carry(self, key: str, option: str) -> None:
         """Carry `key` over as `option`, if lt-train takes its value there; one that is not set is passed over."""
