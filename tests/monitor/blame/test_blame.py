@@ -285,3 +285,24 @@ def test_its_examples_run(tool: Tool, tmp_path: Path) -> None:
         assert (done.returncode, bool(done.stdout)) == (0, True), done.stderr
     assert "sample" in (tmp_path / "blame.html").read_text()
     assert json.loads((tmp_path / "skip.jsonl").read_text().splitlines()[0])["kind"] == "skip"
+
+
+def test_steps_of_two_attempts(tool: Tool, order: AttemptOrder, poisoned: list[int], tmp_path: Path) -> None:
+    """A run that was killed and went on at step 40: what is asked lies on both sides."""
+    later = dataclasses.replace(order, step=39, consumed_samples=39 * BATCH)
+    with (tmp_path / "run" / run_order.FILE).open("a") as file:
+        file.write(run_order.line(later) + "\n")
+    record = blamed(tool, "--step", "38-41")
+    (found,) = record["found"]
+    assert {(one["sample"], one["step"]) for one in found["samples"]} == {
+        (sample, sample // BATCH + 1) for sample in range(37 * BATCH, 41 * BATCH)
+    }
+
+
+def test_a_second_list_has_what_the_first_left_out(tool: Tool, order: AttemptOrder, poisoned: list[int], tmp_path: Path) -> None:
+    (tmp_path / "first.jsonl").write_text("7\n12-13\n")
+    again = dataclasses.replace(order, command=(*order.command, "--skip-samples", "first.jsonl"))
+    (tmp_path / "run" / run_order.FILE).write_text(run_order.line(again) + "\n")
+    blamed(tool, "--spike", "--skip-list", "second.jsonl")
+    listed = [json.loads(line)["samples"] for line in (tmp_path / "second.jsonl").read_text().splitlines()]
+    assert listed == [[7, 7], [12, 13], *([number, number] for number in poisoned)]

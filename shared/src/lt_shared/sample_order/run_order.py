@@ -214,8 +214,21 @@ def of_step(attempts: Sequence[AttemptOrder], step: int) -> AttemptOrder:
     """The latest attempt that began before `step`, which counts from 1. Raises BadData for a step that none has."""
     found = next((attempt for attempt in reversed(attempts) if attempt.step < step), None)
     if found is None or step > found.train_iters:
-        raise BadData(f"step {step}: the run has steps 1 to {max(attempt.train_iters for attempt in attempts)}")
+        begin, end = min(attempt.step for attempt in attempts) + 1, max(attempt.train_iters for attempt in attempts)
+        raise BadData(f"step {step}: the run has steps {begin} to {end}")
     return found
+
+
+def samples_of(attempts: Sequence[AttemptOrder], first_step: int, last_step: int) -> range:
+    """The run's sample numbers, from 0, of steps that may be of several attempts. Raises as `of_step`."""
+    first, last = (of_step(attempts, step).samples_of(step, step) for step in (first_step, last_step))
+    return range(first.start, last.stop)
+
+
+def step_of(attempts: Sequence[AttemptOrder], sample: int) -> int:
+    """The step, from 1, that trains on a sample of the run."""
+    attempt = next((one for one in reversed(attempts) if one.consumed_samples <= sample), attempts[0])
+    return attempt.step_of(sample)
 
 
 def line(attempt: AttemptOrder) -> str:

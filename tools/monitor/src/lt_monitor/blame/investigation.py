@@ -54,8 +54,9 @@ class Investigation:
         }
 
     def write_skip_list(self, path: str) -> None:
-        """Raises CannotCreate and IoFailure."""
-        storage.write_bytes(path, rollback.skip_lines(self.suspects).encode())
+        """Raises CannotCreate and IoFailure; and NoInput and BadData for the list that the run itself was given."""
+        attempt, _ = self.samples.of_steps(self.found[0].steps)
+        storage.write_bytes(path, rollback.skip_lines(self.suspects, rollback.skipped_by(attempt)).encode())
 
     def write_report(self, path: str) -> None:
         """Raises UsageError for a name that does not end in .html, and as `storage.write_bytes`."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from lt_shared import checkpoint_layout
 from lt_shared.sample_order.run_order import AttemptOrder, OrderedDataset
+from lt_shared.sample_order.skip_list import SkipList
 
 VERSION = 1
 
@@ -24,10 +25,17 @@ def ranges(samples: Iterable[int]) -> list[tuple[int, int]]:
     return found
 
 
-def skip_lines(samples: Iterable[int]) -> str:
-    """What `lt-train --skip-samples` reads: a line of JSON for each range."""
-    records = [{"v": VERSION, "kind": "skip", "samples": list(one)} for one in ranges(samples)]
+def skip_lines(samples: Iterable[int], skipped: SkipList) -> str:
+    """What `lt-train --skip-samples` reads, a line of JSON for each range: also what the run has `skipped` before."""
+    records = [{"v": VERSION, "kind": "skip", "samples": one} for one in SkipList.of([*ranges(samples), *skipped.ranges]).ranges]
     return "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records)
+
+
+def skipped_by(attempt: AttemptOrder) -> SkipList:
+    """The samples that the attempt itself was told to leave out. Raises as `SkipList.read`."""
+    words = iter(attempt.command)
+    named = [word.partition("=")[2] or next(words, "") for word in words if word.partition("=")[0] == "--skip-samples"]
+    return SkipList.read(named[-1]) if named else SkipList()
 
 
 @dataclasses.dataclass(frozen=True)

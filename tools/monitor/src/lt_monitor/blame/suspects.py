@@ -1,6 +1,7 @@
 """The samples of some steps, ranked by their losses, with the documents that their tokens come from."""
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -96,8 +97,7 @@ class RunSamples:
     def of_steps(self, steps: StepRange) -> tuple[AttemptOrder, range]:
         """The attempt of these steps, and the numbers of their samples. Raises BadData for steps that the run does not have."""
         attempt = run_order.of_step(self.attempts, steps.last)
-        first = max(steps.first, attempt.step + 1)
-        return attempt, attempt.samples_of(first, steps.last)
+        return attempt, run_order.samples_of(self.attempts, steps.first, steps.last)
 
     def samples(self, attempt: AttemptOrder) -> Samples:
         """Those of an attempt, opened once."""
@@ -118,7 +118,7 @@ def blame(run: RunSamples, steps: StepRange, losses: Mapping[int, float], shown:
     usual = _usual(numbers, losses)
     found = []
     is_shaken = False
-    for step, of_step in itertools.groupby(numbers, attempt.step_of):
+    for step, of_step in itertools.groupby(numbers, functools.partial(run_order.step_of, run.attempts)):
         in_step = {number: losses.get(number) for number in of_step}
         raised = _raised_by(in_step.values(), usual[0]) if is_shaken and usual else 0.0
         for number, loss in in_step.items():

@@ -72,7 +72,7 @@ def command(
         raise click.UsageError("Give --step or --samples.")
     attempts = run_order.read(run)
     attempt, numbers = _of_samples(attempts, samples) if samples else _of_steps(attempts, steps or (1, 1))
-    step = steps[0] if steps else attempt.step_of(numbers.start)
+    step = steps[0] if steps else run_order.step_of(attempts, numbers.start)
     found = Path(checkpoint) if checkpoint else checkpoint_layout.newest_before(Path(run), step)
     if found is None:
         raise NoInput(f"{run}: no checkpoint was saved before step {step}", "--checkpoint names one")
@@ -105,7 +105,7 @@ def _of_steps(attempts: "Sequence[AttemptOrder]", steps: tuple[int, int]) -> "tu
     if steps[0] < 1:
         raise UsageError(f"step {steps[0]}: steps count from 1")
     attempt = run_order.of_step(attempts, steps[1])
-    return attempt, sample_losses.with_those_before(attempt.samples_of(max(steps[0], attempt.step + 1), steps[1]))
+    return attempt, sample_losses.with_those_before(run_order.samples_of(attempts, *steps))
 
 
 def _of_samples(attempts: "Sequence[AttemptOrder]", samples: tuple[int, int]) -> "tuple[AttemptOrder, range]":

@@ -1,6 +1,8 @@
 """Writes down in SAVE what decides the order of a run's samples, so that the text of any step is found again."""
 
 import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from lt_shared import credentials, storage
@@ -10,6 +12,9 @@ from lt_train.config.run_config import RunConfig
 from lt_train.config.settings import streaming
 from lt_train.data import dataset_versions, loader
 from lt_train.runtime import run_files
+
+# A shell's <(...) is such a file.
+PIPE = re.compile(r"-$|/dev/fd/\d+$|/proc/self/fd/\d+$")
 
 
 def write(config: RunConfig, consumed_samples: int, iteration: int, versions: dict[str, dict[str, int]]) -> None:
@@ -40,8 +45,20 @@ def _attempt(config: RunConfig, consumed_samples: int, iteration: int, versions:
         phases=tuple(config.schedule.sample_phases(config.batches)) if config.schedule else (),
         window_tokens=streams.window_tokens if streams else None,
         data_cache_path=config.data.cache_path and os.path.abspath(config.data.cache_path),
-        command=tuple(map(credentials.without_tokens, config.reporting.command)),
+        command=tuple(map(credentials.without_tokens, _repeatable(config, datasets))),
     )
+
+
+def _repeatable(config: RunConfig, datasets: Sequence[OrderedDataset]) -> Sequence[str]:
+    """The run's command line with the lists of streams in the place of the pipes that they came through."""
+    command, streams = config.reporting.command, config.data.streaming
+    places = zip(datasets, streams.lists if streams else (), strict=False)
+    lists = [f"@{dataset.shard_list}" for dataset, place in places if place and place.startswith(streaming.PIPE)]
+    pipes = [number for number, word in enumerate(command) if PIPE.match(word)]
+    if len(pipes) != len(lists):
+        return command
+    named = dict(zip(pipes, lists, strict=True))
+    return [named.get(number, word) for number, word in enumerate(command)]
 
 
 def _dataset(config: RunConfig, number: int, versions: dict[str, dict[str, int]]) -> OrderedDataset:

@@ -53,7 +53,8 @@ def score(config: RunConfig, rank_environment: RankEnvironment, where: torch.dev
     chunks = build_gpt.build(config, chosen, where)
     state = TrainingState(chunks, *optimizer.build(config, chosen, chunks))
     training_state.load(Path(str(config.checkpointing.start)), config, state)
-    attempt = run_order.read(scoring.run)[scoring.attempt]
+    attempts = run_order.read(scoring.run)
+    attempt = attempts[scoring.attempt]
     size = config.batches.global_batch_size
     numbers = list(range(scoring.first_sample, scoring.end_sample))
     padded = numbers + numbers[-1:] * (-len(numbers) % size)
@@ -68,7 +69,7 @@ def score(config: RunConfig, rank_environment: RankEnvironment, where: torch.dev
             some = numbers[begin : begin + size]
             if is_first:
                 for number, loss in zip(some, losses, strict=False):
-                    sys.stdout.write(sample_losses.line(attempt.step_of(number), number, [loss]))
+                    sys.stdout.write(sample_losses.line(run_order.step_of(attempts, number), number, [loss]))
                 sys.stdout.flush()
                 progress.advance(len(some))
     torch.distributed.barrier()
