@@ -138,6 +138,24 @@ def test_another_window_or_other_shards_are_refused(
     assert (blend.code, "1 stream(s) of data, and not on 0" in blend.err) == (ExitCode.BAD_CONFIG, True)
 
 
+def test_a_list_that_is_damaged_while_it_is_followed(tmp_path: Path, lines: list[str], finished: Path) -> None:
+    """What is trained is saved before the run ends, and goes on when the list is mended."""
+    growing = tmp_path / "growing"
+    options = (*SMALL, *STEPS, "--save", str(tmp_path / "run"), "--save-interval", "1000", "--follow", f"@{growing}")
+    growing.write_text(lines[0])
+    with started(*options) as process:
+        until(lambda: waits(tmp_path / "run"))
+        growing.write_text(lines[0] + "no line of a list\n")
+        out, err = process.communicate(timeout=120)
+    assert process.returncode == ExitCode.BAD_DATA, err
+    assert str(growing) in err
+    assert json.loads(out.splitlines()[0])["iteration"] == reached(tmp_path / "run")
+    growing.write_text("".join(lines))
+    again = train(*options)
+    assert again.code == 0, again.err
+    assert losses(tmp_path / "run") == losses(finished)
+
+
 def test_followed_files_in_a_blend_with_a_dataset(tmp_path: Path, lines: list[str], dataset: Dataset) -> None:
     """All of it read from a store, which is the local disk by another name."""
     growing, whole = tmp_path / "growing", tmp_path / "whole"

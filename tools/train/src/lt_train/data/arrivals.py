@@ -21,7 +21,7 @@ import numpy as np
 
 from lt_shared import storage
 from lt_shared.checkpoint_layout import RunRecord
-from lt_shared.console import BadData
+from lt_shared.console import BadData, ToolError
 from lt_shared.manifest import Dataset
 from lt_shared.sample_order import shard_list
 from lt_shared.sample_order.phases import PhasedSamples
@@ -62,6 +62,8 @@ class Stream:
         self.tokens = tokens
         self.path = streaming.list_path(place, settings.directory, directory)
         self.is_finished = False
+        self.problem: ToolError | None = None
+        """What was found in the list that does not belong there."""
         self.late: str | None = None
         """The prefix of a shard that is listed, and whose files are not seen yet."""
         self._grows = streams.follow or place.startswith(streaming.PIPE)
@@ -87,8 +89,13 @@ class Stream:
             return True
         if time.monotonic() < self._next_poll or self.is_finished:
             return False
-        self.poll()
         self._next_poll = time.monotonic() + POLL_SECONDS
+        try:
+            self.poll()
+        except ToolError as problem:
+            # What is trained is saved first.
+            self.problem = problem
+            return False
         return samples.is_ready(end)
 
     def poll(self) -> None:
@@ -126,6 +133,8 @@ class Stream:
     @property
     def failure(self) -> str | None:
         """Why no more shards will come, though the stream is not finished."""
+        if self.problem:
+            return str(self.problem)
         if self._broken is None or not self._broken.exists():
             return None
         return self._broken.read_text(errors="surrogateescape")
@@ -227,6 +236,11 @@ class Arrivals:
     def failure(self) -> str | None:
         """Why the producer of a stream that is not finished has ended."""
         return next((reason for stream in self._streams.values() if (reason := stream.failure)), None)
+
+    @property
+    def problem(self) -> ToolError | None:
+        """The error in the list of a stream that grows."""
+        return next((stream.problem for stream in self._streams.values() if stream.problem), None)
 
     def awaited(self, end: int) -> str:
         """The streams that lack a shard for the samples up to before `end`."""

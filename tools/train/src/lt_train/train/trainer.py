@@ -170,6 +170,8 @@ class Loop:
             self.copies.delete()
         if self.attempt:
             self.attempt.end(state.iteration)
+        if stop == Reason.NO_DATA and self.arrivals.problem:
+            raise self.arrivals.problem
         if stop == Reason.NO_DATA and self.arrivals.failure:
             raise TryAgain(self.arrivals.failure, "the same pipe continues both: what is trained and what is tokenized is kept")
         if stop:
