@@ -94,7 +94,7 @@ def measure(tokens_per_second: float, seconds: float, words: list[str]) -> dict[
     from lt_train.data import blended_dataset, loader, micro_batches, remote_datasets
     from lt_train.planner.resolve import resolve_run_config
 
-    steps = str(int(1 + 2 * seconds * max(tokens_per_second, 4_000_000) / (16 * SEQUENCE_LENGTH)))
+    steps = str(int(1 + 2 * seconds * max(tokens_per_second, 40_000_000) / (16 * SEQUENCE_LENGTH)))
     context = command.make_context("lt-train", [*WORDS, "--train-iters", steps, *words])
     options = {key: value for key, value in context.params.items() if key not in ("data", "dry_run")}
     config = resolve_run_config(options, training_datasets(context.params["data"], options))
