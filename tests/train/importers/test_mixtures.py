@@ -168,6 +168,15 @@ def test_a_factor_of_scores_beside_plain_rope_is_told() -> None:
     assert lost(from_words(*V2_LITE, "--rope-type", "rope", "--mscale-all-dim", "0")) == []
 
 
+def test_what_is_no_number_is_told() -> None:
+    assert "mscale_all_dim" in lost(from_words(*V2_LITE, "--rope-type", "rope", "--mscale-all-dim", "much"))
+    assert "model.rotary_scaling_factor" in lost(from_bridge(rotary_scaling_factor="forty"))
+
+
+def test_a_type_of_positions_that_is_not_set_is_yarn() -> None:
+    same_fields(resolve(from_bridge(rope_type=None)).architecture, "deepseek-v3")
+
+
 def test_options_change_a_preset() -> None:
     from layouts import assembled
 

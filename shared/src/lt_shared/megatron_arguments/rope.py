@@ -111,7 +111,7 @@ def _scaling(arguments: Mapping[str, Any]) -> AnyScaling | None:
     if arguments.get(_OTHER_SCALING):
         return rope_scaling.from_record(dict(arguments[_OTHER_SCALING]))
     if arguments.get("multi_latent_attention"):
-        return _latent_scaling(arguments)
+        return latent_scaling(arguments)
     if arguments.get("position_embedding_type") == "yarn":
         return _yarn(arguments, _GROUPED)
     if not arguments.get("use_rope_scaling"):
@@ -121,31 +121,36 @@ def _scaling(arguments: Mapping[str, Any]) -> AnyScaling | None:
     return RopeScaling(arguments.get("rope_scaling_factor", 8.0), **others)
 
 
-def _latent_scaling(arguments: Mapping[str, Any]) -> YarnScaling | None:
-    """Megatron-LM leaves `rope_type` None where its command line says nothing, which megatron-core takes for YaRN.
+def latent_scaling(arguments: Mapping[str, Any]) -> YarnScaling | None:
+    """Of latent attention. Megatron-LM leaves `rope_type` None where its command line says nothing; megatron-core has YaRN then.
 
     Raises BadConfig for plain RoPE whose attention scores megatron-core multiplies all the same.
     """
     factor = arguments.get(_LATENT["factor"])
-    if (arguments.get("rope_type") or "yarn") != "yarn":
-        if (factor or 1) > 1 and arguments.get(_LATENT["mscale_all_dim"]):
-            raise BadConfig(
-                f"rope_type rope with rotary_scaling_factor {factor} and mscale_all_dim {arguments[_LATENT['mscale_all_dim']]}: "
-                "megatron-core multiplies attention scores by them even so, and no other format can say that"
-            )
+    if multiplies_plain_scores(arguments):
+        raise BadConfig(
+            f"rope_type rope with rotary_scaling_factor {factor} and mscale_all_dim {arguments[_LATENT['mscale_all_dim']]}: "
+            "megatron-core multiplies attention scores by them even so, and no other format can say that"
+        )
+    if not _has_yarn(arguments):
         return None
     if factor is None:
         raise BadConfig("latent attention without a rotary_scaling_factor, for which megatron-core has had several defaults")
-    # Without a factor, YaRN is plain RoPE.
-    return (
-        _yarn({_LATENT["original_max_position_embeddings"]: _ORIGINAL_POSITIONS} | _given(arguments), _LATENT)
-        if factor != 1
-        else None
-    )
+    if factor == 1:
+        # Plain RoPE.
+        return None
+    given = {name: value for name, value in arguments.items() if value is not None}
+    return _yarn({_LATENT["original_max_position_embeddings"]: _ORIGINAL_POSITIONS} | given, _LATENT)
 
 
-def _given(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in arguments.items() if value is not None}
+def multiplies_plain_scores(arguments: Mapping[str, Any]) -> bool:
+    """Whether megatron-core multiplies the scores of latent attention by a factor that no scaling of positions says."""
+    has_factor = (arguments.get(_LATENT["factor"]) or 1) > 1 and bool(arguments.get(_LATENT["mscale_all_dim"]))
+    return has_factor and not _has_yarn(arguments)
+
+
+def _has_yarn(arguments: Mapping[str, Any]) -> bool:
+    return (arguments.get("rope_type") or "yarn") == "yarn"
 
 
 def _yarn(arguments: Mapping[str, Any], names: Mapping[str, str]) -> YarnScaling:

@@ -3,10 +3,14 @@
 megatron-core rotates with YaRN there unless it is told not to. With a factor of 1 that is plain RoPE.
 """
 
+import dataclasses
 import json
 import math
 from typing import Any
 
+from lt_shared.console import BadConfig
+from lt_shared.megatron_arguments import rope
+from lt_shared.rope_scaling import YarnScaling
 from lt_train.config.settings.model.latent_attention import SIZES
 from lt_train.importers.effects import Effect
 from lt_train.importers.ledger import Ledger
@@ -21,8 +25,8 @@ OF_YARN = (
     "mscale_all_dim",
 )
 WITHOUT = "without --multi-latent-attention it has no effect"
-# megatron-core's `MLATransformerConfig`.
-ORIGINAL_POSITIONS, MSCALE, MSCALE_ALL_DIM = 4096, 1.0, 0.0
+# The defaults of Megatron-LM's arguments.
+BY_SILENCE = {"rotary_scaling_factor": 1.0, "mscale": 1.0, "mscale_all_dim": 0.0}
 SCORES = "beside plain RoPE megatron-core still multiplies attention scores by it and the factor"
 NORMS = "the latents have no norms then; lt-train's have them, as all models of DeepSeek"
 
@@ -44,42 +48,35 @@ def translate(ledger: Ledger, section: str = "") -> None:
         ledger.drop_value(norms, ledger.take(norms, False), NORMS, Effect.MODEL)
     given = {key: _text(ledger.take(section + key)) for key in OF_YARN if ledger.has(section + key)}
     try:
-        scaling = _yarn(given)
-    except ValueError:
+        arguments = BY_SILENCE | {key: _value(key, text) for key, text in given.items()}
+        is_lost = rope.multiplies_plain_scores(arguments)
+        scaling = None if is_lost else rope.latent_scaling(arguments)
+    except (ValueError, TypeError, BadConfig):
         for key, text in given.items():
             ledger.drop_value(section + key, text, "a number is needed there", Effect.MODEL)
         return
-    if scaling is None and _multiplies_scores(given):
+    if is_lost:
         ledger.drop_value(f"{section}mscale_all_dim", given["mscale_all_dim"], SCORES, Effect.MODEL)
     for key, text in given.items():
         if scaling:
-            ledger.set("rope_scaling", scaling, section + key)
+            ledger.set("rope_scaling", _as_in_config(scaling), section + key)
         else:
             ledger.drop_value(section + key, text, "plain RoPE", Effect.NONE)
-
-
-def _multiplies_scores(given: dict[str, str]) -> bool:
-    """What megatron-core does to plain RoPE, too."""
-    return _number(given.get("rotary_scaling_factor", "1")) > 1 and _number(given.get("mscale_all_dim", "0")) != 0
 
 
 def _text(value: Any) -> str:
     return " ".join(value) if isinstance(value, list) else str(value)
 
 
-def _yarn(given: dict[str, str]) -> str | None:
-    """The scaling as in config.json, None for plain RoPE. Raises ValueError for a text that is no number."""
-    factor = _number(given.get("rotary_scaling_factor", "1"))
-    if given.get("rope_type", "yarn") != "yarn" or factor == 1:
+def _value(key: str, text: str) -> Any:
+    """None where a file says so. Raises ValueError for a text that is no number."""
+    if text == "None":
         return None
-    numbers: dict[str, float] = {
-        "factor": factor,
-        "original_max_position_embeddings": int(given.get("original_max_position_embeddings", ORIGINAL_POSITIONS)),
-        "mscale": _number(given.get("mscale", str(MSCALE))),
-        "mscale_all_dim": _number(given.get("mscale_all_dim", str(MSCALE_ALL_DIM))),
-        **{key: _number(given[key]) for key in ("beta_fast", "beta_slow") if key in given},
-    }
-    return json.dumps({"rope_type": "yarn", **numbers})
+    return text if key == "rope_type" else int(text) if key == "original_max_position_embeddings" else _number(text)
+
+
+def _as_in_config(scaling: YarnScaling) -> str:
+    return json.dumps({name: value for name, value in dataclasses.asdict(scaling).items() if value is not None})
 
 
 def _number(text: str) -> float:
