@@ -14,6 +14,7 @@ from lt_shared import memory
 from lt_shared.console import BadConfig
 from lt_train.checkpoint.training_state import TrainingState
 from lt_train.config.run_config import RunConfig
+from lt_train.planner import checkpoint_size
 from lt_train.runtime import agreement
 from lt_train.runtime.failure_report import Echo
 
@@ -28,10 +29,10 @@ def own_bytes(config: RunConfig, state: TrainingState) -> int:
     parameters = sum(parameter.numel() for chunk in state.chunks for parameter in chunk.parameters())
     ranks = config.parallelism.data
     is_first = parallel_state.get_data_parallel_rank() == 0
-    weight, optimizer = (2, 12) if config.precision.half else (4, 8)
+    weight, optimizer = checkpoint_size.parameter_bytes(config)
     weights = parameters * weight * (1 / ranks if config.memory.fully_sharded else is_first)
     shares = 1 / ranks if config.shards_optimizer else is_first
-    return int(1.01 * (weights + (0 if config.checkpointing.no_save_optim else parameters * optimizer * shares)))
+    return int(1.01 * (weights + parameters * optimizer * shares))
 
 
 def check(own: int) -> None:
