@@ -14,21 +14,16 @@ from lt_shared.sample_order.skip_list import SkipList
 VERSION = 1
 
 
-def ranges(samples: Iterable[int]) -> list[tuple[int, int]]:
-    """Numbers as inclusive ranges, ascending."""
-    found: list[tuple[int, int]] = []
-    for sample in sorted(set(samples)):
-        if found and found[-1][1] == sample - 1:
-            found[-1] = (found[-1][0], sample)
-        else:
-            found.append((sample, sample))
-    return found
-
-
 def skip_lines(samples: Iterable[int], skipped: SkipList) -> str:
     """What `lt-train --skip-samples` reads, a line of JSON for each range: also what the run has `skipped` before."""
-    records = [{"v": VERSION, "kind": "skip", "samples": one} for one in SkipList.of([*ranges(samples), *skipped.ranges]).ranges]
+    found = SkipList.of([*_alone(samples), *skipped.ranges])
+    records = [{"v": VERSION, "kind": "skip", "samples": one} for one in found.ranges]
     return "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records)
+
+
+def _alone(samples: Iterable[int]) -> list[tuple[int, int]]:
+    """Each as a range of itself."""
+    return [(sample, sample) for sample in samples]
 
 
 def skipped_by(attempt: AttemptOrder) -> SkipList:
@@ -58,7 +53,7 @@ def plan(run: str, attempt: AttemptOrder, first_step: int, samples: Sequence[int
     """The run goes on in a directory of its own, so that nothing of this one is lost."""
     checkpoint = checkpoint_layout.newest_before(Path(run), first_step)
     command = _command(run, attempt, checkpoint, skip_list) if attempt.command else None
-    return Rollback(checkpoint, ranges(samples), command)
+    return Rollback(checkpoint, list(SkipList.of(_alone(samples)).ranges), command)
 
 
 def _command(run: str, attempt: AttemptOrder, checkpoint: Path | None, skip_list: str) -> str:
