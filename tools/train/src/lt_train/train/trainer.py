@@ -170,10 +170,9 @@ class Loop:
             self.copies.delete()
         if self.attempt:
             self.attempt.end(state.iteration)
-        if stop == Reason.NO_DATA and self.arrivals.problem:
-            raise self.arrivals.problem
         if stop == Reason.NO_DATA and self.arrivals.failure:
-            raise TryAgain(self.arrivals.failure, "the same pipe continues both: what is trained and what is tokenized is kept")
+            hint = "the same pipe continues both: what is trained and what is tokenized is kept"
+            raise self.arrivals.problem or TryAgain(self.arrivals.failure, hint)
         if stop:
             is_saved = config.checkpointing.save and not config.checkpointing.no_save_optim
             then = "the same command continues" if is_saved else "nothing is saved to continue from"
