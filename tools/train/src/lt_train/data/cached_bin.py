@@ -7,9 +7,8 @@ tokens/s that would be 147 MB/s for each rank, where exact ranges are 0.13 MB/s.
 
 The ranges of a sample are asked for at the same time, over the connections of the process, and the loader reads several samples
 ahead: with 32 connections and 50 ms a request, 640 ranges a second at most. At 64,000 tokens/s the loader is as fast as on local
-files, also with an empty cache; with a range of its own for each document it gets what moto has to give: 95 ranges a second at
-best, 39,000 tokens/s, for 15% of a core (as `nox -s bench -- train-data --only store`, which answers after 50 ms; 2 cores shared
-with 60 other processes, 2026-11-27).
+files, also with an empty cache, and with a range of its own for each document: 6,500 requests in 30 s, for 38% of a core
+(`nox -s bench -- train-data --only store`, which answers after 50 ms; 2 idle cores, 2026-11-27).
 """
 
 import functools
