@@ -7,6 +7,8 @@ the processor's seconds for a GB, which other work on the machine hardly changes
 
 import json
 import os
+import shutil
+import statistics
 import sys
 import time
 from datetime import timedelta
@@ -18,6 +20,8 @@ PLACE = {name: int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_S
 TENSOR_BYTES = 64 << 20
 # About as long as a step of lt-train beside it.
 STEPS = 12
+# With settings["saves"]: of a quiet run before each save.
+QUIET_STEPS = 8
 
 
 def ours(directory: Path, settings: dict[str, Any]) -> dict[str, Any]:
@@ -28,7 +32,7 @@ def ours(directory: Path, settings: dict[str, Any]) -> dict[str, Any]:
     from lt_train.launch import launcher, worker
     from lt_train.runtime.rank_environment import RankEnvironment
 
-    seconds: dict[str, float] = {}
+    found: dict[str, Any] = {}
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     place = RankEnvironment(PLACE["RANK"], PLACE["LOCAL_RANK"], PLACE["WORLD_SIZE"], PLACE["WORLD_SIZE"], address, port, "bench")
     plan = launcher.prepare(plan_of([*settings["options"], "--save", str(directory)]))
@@ -41,18 +45,59 @@ def ours(directory: Path, settings: dict[str, Any]) -> dict[str, Any]:
     def timed_load(*arguments: Any) -> None:
         begin = time.perf_counter()
         load(*arguments)
-        seconds["load_seconds"] = time.perf_counter() - begin
+        found["load_seconds"] = time.perf_counter() - begin
 
     def timed_step(*arguments: Any) -> Any:
         result = train(*arguments)
-        seconds.setdefault("first_step_seconds", time.time() - settings["started"])
+        found.setdefault("first_step_seconds", time.time() - settings["started"])
         return result
 
     training_state.load, train_step.Stepper.train = timed_load, timed_step  # type: ignore[assignment, method-assign]
+    if "saves" in settings:
+        from lt_train.train import trainer
+
+        rhythm = Rhythm(settings["saves"])
+        trainer.Loop._save_when_due = rhythm.after_step  # type: ignore[method-assign, assignment]
+        found["save_seconds"] = rhythm.seconds
     code = worker.start(plan, place, where=where)
     if code:
         raise SystemExit(code)
-    return seconds
+    return found
+
+
+class Rhythm:
+    """Saves one after the other, each once the one before is durable and QUIET_STEPS have gone by since; then the run ends.
+
+    Only the last is kept: the disk of a machine with one GPU may have no room for two. `seconds` are those that training has
+    waited for the calls that begin to save.
+    """
+
+    def __init__(self, saves: int):
+        self.left = saves
+        self.quiet = 0
+        self.seconds: list[float] = []
+
+    @property
+    def after_step(self) -> Any:
+        from lt_train.runtime import device
+
+        def save_when_due(loop: Any, result: Any, is_final: bool) -> None:
+            loop.saver.poll(result.loss)
+            self.quiet = 0 if loop.saver.is_writing else self.quiet + 1
+            if self.quiet < QUIET_STEPS:
+                return
+            if not self.left:
+                loop.last_step = loop.state.iteration
+                return
+            self.left, self.quiet = self.left - 1, 0
+            if PLACE["RANK"] == 0 and loop.saver._last:
+                shutil.rmtree(loop.saver._last)
+            begin = time.perf_counter()
+            device.release(loop.where)
+            loop.saver.save(result.loss, is_final=False)
+            self.seconds.append(time.perf_counter() - begin)
+
+        return save_when_due
 
 
 def theirs(directory: Path, settings: dict[str, Any], as_torchtitan: bool) -> dict[str, Any]:
@@ -74,8 +119,20 @@ def theirs(directory: Path, settings: dict[str, Any], as_torchtitan: bool) -> di
     # Named by rank: DCP would otherwise write only one of what all ranks have.
     state = {f"{PLACE['RANK']}.{n}": torch.full((TENSOR_BYTES // 4,), float(n), device=where) for n in range(count)}
 
-    def step() -> float:
+    square = torch.rand((8192, 8192), dtype=torch.bfloat16, device=where) if is_gpu else None
+
+    def compute(seconds: float) -> None:
+        """In place of the forward and the backward pass: what does not change the state."""
         begin = time.perf_counter()
+        while square is not None and time.perf_counter() - begin < seconds:
+            torch.mm(square, square)
+            torch.cuda.current_stream().synchronize()
+
+    def step(staged: Any = None) -> float:
+        begin = time.perf_counter()
+        compute(settings.get("step_seconds", 0.0))
+        if staged is not None:
+            staged.result()
         for tensor in state.values():
             tensor.mul_(0.999).add_(1e-3)
         if is_gpu:
@@ -90,18 +147,22 @@ def theirs(directory: Path, settings: dict[str, Any], as_torchtitan: bool) -> di
         kinds |= {"async_stager": DefaultStager(options)}
     quiet = [step() for _ in range(STEPS)]
     found: dict[str, Any] = {}
+    if "saves" in settings:
+        # Buffers and processes, without writing everything twice.
+        staging = kinds["async_stager"].stage(state)
+        getattr(staging, "result", lambda: None)()
+        started = dcp.async_save({"started": torch.zeros(1)}, checkpoint_id=str(directory / "started"), **kinds)
+        getattr(started, "upload_completion", started).result()
     # The first save makes buffers and processes.
-    for number in range(2):
+    for number in range(settings.get("saves", 2)):
         torch.distributed.barrier()
         begin = time.perf_counter()
         response = dcp.async_save(state, checkpoint_id=str(directory / f"save{number}"), **kinds)
         stall = time.perf_counter() - begin
         staged = getattr(response, "staging_completion", None)
         done = getattr(response, "upload_completion", response)
-        if staged is not None:
-            step_begin = time.perf_counter()
-            staged.result()
-            stall += time.perf_counter() - step_begin
+        # What the next step takes longer because its update waits for the copies.
+        stall += max(0.0, step(staged) - statistics.median(quiet))
         beside = []
         while not done.done():
             beside.append(step())

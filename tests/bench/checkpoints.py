@@ -2,6 +2,7 @@
 
     nox -s bench -- checkpoints                                # on a CPU 2 GiB, on a GPU the 36.5 of 8 layers of Llama 3 8B
     nox -s bench -- checkpoints --gib 8 --ranks 2 --work /fsx  # another size and another disk
+    python tests/bench/checkpoints.py --brief --ranks 1        # only --async-save and TorchTitan's way, room for one checkpoint
 
 For each number of ranks, in this order: dd writes as many bytes with direct I/O, one process for each rank; lt-train trains and
 saves, while training waits and beside it; dd reads the files; lt-train continues from them, with the page cache dropped (as root;
@@ -35,6 +36,11 @@ BYTES_A_PARAMETER = {"cpu": 12, "cuda": 14}
 LAYER_WIDTH = 1024
 STEPS, SAVED_AT = 12, (4, 8)
 BLOCK = 16 << 20
+# Llama 3 8B: of a layer, and of both embeddings.
+LLAMA_LAYER, LLAMA_EMBEDDINGS = 218_112_000, 1_050_673_152
+# With --brief: what dd writes at most, and saves of lt-train, of which the first makes the buffer.
+BRIEF_DD_BYTES, BRIEF_SAVES = 8 << 30, 2
+LONGEST_RUN = 100_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +88,8 @@ def options(device: str, size_bytes: int) -> tuple[str, ...]:
                  "--num-attention-heads", "8", "--num-query-groups", "8",
                  "--num-layers", str(layers), "--seq-length", "16")  # fmt: skip
     else:
-        shape = ("--model", "llama3-8b", "--num-layers", "8", "--seq-length", "4096", "--bf16")
+        layers = max(1, round((size_bytes / BYTES_A_PARAMETER[device] - LLAMA_EMBEDDINGS) / LLAMA_LAYER))
+        shape = ("--model", "llama3-8b", "--num-layers", str(layers), "--seq-length", "4096", "--bf16")
     return (*shape, "--device", device, "--micro-batch-size", "1", "--mock-data", "--eval-iters", "1", "--log-interval", "1")
 
 
@@ -196,27 +203,73 @@ def measure(run: Run, peers: bool) -> Iterator[tuple[str, ...]]:
         shutil.rmtree(directory)
 
 
+def brief(run: Run, has_peers: bool) -> Iterator[tuple[str, ...]]:
+    """Rows of the same table, of saves beside training only; a save begins when the one before is durable.
+
+    The stall includes what the step after the save takes longer, whose update waits for the copies to host memory.
+    """
+    gb = 1e9
+    probe = min(run.approximate_bytes, BRIEF_DD_BYTES)
+    source, block = run.work / "source", os.urandom(BLOCK)
+    with source.open("wb") as file:
+        for _ in range(-(-probe // run.ranks // BLOCK)):
+            file.write(block)
+    at_once([["dd", f"if={source}", "of=/dev/null", f"bs={BLOCK}", "status=none"]])
+    rate = probe / gb / dd_write(run, source, probe)
+    source.unlink()
+    yield (f"dd oflag=direct, {run.ranks} at a time, {probe / GIB:.0f} GiB", "", "", f"{rate:.2f}", "1.00", "")
+    directory = run.work / "run"
+    often = ("--train-iters", str(LONGEST_RUN), "--save-interval", str(LONGEST_RUN), "--async-save")
+    started = start(run, "ours", directory, options=[*run.options, *often], saves=BRIEF_SAVES)
+    saves, steps = records(directory)
+    size = sum(path.stat().st_size for path in directory.glob("iter_*/*.distcp"))
+    quiet = [seconds for step, seconds in steps.items() if 2 < step <= saves[0]["step"]]
+    usual = statistics.median(quiet)
+    for number, (save, call_seconds) in enumerate(zip(saves, started["save_seconds"], strict=True), 1):
+        _, beside = beside_save(steps, save)
+        first = beside[0] if beside else usual
+        stall = max(call_seconds, save["waited_seconds"]) + max(0.0, first - usual)
+        speed = size / gb / save["seconds"]
+        cells = (f"{stall:.2f}", f"{save['seconds']:.2f}", f"{speed:.2f}", f"{speed / rate:.2f}")
+        yield (f"lt-train --async-save, save {number}", *cells, slowdown(quiet, beside))
+        waited = f"the call took {call_seconds:.2f} s, all waiting {save['waited_seconds']:.2f} s"
+        some = " ".join(f"{seconds:.3f}" for seconds in beside[:6])
+        steps_text = f"the next steps {some or first} s, a quiet step {usual:.3f} s"
+        print(f"bench: save {number}: {waited}, {steps_text}", file=sys.stderr, flush=True)
+    print(f"bench: {size / GIB:.1f} GiB, first step {started['first_step_seconds']:.1f} s after the start", file=sys.stderr)
+    shutil.rmtree(directory)
+    if has_peers:
+        directory = run.work / "torchtitan"
+        found = start(run, "torchtitan", directory, bytes=size, saves=1, step_seconds=usual)
+        cells = (f"{found['stall']:.2f}", f"{found['seconds']:.2f}", f"{size / gb / found['seconds']:.2f}")
+        name = "torch's async_save, pinned stager and process"
+        yield (name, *cells, f"{size / gb / found['seconds'] / rate:.2f}", slowdown(found["quiet"], found["beside"]))
+        shutil.rmtree(directory)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure checkpoints beside dd and torch's own.")
-    parser.add_argument("--gib", type=float, help="of a checkpoint on a CPU, 2 by default")
+    parser.add_argument("--gib", type=float, help="of a checkpoint, by default 2 on a CPU and 36.5 on a GPU")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if Path("/dev/nvidia0").exists() else "cpu")
     parser.add_argument("--work", type=Path, help="directory on the disk to measure, with room for three checkpoints")
     parser.add_argument("--without-peers", action="store_true")
+    parser.add_argument("--brief", action="store_true", help="only dd, --async-save and torch's save with a pinned stager")
     arguments = parser.parse_args()
     size = int((arguments.gib or (2 if arguments.device == "cpu" else 36.5)) * GIB)
     columns = ("what", "stall s", "durable s", "GB/s", "of dd", "steps beside")
-    with tempfile.TemporaryDirectory(dir=arguments.work, prefix="bench-checkpoints-") as place:
-        found = start(Run(Path(place), "cpu", 1, (), 0), "processor", Path(place))
-    rows = [(name, f"{seconds:.2f}") for name, seconds in found.items()]
-    print(report.Table("processor seconds for a GB, with checksums", ("what", "s"), 1, rows, [report.machine()]).plain())
+    if not arguments.brief:
+        with tempfile.TemporaryDirectory(dir=arguments.work, prefix="bench-checkpoints-") as place:
+            found = start(Run(Path(place), "cpu", 1, (), 0), "processor", Path(place))
+        rows = [(name, f"{seconds:.2f}") for name, seconds in found.items()]
+        print(report.Table("processor seconds for a GB, with checksums", ("what", "s"), 1, rows, [report.machine()]).plain())
     for ranks in arguments.ranks:
         more = ("--use-distributed-optimizer",) if ranks > 1 else ()
         with tempfile.TemporaryDirectory(dir=arguments.work, prefix="bench-checkpoints-") as place:
             usual = (*options(arguments.device, size), "--global-batch-size", str(ranks), *more)
             run = Run(Path(place), arguments.device, ranks, usual, size)
             table = report.Table(f"checkpoints of about {size / GIB:.1f} GiB, {ranks} rank(s), {arguments.device}", columns, 1)
-            for row in measure(run, not arguments.without_peers):
+            for row in (brief if arguments.brief else measure)(run, not arguments.without_peers):
                 table.rows.append(row)
                 print("bench:", *row, file=sys.stderr, flush=True)
             table.notes.append(f"{report.machine()} Load {os.getloadavg()[0]:.0f}.")

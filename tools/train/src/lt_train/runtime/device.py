@@ -239,7 +239,8 @@ class HostCopies:
         with torch.cuda.stream(self.stream):
             target.copy_(source, non_blocking=True)
         # A float32 copy of weights that was made for the checkpoint is freed at once: not before it is read.
-        source.record_stream(self.stream)
+        if source.device.type == CUDA:
+            source.record_stream(self.stream)
 
     def end(self) -> None:
         self.made.record(self.stream)
