@@ -5,7 +5,7 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -25,7 +25,7 @@ class LateCopies:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
-        self.left: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.left: list[Callable[[], object]] = []
 
     def lock(self, memory: torch.Tensor) -> bool:
         self.calls.append("lock")
@@ -37,15 +37,15 @@ class LateCopies:
     def begin(self) -> None:
         assert not self.left
 
-    def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        self.left.append((source, target))
+    def run(self, work: Callable[[], object], sources: Iterable[torch.Tensor]) -> None:
+        self.left.append(work)
 
     def end(self) -> None:
         self.calls.append("end")
 
     def _make(self) -> None:
-        for source, target in self.left:
-            target.copy_(source)
+        for work in self.left:
+            work()
         self.left.clear()
 
     def hold_back(self) -> None:

@@ -17,6 +17,7 @@ from lt_train.checkpoint import host_memory
 from lt_train.checkpoint.shard_writer import Writer
 from lt_train.checkpoint.shards import host_staging
 from lt_train.checkpoint.shards.host_staging import HostStaging
+from lt_train.kernels import split_master_weights
 
 
 def tensors(checkpoint: Path) -> dict[str, int]:
@@ -70,6 +71,21 @@ def test_small_tensors_are_copied_at_once_and_large_ones_before_they_change(late
     assert first.tolist() == [0, 1, 2]
     assert torch.equal(second, before)
     assert second.dtype == torch.bfloat16
+
+
+def test_split_weights_are_joined_beside_what_comes_next_and_only_where_they_are_written(late: LateCopies) -> None:
+    masters = torch.arange(-60.0, 60.0).exp().view(-1)
+    weight, low_bits = torch.empty(120, dtype=torch.bfloat16), torch.empty(120, dtype=torch.int16)
+    split_master_weights.split(masters, weight, low_bits)
+    staging = HostStaging(late, 0)
+    whole = staging.joined(weight, low_bits).view(12, 10)
+    one, other = staged(staging.begin(bucket(whole[2:5], whole[7])))
+    staging.hold_back()
+    weight.zero_()
+    staging.wait()
+    assert torch.equal(one, masters.view(12, 10)[2:5])
+    assert torch.equal(other, masters.view(12, 10)[7])
+    assert len(staging.memory) < masters.nbytes
 
 
 def test_the_buffer_is_used_again_and_grows(late: LateCopies) -> None:

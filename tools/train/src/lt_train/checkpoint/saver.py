@@ -47,6 +47,7 @@ from lt_train.config.kernels import Kernels
 from lt_train.config.run_config import RunConfig
 from lt_train.data import dataset_versions
 from lt_train.data.arrivals import Arrivals
+from lt_train.kernels import split_master_weights
 from lt_train.metrics.log import Log
 from lt_train.runtime import agreement, device, run_files, signals
 from lt_train.runtime.failure_report import Echo, is_echo
@@ -147,7 +148,8 @@ class Saver:
         record = training_state.record(self.config, self.kernels, self.state, loss, self.datasets, self.arrivals.record)
         with self._explained(partial, record.iteration), signals.held_back():
             files = shard_files.REMOTE_FILES if self.url else shard_files.FILES
-            request = _request(training_state.content(self.config, self.state), partial, files)
+            joined = self._staging.joined if self._staging else split_master_weights.joined
+            request = _request(training_state.content(self.config, self.state, joined), partial, files)
             destination = f"{self.url}/{target.name}" if self.url else None
             writer = Writer(request, destination, self.config.checkpointing.async_save, self._staging)
         self._saves = Save(record, partial, request, writer, started, time.monotonic() - started)

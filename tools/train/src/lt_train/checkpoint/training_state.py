@@ -28,6 +28,8 @@ from lt_train.checkpoint.optimizer_state import Kind
 from lt_train.config import kernels, megatron_arguments, optional_packages
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.data import changes_of_order
+from lt_train.kernels import split_master_weights
+from lt_train.kernels.split_master_weights import Joined
 from lt_train.models.build_gpt import checkpointed
 from lt_train.optim.optimizer import create_state, float32_masters, separate_steps, take_masters
 from lt_train.parallel.ddp import Chunk, gather, gathered
@@ -88,13 +90,15 @@ class TrainingState:
     consumed_samples: int = 0
     unlogged: Unlogged = dataclasses.field(default_factory=Unlogged)
 
-    def sharded_optimizer(self, model: dict[str, Any], loading: bool) -> dict[str, Any]:
-        """The optimizer's state, placed like the weights in `model`, which `sharded_model` has made.
+    def sharded_optimizer(
+        self, model: dict[str, Any], loading: bool, joined: Joined = split_master_weights.joined
+    ) -> dict[str, Any]:
+        """The optimizer's state, placed like the weights in `model`, which `sharded_model` has made; split weights by `joined`.
 
         Before the first step there is none, also in fp16 while all steps were skipped; megatron-core asserts that there is.
         """
         create_state(self.optimizer)
-        with float32_masters(self.optimizer, loading):
+        with float32_masters(self.optimizer, loading, joined):
             return dict(self.optimizer.sharded_state_dict(model, is_loading=loading, metadata=dict(CONTENT_METADATA)))
 
     def sharded_model(self) -> dict[str, Any]:
@@ -110,13 +114,13 @@ class TrainingState:
         return [(f"model{stage}", chunk) for stage, chunk in enumerate(self.chunks)]
 
 
-def content(config: RunConfig, state: TrainingState) -> dict[str, Any]:
+def content(config: RunConfig, state: TrainingState, joined: Joined = split_master_weights.joined) -> dict[str, Any]:
     """What is saved of `state`, under the names that Megatron-LM's own loader reads; ours are the last two."""
     settings, batches = config.checkpointing, config.batches
     progress = {"iteration": state.iteration, "consumed_train_samples": state.consumed_samples}
     with gathered(state.chunks):
         model = state.sharded_model()
-    optimizer = {} if settings.no_save_optim else {"optimizer": state.sharded_optimizer(model, loading=False)}
+    optimizer = {} if settings.no_save_optim else {"optimizer": state.sharded_optimizer(model, False, joined)}
     random = {} if settings.no_save_rng else {rng_state.KEY: rng_state.sharded()}
     tokens = config.tokens(state.consumed_samples)
     common = {

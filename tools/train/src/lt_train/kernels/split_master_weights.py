@@ -5,13 +5,18 @@ the bfloat16's bits, shifted, plus 16 signed low bits; exactly, for all that is 
 instead of 6, and AdamW moves 2 bytes less. The bfloat16 is the nearest one; of two as near, the larger in magnitude, where
 PyTorch takes the even.
 
-Checkpoints hold float32. The GPU has no room for it: what a rank saves is joined in host memory, where it goes in any case, a
-slice at a time.
+Checkpoints hold float32. The GPU has no room for it: what a rank saves is joined a slice at a time, on its way to host memory,
+where it goes in any case.
 """
+
+from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
+# A float32 tensor in host memory from a weight and its low bits.
+Joined: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 SLICE_ELEMENTS = 2**24
 # Others would overflow when they are rounded.
 NAN_BITS = 0x7FC00000
@@ -27,9 +32,15 @@ def split(masters: Tensor, weight: Tensor, low_bits: Tensor) -> None:
         lower.copy_(bits - (rounded << 16))
 
 
+def join(weight: Tensor, low_bits: Tensor, masters: Tensor) -> None:
+    """Write what `split` was given to float32 `masters` in host memory; to page-locked memory beside what the host does next."""
+    is_locked = masters.is_pinned()
+    for whole, upper, lower in zip(*(torch.split(tensor, SLICE_ELEMENTS) for tensor in (masters, weight, low_bits)), strict=True):
+        whole.view(torch.int32).copy_((upper.view(torch.int16).int() << 16) + lower, non_blocking=is_locked)
+
+
 def joined(weight: Tensor, low_bits: Tensor) -> Tensor:
     """What `split` was given, in host memory."""
     masters = torch.empty(weight.shape, dtype=torch.float32)
-    for whole, upper, lower in zip(*(torch.split(tensor, SLICE_ELEMENTS) for tensor in (masters, weight, low_bits)), strict=True):
-        whole.view(torch.int32).copy_((upper.view(torch.int16).int() << 16) + lower)
+    join(weight, low_bits, masters)
     return masters

@@ -93,8 +93,8 @@ class FusedAdamW(torch.optim.AdamW):
             state["step"] += 1
 
     @contextlib.contextmanager
-    def float32_masters(self, loading: bool) -> Iterator[None]:
-        """Within, masters are float32 in host memory. `loading`: what will be loaded into them waits for `take`."""
+    def float32_masters(self, loading: bool, joined: split_master_weights.Joined) -> Iterator[None]:
+        """Within, masters are float32 in host memory, by `joined`. `loading`: what will be loaded into them waits for `take`."""
         halved = [
             (master, parameter.weight, parameter.low_bits)
             for master, parameter in self.buffers.items()
@@ -105,7 +105,7 @@ class FusedAdamW(torch.optim.AdamW):
                 if loading:
                     self._loading[master] = master.data = torch.empty(master.shape)
                 else:
-                    master.data = split_master_weights.joined(weight, low_bits).view(master.shape)
+                    master.data = joined(weight, low_bits).view(master.shape)
             yield
         finally:
             for master, weight, _ in halved:

@@ -19,6 +19,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from lt_train.config.kernels import Kernels
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.layers import TRITON
+from lt_train.kernels import split_master_weights
 from lt_train.optim import fused_adamw
 from lt_train.optim.fused_adamw import FusedAdamW
 from lt_train.parallel.ddp import Chunk
@@ -170,11 +171,16 @@ def create_state(optimizer: MegatronOptimizer) -> None:
 
 
 @contextlib.contextmanager
-def float32_masters(optimizer: MegatronOptimizer, loading: bool) -> Iterator[None]:
-    """Within, every float32 weight is a tensor that can be saved, or loaded into; `take_masters` follows the loading."""
+def float32_masters(
+    optimizer: MegatronOptimizer, loading: bool, joined: split_master_weights.Joined = split_master_weights.joined
+) -> Iterator[None]:
+    """Within, every float32 weight is a tensor that can be saved, or loaded into; `take_masters` follows the loading.
+
+    `joined` gives the tensor of a split one, from its weight and its low bits.
+    """
     with contextlib.ExitStack() as stack:
         for inner in _fused_adamws(optimizer):
-            stack.enter_context(inner.float32_masters(loading))
+            stack.enter_context(inner.float32_masters(loading, joined))
         yield
 
 

@@ -7,6 +7,7 @@ it.
 import ctypes
 import os
 import socket
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -233,14 +234,15 @@ class HostCopies:
 
         self.stream.wait_stream(torch.cuda.current_stream(self.where))
 
-    def copy(self, source: "torch.Tensor", target: "torch.Tensor") -> None:
+    def run(self, work: Callable[[], object], sources: "Iterable[torch.Tensor]") -> None:
         import torch
 
         with torch.cuda.stream(self.stream):
-            target.copy_(source, non_blocking=True)
-        # A float32 copy of weights that was made for the checkpoint is freed at once: not before it is read.
-        if source.device.type == CUDA:
-            source.record_stream(self.stream)
+            work()
+        # What was made for the checkpoint alone is freed at once: not before it is read.
+        for source in sources:
+            if source.device.type == CUDA:
+                source.record_stream(self.stream)
 
     def end(self) -> None:
         self.made.record(self.stream)

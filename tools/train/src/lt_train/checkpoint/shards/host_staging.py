@@ -24,14 +24,16 @@ fall behind further with each.
 import contextlib
 import mmap
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Protocol
 
 import torch
 
 from lt_shared.console import warn
 from lt_train.checkpoint.shards.shard_files import Bucket
+from lt_train.kernels import split_master_weights
 
 # Of tensors in the buffer: as torch aligns its own.
 ALIGNMENT = 64
@@ -54,8 +56,8 @@ class Copies(Protocol):
     def begin(self) -> None:
         """What was asked of the device so far comes before the copies."""
 
-    def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copy beside the computation; the device keeps `source` as long as it needs it."""
+    def run(self, work: Callable[[], object], sources: Iterable[torch.Tensor]) -> None:
+        """Have the device do `work`, which ends in host memory, beside the computation; it keeps `sources` as long."""
 
     def end(self) -> None:
         """No more copies."""
@@ -76,6 +78,15 @@ class HostStaging:
         self._locking = threading.Thread(target=self._make, args=(expected_bytes,), daemon=True)
         self._locking.start()
         self._is_copying = False
+        # By the address of what `joined` has returned: a split weight and its low bits, in one dimension.
+        self._halves: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def joined(self, weight: torch.Tensor, low_bits: torch.Tensor) -> torch.Tensor:
+        """In place of `split_master_weights.joined`: memory that nobody touches. Of it, what is in the buckets of `begin` is
+        joined in the buffer, in their dtype and shape."""
+        whole = torch.empty(weight.shape, dtype=torch.float32)
+        self._halves[whole.data_ptr()] = weight.view(-1), low_bits.view(-1)
+        return whole
 
     def begin(self, buckets: Sequence[Bucket]) -> list[Bucket]:
         """Begin to copy; returns the buckets with the tensors as they will be once `wait` has returned."""
@@ -85,18 +96,32 @@ class HostStaging:
         if needed > len(self.memory):
             self._make(needed)
         places = self._places(tensors)
-        pairs = list(zip(tensors, places, strict=True))
-        for source, target in pairs:
-            if source.nbytes <= SMALL_BYTES:
+        large: list[tuple[Callable[[], object], tuple[torch.Tensor, ...]]] = []
+        for source, target in zip(tensors, places, strict=True):
+            if halves := self._halves_of(source):
+                weight, low_bits = halves
+                large.append((partial(split_master_weights.join, weight, low_bits, target.view(-1)), halves))
+            elif source.nbytes > SMALL_BYTES:
+                large.append((partial(target.copy_, source, non_blocking=True), (source,)))
+            else:
                 target.copy_(source, non_blocking=True)
         self.copies.begin()
-        for source, target in pairs:
-            if source.nbytes > SMALL_BYTES:
-                self.copies.copy(source, target)
+        for work, sources in large:
+            self.copies.run(work, sources)
         self.copies.end()
         self._is_copying = True
+        self._halves.clear()
         left = iter(places)
         return [(path, name, (objects, [(item, next(left)) for item, _ in those])) for path, name, (objects, those) in buckets]
+
+    def _halves_of(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Of a part of what `joined` has returned; None of any other tensor."""
+        whole = self._halves.get(tensor.untyped_storage().data_ptr())
+        if whole is None:
+            return None
+        assert tensor.is_contiguous()
+        begin, end = int(tensor.storage_offset()), int(tensor.storage_offset()) + tensor.numel()
+        return whole[0][begin:end], whole[1][begin:end]
 
     def hold_back(self) -> None:
         """Let what the device is asked from now on, which changes the tensors, wait for the copies."""
@@ -125,7 +150,7 @@ class HostStaging:
             self.copies.unlock(self.memory)
         self.memory = torch.frombuffer(mmap.mmap(-1, max(size_bytes, ALIGNMENT)), dtype=torch.uint8)
         with ThreadPoolExecutor(TOUCHING_THREADS) as pool:
-            list(pool.map(torch.Tensor.zero_, (piece[:: mmap.PAGESIZE] for piece in self.memory.split(PIECE_BYTES))))
+            list(pool.map(torch.Tensor.zero_, (piece[:: mmap.PAGESIZE] for piece in torch.split(self.memory, PIECE_BYTES))))
         if not self.copies.lock(self.memory):
             warn("the host memory for checkpoints could not be page-locked: training waits longer for each")
 
