@@ -47,3 +47,12 @@ def test_rows_are_summed_in_float32(operations: RowOperations) -> None:
     # 256 + 1 is not a bfloat16 number, but the sum of all three is.
     assert found[:, 0].tolist() == [1.0, 258.0]
     assert found.dtype == rows.dtype and (found == found[:, :1]).all()
+
+
+@pytest.mark.parametrize("operations", [by_triton, by_torch])
+def test_a_negative_number_is_no_row(operations: RowOperations) -> None:
+    rows = torch.tensor([[1.0], [2.0], [float("inf")]]).expand(3, 1030).contiguous()
+    chosen = torch.tensor([[1, 0, -1], [0, -1, -1], [-1, -1, -1]], dtype=torch.int32)
+    found = operations.sum_rows(rows, chosen)
+    assert found.unique(dim=1).tolist() == [[3.0], [1.0], [0.0]]
+    assert operations.sum_rows(rows[:0], chosen[2:]).tolist() == [[0.0] * 1030]

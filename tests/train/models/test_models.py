@@ -120,6 +120,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "mixtral-tp2": SEQUENCE,
     "mixtral-stopped": (*EXPERT, "--exit-interval", "2"),
     "mixtral-resumed": ("--load", "{place}/mixtral-stopped"),
+    "mixtral-again": (*EXPERT, "--load", "{place}/mixtral-stopped"),
     "mixtral-unbalanced": ("--moe-aux-loss-coeff", "0"),
     **in_every_layout("glm4-moe"),
     "glm4-moe-ep2": EXPERT,
@@ -177,6 +178,10 @@ def test_experts_on_two_ranks_resume_on_one(outcomes: dict[str, Outcome]) -> Non
     assert outcomes["mixtral-stopped"].losses.keys() < outcomes["mixtral"].losses.keys()
     both = outcomes["mixtral-stopped"].losses | outcomes["mixtral-resumed"].losses
     assert both == pytest.approx(outcomes["mixtral"].losses, abs=5e-6)
+
+
+def test_experts_on_two_ranks_resume_with_the_same_bits(outcomes: dict[str, Outcome]) -> None:
+    assert outcomes["mixtral-stopped"].losses | outcomes["mixtral-again"].losses == outcomes["mixtral-ep2"].losses
 
 
 @pytest.mark.parametrize("name", sorted({family(name) for name in RUNS if name.endswith("-resumed")} - {"mixtral"}))

@@ -67,6 +67,28 @@ def test_rows_of_a_routing(case: str) -> None:
         assert [pairs[row][1] for row in rows] == [token] * CHOSEN and rows == sorted(rows)
 
 
+@pytest.mark.parametrize("case", maps())
+def test_parts_of_the_experts_add_up(case: str) -> None:
+    """Of experts on two ranks, a token has from no row to all of its rows on each."""
+    torch.manual_seed(3)
+    chosen = maps()[case]
+    probabilities, tokens = torch.rand(TOKENS, EXPERTS) * chosen, torch.randn(TOKENS, HIDDEN)
+    weights = Weights(torch.randn(EXPERTS, 2 * INNER, HIDDEN), torch.randn(EXPERTS, HIDDEN, INNER))
+    total = torch.zeros_like(tokens)
+    for first, end in ((0, 2), (2, EXPERTS)):
+        own = chosen[:, first:end]
+        routing = Routing.of_part(own, CHOSEN, lambda count: lambda: int(count))
+        pairs = [(expert, token) for expert in range(end - first) for token in range(TOKENS) if own[token, expert]]
+        assert list(zip(routing.experts.tolist(), routing.tokens.tolist(), strict=True)) == pairs
+        assert routing.borders[-1] == len(pairs)
+        for token, rows in enumerate(routing.rows.tolist()):
+            own_rows = [row for row, (_, other) in enumerate(pairs) if other == token]
+            assert rows == own_rows + [-1] * (CHOSEN - len(own_rows))
+        part = Weights(weights.fc1[first:end], weights.fc2[first:end])
+        total += expert_mlp(tokens, probabilities[:, first:end], routing, part, OPERATIONS)
+    torch.testing.assert_close(total, loop(tokens, probabilities, chosen, weights))
+
+
 def test_rows_that_arrive_sorted() -> None:
     torch.manual_seed(2)
     counts = torch.tensor([3, 0, 4, 0, 1])

@@ -31,6 +31,7 @@ BF16 = ("--bf16",)
 ZERO = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather", "--ddp-bucket-size", "20000")
 TP2 = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
 CP2 = ("--context-parallel-size", "2")
+EP2 = ("--expert-model-parallel-size", "2")
 FSDP = ("--use-torch-fsdp2",)
 INSTANCES = ("--num-distributed-optimizer-instances", "2")
 DP2, DP3, DP4 = (("--ranks", str(ranks)) for ranks in (2, 3, 4))
@@ -54,6 +55,9 @@ LAYOUTS = {
     "recompute-block": (*FULL, "--recompute-method", "block", "--recompute-num-layers", "1"),
     "recompute-modules": ("--recompute-granularity", "selective", "--recompute-modules", "core_attn,mlp"),
     "recompute-tp2": (*TP2, "--recompute-activations"),
+    "experts-ep2-recompute": (*DP2, *EP2, "--recompute-granularity", "selective", "--recompute-modules", "moe"),
+    # The rows of two micro batches are counted before the first is computed again.
+    "experts-ep2-pp2-recompute": (*DP4, *EP2, "--pipeline-model-parallel-size", "2", *FULL),
     "experts-recompute": ("--recompute-granularity", "selective", "--recompute-modules", "moe"),
 }
 # The first half of the run under one, the second half under the other.

@@ -116,6 +116,17 @@ def test_a_large_model_is_estimated_at_once_and_in_full() -> None:
     assert str(found).startswith("about ")
 
 
+def test_ranks_that_share_experts_have_all_tokens_of_a_layer_at_a_time() -> None:
+    """512 tokens of two ranks and their gradients, of width 128 in float32."""
+    shared = (*SMALL, "--model", "tiny-mixtral", "--ranks", "2", "--expert-model-parallel-size", "2", "--vocab-size", "128")
+    sizes = (*shared, "--seq-length", "256", "--hidden-size", "128", *FULL, "--recompute-method", "block")
+    found, sent_by_megatron = (
+        estimate(plan_of((*sizes, "--moe-token-dispatcher-type", dispatcher))).activations
+        for dispatcher in ("alltoall", "allgather")
+    )
+    assert found - sent_by_megatron == 2 * 2 * 512 * 128 * 4
+
+
 def refused(*options: str) -> str:
     with pytest.raises((BadConfig, UsageError)) as caught:
         plan_of((*SMALL, *options))

@@ -41,6 +41,8 @@ FAMILIES = {
     "learned": (*GPT, "--reset-attention-mask", "--reset-position-ids"),
     "window": ("--window-size", "20,0"),
     "experts": ("--num-experts", "4", "--moe-aux-loss-coeff", "0.1"),
+    # With four experts a token, four ranks send each other whole tokens; with two, megatron-core sends copies.
+    "many": ("--num-experts", "8", "--moe-router-topk", "4", "--moe-aux-loss-coeff", "0.1"),
 }
 LAYOUTS = {
     "tp2": TP2,
@@ -73,6 +75,7 @@ LAYOUTS = {
     "experts-ep2-tp2-sp": (*EP2, *TP2, *SP, "--ranks", "4", "--moe-token-dispatcher-type", "allgather"),
     "experts-ep2-pp2-zero": (*EP2, *PP2, *ZERO, "--ranks", "4"),
     "experts-ep2-cp2": (*EP2, *CP2, *DP2),
+    "many-ep4-zero": ("--expert-model-parallel-size", "4", *ZERO, *DP4),
     "experts-ep4-zero": ("--expert-model-parallel-size", "4", *ZERO, *DP4),
 }
 

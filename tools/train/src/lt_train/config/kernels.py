@@ -185,6 +185,12 @@ def groups_experts(run: Run) -> bool:
     return _experts(run, None, NONE_FAILED) in GROUPED_KINDS
 
 
+def exchanges_whole_tokens(run: Run) -> bool:
+    """Whether ranks send tokens once to all of the few ranks that share experts (`lt_train.parallel.token_exchange`)."""
+    is_asked = run.layers.token_dispatcher == "alltoall"
+    return groups_experts(run) and is_asked and 1 < run.parallelism.expert <= run.architecture.moe_router_topk
+
+
 def _wishes(run: Run) -> dict[str, str]:
     return {
         "--attention-backend": run.layers.attention_backend,

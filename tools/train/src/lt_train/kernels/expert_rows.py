@@ -48,7 +48,10 @@ def weighted_swiglu_gradient(
 
 
 def sum_rows(rows: Tensor, chosen: Tensor) -> Tensor:
-    """For each line of `chosen` [t, k], int32, the sum of those k rows of `rows` [m, n], in float32: [t, n], of their dtype."""
+    """For each line of `chosen` [t, k], int32, the sum of those rows of `rows` [m, n], in float32: [t, n], of their dtype.
+
+    A negative number in `chosen` is no row.
+    """
     count, each = chosen.shape
     width = rows.shape[1]
     result = rows.new_empty(count, width)
@@ -134,5 +137,5 @@ def _sum(rows, chosen, result, width, each, COLUMNS: tl.constexpr):  # type: ign
     total = tl.zeros([COLUMNS], dtype=tl.float32)
     for number in range(each):
         row = tl.load(chosen + line * each + number).to(tl.int64)
-        total += tl.load(rows + row * width + column, mask=inside, other=0.0).to(tl.float32)
+        total += tl.load(rows + row * width + column, mask=inside & (row >= 0), other=0.0).to(tl.float32)
     tl.store(result + line * width + column, total, mask=inside)

@@ -12,7 +12,7 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
 
 from lt_shared.architecture import CLAMPED_SWIGLU_LIMIT, Architecture
-from lt_train.config.kernels import GROUPED_GEMM_EPILOGUE, Kernels
+from lt_train.config.kernels import GROUPED_GEMM_EPILOGUE, Kernels, exchanges_whole_tokens
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.memory import SWIGLU
 from lt_train.models import multipliers, rope, rotary_tables
@@ -226,7 +226,7 @@ def _build_chunk(
             vp_stage=virtual_stage,
         )
     if kernels.groups_experts:
-        use_grouped_experts(model, _expert_operations(run_config, kernels))
+        use_grouped_experts(model, _expert_operations(run_config, kernels), exchanges_whole_tokens(run_config))
         if run_config.precision.bf16 and device.type == CUDA:
             use_bfloat16_router(model)
     elif architecture.num_experts and architecture.add_bias_linear:

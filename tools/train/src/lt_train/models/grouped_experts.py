@@ -3,7 +3,8 @@
 megatron-core has this with TransformerEngine only. Its `SequentialMLP` computes one expert after another: for the 128 experts of
 a layer of Qwen3-30B-A3B some 1,500 kernels, each too small to fill a GPU. Where a rank has all experts, megatron-core's
 dispatcher is replaced as well: rows are gathered and summed as part of the experts' computation (`lt_train.ops.expert_mlp`), and
-no count of tokens is copied to the host. With expert parallelism megatron-core's exchanges the tokens and waits for counts.
+no count of tokens is copied to the host. With the experts on few ranks `lt_train.models.expert_exchange` does so with the tokens
+of all of them; on many ranks megatron-core's dispatcher exchanges rows and waits for counts.
 
 Checkpoints are those of `SequentialMLP`: a tensor [layers, experts, ...] in which each expert is an entry of its own.
 """
@@ -15,14 +16,16 @@ from typing import Any
 import torch
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.utils import get_pg_rank, get_pg_size
 from torch import Tensor
 
+from lt_train.models.expert_exchange import exchange_whole_tokens
 from lt_train.ops import expert_rows
-from lt_train.ops.expert_mlp import Arrived, Operations, Routing, Weights, expert_mlp
+from lt_train.ops.expert_mlp import Arrived, Operations, Routing, RowSource, Weights, expert_mlp
 from lt_train.ops.grouped_gemm import TorchGroupedGemms
 from lt_train.ops.router_gemm import router_logits
 from lt_train.parallel.ddp import wait_for_weights
@@ -56,12 +59,23 @@ class GroupedExperts(torch.nn.Module):
         self.linear_fc2 = GroupedLinear(num_local_experts, config.hidden_size, config.moe_ffn_hidden_size, config)
         self.operations = Operations(TorchGroupedGemms(), expert_rows)
 
-    def forward(self, rows: Tensor, routing: Routing | Tensor, probabilities: Tensor) -> tuple[Tensor, None]:
-        """Tokens [t, h] of a `Routing`; or rows [m, h] sorted by expert, how many each expert has, and probabilities [m]."""
+    def forward(self, rows: Tensor, routing: RowSource | Tensor, probabilities: Tensor) -> tuple[Tensor, None]:
+        """Tokens [t, h] of a `RowSource`; or rows [m, h] sorted by expert, how many each expert has, and probabilities [m].
+
+        The bias of the second matrix is added where this rank has all of a token's rows.
+        """
         wait_for_weights(self.linear_fc1, self.linear_fc2)
-        chosen = routing if isinstance(routing, Routing) else Arrived.of_counts(routing, rows)
-        weights = Weights(self.linear_fc1.weight, self.linear_fc2.weight, self.linear_fc1.bias, self.linear_fc2.bias)
+        chosen = Arrived.of_counts(routing, rows) if isinstance(routing, Tensor) else routing
+        bias = self.linear_fc2.bias if isinstance(chosen, Routing | Arrived) else None
+        weights = Weights(self.linear_fc1.weight, self.linear_fc2.weight, self.linear_fc1.bias, bias)
         return expert_mlp(rows, probabilities, chosen, weights, self.operations), None
+
+    def with_bias(self, output: Tensor, probabilities: Tensor) -> Tensor:
+        """`output` [t, h] with the second matrix's biases of the experts of all ranks, by `probabilities` [t, experts]."""
+        if self.linear_fc2.bias is None:
+            return output
+        bias: Tensor = gather_from_sequence_parallel_region(self.linear_fc2.bias.float(), group=self.ep_group)
+        return (output + probabilities.float() @ bias).to(output.dtype)
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
         first, total = get_pg_rank(self.ep_group) * self.experts, get_pg_size(self.ep_group) * self.experts
@@ -124,12 +138,15 @@ class LocalDispatcher:
         return outputs.view(self.shape)
 
 
-def use_grouped_experts(model: GPTModel, operations: Operations) -> None:
-    """Let the grouped experts of `model` use `operations`, and route where no other rank has experts."""
+def use_grouped_experts(model: GPTModel, operations: Operations, exchanges: bool) -> None:
+    """Let the grouped experts of `model` use `operations`, and get tokens without megatron-core's dispatcher where each rank has
+    all experts, or where it `exchanges` whole tokens."""
     for layer in expert_layers(model):
         layer.experts.operations = operations
         if get_pg_size(layer.ep_group) == 1:
             layer.token_dispatcher = LocalDispatcher(layer.config)
+        elif exchanges:
+            exchange_whole_tokens(layer)
 
 
 def expert_layers(model: GPTModel) -> Iterator[MoELayer]:

@@ -14,6 +14,7 @@ of SwiGLU's output times its gradient.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Protocol, Self
 
 import torch
@@ -57,12 +58,43 @@ class Weights:
     bias2: Tensor | None = None
 
 
+class RowSource(Protocol):
+    """Where the m rows of `expert_mlp` come from, and where they go.
+
+    `borders` [n + 1], int32, are those of the experts' blocks of rows; `experts` [m], int64, each row's.
+    """
+
+    @property
+    def borders(self) -> Tensor: ...
+    @property
+    def experts(self) -> Tensor: ...
+    def expect(self, tokens: Tensor) -> None:
+        """Say that `gather` will be called with `tokens`, so that what they have to come from can send them."""
+        ...
+
+    def gather(self, tokens: Tensor) -> Tensor:
+        """The rows of `tokens`."""
+        ...
+
+    def combine(self, rows: Tensor, operations: RowOperations) -> Tensor:
+        """The sum of each token's rows."""
+        ...
+
+    def of_rows(self, probabilities: Tensor) -> Tensor:
+        """Each row's of `probabilities`: [m]."""
+        ...
+
+    def gradient(self, of_rows: Tensor, probabilities: Tensor) -> Tensor:
+        """That of `probabilities`, from that of each row's."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Routing:
-    """Which rows the t tokens of a rank become that has all experts: m = t x k rows.
+    """Which rows t tokens become by n experts that this rank has.
 
     `borders` [n + 1], int32, are those of the experts' blocks; `tokens` and `experts` [m], int64, each row's; `rows` [t, k],
-    int32, those of each token, by rising number of the expert.
+    int32, those of each token, by rising number of the expert; -1 for none.
     """
 
     borders: Tensor
@@ -72,7 +104,7 @@ class Routing:
 
     @classmethod
     def of_map(cls, routing_map: Tensor, experts_per_token: int) -> Self:
-        """From `routing_map` [t, n], bool, with `experts_per_token` in each line. The host waits for nothing."""
+        """From `routing_map` [t, n], bool, with `experts_per_token` in each line, so m = t x k. The host waits for nothing."""
         count, experts = routing_map.shape
         size = count * experts_per_token
         by_expert = routing_map.t()
@@ -82,6 +114,26 @@ class Routing:
         rows = before.t().gather(1, of_token).contiguous()
         return cls(_borders(routing_map.sum(0)), token, expert, rows)
 
+    @classmethod
+    def of_part(cls, routing_map: Tensor, most: int, coming: Callable[[Tensor], Callable[[], int]]) -> Self:
+        """From `routing_map` [t, n], bool, with up to `most` in each line.
+
+        The host waits for m in the function that `coming` returns for it.
+        """
+        borders = _borders(routing_map.sum(0))
+        arrive = coming(borders[-1])
+        count = len(routing_map)
+        sorted_rows = torch.nonzero_static(routing_map.t(), size=count * most)
+        place = routing_map.cumsum(1, dtype=torch.int32) - 1
+        rows = torch.full((count, most), -1, dtype=torch.int32, device=routing_map.device)
+        size = arrive()
+        expert, token = sorted_rows[:size].t().contiguous()
+        rows[token, place[token, expert]] = torch.arange(size, dtype=torch.int32, device=rows.device)
+        return cls(borders, token, expert, rows)
+
+    def expect(self, tokens: Tensor) -> None:
+        pass
+
     def gather(self, tokens: Tensor) -> Tensor:
         return tokens.index_select(0, self.tokens)
 
@@ -89,7 +141,6 @@ class Routing:
         return operations.sum_rows(rows, self.rows)
 
     def of_rows(self, probabilities: Tensor) -> Tensor:
-        """Each row's of `probabilities` [t, n]: [m]."""
         return probabilities[self.tokens, self.experts]
 
     def gradient(self, of_rows: Tensor, probabilities: Tensor) -> Tensor:
@@ -112,6 +163,9 @@ class Arrived:
         numbers = torch.arange(len(rows), dtype=torch.int32, device=rows.device)
         return cls(borders, torch.searchsorted(borders[1:], numbers, right=True))
 
+    def expect(self, tokens: Tensor) -> None:
+        pass
+
     def gather(self, tokens: Tensor) -> Tensor:
         return tokens
 
@@ -129,9 +183,7 @@ def _borders(counts: Tensor) -> Tensor:
     return torch.nn.functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
 
 
-def expert_mlp(
-    tokens: Tensor, probabilities: Tensor, routing: Routing | Arrived, weights: Weights, operations: Operations
-) -> Tensor:
+def expert_mlp(tokens: Tensor, probabilities: Tensor, routing: RowSource, weights: Weights, operations: Operations) -> Tensor:
     """`tokens` [t, h] through their experts: [t, h], of the tokens' dtype.
 
     `probabilities` are [t, n] with a `Routing` and [t] with rows that `Arrived`. The gradients of `fc1` and `fc2` go where
@@ -154,7 +206,7 @@ class _ExpertMLP(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, tokens: Tensor, probabilities: Tensor, fc1: Tensor, fc2: Tensor, bias1: Tensor | None,
-        routing: Routing | Arrived, operations: Operations,
+        routing: RowSource, operations: Operations,
     ) -> Tensor:  # fmt: skip
         gemms, borders, scale = operations.gemms, routing.borders, routing.of_rows(probabilities).float()
         rows = routing.gather(tokens)
@@ -175,6 +227,7 @@ class _ExpertMLP(torch.autograd.Function):
         tokens, probabilities, fc1, fc2, bias1, gate_up = ctx.saved_tensors
         routing, gemms, operations = ctx.routing, ctx.operations.gemms, ctx.operations.rows
         borders = routing.borders
+        routing.expect(tokens)
         output_gradient = routing.gather(gradient.contiguous())
         slopes, of_scale, activation = operations.weighted_swiglu_gradient(
             gemms.times(output_gradient, fc2, borders),

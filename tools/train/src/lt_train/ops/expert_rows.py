@@ -25,6 +25,8 @@ def weighted_swiglu_gradient(
 
 
 def sum_rows(rows: Tensor, chosen: Tensor) -> Tensor:
+    if not len(rows):
+        return rows.new_zeros(len(chosen), rows.shape[1])
     result: Tensor = _compiled(_sum_rows, rows)(rows, chosen)
     return result
 
@@ -72,7 +74,8 @@ def _gate_and_up(gate_up: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def _sum_rows(rows: Tensor, chosen: Tensor) -> Tensor:
-    return rows[chosen].float().sum(1).to(rows.dtype)
+    is_row = (chosen >= 0).unsqueeze(-1)
+    return (rows[chosen.clamp(min=0)].float() * is_row).sum(1).to(rows.dtype)
 
 
 def _compiled(function: Callable[..., Any], of: Tensor) -> Callable[..., Any]:

@@ -150,7 +150,12 @@ def _activations(config: RunConfig, pipeline_rank: int) -> int:
         in_flight = parallel.pipeline + (parallel.pipeline - 1 - 2 * pipeline_rank) / parallel.interleaving
     last = _logits(config) if pipeline_rank == parallel.pipeline - 1 else 0
     # The logits are gone when the first layer is computed again.
-    return int(kept * max(1, in_flight)) + max(last, again)
+    return int(kept * max(1, in_flight)) + max(last, again + _exchanged(config))
+
+
+def _exchanged(config: RunConfig) -> int:
+    """While a layer's experts compute: the tokens of all ranks that share them, and their gradients."""
+    return 2 * config.parallelism.expert * _residual_activations(config) if kernels.exchanges_whole_tokens(config) else 0
 
 
 def _tokens(config: RunConfig) -> int:
