@@ -70,8 +70,10 @@ def test_auto_on_a_hopper_gpu() -> None:
         # Each obstacle of flash-attn-4, and what attention is then.
         (("--attention-dropout", "0.1"), "attention", "sdpa"),
         (("--deterministic",), "attention", "sdpa"),
-        (("--reset-attention-mask",), "attention", "flex-attention"),
-        (("--context-parallel-size", "2", "--ranks", "2"), "attention", "flex-attention"),
+        (("--reset-attention-mask",), "attention", "flash-attn-4"),
+        (("--reset-attention-mask", "--attention-backend", "fused"), "attention", "flex-attention"),
+        (("--context-parallel-size", "2", "--ranks", "2"), "attention", "flash-attn-4"),
+        (("--context-parallel-size", "2", "--ranks", "2", "--attention-backend", "fused"), "attention", "flex-attention"),
         (("--kv-channels", "256"), "attention", "sdpa"),
         (("--attention-backend", "fused"), "attention", "sdpa"),
         (("--attention-backend", "fused", "--window-size", "4096"), "attention", "flex-attention"),
@@ -79,7 +81,7 @@ def test_auto_on_a_hopper_gpu() -> None:
         (("--transformer-impl", "te"), "attention", "flash-attn-4"),
         (("--transformer-impl", "te", "--attention-backend", "fused"), "attention", "te"),
         (("--transformer-impl", "te", "--attention-backend", "fused", "--reset-attention-mask"), "attention", "flex-attention"),
-        (("--transformer-impl", "te", "--context-parallel-size", "2", "--ranks", "2"), "attention", "te"),
+        (("--transformer-impl", "te", "--context-parallel-size", "2", "--ranks", "2"), "attention", "flash-attn-4"),
         (OFFLOADING, "attention", "te"),
         # Norms and RoPE.
         (("--transformer-impl", "te"), "norm", "te"),
@@ -188,12 +190,9 @@ def test_gpt_oss_has_sinks_biases_and_another_swiglu() -> None:
     options = ("--mock-data", "--model", "gpt-oss-20b", "--bf16", "--seq-length", "8192", "--train-iters", "1", *GPU)
     found = kernels.choose(assembled(options), HOPPER)
     assert (found.attention, found.norm, found.rope, found.swiglu) == ("flash-attn-4", "triton", "triton", "torch")
-    for others in (
-        ("--reset-attention-mask",),
-        ("--attention-backend", "fused"),
-        ("--context-parallel-size", "2", "--ranks", "2"),
-    ):
-        assert kernels.choose(assembled([*options, *others]), HOPPER).attention == "flex-attention"
+    documents, shared = ("--reset-attention-mask",), ("--context-parallel-size", "2", "--ranks", "2")
+    assert kernels.choose(assembled([*options, *documents, *shared]), HOPPER).attention == "flash-attn-4"
+    assert kernels.choose(assembled([*options, "--attention-backend", "fused"]), HOPPER).attention == "flex-attention"
 
 
 EPILOGUE, FUSED_LINEAR, FLASH = (
@@ -217,15 +216,7 @@ REFUSED: dict[tuple[str, ...], str] = {
     (*FUSED_LINEAR, "--vocab-size", "50257"): "a vocabulary of 50257, which is no multiple of 128",
     (*FUSED_LINEAR, "--tensor-model-parallel-size", "2", "--ranks", "2"): "tensor parallel size 2",
     ("--cross-entropy-impl", "triton", "--tensor-model-parallel-size", "2", "--ranks", "2"): "tensor parallel size 2",
-    (
-        *FLASH,
-        "--context-parallel-size",
-        "2",
-        "--ranks",
-        "2",
-    ): "flash does not support context parallel size 2",
-    (*FLASH, "--attention-dropout", "0.1"): "--attention-dropout",
-    (*FLASH, "--reset-attention-mask"): "--reset-attention-mask",
+    (*FLASH, "--attention-dropout", "0.1"): "flash does not support --attention-dropout",
     (*FLASH, "--deterministic"): "--deterministic",
     (*FLASH, "--kv-channels", "256"): "heads of 256, only of 64, 96, 128",
 }

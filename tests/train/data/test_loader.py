@@ -20,6 +20,7 @@ from lt_shared.console import IoFailure
 from lt_shared.manifest import Dataset
 from lt_shared.sample_order.samples import StoredSequences
 from lt_train.data import loader
+from lt_train.models.attention import document_numbers
 
 CPU = torch.device("cpu")
 SIZES = ("--seq-length", "16", "--micro-batch-size", "2", "--global-batch-size", "8", "--train-iters", "6")
@@ -65,7 +66,10 @@ def test_ranks_share_every_step_in_order(threads: int, tmp_path: Path, become: C
 @given(st.lists(st.lists(st.booleans(), min_size=9, max_size=9), min_size=1, max_size=3))
 def test_documents_equal_megatrons(marks: list[list[bool]]) -> None:
     ends = torch.tensor(marks)
-    numbers, positions = loader.document_numbers(ends), loader.positions_in_documents(ends)
+    borders, positions = loader.document_borders(ends), loader.positions_in_documents(ends)
+    numbers = document_numbers(borders, ends.shape[1])
+    # As kernels take them: the first document begins with the sample, and the last, perhaps an empty one, ends with it.
+    assert borders[:, 0].eq(0).all() and borders[:, -1].eq(ends.shape[1]).all() and not (borders.diff() < 0).any()
     for sample, sample_ends in enumerate(ends):
         hidden, _, expected = _get_ltor_masks_and_position_ids(sample_ends.long(), 1, True, True, False, True)
         assert positions[sample].tolist() == expected.tolist()
@@ -85,7 +89,7 @@ def test_a_batch_with_documents(tmp_path: Path, become: Callable[[int, int], Non
         ends = batch["tokens"] == synthetic.EOD
         found += int(ends.sum())
         assert torch.equal(batch["loss_mask"], (~ends).float())
-        assert torch.equal(batch["documents"], loader.document_numbers(ends))
+        assert torch.equal(batch["documents"], loader.document_borders(ends))
         assert torch.equal(batch["position_ids"], loader.positions_in_documents(ends))
     assert found
 

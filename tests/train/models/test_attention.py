@@ -1,20 +1,20 @@
 """Attention within documents, within a window and over a shared sequence is that of the formula."""
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_mask
 
-from lt_train.models import attention, flash_attention
+from lt_train.models import attention
 from lt_train.models.attention import CausalAttention, sequence_share
 
 SEQUENCE, BATCH, HEADS, GROUPS, SIZE = 48, 2, 4, 2, 8
 SINKS = torch.tensor([0.5, -1.0, 2.0, 0.0])
-# Document ends differ between the two samples; one document has a single token.
-DOCUMENTS = torch.tensor([[0] * 20 + [1] + [2] * 27, [0] * 5 + [1] * 43], dtype=torch.int32)
+# Borders differ between the two samples; one document has a single token.
+DOCUMENTS = torch.tensor([[0, 20, 21, 48, 48], [0, 5, 48, 48, 48]], dtype=torch.int32)
+NUMBERS = torch.tensor([[0] * 20 + [1] + [2] * 27, [0] * 5 + [1] * 43], dtype=torch.int32)
 
 
 def core_attention(
@@ -22,7 +22,6 @@ def core_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     layer_number: int = 1,
-    kind: type[CausalAttention] = CausalAttention,
 ) -> CausalAttention:
     config = SimpleNamespace(
         attention_dropout=0.0,
@@ -32,7 +31,7 @@ def core_attention(
         softmax_type="vanilla",
         context_parallel_size=1,
     )
-    made = kind(config, layer_number)  # type: ignore[arg-type]
+    made = CausalAttention(config, layer_number)  # type: ignore[arg-type]
     made.softcap = softcap
     made.softmax_offset = None if sinks is None else torch.nn.Parameter(sinks)
     return made
@@ -59,7 +58,7 @@ def by_the_formula(
             seen = [
                 other
                 for other in range(place + 1)
-                if (documents is None or documents[sample, other] == documents[sample, place])
+                if (documents is None or NUMBERS[sample, other] == NUMBERS[sample, place])
                 and (window is None or place - other <= window)
             ]
             for head in range(HEADS):
@@ -96,47 +95,6 @@ def test_every_second_layer_has_no_window() -> None:
     assert [core_attention(7, layer_number=number).window for number in (1, 2, 3, 4)] == [7, None, 7, None]
 
 
-class FlashKernels:
-    """What flash-attn-4's kernels compute, from what they are given: the backward one, too, takes normalizers and output."""
-
-    @staticmethod
-    def _scores(query: Tensor, key: Tensor, window: int | None) -> Tensor:
-        scores = torch.einsum("bqhd,bkhd->bhqk", query, key.repeat_interleave(HEADS // GROUPS, 2)) / SIZE**0.5
-        distance = torch.arange(SEQUENCE)[:, None] - torch.arange(SEQUENCE)
-        return scores.masked_fill((distance < 0) | (distance > (SEQUENCE if window is None else window)), float("-inf"))
-
-    def _flash_attn_fwd(self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, **given: Any) -> tuple[Tensor, Tensor]:
-        scores = self._scores(query, key, given.get("window_size_left"))
-        out.copy_(torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), value.repeat_interleave(HEADS // GROUPS, 2)))
-        return out, scores.logsumexp(-1)
-
-    def _flash_attn_bwd(
-        self, query: Tensor, key: Tensor, value: Tensor, output: Tensor, gradient: Tensor, normalizers: Tensor, **given: Any
-    ) -> list[Tensor]:
-        weights = (self._scores(query, key, given.get("window_size_left")) - normalizers.unsqueeze(-1)).exp()
-        keys, values = (each.repeat_interleave(HEADS // GROUPS, 2) for each in (key, value))
-        products = (gradient * output).sum(-1).transpose(1, 2).unsqueeze(-1)
-        of_scores = weights * (torch.einsum("bqhd,bkhd->bhqk", gradient, values) - products) / SIZE**0.5
-        of_keys = torch.einsum("bhqk,bqhd->bkhd", of_scores, query).unflatten(2, (GROUPS, -1)).sum(3)
-        of_values = torch.einsum("bhqk,bqhd->bkhd", weights, gradient).unflatten(2, (GROUPS, -1)).sum(3)
-        return [torch.einsum("bhqk,bkhd->bqhd", of_scores, keys), of_keys, of_values]
-
-
-@pytest.mark.parametrize("window", [None, 7])
-def test_flash_attention_kernels_know_no_sinks_and_get_them(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The output, and all gradients, beside those of attention that knows them."""
-    monkeypatch.setattr(flash_attention, "_flash", FlashKernels)
-    results = []
-    for kind in (CausalAttention, flash_attention.FlashAttention):
-        tensors = [tensor.requires_grad_() for tensor in inputs()]
-        made = core_attention(window, sinks=SINKS, kind=kind)
-        assert made.softmax_offset is not None
-        output = made(*tensors)
-        results.append([output, *torch.autograd.grad((output**2).sum(), [*tensors, made.softmax_offset])])
-    for known, given in zip(*results, strict=True):
-        torch.testing.assert_close(given, known, atol=1e-5, rtol=1e-5)
-
-
 def test_a_document_does_not_notice_its_neighbours() -> None:
     """Neither its results nor its gradients: bit for bit zero where nothing is seen."""
     query, key, value = inputs()
@@ -166,7 +124,7 @@ def test_the_rule_for_kernels_is_that_of_the_dense_mask(ranks: int, window: int 
     share = SEQUENCE // ranks
     for rank in range(ranks):
         positions = [sequence_share(torch.arange(SEQUENCE), 0, other, ranks) for other in range(ranks)]
-        rule = attention._rule(DOCUMENTS, window, positions[rank], torch.cat(positions))
+        rule = attention._rule(NUMBERS, window, positions[rank], torch.cat(positions))
         dense = attention._mask(DOCUMENTS, window, share, rank, ranks, torch.device("cpu"))
         assert dense.shape == (BATCH, 1, share, SEQUENCE)
         assert torch.equal(create_mask(rule, BATCH, None, share, SEQUENCE, device="cpu"), dense)

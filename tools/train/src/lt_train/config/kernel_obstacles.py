@@ -167,10 +167,8 @@ def _flash_obstacles(run: Run, capability: Capability) -> Obstacles:
         f"{run.precision.dtype}, only --bf16 and --fp16": not run.precision.half,
         "latent attention": run.architecture.latent_attention is not None,
         "--attention-dropout": run.layers.attention_dropout > 0,
-        "--reset-attention-mask": run.data.reset_attention_mask,
         "--deterministic": run.precision.deterministic,
         "--cpu-offloading-num-layers with TransformerEngine's layers": engine and run.memory.offloaded_layers > 0,
-        f"context parallel size {run.parallelism.context}": run.parallelism.context > 1,
         f"this GPU: {device.capability_text(capability or FLASH_CAPABILITY)}, 8.0 is needed": old,
     }
 

@@ -96,7 +96,7 @@ def batches(
     """The `planned` micro batches on the device `where`.
 
     int64 `tokens`, `labels` and `position_ids`, float `loss_mask`, each [b, s]; with --reset-attention-mask also int32
-    `documents` [b, s], which counts the documents of each sample, a `weight` where samples of the step are skipped, and, of a
+    `documents` [b, n + 1], the borders of each sample's documents, a `weight` where samples of the step are skipped, and, of a
     blend that `tells_sources`, int64 `sources` [b], the number of each sample's dataset.
     """
     size = config.batches.micro_batch_size
@@ -123,7 +123,7 @@ def batches(
             assert eod is not None
             ends = tokens.eq(eod)
             if config.data.reset_attention_mask:
-                batch["documents"] = document_numbers(ends)
+                batch["documents"] = document_borders(text[:, :-1].eq(eod)).to(where, non_blocking=True)
             if config.data.reset_position_ids:
                 batch["position_ids"] = positions_in_documents(ends)
             if config.data.eod_mask_loss:
@@ -139,9 +139,20 @@ def batches(
         yield batch
 
 
-def document_numbers(ends: Tensor) -> Tensor:
-    """The number of each token's document within its sample, int32 like `ends` [b, s], which marks the last token of each."""
-    return (ends.cumsum(1) - ends.long()).int()
+def document_borders(ends: Tensor) -> Tensor:
+    """Where the documents of each sample begin, then where the last one ends, int32 [b, n + 1]; `ends` [b, s] marks last tokens.
+
+    A sample with fewer than n repeats its end, and padding is a part of the last document. From tokens that are still on the
+    host: kernels are started for n documents, a power of two, and nobody waits for the GPU to count them.
+    """
+    length = ends.shape[1]
+    begins = [sample.nonzero().flatten() + 1 for sample in ends]
+    most = 1 << max(map(len, begins)).bit_length()
+    borders = torch.full((len(ends), most + 1), length, dtype=torch.int32)
+    borders[:, 0] = 0
+    for row, found in zip(borders, begins, strict=True):
+        row[1 : 1 + len(found)] = found
+    return borders
 
 
 def positions_in_documents(ends: Tensor) -> Tensor:

@@ -6,9 +6,10 @@ chunks of the sequence. One rule says what a query sees. On a GPU, FlexAttention
 that nothing sees; on a CPU it becomes a dense mask of [queries, keys].
 
 Context parallelism: of 2 x N equal chunks, rank r has chunks r and 2N-1-r (as in Megatron), so that all ranks see as many pairs.
-Each rank gathers all keys and values, and the gradients are summed back to their ranks. A ring would hold less and overlap
-more, but has N sends a layer. With grouped queries keys and values are small: 0.5 GB a layer for Llama 3 8B at 128k tokens,
-in bf16, kept for the backward pass unless the layer is recomputed.
+Each rank gathers all keys and values, and the gradients are summed back to their ranks. A ring would hold less, but has N sends
+a layer. With grouped queries keys and values are small: 0.5 GB a layer for Llama 3 8B at 128k tokens, in bf16, kept for the
+backward pass unless the layer is recomputed. Here attention waits for all of them; flash-attn-4's (`models/flash_attention.py`)
+runs meanwhile.
 
 A sink is a logit of each head that takes part in the softmax and has no value (gpt-oss). So it scales what the head puts out by
 sigmoid(n - sink), n being the logarithm of the softmax's denominator, which FlexAttention returns.
@@ -61,7 +62,7 @@ class CausalAttention(torch.nn.Module):
     ) -> Tensor:
         """query [s, b, heads, d], key [s, b, groups, d] and value [s, b, groups, v]; returns [s, b, heads * v].
 
-        `documents` [b, S] numbers the document of every token of the whole sample, of which this rank has `s` tokens. It is
+        `documents` [b, n + 1] has the borders of the documents of the whole sample, of which this rank has `s` tokens. It is
         passed as megatron-core's attention mask, which its layers do not look at.
         """
         sequence, batch = query.shape[:2]
@@ -159,6 +160,12 @@ def sequence_share(tensor: Tensor, dimension: int, rank: int, ranks: int) -> Ten
     return torch.cat((chunks[rank], chunks[-1 - rank]), dimension)
 
 
+def document_numbers(borders: Tensor, length: int) -> Tensor:
+    """The number of each token's document within its sample, int32 [b, length], from the borders [b, n + 1]."""
+    positions = torch.arange(length, dtype=borders.dtype, device=borders.device).repeat(len(borders), 1)
+    return torch.searchsorted(borders, positions, right=True, out_int32=True) - 1
+
+
 @functools.lru_cache(maxsize=2)
 def _mask(documents: Tensor | None, window: int | None, share: int, rank: int, ranks: int, device: torch.device) -> Any:
     """What `share` queries of this rank see of the gathered keys: a dense mask on a CPU, a BlockMask on a GPU.
@@ -168,7 +175,8 @@ def _mask(documents: Tensor | None, window: int | None, share: int, rank: int, r
     keys = share * ranks
     positions = torch.arange(keys, device=device)
     key_positions = torch.cat([sequence_share(positions, 0, other, ranks) for other in range(ranks)])
-    rule = _rule(documents, window, sequence_share(positions, 0, rank, ranks), key_positions)
+    numbers = None if documents is None else document_numbers(documents, keys)
+    rule = _rule(numbers, window, sequence_share(positions, 0, rank, ranks), key_positions)
     batch = 1 if documents is None else len(documents)
     if device.type == CPU:
         samples, queries = torch.arange(batch)[:, None, None, None], torch.arange(share)[:, None]
@@ -176,17 +184,17 @@ def _mask(documents: Tensor | None, window: int | None, share: int, rank: int, r
     return _compiled_flex()[1](rule, batch, None, share, keys, device=device)
 
 
-def _rule(documents: Tensor | None, window: int | None, query_positions: Tensor, key_positions: Tensor) -> Rule:
+def _rule(numbers: Tensor | None, window: int | None, query_positions: Tensor, key_positions: Tensor) -> Rule:
     """Whether a query sees a key, both given by their index on this rank, as FlexAttention asks it."""
-    if documents is not None:
-        query_documents, key_documents = documents[:, query_positions], documents[:, key_positions]
+    if numbers is not None:
+        query_documents, key_documents = numbers[:, query_positions], numbers[:, key_positions]
 
     def sees(sample: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         distance = query_positions[query] - key_positions[key]
         seen = distance >= 0
         if window is not None:
             seen = seen & (distance <= window)
-        if documents is not None:
+        if numbers is not None:
             seen = seen & (query_documents[sample, query] == key_documents[sample, key])
         return seen
 

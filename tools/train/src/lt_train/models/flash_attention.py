@@ -4,33 +4,81 @@ For Llama 3's heads at 8192 tokens, forward and backward on an H200, 2026-11-22:
 13.3 against 14.7 with heads of 128. The first call compiles for five seconds. What it does not support is listed in
 `lt_train.config.kernels`, which then chooses `CausalAttention`.
 
+Its causal masks are aligned at the end: the last query sees the last key, and a window counts back from there. So a
+context-parallel rank needs one call for each of its two chunks, with the keys up to the chunk's end, and from the window before
+its begin: what its queries see is complete, and nothing is to be merged. Documents are sequences of unequal length in one call,
+whose borders the kernels read on the GPU: of each, a chunk's queries go with the keys from the document's begin to the last of
+these queries. A document before the chunk has no query there, and its keys get gradients of zero. Such a call takes one sample:
+the samples do not lie one behind the other in memory.
+
 megatron-core has the sequence before the batch, flash-attn-4 the batch before the sequence. Its own function returns its output
 so, and a copy puts it back; written where it belongs, it needs none: 7 ms of a step of 850.
 """
 
+import dataclasses
 import functools
 import warnings
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
 import torch
+from megatron.core import parallel_state
 from torch import Tensor
 
 from lt_train.models.attention import CausalAttention
+from lt_train.models.chunk_exchange import GatheredChunks, SummedChunks
 
 
 class FlashAttention(CausalAttention):
-    def _causal(self, query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
-        query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
-        return attend(query, key, value, self.softmax_scale, window, self.softmax_offset).transpose(1, 2)
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None = None, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        group = parallel_state.get_context_parallel_group() if self.ranks > 1 else None
+        window = self.window if self.window is not None and self.window < len(key) * self.ranks - 1 else None
+        mixed = attend(query, key, value, self.softmax_scale, window, self.softmax_offset, documents, group)
+        return mixed.flatten(2)
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None, sinks: Tensor | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float | None,
+    window: int | None,
+    sinks: Tensor | None = None,
+    documents: Tensor | None = None,
+    group: Any = None,
 ) -> Tensor:
-    """[b, s, heads, d] of a query of that shape, and keys and values [b, s, groups, d]; `sinks` [heads]."""
-    mixed: Tensor = _Attention.apply(query, key, value, sinks, scale, window)  # type: ignore[no-untyped-call]
+    """[s, b, heads, d] of a query of that shape, and keys and values [s, b, groups, d]; `sinks` [heads].
+
+    `documents` as `CausalAttention.forward` takes them. The ranks of `group` have chunks of the sequence.
+    """
+    mixed: Tensor = _Attention.apply(query, key, value, sinks, documents, scale, window, group)  # type: ignore[no-untyped-call]
     return mixed
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunk:
+    """Positions `begin` to `end` of a sequence, which are `rows` of this rank's queries, and see keys from `seen` to `end`."""
+
+    rows: slice
+    begin: int
+    end: int
+    seen: int
+
+
+def chunks(length: int, window: int | None, rank: int, ranks: int) -> list[Chunk]:
+    """What a rank with `length` queries has of the sequence, in its order."""
+    if ranks == 1:
+        return [Chunk(slice(0, length), 0, length, 0)]
+    size = length // 2
+    found = []
+    for place, number in enumerate((rank, 2 * ranks - 1 - rank)):
+        begin = number * size
+        seen = 0 if window is None else max(0, begin - window)
+        found.append(Chunk(slice(place * size, (place + 1) * size), begin, begin + size, seen))
+    return found
 
 
 class _Attention(torch.autograd.Function):
@@ -42,26 +90,119 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, scale: float | None, window: int | None
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sinks: Tensor | None,
+        documents: Tensor | None,
+        scale: float | None,
+        window: int | None,
+        group: Any,
     ) -> Tensor:
-        batch, sequence, heads, size = query.shape
-        output = query.new_empty(sequence, batch, heads, size).transpose(0, 1)
-        seen = {} if window is None else {"window_size_left": window, "window_size_right": 0}
-        _, normalizers, *_ = _flash()._flash_attn_fwd(
-            query, key, value, softmax_scale=scale, causal=True, return_lse=True, out=output, **seen
-        )
-        if sinks is not None:
-            normalizers = _add_sinks(output, normalizers, sinks)
-        ctx.save_for_backward(query, key, value, sinks, output, normalizers)
-        ctx.settings = {"softmax_scale": scale, "causal": True, **seen}
+        ctx.group = group
+        ctx.chunks = chunks(len(query), window, *((group.rank(), group.size()) if group else (0, 1)))
+        ctx.settings = {"softmax_scale": scale, "causal": True}
+        if window is not None:
+            ctx.settings |= {"window_size_left": window, "window_size_right": 0}
+        gathered = GatheredChunks(key, value, group) if group else None
+        output = query.new_empty(query.shape)
+        normalizers = []
+        for chunk in ctx.chunks:
+            if gathered:
+                key, value = gathered.until(chunk.end).unbind(2)
+            mixed = output[chunk.rows]
+            seen = key[chunk.seen : chunk.end], value[chunk.seen : chunk.end]
+            found = _forward(query[chunk.rows], *seen, mixed, _calls(chunk, documents), ctx.settings)
+            normalizers.append(found if sinks is None else _add_sinks(mixed.transpose(0, 1), found, sinks))
+        ctx.save_for_backward(query, key, value, sinks, documents, output, *normalizers)
         return output
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None, None, None]:
-        query, key, value, sinks, output, normalizers = ctx.saved_tensors
-        gradients = _flash()._flash_attn_bwd(query, key, value, output, gradient, normalizers, **ctx.settings)
-        of_sinks = None if sinks is None else _sinks_gradient(output, gradient, normalizers, sinks)
-        return gradients[0], gradients[1], gradients[2], of_sinks, None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, sinks, documents, output, *normalizers = ctx.saved_tensors
+        of_query = query.new_empty(query.shape)
+
+        def backward(number: int, of_key: Tensor, of_value: Tensor) -> None:
+            chunk = ctx.chunks[number]
+            rows, seen = chunk.rows, slice(chunk.seen, chunk.end)
+            given = (query[rows], key[seen], value[seen], output[rows], gradient[rows])
+            results = {"dq": of_query[rows], "dk": of_key, "dv": of_value}
+            _backward(given, normalizers[number], results, _calls(chunk, documents), ctx.settings)
+
+        if ctx.group is None:
+            of_key, of_value = torch.empty_like(key), torch.empty_like(value)
+            backward(0, of_key, of_value)
+        else:
+            of_key, of_value = _summed(backward, ctx.chunks, key, ctx.group)
+        of_sinks = None
+        if sinks is not None:
+            of_sinks = _sinks_gradient(output.transpose(0, 1), gradient.transpose(0, 1), torch.cat(normalizers, dim=-1), sinks)
+        return of_query, of_key, of_value, of_sinks, None, None, None, None
+
+
+def _summed(backward: Callable[[int, Tensor, Tensor], None], both: list[Chunk], key: Tensor, group: Any) -> list[Tensor]:
+    """The gradients of this rank's keys and values from what `backward` computes for each of its chunks."""
+    first, second = both
+    whole = key.new_empty(len(key), key.shape[1], 2, *key.shape[2:])
+    whole[: second.seen].zero_()
+    whole[second.end :].zero_()
+    backward(1, *whole[second.seen : second.end].unbind(2))
+    summed = SummedChunks(whole, group)
+    summed.add_second()
+    part = whole.new_empty(first.end - first.seen, *whole.shape[1:])
+    backward(0, *part.unbind(2))
+    whole[first.seen : first.end] += part
+    return list(summed.own().unbind(2))
+
+
+def _calls(chunk: Chunk, documents: Tensor | None) -> Iterator[tuple[int | None, dict[str, Any]]]:
+    """The calls of a kernel for `chunk`: the sample, or None for all at once, and where its documents are."""
+    if documents is None:
+        yield None, {}
+        return
+    of_queries = documents.clamp(chunk.begin, chunk.end) - chunk.begin
+    of_keys = documents.clamp(chunk.seen, chunk.end) - chunk.seen
+    longest = {"max_seqlen_q": chunk.end - chunk.begin, "max_seqlen_k": chunk.end - chunk.seen}
+    for sample, (queries, keys) in enumerate(zip(of_queries, of_keys, strict=True)):
+        yield sample, {"cu_seqlens_q": queries, "cu_seqlens_k": keys, **longest}
+
+
+def _of_call(sample: int | None, tensor: Tensor) -> Tensor:
+    """What a kernel takes of `tensor` [s, b, ...]."""
+    return tensor.transpose(0, 1) if sample is None else tensor[:, sample]
+
+
+def _forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    calls: Iterator[tuple[int | None, dict[str, Any]]],
+    settings: dict[str, Any],
+) -> Tensor:
+    """Write `output`; returns the normalizers [b, heads, s]."""
+    sequence, batch, heads, _ = query.shape
+    normalizers = torch.empty(batch, heads, sequence, dtype=torch.float32, device=query.device)
+    for sample, places in calls:
+        given = (_of_call(sample, each) for each in (query, key, value))
+        results = {"out": _of_call(sample, output), "lse": normalizers if sample is None else normalizers[sample]}
+        _flash()._flash_attn_fwd(*given, **results, **places, **settings)
+    return normalizers
+
+
+def _backward(
+    given: tuple[Tensor, ...],
+    normalizers: Tensor,
+    results: dict[str, Tensor],
+    calls: Iterator[tuple[int | None, dict[str, Any]]],
+    settings: dict[str, Any],
+) -> None:
+    """Write `results`, the gradients, from queries, keys, values, output and its gradient."""
+    for sample, places in calls:
+        own = normalizers if sample is None else normalizers[sample]
+        written = {name: _of_call(sample, each) for name, each in results.items()}
+        _flash()._flash_attn_bwd(*(_of_call(sample, each) for each in given), own, **written, **places, **settings)
 
 
 def _add_sinks(output: Tensor, normalizers: Tensor, sinks: Tensor) -> Tensor:

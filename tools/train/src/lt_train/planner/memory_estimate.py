@@ -175,13 +175,16 @@ def _layer_activations(config: RunConfig) -> int:
     llama, bytes_each = model.family == "llama", 2 if config.precision.half else 4
     fused = llama and config.layers.triton
     # Queries, keys and values in the projection's output; those rotated; the result of attention, and its copy for the next.
-    attention = model.query_size + 2 * model.kv_size
+    keys_values = 2 * model.kv_size
+    attention = model.query_size + keys_values
     if latent := model.latent_attention:
-        up = model.num_attention_heads * (latent.qk_head_dim + latent.v_head_dim)
-        attention = model.query_size + up + model.value_size
+        keys_values = model.num_attention_heads * (latent.qk_head_dim + latent.v_head_dim)
+        attention = model.query_size + keys_values + model.value_size
     if llama and not (fused and model.latent_attention is None):
         attention += model.query_size + model.kv_size
     attention += model.value_size * (1 if "core_attn" in modules or fused else 2)
+    # The keys and values of the other context-parallel ranks.
+    attention += 0 if "core_attn" in modules else (config.parallelism.context - 1) * keys_values
     # The two inputs of SwiGLU, the SiLU of one and their product; or input and output of GELU.
     wide = model.expert_size * ((3 if fused else 4) if llama else 2)
     if SWIGLU in modules:

@@ -6,8 +6,10 @@ waits a few seconds for the claim of the one that it echoes. The store goes with
 """
 
 import atexit
+import os
 import re
 import socket
+import sys
 import time
 import traceback
 
@@ -57,12 +59,20 @@ def raised(error: Exception, rank_env: RankEnvironment) -> BaseException:
         claimed = _claim(int(report.exit_code), wait=is_echo(error))
     except (RuntimeError, OSError):
         return _without_store(rank_env, int(report.exit_code))
+    atexit.register(_end_at_once, int(report.exit_code) if claimed is None else claimed)
     if claimed is not None:
         return SystemExit(claimed)
     if rank_env.rank == 0:
         # The others must still be able to read the claim. lt-train and torchrun end this process before that.
         atexit.register(time.sleep, ECHO_SECONDS + 1)
     return report
+
+
+def _end_at_once(code: int) -> None:
+    """The communication libraries may wait for the other ranks when the interpreter ends, minutes long."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _claim(code: int, wait: bool) -> int | None:

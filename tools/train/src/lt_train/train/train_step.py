@@ -15,7 +15,7 @@ from lt_train.checkpoint.training_state import TrainingState
 from lt_train.config.run_config import RunConfig
 from lt_train.data.loader import Batch
 from lt_train.models import build_gpt
-from lt_train.models.attention import sequence_share
+from lt_train.models.attention import document_numbers, sequence_share
 from lt_train.models.multi_token_prediction import PredictingModel, further
 from lt_train.ops import wgrad_accumulation
 from lt_train.optim import optimizer
@@ -232,7 +232,8 @@ def _forward(batches: Iterator[Batch], chunk: Chunk) -> tuple[torch.Tensor, Any]
     if not isinstance(model, PredictingModel) or not chunk.training:
         return chunk(tokens, positions, documents, labels=labels), partial(mean_loss, mask, weight, sources)
     layers = model.config.mtp_num_layers or 0
-    predicted = further(batch["labels"], batch["loss_mask"], documents, layers, _own_part, weight)
+    numbers = None if documents is None else document_numbers(documents, batch["tokens"].shape[1])
+    predicted = further(batch["labels"], batch["loss_mask"], numbers, layers, _own_part, weight)
     output = chunk(tokens, positions, documents, labels=labels, further=predicted)
     return output, partial(_with_prediction_losses, mask, weight, sources, model)
 

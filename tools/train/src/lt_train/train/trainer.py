@@ -39,6 +39,7 @@ from lt_train.metrics.throughput import Speedometer
 from lt_train.models import build_gpt
 from lt_train.optim import optimizer
 from lt_train.runtime import agreement, device
+from lt_train.runtime.failure_watch import FailureWatch
 from lt_train.runtime.rank_environment import RankEnvironment
 from lt_train.runtime.restart_policy import NEXT_PHASE
 from lt_train.runtime.signals import Limits, Reason
@@ -59,6 +60,11 @@ def train(config: RunConfig, rank_environment: RankEnvironment, where: torch.dev
     Manifest lines of checkpoints go to stdout of rank 0.
     """
     process_groups.form(config, rank_environment, where)
+    with FailureWatch():
+        return _train(config, rank_environment, where)
+
+
+def _train(config: RunConfig, rank_environment: RankEnvironment, where: torch.device) -> int:
     is_first = rank_environment.rank == 0
     # Nodes may see a shared filesystem at different moments.
     start, continues = agreement.from_first_rank([config.checkpointing.start, config.checkpointing.continues])

@@ -1,0 +1,78 @@
+"""A rank that does not notice another's failure is ended, with the other's exit code and before any time limit."""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from running import SMALL, command, environment, ranks_of
+
+from lt_shared.console import BadData
+from lt_shared.manifest import Dataset
+from lt_train.runtime import failure_report, failure_watch
+from lt_train.runtime.failure_watch import FailureWatch
+from lt_train.runtime.rank_environment import RankEnvironment
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.distributed.Store]:
+    """That of two ranks, of which this process is both."""
+    shared = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for module in (failure_report, failure_watch):
+        monkeypatch.setattr(module, "_get_default_store", lambda: torch.distributed.PrefixStore("ranks", shared))
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(failure_report.signals, "die_by_signals", lambda: None)
+    monkeypatch.setattr(failure_report.atexit, "register", lambda *arguments: None)
+    monkeypatch.setattr(failure_watch, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(failure_watch, "GRACE_SECONDS", 0.2)
+    yield shared
+
+
+def fail() -> None:
+    failure_report.raised(BadData("the index is damaged"), RankEnvironment(1, 1, 2, 2, "127.0.0.1", 0, "torchrun"))
+
+
+def test_a_rank_that_waits_on_is_ended(store: torch.distributed.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    codes: list[int] = []
+    ended = threading.Event()
+    monkeypatch.setattr(os, "_exit", lambda code: (codes.append(code), ended.set()))
+    with FailureWatch():
+        fail()
+        assert ended.wait(60)
+    assert codes == [65]
+
+
+def test_a_rank_that_ends_by_itself_is_let_alone(store: torch.distributed.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failure_watch, "GRACE_SECONDS", 3600.0)
+    monkeypatch.setattr(os, "_exit", lambda code: pytest.fail("ended"))
+    before = set(threading.enumerate())
+    with FailureWatch():
+        fail()
+        (watching,) = set(threading.enumerate()) - before
+    watching.join(60)
+    assert not watching.is_alive()
+
+
+def test_under_context_parallelism_no_time_limit_expires(dataset: Dataset, tmp_path: Path) -> None:
+    """The other rank waits for keys and values of the one that is killed."""
+    options = ("--context-parallel-size", "2", "--ranks", "2", "--train-iters", "100000", "--log-interval", "1")
+    log = tmp_path / "log"
+    with log.open("w") as file:
+        started = command(*SMALL, *options, "--eval-interval", "100000", "--save", str(tmp_path / "run"), dataset.prefix)
+        running = subprocess.Popen(started, stderr=file, env=environment())
+    try:
+        while " iteration " not in log.read_text():
+            assert running.poll() is None, log.read_text()
+            time.sleep(0.05)
+        os.kill(ranks_of(running.pid)[1], signal.SIGKILL)
+        assert running.wait(timeout=600) == 128 + signal.SIGKILL
+    finally:
+        running.kill()
+    assert "rank 1 on " in log.read_text() and "was ended by SIGKILL" in log.read_text()
+    assert "no step for" not in log.read_text()
