@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -70,13 +70,19 @@ def assembled(arguments: Iterable[str]) -> RunConfig:
 
 
 def train_all(
-    commands: Mapping[str, tuple[str, ...]], place: Path, ranks: int, saving: bool = False, steps: bool = True
+    commands: Mapping[str, tuple[str, ...]],
+    place: Path,
+    ranks: int,
+    saving: bool = False,
+    steps: bool = True,
+    by_megatron: Sequence[str] = (),
 ) -> dict[str, Outcome]:
     """Train each command line with `--save place/NAME` on as many of the `ranks` as it takes; all ranks have the same device.
 
     A layout that fails does not stop the others. One whose ranks hung, were killed, or did not reach each other is tried once
     more: gloo has been seen to wait for ever in the tenth process group that a process makes on a loaded machine, and to have
-    its connections refused. Without `saving` no checkpoint is written; without `steps` each saves only what it has loaded.
+    its connections refused. Without `saving` no checkpoint is written; without `steps` each saves only what it has loaded. Those
+    named in `by_megatron` have megatron-core's pipeline schedule.
     """
     if not commands:
         return {}
@@ -84,7 +90,7 @@ def train_all(
     for name, arguments in commands.items():
         (place / name).mkdir(parents=True)
         plan = plan_of([*arguments, "--save", str(place / name)])
-        work.append({"name": name, "port": free_port(), "plan": plan.to_json()})
+        work.append({"name": name, "port": free_port(), "plan": plan.to_json(), "by_megatron": name in by_megatron})
     failed: dict[str, str] = {}
     hung: set[str] = set()
     while left := [entry for entry in work if entry["name"] not in failed and not _done(place, entry["name"], 0)]:
@@ -173,12 +179,15 @@ def serve(work_file: str, rank: int) -> None:
 
     work = json.loads(Path(work_file).read_text())
     plans = [(entry["name"], entry["port"], RunConfig.from_json(entry["plan"])) for entry in work["work"]]
+    by_megatron = {entry["name"] for entry in work["work"] if entry["by_megatron"]}
     on = plans[0][2].parallelism.device
     where = torch.device(CPU) if on == CPU else prepare(on, rank, work["ranks"])
     from megatron.core import parallel_state
+    from megatron.core.pipeline_parallel import get_forward_backward_func
 
-    from lt_train.train import trainer
+    from lt_train.train import pipeline_schedule, trainer
 
+    own_schedule = pipeline_schedule.choose
     if not work["saving"]:
         trainer.Saver.save = lambda saver, loss, is_final=False: None  # type: ignore[method-assign]
     if not work["steps"]:
@@ -189,6 +198,7 @@ def serve(work_file: str, rank: int) -> None:
             continue
         directory = Path(work_file).parent / name
         (directory / "begun").touch()
+        pipeline_schedule.choose = (lambda _: get_forward_backward_func()) if name in by_megatron else own_schedule
         place = RankEnvironment(rank, rank, ranks, ranks, "127.0.0.1", port, "test")
         os.environ.update(place.variables())
         if on == CUDA:

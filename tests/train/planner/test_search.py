@@ -1,5 +1,6 @@
 """The layout that --parallel auto takes, and what `lt-train plan` shows of it for clusters that are not there."""
 
+import dataclasses
 import importlib.util
 import json
 import re
@@ -17,7 +18,7 @@ from lt_train.commands.plan_layout import command
 from lt_train.config import cluster
 from lt_train.config.checks import problems
 from lt_train.config.cluster import GPUS, Cluster
-from lt_train.planner import memory_estimate, search
+from lt_train.planner import measured_speeds, memory_estimate, search, stage_work
 from lt_train.planner.resolve import resolve_run_config
 
 ROOT = Path(__file__).parents[3]
@@ -64,13 +65,73 @@ def test_a_larger_model_is_split_within_its_nodes() -> None:
 
 
 def test_the_logits_count_where_they_are_computed() -> None:
-    """Llama 3 8B in four stages of eight layers keeps three of them waiting for the last, with its vocabulary of 128k."""
-    choice = chosen("llama3.1-8b", "h100-80gb", 1, "--global-batch-size", "1024", "--seq-length", "8192")
-    assert sizes(choice) == (2, 1, 1, 4)
-    piped = next(found for found in choice.others if found.config.parallelism.described == "tensor 1 x pipeline 4 x data 2")
-    assert piped.waste > 0.2
-    large = chosen("llama3.1-70b", "h100-80gb", 8, "--global-batch-size", "1024", "--seq-length", "8192")
-    assert sizes(large) == (8, 2, 1, 4)
+    """Llama 3 8B in four stages of eight layers keeps three of them waiting for the last, with its vocabulary of 128k. In two
+    stages of 17 and 15 layers the work is equal."""
+    choice = chosen("llama3.1-8b", "h200-141gb", 1, "--global-batch-size", "1024", "--seq-length", "8192")
+    found = {
+        (parallel.pipeline, parallel.first_stage_layers, parallel.last_stage_layers): layout.waste
+        for layout in (choice.best, *choice.others)
+        if (parallel := layout.config.parallelism).tensor * parallel.context == 1 and layout.config.memory.recompute is None
+    }
+    assert found[4, None, None] > found[4, None, 5] + 0.1
+    assert found[2, None, None] > found[2, 17, None] + 0.05
+
+
+def test_layouts_are_put_in_the_order_of_their_measured_speeds() -> None:
+    """The waste of each is that of its measurement, and the fastest one is chosen where memory leaves the choice."""
+    model = ("--model", "llama3-8b", "--num-layers", "8", "--seq-length", "8192", "--micro-batch-size", "4")
+    wastes = {}
+    for name, measured in measured_speeds.MEASURED.items():
+        words = [*model, "--global-batch-size", "8", *BF16, "--transformer-impl", "torch", "--ranks", "2", *measured.options]
+        wastes[name] = search._waste(assembled(words))
+        assert 1 / (1 + wastes[name]) == pytest.approx(measured.share, abs=0.02), name
+    shares = {name: measured.share for name, measured in measured_speeds.MEASURED.items()}
+    without_pipeline = [name for name in wastes if name != "pipeline"]
+    assert sorted(without_pipeline, key=wastes.__getitem__) == sorted(without_pipeline, key=lambda name: -shares[name])
+    sized = ("--num-layers", "8", "--seq-length", "8192", "--micro-batch-size", "1", "--global-batch-size", "16")
+    choice = chosen("llama3-8b", "h200-141gb", 1, *sized, gpus=2)
+    layouts = [found.config.parallelism for found in (choice.best, *choice.others) if found.config.memory.recompute is None]
+    fastest = max(shares, key=shares.__getitem__)
+    assert (fastest, layouts[0].described) == ("data", "tensor 1 x pipeline 1 x data 2")
+    # Five layers on the first rank and three with the output layer on the second are faster than four on each.
+    assert [(each.described, each.first_stage_layers) for each in layouts[1:]] == [
+        ("tensor 1 x pipeline 2 x data 1", 5),
+        ("tensor 2 x pipeline 1 x data 1", None),
+        ("tensor 1 x pipeline 1 x context 2 x data 1", None),
+        ("tensor 1 x pipeline 2 x data 1", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("layers", "ranks", "expected"),
+    [
+        (8, 2, (5, None)),
+        (32, 2, (17, None)),
+        (32, 4, (None, 5)),
+        (126, 16, (None, 6)),
+        (4, 1, (None, None)),
+        (3, 3, (None, None)),
+    ],
+)
+def test_the_most_equal_split(layers: int, ranks: int, expected: tuple[int | None, int | None]) -> None:
+    """Of all that give the ranks between as many layers each, found by trying them."""
+    words = ["--model", "llama3-8b", "--num-layers", str(layers), *BF16, "--seq-length", "8192", "--ranks", str(ranks)]
+    config = assembled(words)
+    piped = dataclasses.replace(config, parallelism=dataclasses.replace(config.parallelism, pipeline=ranks))
+    found = stage_work.most_equal(piped)
+    assert found == expected
+    fullest = max(stage_work.shares(stage_work.with_ends(piped, found)))
+    for first in range(1, layers):
+        for last in range(1, layers - first):
+            if ranks > 2 and (layers - first - last) % (ranks - 2) == 0:
+                assert fullest <= max(stage_work.shares(stage_work.with_ends(piped, (first, last)))) + 1e-9
+
+
+def test_the_work_of_all_stages_is_that_of_a_token() -> None:
+    for model in ("llama3-8b", "mixtral-8x7b", "tiny-gemma2", "deepseek-v3", "gpt3-1.7b"):
+        config = assembled(["--model", model, *BF16, "--seq-length", "1024"])
+        whole = sum(stage.whole for stage in stage_work.of_stages(config))
+        assert whole == pytest.approx(config.architecture.flops_per_token(1024), rel=1e-9), model
 
 
 def test_a_bubble_that_a_larger_batch_would_shrink_is_said() -> None:
@@ -84,7 +145,7 @@ def test_the_rest_of_the_layers_goes_to_the_ends_of_the_pipeline() -> None:
     """126 layers have no even pipeline of 4, 8 or 16."""
     choice = chosen("llama3.1-405b", "h100-80gb", 64, "--global-batch-size", "1024")
     parallel = choice.best.config.parallelism
-    assert parallel.pipeline in (4, 8, 16)
+    assert 126 % parallel.pipeline
     assert parallel.first_stage_layers is not None
     assert sum(parallel.layers_of(rank, 126) for rank in range(parallel.pipeline)) == 126
 
@@ -135,6 +196,7 @@ def test_plan_of_a_cluster_elsewhere() -> None:
     assert (record["model"], record["nodes"] * record["gpus_per_node"]) == ("llama3.1-70b", 64)
     assert record["rank_memory_bytes"]["total"] == max(record["ranks_memory_bytes"]) <= record["usable_bytes"]
     assert len(record["ranks_memory_bytes"]) == record["pipeline"]
+    assert (record["pipeline_share_left"] < 1, sum(record["rank_work_shares"])) == (True, pytest.approx(1))
     given = plan(*arguments, "--tensor-model-parallel-size", "2")
     assert (given["tensor"], given["fits"], given["others"]) == (2, False, [])
     assert plan(*arguments[:-4], "--nodes", "4", "--ranks", "4", *arguments[-2:])["gpus_per_node"] == 4

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from running import environment, quick_command, run, train
 
+from lt_shared.console import BadConfig
 from lt_shared.run_log import GIB, Step
 from lt_train.config.run_config import RunConfig
 from lt_train.metrics.step_timer import Lap
@@ -62,6 +63,30 @@ def test_medians_leave_out_the_warm_up(plan: RunConfig) -> None:
     assert "kernels           attention flash-attn-4\n" in text
     for shown in ("2,000.0 ms, the median of 3 (1,000.0 to 4,000.0)", "20.0%", "5.00 GiB", "0.20% of a step", "bfloat16"):
         assert shown in text
+
+
+def test_a_pipeline_beside_one_gpu(tmp_path: Path) -> None:
+    """Two ranks, two micro batches: a bubble of a third. Two layers and an output layer, of whose work each rank has its part."""
+    sizes = ("--warmup-steps", "0", "--steps", "1", "--global-batch-size", "2", "--vocab-size", "512")
+    alone = bench.summary(plan_of(*sizes, "--ranks", "1"), "cpu", [measured(1, 4.0)], SOFTWARE)
+    assert "pipeline_in_words" not in alone
+    (tmp_path / "one.json").write_text(json.dumps(alone))
+    options = (*sizes, "--pipeline-model-parallel-size", "2", "--against", str(tmp_path / "one.json"))
+    result = bench.summary(plan_of(*options), "cpu", [measured(1, 4.0)], SOFTWARE)
+    assert (result["speed_share"], result["bubble_share"]) == (pytest.approx(0.5), pytest.approx(1 / 3))
+    # Attention, MLP and output layer of width 64, 128 and 512, and scores and values over half of 64 tokens.
+    plan = plan_of(*sizes).architecture
+    layer, head = 6 * (plan.attention_weights() + 3 * 64 * 128) + 3 * 2 * 64 * 64, 6 * 64 * 512
+    assert result["rank_work_shares"] == pytest.approx([layer / (2 * layer + head), (layer + head) / (2 * layer + head)])
+    # The last rank computes both micro batches, and waits for the first one's passes of the first and the last.
+    left = (2 * layer + head) / (2 * (layer + head) + layer)
+    assert result["pipeline_share_left"] == pytest.approx(left)
+    assert result["left_share"] == pytest.approx(0.5 / left)
+    shown = bench.table(result)
+    assert f"bubble 33.3% of a step (1F1B), ranks have {layer / (2 * layer + head):.1%}" in shown
+    assert "50.0% of its tokens/s/GPU, " in shown
+    with pytest.raises(BadConfig, match="the same layout"):
+        bench.check_against(plan_of(*options), "cpu", result)
 
 
 def test_rates_are_those_of_the_median_time() -> None:

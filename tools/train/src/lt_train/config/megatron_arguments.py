@@ -27,6 +27,7 @@ def of(config: RunConfig) -> dict[str, Any]:
         "pipeline_model_parallel_size": parallel.pipeline,
         "virtual_pipeline_model_parallel_size": parallel.interleaving,
         "num_virtual_stages_per_pipeline_rank": parallel.interleaving,
+        "pipeline_schedule": parallel.pipeline_schedule,
         "decoder_first_pipeline_num_layers": parallel.first_stage_layers,
         "decoder_last_pipeline_num_layers": parallel.last_stage_layers,
         "context_parallel_size": parallel.context,

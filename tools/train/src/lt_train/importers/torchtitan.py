@@ -220,7 +220,7 @@ def _parallelism(ledger: Ledger) -> None:
     if schedule == "Interleaved1F1B":
         ledger.set("num_virtual_stages_per_pipeline_rank", 2, "parallelism.pipeline_parallel_schedule")
     elif schedule not in (None, "1F1B"):
-        ledger.drop_value("parallelism.pipeline_parallel_schedule", schedule, "lt-train has 1F1B and its interleaved form")
+        ledger.drop_value("parallelism.pipeline_parallel_schedule", schedule, "lt-train has 1F1B, interleaved or not, and ZB-H1")
     piece = ledger.take_number("parallelism.pipeline_parallel_microbatch_size")
     if piece and (ledger.get("pipeline_model_parallel_size") or 1) > 1:
         ledger.carry_value("parallelism.pipeline_parallel_microbatch_size", "micro_batch_size", piece)

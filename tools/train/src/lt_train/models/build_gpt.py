@@ -97,8 +97,9 @@ def transformer_config(run_config: RunConfig, device: torch.device) -> Transform
 
 
 def _accumulates_in_gemms(run_config: RunConfig) -> bool:
-    """FSDP has no buffers to add to; without 16 bits nothing is gained."""
-    return run_config.precision.half and not run_config.memory.fully_sharded
+    """FSDP has no buffers to add to; without 16 bits nothing is gained, but only these GEMMs can be deferred."""
+    half_or_deferred = run_config.precision.half or run_config.parallelism.defers_weight_gradients
+    return half_or_deferred and not run_config.memory.fully_sharded
 
 
 def _window(run_config: RunConfig) -> tuple[int, int] | None:

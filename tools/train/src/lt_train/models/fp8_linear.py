@@ -12,6 +12,7 @@ On an H200 an fp8 GEMM takes half the time of one in bf16; the casts take part o
 gradient's all-reduce does not overlap with the weight gradient's GEMM, as it does in megatron-core's bf16 layers.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -30,6 +31,7 @@ from torch import Tensor
 from lt_train.config.kernels import Kernels
 from lt_train.config.settings.layers import TRITON
 from lt_train.config.settings.precision import Precision
+from lt_train.ops.deferred_gradients import later
 from lt_train.ops.fp8_casts import Casts, TorchCasts, TritonCasts
 from lt_train.ops.wgrad_accumulation import add, overwrites, written
 
@@ -132,11 +134,17 @@ class _Fp8Linear(torch.autograd.Function):
         if buffer is None:
             return rows_gradient, weight_gradient(dtype), None, None, None, None
         # GEMMs with a scale for each row have 16-bit outputs only.
-        if (buffer.dtype == dtype or transpose_scale.numel() == 1) and overwrites(buffer):
-            weight_gradient(buffer.dtype, out=buffer)
-        else:
-            add(weight_gradient(dtype), buffer)
+        is_direct = buffer.dtype == dtype or transpose_scale.numel() == 1
+        later(buffer, partial(_accumulate, weight_gradient, dtype, buffer, is_direct))
         return rows_gradient, written(weight), None, None, None, None
+
+
+def _accumulate(multiply: Callable[..., Tensor], dtype: torch.dtype, buffer: Tensor, is_direct: bool) -> None:
+    """Write or add the product of `multiply` to `buffer`; `is_direct` when a GEMM can write it."""
+    if is_direct and overwrites(buffer):
+        multiply(buffer.dtype, out=buffer)
+    else:
+        add(multiply(dtype), buffer)
 
 
 class TransposeSaved:

@@ -15,6 +15,7 @@ of SwiGLU's output times its gradient.
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol, Self
 
 import torch
@@ -236,13 +237,17 @@ class _ExpertMLP(torch.autograd.Function):
             bias1,
             routing.experts,
         )
-        fc2_gradient = gemms.weight_gradient(ctx.weights[1], output_gradient, activation, borders)
+        fc2_gradient = gemms.weight_gradient(ctx.weights[1], output_gradient, partial(_same, activation), borders)
         del output_gradient, activation
         tokens_gradient = routing.combine(gemms.times(slopes, fc1, borders), operations)
-        fc1_gradient = gemms.weight_gradient(ctx.weights[0], slopes, routing.gather(tokens), borders)
+        fc1_gradient = gemms.weight_gradient(ctx.weights[0], slopes, partial(routing.gather, tokens), borders)
         of_probabilities = routing.gradient(of_scale, probabilities)
         bias_gradient = None if bias1 is None else _sums(slopes, borders)
         return tokens_gradient, of_probabilities, fc1_gradient, fc2_gradient, bias_gradient, None, None
+
+
+def _same(rows: Tensor) -> Tensor:
+    return rows
 
 
 def _sums(rows: Tensor, borders: Tensor) -> Tensor:

@@ -6,13 +6,18 @@ bytes) and quack's (`lt_train.kernels.grouped_gemm_epilogues`) read them on the 
 group has nor waits. Elsewhere there is a GEMM for each group, and on a GPU the host waits for the borders.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from lt_train.ops.deferred_gradients import later
 from lt_train.ops.wgrad_accumulation import accumulates_in_gemm, add, overwrites, written
+
+# Gathers them when the product is computed.
+Rows = Callable[[], Tensor]
 
 HOPPER = (9, 0)
 # Numbers of 16 bits in 16 bytes.
@@ -37,10 +42,11 @@ class GroupedGemms(Protocol):
         """Rows [m, n] times the matrices: [m, k]."""
         ...
 
-    def weight_gradient(self, weight: Any, gradient: Tensor, rows: Tensor, borders: Tensor) -> Tensor:
-        """What a backward pass returns as the gradient of `weight`, from `gradient` [m, n] and `rows` [m, k].
+    def weight_gradient(self, weight: Any, gradient: Tensor, rows: Rows, borders: Tensor) -> Tensor:
+        """What a backward pass returns as the gradient of `weight`, from `gradient` [m, n] and what gives the rows [m, k].
 
-        With gradient accumulation fusion (`accumulates_in_gemm`) it is in the weight's `main_grad` then.
+        With gradient accumulation fusion (`accumulates_in_gemm`) it is in the weight's `main_grad` then, or will be
+        (`deferred_gradients`).
         """
         ...
 
@@ -60,12 +66,15 @@ class TorchGroupedGemms:
             torch.mm(rows[first:end], weight[group], out=result[first:end])
         return result
 
-    def weight_gradient(self, weight: Any, gradient: Tensor, rows: Tensor, borders: Tensor) -> Tensor:
-        result = transposed_product(gradient, rows, borders)
+    def weight_gradient(self, weight: Any, gradient: Tensor, rows: Rows, borders: Tensor) -> Tensor:
         if not accumulates_in_gemm(weight):
-            return result
-        add(result, weight.main_grad)
+            return transposed_product(gradient, rows(), borders)
+        later(weight.main_grad, partial(self._add, weight.main_grad, gradient, rows, borders))
         return written(weight)
+
+    @staticmethod
+    def _add(buffer: Tensor, gradient: Tensor, rows: Rows, borders: Tensor) -> None:
+        add(transposed_product(gradient, rows(), borders), buffer)
 
 
 class QuackGroupedGemms:
@@ -79,13 +88,16 @@ class QuackGroupedGemms:
         self.times_transposed = grouped_gemm_epilogues.times_transposed
         self.times = grouped_gemm_epilogues.times
 
-    def weight_gradient(self, weight: Any, gradient: Tensor, rows: Tensor, borders: Tensor) -> Tensor:
+    def weight_gradient(self, weight: Any, gradient: Tensor, rows: Rows, borders: Tensor) -> Tensor:
         if not accumulates_in_gemm(weight):
             result = torch.empty_like(weight)
-            self._kernels.weight_gradient(gradient, rows, borders, result, adds=False)
+            self._kernels.weight_gradient(gradient, rows(), borders, result, adds=False)
             return result
-        self._kernels.weight_gradient(gradient, rows, borders, weight.main_grad, adds=not overwrites(weight.main_grad))
+        later(weight.main_grad, partial(self._add, weight.main_grad, gradient, rows, borders))
         return written(weight)
+
+    def _add(self, buffer: Tensor, gradient: Tensor, rows: Rows, borders: Tensor) -> None:
+        self._kernels.weight_gradient(gradient, rows(), borders, buffer, adds=not overwrites(buffer))
 
 
 def transposed_product(gradient: Tensor, rows: Tensor, borders: Tensor) -> Tensor:

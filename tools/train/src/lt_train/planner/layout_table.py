@@ -6,7 +6,7 @@ from lt_train.config.checks import layout_problems, problems, problems_on
 from lt_train.config.cluster import GIB, Cluster
 from lt_train.config.draft import assemble
 from lt_train.config.settings import parallelism
-from lt_train.planner import memory_estimate, run_table, search
+from lt_train.planner import memory_estimate, run_table, search, stage_work
 from lt_train.planner.search import Choice, ParallelLayout
 
 SHOWN = 3
@@ -61,6 +61,9 @@ def _record(found: ParallelLayout) -> dict[str, Any]:
         "ranks_memory_bytes": [estimate.total for estimate in memory_estimate.of_ranks(found.config)],
         "fits": found.fits,
         "waste": round(found.waste, 4),
+        "bubble_share": stage_work.bubble(found.config),
+        "rank_work_shares": stage_work.shares(found.config),
+        "pipeline_share_left": stage_work.share_left(found.config),
     }
 
 
@@ -89,7 +92,9 @@ def _recomputes(found: ParallelLayout) -> bool:
 
 def _short(found: ParallelLayout) -> str:
     recomputed = ", layers recomputed" if _recomputes(found) else ""
-    return f"{found.config.parallelism.described}{recomputed}: {found.estimate.total / GIB:.1f} GiB"
+    ends = (("first", found.config.parallelism.first_stage_layers), ("last", found.config.parallelism.last_stage_layers))
+    own = "".join(f", {layers} layers on the {place}" for place, layers in ends if layers)
+    return f"{found.config.parallelism.described}{own}{recomputed}: {found.estimate.total / GIB:.1f} GiB"
 
 
 def _stages(found: ParallelLayout) -> list[tuple[str, str]]:

@@ -150,12 +150,30 @@ def _activations(config: RunConfig, pipeline_rank: int) -> int:
         in_flight = parallel.pipeline + (parallel.pipeline - 1 - 2 * pipeline_rank) / parallel.interleaving
     last = _logits(config) if pipeline_rank == parallel.pipeline - 1 else 0
     # The logits are gone when the first layer is computed again.
-    return int(kept * max(1, in_flight)) + max(last, again + _exchanged(config))
+    return int(kept * max(1, in_flight)) + max(last, again + _exchanged(config)) + _deferred(config, pipeline_rank)
 
 
 def _exchanged(config: RunConfig) -> int:
     """While a layer's experts compute: the tokens of all ranks that share them, and their gradients."""
     return 2 * config.parallelism.expert * _residual_activations(config) if kernels.exchanges_whole_tokens(config) else 0
+
+
+def _deferred(config: RunConfig, pipeline_rank: int) -> int:
+    """Operands of the GEMMs of weight gradients that a zero-bubble schedule has waiting: inputs and gradients of outputs."""
+    model, parallel = config.architecture, config.parallelism
+    if not parallel.defers_weight_gradients:
+        return 0
+    waiting = min(config.micro_batches(max(config.batches.sizes)), pipeline_rank + 1)
+    attention = model.query_size + 2 * model.kv_size + model.value_size
+    gate_up = 2 if model.family == "llama" else 1
+    wide = (gate_up + 1) * model.expert_size + (2 * model.hidden_size if model.num_experts else 0)
+    wide *= model.moe_router_topk if model.num_experts else 1
+    wide += (gate_up + 1) * (model.moe_shared_expert_intermediate_size or 0) if model.num_experts else 0
+    numbers = attention + wide + 4 * model.hidden_size
+    numbers *= parallel.layers_of(pipeline_rank, model.num_layers)
+    if pipeline_rank == parallel.pipeline - 1:
+        numbers += config.padded_vocab_size + model.hidden_size
+    return waiting * numbers // parallel.tensor * _tokens(config) * (2 if config.precision.half else 4)
 
 
 def _tokens(config: RunConfig) -> int:

@@ -1,13 +1,14 @@
 """Which layout a model gets: tensor, pipeline and context parallel sizes and recomputation, from the model and the GPUs.
 
 Every layout that passes the checks is estimated, and of those that fit into the memory of a GPU the one that wastes the least
-time is taken. The waste is a rough count: a third more work for recomputing whole layers, the bubble of the
-pipeline and the unequal work of its stages exactly, and a few percent for each doubling of ranks that exchange activations. It
-puts layouts in an order and predicts no speed; `lt-train bench` measures. Tensor parallelism stays within a node. Data-parallel
-ranks split the optimizer state in any case, since that costs nothing.
+time is taken. The waste is a rough count: a third more work for recomputing whole layers, what the bubble of the pipeline and the
+unequal work of its stages leave, calculated, and what was measured for each doubling of ranks that exchange activations
+(`measured_speeds`). It puts layouts in an order and predicts no speed; `lt-train bench` measures. Tensor parallelism stays within
+a node. Data-parallel ranks split the optimizer state in any case, since that costs nothing.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +19,7 @@ from lt_train.config.cluster import GIB, Cluster
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings import batches, optimization, parallelism
 from lt_train.config.settings import memory as memory_settings
-from lt_train.planner import memory_estimate
+from lt_train.planner import measured_speeds, memory_estimate, stage_work
 from lt_train.planner.memory_estimate import Estimate
 
 # CUDA's and NCCL's own, and what kernels and fragments take beside what is estimated.
@@ -26,8 +27,6 @@ RUNTIME_BYTES = 3 * GIB // 2
 SPARE_SHARE = 0.06
 LESS_MEMORY = "more GPUs, or --parallel auto, --use-torch-fsdp2, --recompute-granularity full, a smaller --micro-batch-size"
 RECOMPUTATION = 1 / 3
-# Share of the work that each doubling of the tensor, context or pipeline parallel size costs.
-TENSOR_SHARE, CONTEXT_SHARE, PIPELINE_SHARE = 0.05, 0.05, 0.01
 SHORTEST_CONTEXT = 4096
 LARGE_BUBBLE = 0.2
 SIZES = (
@@ -85,12 +84,8 @@ class Choice:
         if parallel.tensor > 1:
             found.append(f"tensor parallel {parallel.tensor}: within a node, where links are fast")
         if parallel.pipeline > 1:
-            steps = config.micro_batches(config.batches.global_batch_size)
-            share = (parallel.pipeline - 1) / steps
-            larger = "; a larger --global-batch-size makes it smaller" if share > LARGE_BUBBLE else ""
-            found.append(
-                f"pipeline parallel {parallel.pipeline}: a bubble of {share:.1%} with {steps} micro batch(es) a step{larger}"
-            )
+            larger = "; a larger --global-batch-size makes it smaller" if stage_work.bubble(config) > LARGE_BUBBLE else ""
+            found.append(f"pipeline parallel {parallel.pipeline}: {stage_work.described(config)}{larger}")
         if parallel.context > 1:
             tokens = config.batches.seq_length // parallel.context
             found.append(f"context parallel {parallel.context}: {tokens} tokens of a sample on each rank")
@@ -196,9 +191,9 @@ def _candidates(config: RunConfig, options: dict[str, Any], cluster: Cluster) ->
         recomputing.append({"recompute_granularity": "full"})
     for tensor in _divisors(cluster.ranks_per_node):
         for pipeline in _divisors(cluster.ranks // tensor):
-            stages = _stages(config.architecture.num_layers, pipeline)
+            stages = _stages(config, pipeline)
             for context in _divisors(cluster.ranks // tensor // pipeline):
-                if stages is None or (context > 1 and config.batches.seq_length // context < SHORTEST_CONTEXT):
+                if context > 1 and config.batches.seq_length // context < SHORTEST_CONTEXT:
                     continue
                 sizes = {
                     "tensor_model_parallel_size": tensor,
@@ -208,8 +203,8 @@ def _candidates(config: RunConfig, options: dict[str, Any], cluster: Cluster) ->
                 splits_state = config.optimization.splits_state and not config.memory.fully_sharded
                 shards = splits_state and cluster.ranks > tensor * pipeline
                 flags = {"sequence_parallel": tensor > 1, "use_distributed_optimizer": shards}
-                for more in recomputing:
-                    yield {name: size for name, size in sizes.items() if size > 1} | stages | _true(flags, options) | more
+                for ends, more in itertools.product(stages, recomputing):
+                    yield {name: size for name, size in sizes.items() if size > 1} | ends | _true(flags, options) | more
 
 
 def _true(flags: dict[str, bool], options: dict[str, Any]) -> dict[str, bool]:
@@ -221,15 +216,15 @@ def _divisors(number: int) -> list[int]:
     return sorted({*small, *(number // size for size in small)})
 
 
-def _stages(layers: int, pipeline: int) -> dict[str, int] | None:
-    """Options for the layers of the first and the last rank when all cannot have the same; None when there are too few."""
-    if layers % pipeline == 0:
-        return {}
-    middle = math.ceil(layers / pipeline)
-    rest = layers - middle * (pipeline - 2)
-    if pipeline == 2 or rest < 2 or rest > 2 * middle:
-        return None
-    return {"decoder_first_pipeline_num_layers": rest // 2, "decoder_last_pipeline_num_layers": rest - rest // 2}
+def _stages(config: RunConfig, pipeline: int) -> list[dict[str, int]]:
+    """Options for the layers of the first and the last rank: none if all can have as many, and those of the most equal work."""
+    layers = config.architecture.num_layers
+    if pipeline > layers:
+        return []
+    even: list[dict[str, int]] = [{}] if layers % pipeline == 0 else []
+    piped = dataclasses.replace(config, parallelism=dataclasses.replace(config.parallelism, pipeline=pipeline))
+    equal = stage_work.options(stage_work.most_equal(piped))
+    return even if equal in even else [*even, equal]
 
 
 def _with(config: RunConfig, options: dict[str, Any], cluster: Cluster) -> RunConfig:
@@ -247,25 +242,9 @@ def _with(config: RunConfig, options: dict[str, Any], cluster: Cluster) -> RunCo
 
 def _waste(config: RunConfig) -> float:
     parallel, recompute = config.parallelism, config.memory.recompute
-    bubble = (parallel.pipeline - 1) / max(1, config.micro_batches(config.batches.global_batch_size))
-    if parallel.interleaving:
-        bubble /= parallel.interleaving
     work = 1 + (RECOMPUTATION if recompute and recompute.granularity == "full" else 0)
-    shared = (
-        TENSOR_SHARE * math.log2(parallel.tensor)
-        + CONTEXT_SHARE * math.log2(parallel.context)
-        + PIPELINE_SHARE * math.log2(parallel.pipeline)
-    )
-    stages = _stage_flops(config)
-    uneven = max(stages) * parallel.pipeline / sum(stages)
-    return work * (1 + bubble) * (1 + shared) * uneven - 1
-
-
-def _stage_flops(config: RunConfig) -> list[float]:
-    """Per token, of each pipeline rank: its layers, and on the last the logits, which in Llama 3 8B are worth two layers."""
-    model, parallel = config.architecture, config.parallelism
-    logits = 6 * model.hidden_size * model.vocab_size
-    layer = (model.flops_per_token(config.batches.seq_length) - logits) / model.num_layers
-    stages = [layer * parallel.layers_of(rank, model.num_layers) for rank in range(parallel.pipeline)]
-    stages[-1] += logits
-    return stages
+    sizes = {"tensor": parallel.tensor, "context": parallel.context, "pipeline": parallel.pipeline}
+    shared = sum(measured_speeds.cost(kind) * math.log2(size) for kind, size in sizes.items())
+    if parallel.data > 1:
+        shared += measured_speeds.cost("fully sharded" if config.memory.fully_sharded else "data")
+    return work * (1 + shared) / stage_work.share_left(config) - 1

@@ -23,6 +23,13 @@ from lt_train.config.settings.benchmark import KIND
 from lt_train.metrics.log import Log
 from lt_train.metrics.step_timer import Lap
 from lt_train.metrics.throughput import Speedometer
+from lt_train.planner import stage_work
+
+# What measurements of the same layers may differ in: the layout, and the batches that it needs.
+OF_LAYOUTS = (
+    *("ranks", "tensor", "pipeline", "pipeline_schedule", "context", "expert", "data", "fully_sharded"),
+    *("micro_batch_size", "global_batch_size"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,14 +105,34 @@ def summary(config: RunConfig, device_name: str, steps: list[Measured], software
         "data_share": statistics.median(of(lambda entry: entry.lap.data_seconds / entry.lap.step_seconds)),
         "loop_share": statistics.median(of(lambda entry: entry.lap.loop_seconds / entry.lap.step_seconds)),
     }
+    if config.parallelism.pipeline > 1:
+        result |= {
+            "bubble_share": stage_work.bubble(config),
+            "rank_work_shares": stage_work.shares(config),
+            "pipeline_share_left": stage_work.share_left(config),
+            "pipeline_in_words": stage_work.described(config),
+        }
     if config.benchmark.against:
-        other = config.benchmark.against
-        result["layer_seconds"] = (median_seconds - other["step_seconds"]) / (result["layers"] - other["layers"])
+        result |= beside(result, config.benchmark.against)
     return result
 
 
+def beside(result: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
+    """What a layer takes, by a measurement with another number of layers; or the share of another layout's speed, and of what the
+    pipeline's bubble and unequal stages leave of that."""
+    if result["layers"] != other["layers"]:
+        return {"layer_seconds": (result["step_seconds"] - other["step_seconds"]) / (result["layers"] - other["layers"])}
+    share = result["tokens_per_second_per_gpu"] / other["tokens_per_second_per_gpu"]
+    left = result.get("pipeline_share_left", 1.0) / other.get("pipeline_share_left", 1.0)
+    return {
+        "speed_share": share,
+        "left_tokens_per_second_per_gpu": left * other["tokens_per_second_per_gpu"],
+        "left_share": share / left,
+    }
+
+
 def setting(config: RunConfig, device_name: str) -> dict[str, Any]:
-    """What two measurements have in common whose difference is that of their layers."""
+    """What two measurements have in common whose difference is that of their layers, or of their layouts."""
     parallel = config.parallelism
     return {
         "model": config.architecture.name,
@@ -119,6 +146,7 @@ def setting(config: RunConfig, device_name: str) -> dict[str, Any]:
         "ranks": parallel.world_size,
         "tensor": parallel.tensor,
         "pipeline": parallel.pipeline,
+        "pipeline_schedule": parallel.schedule if parallel.pipeline > 1 else None,
         "context": parallel.context,
         "expert": parallel.expert,
         "data": parallel.data,
@@ -127,15 +155,19 @@ def setting(config: RunConfig, device_name: str) -> dict[str, Any]:
 
 
 def check_against(config: RunConfig, device_name: str, other: dict[str, Any]) -> None:
-    """Raises BadConfig unless `other` is the result of the same measurement with another number of layers."""
+    """Raises BadConfig unless `other` is the result of the same measurement with another number of layers, or another layout."""
     here = setting(config, device_name)
-    differences = [f"{name} {other.get(name)}, here {value}" for name, value in here.items() if other.get(name) != value]
-    if other.get("layers") == config.architecture.num_layers:
-        differences.append(f"{other['layers']} layers in both")
+    other_layers = other.get("layers") != config.architecture.num_layers
+    names = here if other_layers else here.keys() - set(OF_LAYOUTS)
+    differences = [
+        f"{name} {other.get(name)}, here {here[name]}" for name in here if name in names and other.get(name) != here[name]
+    ]
+    if not other_layers and all(other.get(name) == here[name] for name in OF_LAYOUTS):
+        differences.append(f"{other['layers']} layers in both, and the same layout")
     if differences:
         raise BadConfig(
-            f"--against: not the same measurement with another number of layers: {'; '.join(differences)}",
-            "measure both with the same options but --num-layers",
+            f"--against: not the same measurement with another number of layers, or another layout: {'; '.join(differences)}",
+            "measure both with the same options but --num-layers, or but those of the layout and of the batch",
         )
 
 
@@ -166,6 +198,13 @@ def table(result: dict[str, Any]) -> str:
         "waiting for data": f"{result['data_share']:.2%} of a step",
         "loop": f"{result['loop_share']:.2%} of a step in its own Python",
     }
+    if "pipeline_in_words" in result:
+        rows["pipeline"] = result["pipeline_in_words"]
+    if "speed_share" in result:
+        rows["--against"] = f"{result['speed_share']:.1%} of its tokens/s/GPU"
+        if "pipeline_in_words" in result:
+            left = f"{result['left_tokens_per_second_per_gpu']:,.0f}, which bubble and stages leave"
+            rows["--against"] += f", {result['left_share']:.1%} of the {left}"
     if "layer_seconds" in result:
         rows["layer"] = f"{result['layer_seconds'] * 1e3:,.2f} ms, forward, backward and update"
     width = max(map(len, rows))

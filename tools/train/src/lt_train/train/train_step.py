@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
-from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from lt_train.checkpoint.training_state import TrainingState
 from lt_train.config.run_config import RunConfig
@@ -22,6 +21,7 @@ from lt_train.optim import optimizer
 from lt_train.parallel.ddp import Chunk, gathered
 from lt_train.runtime import agreement
 from lt_train.runtime.reading import Reading
+from lt_train.train import pipeline_schedule
 from lt_train.train.step_check import StepCheck
 
 LM_LOSS, MTP_LOSS = "lm loss", "mtp loss"
@@ -63,7 +63,7 @@ class Stepper:
         self.run_config = run_config
         self.state = state
         self.where = where
-        self.run_schedule = get_forward_backward_func()
+        self.run_schedule = pipeline_schedule.choose(run_config.parallelism)
         self._connect()
         self.check = StepCheck(run_config, state, where, self.clear_gradients)
         self.before_update: Callable[[], None] = lambda: None

@@ -19,7 +19,7 @@ OPTIONS = console.section(
     click.option(
         "--against",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="The --json of the same with another number of layers: shows what one layer takes, too.",
+        help="The --json of the same with other layers or another layout: shows what a layer takes, or the share of its speed.",
     ),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table."),
 )

@@ -218,6 +218,11 @@ def check(
         )
     if parallelism.tensor_overlap and not layers.transformer_engine:
         yield BadConfig("--tp-comm-overlap needs TransformerEngine's layers", "drop it, or use --transformer-impl te")
+    if parallelism.defers_weight_gradients and layers.transformer_engine:
+        yield BadConfig(
+            "--pipeline-schedule zero-bubble defers no weight gradients of TransformerEngine's layers",
+            "use --transformer-impl torch, or --pipeline-schedule 1f1b",
+        )
     if architecture.num_experts and architecture.norm_placement != "pre":
         yield BadConfig(f"{architecture.name} has experts and norms behind its layers, which no model known here has")
     if architecture.num_experts:

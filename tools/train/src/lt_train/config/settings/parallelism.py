@@ -15,6 +15,7 @@ from lt_train.runtime import device, rank_environment
 POSITIVE = click.IntRange(min=1)
 
 MANUAL, AUTO = "manual", "auto"
+ONE_F_ONE_B, ZERO_BUBBLE = "1f1b", "zero-bubble"
 # More ranks than the largest node or rack has do not share one layer.
 MOST_TENSOR_PARALLEL = 72
 
@@ -46,6 +47,12 @@ OPTIONS = console.section(
     ),
     click.option("--num-layers-per-virtual-pipeline-stage", type=POSITIVE, help="Layers of a stage of an interleaved pipeline."),
     click.option("--num-virtual-stages-per-pipeline-rank", type=POSITIVE, help="The same, by the number of stages."),
+    click.option(
+        "--pipeline-schedule",
+        type=click.Choice([ONE_F_ONE_B, ZERO_BUBBLE]),
+        default=ONE_F_ONE_B,
+        help="zero-bubble computes weight gradients where a rank would wait, for more memory.",
+    ),
     click.option("--decoder-first-pipeline-num-layers", type=POSITIVE, help="Layers of the first pipeline rank."),
     click.option("--decoder-last-pipeline-num-layers", type=POSITIVE, help="Layers of the last pipeline rank."),
     click.option(
@@ -75,6 +82,7 @@ class Parallelism:
 
     `interleaving` is the number of pipeline stages that each rank has, None for the schedule of one stage a rank.
     `first_stage_layers` and `last_stage_layers` are those of a pipeline rank; None divides the layers evenly.
+    `pipeline_schedule` is that of one stage a rank, 1F1B or zero-bubble.
     `expert` ranks are data-parallel ranks that have different experts and the same of everything else.
     """
 
@@ -90,6 +98,18 @@ class Parallelism:
     last_stage_layers: int | None = None
     expert: int = 1
     tensor_overlap: bool = False
+    pipeline_schedule: str = ONE_F_ONE_B
+
+    @property
+    def defers_weight_gradients(self) -> bool:
+        return self.pipeline_schedule == ZERO_BUBBLE
+
+    @property
+    def schedule(self) -> str:
+        """The pipeline's schedule in words."""
+        if self.defers_weight_gradients:
+            return "zero bubble"
+        return "interleaved 1F1B" if self.interleaving else "1F1B"
 
     @property
     def model(self) -> int:
@@ -132,6 +152,7 @@ def resolve_parallelism(options: dict[str, Any], model: Architecture, where: str
         last_stage_layers=options["decoder_last_pipeline_num_layers"],
         expert=expert,
         tensor_overlap=options["tp_comm_overlap"],
+        pipeline_schedule=options["pipeline_schedule"],
     )
 
 
@@ -206,6 +227,10 @@ def _check_stages(parallel: Parallelism, layers: int) -> Iterator[ToolError]:
     """Every pipeline rank has layers, and each of its stages the same number."""
     if parallel.interleaving and parallel.pipeline == 1:
         yield BadConfig("an interleaved pipeline needs a pipeline parallel size above 1", "drop the virtual stages")
+    if parallel.defers_weight_gradients and parallel.pipeline == 1:
+        yield BadConfig("--pipeline-schedule zero-bubble needs a pipeline parallel size above 1", "drop it")
+    elif parallel.defers_weight_gradients and parallel.interleaving:
+        yield BadConfig("--pipeline-schedule zero-bubble interleaves no stages", "drop it, or the virtual stages")
     stages = parallel.interleaving or 1
     own = [size for size in (parallel.first_stage_layers, parallel.last_stage_layers) if size]
     rest, ranks = layers - sum(own), parallel.pipeline - len(own)

@@ -1,0 +1,94 @@
+"""Both schedules of a pipeline give the losses of megatron-core's, bit for bit."""
+
+from functools import partial
+
+import pytest
+import torch
+from layouts import Outcome, train_all
+
+from lt_shared.manifest import Dataset
+from lt_train.ops.deferred_gradients import Queue, later
+from lt_train.planner.pipeline_passes import BACKWARD, FORWARD, Pass, Work, order, timeline
+from lt_train.train.pipeline_schedule import receives
+
+SMALL = (
+    *("--model", "tiny", "--num-layers", "4", "--hidden-size", "64", "--ffn-hidden-size", "128", "--seq-length", "64"),
+    *("--global-batch-size", "12", "--train-iters", "3", "--lr", "1e-3", "--log-interval", "1", "--eval-iters", "1"),
+    *("--device", "cpu"),
+)
+PP2 = ("--pipeline-model-parallel-size", "2")
+PP4 = ("--pipeline-model-parallel-size", "4")
+EXPERTS = ("--num-experts", "4", "--moe-aux-loss-coeff", "0.1", "--expert-model-parallel-size", "2")
+OVERLAP = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather", "--ranks", "4")
+BOTH, DEFERRED = ("1f1b", "zero-bubble"), ("zero-bubble",)
+LAYOUTS = {
+    "pp2": (BOTH, PP2),
+    "pp4": (BOTH, PP4),
+    "fewer micro batches than ranks": (BOTH, (*PP4, "--global-batch-size", "2")),
+    "bf16": (DEFERRED, (*PP2, "--bf16")),
+    "overlap": (BOTH, (*PP2, *OVERLAP, "--ddp-bucket-size", "10000")),
+    "sequence parallel": (DEFERRED, (*PP2, "--tensor-model-parallel-size", "2", "--sequence-parallel")),
+    "recompute": (DEFERRED, (*PP2, "--recompute-granularity", "full")),
+    "experts": (DEFERRED, (*PP2, *EXPERTS, "--ranks", "4")),
+    "replay": (DEFERRED, (*PP2, "--check-replay-interval", "2", "--overlap-grad-reduce", "--ranks", "4")),
+    # In float32 the two uses of a weight are summed before they are added to what the other micro batches have left.
+    "multi-token prediction": (DEFERRED, (*PP2, "--mtp-num-layers", "1", "--untie-embeddings-and-output-weights", "--bf16")),
+}
+CASES = [(layout, schedule) for layout, (schedules, _) in LAYOUTS.items() for schedule in schedules]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> dict[str, Outcome]:
+    place = tmp_path_factory.mktemp("schedules")
+    data = ("--data-cache-path", str(place / "cache"), dataset.prefix)
+    commands, by_megatron = {}, []
+    for layout, (_, options) in LAYOUTS.items():
+        commands[layout] = (*SMALL, *options, *data)
+        by_megatron.append(layout)
+    for layout, schedule in CASES:
+        commands[f"{layout}, {schedule}"] = (*commands[layout], "--pipeline-schedule", schedule)
+    return train_all(commands, place, 4, by_megatron=by_megatron)
+
+
+@pytest.mark.parametrize(("layout", "schedule"), CASES)
+def test_losses_are_those_of_megatron_cores_schedule(layout: str, schedule: str, outcomes: dict[str, Outcome]) -> None:
+    expected, found = outcomes[layout], outcomes[f"{layout}, {schedule}"]
+    assert expected.error is None, expected.error
+    assert found.error is None, found.error
+    assert found.losses == expected.losses
+    assert [key for key, _ in sorted(found.losses)] == ["eval", "step", "step", "step"]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble"])
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 8), (4, 9), (4, 2), (7, 20)])
+def test_a_receive_begins_before_it_is_needed_and_not_before_it_is_sent(schedule: str, ranks: int, micro_batches: int) -> None:
+    orders = [order(schedule, rank, ranks, micro_batches) for rank in range(ranks)]
+    times = timeline(orders, (Work(1, 1, 1),) * ranks)
+    for rank, passes in enumerate(orders):
+        posted = receives(orders, rank)
+        for kind, neighbour in ((FORWARD, rank - 1), (BACKWARD, rank + 1)):
+            positions = [position for position, kinds in sorted(posted.items()) for each in kinds if each == kind]
+            if not 0 <= neighbour < ranks:
+                assert not positions
+                continue
+            assert len(positions) == micro_batches
+            for number, position in enumerate(positions):
+                sent = times.ends[neighbour][Pass(kind, number)]
+                assert position <= passes.index(Pass(kind, number))
+                assert times.begins[rank][passes[position]] >= sent
+
+
+def test_a_buffer_is_complete_when_nothing_of_it_is_left() -> None:
+    queue, buffers = Queue(), [torch.zeros(1), torch.zeros(1)]
+    for _ in range(2):
+        with queue.collecting():
+            for buffer in buffers:
+                later(buffer, partial(buffer.add_, 1))
+    assert [float(buffer) for buffer in buffers] == [0, 0]
+    completed: list[int] = []
+    queue.compute(completed.append)
+    assert (completed, [float(buffer) for buffer in buffers]) == ([], [1, 1])
+    queue.compute(completed.append)
+    assert completed == [buffer.data_ptr() for buffer in buffers]
+    later(buffers[0], partial(buffers[0].add_, 1))
+    assert float(buffers[0]) == 3

@@ -1,0 +1,38 @@
+"""What parallel layouts cost, measured: tokens per second and GPU as a share of one GPU's. The planner chooses by these.
+
+Two GPUs of one host (H200, torch 2.11, megatron-core 0.19.2, flash-attn-4, without quack), 8 layers of Llama 3 8B's width in
+bfloat16, 2026-11-23:
+
+    lt-train bench --model llama3-8b --num-layers 8 --seq-length 8192 --micro-batch-size 4 --global-batch-size 4 --bf16
+
+After a new measurement only `MEASURED` and the date change. A cost is what one doubling of a parallel size adds to the time of
+the work itself; what a pipeline's bubble and unequal stages leave is calculated (`stage_work`), and its own cost is what is
+missing beside that.
+"""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """`options` of a layout of two GPUs, beside those above; `share` of the speed of one GPU with the same samples."""
+
+    options: tuple[str, ...]
+    share: float
+
+
+# With 16 micro batches and 4 layers on each rank, the bubble and the unequal stages leave so much.
+PIPELINE_LEFT = 0.796
+MEASURED = {
+    "data": Measured(("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"), 0.98),
+    "fully sharded": Measured(("--use-torch-fsdp2",), 0.94),
+    "tensor": Measured(("--tensor-model-parallel-size", "2", "--sequence-parallel"), 0.85),
+    "context": Measured(("--context-parallel-size", "2", "--seq-length", "16384"), 0.84),
+    "pipeline": Measured(("--pipeline-model-parallel-size", "2", "--micro-batch-size", "1", "--global-batch-size", "16"), 0.81),
+}
+
+
+def cost(kind: str) -> float:
+    """Of a doubling of the tensor, context or pipeline parallel size; of data parallelism, sharded or not, whatever its size."""
+    share = MEASURED[kind].share
+    return max(0.0, (PIPELINE_LEFT if kind == "pipeline" else 1.0) / share - 1)

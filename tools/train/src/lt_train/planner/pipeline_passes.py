@@ -1,0 +1,156 @@
+"""The passes of each pipeline rank in their order, and when they would run: what a schedule's bubble and unequal stages leave.
+
+A micro batch passes forward through all stages and backward through them again. The zero-bubble schedule ZB-H1 (Qi et al.,
+arXiv 2401.10241) splits the backward pass: the gradients of the weights wait for a time in which a rank would have nothing else
+to do. Ranks have as many micro batches between their passes as with 1F1B.
+
+The order is a list, the same for the same sizes. So gradients are summed in the same order with both, and the bubble can be
+calculated before anything runs: `train.pipeline_schedule` executes these lists, `lt-train plan` and `lt-train bench` print what
+they leave. Communication takes no time here.
+"""
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+from lt_train.config.settings.parallelism import ZERO_BUBBLE
+
+FORWARD, BACKWARD, WEIGHTS = "forward", "backward", "weights"
+# A long step repeats what its first micro batches do: so many for each pipeline rank show it.
+SIMULATED_ROUNDS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """Of one micro batch through stage number `chunk` of a rank. BACKWARD has the weights' gradients unless WEIGHTS are apart."""
+
+    kind: str
+    micro_batch: int
+    chunk: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What a stage computes for a micro batch, in any unit."""
+
+    forward: float
+    backward: float
+    weights: float
+
+    @property
+    def whole(self) -> float:
+        return self.forward + self.backward + self.weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Timeline:
+    """When each pass of each rank begins and ends, [ranks] of dictionaries."""
+
+    begins: tuple[dict[Pass, float], ...]
+    ends: tuple[dict[Pass, float], ...]
+
+    @property
+    def length(self) -> float:
+        return max(max(of_rank.values()) for of_rank in self.ends)
+
+
+def order(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> list[Pass]:
+    """The passes of a pipeline rank. Several `chunks` are interleaved by 1F1B, as megatron-core does."""
+    if chunks > 1:
+        return _interleaved(rank, ranks, micro_batches, chunks)
+    ahead = min(ranks - rank - 1, micro_batches)
+    found = [Pass(FORWARD, number) for number in range(ahead)]
+    done = 0
+    for number in range(micro_batches):
+        if ahead + number < micro_batches:
+            found.append(Pass(FORWARD, ahead + number))
+        found.append(Pass(BACKWARD, number))
+        if schedule == ZERO_BUBBLE and number >= rank:
+            found.append(Pass(WEIGHTS, done))
+            done += 1
+    if schedule == ZERO_BUBBLE:
+        found += [Pass(WEIGHTS, number) for number in range(done, micro_batches)]
+    return found
+
+
+def _interleaved(rank: int, ranks: int, micro_batches: int, chunks: int) -> list[Pass]:
+    """As many micro batches in turn through each chunk as there are ranks."""
+    turns = [
+        (chunk, first + number)
+        for first in range(0, micro_batches, ranks)
+        for chunk in range(chunks)
+        for number in range(min(ranks, micro_batches - first))
+    ]
+    forward = [Pass(FORWARD, number, chunk) for chunk, number in turns]
+    backward = [Pass(BACKWARD, number, chunks - 1 - chunk) for chunk, number in turns]
+    ahead = min(2 * (ranks - rank - 1) + (chunks - 1) * ranks, len(turns))
+    if micro_batches == ranks:
+        ahead = len(turns)
+    found = forward[:ahead]
+    for position, each in enumerate(backward):
+        found += [*forward[ahead + position : ahead + position + 1], each]
+    return found
+
+
+def timeline(orders: Sequence[Sequence[Pass]], work: Sequence[Work]) -> Timeline:
+    """When the passes of `orders` [ranks] run; `work` is that of each stage, in the model's order: [chunks x ranks]."""
+    ranks = len(orders)
+    splits = any(each.kind == WEIGHTS for of_rank in orders for each in of_rank)
+    begins: tuple[dict[Pass, float], ...] = tuple({} for _ in orders)
+    ends: tuple[dict[Pass, float], ...] = tuple({} for _ in orders)
+    waiting = [collections.deque(of_rank) for of_rank in orders]
+    free = [0.0] * ranks
+    while any(waiting):
+        moved = False
+        for rank, passes in enumerate(waiting):
+            while passes and (ready := _arrival(passes[0], rank, ends, len(work))) is not None:
+                current = passes.popleft()
+                moved = True
+                begins[rank][current] = max(free[rank], ready)
+                free[rank] = begins[rank][current] + _length(current, work[current.chunk * ranks + rank], splits)
+                ends[rank][current] = free[rank]
+        assert moved, "a pass waits for one that comes behind it"
+    return Timeline(begins, ends)
+
+
+def arrives_from(current: Pass, rank: int, ranks: int, stages: int) -> tuple[int, Pass] | None:
+    """The rank and its pass whose output `current` takes, or None where it takes none of another stage."""
+    stage = current.chunk * ranks + rank + {FORWARD: -1, BACKWARD: 1, WEIGHTS: stages}[current.kind]
+    if not 0 <= stage < stages:
+        return None
+    return stage % ranks, Pass(current.kind, current.micro_batch, stage // ranks)
+
+
+def _arrival(current: Pass, rank: int, ends: Sequence[dict[Pass, float]], stages: int) -> float | None:
+    """When the input of a pass is there; None while that is not known. Its rank's own passes come in their order."""
+    source = arrives_from(current, rank, len(ends), stages)
+    return 0.0 if source is None else ends[source[0]].get(source[1])
+
+
+def _length(current: Pass, work: Work, splits: bool) -> float:
+    if current.kind == FORWARD:
+        return work.forward
+    if current.kind == WEIGHTS:
+        return work.weights
+    return work.backward if splits else work.backward + work.weights
+
+
+@functools.lru_cache(maxsize=256)
+def share_left(schedule: str, ranks: int, micro_batches: int, work: tuple[Work, ...]) -> float:
+    """The share of the time in which a rank computes, on average, when `work` is that of the stages: 1 without bubbles, and
+    with equal ranks. The rest is the bubble, and the wait for the rank with the most work."""
+    if ranks == 1:
+        return 1.0
+    chunks = len(work) // ranks
+    simulated = min(micro_batches, SIMULATED_ROUNDS * ranks)
+    orders = [order(schedule, rank, ranks, simulated, chunks) for rank in range(ranks)]
+    of_ranks = [sum(each.whole for each in work[rank::ranks]) for rank in range(ranks)]
+    length = timeline(orders, work).length + (micro_batches - simulated) * max(of_ranks)
+    return micro_batches * sum(of_ranks) / (ranks * length)
+
+
+def bubble_share(schedule: str, ranks: int, micro_batches: int, chunks: int = 1) -> float:
+    """The share of a step in which a rank waits when all stages are equal and all passes take as long."""
+    equal = (Work(1.0, 1.0, 1.0),) * (ranks * chunks)
+    return 1 - share_left(schedule, ranks, micro_batches, equal)

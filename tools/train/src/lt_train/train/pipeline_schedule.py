@@ -1,0 +1,289 @@
+"""The passes of a step on a pipeline rank that holds one stage: 1F1B, and zero-bubble with the weights' gradients apart.
+
+megatron-core's 1F1B waits for the GPU after every exchange with a neighbour, and computes nothing meanwhile. Here the host waits
+for nothing: a tensor is sent and the next one received on streams of their own, and the next pass waits for what it needs. Each
+direction has a communicator, in which tensors are matched by their order, that of the micro batches. Losses are those of
+megatron-core's schedule, bit for bit, with either of the two here: gradients are summed in the same order.
+
+A send or receive that waits for its neighbour occupies a part of the GPU, up to 32 of its 132 multiprocessors, which slows GEMMs
+that run meanwhile. So a receive is posted when the neighbour is expected to send, by the times in which the passes would run with
+equal stages, and not as early as possible.
+
+Stages that are interleaved have megatron-core's schedule.
+"""
+
+import collections
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.pipeline_parallel.schedules import custom_backward, deallocate_output_tensor, forward_step, get_tensor_shapes
+from torch import Tensor
+
+from lt_train.config.settings.parallelism import Parallelism
+from lt_train.models import build_gpt
+from lt_train.ops.deferred_gradients import Queue
+from lt_train.parallel.ddp import Chunk
+from lt_train.planner.pipeline_passes import BACKWARD, FORWARD, WEIGHTS, Pass, Work, arrives_from, order, timeline
+from lt_train.train.process_groups import gradient_group
+
+Schedule = Callable[..., list[dict[str, Tensor]]]
+# Passes are taken to be equally long. A little later is what a transfer takes.
+EQUAL = Work(1.0, 1.0, 1.0)
+
+
+def choose(parallel: Parallelism) -> Schedule:
+    """A function with the arguments of megatron-core's schedules."""
+    if parallel.pipeline == 1 or parallel.interleaving:
+        schedule: Schedule = get_forward_backward_func()
+        return schedule
+    return PipelineSchedule(parallel.pipeline_schedule)
+
+
+@dataclasses.dataclass
+class Transfers:
+    """Tensors that go one way between this rank and its neighbours, in the order of their micro batches."""
+
+    group: Any
+    source: int | None
+    target: int | None
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    # As many as there are between two stages at most: the oldest has arrived when there are more.
+    most_sent: int
+    received: collections.deque[tuple[Tensor, Any]] = dataclasses.field(default_factory=collections.deque)
+    sent: collections.deque[tuple[Any, Tensor]] = dataclasses.field(default_factory=collections.deque)
+
+    def post(self) -> None:
+        """Begin to receive the next tensor."""
+        tensor = torch.empty(self.shape, dtype=self.dtype, device=torch.cuda.current_device())
+        self.received.append((tensor, torch.distributed.irecv(tensor, self.source, group=self.group)))
+
+    def take(self) -> Tensor:
+        """The next tensor, for work that is given to the GPU from now on."""
+        tensor, handle = self.received.popleft()
+        handle.wait()
+        return tensor
+
+    def send(self, tensor: Tensor) -> None:
+        # Another tensor of the same memory: that of a stage's output is taken from it.
+        tensor = tensor.detach()
+        self.sent.append((torch.distributed.isend(tensor, self.target, group=self.group), tensor))
+        while len(self.sent) > self.most_sent:
+            self.sent.popleft()[0].wait()
+
+    def finish(self) -> None:
+        while self.sent:
+            self.sent.popleft()[0].wait()
+
+
+class PipelineSchedule:
+    """Runs all micro batches of a step; what it is called with is what megatron-core's schedules are."""
+
+    def __init__(self, schedule: str):
+        self.schedule = schedule
+        group = parallel_state.get_pipeline_model_parallel_group()
+        self.rank, self.ranks = group.rank(), group.size()
+
+    def __call__(
+        self,
+        *,
+        forward_step_func: Any,
+        data_iterator: Iterator[Any],
+        model: Chunk,
+        num_microbatches: int,
+        seq_length: int,
+        micro_batch_size: int,
+        forward_only: bool,
+    ) -> list[dict[str, Tensor]]:
+        """The losses of all micro batches on the last stage, elsewhere none."""
+        config = build_gpt.unwrapped(model).config
+        orders = [order(self.schedule, rank, self.ranks, num_microbatches) for rank in range(self.ranks)]
+        if forward_only:
+            orders = [[each for each in passes if each.kind == FORWARD] for passes in orders]
+        shape = get_tensor_shapes(
+            seq_length=seq_length,
+            micro_batch_size=micro_batch_size,
+            decoder_seq_length=None,
+            config=config,
+            tp_group=parallel_state.get_tensor_model_parallel_group(),
+            cp_group=parallel_state.get_context_parallel_group(),
+        )[0]
+        step = _Step(self.rank, self.ranks, model, config, shape, forward_only)
+        run_forward = _forward(forward_step_func, data_iterator, model, num_microbatches, config, step.is_last)
+        with _timed(config, "forward-backward", 1, barrier=config.barrier_with_L1_time):
+            return step.run(orders[self.rank], receives(orders, self.rank), run_forward)
+
+
+def receives(orders: list[list[Pass]], rank: int) -> dict[int, list[str]]:
+    """Which tensors a rank begins to receive before each of its passes, by the pass's position: when they are expected.
+
+    In each direction in the order in which they are needed, and not before what they depend on has been sent.
+    """
+    ranks = len(orders)
+    times = timeline(orders, (EQUAL,) * ranks)
+    found: dict[int, list[str]] = collections.defaultdict(list)
+    own = orders[rank]
+    for position, each in enumerate(own):
+        source = arrives_from(each, rank, ranks, ranks)
+        if source is None:
+            continue
+        arrival = times.ends[source[0]][source[1]]
+        first = position
+        while first > 0 and times.begins[rank][own[first - 1]] >= arrival:
+            first -= 1
+        found[first].append(each.kind)
+    return found
+
+
+def _forward(
+    forward_step_func: Any, batches: Iterator[Any], model: Chunk, count: int, config: Any, is_last: bool
+) -> Callable[[int, Tensor | None, list[dict[str, Tensor]]], Tensor]:
+    def run(number: int, rows: Tensor | None, losses: list[dict[str, Tensor]]) -> Tensor:
+        output, _ = forward_step(
+            forward_step_func,
+            batches,
+            model,
+            count,
+            rows,
+            losses,
+            config,
+            parallel_state.get_context_parallel_world_size(),
+            is_first_microbatch=number == 0,
+            current_microbatch=number,
+            is_last_stage=is_last,
+        )
+        found: Tensor = output
+        return found
+
+    return run
+
+
+class _Step:
+    """One global batch: what a rank keeps of its micro batches between their passes."""
+
+    def __init__(self, rank: int, ranks: int, model: Chunk, config: Any, shape: tuple[int, ...], forward_only: bool):
+        self.is_first, self.is_last = rank == 0, rank == ranks - 1
+        self.model, self.config, self.forward_only = model, config, forward_only
+        group = parallel_state.get_pipeline_model_parallel_group()
+        before = None if self.is_first else torch.distributed.get_global_rank(group, rank - 1)
+        behind = None if self.is_last else torch.distributed.get_global_rank(group, rank + 1)
+        self.transfers = {
+            FORWARD: Transfers(group, before, behind, shape, config.pipeline_dtype, ranks),
+            BACKWARD: Transfers(gradient_group(), behind, before, shape, config.pipeline_dtype, ranks),
+        }
+        self.losses: list[dict[str, Tensor]] = []
+        self.kept: collections.deque[tuple[Tensor | None, Tensor]] = collections.deque()
+        self.queue = Queue()
+
+    def run(
+        self,
+        passes: list[Pass],
+        posted: dict[int, list[str]],
+        forward: Callable[[int, Tensor | None, list[dict[str, Tensor]]], Tensor],
+    ) -> list[dict[str, Tensor]]:
+        """Gradients are reduced after the last micro batch: as it goes backward, or as its weights' gradients are computed."""
+        splits = any(each.kind == WEIGHTS for each in passes)
+        backwards = [position for position, each in enumerate(passes) if each.kind == BACKWARD]
+        last_backward = backwards[-1] if backwards else -1
+        with contextlib.ExitStack() as unsynchronized:
+            unsynchronized.enter_context(self.config.no_sync_func())
+            reduction: _Reduction | None = None
+            for position, each in enumerate(passes):
+                for kind in posted.get(position, ()):
+                    self.transfers[kind].post()
+                if position == last_backward and not splits:
+                    unsynchronized.close()
+                if each.kind == FORWARD:
+                    self._forward(each.micro_batch, forward)
+                elif each.kind == BACKWARD:
+                    self._backward(splits)
+                else:
+                    if position > last_backward and reduction is None:
+                        unsynchronized.close()
+                        reduction = _Reduction(self.model, self.queue)
+                    self._weights(reduction)
+        for transfers in self.transfers.values():
+            transfers.finish()
+        if not self.forward_only:
+            self.config.finalize_model_grads_func([self.model], None)
+        return self.losses
+
+    def _forward(self, number: int, forward: Callable[[int, Tensor | None, list[dict[str, Tensor]]], Tensor]) -> None:
+        rows = None
+        if not self.is_first:
+            with _timed(self.config, "forward-recv", 2):
+                rows = self.transfers[FORWARD].take()
+            rows.requires_grad_(not self.forward_only)
+        output = forward(number, rows, self.losses)
+        if not self.is_last:
+            with _timed(self.config, "forward-send", 2):
+                self.transfers[FORWARD].send(output)
+        if not self.forward_only:
+            self.kept.append((rows, output))
+            deallocate_output_tensor(output, self.config.deallocate_pipeline_outputs)
+
+    def _backward(self, defers: bool) -> None:
+        """Of the oldest micro batch that is kept."""
+        rows, output = self.kept.popleft()
+        gradient = None
+        if self.is_last:
+            output = self.config.grad_scale_func(output)
+        else:
+            with _timed(self.config, "backward-recv", 2):
+                gradient = self.transfers[BACKWARD].take()
+        collecting = self.queue.collecting() if defers else contextlib.nullcontext()
+        with _timed(self.config, "backward-compute", 2), collecting:
+            if self.config.deallocate_pipeline_outputs:
+                custom_backward(output, gradient)
+            else:
+                torch.autograd.backward(output, gradient)
+        if rows is not None:
+            assert rows.grad is not None
+            with _timed(self.config, "backward-send", 2):
+                self.transfers[BACKWARD].send(rows.grad)
+
+    def _weights(self, reduction: "_Reduction | None") -> None:
+        with _timed(self.config, "backward-compute", 2):
+            self.queue.compute(reduction.completed if reduction else None)
+
+
+class _Reduction:
+    """Tells megatron-core's gradient buckets, with --overlap-grad-reduce, which gradients are complete.
+
+    The hooks that would do so have run before.
+    """
+
+    def __init__(self, model: Chunk, queue: Queue):
+        self.model = model
+        self.of_buffer: dict[int, Any] = {}
+        if not model.ddp_config.overlap_grad_reduce:
+            return
+        for parameter in model.parameters():
+            if parameter not in model.param_to_bucket_group:
+                continue
+            address = parameter.main_grad.data_ptr()
+            if queue.is_waiting(address):
+                self.of_buffer[address] = parameter
+            else:
+                self._ready(parameter)
+
+    def completed(self, address: int) -> None:
+        if address in self.of_buffer:
+            self._ready(self.of_buffer.pop(address))
+
+    def _ready(self, parameter: Any) -> None:
+        self.model.param_to_bucket_group[parameter].register_grad_ready(parameter)
+
+
+@contextlib.contextmanager
+def _timed(config: Any, name: str, level: int, **settings: Any) -> Iterator[None]:
+    if config.timers is not None:
+        config.timers(name, log_level=level).start(**settings)
+    yield
+    if config.timers is not None:
+        config.timers(name).stop()
