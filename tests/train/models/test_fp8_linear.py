@@ -9,6 +9,8 @@ from lt_train.kernels import amax_reduction, swiglu
 from lt_train.models import fp8_linear
 from lt_train.ops import fp8_casts, wgrad_accumulation
 
+EXPERTS = ("--num-experts", "4", "--moe-router-topk", "2", "--moe-ffn-hidden-size", "32")
+
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
@@ -21,6 +23,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
         "float32": ("", in_fp32),
         "whole MLP": ("", in_bf16, "--recompute-granularity", "selective", "--recompute-modules", "mlp,swiglu"),
         "recomputing": ("", in_bf16, "--recompute-granularity", "selective", "--recompute-modules", "swiglu"),
+        "experts": ("", in_bf16, *EXPERTS),
     }
     return train(tmp_path_factory.mktemp("fp8"), runs)
 
@@ -41,6 +44,11 @@ def test_recomputing_swiglu_changes_nothing(found: dict[str, Found]) -> None:
     assert (usual.recomputed, recomputing.recomputed) == (0, steps)
     # The four weights' transposes, and that of what attention keeps.
     assert usual.cast_transpose == recomputing.cast_transpose == steps * (4 + 1)
+
+
+def test_experts_are_grouped_and_in_16_bits(found: dict[str, Found]) -> None:
+    """Of the weights only attention's two are cast, and of what attention keeps the transpose."""
+    assert found["experts"].cast_transpose == LAYERS * ITERATIONS * MICRO_BATCHES * (2 + 1)
 
 
 def test_a_recomputed_mlp_makes_swiglu_again_by_itself(found: dict[str, Found]) -> None:

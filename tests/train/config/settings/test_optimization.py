@@ -89,7 +89,12 @@ REFUSED_ON_A_GPU: dict[str, tuple[tuple[int, int], tuple[str, ...], str]] = {
     "delayed": ((9, 0), (*FP8, "--fp8-recipe", "delayed"), "needs TransformerEngine"),
     "odd sizes": ((9, 0), (*FP8, "--ffn-hidden-size", "344"), "feed-forward size per rank 344 is not a multiple of 16"),
     "few tokens": ((9, 0), (*FP8, "--seq-length", "36"), "tokens in a micro batch per rank 72 is not a multiple of 16"),
-    "experts": ((9, 0), (*FP8, "--model", "tiny-mixtral"), "fp8 for experts"),
+    "experts": ((9, 0), (*FP8[:-1], "te", "--model", "tiny-mixtral"), "fp8 for TransformerEngine's experts"),
+    "a shared expert": (
+        (9, 0),
+        (*FP8, "--model", "tiny-deepseek-v3", "--moe-shared-expert-intermediate-size", "72"),
+        "size of the shared expert per rank 72 is not a multiple of 16",
+    ),
     "SwiGLU in the GEMMs": ((8, 0), AGAIN, "its compute capability is 8.0, 9.0 is needed, a Hopper GPU"),
     "exact attention": ((9, 0), ("--deterministic", "--device", "cuda", "--ranks", "1"), "no deterministic backward pass"),
 }

@@ -2,7 +2,8 @@
 
 All GEMMs of the decoder's linear layers are in fp8, forward and backward, with a scale for each tensor (recipe tensorwise) or for
 each row (rowwise, more exact and slower). Weights, gradients and optimizer stay as they are without fp8. Scaling is current, not
-delayed: there is no amax history, and a checkpoint is the same as one of bf16. Embedding and output layer stay in 16 bits.
+delayed: there is no amax history, and a checkpoint is the same as one of bf16. Embedding, output layer and experts stay in 16
+bits.
 
 A weight's gradient needs the transpose of the layer's input. Attention's output is saved for the backward pass in any case: it is
 cast again then, and its fp8 transpose not saved. So is SwiGLU's output, if that is to be recomputed: of Llama 3 8B's width and
@@ -25,6 +26,7 @@ from megatron.core.tensor_parallel import (
 )
 from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.mlp import MLP
+from megatron.core.transformer.moe.experts import SequentialMLP
 from torch import Tensor
 
 from lt_train.config.kernels import Kernels
@@ -59,14 +61,15 @@ def use_fp8(model: GPTModel, precision: Precision, kernels: Kernels) -> None:
     rowwise = precision.fp8_recipe == "rowwise"
     casts = TritonCasts() if kernels.fp8_cast == TRITON else TorchCasts(rowwise)
     linear = partial(_linear, source=TransposeSaved, gradient=gradient, casts=casts)
+    experts = {module for each in model.decoder.modules() if isinstance(each, SequentialMLP) for module in each.modules()}
     for module in model.decoder.modules():
-        if isinstance(module, ColumnParallelLinear | RowParallelLinear):
+        if isinstance(module, ColumnParallelLinear | RowParallelLinear) and module not in experts:
             module._forward_impl = linear
     if isinstance(casts, TritonCasts):
         for module in model.decoder.modules():
             if isinstance(module, SelfAttention) and not module.checkpoint_core_attention:
                 module.linear_proj._forward_impl = partial(linear, source=InputSaved)
-            elif type(module) is MLP and kernels.recomputes_swiglu:
+            elif type(module) is MLP and module not in experts and kernels.recomputes_swiglu:
                 module.linear_fc2._forward_impl = partial(linear, source=GateUpSaved)
                 module.forward = partial(_gated_mlp, module)
 

@@ -136,12 +136,16 @@ def _check_fp8(
         yield BadConfig("fp8 recipe delayed needs TransformerEngine", "use --fp8-recipe tensorwise")
     if precision.fp8_recipe == "rowwise" and layers.transformer_engine:
         yield BadConfig("TransformerEngine has no fp8 recipe rowwise", "use --fp8-recipe tensorwise or --transformer-impl torch")
-    if architecture.num_experts:
-        yield BadConfig("fp8 for experts: their numbers of tokens do not divide by 16", "drop --fp8-format")
+    if architecture.num_experts and layers.transformer_engine:
+        yield BadConfig(
+            "fp8 for TransformerEngine's experts: their numbers of tokens do not divide by 16",
+            "use --transformer-impl torch, or drop --fp8-format",
+        )
     ways = parallelism.tensor
     sizes = {
         "hidden size": architecture.hidden_size,
         "feed-forward size per rank": architecture.ffn_hidden_size // ways,
+        "size of the shared expert per rank": (architecture.moe_shared_expert_intermediate_size or 0) // ways,
         "queries per rank": architecture.num_attention_heads * architecture.kv_channels // ways,
         "keys per rank": architecture.num_query_groups * architecture.kv_channels // ways,
         "tokens in a micro batch per rank": micro_batch_tokens // parallelism.context,
