@@ -145,6 +145,8 @@ def _precision(ledger: Ledger) -> None:
     form = ledger.take("model.fp8") or ledger.take("mixed_precision.fp8")
     if form:
         ledger.set("fp8_format", str(form), "model.fp8")
+        for section in ("model", "mixed_precision"):
+            _carry(ledger, f"{section}.fp8_recipe", "fp8_recipe")
 
 
 def _experts(ledger: Ledger) -> None:
