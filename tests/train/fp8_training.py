@@ -19,10 +19,10 @@ OPTIONS = (
     *("--num-attention-heads", "2", "--num-query-groups", "1", "--vocab-size", "96", "--seq-length", "8", "--lr", "1e-2"),
     *("--micro-batch-size", "1", "--global-batch-size", str(MICRO_BATCHES), "--train-iters", str(ITERATIONS)),
     *("--log-interval", "1", "--eval-iters", "0", "--device", "cpu", "--ranks", "1"),
-    *("--bf16", "--fp8-format", "hybrid", "--kernels", "triton"),
 )
-# Ways: no kernel computes an amax; no GEMM writes into a gradient's buffer.
-READING, ADDING = "reading", "adding"
+BY_KERNELS = ("--bf16", "--fp8-format", "hybrid", "--kernels", "triton")
+# Ways: no kernel computes an amax; no GEMM writes into a gradient's buffer; what torch compiles runs as it stands.
+READING, ADDING, UNCOMPILED = "reading", "adding", "uncompiled"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +45,8 @@ def train(place: Path, runs: Mapping[str, tuple[str, ...]]) -> dict[str, Found]:
 
 def main(directory: Path, runs: dict[str, list[str]]) -> None:
     rank = prepare()
+    import torch
+
     from lt_train.kernels import amax_reduction, swiglu
     from lt_train.models import build_gpt
     from lt_train.ops.fp8_casts import TritonCasts
@@ -57,6 +59,7 @@ def main(directory: Path, runs: dict[str, list[str]]) -> None:
     def before(name: str, way: str) -> None:
         for number, (owner, function) in enumerate(counted):
             setattr(owner, function, counting(plain[number], counts[name], number))
+        torch.compiler.set_stance("force_eager" if way == UNCOMPILED else "default")
         amax_reduction.want = (lambda wanted: want(False)) if way == READING else want
         build_gpt._accumulates_in_gemms = (lambda plan: False) if way == ADDING else accumulates
 

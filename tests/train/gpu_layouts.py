@@ -60,6 +60,7 @@ BF16 = ("--bf16", "--transformer-impl", "torch")
 FP32 = ("--transformer-impl", "torch")
 TE = ("--bf16", "--transformer-impl", "te")
 FP8 = ("--fp8-format", "hybrid", "--fp8-recipe", "tensorwise")
+BLOCKWISE = ("--fp8-format", "e4m3", "--fp8-recipe", "blockwise")
 
 # Experts of their own width; the size of the dense model's means nothing to them.
 QWEN3_MOE = ("--model", "tiny-qwen3-moe", "--moe-ffn-hidden-size", "256")
@@ -71,12 +72,14 @@ FAMILIES: dict[str, tuple[tuple[str, ...], float]] = {
     "fp32": (FP32, 1e-4),
     "bf16": (BF16, 2e-2),
     "fp8": ((*BF16, *FP8), 5e-2),
+    "fp8 blockwise": ((*BF16, *BLOCKWISE), 5e-2),
     "fp32 documents": ((*FP32, *DOCUMENTS), 1e-4),
     "bf16 documents": ((*BF16, *DOCUMENTS), 2e-2),
     "fp32 deep": ((*FP32, "--num-layers", "8"), 1e-4),
     "fp32 experts": ((*FP32, "--model", "tiny-mixtral"), 2e-3),
     "fp32 qwen3-moe": ((*FP32, *QWEN3_MOE), 2e-3),
     "bf16 qwen3-moe": ((*BF16, *QWEN3_MOE), 2e-2),
+    "fp8 qwen3-moe": ((*BF16, *FP8, *QWEN3_MOE), 5e-2),
     "fp32 gemma2": ((*FP32, "--model", "tiny-gemma2", *WINDOW), 1e-4),
     "bf16 gemma2": ((*BF16, "--model", "tiny-gemma2", *WINDOW), 2e-2),
     "bf16 gemma3": ((*BF16, "--model", "tiny-gemma3", "--num-layers", "6", *WINDOW), 2e-2),
@@ -87,6 +90,7 @@ FAMILIES: dict[str, tuple[tuple[str, ...], float]] = {
 }
 # Layouts by the number of GPUs; each for the families named.
 DENSE = ("fp32", "bf16")
+DENSE_FP8 = ("fp8", "fp8 blockwise")
 EXPERTS = ("fp32 experts", "fp32 qwen3-moe", "bf16 qwen3-moe")
 # Norms behind the layers, and layers with a window beside others without.
 MIXED = ("fp32 gemma2", "bf16 gemma2", "bf16 gemma3", "fp32 olmo3", "bf16 olmo3")
@@ -94,22 +98,28 @@ Layout = tuple[int, str, tuple[str, ...], tuple[str, ...]]
 LAYOUTS: list[Layout] = [
     (1, "recompute full", FULL, (*DENSE, *MIXED, "bf16 documents")),
     (1, "recompute selective", SELECTIVE, DENSE),
+    (
+        1,
+        "SwiGLU recomputed",
+        ("--recompute-granularity", "selective", "--recompute-modules", "swiglu"),
+        DENSE_FP8,
+    ),
     (1, "asynchronous save", ("--async-save", "--save-interval", "3"), ("bf16",)),
     (1, "offload 2 layers", ("--cpu-offloading-num-layers", "2"), ("te",)),
     (2, "TP2", TP2, DENSE),
-    (2, "TP2 SP", (*TP2, *SP), (*DENSE, *MIXED, "fp8", "te", "te fp8", "fp32 experts")),
+    (2, "TP2 SP", (*TP2, *SP), (*DENSE, *MIXED, *DENSE_FP8, "te", "te fp8", "fp32 experts")),
     (2, "PP2", PP2, (*DENSE, *MIXED)),
     (2, "PP2, 3 and 1 layers", (*PP2, "--decoder-first-pipeline-num-layers", "3"), ("fp32",)),
     (2, "PP2 VPP2", (*PP2, *VPP2), (*DENSE, "fp32 documents", "te")),
-    (2, "CP2", CP2, (*DENSE, *MIXED, "fp32 documents", "bf16 documents", "te")),
+    (2, "CP2", CP2, (*DENSE, *MIXED, *DENSE_FP8, "fp32 documents", "bf16 documents", "te")),
     (2, "CP2, recompute full", (*CP2, *FULL), ("bf16",)),
-    (2, "EP2", EP2, EXPERTS),
+    (2, "EP2", EP2, (*EXPERTS, "fp8 qwen3-moe")),
     (2, "DP2", (), ("fp32",)),
-    (2, "DP2, distributed optimizer", ZERO, (*DENSE, "fp8", "fp32 experts")),
+    (2, "DP2, distributed optimizer", ZERO, (*DENSE, *DENSE_FP8, "fp32 experts")),
     (2, "DP2, overlap", OVERLAP, (*DENSE, "te")),
-    (2, "FSDP2", FSDP, (*DENSE, *MIXED, "fp8", "fp32 experts", "te")),
+    (2, "FSDP2", FSDP, (*DENSE, *MIXED, *DENSE_FP8, "fp32 experts", "te")),
     (2, "FSDP2, recompute full", (*FSDP, *FULL), ("bf16",)),
-    (4, "TP2 PP2 SP", (*TP2, *PP2, *SP), (*DENSE, "fp8")),
+    (4, "TP2 PP2 SP", (*TP2, *PP2, *SP), (*DENSE, *DENSE_FP8)),
     (4, "TP2 PP2 VPP2 SP", (*TP2, *PP2, *VPP2, *SP), DENSE),
     (4, "TP2 CP2 SP", (*TP2, *CP2, *SP), (*DENSE, "bf16 documents")),
     (4, "PP2 CP2", (*PP2, *CP2), DENSE),

@@ -109,7 +109,7 @@ def test_auto_on_a_hopper_gpu() -> None:
         (("--num-experts", "8"), "experts", "grouped-gemm-epilogue"),
         (("--num-experts", "8", "--kernels", "torch"), "experts", "grouped"),
         (("--num-experts", "8", "--ffn-hidden-size", "14340"), "experts", "grouped"),
-        (("--num-experts", "8", "--fp8-format", "hybrid"), "experts", "sequential"),
+        (("--num-experts", "8", "--fp8-format", "hybrid"), "experts", "grouped-gemm-epilogue"),
         (("--num-experts", "8", "--use-torch-fsdp2"), "experts", "sequential"),
         (("--num-experts", "8", "--transformer-impl", "te"), "experts", "te"),
         (
@@ -134,6 +134,8 @@ def test_auto_on_a_hopper_gpu() -> None:
         (("--kernels", "torch"), "adamw", "torch"),
         (("--fp8-format", "hybrid"), "fp8_cast", "triton"),
         (("--fp8-format", "hybrid", "--fp8-recipe", "rowwise"), "fp8_cast", "torch"),
+        (("--fp8-format", "e4m3", "--fp8-recipe", "blockwise"), "fp8_cast", "triton"),
+        (("--fp8-format", "e4m3", "--fp8-recipe", "blockwise", "--kernels", "torch"), "fp8_cast", "torch"),
         (("--fp8-format", "hybrid", "--transformer-impl", "te"), "fp8_cast", "te"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else value,
@@ -312,7 +314,10 @@ def test_swiglu_cannot_be_recomputed(options: tuple[str, ...], obstacle: str) ->
 
 @pytest.mark.parametrize(
     "options",
-    [(), FP8, ("--fp8-format", "e4m3", "--tensor-model-parallel-size", "2"), (*FP8, "--gpu", "b200-180gb")],
+    [
+        *((), FP8, ("--fp8-format", "e4m3", "--tensor-model-parallel-size", "2"), (*FP8, "--gpu", "b200-180gb")),
+        (*FP8, "--fp8-recipe", "blockwise"),
+    ],
     ids=str,
 )
 def test_swiglu_can_be_recomputed(options: tuple[str, ...]) -> None:

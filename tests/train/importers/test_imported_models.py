@@ -371,7 +371,8 @@ LLAMA31_PROVIDER = "llama.llama_provider.Llama31ModelProvider"
 
 def test_the_run_config_of_a_checkpoint_of_megatron_bridge(tmp_path: Path) -> None:
     file = tmp_path / "run_config.yaml"
-    file.write_text(RUN_CONFIG.format(provider=LLAMA31_PROVIDER, interleaved="false"))
+    text = RUN_CONFIG.format(provider=LLAMA31_PROVIDER, interleaved="false")
+    file.write_text(text.replace("fp8: null", "fp8: e4m3, fp8_recipe: blockwise"))
     done = run("import", "--json", str(file))
     # As transformers counts the parameters of Llama 3.2 1B.
     assert parameters(done) == 1_235_814_400
@@ -382,6 +383,8 @@ def test_the_run_config_of_a_checkpoint_of_megatron_bridge(tmp_path: Path) -> No
         "seq-length": 1024,
         "save": "/a",
         "bf16": True,
+        "fp8-format": "e4m3",
+        "fp8-recipe": "blockwise",
         "mock-data": True,
         "lr-warmup-iters": 10,
     }

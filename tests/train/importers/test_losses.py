@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from running import run
 
+from lt_train.importers.effects import Effect
 from lt_train.importers.megatron_flags import effect_of_flag
 from lt_train.importers.megatron_lm import translate
 
@@ -158,6 +159,15 @@ def test_the_padding_of_the_vocabulary_is_told(tmp_path: Path) -> None:
 def test_grouped_queries_without_a_number_are_one_group() -> None:
     """megatron/training/arguments.py has 1 as the default of --num-query-groups."""
     assert translate(["pretrain_gpt.py", "--group-query-attention"]).options["num_query_groups"] == 1
+
+
+@pytest.mark.parametrize(("recipe", "carried"), [("blockwise", "blockwise"), ("tensorwise", "tensorwise"), ("mxfp8", None)])
+def test_a_recipe_of_fp8_is_carried_over_or_told(recipe: str, carried: str | None) -> None:
+    found = translate([*GPT.split(), "--bf16", "--fp8-format", "e4m3", "--fp8-recipe", recipe])
+    assert (found.options["fp8_format"], found.options.get("fp8_recipe")) == ("e4m3", carried)
+    assert [(entry.key, entry.effect) for entry in found.dropped if "fp8" in entry.key] == (
+        [] if carried else [("fp8_recipe", Effect.RESULT)]
+    )
 
 
 def test_earlier_names_of_options() -> None:

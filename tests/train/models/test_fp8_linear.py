@@ -2,12 +2,14 @@
 
 import pytest
 import torch
-from fp8_training import ADDING, ITERATIONS, LAYERS, MICRO_BATCHES, READING, Found, train
+from fp8_training import ADDING, BY_KERNELS, ITERATIONS, LAYERS, MICRO_BATCHES, READING, Found, train
 from torch import Tensor
 
 from lt_train.kernels import amax_reduction, swiglu
 from lt_train.models import fp8_linear
 from lt_train.ops import fp8_casts, wgrad_accumulation
+
+EXPERTS = ("--num-experts", "4", "--moe-router-topk", "2", "--moe-ffn-hidden-size", "32")
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +23,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
         "float32": ("", in_fp32),
         "whole MLP": ("", in_bf16, "--recompute-granularity", "selective", "--recompute-modules", "mlp,swiglu"),
         "recomputing": ("", in_bf16, "--recompute-granularity", "selective", "--recompute-modules", "swiglu"),
+        "experts": ("", in_bf16, *EXPERTS),
     }
-    return train(tmp_path_factory.mktemp("fp8"), runs)
+    return train(tmp_path_factory.mktemp("fp8"), {name: (way, *BY_KERNELS, *more) for name, (way, *more) in runs.items()})
 
 
 def test_noted_numbers_train_as_those_read_do(found: dict[str, Found]) -> None:
@@ -41,6 +44,11 @@ def test_recomputing_swiglu_changes_nothing(found: dict[str, Found]) -> None:
     assert (usual.recomputed, recomputing.recomputed) == (0, steps)
     # The four weights' transposes, and that of what attention keeps.
     assert usual.cast_transpose == recomputing.cast_transpose == steps * (4 + 1)
+
+
+def test_experts_are_grouped_and_in_16_bits(found: dict[str, Found]) -> None:
+    """Of the weights only attention's two are cast, and of what attention keeps the transpose."""
+    assert found["experts"].cast_transpose == LAYERS * ITERATIONS * MICRO_BATCHES * (2 + 1)
 
 
 def test_a_recomputed_mlp_makes_swiglu_again_by_itself(found: dict[str, Found]) -> None:
@@ -121,11 +129,10 @@ def test_the_first_gemm_of_a_step_overwrites_and_others_add(dtype: torch.dtype, 
 
 
 def of_a_gemm(
-    source: type[fp8_linear.Source], rows: Tensor, weight: torch.nn.Parameter, noting: bool
+    source: type[fp8_linear.Source], rows: Tensor, weight: torch.nn.Parameter, noting: bool, casts: fp8_casts.Casts
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The output and the gradients of its sum's squares; what is kept for the backward pass."""
     kept: list[Tensor] = []
-    casts = fp8_casts.TritonCasts()
     amax_reduction.want(noting)
     rows = rows.detach().requires_grad_()
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
@@ -137,13 +144,19 @@ def of_a_gemm(
     return [output, *torch.autograd.grad(output.square().sum(), (rows, weight))], kept
 
 
-@pytest.mark.parametrize("noting", [True, False])
-def test_swiglu_is_cast_again_for_its_weights_gradient_and_not_kept(noting: bool, gemms: list[torch.dtype]) -> None:
+@pytest.mark.parametrize(("recipe", "sizes", "noting"), [
+    ("tensorwise", (150, 80, 32), True), ("tensorwise", (150, 80, 32), False), ("blockwise", (128, 256, 128), False)
+])  # fmt: skip
+def test_swiglu_is_cast_again_for_its_weights_gradient_and_not_kept(
+    recipe: str, sizes: tuple[int, int, int], noting: bool, gemms: list[torch.dtype]
+) -> None:
     torch.manual_seed(0)
-    rows = torch.randn(2, 150, 2 * 80, dtype=torch.bfloat16)
-    weight = torch.nn.Parameter(torch.randn(32, 80, dtype=torch.bfloat16))
-    expected, kept_before = of_a_gemm(fp8_linear.TransposeSaved, rows, weight, noting)
-    found, kept = of_a_gemm(fp8_linear.GateUpSaved, rows, weight, noting)
+    count, width, outputs = sizes
+    rows = torch.randn(2, count, 2 * width, dtype=torch.bfloat16)
+    weight = torch.nn.Parameter(torch.randn(outputs, width, dtype=torch.bfloat16))
+    casts = fp8_casts.choose(recipe, by_triton=True)
+    expected, kept_before = of_a_gemm(fp8_linear.TransposeSaved, rows, weight, noting, casts)
+    found, kept = of_a_gemm(fp8_linear.GateUpSaved, rows, weight, noting, casts)
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
     assert any(tensor.dtype == fp8_linear.E4M3 for tensor in kept_before)
     assert not any(tensor.dtype == fp8_linear.E4M3 for tensor in kept)

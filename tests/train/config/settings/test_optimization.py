@@ -80,6 +80,7 @@ def test_refused(case: str, dataset: Dataset) -> None:
 
 
 FP8 = ("--bf16", "--fp8-format", "hybrid", "--device", "cuda", "--ranks", "1", "--transformer-impl", "torch")
+BLOCKS = ("--fp8-recipe", "blockwise", "--ffn-hidden-size", "384", "--num-query-groups", "4")
 AGAIN = (
     *("--bf16", "--device", "cuda", "--ranks", "1", "--swiglu-impl", "gemm-epilogue"),
     *("--recompute-granularity", "selective", "--recompute-modules", "swiglu"),
@@ -89,7 +90,24 @@ REFUSED_ON_A_GPU: dict[str, tuple[tuple[int, int], tuple[str, ...], str]] = {
     "delayed": ((9, 0), (*FP8, "--fp8-recipe", "delayed"), "needs TransformerEngine"),
     "odd sizes": ((9, 0), (*FP8, "--ffn-hidden-size", "344"), "feed-forward size per rank 344 is not a multiple of 16"),
     "few tokens": ((9, 0), (*FP8, "--seq-length", "36"), "tokens in a micro batch per rank 72 is not a multiple of 16"),
-    "experts": ((9, 0), (*FP8, "--model", "tiny-mixtral"), "fp8 for experts"),
+    "experts": ((9, 0), (*FP8[:-1], "te", "--model", "tiny-mixtral"), "fp8 for TransformerEngine's experts"),
+    "blocks on Ada": ((8, 9), (*FP8, *BLOCKS), "this GPU has no fp8 recipe blockwise: its compute capability is 8.9"),
+    "blocks on Blackwell": ((10, 0), (*FP8, *BLOCKS), "this GPU has no fp8 recipe blockwise: its compute capability is 10.0"),
+    "odd blocks": (
+        (9, 0),
+        (*FP8, *BLOCKS, "--ffn-hidden-size", "320"),
+        "feed-forward size per rank 320 is not a multiple of 128",
+    ),
+    "few tokens for a block": (
+        (9, 0),
+        (*FP8, *BLOCKS, "--seq-length", "48"),
+        "tokens in a micro batch per rank 96 is not a multiple of 128",
+    ),
+    "a shared expert": (
+        (9, 0),
+        (*FP8, "--model", "tiny-deepseek-v3", "--moe-shared-expert-intermediate-size", "72"),
+        "size of the shared expert per rank 72 is not a multiple of 16",
+    ),
     "SwiGLU in the GEMMs": ((8, 0), AGAIN, "its compute capability is 8.0, 9.0 is needed, a Hopper GPU"),
     "exact attention": ((9, 0), ("--deterministic", "--device", "cuda", "--ranks", "1"), "no deterministic backward pass"),
 }

@@ -114,7 +114,6 @@ def grouped_expert_obstacles(run: Run) -> Obstacles:
     model = run.architecture
     return {
         "a model whose experts have no SwiGLU": not (has_swiglu(model) or model.activation == "clamped_swiglu"),
-        "fp8": run.precision.fp8_format is not None,
         "--use-torch-fsdp2": run.memory.fully_sharded,
         # Experts with biases are whole on each rank (`RunConfig.expert_tensor_parallel`).
         f"tensor parallel size {run.parallelism.tensor}": run.parallelism.tensor > 1 and not model.add_bias_linear,

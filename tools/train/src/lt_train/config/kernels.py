@@ -52,6 +52,8 @@ GROUPED = "grouped"
 GROUPED_GEMM_EPILOGUE = "grouped-gemm-epilogue"
 GROUPED_KINDS = (GROUPED, GROUPED_GEMM_EPILOGUE)
 SEQUENTIAL = "sequential"
+# Recipes of fp8.
+CAST_BY_KERNELS = ("tensorwise", "blockwise")
 
 PARTS = ("architecture", "layers", "batches", "precision", "optimization", "parallelism", "memory", "data")
 
@@ -279,7 +281,7 @@ def _fp8_cast(run: Run) -> str | None:
         return None
     if run.layers.transformer_engine:
         return TRANSFORMER_ENGINE
-    return TRITON if run.layers.triton and run.precision.fp8_recipe == "tensorwise" else TORCH
+    return TRITON if run.layers.triton and run.precision.fp8_recipe in CAST_BY_KERNELS else TORCH
 
 
 def _recomputation_obstacle(run: Run, capability: Capability) -> str | None:
@@ -293,7 +295,7 @@ def _recomputation_obstacle(run: Run, capability: Capability) -> str | None:
             "--transformer-impl te": run.layers.transformer_engine,
             "--kernels torch": not run.layers.triton,
             f"--swiglu-impl {wish}": wish == TORCH,
-            f"--fp8-recipe {run.precision.fp8_recipe}": run.precision.fp8_recipe != "tensorwise",
+            f"--fp8-recipe {run.precision.fp8_recipe}": run.precision.fp8_recipe not in CAST_BY_KERNELS,
             "a model without SwiGLU": not has_swiglu(run.architecture),
             "experts": run.architecture.num_experts is not None,
         }

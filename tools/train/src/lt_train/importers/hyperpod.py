@@ -7,7 +7,7 @@ from typing import Any
 from lt_shared.console import BadData
 from lt_train.importers.effects import Effect
 from lt_train.importers.ledger import Ledger, Translation
-from lt_train.importers.nemo import JOB, fp8, fp8_scales, optimizer, precision, tensorboard
+from lt_train.importers.nemo import JOB, fp8_scales, optimizer, precision, tensorboard
 
 SOURCE = "HyperPod recipes"
 FSDP = "FSDP2 does so by itself"
@@ -118,7 +118,7 @@ def translate(values: dict[str, Any]) -> Translation:
         ledger.default("max_position_embeddings", ledger.get("seq_length"))
     precision(ledger, "trainer.precision")
     if ledger.take("model.fp8"):
-        fp8(ledger, "hybrid", "model.fp8")
+        ledger.set("fp8_format", "hybrid", "model.fp8")
     if ledger.take("model.activation_checkpointing"):
         ledger.set("recompute_granularity", "full", "model.activation_checkpointing")
     if ledger.take("model.offload_activations"):

@@ -13,7 +13,6 @@ from lt_train.importers import megatron_latents
 from lt_train.importers.effects import Effect
 from lt_train.importers.layer_style import ZERO_CENTERED, complete
 from lt_train.importers.ledger import Ledger, Translation, options
-from lt_train.importers.nemo import fp8
 
 SOURCE = "Megatron-Bridge"
 CONTAINER, MODEL = "_target_", "model._target_"
@@ -145,7 +144,9 @@ def _precision(ledger: Ledger) -> None:
             ledger.set(name, True, *keys)
     form = ledger.take("model.fp8") or ledger.take("mixed_precision.fp8")
     if form:
-        fp8(ledger, str(form), "model.fp8")
+        ledger.set("fp8_format", str(form), "model.fp8")
+        for section in ("model", "mixed_precision"):
+            _carry(ledger, f"{section}.fp8_recipe", "fp8_recipe")
 
 
 def _experts(ledger: Ledger) -> None:

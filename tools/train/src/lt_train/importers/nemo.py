@@ -183,7 +183,7 @@ def translate(values: dict[str, Any]) -> Translation:
     for key, form in (("model.fp8_e4m3", "e4m3"), ("model.fp8_hybrid", "hybrid")):
         # The format is stated in any case; `model.fp8` switches it on.
         if values.get("model.fp8", True) and ledger.take(key):
-            fp8(ledger, form, key)
+            ledger.set("fp8_format", form, key)
         else:
             ledger.drop(key, "fp8 is off")
     fp8_scales(ledger)
@@ -218,15 +218,6 @@ def precision(ledger: Ledger, key: str) -> None:
         ledger.set("fp16", True, key)
     elif kind and not kind.startswith("32"):
         ledger.drop_value(key, kind, "lt-train takes bf16, 16 or 32 there")
-
-
-def fp8(ledger: Ledger, form: str, key: str) -> None:
-    if ledger.get("num_experts"):
-        ledger.drop_value(
-            key, True, "experts are not computed in fp8: the numbers of their tokens do not divide by 16", Effect.SPEED
-        )
-    else:
-        ledger.set("fp8_format", form, key)
 
 
 def fp8_scales(ledger: Ledger) -> None:

@@ -7,3 +7,5 @@ Each module is an autograd function or two with its kernels; PERFORMANCE.md says
 
 # Below it, a tensor is taken for zeros when it is scaled to fp8.
 SMALLEST_AMAX = 1e-12
+# Numbers of a row that share a scale, and the width and height of the blocks of a weight that do, in DeepSeek's recipe.
+FP8_BLOCK = 128

@@ -91,13 +91,13 @@ def _backward(gradient, gate_up, result, parts, width, BLOCK: tl.constexpr):  # 
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
-    of_gate, of_up, _ = _gradients(gradient + row * width + columns, gate_up, row * 2 * width + columns, result, width, inside)
+    of_gate, of_up, _ = gradients(gradient + row * width + columns, gate_up, row * 2 * width + columns, result, width, inside)
     if parts is not None:
         note(tl.maximum(tl.abs(of_gate), tl.abs(of_up), propagate_nan=tl.PropagateNan.ALL), result.dtype.element_ty, parts)
 
 
 @triton.jit
-def _gradients(gradient, gate_up, at, result, width, inside):  # type: ignore[no-untyped-def]
+def gradients(gradient, gate_up, at, result, width, inside):  # type: ignore[no-untyped-def]
     """Write the gradients of the gates at the offsets `at` of `gate_up`, and of up behind them; returns both, and the output."""
     gate = tl.load(gate_up + at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + at + width, mask=inside, other=0.0).to(tl.float32)
@@ -123,7 +123,7 @@ def _backward_and_cast(  # type: ignore[no-untyped-def]
         column = left + tl.arange(0, COLUMNS)
         inside = (row < rows)[:, None] & (column < width)[None, :]
         at = row[:, None] * 2 * width + column[None, :]
-        of_gate, of_up, output = _gradients(gradient + row[:, None] * width + column[None, :], gate_up, at, result, width, inside)
+        of_gate, of_up, output = gradients(gradient + row[:, None] * width + column[None, :], gate_up, at, result, width, inside)
         if parts is not None:
             amax_bits = tl.maximum(amax_bits, tl.maximum(sizes(of_gate), sizes(of_up)))
         output = output.to(gate_up.dtype.element_ty).to(tl.float32)

@@ -1,8 +1,10 @@
 """Linear layers in fp8 by torch alone; TransformerEngine's layers have their own.
 
-All GEMMs of the decoder's linear layers are in fp8, forward and backward, with a scale for each tensor (recipe tensorwise) or for
-each row (rowwise, more exact and slower). Weights, gradients and optimizer stay as they are without fp8. Scaling is current, not
-delayed: there is no amax history, and a checkpoint is the same as one of bf16. Embedding and output layer stay in 16 bits.
+All GEMMs of the decoder's linear layers are in fp8, forward and backward, with a scale for each tensor (recipe tensorwise), for
+each row (rowwise, more exact and slower) or for each block (blockwise, DeepSeek's: 1 x 128 of activations and gradients, 128 x
+128 of weights; Hopper only). Weights, gradients and optimizer stay as they are without fp8. Scaling is current, not delayed:
+there is no amax history, and a checkpoint is the same as one of bf16. Embedding, output layer and experts stay in 16 bits, and
+with blocks those projections of latent attention whose widths are no multiples of 128.
 
 A weight's gradient needs the transpose of the layer's input. Attention's output is saved for the backward pass in any case: it is
 cast again then, and its fp8 transpose not saved. So is SwiGLU's output, if that is to be recomputed: of Llama 3 8B's width and
@@ -26,19 +28,21 @@ from megatron.core.tensor_parallel import (
 )
 from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.mlp import MLP
+from megatron.core.transformer.moe.experts import SequentialMLP
 from torch import Tensor
 
 from lt_train.config.kernels import Kernels
 from lt_train.config.settings.layers import TRITON
 from lt_train.config.settings.precision import Precision
+from lt_train.kernels import FP8_BLOCK
+from lt_train.ops import fp8_casts
 from lt_train.ops.deferred_gradients import later
-from lt_train.ops.fp8_casts import Casts, TorchCasts, TritonCasts
+from lt_train.ops.fp8_casts import Casts, SwigluCasts
+from lt_train.ops.fp8_gemm import Cast
 from lt_train.ops.wgrad_accumulation import add, overwrites, written
 
 E4M3 = torch.float8_e4m3fn
 E5M2 = torch.float8_e5m2
-# A tensor in fp8 and its inverse scale.
-Cast = tuple[Tensor, Tensor]
 
 
 class Source(Protocol):
@@ -58,17 +62,20 @@ class Source(Protocol):
 def use_fp8(model: GPTModel, precision: Precision, kernels: Kernels) -> None:
     """Make the linear layers of `model`'s decoder multiply in fp8."""
     gradient = E5M2 if precision.fp8_format == "hybrid" else E4M3
-    rowwise = precision.fp8_recipe == "rowwise"
-    casts = TritonCasts() if kernels.fp8_cast == TRITON else TorchCasts(rowwise)
+    by_triton = kernels.fp8_cast == TRITON
+    casts = fp8_casts.choose(precision.fp8_recipe, by_triton)
+    multiple = FP8_BLOCK if precision.fp8_recipe == "blockwise" else 1
     linear = partial(_linear, source=TransposeSaved, gradient=gradient, casts=casts)
+    experts = {module for each in model.decoder.modules() if isinstance(each, SequentialMLP) for module in each.modules()}
     for module in model.decoder.modules():
-        if isinstance(module, ColumnParallelLinear | RowParallelLinear):
+        is_linear = isinstance(module, ColumnParallelLinear | RowParallelLinear) and module not in experts
+        if is_linear and not any(size % multiple for size in module.weight.shape):
             module._forward_impl = linear
-    if isinstance(casts, TritonCasts):
+    if by_triton:
         for module in model.decoder.modules():
             if isinstance(module, SelfAttention) and not module.checkpoint_core_attention:
                 module.linear_proj._forward_impl = partial(linear, source=InputSaved)
-            elif type(module) is MLP and kernels.recomputes_swiglu:
+            elif type(module) is MLP and module not in experts and kernels.recomputes_swiglu:
                 module.linear_fc2._forward_impl = partial(linear, source=GateUpSaved)
                 module.forward = partial(_gated_mlp, module)
 
@@ -120,21 +127,21 @@ class _Fp8Linear(torch.autograd.Function):
         ctx.buffer, ctx.source, ctx.gradient, ctx.casts = buffer, source, gradient, casts
         # The weight is cast again in the backward pass: saving it in fp8 would need half as much memory again.
         ctx.save_for_backward(weight, amax, *kept)
-        return _multiply(cast, casts.cast(weight, amax, E4M3), rows.dtype, fast=True)
+        return casts.multiply(cast, casts.cast_weight(weight, amax, E4M3), rows.dtype, fast=True)
 
     @staticmethod
     def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
         weight, amax, *kept = ctx.saved_tensors
-        cast, scale, transpose, transpose_scale = ctx.casts.cast_and_transpose(output_gradient.contiguous(), ctx.gradient)
-        dtype = output_gradient.dtype
-        gradient = _multiply((cast, scale), ctx.casts.cast_transpose(weight, amax, E4M3), dtype, fast=False)
-        rows_gradient, rows_transpose = ctx.source.transposed(gradient, *kept, ctx.casts)
-        weight_gradient = partial(_multiply, (transpose, transpose_scale), rows_transpose, fast=False)
+        casts, dtype = ctx.casts, output_gradient.dtype
+        cast, scale, transpose, transpose_scale = casts.cast_and_transpose(output_gradient.contiguous(), ctx.gradient)
+        gradient = casts.multiply((cast, scale), casts.cast_weight_transpose(weight, amax, E4M3), dtype, fast=False)
+        rows_gradient, rows_transpose = ctx.source.transposed(gradient, *kept, casts)
+        weight_gradient = partial(casts.multiply, (transpose, transpose_scale), rows_transpose, fast=False)
         buffer = ctx.buffer
         if buffer is None:
             return rows_gradient, weight_gradient(dtype), None, None, None, None
-        # GEMMs with a scale for each row have 16-bit outputs only.
-        is_direct = buffer.dtype == dtype or transpose_scale.numel() == 1
+        # Not all GEMMs with scales have float32 outputs.
+        is_direct = buffer.dtype == dtype or casts.writes_float32
         later(buffer, partial(_accumulate, weight_gradient, dtype, buffer, is_direct))
         return rows_gradient, written(weight), None, None, None, None
 
@@ -177,19 +184,11 @@ class GateUpSaved:
     """SwiGLU of rows [m, 2 k], gates first, which are saved; its output is recomputed."""
 
     @staticmethod
-    def cast(gate_up: Tensor, casts: TritonCasts) -> tuple[Cast, tuple[Tensor, Tensor]]:
-        activation = casts.swiglu(gate_up)
-        amax = casts.amax(activation)
-        return casts.cast(activation, amax, E4M3), (gate_up, amax)
+    def cast(gate_up: Tensor, casts: SwigluCasts) -> tuple[Cast, tuple[Tensor, Tensor | None]]:
+        cast, amax = casts.cast_swiglu(gate_up, E4M3)
+        return cast, (gate_up, amax)
 
     @staticmethod
-    def transposed(gradient: Tensor, gate_up: Tensor, amax: Tensor, casts: TritonCasts) -> tuple[Tensor, Cast]:
+    def transposed(gradient: Tensor, gate_up: Tensor, amax: Tensor | None, casts: SwigluCasts) -> tuple[Tensor, Cast]:
         gate_up_gradient, transpose, scale = casts.swiglu_gradient(gradient, gate_up, amax, E4M3)
         return gate_up_gradient, (transpose, scale)
-
-
-def _multiply(left: Cast, right: Cast, dtype: torch.dtype, fast: bool, out: Tensor | None = None) -> Tensor:
-    """`left` [m, k] times the transpose of `right` [n, k], of `dtype`. `fast` accumulates in too few bits for gradients."""
-    return torch._scaled_mm(
-        left[0], right[0].t(), scale_a=left[1], scale_b=right[1].t(), out_dtype=dtype, use_fast_accum=fast, out=out
-    )

@@ -1,40 +1,76 @@
-"""Casts of 16-bit tensors to fp8, one scale for a tensor or for each of its rows: by Triton kernels or compiled functions."""
+"""Casts of 16-bit tensors to fp8, one scale for a tensor, a row or a block: by Triton kernels or compiled functions."""
 
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from lt_train.kernels import SMALLEST_AMAX
+from lt_train.kernels import FP8_BLOCK, SMALLEST_AMAX
+from lt_train.ops import fp8_gemm
+from lt_train.ops.fp8_gemm import Cast
 
 # Every linear layer has three shapes to cast; torch would fall back to uncompiled code after eight of them.
 COMPILED_SHAPES = 64
 
 
 class Casts(Protocol):
-    """Casts 16-bit tensors to fp8; each result comes with its float32 inverse scale."""
+    """Casts 16-bit tensors to fp8; each result comes with its float32 inverse scales.
+
+    A weight may have other scales than what it is multiplied with. `multiply` is a product in `lt_train.ops.fp8_gemm`;
+    `writes_float32`: its output may be float32.
+    """
+
+    writes_float32: bool
+    multiply: fp8_gemm.Product
 
     def amax(self, tensor: Tensor) -> Tensor | None:
         """What `cast` and `cast_transpose` both need to know of `tensor`."""
         ...
 
-    def cast(self, tensor: Tensor, amax: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]: ...
+    def cast(self, tensor: Tensor, amax: Tensor | None, dtype: torch.dtype) -> Cast: ...
 
-    def cast_transpose(self, tensor: Tensor, amax: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def cast_transpose(self, tensor: Tensor, amax: Tensor | None, dtype: torch.dtype) -> Cast:
         """Of the transpose."""
         ...
 
     def cast_and_transpose(self, tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
 
+    def cast_weight(self, weight: Tensor, amax: Tensor | None, dtype: torch.dtype) -> Cast: ...
+
+    def cast_weight_transpose(self, weight: Tensor, amax: Tensor | None, dtype: torch.dtype) -> Cast: ...
+
+
+class SwigluCasts(Casts, Protocol):
+    """Those that can compute SwiGLU of rows [m, 2 n], gates first, together with the cast of its output."""
+
+    def cast_swiglu(self, gate_up: Tensor, dtype: torch.dtype) -> tuple[Cast, Tensor | None]:
+        """The output in fp8, and what `swiglu_gradient` needs to know of it."""
+        ...
+
+    def swiglu_gradient(
+        self, gradient: Tensor, gate_up: Tensor, amax: Tensor | None, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradient of `gate_up` from that of the output; the output's transpose in fp8, and its scales."""
+        ...
+
+
+def choose(recipe: str, by_triton: bool) -> Casts:
+    if recipe == "blockwise":
+        return TritonBlockCasts() if by_triton else TorchBlockCasts()
+    return TritonCasts() if by_triton else TorchCasts(recipe == "rowwise")
+
 
 class TritonCasts:
     """One scale a tensor, by the kernels of `lt_train.kernels.fp8`."""
+
+    writes_float32 = True
+    multiply = staticmethod(fp8_gemm.multiply)
 
     def __init__(self) -> None:
         from lt_train.kernels import amax_reduction, fp8, swiglu
 
         self._cast, self.find_amax = fp8.cast, amax_reduction.of
-        self.swiglu, self.swiglu_gradient = swiglu.activation, swiglu.gradient_and_transpose
+        self._swiglu, self._swiglu_gradient = swiglu.activation, swiglu.gradient_and_transpose
         amax_reduction.want(True)
 
     def amax(self, tensor: Tensor) -> Tensor:
@@ -52,12 +88,72 @@ class TritonCasts:
         cast, transpose, factor = self._cast(tensor, None, dtype, True, True)
         return cast, factor, transpose, factor
 
+    def cast_weight(self, weight: Tensor, amax: Tensor | None, dtype: torch.dtype) -> Cast:
+        return self.cast(weight, amax, dtype)
+
+    def cast_weight_transpose(self, weight: Tensor, amax: Tensor | None, dtype: torch.dtype) -> Cast:
+        return self.cast_transpose(weight, amax, dtype)
+
+    def cast_swiglu(self, gate_up: Tensor, dtype: torch.dtype) -> tuple[Cast, Tensor]:
+        activation = self._swiglu(gate_up)
+        amax = self.amax(activation)
+        return self.cast(activation, amax, dtype), amax
+
+    def swiglu_gradient(
+        self, gradient: Tensor, gate_up: Tensor, amax: Tensor | None, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        assert amax is not None
+        return self._swiglu_gradient(gradient, gate_up, amax, dtype)
+
+
+class TritonBlockCasts:
+    """A scale for each block, by the kernels of `lt_train.kernels.fp8_blocks`."""
+
+    writes_float32 = True
+    multiply = staticmethod(fp8_gemm.multiply_blocks)
+
+    def __init__(self) -> None:
+        from lt_train.kernels import amax_reduction, fp8_blocks
+
+        self._kernels = fp8_blocks
+        amax_reduction.want(False)
+
+    def amax(self, tensor: Tensor) -> None:
+        """None: the tile that is cast has all that its scales depend on."""
+
+    def cast(self, tensor: Tensor, amax: Tensor | None, dtype: torch.dtype) -> Cast:
+        return self._kernels.cast(tensor, dtype, True, False)[:2]
+
+    def cast_transpose(self, tensor: Tensor, amax: Tensor | None, dtype: torch.dtype) -> Cast:
+        return self._kernels.cast(tensor, dtype, False, True)[2:]
+
+    def cast_and_transpose(self, tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self._kernels.cast(tensor, dtype, True, True)
+
+    def cast_weight(self, weight: Tensor, amax: Tensor | None, dtype: torch.dtype) -> Cast:
+        return self._kernels.cast_weight(weight, dtype, False, fp8_gemm.repeats_scales(weight.shape[1]))
+
+    def cast_weight_transpose(self, weight: Tensor, amax: Tensor | None, dtype: torch.dtype) -> Cast:
+        return self._kernels.cast_weight(weight, dtype, True, fp8_gemm.repeats_scales(weight.shape[0]))
+
+    def cast_swiglu(self, gate_up: Tensor, dtype: torch.dtype) -> tuple[Cast, None]:
+        return self._kernels.swiglu(gate_up, dtype), None
+
+    def swiglu_gradient(
+        self, gradient: Tensor, gate_up: Tensor, amax: Tensor | None, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return self._kernels.swiglu_gradient(gradient, gate_up, dtype)
+
 
 class TorchCasts:
     """A scale for each tensor or, `rowwise`, for each row, by compiled functions."""
 
+    multiply = staticmethod(fp8_gemm.multiply)
+
     def __init__(self, rowwise: bool):
         self.rowwise = rowwise
+        # GEMMs with a scale for each row have 16-bit outputs only.
+        self.writes_float32 = not rowwise
         torch._dynamo.config.recompile_limit = COMPILED_SHAPES
 
     def amax(self, tensor: Tensor) -> None:
@@ -71,6 +167,40 @@ class TorchCasts:
 
     def cast_and_transpose(self, tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return _cast_and_transpose(tensor, dtype, self.rowwise)
+
+    def cast_weight(self, weight: Tensor, amax: Tensor | None, dtype: torch.dtype) -> Cast:
+        return self.cast(weight, amax, dtype)
+
+    def cast_weight_transpose(self, weight: Tensor, amax: Tensor | None, dtype: torch.dtype) -> Cast:
+        return self.cast_transpose(weight, amax, dtype)
+
+
+class TorchBlockCasts:
+    """A scale for each block, by compiled functions."""
+
+    writes_float32 = True
+    multiply = staticmethod(fp8_gemm.multiply_blocks)
+
+    def __init__(self) -> None:
+        torch._dynamo.config.recompile_limit = COMPILED_SHAPES
+
+    def amax(self, tensor: Tensor) -> None:
+        """None: each compiled cast computes it with the same reading."""
+
+    def cast(self, tensor: Tensor, amax: Tensor | None, dtype: torch.dtype) -> Cast:
+        return _cast_rows(tensor, dtype, False)
+
+    def cast_transpose(self, tensor: Tensor, amax: Tensor | None, dtype: torch.dtype) -> Cast:
+        return _cast_rows(tensor, dtype, True)
+
+    def cast_and_transpose(self, tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return _cast_rows_and_columns(tensor, dtype)
+
+    def cast_weight(self, weight: Tensor, amax: Tensor | None, dtype: torch.dtype) -> Cast:
+        return _cast_blocks(weight, dtype, False, fp8_gemm.repeats_scales(weight.shape[1]))
+
+    def cast_weight_transpose(self, weight: Tensor, amax: Tensor | None, dtype: torch.dtype) -> Cast:
+        return _cast_blocks(weight, dtype, True, fp8_gemm.repeats_scales(weight.shape[0]))
 
 
 def _scaled(tensor: Tensor, dtype: torch.dtype, rowwise: bool) -> tuple[Tensor, Tensor]:
@@ -98,3 +228,38 @@ def _cast_and_transpose(tensor: Tensor, dtype: torch.dtype, rowwise: bool) -> tu
     cast, scale = _scaled(tensor, dtype, rowwise)
     transpose, transpose_scale = _scaled(tensor.t(), dtype, rowwise)
     return cast, scale, transpose.contiguous(), transpose_scale
+
+
+def _by_amax(values: Tensor, amax: Tensor, dtype: torch.dtype) -> Cast:
+    finite_max = torch.finfo(dtype).max
+    amax = amax.clamp(min=SMALLEST_AMAX)
+    return (values * (finite_max / amax)).clamp(-finite_max, finite_max).to(dtype), amax / finite_max
+
+
+def _row_blocks(tensor: Tensor, dtype: torch.dtype) -> Cast:
+    """`tensor` [m, n] in fp8 and inverse scales [m, n / 128], the first dimension innermost."""
+    blocks = tensor.float().view(len(tensor), -1, FP8_BLOCK)
+    cast, factors = _by_amax(blocks, blocks.abs().amax(2, keepdim=True), dtype)
+    return cast.flatten(1), factors.squeeze(2).t().contiguous().t()
+
+
+@torch.compile(dynamic=False)
+def _cast_rows(tensor: Tensor, dtype: torch.dtype, transposed: bool) -> Cast:
+    return _row_blocks(tensor.t().contiguous() if transposed else tensor, dtype)
+
+
+@torch.compile(dynamic=False)
+def _cast_rows_and_columns(tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return *_row_blocks(tensor, dtype), *_row_blocks(tensor.t().contiguous(), dtype)
+
+
+@torch.compile(dynamic=False)
+def _cast_blocks(weight: Tensor, dtype: torch.dtype, transposed: bool, repeats: bool) -> Cast:
+    rows, columns = weight.shape[::-1] if transposed else weight.shape
+    numbers = (weight.t() if transposed else weight).float()
+    blocks = numbers.reshape(rows // FP8_BLOCK, FP8_BLOCK, columns // FP8_BLOCK, FP8_BLOCK)
+    cast, factors = _by_amax(blocks, blocks.abs().amax((1, 3), keepdim=True), dtype)
+    factors = factors.squeeze(3).squeeze(1)
+    if repeats:
+        factors = factors.t().repeat_interleave(FP8_BLOCK, 1).contiguous().t()
+    return cast.reshape(rows, columns), factors if repeats else factors.contiguous()

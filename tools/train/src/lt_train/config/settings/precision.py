@@ -12,13 +12,16 @@ from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, ToolError, UsageError
 from lt_train.config.settings.layers import Layers
 from lt_train.config.settings.parallelism import Parallelism
+from lt_train.kernels import FP8_BLOCK
 from lt_train.runtime import device
 
 FP8_FORMATS = ("e4m3", "hybrid")
-FP8_RECIPES = ("tensorwise", "delayed", "rowwise")
+FP8_RECIPES = ("tensorwise", "delayed", "rowwise", "blockwise")
 FP8_CAPABILITY = (8, 9)
 BF16_CAPABILITY = (8, 0)
 FP8_MULTIPLE = 16
+# A Hopper GPU's: cuBLASLt multiplies fp8 with scales for blocks on no other.
+BLOCKWISE_CAPABILITY = 9
 
 OPTIONS = console.section(
     "Precision",
@@ -112,6 +115,8 @@ def check_capability(capability: tuple[int, int], precision: Precision) -> Itera
         yield BadConfig(
             f"this GPU cannot multiply in fp8: {has}, 8.9 is needed", "drop --fp8-format, or use Ada, Hopper or later"
         )
+    elif precision.fp8_format and precision.fp8_recipe == "blockwise" and capability[0] != BLOCKWISE_CAPABILITY:
+        yield BadConfig(f"this GPU has no fp8 recipe blockwise: {has}, 9.0 is needed, Hopper's", "use --fp8-recipe tensorwise")
     if precision.bf16 and capability < BF16_CAPABILITY:
         yield BadConfig(f"this GPU cannot multiply in bfloat16: {has}, 8.0 is needed", "use --fp16, or Ampere or later")
 
@@ -136,16 +141,22 @@ def _check_fp8(
         yield BadConfig("fp8 recipe delayed needs TransformerEngine", "use --fp8-recipe tensorwise")
     if precision.fp8_recipe == "rowwise" and layers.transformer_engine:
         yield BadConfig("TransformerEngine has no fp8 recipe rowwise", "use --fp8-recipe tensorwise or --transformer-impl torch")
-    if architecture.num_experts:
-        yield BadConfig("fp8 for experts: their numbers of tokens do not divide by 16", "drop --fp8-format")
+    if architecture.num_experts and layers.transformer_engine:
+        yield BadConfig(
+            "fp8 for TransformerEngine's experts: their numbers of tokens do not divide by 16",
+            "use --transformer-impl torch, or drop --fp8-format",
+        )
     ways = parallelism.tensor
     sizes = {
         "hidden size": architecture.hidden_size,
         "feed-forward size per rank": architecture.ffn_hidden_size // ways,
+        "size of the shared expert per rank": (architecture.moe_shared_expert_intermediate_size or 0) // ways,
         "queries per rank": architecture.num_attention_heads * architecture.kv_channels // ways,
         "keys per rank": architecture.num_query_groups * architecture.kv_channels // ways,
         "tokens in a micro batch per rank": micro_batch_tokens // parallelism.context,
     }
+    is_blockwise = precision.fp8_recipe == "blockwise"
+    multiple, remedy = (FP8_BLOCK, "use --fp8-recipe tensorwise") if is_blockwise else (FP8_MULTIPLE, "drop --fp8-format")
     for name, size in sizes.items():
-        if size % FP8_MULTIPLE:
-            yield BadConfig(f"{name} {size} is not a multiple of {FP8_MULTIPLE}, as fp8 GEMMs need", "drop --fp8-format")
+        if size % multiple:
+            yield BadConfig(f"{name} {size} is not a multiple of {multiple}, as fp8 GEMMs need", remedy)
