@@ -5,9 +5,9 @@ for nothing: a tensor is sent and the next one received on streams of their own,
 direction has a communicator, in which tensors are matched by their order, that of the micro batches. Losses are those of
 megatron-core's schedule, bit for bit, with either of the two here: gradients are summed in the same order.
 
-A send or receive that waits for its neighbour occupies a part of the GPU, up to 32 of its 132 multiprocessors, which slows GEMMs
-that run meanwhile. So a receive is posted when the neighbour is expected to send, by the times in which the passes would run with
-equal stages, and not as early as possible.
+A send or receive of NCCL that waits for its neighbour occupies multiprocessors, which slows GEMMs that run meanwhile. So a
+receive is posted when the neighbour is expected to send, by the times in which the passes would run if all took equally long, and
+not as early as possible.
 
 Stages that are interleaved have megatron-core's schedule.
 """
