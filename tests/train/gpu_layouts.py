@@ -44,6 +44,7 @@ TP2 = ("--tensor-model-parallel-size", "2")
 SP = ("--sequence-parallel",)
 PP2 = ("--pipeline-model-parallel-size", "2")
 PP4 = ("--pipeline-model-parallel-size", "4")
+ZERO_BUBBLE = ("--pipeline-schedule", "zero-bubble")
 VPP2 = ("--num-virtual-stages-per-pipeline-rank", "2")
 CP2 = ("--context-parallel-size", "2")
 CP4 = ("--context-parallel-size", "4")
@@ -111,6 +112,8 @@ LAYOUTS: list[Layout] = [
     (2, "PP2", PP2, (*DENSE, *MIXED)),
     (2, "PP2, 3 and 1 layers", (*PP2, "--decoder-first-pipeline-num-layers", "3"), ("fp32",)),
     (2, "PP2 VPP2", (*PP2, *VPP2), (*DENSE, "fp32 documents", "te")),
+    (2, "PP2 zero bubble", (*PP2, *ZERO_BUBBLE), (*DENSE, "fp8", "bf16 documents", *EXPERTS)),
+    (2, "PP2 zero bubble, recompute full", (*PP2, *ZERO_BUBBLE, *FULL), ("bf16",)),
     (2, "CP2", CP2, (*DENSE, *MIXED, *DENSE_FP8, "fp32 documents", "bf16 documents", "te")),
     (2, "CP2, recompute full", (*CP2, *FULL), ("bf16",)),
     (2, "EP2", EP2, (*EXPERTS, "fp8 qwen3-moe")),
@@ -127,6 +130,10 @@ LAYOUTS: list[Layout] = [
     (4, "TP2 SP DP2, overlap", (*TP2, *SP, *OVERLAP), DENSE),
     (4, "PP2 VPP2 DP2, overlap", (*PP2, *VPP2, *OVERLAP), DENSE),
     (4, "CP2 DP2, distributed optimizer", (*CP2, *ZERO), DENSE),
+    (4, "PP4", PP4, (*DENSE, "fp32 deep")),
+    (4, "PP4 zero bubble", (*PP4, *ZERO_BUBBLE), (*DENSE, "fp8", "fp32 deep")),
+    (4, "PP2 zero bubble TP2 SP", (*PP2, *ZERO_BUBBLE, *TP2, *SP), (*DENSE, "fp8")),
+    (4, "PP2 zero bubble DP2, overlap", (*PP2, *ZERO_BUBBLE, *OVERLAP), DENSE),
     (4, "PP4 VPP2", (*PP4, *VPP2), ("fp32 deep",)),
     (4, "EP4", EP4, EXPERTS),
     (4, "EP2 DP2, distributed optimizer", (*EP2, *ZERO), EXPERTS),

@@ -9,6 +9,7 @@ from layouts import assembled
 from running import SMALL, command, environment, run
 
 from lt_shared.manifest import Dataset
+from lt_train.config import cluster
 from lt_train.planner import run_table
 
 
@@ -37,6 +38,20 @@ def test_a_terminal_shows_a_table(dataset: Dataset, tmp_path: Path) -> None:
 def test_without_data_and_directory() -> None:
     table = on_terminal(*SMALL, "--mock-data", "--dry-run")
     assert (table["data"], table["save"]) == ("made up", "nothing: there is no --save")
+
+
+def test_a_pipeline_says_what_it_leaves() -> None:
+    """Two micro batches on two ranks: a bubble of a third, and of a seventh where a third of it is left."""
+    options = ("--pipeline-model-parallel-size", "2", "--micro-batch-size", "4", "--vocab-size", "128")
+    for schedule, shown in (
+        ("1f1b", "bubble 33.3% of a step (1F1B), ranks have 4"),
+        ("zero-bubble", "14.3% of a step (zero bubble)"),
+    ):
+        config = assembled([*SMALL, *options, "--mock-data", "--pipeline-schedule", schedule])
+        (row,) = (
+            line for line in run_table.table(config, cluster.here("cpu", 2), False).splitlines() if line.startswith("pipeline")
+        )
+        assert shown in row
 
 
 def test_a_terminal_can_have_json(dataset: Dataset) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from lt_train.config.cluster import GIB, Cluster
 from lt_train.config.run_config import RunConfig
-from lt_train.planner import checkpoint_size, memory_estimate, search
+from lt_train.planner import checkpoint_size, memory_estimate, search, stage_work
 from lt_train.planner.memory_estimate import Estimate
 
 
@@ -17,6 +17,7 @@ def table(config: RunConfig, cluster: Cluster, is_finished: bool) -> str:
         "steps": f"{batches.train_iters:,} of {batch_row(config)}: {config.tokens(batches.train_samples):,} tokens",
         **({"phases": "; ".join(config.schedule.described(batches))} if config.schedule else {}),
         "ranks": f"{config.parallelism.world_size} {config.parallelism.device}: {config.parallelism.described}",
+        **({"pipeline": stage_work.described(config)} if config.parallelism.pipeline > 1 else {}),
         "memory": memory_row(memory_estimate.estimate(config), cluster),
         "start": "is finished" if is_finished else config.checkpointing.start or "from the beginning",
         "save": save_row(config),

@@ -5,9 +5,9 @@ for nothing: a tensor is sent and the next one received on streams of their own,
 direction has a communicator, in which tensors are matched by their order, that of the micro batches. Losses are those of
 megatron-core's schedule, bit for bit, with either of the two here: gradients are summed in the same order.
 
-A send or receive that waits for its neighbour occupies a part of the GPU, up to 32 of its 132 multiprocessors, which slows GEMMs
-that run meanwhile. So a receive is posted when the neighbour is expected to send, by the times in which the passes would run with
-equal stages, and not as early as possible.
+A send or receive of NCCL that waits for its neighbour occupies multiprocessors, which slows GEMMs that run meanwhile. So a
+receive is posted when the neighbour is expected to send, by the times in which the passes would run if all took equally long, and
+not as early as possible.
 
 Stages that are interleaved have megatron-core's schedule.
 """
@@ -15,6 +15,7 @@ Stages that are interleaved have megatron-core's schedule.
 import collections
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -102,9 +103,7 @@ class PipelineSchedule:
     ) -> list[dict[str, Tensor]]:
         """The losses of all micro batches on the last stage, elsewhere none."""
         config = build_gpt.unwrapped(model).config
-        orders = [order(self.schedule, rank, self.ranks, num_microbatches) for rank in range(self.ranks)]
-        if forward_only:
-            orders = [[each for each in passes if each.kind == FORWARD] for passes in orders]
+        passes, posted = _planned(self.schedule, self.rank, self.ranks, num_microbatches, forward_only)
         shape = get_tensor_shapes(
             seq_length=seq_length,
             micro_batch_size=micro_batch_size,
@@ -116,7 +115,19 @@ class PipelineSchedule:
         step = _Step(self.rank, self.ranks, model, config, shape, forward_only)
         run_forward = _forward(forward_step_func, data_iterator, model, num_microbatches, config, step.is_last)
         with _timed(config, "forward-backward", 1, barrier=config.barrier_with_L1_time):
-            return step.run(orders[self.rank], receives(orders, self.rank), run_forward)
+            return step.run(passes, posted, run_forward)
+
+
+# A ramp-up of the batch size has a number of micro batches for some time, and evaluations have their own.
+@functools.lru_cache(maxsize=4)
+def _planned(
+    schedule: str, rank: int, ranks: int, micro_batches: int, forward_only: bool
+) -> tuple[list[Pass], dict[int, list[str]]]:
+    """A rank's passes, and what it begins to receive before each."""
+    orders = [order(schedule, each, ranks, micro_batches) for each in range(ranks)]
+    if forward_only:
+        orders = [[each for each in passes if each.kind == FORWARD] for passes in orders]
+    return orders[rank], receives(orders, rank)
 
 
 def receives(orders: list[list[Pass]], rank: int) -> dict[int, list[str]]:
