@@ -157,7 +157,7 @@ class _ExpertMLP(torch.autograd.Function):
         routing: Routing | Arrived, operations: Operations,
     ) -> Tensor:  # fmt: skip
         gemms, borders, scale = operations.gemms, routing.borders, routing.of_rows(probabilities).float()
-        rows = routing.gather(tokens)
+        rows = gemms.operand(tokens, routing.gather)
         both = gemms.gated(rows, fc1, scale, borders) if bias1 is None else None
         if both is None:
             gate_up = gemms.times_transposed(rows, fc1, borders)
@@ -168,7 +168,7 @@ class _ExpertMLP(torch.autograd.Function):
         ctx.save_for_backward(tokens, probabilities, fc1, fc2, bias1, gate_up)
         # A saved weight comes back without its attributes where hooks on saved tensors are in force.
         ctx.weights, ctx.routing, ctx.operations = (fc1, fc2), routing, operations
-        return routing.combine(gemms.times_transposed(activation, fc2, borders), operations.rows)
+        return routing.combine(gemms.times_transposed(gemms.operand(activation), fc2, borders), operations.rows)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
