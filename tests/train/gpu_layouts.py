@@ -80,6 +80,8 @@ FAMILIES: dict[str, tuple[tuple[str, ...], float]] = {
     "fp32 experts": ((*FP32, "--model", "tiny-mixtral"), 2e-3),
     "fp32 qwen3-moe": ((*FP32, *QWEN3_MOE), 2e-3),
     "bf16 qwen3-moe": ((*BF16, *QWEN3_MOE), 2e-2),
+    # As many rows an expert as fp8 pays for.
+    "fp8 experts": ((*BF16, *FP8, "--model", "tiny-mixtral", "--micro-batch-size", "4"), 5e-2),
     "fp8 qwen3-moe": ((*BF16, *FP8, *QWEN3_MOE), 5e-2),
     "fp32 gemma2": ((*FP32, "--model", "tiny-gemma2", *WINDOW), 1e-4),
     "bf16 gemma2": ((*BF16, "--model", "tiny-gemma2", *WINDOW), 2e-2),
@@ -93,6 +95,7 @@ FAMILIES: dict[str, tuple[tuple[str, ...], float]] = {
 DENSE = ("fp32", "bf16")
 DENSE_FP8 = ("fp8", "fp8 blockwise")
 EXPERTS = ("fp32 experts", "fp32 qwen3-moe", "bf16 qwen3-moe")
+EXPERTS_FP8 = ("fp8 experts", "fp8 qwen3-moe")
 # Norms behind the layers, and layers with a window beside others without.
 MIXED = ("fp32 gemma2", "bf16 gemma2", "bf16 gemma3", "fp32 olmo3", "bf16 olmo3")
 Layout = tuple[int, str, tuple[str, ...], tuple[str, ...]]
@@ -116,9 +119,9 @@ LAYOUTS: list[Layout] = [
     (2, "PP2 zero bubble, recompute full", (*PP2, *ZERO_BUBBLE, *FULL), ("bf16",)),
     (2, "CP2", CP2, (*DENSE, *MIXED, *DENSE_FP8, "fp32 documents", "bf16 documents", "te")),
     (2, "CP2, recompute full", (*CP2, *FULL), ("bf16",)),
-    (2, "EP2", EP2, (*EXPERTS, "fp8 qwen3-moe")),
+    (2, "EP2", EP2, (*EXPERTS, *EXPERTS_FP8)),
     (2, "DP2", (), ("fp32",)),
-    (2, "DP2, distributed optimizer", ZERO, (*DENSE, *DENSE_FP8, "fp32 experts")),
+    (2, "DP2, distributed optimizer", ZERO, (*DENSE, *DENSE_FP8, *EXPERTS_FP8, "fp32 experts")),
     (2, "DP2, overlap", OVERLAP, (*DENSE, "te")),
     (2, "FSDP2", FSDP, (*DENSE, *MIXED, *DENSE_FP8, "fp32 experts", "te")),
     (2, "FSDP2, recompute full", (*FSDP, *FULL), ("bf16",)),

@@ -61,6 +61,7 @@ CONTENDERS: dict[str, Contender] = {
     "lt-train-fp8-less-memory": Contender(
         OUR_MODULE, FP8, 40, {**TORCH, "recipe": "tensorwise", "recomputes_swiglu": True}, (OURS,)
     ),
+    "lt-train-fp8-blockwise": Contender(OUR_MODULE, FP8, 40, {**TORCH, "recipe": "blockwise", "format": "e4m3"}, (OURS,), False),
     "lt-train-te-fp8": Contender(OUR_MODULE, FP8, 35, {**TE, "recipe": "delayed"}, (OURS, ENGINE)),
     "torch-loop": Contender("torch_loop", BF16, 45, {"attention": "cudnn"}, on_cpu=True, several_gpus=False),
     "torch-loop-flash4": Contender("torch_loop", BF16, 45, {"attention": "flash4"}, (FLASH4,), several_gpus=False),

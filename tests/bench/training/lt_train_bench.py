@@ -47,7 +47,7 @@ def options_of(work: Workload) -> list[str]:
     """The precision, the layers, the ways of several GPUs, and what the caller adds."""
     options = ["--transformer-impl", work.settings["layers"], "--bf16"]
     if work.precision == "fp8":
-        options += ["--fp8-format", "hybrid", "--fp8-recipe", work.settings["recipe"]]
+        options += ["--fp8-format", work.settings.get("format", "hybrid"), "--fp8-recipe", work.settings["recipe"]]
     if work.settings.get("recomputes_swiglu"):
         options += ["--recompute-granularity", "selective", "--recompute-modules", "swiglu"]
     if work.gpus > 1:

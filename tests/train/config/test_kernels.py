@@ -109,7 +109,9 @@ def test_auto_on_a_hopper_gpu() -> None:
         (("--num-experts", "8"), "experts", "grouped-gemm-epilogue"),
         (("--num-experts", "8", "--kernels", "torch"), "experts", "grouped"),
         (("--num-experts", "8", "--ffn-hidden-size", "14340"), "experts", "grouped"),
-        (("--num-experts", "8", "--fp8-format", "hybrid"), "experts", "grouped-gemm-epilogue"),
+        (("--num-experts", "8", "--fp8-format", "hybrid"), "experts", "grouped-fp8"),
+        (("--num-experts", "8", "--fp8-format", "hybrid", "--kernels", "torch"), "experts", "grouped"),
+        (("--num-experts", "16", "--fp8-format", "hybrid"), "experts", "grouped-gemm-epilogue"),
         (("--num-experts", "8", "--use-torch-fsdp2"), "experts", "sequential"),
         (("--num-experts", "8", "--transformer-impl", "te"), "experts", "te"),
         (

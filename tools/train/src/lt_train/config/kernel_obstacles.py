@@ -22,7 +22,7 @@ from lt_train.config.settings.layers import (
 from lt_train.config.settings.memory import Memory
 from lt_train.config.settings.optimization import Optimization
 from lt_train.config.settings.parallelism import Parallelism
-from lt_train.config.settings.precision import Precision
+from lt_train.config.settings.precision import FP8_MULTIPLE, Precision
 from lt_train.runtime import device
 
 Capability = tuple[int, int] | None
@@ -35,6 +35,8 @@ HOPPER = 9
 ALIGNMENT = 8
 # Columns of the smallest tile of the output layer's GEMM; padding columns of the vocabulary would count in the softmax.
 VOCABULARY_TILE = 128
+# Rows of an expert, on the average, from which its GEMMs are faster in fp8: by hand 1,300 to 1,700 (tools/train/PERFORMANCE.md).
+FP8_EXPERT_ROWS = 2048
 FLASH_HEAD_SIZES = (64, 96, 128)
 # What flash-attn-4 compiles for.
 FLASH_CAPABILITY = (8, 0)
@@ -128,6 +130,19 @@ def grouped_gemm_epilogue_obstacles(run: Run, capability: Capability) -> Obstacl
         **_not_triton(run),
         f"{run.precision.dtype}, only --bf16": not run.precision.bf16,
         f"widths that are no multiples of {ALIGNMENT}": model.hidden_size % ALIGNMENT + model.expert_size % ALIGNMENT > 0,
+    }
+
+
+def grouped_fp8_obstacles(run: Run) -> Obstacles:
+    """Of experts for which quack's grouped GEMMs have none."""
+    model = run.architecture
+    tokens = run.batches.micro_batch_size * run.batches.seq_length // run.parallelism.context * run.parallelism.expert
+    rows = tokens * model.moe_router_topk // (model.num_experts or 1)
+    return {
+        "16 bits": run.precision.fp8_format is None,
+        f"widths that are no multiples of {FP8_MULTIPLE}": model.hidden_size % FP8_MULTIPLE + model.expert_size % FP8_MULTIPLE
+        > 0,
+        f"{rows} rows an expert, {FP8_EXPERT_ROWS} pay for the casts of its weights": rows < FP8_EXPERT_ROWS,
     }
 
 

@@ -22,6 +22,7 @@ from lt_train.config.kernel_obstacles import (
     Run,
     gemm_epilogue_obstacles,
     grouped_expert_obstacles,
+    grouped_fp8_obstacles,
     grouped_gemm_epilogue_obstacles,
     has_swiglu,
 )
@@ -50,7 +51,10 @@ SDPA = "sdpa"
 FLEX = "flex-attention"
 GROUPED = "grouped"
 GROUPED_GEMM_EPILOGUE = "grouped-gemm-epilogue"
-GROUPED_KINDS = (GROUPED, GROUPED_GEMM_EPILOGUE)
+GROUPED_FP8 = "grouped-fp8"
+GROUPED_KINDS = (GROUPED, GROUPED_GEMM_EPILOGUE, GROUPED_FP8)
+# Those of which quack computes a part.
+GROUPED_BY_QUACK = (GROUPED_GEMM_EPILOGUE, GROUPED_FP8)
 SEQUENTIAL = "sequential"
 # Recipes of fp8.
 CAST_BY_KERNELS = ("tensorwise", "blockwise")
@@ -65,8 +69,8 @@ class Kernels:
     `layers` is "te" or "torch" (megatron-core's local layers); `attention` "flash-attn-4", "te", "sdpa" (PyTorch's, cuDNN first)
     or "flex-attention"; `swiglu` "gemm-epilogue", "triton" or "torch"; `cross_entropy` "fused-linear", "triton" or "torch";
     `norm` and `rope` "triton", "te" or "torch"; `adamw` "triton" or "torch"; `fp8_cast` "triton", "te" or "torch", None without
-    fp8; `experts` "grouped-gemm-epilogue", "grouped", "sequential" or "te", None without experts. `recomputes_swiglu`: the
-    backward pass computes SwiGLU again instead of keeping its output.
+    fp8; `experts` "grouped-fp8", "grouped-gemm-epilogue", "grouped", "sequential" or "te", None without experts.
+    `recomputes_swiglu`: the backward pass computes SwiGLU again instead of keeping its output.
     """
 
     layers: str
@@ -273,7 +277,9 @@ def _experts(run: Run, capability: Capability, failed: Failures) -> str | None:
     if _reason(grouped_expert_obstacles(run)):
         return SEQUENTIAL
     is_there = QUACK not in failed and not QUACK.missing()
-    return GROUPED_GEMM_EPILOGUE if is_there and _reason(grouped_gemm_epilogue_obstacles(run, capability)) is None else GROUPED
+    if not is_there or _reason(grouped_gemm_epilogue_obstacles(run, capability)):
+        return GROUPED
+    return GROUPED_GEMM_EPILOGUE if _reason(grouped_fp8_obstacles(run)) else GROUPED_FP8
 
 
 def _fp8_cast(run: Run) -> str | None:

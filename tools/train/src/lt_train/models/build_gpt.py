@@ -12,7 +12,7 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
 
 from lt_shared.architecture import CLAMPED_SWIGLU_LIMIT, Architecture
-from lt_train.config.kernels import GROUPED_GEMM_EPILOGUE, Kernels, exchanges_whole_tokens
+from lt_train.config.kernels import GROUPED_BY_QUACK, GROUPED_FP8, Kernels, exchanges_whole_tokens
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.memory import SWIGLU
 from lt_train.models import multipliers, rope, rotary_tables
@@ -25,6 +25,7 @@ from lt_train.models.multi_token_prediction import PredictingModel
 from lt_train.models.z_loss import add_z_loss
 from lt_train.ops import expert_rows, wgrad_accumulation
 from lt_train.ops.expert_mlp import Operations
+from lt_train.ops.fp8_grouped_gemm import Fp8GroupedGemms
 from lt_train.ops.grouped_gemm import QuackGroupedGemms, TorchGroupedGemms
 from lt_train.parallel import tp_comm_overlap
 from lt_train.parallel.ddp import Chunk, building, wrap
@@ -259,7 +260,12 @@ def _expert_operations(run_config: RunConfig, kernels: Kernels) -> Operations:
         return Operations(TorchGroupedGemms(), expert_rows)
     from lt_train.kernels import expert_rows as by_triton
 
-    return Operations(QuackGroupedGemms() if kernels.experts == GROUPED_GEMM_EPILOGUE else TorchGroupedGemms(), by_triton)
+    gemms = QuackGroupedGemms() if kernels.experts in GROUPED_BY_QUACK else TorchGroupedGemms()
+    if kernels.experts != GROUPED_FP8:
+        return Operations(gemms, by_triton)
+    from lt_train.kernels import fp8_rows
+
+    return Operations(Fp8GroupedGemms(gemms, fp8_rows), by_triton)
 
 
 def _model_class(run_config: RunConfig, kernels: Kernels, config: TransformerConfig) -> Callable[..., GPTModel]:

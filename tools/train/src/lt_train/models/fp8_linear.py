@@ -3,8 +3,8 @@
 All GEMMs of the decoder's linear layers are in fp8, forward and backward, with a scale for each tensor (recipe tensorwise), for
 each row (rowwise, more exact and slower) or for each block (blockwise, DeepSeek's: 1 x 128 of activations and gradients, 128 x
 128 of weights; Hopper only). Weights, gradients and optimizer stay as they are without fp8. Scaling is current, not delayed:
-there is no amax history, and a checkpoint is the same as one of bf16. Embedding, output layer and experts stay in 16 bits, and
-with blocks those projections of latent attention whose widths are no multiples of 128.
+there is no amax history, and a checkpoint is the same as one of bf16. Embedding and output layer stay in 16 bits, and with
+blocks those projections of latent attention whose widths are no multiples of 128. Experts have products of their own.
 
 A weight's gradient needs the transpose of the layer's input. Attention's output is saved for the backward pass in any case: it is
 cast again then, and its fp8 transpose not saved. So is SwiGLU's output, if that is to be recomputed: of Llama 3 8B's width and

@@ -77,6 +77,10 @@ class RowSource(Protocol):
         """The rows of `tokens`."""
         ...
 
+    def operand(self, tokens: Tensor, gemms: GroupedGemms) -> Any:
+        """The rows of `tokens` as `gemms` multiplies them."""
+        ...
+
     def combine(self, rows: Tensor, operations: RowOperations) -> Tensor:
         """The sum of each token's rows."""
         ...
@@ -138,6 +142,9 @@ class Routing:
     def gather(self, tokens: Tensor) -> Tensor:
         return tokens.index_select(0, self.tokens)
 
+    def operand(self, tokens: Tensor, gemms: GroupedGemms) -> Any:
+        return gemms.operand(tokens, self.gather)
+
     def combine(self, rows: Tensor, operations: RowOperations) -> Tensor:
         return operations.sum_rows(rows, self.rows)
 
@@ -169,6 +176,9 @@ class Arrived:
 
     def gather(self, tokens: Tensor) -> Tensor:
         return tokens
+
+    def operand(self, tokens: Tensor, gemms: GroupedGemms) -> Any:
+        return gemms.operand(tokens)
 
     def combine(self, rows: Tensor, operations: RowOperations) -> Tensor:
         return rows
@@ -210,7 +220,7 @@ class _ExpertMLP(torch.autograd.Function):
         routing: RowSource, operations: Operations,
     ) -> Tensor:  # fmt: skip
         gemms, borders, scale = operations.gemms, routing.borders, routing.of_rows(probabilities).float()
-        rows = routing.gather(tokens)
+        rows = routing.operand(tokens, gemms)
         both = gemms.gated(rows, fc1, scale, borders) if bias1 is None else None
         if both is None:
             gate_up = gemms.times_transposed(rows, fc1, borders)
@@ -221,7 +231,7 @@ class _ExpertMLP(torch.autograd.Function):
         ctx.save_for_backward(tokens, probabilities, fc1, fc2, bias1, gate_up)
         # A saved weight comes back without its attributes where hooks on saved tensors are in force.
         ctx.weights, ctx.routing, ctx.operations = (fc1, fc2), routing, operations
-        return routing.combine(gemms.times_transposed(activation, fc2, borders), operations.rows)
+        return routing.combine(gemms.times_transposed(gemms.operand(activation), fc2, borders), operations.rows)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:

@@ -24,17 +24,25 @@ HOPPER = (9, 0)
 ALIGNMENT = 8
 
 
+def as_they_are(rows: Tensor) -> Tensor:
+    return rows
+
+
 class GroupedGemms(Protocol):
     """The products of rows [m, ...] with matrices [groups, n, k], and the matrices' gradients."""
 
-    def gated(self, rows: Tensor, weight: Tensor, factors: Tensor, borders: Tensor) -> tuple[Tensor, Tensor] | None:
+    def operand(self, rows: Tensor, gather: Callable[[Tensor], Tensor] = as_they_are) -> Any:
+        """What `gated` and `times_transposed` multiply, of `rows` [t, k], from which `gather` makes [m, k]."""
+        ...
+
+    def gated(self, rows: Any, weight: Tensor, factors: Tensor, borders: Tensor) -> tuple[Tensor, Tensor] | None:
         """Rows [m, k] times the transposes, [m, n], gates first, and SwiGLU of that times `factors` [m]: [m, n / 2].
 
         None where SwiGLU is not part of the GEMM.
         """
         ...
 
-    def times_transposed(self, rows: Tensor, weight: Tensor, borders: Tensor) -> Tensor:
+    def times_transposed(self, rows: Any, weight: Tensor, borders: Tensor) -> Tensor:
         """Rows [m, k] times the transposes: [m, n]."""
         ...
 
@@ -52,6 +60,9 @@ class GroupedGemms(Protocol):
 
 
 class TorchGroupedGemms:
+    def operand(self, rows: Tensor, gather: Callable[[Tensor], Tensor] = as_they_are) -> Tensor:
+        return gather(rows)
+
     def gated(self, rows: Tensor, weight: Tensor, factors: Tensor, borders: Tensor) -> None:
         return None
 
@@ -87,6 +98,9 @@ class QuackGroupedGemms:
         self.gated = grouped_gemm_epilogues.gated
         self.times_transposed = grouped_gemm_epilogues.times_transposed
         self.times = grouped_gemm_epilogues.times
+
+    def operand(self, rows: Tensor, gather: Callable[[Tensor], Tensor] = as_they_are) -> Tensor:
+        return gather(rows)
 
     def weight_gradient(self, weight: Any, gradient: Tensor, rows: Rows, borders: Tensor) -> Tensor:
         if not accumulates_in_gemm(weight):

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from lt_train.ops.expert_mlp import Routing, RowOperations
+from lt_train.ops.grouped_gemm import GroupedGemms
 
 
 class TokenExchange:
@@ -72,6 +73,9 @@ class ExchangedRows:
 
     def gather(self, tokens: Tensor) -> Tensor:
         return self.routing.gather(self.exchange.gather())
+
+    def operand(self, tokens: Tensor, gemms: GroupedGemms) -> Any:
+        return gemms.operand(self.exchange.gather(), self.routing.gather)
 
     def combine(self, rows: Tensor, operations: RowOperations) -> Tensor:
         return self.exchange.scatter(self.routing.combine(rows, operations))

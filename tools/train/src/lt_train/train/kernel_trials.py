@@ -12,7 +12,7 @@ import torch
 
 from lt_shared.console import warn
 from lt_train.config import kernels
-from lt_train.config.kernels import FLASH_ATTENTION_4, GROUPED_GEMM_EPILOGUE, Failures, Kernels
+from lt_train.config.kernels import FLASH_ATTENTION_4, GROUPED_BY_QUACK, Failures, Kernels
 from lt_train.config.optional_packages import FLASH_ATTENTION, QUACK, Package
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.layers import FUSED_LINEAR, GEMM_EPILOGUE
@@ -59,7 +59,7 @@ def _trials(config: RunConfig, chosen: Kernels, where: torch.device) -> dict[Pac
     trials: dict[Package, Callable[[], None]] = {}
     if chosen.attention == FLASH_ATTENTION_4:
         trials[FLASH_ATTENTION] = lambda: _try_attention(config, where)
-    if chosen.swiglu == GEMM_EPILOGUE or chosen.cross_entropy == FUSED_LINEAR or chosen.experts == GROUPED_GEMM_EPILOGUE:
+    if chosen.swiglu == GEMM_EPILOGUE or chosen.cross_entropy == FUSED_LINEAR or chosen.experts in GROUPED_BY_QUACK:
         trials[QUACK] = lambda: _try_gemm_epilogues(config, chosen, where)
     return trials
 
@@ -109,7 +109,7 @@ def _try_gemm_epilogues(config: RunConfig, chosen: Kernels, where: torch.device)
     if chosen.swiglu == GEMM_EPILOGUE:
         gate_up, _ = gemm_epilogues.gated_gemm(rows, random(2 * inner, hidden))
         gemm_epilogues.gated_gemm_gradient(rows, random(hidden, inner), gate_up, chosen.recomputes_swiglu)
-    if chosen.experts == GROUPED_GEMM_EPILOGUE:
+    if chosen.experts in GROUPED_BY_QUACK:
         _try_grouped_gemms(rows, random(2, 2 * config.architecture.expert_size, hidden))
     if chosen.cross_entropy == FUSED_LINEAR:
         offsets = torch.zeros(len(rows), device=where)

@@ -1,0 +1,62 @@
+"""Grouped GEMMs of experts in fp8, by torch's CUTLASS kernel for Hopper GPUs: the forward pass and the rows' gradients.
+
+Rows and the matrices' rows have a scale each, and all numbers are e4m3, which is what the kernel multiplies. A token is cast once
+and its fp8 numbers are gathered for each of its experts.
+
+The weights' gradients stay in 16 bits: in that product the kernel wants each expert to have a multiple of 16 rows, and not none.
+It is a third of the experts' work. And the matrices are cast in each pass, 8 bytes a weight in all, so that experts of few rows
+lose more than they gain (`lt_train.config.kernel_obstacles.FP8_EXPERT_ROWS`).
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from lt_train.ops.fp8_gemm import Cast
+from lt_train.ops.grouped_gemm import GroupedGemms, TorchGroupedGemms, as_they_are
+
+E4M3 = torch.float8_e4m3fn
+
+
+class RowCasts(Protocol):
+    """`lt_train.kernels.fp8_rows`."""
+
+    def cast_rows(self, rows: Tensor, dtype: torch.dtype) -> Cast: ...
+
+    def cast_transposes(self, matrices: Tensor, dtype: torch.dtype) -> Cast: ...
+
+
+class Fp8GroupedGemms:
+    def __init__(self, in_16_bits: GroupedGemms, casts: RowCasts):
+        self.weight_gradient = in_16_bits.weight_gradient
+        self._casts = casts
+
+    def operand(self, rows: Tensor, gather: Callable[[Tensor], Tensor] = as_they_are) -> Cast:
+        numbers, factors = self._casts.cast_rows(rows, E4M3)
+        return gather(numbers.view(torch.uint8)).view(E4M3), gather(factors)
+
+    def gated(self, rows: Cast, weight: Tensor, factors: Tensor, borders: Tensor) -> None:
+        return None
+
+    def times_transposed(self, rows: Cast, weight: Tensor, borders: Tensor) -> Tensor:
+        numbers, factors = self._casts.cast_rows(weight.flatten(0, 1), E4M3)
+        return _multiply(rows, (numbers.view(weight.shape), factors.view(weight.shape[:2])), borders, weight.dtype, fast=True)
+
+    def times(self, rows: Tensor, weight: Tensor, borders: Tensor) -> Tensor:
+        transposes = self._casts.cast_transposes(weight, E4M3)
+        return _multiply(self._casts.cast_rows(rows, E4M3), transposes, borders, weight.dtype, fast=False)
+
+
+def _multiply(rows: Cast, matrices: Cast, borders: Tensor, dtype: torch.dtype, fast: bool) -> Tensor:
+    """`rows` [m, k] times the transposes of `matrices` [groups, n, k]; on a CPU the product of the numbers they stand for. `fast`
+    accumulates in too few bits for gradients."""
+    numbers, factors = rows
+    if not len(numbers):
+        return factors.new_empty(0, matrices[0].shape[1], dtype=dtype)
+    if numbers.is_cuda:
+        options: dict[str, Any] = {"offs": borders[1:], "out_dtype": dtype, "use_fast_accum": fast}
+        return torch._scaled_grouped_mm(numbers, matrices[0].transpose(1, 2), factors, matrices[1], **options)
+    exact, weight = (cast.float() * scales.unsqueeze(-1) for cast, scales in (rows, matrices))
+    return TorchGroupedGemms().times_transposed(exact, weight, borders).to(dtype)
