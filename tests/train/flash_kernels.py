@@ -46,7 +46,7 @@ def _flash_attn_bwd(
     scale = _scale(query, given)
     for queries, keys in _sequences(query, key, given):
         normalizers = lse[:, queries] if "cu_seqlens_q" in given else lse[queries]
-        weights = (_scores(query[queries], key[keys], given) - normalizers.unsqueeze(-1)).exp()
+        weights = (_scores(query[queries], key[keys], given) - normalizers.unsqueeze(-1)).exp().to(query.dtype)
         products = (gradient[queries] * output[queries]).sum(-1).T.unsqueeze(-1)
         of_weights = torch.einsum("qhd,khd->hqk", gradient[queries], _of_heads(value[keys], query))
         of_scores = weights * (of_weights - products) * scale

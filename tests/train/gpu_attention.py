@@ -1,21 +1,34 @@
-"""Attention on a GPU beside the formula, with windows, documents and soft caps: `python tests/train/gpu_attention.py`.
+"""Attention on a GPU beside the formula, with windows, documents and soft caps.
 
-Not a part of the test session, which runs without a GPU. Then the losses of the families that have such layers, on the GPU beside
-those on the CPU, which the tests hold to transformers'. Prints a table; fails when a difference is larger than its tolerance.
+    python tests/train/gpu_attention.py          # all
+    python tests/train/gpu_attention.py flash    # flash-attn-4's kernels alone, a minute
+
+Not a part of the test session, which runs without a GPU. First flash-attn-4's kernels as one rank calls them, and as the ranks of
+a shared sequence do, one after the other, with keys and values that are there already (`gpu_layouts.py` has real ranks). Then
+FlexAttention, and the losses of the families that have such layers, on the GPU beside those on the CPU, which the tests hold to
+transformers'. Prints a table; fails when a difference is larger than its tolerance.
 """
 
+import itertools
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from gpu_layouts import STEPS, write_text
 from layouts import train_all
 from torch import Tensor
 
+from lt_train.models import flash_attention
+from lt_train.models.attention import CausalAttention, document_numbers, sequence_share
+
 SEQUENCE, BATCH, HEADS, GROUPS, SCALE = 512, 2, 4, 2, 0.09
+# One token, a few, and many; borders within chunks and at their ends; the last one is empty.
+DOCUMENTS = [[0, 1, 6, 128, 300, 450, 512, 512, 512], [0, 5, 490, 512, 512, 512, 512, 512, 512]]
 WINDOWS, CAPS, SIZES = (None, 100), (None, 4.0), (64, 128, 256)
 # Of the largest value: float32 on tensor cores with TF32 off, and 8 bits of bfloat16.
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
@@ -34,8 +47,6 @@ LOSS_TOLERANCE = 1e-3
 
 
 def core_attention(window: int | None, cap: float | None) -> Any:
-    from lt_train.models.attention import CausalAttention
-
     config = SimpleNamespace(
         attention_dropout=0.0,
         sequence_parallel=True,
@@ -49,10 +60,10 @@ def core_attention(window: int | None, cap: float | None) -> Any:
     return made
 
 
-def by_the_formula(heads: list[Tensor], documents: Tensor | None, window: int | None, cap: float | None) -> Tensor:
+def by_the_formula(heads: Sequence[Tensor], documents: Tensor | None, window: int | None, cap: float | None) -> Tensor:
     """In float64, from the matrix of scores."""
     query, key, value = (tensor.double().permute(1, 2, 0, 3) for tensor in heads)
-    key, value = (tensor.repeat_interleave(HEADS // GROUPS, 1) for tensor in (key, value))
+    key, value = (tensor.repeat_interleave(HEADS // tensor.shape[1], 1) for tensor in (key, value))
     scores = query @ key.transpose(-1, -2) * SCALE
     if cap is not None:
         scores = cap * torch.tanh(scores / cap)
@@ -60,23 +71,101 @@ def by_the_formula(heads: list[Tensor], documents: Tensor | None, window: int | 
     distance = positions[:, None] - positions
     seen = (distance >= 0) & (distance <= (SEQUENCE if window is None else window))
     if documents is not None:
-        seen = seen & (documents[:, :, None] == documents[:, None, :])[:, None]
+        numbers = document_numbers(documents, SEQUENCE)
+        seen = seen & (numbers[:, :, None] == numbers[:, None, :])[:, None]
     return (scores.masked_fill(~seen, float("-inf")).softmax(-1) @ value).permute(2, 0, 1, 3).flatten(2)
 
 
 def difference(dtype: torch.dtype, size: int, window: int | None, cap: float | None, with_documents: bool) -> float:
     """The largest of the output's and of the three gradients', each as a share of the largest value."""
+    heads, gradient = inputs(dtype, size, GROUPS)
+    documents = torch.tensor(DOCUMENTS, dtype=torch.int32, device="cuda") if with_documents else None
+    found = core_attention(window, cap)(*heads, documents)
+    return largest([found, *torch.autograd.grad(found, heads, gradient)], heads, gradient, documents, window, cap)
+
+
+def inputs(dtype: torch.dtype, size: int, groups: int) -> tuple[list[Tensor], Tensor]:
+    """Queries, keys and values, and the gradient of the output."""
     generator = torch.Generator("cuda").manual_seed(1)
-    shapes = [(SEQUENCE, BATCH, heads, size) for heads in (HEADS, GROUPS, GROUPS)]
-    heads = [torch.randn(shape, generator=generator, device="cuda", dtype=dtype).requires_grad_() for shape in shapes]
+    shapes = [*((SEQUENCE, BATCH, heads, size) for heads in (HEADS, groups, groups)), (SEQUENCE, BATCH, HEADS * size)]
+    *heads, gradient = (torch.randn(shape, generator=generator, device="cuda", dtype=dtype) for shape in shapes)
+    return [each.requires_grad_() for each in heads], gradient
+
+
+def largest(
+    found: list[Tensor], heads: list[Tensor], gradient: Tensor, documents: Tensor | None, window: int | None, cap: float | None
+) -> float:
+    """The difference of what was found from the output and the gradients by the formula."""
     exact = [tensor.detach().double().requires_grad_() for tensor in heads]
-    documents = (torch.arange(SEQUENCE, device="cuda") // 150).repeat(BATCH, 1).int() if with_documents else None
-    found, expected = core_attention(window, cap)(*heads, documents), by_the_formula(exact, documents, window, cap)
-    gradient = torch.randn(found.shape, generator=generator, device="cuda", dtype=dtype)
-    found.backward(gradient)
-    expected.backward(gradient.double())
-    pairs = [(found, expected), *((tensor.grad, other.grad) for tensor, other in zip(heads, exact, strict=True))]
+    output = by_the_formula(exact, documents, window, cap)
+    expected = [output, *torch.autograd.grad(output, exact, gradient.double())]
+    pairs = zip(found, expected, strict=True)
     return max(((ours.double() - theirs).abs().max() / theirs.abs().max()).item() for ours, theirs in pairs)
+
+
+class SharedSequence:
+    """In place of a group of ranks and its collectives: keys and values are there, and gradients are summed up."""
+
+    def __init__(self, ranks: int, keys_values: Sequence[Tensor]):
+        self.ranks = ranks
+        self.whole = torch.stack([each.detach() for each in keys_values], dim=2)
+        self.sum = torch.zeros_like(self.whole, dtype=torch.float32)
+        self.current = 0
+
+    def rank(self) -> int:
+        return self.current
+
+    def size(self) -> int:
+        return self.ranks
+
+    def gathered(self, key: Tensor, value: Tensor, group: Any) -> SimpleNamespace:
+        return SimpleNamespace(until=lambda end: self.whole)
+
+    def summed(self, whole: Tensor, group: Any) -> SimpleNamespace:
+        def own() -> Tensor:
+            self.sum += whole
+            return sequence_share(torch.zeros_like(whole), 0, self.current, self.ranks)
+
+        return SimpleNamespace(add_second=lambda: None, own=own)
+
+
+def shared_difference(ranks: int, size: int, groups: int, window: int | None, with_documents: bool) -> float:
+    """As `difference`, of flash-attn-4 on each of `ranks` ranks in turn."""
+    heads, gradient = inputs(torch.bfloat16, size, groups)
+    documents = torch.tensor(DOCUMENTS, dtype=torch.int32, device="cuda") if with_documents else None
+    if ranks == 1:
+        found = flash_attention.attend(*heads, SCALE, window, None, documents).flatten(2)
+        return largest([found, *torch.autograd.grad(found, heads, gradient)], heads, gradient, documents, window, None)
+    shared = SharedSequence(ranks, heads[1:])
+    output, of_query = torch.empty_like(gradient), torch.empty_like(heads[0])
+    places = torch.arange(SEQUENCE, device="cuda")
+    with mock.patch.multiple(flash_attention, GatheredChunks=shared.gathered, SummedChunks=shared.summed):
+        for shared.current in range(ranks):
+            own = sequence_share(places, 0, shared.current, ranks)
+            given = [each.detach()[own].requires_grad_() for each in heads]
+            mixed = flash_attention.attend(*given, SCALE, window, None, documents, shared).flatten(2)
+            output[own] = mixed.detach()
+            of_query[own] = torch.autograd.grad(mixed, given, gradient[own])[0]
+    return largest([output, of_query, *shared.sum.unbind(2)], heads, gradient, documents, window, None)
+
+
+def check_flash() -> list[str]:
+    failed = []
+    for ranks, size, groups, window, with_documents in itertools.product(
+        (1, 2, 4), (64, 128), (HEADS, GROUPS), WINDOWS, (False, True)
+    ):
+        documents = "documents" if with_documents else ""
+        name = f"flash-attn-4, {ranks} ranks, {groups} heads of {size} for keys, window {window} {documents}"
+        try:
+            found = shared_difference(ranks, size, groups, window, with_documents)
+        except Exception as error:
+            print(f"{name:78} {type(error).__name__}: {str(error)[:200]}", flush=True)
+            failed.append(name)
+            continue
+        print(f"{name:78} {found:.1e}", flush=True)
+        # Not a number is a difference, too.
+        failed += [] if found <= TOLERANCES[torch.bfloat16] else [name]
+    return failed
 
 
 def check_attention() -> list[str]:
@@ -117,7 +206,9 @@ def check_losses() -> list[str]:
 
 
 def main() -> int:
-    failed = [*check_attention(), *check_losses()]
+    failed = check_flash()
+    if sys.argv[1:] != ["flash"]:
+        failed += [*check_attention(), *check_losses()]
     print(f"failed: {', '.join(failed) or 'none'}")
     return 1 if failed else 0
 

@@ -76,6 +76,10 @@ FAMILIES: dict[str, tuple[tuple[str, ...], float]] = {
     "fp8 blockwise": ((*BF16, *BLOCKWISE), 5e-2),
     "fp32 documents": ((*FP32, *DOCUMENTS), 1e-4),
     "bf16 documents": ((*BF16, *DOCUMENTS), 2e-2),
+    "bf16 window": ((*BF16, *WINDOW), 2e-2),
+    "bf16 window documents": ((*BF16, *WINDOW, *DOCUMENTS), 2e-2),
+    # A window in every second layer.
+    "bf16 sinks": ((*BF16, "--model", "tiny-gpt-oss", "--kv-channels", "64"), 2e-2),
     "fp32 deep": ((*FP32, "--num-layers", "8"), 1e-4),
     "fp32 experts": ((*FP32, "--model", "tiny-mixtral"), 2e-3),
     "fp32 qwen3-moe": ((*FP32, *QWEN3_MOE), 2e-3),
@@ -98,6 +102,9 @@ EXPERTS = ("fp32 experts", "fp32 qwen3-moe", "bf16 qwen3-moe")
 EXPERTS_FP8 = ("fp8 experts", "fp8 qwen3-moe")
 # Norms behind the layers, and layers with a window beside others without.
 MIXED = ("fp32 gemma2", "bf16 gemma2", "bf16 gemma3", "fp32 olmo3", "bf16 olmo3")
+# Of flash-attn-4 with a shared sequence.
+SHARED = ("bf16 documents", "bf16 window", "bf16 window documents", "bf16 sinks")
+FLEX = ("--attention-backend", "fused")
 Layout = tuple[int, str, tuple[str, ...], tuple[str, ...]]
 LAYOUTS: list[Layout] = [
     (1, "recompute full", FULL, (*DENSE, *MIXED, "bf16 documents")),
@@ -117,8 +124,11 @@ LAYOUTS: list[Layout] = [
     (2, "PP2 VPP2", (*PP2, *VPP2), (*DENSE, "fp32 documents", "te")),
     (2, "PP2 zero bubble", (*PP2, *ZERO_BUBBLE), (*DENSE, "fp8", "bf16 documents", *EXPERTS)),
     (2, "PP2 zero bubble, recompute full", (*PP2, *ZERO_BUBBLE, *FULL), ("bf16",)),
-    (2, "CP2", CP2, (*DENSE, *MIXED, *DENSE_FP8, "fp32 documents", "bf16 documents", "te")),
-    (2, "CP2, recompute full", (*CP2, *FULL), ("bf16",)),
+    (1, "FlexAttention", FLEX, SHARED),
+    (2, "CP2", CP2, (*DENSE, *MIXED, *DENSE_FP8, "fp32 documents", *SHARED, "te")),
+    (2, "CP2, FlexAttention", (*CP2, *FLEX), ("bf16", "bf16 documents")),
+    (2, "CP2, recompute full", (*CP2, *FULL), ("bf16", "bf16 documents")),
+    (2, "CP2, recompute selective", (*CP2, *SELECTIVE), ("bf16",)),
     (2, "EP2", EP2, (*EXPERTS, *EXPERTS_FP8)),
     (2, "DP2", (), ("fp32",)),
     (2, "DP2, distributed optimizer", ZERO, (*DENSE, *DENSE_FP8, *EXPERTS_FP8, "fp32 experts")),
@@ -129,7 +139,7 @@ LAYOUTS: list[Layout] = [
     (4, "TP2 PP2 VPP2 SP", (*TP2, *PP2, *VPP2, *SP), DENSE),
     (4, "TP2 CP2 SP", (*TP2, *CP2, *SP), (*DENSE, "bf16 documents")),
     (4, "PP2 CP2", (*PP2, *CP2), DENSE),
-    (4, "CP4", CP4, DENSE),
+    (4, "CP4", CP4, (*DENSE, *SHARED)),
     (4, "TP2 SP DP2, overlap", (*TP2, *SP, *OVERLAP), DENSE),
     (4, "PP2 VPP2 DP2, overlap", (*PP2, *VPP2, *OVERLAP), DENSE),
     (4, "CP2 DP2, distributed optimizer", (*CP2, *ZERO), DENSE),

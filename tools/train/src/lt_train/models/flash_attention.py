@@ -101,15 +101,15 @@ class _Attention(torch.autograd.Function):
         group: Any,
     ) -> Tensor:
         ctx.group = group
-        ctx.chunks = chunks(len(query), window, *((group.rank(), group.size()) if group else (0, 1)))
+        ctx.chunks = chunks(len(query), window, *((0, 1) if group is None else (group.rank(), group.size())))
         ctx.settings = {"softmax_scale": scale, "causal": True}
         if window is not None:
             ctx.settings |= {"window_size_left": window, "window_size_right": 0}
-        gathered = GatheredChunks(key, value, group) if group else None
+        gathered = None if group is None else GatheredChunks(key, value, group)
         output = query.new_empty(query.shape)
         normalizers = []
         for chunk in ctx.chunks:
-            if gathered:
+            if gathered is not None:
                 key, value = gathered.until(chunk.end).unbind(2)
             mixed = output[chunk.rows]
             seen = key[chunk.seen : chunk.end], value[chunk.seen : chunk.end]

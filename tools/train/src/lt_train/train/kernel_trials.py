@@ -82,20 +82,20 @@ def _failure(trial: Callable[[], None], where: torch.device) -> str | None:
 
 
 def _try_attention(config: RunConfig, where: torch.device) -> None:
-    """What a rank computes of a whole sample: with context parallelism the kernels are the same ones, for fewer queries."""
+    """Of a sample as long as a rank's share: with context parallelism the kernels are the same ones, for more keys."""
     from lt_train.models import flash_attention
 
     model, tensor, batches = config.architecture, config.parallelism.tensor, config.batches
     dtype = torch.bfloat16 if config.precision.bf16 else torch.float16
     heads, groups = model.num_attention_heads // tensor, max(1, model.num_query_groups // tensor)
-    shape = (batches.seq_length, batches.micro_batch_size)
+    shape = (batches.seq_length // config.parallelism.context, batches.micro_batch_size)
     query, key, value = (
         torch.randn(*shape, count, model.kv_channels, dtype=dtype, device=where, requires_grad=True)
         for count in (heads, groups, groups)
     )
     documents = None
     if config.data.reset_attention_mask:
-        documents = torch.tensor([0, 1, batches.seq_length], dtype=torch.int32, device=where).repeat(shape[1], 1)
+        documents = torch.tensor([0, 1, shape[0]], dtype=torch.int32, device=where).repeat(shape[1], 1)
     attended = flash_attention.attend(query, key, value, None, model.sliding_window, None, documents)
     torch.autograd.grad(attended, (query, key, value), attended)
 
