@@ -61,8 +61,13 @@ FP32 = ("--transformer-impl", "torch")
 TE = ("--bf16", "--transformer-impl", "te")
 FP8 = ("--fp8-format", "hybrid", "--fp8-recipe", "tensorwise")
 
-# Experts of their own width; the size of the dense model's means nothing to them.
-QWEN3_MOE = ("--model", "tiny-qwen3-moe", "--moe-ffn-hidden-size", "256")
+# Experts of their own width; the size of the dense model's means nothing to them. Four of them a token, so that four ranks send
+# whole tokens.
+SMALL_EXPERTS = ("--moe-ffn-hidden-size", "256", "--moe-router-topk", "4")
+QWEN3_MOE = ("--model", "tiny-qwen3-moe", *SMALL_EXPERTS)
+# With biases; and with shared experts.
+GPT_OSS = ("--model", "tiny-gpt-oss", *SMALL_EXPERTS)
+GLM4_MOE = ("--model", "tiny-glm4-moe", *SMALL_EXPERTS)
 
 # Name of the family, its options on one GPU, and the tolerance of the layouts within it. fp32 sums in another order, amplified by
 # the steps; bf16 rounds each layer's output to 8 bits, fp8 each product's operands to 3 or 4. A token whose
@@ -77,6 +82,10 @@ FAMILIES: dict[str, tuple[tuple[str, ...], float]] = {
     "fp32 experts": ((*FP32, "--model", "tiny-mixtral"), 2e-3),
     "fp32 qwen3-moe": ((*FP32, *QWEN3_MOE), 2e-3),
     "bf16 qwen3-moe": ((*BF16, *QWEN3_MOE), 2e-2),
+    "fp32 gpt-oss": ((*FP32, *GPT_OSS), 2e-3),
+    "bf16 gpt-oss": ((*BF16, *GPT_OSS), 2e-2),
+    "fp32 glm4-moe": ((*FP32, *GLM4_MOE), 2e-3),
+    "bf16 glm4-moe": ((*BF16, *GLM4_MOE), 2e-2),
     "fp32 gemma2": ((*FP32, "--model", "tiny-gemma2", *WINDOW), 1e-4),
     "bf16 gemma2": ((*BF16, "--model", "tiny-gemma2", *WINDOW), 2e-2),
     "bf16 gemma3": ((*BF16, "--model", "tiny-gemma3", "--num-layers", "6", *WINDOW), 2e-2),
@@ -88,6 +97,7 @@ FAMILIES: dict[str, tuple[tuple[str, ...], float]] = {
 # Layouts by the number of GPUs; each for the families named.
 DENSE = ("fp32", "bf16")
 EXPERTS = ("fp32 experts", "fp32 qwen3-moe", "bf16 qwen3-moe")
+UNUSUAL_EXPERTS = ("fp32 gpt-oss", "bf16 gpt-oss", "fp32 glm4-moe", "bf16 glm4-moe")
 # Norms behind the layers, and layers with a window beside others without.
 MIXED = ("fp32 gemma2", "bf16 gemma2", "bf16 gemma3", "fp32 olmo3", "bf16 olmo3")
 Layout = tuple[int, str, tuple[str, ...], tuple[str, ...]]
@@ -103,7 +113,9 @@ LAYOUTS: list[Layout] = [
     (2, "PP2 VPP2", (*PP2, *VPP2), (*DENSE, "fp32 documents", "te")),
     (2, "CP2", CP2, (*DENSE, *MIXED, "fp32 documents", "bf16 documents", "te")),
     (2, "CP2, recompute full", (*CP2, *FULL), ("bf16",)),
-    (2, "EP2", EP2, EXPERTS),
+    (2, "EP2", EP2, (*EXPERTS, *UNUSUAL_EXPERTS)),
+    (2, "EP2, recompute full", (*EP2, *FULL), ("fp32 qwen3-moe", "bf16 qwen3-moe")),
+    (2, "EP2, overlap", (*EP2, *OVERLAP), ("fp32 qwen3-moe", "bf16 qwen3-moe")),
     (2, "DP2", (), ("fp32",)),
     (2, "DP2, distributed optimizer", ZERO, (*DENSE, "fp8", "fp32 experts")),
     (2, "DP2, overlap", OVERLAP, (*DENSE, "te")),
@@ -118,9 +130,9 @@ LAYOUTS: list[Layout] = [
     (4, "PP2 VPP2 DP2, overlap", (*PP2, *VPP2, *OVERLAP), DENSE),
     (4, "CP2 DP2, distributed optimizer", (*CP2, *ZERO), DENSE),
     (4, "PP4 VPP2", (*PP4, *VPP2), ("fp32 deep",)),
-    (4, "EP4", EP4, EXPERTS),
+    (4, "EP4", EP4, (*EXPERTS, *UNUSUAL_EXPERTS)),
     (4, "EP2 DP2, distributed optimizer", (*EP2, *ZERO), EXPERTS),
-    (4, "EP2 TP2 SP", (*EP2, *TP2, *SP), EXPERTS),
+    (4, "EP2 TP2 SP", (*EP2, *TP2, *SP), (*EXPERTS, "fp32 gpt-oss")),
     (4, "FSDP4", FSDP, DENSE),
     (4, "FSDP2 TP2 SP", (*FSDP, *TP2, *SP), DENSE),
     (4, "FSDP2 CP2", (*FSDP, *CP2), DENSE),
