@@ -63,8 +63,13 @@ TE = ("--bf16", "--transformer-impl", "te")
 FP8 = ("--fp8-format", "hybrid", "--fp8-recipe", "tensorwise")
 BLOCKWISE = ("--fp8-format", "e4m3", "--fp8-recipe", "blockwise")
 
-# Experts of their own width; the size of the dense model's means nothing to them.
-QWEN3_MOE = ("--model", "tiny-qwen3-moe", "--moe-ffn-hidden-size", "256")
+# Experts of their own width; the size of the dense model's means nothing to them. Four of them a token, so that four ranks send
+# whole tokens.
+SMALL_EXPERTS = ("--moe-ffn-hidden-size", "256", "--moe-router-topk", "4")
+QWEN3_MOE = ("--model", "tiny-qwen3-moe", *SMALL_EXPERTS)
+# With biases; and with shared experts.
+GPT_OSS = ("--model", "tiny-gpt-oss", *SMALL_EXPERTS)
+GLM4_MOE = ("--model", "tiny-glm4-moe", *SMALL_EXPERTS)
 
 # Name of the family, its options on one GPU, and the tolerance of the layouts within it. fp32 sums in another order, amplified by
 # the steps; bf16 rounds each layer's output to 8 bits, fp8 each product's operands to 3 or 4. A token whose
@@ -87,6 +92,10 @@ FAMILIES: dict[str, tuple[tuple[str, ...], float]] = {
     # As many rows an expert as fp8 pays for.
     "fp8 experts": ((*BF16, *FP8, "--model", "tiny-mixtral", "--micro-batch-size", "4"), 5e-2),
     "fp8 qwen3-moe": ((*BF16, *FP8, *QWEN3_MOE), 5e-2),
+    "fp32 gpt-oss": ((*FP32, *GPT_OSS), 2e-3),
+    "bf16 gpt-oss": ((*BF16, *GPT_OSS), 2e-2),
+    "fp32 glm4-moe": ((*FP32, *GLM4_MOE), 2e-3),
+    "bf16 glm4-moe": ((*BF16, *GLM4_MOE), 2e-2),
     "fp32 gemma2": ((*FP32, "--model", "tiny-gemma2", *WINDOW), 1e-4),
     "bf16 gemma2": ((*BF16, "--model", "tiny-gemma2", *WINDOW), 2e-2),
     "bf16 gemma3": ((*BF16, "--model", "tiny-gemma3", "--num-layers", "6", *WINDOW), 2e-2),
@@ -100,6 +109,7 @@ DENSE = ("fp32", "bf16")
 DENSE_FP8 = ("fp8", "fp8 blockwise")
 EXPERTS = ("fp32 experts", "fp32 qwen3-moe", "bf16 qwen3-moe")
 EXPERTS_FP8 = ("fp8 experts", "fp8 qwen3-moe")
+UNUSUAL_EXPERTS = ("fp32 gpt-oss", "bf16 gpt-oss", "fp32 glm4-moe", "bf16 glm4-moe")
 # Norms behind the layers, and layers with a window beside others without.
 MIXED = ("fp32 gemma2", "bf16 gemma2", "bf16 gemma3", "fp32 olmo3", "bf16 olmo3")
 # Of flash-attn-4 with a shared sequence.
@@ -129,7 +139,9 @@ LAYOUTS: list[Layout] = [
     (2, "CP2, FlexAttention", (*CP2, *FLEX), ("bf16", "bf16 documents")),
     (2, "CP2, recompute full", (*CP2, *FULL), ("bf16", "bf16 documents")),
     (2, "CP2, recompute selective", (*CP2, *SELECTIVE), ("bf16",)),
-    (2, "EP2", EP2, (*EXPERTS, *EXPERTS_FP8)),
+    (2, "EP2", EP2, (*EXPERTS, *EXPERTS_FP8, *UNUSUAL_EXPERTS)),
+    (2, "EP2, recompute full", (*EP2, *FULL), ("fp32 qwen3-moe", "bf16 qwen3-moe")),
+    (2, "EP2, overlap", (*EP2, *OVERLAP), ("fp32 qwen3-moe", "bf16 qwen3-moe")),
     (2, "DP2", (), ("fp32",)),
     (2, "DP2, distributed optimizer", ZERO, (*DENSE, *DENSE_FP8, *EXPERTS_FP8, "fp32 experts")),
     (2, "DP2, overlap", OVERLAP, (*DENSE, "te")),
@@ -148,9 +160,9 @@ LAYOUTS: list[Layout] = [
     (4, "PP2 zero bubble TP2 SP", (*PP2, *ZERO_BUBBLE, *TP2, *SP), (*DENSE, "fp8")),
     (4, "PP2 zero bubble DP2, overlap", (*PP2, *ZERO_BUBBLE, *OVERLAP), DENSE),
     (4, "PP4 VPP2", (*PP4, *VPP2), ("fp32 deep",)),
-    (4, "EP4", EP4, EXPERTS),
+    (4, "EP4", EP4, (*EXPERTS, *UNUSUAL_EXPERTS)),
     (4, "EP2 DP2, distributed optimizer", (*EP2, *ZERO), EXPERTS),
-    (4, "EP2 TP2 SP", (*EP2, *TP2, *SP), EXPERTS),
+    (4, "EP2 TP2 SP", (*EP2, *TP2, *SP), (*EXPERTS, "fp32 gpt-oss")),
     (4, "FSDP4", FSDP, DENSE),
     (4, "FSDP2 TP2 SP", (*FSDP, *TP2, *SP), DENSE),
     (4, "FSDP2 CP2", (*FSDP, *CP2), DENSE),

@@ -61,6 +61,8 @@ def test_rows_of_a_routing(case: str) -> None:
     routing = Routing.of_map(chosen, CHOSEN)
     pairs = [(expert, token) for expert in range(EXPERTS) for token in range(TOKENS) if chosen[token, expert]]
     assert list(zip(routing.experts.tolist(), routing.tokens.tolist(), strict=True)) == pairs
+    # As the kernels read it.
+    assert routing.experts.is_contiguous()
     counts = chosen.sum(0).tolist()
     assert routing.borders.tolist() == [sum(counts[:number]) for number in range(EXPERTS + 1)]
     for token, rows in enumerate(routing.rows.tolist()):

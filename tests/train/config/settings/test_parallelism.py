@@ -43,6 +43,8 @@ FAMILIES = {
     "experts": ("--num-experts", "4", "--moe-aux-loss-coeff", "0.1"),
     # With four experts a token, four ranks send each other whole tokens; with two, megatron-core sends copies.
     "many": ("--num-experts", "8", "--moe-router-topk", "4", "--moe-aux-loss-coeff", "0.1"),
+    # Experts with biases, which tensor-parallel ranks do not split.
+    "oss": ("--model", "tiny-gpt-oss"),
 }
 LAYOUTS = {
     "tp2": TP2,
@@ -75,6 +77,7 @@ LAYOUTS = {
     "experts-ep2-tp2-sp": (*EP2, *TP2, *SP, "--ranks", "4", "--moe-token-dispatcher-type", "allgather"),
     "experts-ep2-pp2-zero": (*EP2, *PP2, *ZERO, "--ranks", "4"),
     "experts-ep2-cp2": (*EP2, *CP2, *DP2),
+    "oss-ep2-tp2-sp": (*EP2, *TP2, *SP, *DP4),
     "many-ep4-zero": ("--expert-model-parallel-size", "4", *ZERO, *DP4),
     "experts-ep4-zero": ("--expert-model-parallel-size", "4", *ZERO, *DP4),
 }

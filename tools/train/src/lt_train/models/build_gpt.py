@@ -19,7 +19,7 @@ from lt_train.models import multipliers, rope, rotary_tables
 from lt_train.models.biased_experts import compute_biased_experts
 from lt_train.models.fp8_linear import use_fp8
 from lt_train.models.group_limited_router import score_groups
-from lt_train.models.grouped_experts import use_bfloat16_router, use_grouped_experts
+from lt_train.models.grouped_experts import use_bfloat16_router, use_fused_router, use_grouped_experts
 from lt_train.models.layer_specs import block_spec, exclude_padding, layer_spec
 from lt_train.models.multi_token_prediction import PredictingModel
 from lt_train.models.z_loss import add_z_loss
@@ -231,6 +231,8 @@ def _build_chunk(
         use_grouped_experts(model, _expert_operations(run_config, kernels), exchanges_whole_tokens(run_config))
         if run_config.precision.bf16 and device.type == CUDA:
             use_bfloat16_router(model)
+        if run_config.layers.triton:
+            use_fused_router(model)
     elif architecture.num_experts and architecture.add_bias_linear:
         compute_biased_experts(model)
     if architecture.moe_router_group_score_topk:

@@ -16,9 +16,13 @@ from typing import Any
 import torch
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from megatron.core.models.gpt import GPTModel
-from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+from megatron.core.tensor_parallel.mappings import (
+    gather_from_sequence_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+)
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.moe.moe_layer import MoELayer
+from megatron.core.transformer.moe.moe_utils import switch_load_balancing_loss_func
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.utils import get_pg_rank, get_pg_size
 from torch import Tensor
@@ -162,3 +166,34 @@ def use_bfloat16_router(model: GPTModel) -> None:
 def _gating(router: TopKRouter, tokens: Tensor) -> Tensor:
     logits = router_logits(tokens.reshape(-1, tokens.shape[-1]), router.weight).view(*tokens.shape[:-1], -1)
     return logits if router.bias is None else logits + router.bias.float()
+
+
+def use_fused_router(model: GPTModel) -> None:
+    """Let the routers of `model`, where they are as `lt_train.kernels.router` says, choose experts by that kernel."""
+    for layer in expert_layers(model):
+        config = layer.config
+        chooses_by_logits = config.moe_router_score_function == "softmax" and not config.moe_router_pre_softmax
+        if chooses_by_logits and config.moe_router_num_groups is None and config.moe_router_topk_scaling_factor is None:
+            layer.router.routing = partial(_routing, layer.router)
+
+
+def _routing(router: TopKRouter, logits: Tensor, padding_mask: None = None) -> tuple[Tensor, Tensor]:
+    """Of `logits` [s, b, experts]: probabilities, with the auxiliary loss attached, and which experts, both [s b, experts]."""
+    from lt_train.kernels.router import choose_experts
+
+    probabilities, routing_map, sums, counts = choose_experts(logits.view(-1, logits.shape[-1]), router.topk)
+    coefficient, group = router.get_aux_loss_coeff("aux_loss"), router.tp_cp_group
+    if not (coefficient and router.training and torch.is_grad_enabled()):
+        return probabilities, routing_map
+    loss = switch_load_balancing_loss_func(
+        probs=sums.unsqueeze(0),
+        tokens_per_expert=reduce_from_tensor_model_parallel_region(counts, group),
+        total_num_tokens=len(probabilities) * group.size(),
+        topk=router.topk,
+        num_experts=logits.shape[-1],
+        moe_aux_loss_coeff=coefficient,
+    )
+    attached: Tensor = router.attach_and_log_load_balancing_loss(
+        probabilities, coefficient, loss, "load_balancing_loss", group, valid_token_count=len(probabilities)
+    )
+    return attached, routing_map

@@ -113,7 +113,7 @@ class Routing:
         count, experts = routing_map.shape
         size = count * experts_per_token
         by_expert = routing_map.t()
-        expert, token = torch.nonzero_static(by_expert, size=size).unbind(1)
+        expert, token = torch.nonzero_static(by_expert, size=size).t().contiguous()
         of_token = torch.nonzero_static(routing_map, size=size)[:, 1].view(count, experts_per_token)
         before = by_expert.flatten().cumsum(0, dtype=torch.int32).view(experts, count) - 1
         rows = before.t().gather(1, of_token).contiguous()

@@ -35,17 +35,18 @@ class TokenExchange:
 
     def __init__(self, group: ProcessGroup):
         self.group = group
-        self._coming: collections.deque[tuple[Tensor, Any]] = collections.deque()
+        self._coming: collections.deque[tuple[Tensor, Tensor, Any]] = collections.deque()
         self._leaving: tuple[Tensor, Any] | None = None
 
     def expect(self, tokens: Tensor) -> None:
         """Start to gather `tokens` of all ranks."""
-        whole = tokens.new_empty(len(tokens) * self.group.size(), *tokens.shape[1:])
-        self._coming.append((whole, _start(torch.distributed.all_gather_into_tensor, whole, tokens.contiguous(), self.group)))
+        own = tokens.contiguous()
+        whole = own.new_empty(len(own) * self.group.size(), *own.shape[1:])
+        self._coming.append((whole, own, _start(torch.distributed.all_gather_into_tensor, whole, own, self.group)))
 
     def gather(self) -> Tensor:
         """The first that were expected, of all ranks, in the order of ranks."""
-        whole, work = self._coming.popleft()
+        whole, _, work = self._coming.popleft()
         _wait(work)
         return whole
 

@@ -226,12 +226,12 @@ def check(
     if architecture.num_experts and architecture.norm_placement != "pre":
         yield BadConfig(f"{architecture.name} has experts and norms behind its layers, which no model known here has")
     if architecture.num_experts:
-        yield from _check_experts(architecture.num_experts, parallelism, layers.token_dispatcher)
+        yield from _check_experts(architecture, architecture.num_experts, parallelism, layers.token_dispatcher)
     elif parallelism.expert > 1:
         yield BadConfig(f"expert parallel size {parallelism.expert} for a model without experts", "give --num-experts")
 
 
-def _check_experts(experts: int, parallelism: Parallelism, dispatcher: str) -> Iterator[ToolError]:
+def _check_experts(model: Architecture, experts: int, parallelism: Parallelism, dispatcher: str) -> Iterator[ToolError]:
     if experts % parallelism.expert:
         yield BadConfig(f"{experts} experts not divisible by expert parallel size {parallelism.expert}")
     ranks = parallelism.data * parallelism.context
@@ -245,7 +245,9 @@ def _check_experts(experts: int, parallelism: Parallelism, dispatcher: str) -> I
             "experts with tensor parallelism need sequence parallelism: without it every rank would send the same tokens",
             "add --sequence-parallel",
         )
-    if dispatcher == "alltoall" and parallelism.expert > 1 and parallelism.tensor > 1 and parallelism.device == device.CPU:
+    # Experts with biases are whole on each tensor-parallel rank.
+    is_split = parallelism.tensor > 1 and not model.add_bias_linear
+    if dispatcher == "alltoall" and parallelism.expert > 1 and is_split and parallelism.device == device.CPU:
         yield BadConfig(
             "tensor-parallel ranks get different numbers of tokens for their experts, and gloo gathers only equal parts",
             "add --moe-token-dispatcher-type allgather",
