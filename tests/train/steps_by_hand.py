@@ -4,6 +4,7 @@
 the ranks. Rank 0 writes the results.
 """
 
+import dataclasses
 import itertools
 import json
 import math
@@ -19,6 +20,7 @@ import torch
 from layouts import plan_of
 from reserved_ports import free_port
 from running import environment
+from split_layers import fused_layers
 
 from lt_train.config import kernels
 from lt_train.config.run_config import RunConfig
@@ -241,6 +243,36 @@ def z_loss(prefix: str) -> dict[str, Any]:
     return found
 
 
+def overlapped(prefix: str) -> dict[str, Any]:
+    """Losses with linear layers that exchange rows themselves, by gloo in place of symmetric memory, and with megatron-core's."""
+    from megatron.core import parallel_state
+
+    from lt_train.models import build_gpt
+    from lt_train.ops.row_exchange import SharedRows
+
+    options = ("--tensor-model-parallel-size", "2", "--sequence-parallel", "--bf16", "--add-qkv-bias", "--lr", "1e-2")
+
+    def losses() -> tuple[list[float], int]:
+        run = Run(prefix, *options)
+        replaced = [
+            name
+            for chunk in run.state.chunks
+            for name, module in chunk.named_modules()
+            if {"forward", "_forward_impl"} & set(vars(module)) and "linear" in name
+        ]
+        return [run.step().loss for _ in range(3)], len(replaced)
+
+    expected, none = losses()
+    choose, exchange_of = kernels.choose, build_gpt.exchange_of
+    kernels.choose = lambda *run: dataclasses.replace(choose(*run), collectives=kernels.PEER_MEMORY)
+    build_gpt.exchange_of = lambda *_: SharedRows(parallel_state.get_tensor_model_parallel_group())
+    try:
+        found, replaced = losses()
+    finally:
+        kernels.choose, build_gpt.exchange_of = choose, exchange_of
+    return {"expected": expected, "found": found, "replaced": [none, replaced]}
+
+
 def fp8_products(prefix: str) -> dict[str, Any]:
     """The relative errors of a feed-forward layer in fp8 against fp32; alone, split, and with sequence parallelism."""
     found = {}
@@ -329,6 +361,8 @@ SCENARIOS: tuple[Callable[[str], Any], ...] = (
     schedules,
     repeated,
     z_loss,
+    fused_layers,
+    overlapped,
     fp8_products,
     muon,
 )
