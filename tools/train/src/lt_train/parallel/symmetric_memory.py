@@ -32,7 +32,9 @@ class SymmetricMemory:
     def _allocated(self, size_bytes: int) -> tuple[Tensor, Any]:
         from torch.distributed import _symmetric_memory as symmetric_memory
 
-        memory = symmetric_memory.empty(size_bytes, dtype=torch.uint8, device=torch.device(CUDA, torch.cuda.current_device()))
+        # Not by its `empty`, whose tensors may begin anywhere in the memory that a handle stands for.
+        place = torch.device(CUDA, torch.cuda.current_device())
+        memory = symmetric_memory._SymmetricMemory.empty_strided_p2p((size_bytes,), (1,), torch.uint8, place)
         return memory, symmetric_memory.rendezvous(memory, self.group)
 
     def buffer(self, slot: int, rows: int, width: int, dtype: torch.dtype) -> Tensor:
