@@ -280,10 +280,13 @@ def fp8_products(prefix: str) -> dict[str, Any]:
         for form in ("e4m3", "hybrid"):
             for layout, (ranks, sequence) in {"alone": (1, False), "tp2": (RANKS, False), "tp2-sp": (RANKS, True)}.items():
                 found[f"{recipe} {form} {layout}"] = _feed_forward(recipe, form, ranks, sequence)
+    for form in ("e4m3", "hybrid"):
+        for collectives in ("torch", "symmetric-memory"):
+            found[f"triton {form} {collectives}"] = _feed_forward("tensorwise", form, RANKS, True, collectives)
     return found
 
 
-def _feed_forward(recipe: str, form: str, ranks: int, sequence: bool) -> dict[str, float]:
+def _feed_forward(recipe: str, form: str, ranks: int, sequence: bool, collectives: str | None = None) -> dict[str, float]:
     from types import SimpleNamespace
 
     from megatron.core import parallel_state
@@ -291,6 +294,7 @@ def _feed_forward(recipe: str, form: str, ranks: int, sequence: bool) -> dict[st
     from megatron.core.transformer import TransformerConfig
 
     from lt_train.models.fp8_linear import use_fp8
+    from lt_train.ops.row_exchange import SharedRows
 
     parallel_state.destroy_model_parallel()
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=ranks)
@@ -317,8 +321,10 @@ def _feed_forward(recipe: str, form: str, ranks: int, sequence: bool) -> dict[st
     column.weight.data.copy_(up[rank * width : (rank + 1) * width])
     row.weight.data.copy_(down[:, rank * width : (rank + 1) * width])
     precision = SimpleNamespace(fp8_format=form, fp8_recipe=recipe)
-    kernels = SimpleNamespace(fp8_cast="torch", recomputes_swiglu=False)
-    use_fp8(SimpleNamespace(decoder=torch.nn.ModuleList([column, row])), precision, kernels)
+    casts = "torch" if collectives is None else "triton"
+    chosen = SimpleNamespace(fp8_cast=casts, recomputes_swiglu=False, collectives=collectives)
+    exchange = SharedRows(parallel_state.get_tensor_model_parallel_group())
+    use_fp8(SimpleNamespace(decoder=torch.nn.ModuleList([column, row])), precision, chosen, exchange)
     share = slice(rank * 16 // ranks, (rank + 1) * 16 // ranks) if sequence else slice(None)
     mine = tokens[share].clone().requires_grad_()
     output = row(column(mine)[0])[0]

@@ -258,12 +258,16 @@ def _build_chunk(
         from lt_train.models.fused_layer import fuse
 
         fuse(model, run_config, kernels, exchange)
-    if kernels.collectives == PEER_MEMORY and run_config.precision.fp8_format is None:
-        overlap(model, exchange)
+    if kernels.collectives == PEER_MEMORY:
+        # In fp8 the decoder's linear layers multiply and exchange rows by `use_fp8`.
+        if run_config.precision.fp8_format is None:
+            overlap(model, exchange)
+        elif model.post_process:
+            overlap(model.output_layer, exchange)
     if model.post_process and run_config.optimization.z_loss_coeff:
         add_z_loss(model, run_config.optimization.z_loss_coeff)
     if run_config.precision.fp8_format and not run_config.layers.transformer_engine:
-        use_fp8(model, run_config.precision, kernels)
+        use_fp8(model, run_config.precision, kernels, exchange)
     return wrap(run_config, config, model, device)
 
 

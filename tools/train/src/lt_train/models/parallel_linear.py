@@ -7,7 +7,7 @@ forward pass wait.
 from functools import partial
 from typing import Any
 
-from megatron.core.models.gpt import GPTModel
+import torch
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from torch import Tensor
 
@@ -15,9 +15,9 @@ from lt_train.ops.parallel_linear import column_parallel, row_parallel
 from lt_train.ops.row_exchange import Exchange
 
 
-def overlap(model: GPTModel, exchange: Exchange) -> None:
-    """Of all linear layers of `model` that gather or scatter the rows of sequence parallelism, but those of experts."""
-    for module in model.modules():
+def overlap(part: torch.nn.Module, exchange: Exchange) -> None:
+    """Of all linear layers in `part` of a model that gather or scatter the rows of sequence parallelism, but those of experts."""
+    for module in part.modules():
         if type(module) is ColumnParallelLinear and module.sequence_parallel and not module.is_expert:
             module._forward_impl = partial(_column_parallel, exchange)
         elif type(module) is RowParallelLinear and module.sequence_parallel and not module.is_expert:
