@@ -4,6 +4,7 @@
 the ranks. Rank 0 writes the results.
 """
 
+import dataclasses
 import itertools
 import json
 import math
@@ -19,6 +20,7 @@ import torch
 from layouts import plan_of
 from reserved_ports import free_port
 from running import environment
+from split_layers import fused_layers
 
 from lt_train.config import kernels
 from lt_train.config.run_config import RunConfig
@@ -241,6 +243,36 @@ def z_loss(prefix: str) -> dict[str, Any]:
     return found
 
 
+def overlapped(prefix: str) -> dict[str, Any]:
+    """Losses with linear layers that exchange rows themselves, by gloo in place of symmetric memory, and with megatron-core's."""
+    from megatron.core import parallel_state
+
+    from lt_train.models import build_gpt
+    from lt_train.ops.row_exchange import SharedRows
+
+    options = ("--tensor-model-parallel-size", "2", "--sequence-parallel", "--bf16", "--add-qkv-bias", "--lr", "1e-2")
+
+    def losses() -> tuple[list[float], int]:
+        run = Run(prefix, *options)
+        replaced = [
+            name
+            for chunk in run.state.chunks
+            for name, module in chunk.named_modules()
+            if {"forward", "_forward_impl"} & set(vars(module)) and "linear" in name
+        ]
+        return [run.step().loss for _ in range(3)], len(replaced)
+
+    expected, none = losses()
+    choose, exchange_of = kernels.choose, build_gpt.exchange_of
+    kernels.choose = lambda *run: dataclasses.replace(choose(*run), collectives=kernels.PEER_MEMORY)
+    build_gpt.exchange_of = lambda *_: SharedRows(parallel_state.get_tensor_model_parallel_group())
+    try:
+        found, replaced = losses()
+    finally:
+        kernels.choose, build_gpt.exchange_of = choose, exchange_of
+    return {"expected": expected, "found": found, "replaced": [none, replaced]}
+
+
 def fp8_products(prefix: str) -> dict[str, Any]:
     """The relative errors of a feed-forward layer in fp8 against fp32; alone, split, and with sequence parallelism."""
     found = {}
@@ -248,10 +280,13 @@ def fp8_products(prefix: str) -> dict[str, Any]:
         for form in ("e4m3", "hybrid"):
             for layout, (ranks, sequence) in {"alone": (1, False), "tp2": (RANKS, False), "tp2-sp": (RANKS, True)}.items():
                 found[f"{recipe} {form} {layout}"] = _feed_forward(recipe, form, ranks, sequence)
+    for form in ("e4m3", "hybrid"):
+        for collectives in ("torch", "symmetric-memory"):
+            found[f"triton {form} {collectives}"] = _feed_forward("tensorwise", form, RANKS, True, collectives)
     return found
 
 
-def _feed_forward(recipe: str, form: str, ranks: int, sequence: bool) -> dict[str, float]:
+def _feed_forward(recipe: str, form: str, ranks: int, sequence: bool, collectives: str | None = None) -> dict[str, float]:
     from types import SimpleNamespace
 
     from megatron.core import parallel_state
@@ -259,6 +294,7 @@ def _feed_forward(recipe: str, form: str, ranks: int, sequence: bool) -> dict[st
     from megatron.core.transformer import TransformerConfig
 
     from lt_train.models.fp8_linear import use_fp8
+    from lt_train.ops.row_exchange import SharedRows
 
     parallel_state.destroy_model_parallel()
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=ranks)
@@ -285,8 +321,10 @@ def _feed_forward(recipe: str, form: str, ranks: int, sequence: bool) -> dict[st
     column.weight.data.copy_(up[rank * width : (rank + 1) * width])
     row.weight.data.copy_(down[:, rank * width : (rank + 1) * width])
     precision = SimpleNamespace(fp8_format=form, fp8_recipe=recipe)
-    kernels = SimpleNamespace(fp8_cast="torch", recomputes_swiglu=False)
-    use_fp8(SimpleNamespace(decoder=torch.nn.ModuleList([column, row])), precision, kernels)
+    casts = "torch" if collectives is None else "triton"
+    chosen = SimpleNamespace(fp8_cast=casts, recomputes_swiglu=False, collectives=collectives)
+    exchange = SharedRows(parallel_state.get_tensor_model_parallel_group())
+    use_fp8(SimpleNamespace(decoder=torch.nn.ModuleList([column, row])), precision, chosen, exchange)
     share = slice(rank * 16 // ranks, (rank + 1) * 16 // ranks) if sequence else slice(None)
     mine = tokens[share].clone().requires_grad_()
     output = row(column(mine)[0])[0]
@@ -329,6 +367,8 @@ SCENARIOS: tuple[Callable[[str], Any], ...] = (
     schedules,
     repeated,
     z_loss,
+    fused_layers,
+    overlapped,
     fp8_products,
     muon,
 )

@@ -34,6 +34,7 @@ LLAMA = (
     *GPU,
 )
 HOPPER, AMPERE, VOLTA = (9, 0), (8, 0), (7, 0)
+SHARED = ("--tensor-model-parallel-size", "2", "--ranks", "2", "--sequence-parallel")
 OFFLOADING = ("--transformer-impl", "te", "--cpu-offloading-num-layers", "1")
 
 
@@ -60,6 +61,7 @@ def test_auto_on_a_hopper_gpu() -> None:
         adamw="triton",
         fp8_cast=None,
         experts=None,
+        collectives=None,
         recomputes_swiglu=False,
     )
 
@@ -97,7 +99,8 @@ def test_auto_on_a_hopper_gpu() -> None:
         (("--fp8-format", "hybrid"), "swiglu", "triton"),
         (("--transformer-impl", "te"), "swiglu", "triton"),
         (("--use-torch-fsdp2",), "swiglu", "triton"),
-        (("--tensor-model-parallel-size", "2", "--ranks", "2"), "swiglu", "triton"),
+        (("--tensor-model-parallel-size", "2", "--ranks", "2"), "swiglu", "gemm-epilogue"),
+        (("--tensor-model-parallel-size", "4", "--ranks", "4", "--ffn-hidden-size", "14352"), "swiglu", "triton"),
         (("--ffn-hidden-size", "14340"), "swiglu", "triton"),
         (("--num-experts", "8"), "swiglu", "torch"),
         (OFFLOADING, "swiglu", "torch"),
@@ -125,11 +128,21 @@ def test_auto_on_a_hopper_gpu() -> None:
         (("--vocab-size", "50257"), "cross_entropy", "triton"),
         (("--hidden-size", "4100", "--num-attention-heads", "8", "--kv-channels", "128"), "cross_entropy", "triton"),
         (("--seq-length", "8190", "--micro-batch-size", "3", "--global-batch-size", "3"), "cross_entropy", "triton"),
-        (("--tensor-model-parallel-size", "2", "--ranks", "2"), "cross_entropy", "torch"),
+        (("--tensor-model-parallel-size", "4", "--ranks", "4"), "cross_entropy", "fused-linear"),
+        (("--tensor-model-parallel-size", "4", "--ranks", "4", "--vocab-size", "384"), "cross_entropy", "triton"),
         (("--transformer-impl", "te"), "cross_entropy", "fused-linear"),
         (("--kernels", "torch"), "cross_entropy", "torch"),
         (("--cross-entropy-impl", "triton"), "cross_entropy", "triton"),
         (("--cross-entropy-impl", "torch"), "cross_entropy", "torch"),
+        # Collectives of tensor parallelism.
+        (SHARED, "collectives", "symmetric-memory"),
+        ((*SHARED, "--tp-comm-overlap"), "collectives", "symmetric-memory"),
+        ((*SHARED, "--no-tp-comm-overlap"), "collectives", "torch"),
+        (SHARED[:-1], "collectives", "torch"),
+        ((*SHARED, "--deterministic"), "collectives", "torch"),
+        ((*SHARED, "--kernels", "torch"), "collectives", "torch"),
+        ((*SHARED, "--use-torch-fsdp2"), "collectives", "torch"),
+        ((*SHARED, "--transformer-impl", "te"), "collectives", "te"),
         # The optimizer's step and fp8's casts.
         (("--use-torch-fsdp2",), "adamw", "torch"),
         (("--optimizer", "muon"), "adamw", "torch"),
@@ -210,16 +223,14 @@ REFUSED: dict[tuple[str, ...], str] = {
     (*EPILOGUE, "--num-experts", "8"): "experts",
     (*EPILOGUE, "--fp8-format", "hybrid"): "fp8",
     (*EPILOGUE, "--use-torch-fsdp2"): "--use-torch-fsdp2",
-    (*EPILOGUE, "--tensor-model-parallel-size", "2", "--ranks", "2"): "tensor parallel size 2",
-    (*EPILOGUE, "--ffn-hidden-size", "14340"): "widths that are no multiples of 8",
+    (*EPILOGUE, "--ffn-hidden-size", "14340"): "widths of a rank that are no multiples of 8",
     ("--swiglu-impl", "triton", "--kernels", "torch"): "--swiglu-impl triton does not support --kernels torch",
     ("--swiglu-impl", "triton", "--num-experts", "8"): "experts",
     (*FUSED_LINEAR, "--kernels", "torch"): "--cross-entropy-impl fused-linear does not support --kernels torch",
     (*FUSED_LINEAR, "--z-loss-coeff", "1e-4"): "--z-loss-coeff, which needs the logits",
     (*FUSED_LINEAR, "--use-torch-fsdp2"): "--use-torch-fsdp2",
     (*FUSED_LINEAR, "--vocab-size", "50257"): "a vocabulary of 50257, which is no multiple of 128",
-    (*FUSED_LINEAR, "--tensor-model-parallel-size", "2", "--ranks", "2"): "tensor parallel size 2",
-    ("--cross-entropy-impl", "triton", "--tensor-model-parallel-size", "2", "--ranks", "2"): "tensor parallel size 2",
+    (*FUSED_LINEAR, "--vocab-size", "128", "--tensor-model-parallel-size", "2", "--ranks", "2"): "nothing but padding",
     (*FLASH, "--attention-dropout", "0.1"): "flash does not support --attention-dropout",
     (*FLASH, "--deterministic"): "--deterministic",
     (*FLASH, "--kv-channels", "256"): "heads of 256, only of 64, 96, 128",
@@ -232,6 +243,15 @@ def test_an_explicit_choice_that_cannot_be_met_is_refused(options: tuple[str, ..
         chosen(*options)
     assert "auto takes" in str(refusal.value.hint)
     assert refusal.value.exit_code == 78
+
+
+@pytest.mark.parametrize(
+    ("options", "obstacle"),
+    [(("--deterministic",), "--deterministic"), (("--kernels", "torch"), "--kernels torch"), (("--use-torch-fsdp2",), "fsdp2")],
+)
+def test_overlap_that_was_asked_for_is_refused(options: tuple[str, ...], obstacle: str) -> None:
+    with pytest.raises(BadConfig, match=f"--tp-comm-overlap does not support .*{obstacle}"):
+        chosen(*SHARED, "--tp-comm-overlap", *options)
 
 
 @pytest.mark.parametrize("wish", [EPILOGUE, FUSED_LINEAR], ids=" ".join)
@@ -266,7 +286,7 @@ def test_a_run_is_refused_before_it_starts(options: tuple[str, ...], reasons: li
     [
         (("--gpu", "a100-80gb", *FUSED_LINEAR), "8.0, 9.0 is needed"),
         (("--gpu", "b200-180gb", *EPILOGUE), "10.0, 9.0 is needed"),
-        (("--gpu", "h200-141gb", *FUSED_LINEAR, "--tensor-model-parallel-size", "2"), "tensor parallel size 2"),
+        (("--gpu", "h200-141gb", *FUSED_LINEAR, "--vocab-size", "50257"), "a vocabulary of 50257"),
     ],
     ids=str,
 )
@@ -291,7 +311,6 @@ def planned(*options: str) -> tuple[int, str]:
     ("options", "obstacle"),
     [
         (("--use-torch-fsdp2",), "--use-torch-fsdp2"),
-        (("--tensor-model-parallel-size", "2"), "tensor parallel size 2"),
         ((*FP8, "--fp8-recipe", "rowwise"), "--fp8-recipe rowwise"),
         ((*FP8, "--kernels", "torch"), "--kernels torch"),
         ((*FP8, "--transformer-impl", "te"), "--transformer-impl te"),
@@ -317,7 +336,11 @@ def test_swiglu_cannot_be_recomputed(options: tuple[str, ...], obstacle: str) ->
 @pytest.mark.parametrize(
     "options",
     [
-        *((), FP8, ("--fp8-format", "e4m3", "--tensor-model-parallel-size", "2"), (*FP8, "--gpu", "b200-180gb")),
+        (),
+        ("--tensor-model-parallel-size", "2"),
+        FP8,
+        ("--fp8-format", "e4m3", "--tensor-model-parallel-size", "2"),
+        (*FP8, "--gpu", "b200-180gb"),
         (*FP8, "--fp8-recipe", "blockwise"),
     ],
     ids=str,

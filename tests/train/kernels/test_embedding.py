@@ -27,3 +27,9 @@ def test_gradients_may_lie_anywhere() -> None:
     gradient, tokens, buffer = torch.ones(1, 2).expand(4, 2), torch.tensor([1, 0, 1, 1]), torch.zeros(2, 2)
     add_rows(gradient, tokens, buffer)
     assert buffer.tolist() == [[1, 1], [3, 3]]
+
+
+def test_tokens_behind_the_last_row_are_left_out() -> None:
+    gradient, tokens, buffer = torch.ones(4, 2), torch.tensor([2, 0, 2, 1]), torch.zeros(2, 2)
+    add_rows(gradient, tokens, buffer)
+    assert buffer.tolist() == [[1, 1], [1, 1]]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lt_train.kernels import amax_reduction
-from lt_train.kernels.fp8 import cast
+from lt_train.kernels.fp8 import cast, transposed
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
@@ -41,3 +41,10 @@ def test_what_is_not_finite_shows_in_the_factor(number: float) -> None:
     tensor[2, 1] = number
     _, _, factor = cast(tensor, amax_reduction.find(tensor), torch.float8_e4m3fn, True, True)
     assert not factor.isfinite().any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_a_transpose_has_the_same_numbers(dtype: torch.dtype) -> None:
+    tensor = (torch.randn(130, 70) * 100).clamp(-448, 448).to(dtype)
+    tensor[3, 5] = torch.finfo(dtype).max
+    assert torch.equal(transposed(tensor).float(), tensor.float().t())

@@ -12,6 +12,7 @@ from running import losses, train
 from lt_shared.presets import preset
 from lt_train.models import fused_layer
 from lt_train.models.build_gpt import _accumulates_in_gemms
+from lt_train.ops.row_exchange import OneRank
 
 STEPS = (
     *("--mock-data", "--model", "tiny", "--num-layers", "1", "--hidden-size", "32", "--ffn-hidden-size", "64"),
@@ -116,10 +117,10 @@ def test_gated_mlp_waits_for_the_weights_of_its_layers(monkeypatch: pytest.Monke
         linear.register_forward_pre_hook(lambda module, inputs: module.weight.data.fill_(7))
     seen, told = [], {}
     monkeypatch.setattr(
-        fused_layer, "gated_mlp", lambda rows, *weights, **options: seen.extend(weights) or told.update(options) or rows
+        fused_layer, "gated_mlp", lambda rows, *others, **options: seen.extend(others[:2]) or told.update(options) or rows
     )
     mlp = SimpleNamespace(linear_fc1=fc1, linear_fc2=fc2)
-    fused_layer._gated_mlp(mlp, torch.ones(1, 2), keeps_activation=True)
+    fused_layer._gated_mlp(mlp, OneRank(), torch.ones(1, 2), keeps_activation=True)
     assert [bool(weight.eq(7).all()) for weight in seen] == [True, True]
     assert told == {"keeps_activation": True}
 
@@ -156,7 +157,7 @@ def layer_of_megatron() -> SimpleNamespace:
 )
 def test_a_layer_computes_the_parts_that_were_chosen(part: str, implementation: str, replaced: set[str]) -> None:
     layer = layer_of_megatron()
-    fused_layer._fuse_layer(layer, chosen(**{part: implementation}), adds_residual=True)
+    fused_layer._fuse_layer(layer, chosen(**{part: implementation}), OneRank(), adds_residual=True)
     parts = {"layer": layer, **{name: value for name, value in vars(layer).items() if name != "forward"}}
     assert {name for name, module in parts.items() if module.forward is not OWN} == replaced
 
@@ -182,22 +183,22 @@ def last_stage() -> tuple[SimpleNamespace, SimpleNamespace]:
 @pytest.mark.parametrize("cross_entropy", ["torch", "triton"])
 def test_the_last_norm_is_transformer_engines(layers: str, cross_entropy: str) -> None:
     model, config = last_stage()
-    fused_layer.fuse(model, config, chosen(layers=layers, cross_entropy=cross_entropy))
+    fused_layer.fuse(model, config, chosen(layers=layers, cross_entropy=cross_entropy), OneRank())
     assert (model.decoder.final_layernorm.forward is OWN) == (layers == "te")
-    assert model.compute_language_model_loss is (fused_layer._losses if cross_entropy == "triton" else OWN)
+    assert (model.compute_language_model_loss is OWN) == (cross_entropy == "torch")
 
 
 def test_the_output_layer_leaves_its_gemm_to_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     given = []
     monkeypatch.setattr(fused_layer, "output_losses", lambda *tensors: given.append(tensors) or torch.arange(6.0))
     model, config = last_stage()
-    fused_layer.fuse(model, config, chosen(cross_entropy="fused-linear"))
+    fused_layer.fuse(model, config, chosen(cross_entropy="fused-linear"), OneRank())
     hidden_states = torch.arange(12.0).view(3, 2, 2)
     labels = torch.tensor([[0, 1, 2], [3, 4, 5]])
     for weight, expected in ((None, "own"), ("embedding's", "embedding's")):
         logits, bias = model.output_layer.forward(hidden_states, weight=weight, runtime_gather_output=None)
         losses = model.compute_language_model_loss(labels, logits)
-        rows, used, flat = given.pop()
+        rows, used, flat, *_ = given.pop()
         assert (bias, used) == (None, expected)
         assert torch.equal(rows, hidden_states.view(6, 2))
         assert flat.tolist() == [0, 3, 1, 4, 2, 5]
@@ -206,9 +207,9 @@ def test_the_output_layer_leaves_its_gemm_to_the_loss(monkeypatch: pytest.Monkey
 
 def test_only_contiguous_tensors_reach_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     given = []
-    monkeypatch.setattr(fused_layer, "output_losses", lambda *tensors: given.extend(tensors) or torch.zeros(3))
+    monkeypatch.setattr(fused_layer, "output_losses", lambda *tensors: given.extend(tensors[:3]) or torch.zeros(3))
     hidden_states, labels = torch.zeros(3, 1, 8)[..., :4], torch.zeros(1, 6, dtype=torch.int64)[:, ::2]
-    fused_layer._output_losses(labels, fused_layer.DeferredLogits(hidden_states, torch.zeros(2, 4)))
+    fused_layer._output_losses(labels, fused_layer.DeferredLogits(hidden_states, torch.zeros(2, 4)), OneRank(), 2)
     assert all(tensor.is_contiguous() for tensor in given)
 
 

@@ -342,7 +342,7 @@ def test_what_cannot_be_computed_is_refused(
         ("auto", True, "cuda", {}, "torch"),
         ("auto", True, "cuda", {"fp8_recipe": "tensorwise", "cpu_offloading_num_layers": 0}, "torch"),
         ("auto", True, "cuda", {"moe_grouped_gemm": True}, "torch"),
-        ("auto", True, "cuda", {"tp_comm_overlap": True}, "te"),
+        ("auto", True, "cuda", {"tp_comm_overlap": True}, "torch"),
         ("auto", True, "cuda", {"fp8_format": "hybrid", "fp8_recipe": "delayed"}, "te"),
         ("auto", True, "cuda", {"fp8_format": None, "fp8_recipe": "delayed"}, "torch"),
         ("auto", True, "cuda", {"cpu_offloading_num_layers": 2}, "te"),

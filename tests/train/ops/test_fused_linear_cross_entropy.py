@@ -8,6 +8,7 @@ from loss_training import FUSED, exponential_gemm, train
 from torch.nn.functional import cross_entropy
 
 from lt_train.ops import fused_linear_cross_entropy
+from lt_train.ops.row_exchange import OneRank
 
 ROWS, WIDTH, COLUMNS = 12, 64, 256
 
@@ -15,6 +16,10 @@ ROWS, WIDTH, COLUMNS = 12, 64, 256
 @pytest.fixture(autouse=True)
 def gemm_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_linear_cross_entropy, "exponential_gemm", exponential_gemm)
+
+
+def output_losses(rows: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return fused_linear_cross_entropy.output_losses(rows, weight, labels, OneRank(), COLUMNS)
 
 
 def case(scale: float, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -36,7 +41,7 @@ def test_losses_and_gradients(scale: float, dtype: torch.dtype, tolerance: float
     exact = [tensor.detach().double().requires_grad_() for tensor in (rows, weight)]
     expected = cross_entropy(exact[0] @ exact[1].t(), labels, reduction="none")
     (expected * weights).sum().backward()
-    losses = fused_linear_cross_entropy.output_losses(rows, weight, labels)
+    losses = output_losses(rows, weight, labels)
     (losses * weights).sum().backward()
     assert losses.max() > (100 if scale == 10 else 0)
     torch.testing.assert_close(losses, expected.float(), atol=1e-5, rtol=1e-6)
@@ -52,7 +57,7 @@ def test_a_label_that_is_nearly_certain() -> None:
     with torch.no_grad():
         rows.copy_(weight[labels] * 4)
     expected = cross_entropy((rows.double() @ weight.double().t()), labels, reduction="none")
-    found = fused_linear_cross_entropy.output_losses(rows, weight, labels)
+    found = output_losses(rows, weight, labels)
     assert expected.max() < 1e-4
     torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=0)
     assert found.min() >= 0
@@ -63,7 +68,7 @@ def test_small_losses_are_precise(monkeypatch: pytest.MonkeyPatch) -> None:
     sums = (expected.exp() * 2.0**-fused_linear_cross_entropy.ROOM).float()
     monkeypatch.setattr(fused_linear_cross_entropy, "exponential_gemm", lambda *_: (torch.ones(3, COLUMNS), sums))
     rows, weight, labels, _ = case(1.0, torch.float32)
-    found = fused_linear_cross_entropy.output_losses(rows[:3], weight, labels[:3])
+    found = output_losses(rows[:3], weight, labels[:3])
     torch.testing.assert_close(found.double(), expected, atol=1.2e-7, rtol=0)
 
 
@@ -78,7 +83,7 @@ def test_the_ends_of_the_range(lead: float) -> None:
     exact = [tensor.detach().double().requires_grad_() for tensor in (rows, weight)]
     expected = cross_entropy(exact[0] @ exact[1].t(), labels, reduction="none")
     (expected.sum() * 2**-20).backward()
-    losses = fused_linear_cross_entropy.output_losses(rows, weight, labels)
+    losses = output_losses(rows, weight, labels)
     (losses.sum() * 2**-20).backward()
     torch.testing.assert_close(losses.double(), expected, atol=1.2e-7, rtol=1e-6)
     others = torch.arange(COLUMNS) != 7
@@ -89,7 +94,7 @@ def test_the_ends_of_the_range(lead: float) -> None:
 def test_weights_keep_their_attributes_under_hooks() -> None:
     rows, weight, labels, _ = case(1.0, torch.float32)
     with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda tensor: tensor):
-        losses = fused_linear_cross_entropy.output_losses(rows, weight, labels)
+        losses = output_losses(rows, weight, labels)
     losses.sum().backward()
     assert weight.main_grad.any()
 
@@ -98,7 +103,7 @@ def test_weights_keep_their_attributes_under_hooks() -> None:
 def test_what_exponentials_cannot_hold_is_not_finite(scale: float) -> None:
     """Also from 126 nats on, where only the gradients of small losses would be lost."""
     rows, weight, labels, weights = case(scale, torch.bfloat16)
-    losses = fused_linear_cross_entropy.output_losses(rows, weight, labels)
+    losses = output_losses(rows, weight, labels)
     (losses * weights).sum().backward()
     assert losses.isinf().any()
     assert not weight.main_grad.isfinite().all()
@@ -109,7 +114,7 @@ def test_a_gradient_that_is_read_is_zero(is_read: bool) -> None:
     """megatron-core adds that of a tied embedding to it."""
     rows, weight, labels, _ = case(1.0, torch.float32)
     weight.zero_out_wgrad = is_read
-    fused_linear_cross_entropy.output_losses(rows, weight, labels).sum().backward()
+    output_losses(rows, weight, labels).sum().backward()
     assert weight.main_grad.any()
     assert not is_read or not weight.grad.any()
 

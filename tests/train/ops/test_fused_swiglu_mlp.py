@@ -2,25 +2,10 @@
 
 import pytest
 import torch
-from torch import Tensor
-from torch.nn.functional import silu
+from gemms_of_torch import gemm, gemm_gradient, swiglu
 
 from lt_train.ops import fused_swiglu_mlp
-
-
-def gemm(rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    gate_up = rows @ weight.t()
-    gate, up = gate_up.chunk(2, -1)
-    return gate_up, silu(gate) * up
-
-
-def gemm_gradient(gradient: Tensor, weight: Tensor, gate_up: Tensor, with_activation: bool) -> tuple[Tensor, Tensor | None]:
-    gate_up = gate_up.detach().requires_grad_()
-    with torch.enable_grad():
-        gate, up = gate_up.chunk(2, -1)
-        activation = silu(gate) * up
-    (result,) = torch.autograd.grad(activation, gate_up, gradient @ weight)
-    return result, activation.detach() if with_activation else None
+from lt_train.ops.row_exchange import OneRank
 
 
 @pytest.mark.parametrize("keeps_activation", [True, False])
@@ -30,12 +15,12 @@ def test_output_and_gradients(monkeypatch: pytest.MonkeyPatch, keeps_activation:
     torch.manual_seed(0)
     rows, fc1, fc2 = (torch.randn(*shape, requires_grad=True) for shape in ((3, 2, 4), (12, 4), (4, 6)))
     weights = torch.randn(rows.shape)
-    expected = gemm(rows, fc1)[1] @ fc2.t()
+    expected = swiglu(rows @ fc1.t()) @ fc2.t()
     gradients = torch.autograd.grad((expected * weights).sum(), (rows, fc1, fc2))
 
     for weight in (fc1, fc2):
         weight.main_grad = torch.ones_like(weight)
-    output = fused_swiglu_mlp.gated_mlp(rows, fc1, fc2, keeps_activation=keeps_activation)
+    output = fused_swiglu_mlp.gated_mlp(rows, fc1, fc2, OneRank(), keeps_activation=keeps_activation)
     (output * weights).sum().backward()
     torch.testing.assert_close(output, expected)
     torch.testing.assert_close(rows.grad, gradients[0])

@@ -54,7 +54,7 @@ def replace(set_attribute: Any, **broken: Exception) -> None:
         return call
 
     set_attribute(flash_attention, "attend", of("flash", lambda query, key, value, *_: query + key.sum() + value.sum()))
-    set_attribute(gemm_epilogues, "gated_gemm", of("quack", lambda rows, weight: (rows @ weight.t(), None)))
+    set_attribute(gemm_epilogues, "gated_gemm", of("quack", lambda *_: None))
     set_attribute(gemm_epilogues, "gated_gemm_gradient", of("gradient", lambda *_: None))
     set_attribute(gemm_epilogues, "exponential_gemm", of("loss", lambda rows, weight, offsets: rows @ weight.t()))
 

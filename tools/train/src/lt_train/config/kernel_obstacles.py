@@ -97,8 +97,9 @@ def gemm_epilogue_obstacles(run: Run, capability: Capability) -> Obstacles:
         "fp8": run.precision.fp8_format is not None,
         "--use-torch-fsdp2": run.memory.fully_sharded,
         "--cpu-offloading-num-layers": run.memory.offloaded_layers > 0,
-        f"widths that are no multiples of {ALIGNMENT}": model.hidden_size % ALIGNMENT + model.ffn_hidden_size % ALIGNMENT > 0,
-        f"tensor parallel size {run.parallelism.tensor}": run.parallelism.tensor > 1,
+        f"widths of a rank that are no multiples of {ALIGNMENT}": (
+            model.hidden_size % ALIGNMENT + model.ffn_hidden_size % (ALIGNMENT * run.parallelism.tensor) > 0
+        ),
     }
 
 
@@ -160,14 +161,31 @@ def _fused_linear_obstacles(run: Run, capability: Capability) -> Obstacles:
         f"a vocabulary of {model.vocab_size}, which is no multiple of {VOCABULARY_TILE}": model.vocab_size % VOCABULARY_TILE > 0,
         f"a hidden size that is no multiple of {ALIGNMENT}": model.hidden_size % ALIGNMENT > 0,
         f"{rows} tokens in a micro batch of a rank, no multiple of {ALIGNMENT}": rows % ALIGNMENT > 0,
-        f"tensor parallel size {run.parallelism.tensor}": run.parallelism.tensor > 1,
+        f"tensor parallel size {run.parallelism.tensor}, whose last rank has nothing but padding of the vocabulary": (
+            _vocabulary_before_last_rank(model, run.parallelism.tensor) >= model.vocab_size
+        ),
     }
 
 
+def _vocabulary_before_last_rank(model: Architecture, ranks: int) -> int:
+    return model.padded_vocab_size(VOCABULARY_TILE, ranks) // ranks * (ranks - 1)
+
+
 def _triton_loss_obstacles(run: Run, capability: Capability) -> Obstacles:
+    return _not_triton(run)
+
+
+def overlap_obstacles(run: Run) -> Obstacles:
+    """Of collectives of torch's tensor-parallel layers by copy engines, while GEMMs run (`lt_train.ops.peer_exchange`)."""
     return {
+        "--no-tp-comm-overlap": run.parallelism.tensor_overlap is False,
+        f"--device {run.parallelism.device}": run.parallelism.device != device.CUDA,
         **_not_triton(run),
-        f"tensor parallel size {run.parallelism.tensor}": run.parallelism.tensor > 1,
+        "layers without --sequence-parallel": not run.parallelism.sequence,
+        f"{run.precision.dtype}, only --bf16 and --fp16": not run.precision.half,
+        "--deterministic": run.precision.deterministic,
+        "--use-torch-fsdp2": run.memory.fully_sharded,
+        "latent attention": run.architecture.latent_attention is not None,
     }
 
 

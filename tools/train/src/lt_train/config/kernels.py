@@ -25,8 +25,9 @@ from lt_train.config.kernel_obstacles import (
     grouped_fp8_obstacles,
     grouped_gemm_epilogue_obstacles,
     has_swiglu,
+    overlap_obstacles,
 )
-from lt_train.config.optional_packages import ENGINE, FLASH_ATTENTION, QUACK, Package
+from lt_train.config.optional_packages import ENGINE, FLASH_ATTENTION, QUACK, SYMMETRIC_MEMORY, Package
 from lt_train.config.settings.layers import (
     AUTO,
     FLASH,
@@ -58,6 +59,7 @@ GROUPED_BY_QUACK = (GROUPED_GEMM_EPILOGUE, GROUPED_FP8)
 SEQUENTIAL = "sequential"
 # Recipes of fp8.
 CAST_BY_KERNELS = ("tensorwise", "blockwise")
+PEER_MEMORY = "symmetric-memory"
 
 PARTS = ("architecture", "layers", "batches", "precision", "optimization", "parallelism", "memory", "data")
 
@@ -69,8 +71,9 @@ class Kernels:
     `layers` is "te" or "torch" (megatron-core's local layers); `attention` "flash-attn-4", "te", "sdpa" (PyTorch's, cuDNN first)
     or "flex-attention"; `swiglu` "gemm-epilogue", "triton" or "torch"; `cross_entropy` "fused-linear", "triton" or "torch";
     `norm` and `rope` "triton", "te" or "torch"; `adamw` "triton" or "torch"; `fp8_cast` "triton", "te" or "torch", None without
-    fp8; `experts` "grouped-fp8", "grouped-gemm-epilogue", "grouped", "sequential" or "te", None without experts.
-    `recomputes_swiglu`: the backward pass computes SwiGLU again instead of keeping its output.
+    fp8; `experts` "grouped-fp8", "grouped-gemm-epilogue", "grouped", "sequential" or "te", None without experts; `collectives` of
+    tensor parallelism "symmetric-memory", which overlaps them with GEMMs, "te" or "torch", None without. `recomputes_swiglu`: the
+    backward pass computes SwiGLU again instead of keeping its output.
     """
 
     layers: str
@@ -82,6 +85,7 @@ class Kernels:
     adamw: str
     fp8_cast: str | None
     experts: str | None
+    collectives: str | None
     recomputes_swiglu: bool
 
     @property
@@ -116,6 +120,7 @@ def choose(run: Run, capability: Capability, failed: Failures = NONE_FAILED) -> 
         adamw=TRITON if fuses_adamw(run) else TORCH,
         fp8_cast=_fp8_cast(run),
         experts=_experts(run, capability, failed),
+        collectives=_collectives(run, failed),
         # In an MLP that is recomputed as a whole, SwiGLU is, too.
         recomputes_swiglu=SWIGLU in modules and "mlp" not in modules,
     )
@@ -138,6 +143,8 @@ def problems(run: Run, capability: Capability = None) -> Iterator[ToolError]:
         reason = _reason(grouped_expert_obstacles(run))
         if reason:
             yield BadConfig(f"--moe-grouped-gemm does not support {reason}", "drop it, or use --transformer-impl te")
+    if _wants_overlap(run) and (reason := _reason(overlap_obstacles(run))):
+        yield BadConfig(f"--tp-comm-overlap does not support {reason}", "drop it, or use --transformer-impl te")
     if SWIGLU in run.memory.recomputed_modules and (reason := _recomputation_obstacle(run, capability)):
         yield BadConfig(
             f"--recompute-modules swiglu does not support {reason}: it is part of the GEMMs (--swiglu-impl {GEMM_EPILOGUE}) or of"
@@ -151,6 +158,8 @@ def _failed_choices(run: Run, failed: Failures) -> Iterator[ToolError]:
     needing = {f"{option} {wish}": IMPLEMENTATIONS[option].get(wish, (None,))[0] for option, wish in _wishes(run).items()}
     if SWIGLU in run.memory.recomputed_modules and run.precision.fp8_format is None:
         needing["--recompute-modules swiglu"] = QUACK
+    if _wants_overlap(run):
+        needing["--tp-comm-overlap"] = SYMMETRIC_MEMORY
     for choice, package in needing.items():
         if package is not None and package in failed:
             yield BadConfig(f"{choice}: {package} does not work here: {failed[package]}", "drop it, or mend the package")
@@ -280,6 +289,19 @@ def _experts(run: Run, capability: Capability, failed: Failures) -> str | None:
     if not is_there or _reason(grouped_gemm_epilogue_obstacles(run, capability)):
         return GROUPED
     return GROUPED_GEMM_EPILOGUE if _reason(grouped_fp8_obstacles(run)) else GROUPED_FP8
+
+
+def _wants_overlap(run: Run) -> bool:
+    """Of torch's layers; TransformerEngine's have their own."""
+    return run.parallelism.tensor_overlap is True and not run.layers.transformer_engine
+
+
+def _collectives(run: Run, failed: Failures) -> str | None:
+    if run.parallelism.tensor == 1:
+        return None
+    if run.layers.transformer_engine:
+        return TRANSFORMER_ENGINE
+    return PEER_MEMORY if SYMMETRIC_MEMORY not in failed and _reason(overlap_obstacles(run)) is None else TORCH
 
 
 def _fp8_cast(run: Run) -> str | None:

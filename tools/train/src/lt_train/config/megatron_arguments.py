@@ -31,7 +31,7 @@ def of(config: RunConfig) -> dict[str, Any]:
         "decoder_first_pipeline_num_layers": parallel.first_stage_layers,
         "decoder_last_pipeline_num_layers": parallel.last_stage_layers,
         "context_parallel_size": parallel.context,
-        "tp_comm_overlap": parallel.tensor_overlap,
+        "tp_comm_overlap": bool(parallel.tensor_overlap),
         "expert_model_parallel_size": parallel.expert,
         "transformer_impl": "transformer_engine" if config.layers.transformer_engine else "local",
         "hidden_dropout": config.layers.hidden_dropout,

@@ -114,7 +114,7 @@ REASONS = {
     "optimizer.implementation": "AdamW is one kernel in any case",
     "optimizer.fused": "AdamW is one kernel in any case",
     "optimizer.early_step_in_backward": "lt-train has no such step",
-    "parallelism.enable_async_tensor_parallel": "--tp-comm-overlap does it where TransformerEngine is installed",
+    "parallelism.enable_async_tensor_parallel": "torch's layers do it with --sequence-parallel",
     "parallelism.disable_loss_parallel": "the loss is parallel in any case",
     "parallelism.fsdp_reshard_after_forward": "lt-train leaves it to FSDP2",
     "parallelism.context_parallel_rotate_method": "lt-train has one kind of context parallelism",

@@ -2,6 +2,9 @@
 
 One pass over the logits forward; backward, their gradient overwrites them. For Llama 3's vocabulary and 32,768 tokens the logits
 are 8.4 GB; a float32 copy and its gradient would be 34.
+
+Tensor-parallel ranks have some columns of the logits each. They exchange two numbers of each row and rank, log(sum(exp)) of its
+columns and the label's logit: 0.5 MB for 32,768 tokens on two ranks, between the two passes.
 """
 
 from typing import Any
@@ -10,44 +13,53 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.distributed import ProcessGroup, all_gather_into_tensor
 
 BLOCK = 4096
 
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, group: ProcessGroup | None) -> Tensor:
         rows, columns = logits.shape
-        losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
-        normalizers = torch.empty_like(losses)
-        _forward[(rows,)](logits, labels, losses, normalizers, columns, BLOCK, num_warps=8)
-        ctx.save_for_backward(logits, labels, normalizers)
-        return losses
+        if group is not None:
+            labels = labels - group.rank() * columns
+        # The logarithm of each row's sum, and its label's logit.
+        found = torch.empty(2, rows, dtype=torch.float32, device=logits.device)
+        _forward[(rows,)](logits, labels, found[0], found[1], columns, BLOCK, num_warps=8)
+        if group is not None:
+            gathered = found.new_empty(group.size() * 2, rows)
+            all_gather_into_tensor(gathered, found, group=group)
+            of_ranks = gathered.view(-1, 2, rows)
+            found = torch.stack((of_ranks[:, 0].logsumexp(0), of_ranks[:, 1].sum(0)))
+        ctx.save_for_backward(logits, labels, found[0])
+        return found[0] - found[1]
 
     @staticmethod
-    def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor, None, None]:
         logits, labels, normalizers = ctx.saved_tensors
         rows, columns = logits.shape
         _backward[(rows, triton.cdiv(columns, BLOCK))](
             logits, labels, normalizers, gradients.contiguous(), columns, BLOCK, num_warps=8
         )
-        return logits, None
+        return logits, None, None
 
 
-def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+def cross_entropy(logits: Tensor, labels: Tensor, group: ProcessGroup | None = None) -> Tensor:
     """The loss of every row, float32 [rows], of `logits` [rows, columns], contiguous, and `labels` int64 [rows].
 
-    The backward pass destroys the logits.
+    With a `group` each of its ranks has the next columns. The backward pass destroys the logits.
     """
-    losses: Tensor = _CrossEntropy.apply(logits, labels)  # type: ignore[no-untyped-call]
+    losses: Tensor = _CrossEntropy.apply(logits, labels, group)  # type: ignore[no-untyped-call]
     return losses
 
 
 @triton.jit
-def _forward(logits, labels, losses, normalizers, columns, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _forward(logits, labels, normalizers, chosen, columns, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     start = logits + row * columns
-    largest = float("-inf")
+    # Finite: all columns of a rank may be padding, whose logits are -inf.
+    largest = -3e38
     total = 0.0
     for first in range(0, columns, BLOCK):
         column = first + tl.arange(0, BLOCK)
@@ -55,9 +67,10 @@ def _forward(logits, labels, losses, normalizers, columns, BLOCK: tl.constexpr):
         higher = tl.maximum(largest, tl.max(values))
         total = total * tl.exp(largest - higher) + tl.sum(tl.exp(values - higher))
         largest = higher
-    normalizer = largest + tl.log(total)
-    tl.store(normalizers + row, normalizer)
-    tl.store(losses + row, normalizer - tl.load(start + tl.load(labels + row)).to(tl.float32))
+    tl.store(normalizers + row, largest + tl.log(total))
+    label = tl.load(labels + row)
+    is_here = (label >= 0) & (label < columns)
+    tl.store(chosen + row, tl.load(start + label, mask=is_here, other=0.0).to(tl.float32))
 
 
 @triton.jit

@@ -15,22 +15,22 @@ BLOCK, ROWS = 1024, 4
 def add_rows(gradient: Tensor, tokens: Tensor, buffer: Tensor) -> None:
     """Add row i of `gradient` [tokens, width] to row `tokens[i]` of `buffer` [rows, width], for every i of `tokens`, int64.
 
-    Always in the same order.
+    Always in the same order. Tokens from `rows` on are left out.
     """
     gradient = gradient.contiguous()
     ordered, order = tokens.sort(stable=True)
-    width = buffer.shape[1]
-    _add[(len(tokens), triton.cdiv(width, BLOCK))](gradient, ordered, order, buffer, len(tokens), width, ROWS, BLOCK)
+    rows, width = buffer.shape
+    _add[(len(tokens), triton.cdiv(width, BLOCK))](gradient, ordered, order, buffer, len(tokens), rows, width, ROWS, BLOCK)
 
 
 @triton.jit
 def _add(  # type: ignore[no-untyped-def]
-    gradient, ordered, order, buffer, count, width, ROWS: tl.constexpr, BLOCK: tl.constexpr
+    gradient, ordered, order, buffer, count, rows, width, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
     """All rows of one token, by the program of the first of them."""
     index = tl.program_id(0)
     token = tl.load(ordered + index)
-    if tl.load(ordered + index - 1, mask=index > 0, other=-1) != token:
+    if (tl.load(ordered + index - 1, mask=index > 0, other=-1) != token) & (token < rows):
         column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
         inside = column < width
         total = tl.zeros([BLOCK], dtype=tl.float32)

@@ -36,6 +36,14 @@ def cast(
     return same, transpose, factor
 
 
+def transposed(tensor: Tensor) -> Tensor:
+    """The transpose of `tensor` [rows, columns], which is in fp8, contiguous. Of the same numbers: it is scaled by one."""
+    largest = torch.tensor(torch.finfo(tensor.dtype).max).view(torch.int32)
+    parts = torch.full((PARTS.value,), int(largest), dtype=torch.int32, device=tensor.device)
+    _, transpose, _ = cast(tensor, parts, tensor.dtype, with_cast=False, with_transpose=True)
+    return transpose
+
+
 @triton.jit
 def _cast(  # type: ignore[no-untyped-def]
     tensor, parts, same, transpose, factor, rows, columns, end,

@@ -23,7 +23,6 @@ import math
 import os
 from typing import Any
 
-import torch
 from torch import Tensor
 
 # The columns of a tile. Row sums are over whole tiles: columns beyond the matrix would be summed.
@@ -31,28 +30,26 @@ WIDE, COLUMNS = 192, 128
 LOG2E = math.log2(math.e)
 
 
-def gated_gemm(rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """`rows` [m, k] times the transpose of `weight` [2 n, k], gates first: [m, 2 n], and its SwiGLU [m, n].
+def gated_gemm(rows: Tensor, weight: Tensor, gate_up: Tensor, activation: Tensor) -> None:
+    """`rows` [m, k] times the transpose of `weight` [2 n, k], gates first, into `gate_up` [m, 2 n]; its SwiGLU into `activation`
+    [m, n].
 
     In 16 bits; k and n are multiples of 8.
     """
-    gate_up = rows.new_empty(rows.shape[0], weight.shape[0])
     gate, up = gate_up.chunk(2, dim=-1)
-    out = {"gate": gate, "up": up, "activation": rows.new_empty(gate.shape)}
+    out = {"gate": gate, "up": up, "activation": activation}
     _epilogues().forward(rows, weight.t(), out=out, store_d=False, concat_layout=("B",), config=configuration(), tuned=False)
-    return gate_up, out["activation"]
 
 
-def gated_gemm_gradient(gradient: Tensor, weight: Tensor, gate_up: Tensor, with_activation: bool) -> tuple[Tensor, Tensor | None]:
-    """The gradient of `gate_up` [m, 2 n] from that of the output [m, h], `weight` [h, n]; and SwiGLU, recomputed."""
-    result = torch.empty_like(gate_up)
+def gated_gemm_gradient(gradient: Tensor, weight: Tensor, gate_up: Tensor, result: Tensor, activation: Tensor | None) -> None:
+    """The gradient of `gate_up` [m, 2 n], from that of the output [m, h] and `weight` [h, n], into `result`; SwiGLU, recomputed,
+    into `activation`, if there is one."""
     operands = dict(zip(("gate", "up"), gate_up.chunk(2, dim=-1), strict=True))
     out = dict(zip(("gate_gradient", "up_gradient"), result.chunk(2, dim=-1), strict=True))
-    if with_activation:
-        out["activation"] = gate_up.new_empty(operands["gate"].shape)
-    gemm = _epilogues().backward_with_activation if with_activation else _epilogues().backward
+    if activation is not None:
+        out["activation"] = activation
+    gemm = _epilogues().backward if activation is None else _epilogues().backward_with_activation
     gemm(gradient, weight, out=out, store_d=False, config=configuration(), tuned=False, **operands)
-    return result, out.get("activation")
 
 
 def exponential_gemm(rows: Tensor, weight: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:

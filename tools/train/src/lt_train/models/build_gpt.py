@@ -12,7 +12,7 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
 
 from lt_shared.architecture import CLAMPED_SWIGLU_LIMIT, Architecture
-from lt_train.config.kernels import GROUPED_BY_QUACK, GROUPED_FP8, Kernels, exchanges_whole_tokens
+from lt_train.config.kernels import GROUPED_BY_QUACK, GROUPED_FP8, PEER_MEMORY, Kernels, exchanges_whole_tokens
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.memory import SWIGLU
 from lt_train.models import multipliers, rope, rotary_tables
@@ -22,13 +22,16 @@ from lt_train.models.group_limited_router import score_groups
 from lt_train.models.grouped_experts import use_bfloat16_router, use_fused_router, use_grouped_experts
 from lt_train.models.layer_specs import block_spec, exclude_padding, layer_spec
 from lt_train.models.multi_token_prediction import PredictingModel
+from lt_train.models.parallel_linear import overlap
 from lt_train.models.z_loss import add_z_loss
 from lt_train.ops import expert_rows, wgrad_accumulation
 from lt_train.ops.expert_mlp import Operations
 from lt_train.ops.fp8_grouped_gemm import Fp8GroupedGemms
 from lt_train.ops.grouped_gemm import QuackGroupedGemms, TorchGroupedGemms
+from lt_train.ops.row_exchange import Exchange
 from lt_train.parallel import tp_comm_overlap
 from lt_train.parallel.ddp import Chunk, building, wrap
+from lt_train.parallel.exchange import exchange_of
 from lt_train.parallel.fsdp import FullySharded
 from lt_train.runtime.device import CPU, CUDA
 
@@ -70,7 +73,7 @@ def transformer_config(run_config: RunConfig, device: torch.device) -> Transform
         context_parallel_size=run_config.parallelism.context,
         **_pipeline_communication(run_config.parallelism.interleaving is not None),
         sequence_parallel=run_config.parallelism.sequence,
-        tp_comm_overlap=run_config.parallelism.tensor_overlap,
+        tp_comm_overlap=_overlaps_by_engine(run_config),
         pipeline_dtype=dtype,
         params_dtype=torch.float32 if run_config.memory.fully_sharded else dtype,
         bf16=run_config.precision.bf16,
@@ -202,15 +205,24 @@ def build(run_config: RunConfig, kernels: Kernels, device: torch.device) -> list
     config = transformer_config(run_config, device)
     if config.gradient_accumulation_fusion:
         wgrad_accumulation.accumulate_in_gemms()
-    if run_config.parallelism.tensor_overlap:
+    if _overlaps_by_engine(run_config):
         tp_comm_overlap.make_buffers(run_config)
-    if run_config.parallelism.interleaving is None:
-        return [_build_chunk(run_config, kernels, config, device, None)]
-    return [_build_chunk(run_config, kernels, config, device, stage) for stage in range(run_config.parallelism.interleaving)]
+    exchange = exchange_of(run_config, kernels)
+    stages = [None] if run_config.parallelism.interleaving is None else range(run_config.parallelism.interleaving)
+    return [_build_chunk(run_config, kernels, config, device, exchange, stage) for stage in stages]
+
+
+def _overlaps_by_engine(run_config: RunConfig) -> bool:
+    return run_config.parallelism.tensor_overlap is True and run_config.layers.transformer_engine
 
 
 def _build_chunk(
-    run_config: RunConfig, kernels: Kernels, config: TransformerConfig, device: torch.device, virtual_stage: int | None
+    run_config: RunConfig,
+    kernels: Kernels,
+    config: TransformerConfig,
+    device: torch.device,
+    exchange: Exchange,
+    virtual_stage: int | None,
 ) -> Chunk:
     architecture = run_config.architecture
     with building(run_config):
@@ -249,11 +261,17 @@ def _build_chunk(
     if run_config.layers.triton:
         from lt_train.models.fused_layer import fuse
 
-        fuse(model, run_config, kernels)
+        fuse(model, run_config, kernels, exchange)
+    if kernels.collectives == PEER_MEMORY:
+        # In fp8 the decoder's linear layers multiply and exchange rows by `use_fp8`.
+        if run_config.precision.fp8_format is None:
+            overlap(model, exchange)
+        elif model.post_process:
+            overlap(model.output_layer, exchange)
     if model.post_process and run_config.optimization.z_loss_coeff:
         add_z_loss(model, run_config.optimization.z_loss_coeff)
     if run_config.precision.fp8_format and not run_config.layers.transformer_engine:
-        use_fp8(model, run_config.precision, kernels)
+        use_fp8(model, run_config.precision, kernels, exchange)
     return wrap(run_config, config, model, device)
 
 

@@ -27,7 +27,7 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from lt_train.models.attention import CausalAttention
-from lt_train.models.chunk_exchange import GatheredChunks, SummedChunks
+from lt_train.parallel.chunk_exchange import GatheredChunks, SummedChunks
 
 
 class FlashAttention(CausalAttention):

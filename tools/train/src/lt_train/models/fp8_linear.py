@@ -10,8 +10,10 @@ A weight's gradient needs the transpose of the layer's input. Attention's output
 cast again then, and its fp8 transpose not saved. So is SwiGLU's output, if that is to be recomputed: of Llama 3 8B's width and
 32,768 tokens 0.13 and 0.47 GB a layer less, and 0.06 and 0.6 ms more.
 
-On an H200 an fp8 GEMM takes half the time of one in bf16; the casts take part of that back. With tensor parallelism the input
-gradient's all-reduce does not overlap with the weight gradient's GEMM, as it does in megatron-core's bf16 layers.
+On an H200 an fp8 GEMM takes half the time of one in bf16; the casts take part of that back. With sequence parallelism, where
+`ops.peer_exchange` overlaps collectives with GEMMs, rows are cast before they are gathered, with a scale that the ranks agree
+on: half as many bytes are sent. Of a layer's input only the rank's own rows are saved then. Otherwise rows are gathered in 16
+bits, and the input gradient's collective does not overlap with the weight gradient's GEMM, as in megatron-core's bf16 layers.
 """
 
 from collections.abc import Callable
@@ -31,14 +33,15 @@ from megatron.core.transformer.mlp import MLP
 from megatron.core.transformer.moe.experts import SequentialMLP
 from torch import Tensor
 
-from lt_train.config.kernels import Kernels
+from lt_train.config.kernels import PEER_MEMORY, Kernels
 from lt_train.config.settings.layers import TRITON
 from lt_train.config.settings.precision import Precision
 from lt_train.kernels import FP8_BLOCK
 from lt_train.ops import fp8_casts
 from lt_train.ops.deferred_gradients import later
-from lt_train.ops.fp8_casts import Casts, SwigluCasts
+from lt_train.ops.fp8_casts import Casts, SwigluCasts, TritonCasts
 from lt_train.ops.fp8_gemm import Cast
+from lt_train.ops.row_exchange import Exchange
 from lt_train.ops.wgrad_accumulation import add, overwrites, written
 
 E4M3 = torch.float8_e4m3fn
@@ -59,7 +62,7 @@ class Source(Protocol):
         ...
 
 
-def use_fp8(model: GPTModel, precision: Precision, kernels: Kernels) -> None:
+def use_fp8(model: GPTModel, precision: Precision, kernels: Kernels, exchange: Exchange) -> None:
     """Make the linear layers of `model`'s decoder multiply in fp8."""
     gradient = E5M2 if precision.fp8_format == "hybrid" else E4M3
     by_triton = kernels.fp8_cast == TRITON
@@ -78,6 +81,18 @@ def use_fp8(model: GPTModel, precision: Precision, kernels: Kernels) -> None:
             elif type(module) is MLP and module not in experts and kernels.recomputes_swiglu:
                 module.linear_fc2._forward_impl = partial(linear, source=GateUpSaved)
                 module.forward = partial(_gated_mlp, module)
+        if kernels.collectives == PEER_MEMORY and isinstance(casts, TritonCasts):
+            _exchange_rows(model, exchange, linear)
+
+
+def _exchange_rows(model: GPTModel, exchange: Exchange, linear: Any) -> None:
+    """Of the linear layers that gather or scatter the rows of sequence parallelism; `linear` is what they would compute else."""
+    settings = {"gradient": linear.keywords["gradient"], "casts": linear.keywords["casts"], "exchange": exchange}
+    for module in model.decoder.modules():
+        if type(module) is ColumnParallelLinear and module.sequence_parallel and not module.is_expert:
+            module._forward_impl = partial(_column_parallel, **settings)
+        elif type(module) is RowParallelLinear and module.sequence_parallel and not module.is_expert:
+            module.forward = partial(_row_parallel, module, source=module._forward_impl.keywords["source"], **settings)
 
 
 def _gated_mlp(mlp: Any, hidden_states: Tensor, *unused: Any, **options: Any) -> Any:
@@ -114,6 +129,33 @@ def _linear(
     return output if bias is None else output + bias
 
 
+def _column_parallel(
+    *, input: Tensor, weight: Tensor, bias: Tensor | None, gradient_accumulation_fusion: bool,
+    gradient: torch.dtype, casts: TritonCasts, exchange: Exchange, **unused: Any,
+) -> Tensor:  # fmt: skip
+    """As `_linear`, of this rank's rows `input`, and for all ranks' rows."""
+    rows = input.reshape(-1, input.shape[-1]).contiguous()
+    buffer = getattr(weight, "main_grad", None) if gradient_accumulation_fusion else None
+    output: Tensor = _ColumnParallel.apply(rows, weight, buffer, gradient, casts, exchange)  # type: ignore[no-untyped-call]
+    output = output.view(-1, *input.shape[1:-1], len(weight))
+    return output if bias is None else output + bias
+
+
+def _row_parallel(
+    layer: Any, input_: Tensor, *, source: type[Source], gradient: torch.dtype, casts: TritonCasts, exchange: Exchange
+) -> tuple[Tensor, Tensor | None]:
+    """What megatron-core's row-parallel layer returns for `input_` [s, b, k]: this rank's share of the sum, and the bias."""
+    buffer = getattr(layer.weight, "main_grad", None) if layer.gradient_accumulation_fusion else None
+    rows = input_.reshape(-1, input_.shape[-1])
+    output: Tensor = _RowParallel.apply(  # type: ignore[no-untyped-call]
+        rows, layer.weight, buffer, source, gradient, casts, exchange
+    )
+    output = output.view(-1, *input_.shape[1:-1], len(layer.weight))
+    if layer.skip_bias_add or layer.bias is None:
+        return output, layer.bias
+    return output + layer.bias, None
+
+
 class _Fp8Linear(torch.autograd.Function):
     """Rows [m, k] times the transpose of `weight` [n, k], as `source` casts the rows. fp8 GEMMs need the contracted
     dimension of both operands innermost."""
@@ -136,14 +178,98 @@ class _Fp8Linear(torch.autograd.Function):
         cast, scale, transpose, transpose_scale = casts.cast_and_transpose(output_gradient.contiguous(), ctx.gradient)
         gradient = casts.multiply((cast, scale), casts.cast_weight_transpose(weight, amax, E4M3), dtype, fast=False)
         rows_gradient, rows_transpose = ctx.source.transposed(gradient, *kept, casts)
-        weight_gradient = partial(casts.multiply, (transpose, transpose_scale), rows_transpose, fast=False)
-        buffer = ctx.buffer
-        if buffer is None:
-            return rows_gradient, weight_gradient(dtype), None, None, None, None
-        # Not all GEMMs with scales have float32 outputs.
-        is_direct = buffer.dtype == dtype or casts.writes_float32
-        later(buffer, partial(_accumulate, weight_gradient, dtype, buffer, is_direct))
-        return rows_gradient, written(weight), None, None, None, None
+        weight_gradient = _weight_gradient(casts, (transpose, transpose_scale), rows_transpose, weight, ctx.buffer, dtype)
+        return rows_gradient, weight_gradient, None, None, None, None
+
+
+def _weight_gradient(
+    casts: Casts, gradient: Cast, rows: Cast, weight: Tensor, buffer: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """From the transposes of the output's gradient and of the rows; in `buffer`, if there is one, or will be."""
+    multiply = partial(casts.multiply, gradient, rows, fast=False)
+    if buffer is None:
+        return multiply(dtype)
+    # Not all GEMMs with scales have float32 outputs.
+    is_direct = buffer.dtype == dtype or casts.writes_float32
+    later(buffer, partial(_accumulate, multiply, dtype, buffer, is_direct))
+    return written(weight)
+
+
+class _ColumnParallel(torch.autograd.Function):
+    """This rank's columns of all ranks' rows."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: Tensor,
+        weight: Tensor,
+        buffer: Tensor | None,
+        gradient: torch.dtype,
+        casts: TritonCasts,
+        exchange: Exchange,
+    ) -> Tensor:
+        cast, scale = casts.cast(rows, casts.amax_of_ranks(rows, exchange), E4M3)
+        gathered = exchange.gather(cast.view(torch.uint8), whole=False)
+        amax = casts.amax(weight)
+        weight_cast = casts.cast(weight, amax, E4M3)
+        output = rows.new_empty(gathered.count, len(weight))
+        for place, part in gathered.parts():
+            casts.multiply((part.view(E4M3), scale), weight_cast, rows.dtype, fast=True, out=output[place])
+        ctx.buffer, ctx.gradient, ctx.casts, ctx.exchange = buffer, gradient, casts, exchange
+        ctx.save_for_backward(weight, amax, cast, scale)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+        weight, amax, cast, scale = ctx.saved_tensors
+        casts, dtype = ctx.casts, output_gradient.dtype
+        gathered = ctx.exchange.gather(cast.view(torch.uint8), whole=True)
+        gradient, factor, transpose, _ = casts.cast_and_transpose(output_gradient.contiguous(), ctx.gradient)
+        weight_transpose = casts.cast_transpose(weight, amax, E4M3)
+
+        def rows_gradient(place: slice, out: Tensor) -> None:
+            casts.multiply((gradient[place], factor), weight_transpose, dtype, fast=False, out=out)
+
+        finish = ctx.exchange.start_sum(len(gradient), weight.shape[1], output_gradient, rows_gradient)
+        rows_transpose = casts.transposed(gathered.whole().view(E4M3))
+        weight_gradient = _weight_gradient(casts, (transpose, factor), (rows_transpose, scale), weight, ctx.buffer, dtype)
+        return finish(), weight_gradient, None, None, None, None
+
+
+class _RowParallel(torch.autograd.Function):
+    """This rank's share of the rows, summed over the ranks; `source` casts what this rank multiplies."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, weight: Tensor, buffer: Tensor | None,
+        source: type[Source], gradient: torch.dtype, casts: TritonCasts, exchange: Exchange,
+    ) -> Tensor:  # fmt: skip
+        (cast, scale), kept = source.cast(rows, casts)
+        amax = casts.amax(weight)
+        weight_cast = casts.cast(weight, amax, E4M3)
+        ctx.buffer, ctx.source, ctx.gradient, ctx.casts, ctx.exchange = buffer, source, gradient, casts, exchange
+        ctx.save_for_backward(weight, amax, *kept)
+
+        def product(place: slice, out: Tensor) -> None:
+            casts.multiply((cast[place], scale), weight_cast, rows.dtype, fast=True, out=out)
+
+        return exchange.sum(len(cast), len(weight), rows, product)
+
+    @staticmethod
+    def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor, Tensor, None, None, None, None, None]:
+        weight, amax, *kept = ctx.saved_tensors
+        casts, dtype = ctx.casts, output_gradient.dtype
+        output_gradient = output_gradient.contiguous()
+        cast, factor = casts.cast(output_gradient, casts.amax_of_ranks(output_gradient, ctx.exchange), ctx.gradient)
+        gathered = ctx.exchange.gather(cast.view(torch.uint8), whole=True)
+        weight_transpose = casts.cast_transpose(weight, amax, E4M3)
+        gradient = output_gradient.new_empty(gathered.count, weight.shape[1])
+        for place, part in gathered.parts():
+            casts.multiply((part.view(ctx.gradient), factor), weight_transpose, dtype, fast=False, out=gradient[place])
+        transpose = casts.transposed(gathered.whole().view(ctx.gradient))
+        rows_gradient, rows_transpose = ctx.source.transposed(gradient, *kept, casts)
+        weight_gradient = _weight_gradient(casts, (transpose, factor), rows_transpose, weight, ctx.buffer, dtype)
+        return rows_gradient, weight_gradient, None, None, None, None, None
 
 
 def _accumulate(multiply: Callable[..., Tensor], dtype: torch.dtype, buffer: Tensor, is_direct: bool) -> None:

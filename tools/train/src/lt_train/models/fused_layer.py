@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from lt_train.config.kernels import Kernels, is_plain_rms_norm
 from lt_train.config.run_config import RunConfig
@@ -27,11 +28,12 @@ from lt_train.kernels.swiglu import swiglu as swiglu_kernel
 from lt_train.ops import embedding
 from lt_train.ops.fused_linear_cross_entropy import output_losses
 from lt_train.ops.fused_swiglu_mlp import gated_mlp
+from lt_train.ops.row_exchange import Exchange
 from lt_train.parallel.ddp import wait_for_weights
 
 
 class DeferredLogits(NamedTuple):
-    """What the output layer's GEMM would multiply: hidden states [s, b, h] and its weight [V, h]."""
+    """What the output layer's GEMM would multiply: this rank's hidden states [s, b, h] and weight [V, h]."""
 
     hidden_states: Tensor
     weight: Tensor
@@ -44,22 +46,22 @@ class ResidualPair(NamedTuple):
     addend: Tensor
 
 
-def fuse(model: GPTModel, run_config: RunConfig, kernels: Kernels) -> None:
-    """Let `model`'s layers use `kernels`, and its loss too when no other rank has part of the logits."""
+def fuse(model: GPTModel, run_config: RunConfig, kernels: Kernels, exchange: Exchange) -> None:
+    """Let `model`'s layers, embedding and loss use `kernels`."""
     layers = model.decoder.layers
     for number, layer in enumerate(layers, 1):
         is_before_norm = number < len(layers) or model.post_process
-        _fuse_layer(layer, kernels, adds_residual=not is_before_norm or _keeps_layer_inputs(run_config))
+        _fuse_layer(layer, kernels, exchange, adds_residual=not is_before_norm or _keeps_layer_inputs(run_config))
     if model.post_process and is_plain_rms_norm(run_config.architecture) and kernels.layers == TORCH:
         model.decoder.final_layernorm.forward = partial(_norm, model.decoder.final_layernorm)
-    has_whole_table = run_config.parallelism.tensor == 1 and not run_config.precision.deterministic
-    if model.pre_process and has_whole_table and model.config.gradient_accumulation_fusion:
+    if model.pre_process and not run_config.precision.deterministic and model.config.gradient_accumulation_fusion:
         embedding.accumulate(model)
     if model.post_process and kernels.cross_entropy == FUSED_LINEAR:
         model.output_layer.forward = partial(_defer_logits, model.output_layer)
-        model.compute_language_model_loss = _output_losses
+        vocabulary = run_config.architecture.vocab_size
+        model.compute_language_model_loss = partial(_output_losses, exchange=exchange, vocabulary=vocabulary)
     elif model.post_process and kernels.cross_entropy == TRITON:
-        model.compute_language_model_loss = _losses
+        model.compute_language_model_loss = partial(_losses, group=exchange.group)
 
 
 def _keeps_layer_inputs(run_config: RunConfig) -> bool:
@@ -68,7 +70,7 @@ def _keeps_layer_inputs(run_config: RunConfig) -> bool:
     return run_config.memory.offloaded_layers > 0 or (recompute is not None and recompute.granularity == "full")
 
 
-def _fuse_layer(layer: Any, kernels: Kernels, adds_residual: bool) -> None:
+def _fuse_layer(layer: Any, kernels: Kernels, exchange: Exchange, adds_residual: bool) -> None:
     if kernels.norm == TRITON:
         for norm in (layer.input_layernorm, layer.pre_mlp_layernorm):
             norm.forward = partial(_sum_and_norm, norm)
@@ -76,7 +78,7 @@ def _fuse_layer(layer: Any, kernels: Kernels, adds_residual: bool) -> None:
     if kernels.swiglu == TRITON:
         layer.mlp.forward = partial(_mlp, layer.mlp)
     elif kernels.swiglu == GEMM_EPILOGUE:
-        layer.mlp.forward = partial(_gated_mlp, layer.mlp, keeps_activation=not kernels.recomputes_swiglu)
+        layer.mlp.forward = partial(_gated_mlp, layer.mlp, exchange, keeps_activation=not kernels.recomputes_swiglu)
     if kernels.rope == TRITON:
         layer.self_attention.forward = partial(_attention, layer.self_attention)
 
@@ -149,10 +151,12 @@ def _sines(angles: Tensor) -> tuple[Tensor, Tensor]:
     return half.cos().contiguous(), half.sin().contiguous()
 
 
-def _gated_mlp(mlp: Any, hidden_states: Tensor, *unused: Any, keeps_activation: bool, **options: Any) -> tuple[Tensor, None]:
+def _gated_mlp(
+    mlp: Any, exchange: Exchange, hidden_states: Tensor, *unused: Any, keeps_activation: bool, **options: Any
+) -> tuple[Tensor, None]:
     wait_for_weights(mlp.linear_fc1, mlp.linear_fc2)
     weights = mlp.linear_fc1.weight, mlp.linear_fc2.weight
-    return gated_mlp(hidden_states, *weights, keeps_activation=keeps_activation), None
+    return gated_mlp(hidden_states, *weights, exchange, keeps_activation=keeps_activation), None
 
 
 def _mlp(mlp: Any, hidden_states: Tensor, *unused: Any, **options: Any) -> Any:
@@ -165,15 +169,15 @@ def _defer_logits(layer: Any, hidden_states: Tensor, weight: Tensor | None = Non
     return DeferredLogits(hidden_states, layer.weight if weight is None else weight), None
 
 
-def _output_losses(labels: Tensor, logits: DeferredLogits) -> Tensor:
+def _output_losses(labels: Tensor, logits: DeferredLogits, exchange: Exchange, vocabulary: int) -> Tensor:
     """The loss of every token, float32 [b, s], of `labels` [b, s]."""
     samples, length = labels.shape
-    rows = logits.hidden_states.reshape(length * samples, -1).contiguous()
-    losses = output_losses(rows, logits.weight, labels.t().reshape(-1).contiguous())
+    rows = logits.hidden_states.reshape(-1, logits.hidden_states.shape[-1]).contiguous()
+    losses = output_losses(rows, logits.weight, labels.t().reshape(-1).contiguous(), exchange, vocabulary)
     return losses.view(length, samples).t().contiguous()
 
 
-def _losses(labels: Tensor, logits: Tensor) -> Tensor:
-    """The loss of every token, float32 [b, s], of `labels` [b, s] and `logits` [s, b, columns]."""
-    losses = cross_entropy(logits.view(-1, logits.shape[-1]), labels.t().reshape(-1).contiguous())
+def _losses(labels: Tensor, logits: Tensor, group: ProcessGroup | None) -> Tensor:
+    """The loss of every token, float32 [b, s], of `labels` [b, s] and this rank's `logits` [s, b, columns]."""
+    losses = cross_entropy(logits.view(-1, logits.shape[-1]), labels.t().reshape(-1).contiguous(), group)
     return losses.view(logits.shape[:2]).t().contiguous()

@@ -8,6 +8,7 @@ from torch import Tensor
 from lt_train.kernels import FP8_BLOCK, SMALLEST_AMAX
 from lt_train.ops import fp8_gemm
 from lt_train.ops.fp8_gemm import Cast
+from lt_train.ops.row_exchange import Exchange
 
 # Every linear layer has three shapes to cast; torch would fall back to uncompiled code after eight of them.
 COMPILED_SHAPES = 64
@@ -69,12 +70,20 @@ class TritonCasts:
     def __init__(self) -> None:
         from lt_train.kernels import amax_reduction, fp8, swiglu
 
-        self._cast, self.find_amax = fp8.cast, amax_reduction.of
+        self._cast, self.transposed, self.find_amax = fp8.cast, fp8.transposed, amax_reduction.of
         self._swiglu, self._swiglu_gradient = swiglu.activation, swiglu.gradient_and_transpose
         amax_reduction.want(True)
 
     def amax(self, tensor: Tensor) -> Tensor:
         return self.find_amax(tensor)
+
+    def amax_of_ranks(self, tensor: Tensor, exchange: Exchange) -> Tensor:
+        """As `amax`, of all ranks' tensors."""
+        # A copy: the numbers are kept with the tensor.
+        parts = self.find_amax(tensor).clone()
+        if exchange.group is not None:
+            torch.distributed.all_reduce(parts, torch.distributed.ReduceOp.MAX, group=exchange.group)
+        return parts
 
     def cast(self, tensor: Tensor, amax: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         cast, _, factor = self._cast(tensor, amax, dtype, True, False)

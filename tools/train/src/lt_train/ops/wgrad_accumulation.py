@@ -93,11 +93,17 @@ def accumulates_in_gemm(weight: Any) -> bool:
 
 
 def accumulate_weight_gradient(rows: Tensor, gradient: Tensor, weight: Any) -> Tensor:
-    """Add the gradient of `weight` [n, k], from `rows` [m, k] and `gradient` [m, n], to its `main_grad`. Returns `written`."""
-    if weight.main_grad.dtype == torch.float32:
-        WeightGradients.wgrad_gemm_accum_fp32(rows, gradient, weight.main_grad)
+    """Add the gradient of `weight` [n, k], from `rows` [m, k] and `gradient` [m, n], to its `main_grad`. Returns `written`.
+
+    `gradient` may have fewer columns: the weight's last rows then have no gradient, ever.
+    """
+    buffer = weight.main_grad[: gradient.shape[1]]
+    if buffer.dtype == torch.float32:
+        WeightGradients.wgrad_gemm_accum_fp32(rows, gradient, buffer)
     else:
-        WeightGradients.wgrad_gemm_accum_fp16(rows, gradient, weight.main_grad)
+        WeightGradients.wgrad_gemm_accum_fp16(rows, gradient, buffer)
+    if len(buffer) < len(weight):
+        weight.main_grad[len(buffer) :].zero_()
     return written(weight)
 
 

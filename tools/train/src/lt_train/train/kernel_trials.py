@@ -9,18 +9,24 @@ have waited for.
 from collections.abc import Callable
 
 import torch
+from megatron.core import parallel_state
 
 from lt_shared.console import warn
 from lt_train.config import kernels
-from lt_train.config.kernels import FLASH_ATTENTION_4, GROUPED_BY_QUACK, Failures, Kernels
-from lt_train.config.optional_packages import FLASH_ATTENTION, QUACK, Package
+from lt_train.config.kernels import FLASH_ATTENTION_4, GROUPED_BY_QUACK, PEER_MEMORY, Failures, Kernels
+from lt_train.config.optional_packages import FLASH_ATTENTION, QUACK, SYMMETRIC_MEMORY, Package
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.layers import FUSED_LINEAR, GEMM_EPILOGUE
 from lt_train.kernels import gemm_epilogues, grouped_gemm_epilogues
+from lt_train.parallel import symmetric_memory
 from lt_train.runtime import agreement, device
 
 # What a step takes longer without the package: Llama 3 8B's width, 8 layers, 16,384 tokens on one H100, 2026-11-23.
-COSTS = {FLASH_ATTENTION: "1.4 to 1.9% slower for Llama 3 8B on an H100", QUACK: "2.2 to 2.7% slower for Llama 3 8B on an H100"}
+COSTS = {
+    FLASH_ATTENTION: "1.4 to 1.9% slower for Llama 3 8B on an H100",
+    QUACK: "2.2 to 2.7% slower for Llama 3 8B on an H100",
+    SYMMETRIC_MEMORY: "for which GEMMs wait",
+}
 
 
 def failures(config: RunConfig, chosen: Kernels, where: torch.device) -> Failures:
@@ -31,7 +37,7 @@ def failures(config: RunConfig, chosen: Kernels, where: torch.device) -> Failure
             own[package.distribution] = reason
     answers = agreement.of_all_ranks(own)
     found = {}
-    for package in (FLASH_ATTENTION, QUACK):
+    for package in COSTS:
         reasons = [(rank, answer[package.distribution]) for rank, answer in enumerate(answers) if package.distribution in answer]
         if reasons:
             rank, reason = reasons[0]
@@ -45,6 +51,7 @@ def report(failed: Failures, left: Kernels, where: torch.device) -> None:
         FLASH_ATTENTION: f"attention by {left.attention}",
         QUACK: f"SwiGLU by {left.swiglu}, cross entropy by {left.cross_entropy}"
         + (f", experts {left.experts}" if left.experts else ""),
+        SYMMETRIC_MEMORY: f"collectives of tensor parallelism by {left.collectives}",
     }
     incomplete = {
         package: f"ModuleNotFoundError: {missing}"
@@ -61,6 +68,8 @@ def _trials(config: RunConfig, chosen: Kernels, where: torch.device) -> dict[Pac
         trials[FLASH_ATTENTION] = lambda: _try_attention(config, where)
     if chosen.swiglu == GEMM_EPILOGUE or chosen.cross_entropy == FUSED_LINEAR or chosen.experts in GROUPED_BY_QUACK:
         trials[QUACK] = lambda: _try_gemm_epilogues(config, chosen, where)
+    if chosen.collectives == PEER_MEMORY:
+        trials[SYMMETRIC_MEMORY] = lambda: symmetric_memory.check(parallel_state.get_tensor_model_parallel_group())
     return trials
 
 
@@ -104,16 +113,19 @@ def _try_gemm_epilogues(config: RunConfig, chosen: Kernels, where: torch.device)
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(shape, dtype=torch.bfloat16, device=where)
 
-    hidden, inner = config.architecture.hidden_size, config.architecture.ffn_hidden_size
+    tensor, hidden = config.parallelism.tensor, config.architecture.hidden_size
+    inner = config.architecture.ffn_hidden_size // tensor
     rows = random(config.batches.micro_batch_size * config.batches.seq_length // config.parallelism.context, hidden)
     if chosen.swiglu == GEMM_EPILOGUE:
-        gate_up, _ = gemm_epilogues.gated_gemm(rows, random(2 * inner, hidden))
-        gemm_epilogues.gated_gemm_gradient(rows, random(hidden, inner), gate_up, chosen.recomputes_swiglu)
+        gate_up, activation = random(len(rows), 2 * inner), random(len(rows), inner)
+        gemm_epilogues.gated_gemm(rows, random(2 * inner, hidden), gate_up, activation)
+        recomputed = activation if chosen.recomputes_swiglu else None
+        gemm_epilogues.gated_gemm_gradient(rows, random(hidden, inner), gate_up, torch.empty_like(gate_up), recomputed)
     if chosen.experts in GROUPED_BY_QUACK:
         _try_grouped_gemms(rows, random(2, 2 * config.architecture.expert_size, hidden))
     if chosen.cross_entropy == FUSED_LINEAR:
         offsets = torch.zeros(len(rows), device=where)
-        gemm_epilogues.exponential_gemm(rows, random(config.padded_vocab_size, hidden), offsets)
+        gemm_epilogues.exponential_gemm(rows, random(config.padded_vocab_size // tensor, hidden), offsets)
 
 
 def _try_grouped_gemms(rows: torch.Tensor, weight: torch.Tensor) -> None:

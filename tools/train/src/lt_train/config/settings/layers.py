@@ -33,7 +33,7 @@ OUTSIDE_GEMMS = "kernel"
 EARLIER = {"products": {"swiglu_impl": GEMM_EPILOGUE, "cross_entropy_impl": FUSED_LINEAR}}
 EARLIER_OPTIONS = {"swiglu_in": "swiglu_impl", "loss_in": "cross_entropy_impl"}
 # Options of several subjects. Otherwise PyTorch's layers are the faster ones on a Hopper GPU: 1.02 times in bf16, as fast in fp8.
-OF_TRANSFORMER_ENGINE = ("tp_comm_overlap", "cpu_offloading_num_layers")
+OF_TRANSFORMER_ENGINE = ("cpu_offloading_num_layers",)
 WITHOUT_EFFECT = {
     "use_mcore_models": "models are megatron-core's in any case",
     "use_flash_attn": "attention is a fused kernel in any case",
@@ -216,8 +216,6 @@ def check(
             "attention dropout works neither with sinks, windows, documents or a soft cap, nor with context parallelism",
             "drop --attention-dropout",
         )
-    if parallelism.tensor_overlap and not layers.transformer_engine:
-        yield BadConfig("--tp-comm-overlap needs TransformerEngine's layers", "drop it, or use --transformer-impl te")
     if parallelism.defers_weight_gradients and layers.transformer_engine:
         yield BadConfig(
             "--pipeline-schedule zero-bubble defers no weight gradients of TransformerEngine's layers",

@@ -58,7 +58,11 @@ OPTIONS = console.section(
     click.option(
         "--sequence-parallel", is_flag=True, help="Split norms and dropout along the sequence over tensor-parallel ranks."
     ),
-    click.option("--tp-comm-overlap", is_flag=True, help="Overlap tensor-parallel collectives with GEMMs (TransformerEngine)."),
+    click.option(
+        "--tp-comm-overlap/--no-tp-comm-overlap",
+        default=None,
+        help="Overlap tensor-parallel collectives with GEMMs; torch's layers do where they can.",
+    ),
     click.option(
         "--use-distributed-optimizer", is_flag=True, help="Shard the optimizer state over data-parallel ranks (ZeRO-1)."
     ),
@@ -83,6 +87,7 @@ class Parallelism:
     `interleaving` is the number of pipeline stages that each rank has, None for the schedule of one stage a rank.
     `first_stage_layers` and `last_stage_layers` are those of a pipeline rank; None divides the layers evenly.
     `pipeline_schedule` is that of one stage a rank, 1F1B or zero-bubble.
+    `tensor_overlap` is None where nobody asked: torch's layers then overlap collectives where they can.
     `expert` ranks are data-parallel ranks that have different experts and the same of everything else.
     """
 
@@ -97,7 +102,7 @@ class Parallelism:
     first_stage_layers: int | None = None
     last_stage_layers: int | None = None
     expert: int = 1
-    tensor_overlap: bool = False
+    tensor_overlap: bool | None = None
     pipeline_schedule: str = ONE_F_ONE_B
 
     @property

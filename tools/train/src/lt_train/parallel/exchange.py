@@ -1,0 +1,22 @@
+"""The exchange of rows among this rank's tensor-parallel ranks, as the run's layout and kernels have it."""
+
+from megatron.core import parallel_state
+
+from lt_train.config.kernels import PEER_MEMORY, Kernels
+from lt_train.config.run_config import RunConfig
+from lt_train.ops.peer_exchange import PeerExchange
+from lt_train.ops.row_exchange import AllRows, Exchange, OneRank, SharedRows
+from lt_train.parallel.symmetric_memory import SymmetricMemory
+
+
+def exchange_of(config: RunConfig, kernels: Kernels) -> Exchange:
+    """One for all layers. Collective over the tensor-parallel group."""
+    if config.parallelism.tensor == 1:
+        return OneRank()
+    group = parallel_state.get_tensor_model_parallel_group()
+    if not config.parallelism.sequence:
+        return AllRows(group)
+    if kernels.collectives != PEER_MEMORY:
+        return SharedRows(group)
+    rows = config.batches.micro_batch_size * config.batches.seq_length // config.parallelism.context
+    return PeerExchange(SymmetricMemory(group, rows * config.architecture.hidden_size * 2))
