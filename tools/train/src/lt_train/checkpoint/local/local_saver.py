@@ -48,7 +48,7 @@ class LocalSaver(Saver):
         self._makes_directory = True
         self._suffix = self._shared._suffix
         # Of the two, one writes at a time.
-        self._staging = self._shared._staging
+        self._staging, self.is_async = self._shared._staging, self._shared.is_async
 
     def after_step(self, loss: float | None) -> None:
         """Save when it is time for it and no checkpoint is being written; publish what is written. All ranks call it."""
