@@ -1,11 +1,13 @@
-"""How long a run on this machine is without training after a rank has died, and whether a rank that hangs is named.
+"""How long a run on this machine is without training after a rank has died or hangs, and how it came back.
 
     python tests/train/gpu_recovery.py               # one rank on each GPU
     python tests/train/gpu_recovery.py --cpu         # four gloo ranks
+    python tests/train/gpu_recovery.py --layout tp   # tensor-parallel instead of data-parallel, "pp" and "fsdp" as well
 
-Not a part of the test session, whose tests of the same kill and stop ranks on a CPU. Prints the seconds from SIGKILL of the last
-rank to the next completed step, the largest difference between the losses of that run and those of an undisturbed one, and the
-seconds from SIGSTOP of a rank to the end of the run whose report names it.
+Not a part of the test session, whose tests of the same kill ranks on a CPU. Prints for a SIGKILL of the last rank, and of the
+first, which serves the store, the seconds to the next step that was not completed before, whether the other ranks went on in
+their processes or all started anew, what the log says of it, and the largest difference between the losses and those of an
+undisturbed run; for a SIGSTOP of the last rank the same from the moment when the watchdog names it.
 """
 
 import argparse
@@ -21,14 +23,21 @@ from pathlib import Path
 
 from running import environment, losses, ranks_of
 
-from lt_shared.console import ExitCode
 from lt_train.runtime.device import gpu_count
 
 CPU_RANKS = 4
 STEPS, INTERVAL = 60, 10
-KILLED_AT = INTERVAL + 5
+STOPPED_AT = INTERVAL + 5
 HANG_MINUTES = "0.3"
 LONGEST_SECONDS = 300
+# What tells how a run came back.
+TOLD = r"suspect rank|hung and was ended|was ended by|go on in their|starting the ranks again|recovered|error:"
+LAYOUTS = {
+    "dp": ("--use-distributed-optimizer",),
+    "tp": ("--tensor-model-parallel-size", "RANKS", "--sequence-parallel"),
+    "pp": ("--pipeline-model-parallel-size", "RANKS"),
+    "fsdp": ("--use-torch-fsdp2",),
+}
 MODEL = (
     *("--mock-data", "--model", "tiny", "--num-layers", "4", "--seq-length", "128", "--micro-batch-size", "1"),
     *("--train-iters", str(STEPS), "--save-interval", str(INTERVAL), "--log-interval", "1", "--eval-iters", "0"),
@@ -38,25 +47,37 @@ MODEL = (
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cpu", action="store_true", help=f"{CPU_RANKS} gloo ranks instead of GPUs")
-    on_a_cpu = parser.parse_args().cpu
-    ranks = CPU_RANKS if on_a_cpu else gpu_count()
+    parser.add_argument("--layout", choices=LAYOUTS, default="dp")
+    arguments = parser.parse_args()
+    ranks = CPU_RANKS if arguments.cpu else gpu_count()
     if ranks < 2:
         print(f"two GPUs are needed, and here are {ranks}")
         return 2
-    common = (*MODEL, "--device", "cpu" if on_a_cpu else "cuda", "--ranks", str(ranks), "--global-batch-size", str(2 * ranks))
+    where = ("--device", "cpu" if arguments.cpu else "cuda", "--ranks", str(ranks))
+    common = (*MODEL, *LAYOUTS[arguments.layout], *where, "--global-batch-size", str(2 * ranks), "--max-restarts", "3")
+    common = tuple(option.replace("RANKS", str(ranks)) for option in common)
+    is_good = True
     with tempfile.TemporaryDirectory() as directory:
-        place = Path(directory)
-        still, killed, stopped = (place / name for name in ("still", "killed", "stopped"))
+        still = Path(directory, "still")
         _ended(start(still, *common))
-        seconds = seconds_to_the_next_step(killed, *common)
-        expected, found = losses(still), losses(killed)
-        difference = max(abs(loss - expected[key]) for key, loss in found.items())
-        print(
-            f"killed rank {ranks - 1} of {ranks}: {seconds:.1f} s to the next step, losses differ by {difference:.1e}", flush=True
-        )
-        hung_seconds, report = seconds_to_the_report(stopped, ranks - 1, *common)
-        print(f"stopped rank {ranks - 1} of {ranks}: ended after {hung_seconds:.1f} s: {report or 'the rank was not named'}")
-    return 0 if report and found.keys() == expected.keys() else 1
+        expected = losses(still)
+        for number, rank in ((signal.SIGKILL, ranks - 1), (signal.SIGKILL, 0), (signal.SIGSTOP, ranks - 1)):
+            what = f"{number.name} of rank {rank} of {ranks}"
+            place = Path(directory, f"{number.name}-{rank}")
+            try:
+                seconds = seconds_to_the_next_step(place, rank, number, *common)
+            except RuntimeError as error:
+                print(f"{what}: the run did not come back\n{error}", flush=True)
+                is_good = False
+                continue
+            found, log = losses(place), (place / "log").read_text()
+            difference = max(abs(loss - expected[key]) for key, loss in found.items())
+            has_stayed = "the other ranks go on in their processes" in log
+            way = "in their processes" if has_stayed else "ALL RANKS STARTED ANEW"
+            print(f"{what}: {seconds:.1f} s to the next step, {way}, losses differ by {difference:.1e}")
+            print(*(f"    {line}" for line in log.splitlines() if re.search(TOLD, line)), sep="\n", flush=True)
+            is_good = is_good and has_stayed and found.keys() == expected.keys()
+    return 0 if is_good else 1
 
 
 def start(place: Path, *options: str) -> subprocess.Popen[bytes]:
@@ -83,37 +104,27 @@ def steps(place: Path, run: subprocess.Popen[bytes]) -> Iterator[int]:
                 yield int(step[1])
 
 
-def signal_last_rank(run: subprocess.Popen[bytes], number: signal.Signals) -> float:
-    """When it was sent."""
-    ranks = ranks_of(run.pid)
-    os.kill(ranks[max(ranks)], number)
-    return time.monotonic()
-
-
-def seconds_to_the_next_step(place: Path, *options: str) -> float:
-    """From the death of the last rank to a step that was not completed before. The run then goes on to its end."""
-    run = start(place, *options, "--max-restarts", "3")
-    killed = seconds = 0.0
+def seconds_to_the_next_step(place: Path, rank: int, number: signal.Signals, *options: str) -> float:
+    """From the signal to `rank`, or where it only stops it from the report that names it, to a step that was not completed
+    before. The run then goes on to its end.
+    """
+    run = start(place, *options, "--distributed-timeout-minutes", HANG_MINUTES)
+    since = seconds = 0.0
     last = 0
     for step in steps(place, run):
-        if killed and step > last:
-            seconds = time.monotonic() - killed
+        if since and step > last:
+            seconds = time.monotonic() - since
             break
         last = max(last, step)
-        if step == KILLED_AT and not killed:
-            killed = signal_last_rank(run, signal.SIGKILL)
+        if step == STOPPED_AT and not since:
+            os.kill(ranks_of(run.pid)[rank], number)
+            since = time.monotonic()
+            while number == signal.SIGSTOP and run.poll() is None and "suspect rank" not in (place / "log").read_text():
+                time.sleep(0.01)
+                since = time.monotonic()
     if _ended(run) or not seconds:
         raise RuntimeError((place / "log").read_text()[-4000:])
     return seconds
-
-
-def seconds_to_the_report(place: Path, rank: int, *options: str) -> tuple[float, str | None]:
-    """From the stop of `rank`, the last, to the end of the run, and the sentence that names it."""
-    run = start(place, *options, "--distributed-timeout-minutes", HANG_MINUTES)
-    stopped = next(signal_last_rank(run, signal.SIGSTOP) for step in steps(place, run) if step == KILLED_AT)
-    code = _ended(run)
-    named = re.search(rf"suspect rank {rank}\b.*", (place / "log").read_text())
-    return time.monotonic() - stopped, named[0] if named and code == ExitCode.TRY_AGAIN else None
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ from fault_campaign import ERRORS, Broken, ended, in_turn, tensor_checksums
 
 from lt_shared import checkpoint_layout
 
+STAGING = Path(__file__).with_name("staging")
 DEMO = Path(__file__).parents[2] / "demo"
 STEPS = 8
 SMALL = (
@@ -63,6 +64,7 @@ class Command:
     options: tuple[str, ...]
     is_remote: bool = False
     is_local: bool = False
+    is_staged: bool = False
 
 
 COMMANDS = (
@@ -71,6 +73,10 @@ COMMANDS = (
     # fsspec treats local:// as it treats s3://.
     Command("to a store", ("--ranks", "1", "--async-save"), is_remote=True),
     Command("local copies", ("--ranks", "2", "--use-distributed-optimizer", "--save-local-interval", "1"), is_local=True),
+    # As on a GPU: most of such a run's time are copies to host memory, so that is where most kills are.
+    Command(
+        "staged", ("--ranks", "2", "--use-distributed-optimizer", "--save-local-interval", "1"), is_local=True, is_staged=True
+    ),
 )
 
 
@@ -100,6 +106,8 @@ class Place:
         local = ("--save-local", str(self.disk)) if self.command.is_local else ()
         words = [sys.executable, "-m", "lt_train", *SMALL, *self.command.options, *local, "--save", save, str(self.data)]
         variables = {"TMPDIR": str(self.directory / "tmp"), "FSSPEC_FILE_AUTO_MKDIR": "1", "OMP_NUM_THREADS": "1"}
+        if self.command.is_staged:
+            variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(STAGING), os.environ.get("PYTHONPATH"))))
         return subprocess.Popen(
             [*prefix, *words], env=os.environ | variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             start_new_session=True,

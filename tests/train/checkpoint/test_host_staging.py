@@ -153,9 +153,22 @@ def test_a_node_without_memory_for_its_ranks_is_named() -> None:
     assert short == "its part of a checkpoint takes 80.0 GiB of host memory on n2, 90.0 are free"
 
 
-def test_too_little_memory_ends_a_run_at_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_ends_a_run_that_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lt_train.runtime.agreement.of_all_ranks", lambda value: [value])
     monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
-    host_memory.check(1 << 20)
+    assert host_memory.allows_async_save(True, 1 << 20, is_on_gpu=False)
     with pytest.raises(BadConfig, match=r"--async-save: its part of a checkpoint takes 1,048,576\.0 GiB"):
-        host_memory.check(1 << 50)
+        host_memory.allows_async_save(True, 1 << 50, is_on_gpu=True)
+    assert not host_memory.allows_async_save(False, 1 << 20, is_on_gpu=True)
+
+
+def test_memory_is_taken_unasked_on_gpus_that_have_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lt_train.runtime.agreement.of_all_ranks", lambda value: [value])
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
+    assert host_memory.allows_async_save(None, 1 << 20, is_on_gpu=True)
+    assert not host_memory.allows_async_save(None, 1 << 20, is_on_gpu=False)
+    assert capsys.readouterr().err == ""
+    assert not host_memory.allows_async_save(None, 1 << 50, is_on_gpu=True)
+    assert "training waits for checkpoints, as with --no-async-save: its part of a checkpoint takes" in capsys.readouterr().err

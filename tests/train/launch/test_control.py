@@ -5,13 +5,18 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
+import torch
 from running import environment, losses, ranks_of, train
 
 from lt_train.launch.control import Control, Controlled
+from lt_train.runtime import interruption
+from lt_train.runtime.failure_report import Echo
+from lt_train.runtime.reading import Reading
 
 SIZES = (
     *("--mock-data", "--model", "tiny", "--num-layers", "2", "--hidden-size", "64", "--ffn-hidden-size", "128"),
@@ -20,7 +25,8 @@ SIZES = (
 )
 LAYOUTS = {
     "three ranks": ("--ranks", "3"),
-    "distributed optimizer": ("--ranks", "2", "--use-distributed-optimizer", "--async-save"),
+    # One of four waits for two others, which must close their connections: those of a model that is not freed stay open.
+    "distributed optimizer": ("--ranks", "4", "--use-distributed-optimizer", "--async-save", "--global-batch-size", "8"),
 }
 LOCAL = "three ranks"
 
@@ -82,6 +88,46 @@ def test_the_ranks_and_the_spare_hear_what_to_begin(tmp_path: Path) -> None:
     assert control.begin([0], 1, "config", 4711)
     assert [end.attempt() for end in (rank, spare)] == [{"config": "config", "rank": number, "port": 4711} for number in (0, 1)]
     control.close()
+
+
+def test_a_rank_is_held_once_it_is_free_of_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lt_train.launch.control.READY_SECONDS", 0.3)
+    control = Control(tmp_path / "control")
+    calls: list[str] = []
+    stuck = threading.Event()
+    free = Controlled(str(tmp_path / "control"), 0, lambda: calls.append("interrupted"))
+    bound = Controlled(str(tmp_path / "control"), 1, stuck.wait)  # type: ignore[arg-type]
+    control.hold([0, 1])
+    assert free.is_held()
+    assert calls == ["interrupted"]
+    assert not bound.is_held(), "its collectives do not end"
+    stuck.set()
+    control.close()
+
+
+def test_the_launcher_hears_of_ranks_that_hang(tmp_path: Path) -> None:
+    control = Control(tmp_path / "control")
+    first, second = (Controlled(str(tmp_path / "control"), rank) for rank in (0, 1))
+    assert control.suspects() == []
+    first.suspect(1)
+    assert control.suspects() == [1]
+    assert control.suspects() == []
+    second.say_ready()
+    first.say_ready()
+    assert control.are_ready([0, 1])
+    control.close()
+
+
+def test_what_is_read_after_an_interruption_is_not_used() -> None:
+    reading = Reading(torch.tensor([1.5]))
+    assert reading.values() == [1.5]
+    interruption.interrupt()
+    try:
+        with pytest.raises(Echo):
+            reading.values()
+    finally:
+        interruption.clear()
+    assert reading.values() == [1.5]
 
 
 def test_without_word_of_a_death_a_rank_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

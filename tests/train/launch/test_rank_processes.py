@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from running import SMALL, catches, environment
 
+from lt_shared.console import ExitCode
 from lt_shared.manifest import Dataset
 
 # Arguments: the program that stands in for Python, and the words of lt-train's command line.
@@ -24,14 +25,14 @@ import click
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 def command(words):
     sys.executable, *arguments = words
-    with rank_processes.Ranks(has_spare=False) as ranks:
+    with rank_processes.Ranks(has_spare="--max-restarts" in arguments) as ranks:
         return ranks.run(plan_of(arguments))
 
 console.run(command, "lt-train")
 """
 PROLOGUE = """
 import os, pathlib, signal, sys, time
-rank = int(os.environ["RANK"])
+rank = int(os.environ.get("RANK", -1))
 place = pathlib.Path(__file__).parent
 """
 DEAF = """
@@ -56,12 +57,22 @@ sys.exit(75)
 """
 
 
-def launch(place: Path, dataset: Dataset, script: str) -> subprocess.Popen[bytes]:
+# The second waits for the first, whose watchdog names it. The spare has no rank.
+SUSPECTING = """
+from lt_train.launch.control import VARIABLE, Controlled
+control = Controlled(os.environ[VARIABLE], rank)
+if rank == 0:
+    control.suspect(1)
+time.sleep(60)
+"""
+
+
+def launch(place: Path, dataset: Dataset, script: str, *options: str) -> subprocess.Popen[bytes]:
     """Start lt-train with two ranks that run the Python `script`, which knows its `rank` and `place`."""
     program = place / "worker.py"
     program.write_text(f"#!{sys.executable}\n{PROLOGUE}{script}\n")
     program.chmod(0o755)
-    words = [str(program), *SMALL, "--ranks", "2", "--save", str(place / "run"), dataset.prefix]
+    words = [str(program), *SMALL, "--ranks", "2", "--save", str(place / "run"), *options, dataset.prefix]
     with (place / "stderr").open("w") as stderr:
         return subprocess.Popen(
             [sys.executable, "-c", LAUNCHER, "--", *words],
@@ -97,6 +108,14 @@ def test_the_exit_code_is_that_of_the_ranks(tmp_path: Path, dataset: Dataset, sc
     err = (tmp_path / "stderr").read_text()
     assert len(err.splitlines()) == bool(said)
     assert said in err
+
+
+def test_a_rank_that_hangs_is_ended(tmp_path: Path, dataset: Dataset) -> None:
+    process = launch(tmp_path, dataset, SUSPECTING, "--max-restarts", "1")
+    assert process.wait(timeout=60) == ExitCode.NO_PROGRESS
+    said = (tmp_path / "stderr").read_text()
+    assert "rank 1 on" in said and "hung and was ended" in said
+    assert "dmesg" not in said
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])

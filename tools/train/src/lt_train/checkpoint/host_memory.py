@@ -1,5 +1,9 @@
 """The host memory that --async-save takes, compared with what each node has before the first step.
 
+On a GPU it is taken unasked where each node has it, since training then waits for a copy instead of a disk; a node that has too
+little is named, and checkpoints are written while training waits. On a CPU it is taken when it is asked for: the writer would
+share the processor with training.
+
 On a GPU a rank keeps its part of a checkpoint in host memory: of 2.8 billion parameters in bf16 39 GB, on a node of eight ranks 5
 each. On a CPU the writer shares memory with the rank by copy on write: as much again, once every weight was updated meanwhile.
 """
@@ -11,7 +15,7 @@ import torch
 from megatron.core import parallel_state
 
 from lt_shared import memory
-from lt_shared.console import BadConfig
+from lt_shared.console import BadConfig, note
 from lt_train.checkpoint.training_state import TrainingState
 from lt_train.config.run_config import RunConfig
 from lt_train.planner import checkpoint_size
@@ -35,11 +39,20 @@ def own_bytes(config: RunConfig, state: TrainingState) -> int:
     return int(1.01 * (weights + parameters * optimizer * shares))
 
 
-def check(own: int) -> None:
-    """`own` is what this rank needs. Raises BadConfig when a node has too little for its ranks."""
+def allows_async_save(asked: bool | None, own: int, is_on_gpu: bool) -> bool:
+    """Whether checkpoints are written beside training, the same on all ranks, which all call it. `own` is what this rank needs.
+
+    Raises BadConfig when it is asked for, and a node has too little for its ranks.
+    """
+    if not (is_on_gpu if asked is None else asked):
+        return False
     shortage = _shortage(agreement.of_all_ranks([socket.gethostname(), own, memory.available_bytes()]))
     if shortage is None:
-        return
+        return True
+    if asked is None:
+        if not torch.distributed.get_rank():
+            note(f"training waits for checkpoints, as with --no-async-save: {shortage}")
+        return False
     if torch.distributed.get_rank():
         raise Echo(shortage)
     raise BadConfig(f"--async-save: {shortage}", "drop --async-save, or use more nodes")

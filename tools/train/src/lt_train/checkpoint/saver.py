@@ -97,6 +97,7 @@ class Saver:
         self._is_final = True
         self._retry_at: int | None = None
         self._staging: HostStaging | None = None
+        self.is_async = False
         # Whoever writes checkpoints elsewhere must have written them before one of this saver begins.
         self.before_saving: Callable[[], None] = lambda: None
         if config.checkpointing.directory is not None:
@@ -104,11 +105,11 @@ class Saver:
 
     def _open(self, directory: str) -> None:
         config = self.config
-        if config.checkpointing.async_save:
-            own = host_memory.own_bytes(config, self.state)
-            host_memory.check(own)
-            copies = device.host_copies(self.where)
-            self._staging = HostStaging(copies, own) if copies else None
+        copies = device.host_copies(self.where)
+        own = host_memory.own_bytes(config, self.state)
+        self.is_async = host_memory.allows_async_save(config.checkpointing.async_save, own, copies is not None)
+        if copies and self.is_async:
+            self._staging = HostStaging(copies, own)
         self.run = Path(directory)
         if config.checkpointing.is_remote:
             remote_run.make_spool(self.run)
@@ -151,9 +152,9 @@ class Saver:
             joined = self._staging.joined if self._staging else split_master_weights.joined
             request = _request(training_state.content(self.config, self.state, joined), partial, files)
             destination = f"{self.url}/{target.name}" if self.url else None
-            writer = Writer(request, destination, self.config.checkpointing.async_save, self._staging)
+            writer = Writer(request, destination, self.is_async, self._staging)
         self._saves = Save(record, partial, request, writer, started, time.monotonic() - started)
-        if not self.config.checkpointing.async_save:
+        if not self.is_async:
             self.finish()
 
     def hold_back_update(self) -> None:

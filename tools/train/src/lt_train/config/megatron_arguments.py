@@ -75,7 +75,7 @@ def of(config: RunConfig) -> dict[str, Any]:
         "save": config.checkpointing.save,
         "load": config.checkpointing.load,
         "ckpt_format": "torch_dist",
-        "async_save": config.checkpointing.async_save,
+        "async_save": bool(config.checkpointing.async_save),
         "no_save_optim": config.checkpointing.no_save_optim,
         "no_save_rng": config.checkpointing.no_save_rng,
         "finetune": config.checkpointing.finetune,

@@ -3,10 +3,12 @@
 A rank that is started anew imports torch and megatron-core, makes a context on its GPU and compiles kernels: on a CPU 5 of the 15
 seconds that a restart took. So the other ranks stay, leave their process groups, and meet again at another port, with a spare
 process that has imported everything in the place of the one that died. All load the newest checkpoint, as after any restart.
+A rank that hangs is ended first: the watchdog of another one names it.
 
 A socket in the launcher's directory, of packets of JSON:
 
     rank to launcher    {"rank": 2}                 at its start; a spare sends null
+                        {"suspect": 1}              that rank hangs
                         {"ready": true}             it has left its process groups
     launcher to rank    {"hold": true}              a rank has died: wait for what follows instead of ending
                         {"config": FILE, "rank": 2, "port": 29611}
@@ -15,9 +17,12 @@ A socket in the launcher's directory, of packets of JSON:
 import contextlib
 import json
 import os
+import queue
 import select
 import socket
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +63,18 @@ class Control:
         self._accept()
         for rank in ranks:
             self._send(rank, {"hold": True})
+
+    def suspects(self) -> list[int]:
+        """The ranks that others have named since the last call."""
+        self._accept()
+        found = []
+        for connection in select.select([each for rank, each in self._connections.items() if rank is not None], [], [], 0)[0]:
+            message = _received(connection)
+            if message is None:
+                self._connections = {rank: each for rank, each in self._connections.items() if each is not connection}
+            elif "suspect" in message:
+                found.append(int(message["suspect"]))
+        return found
 
     def are_ready(self, ranks: list[int]) -> bool:
         """Wait for `ranks` to leave their process groups. False when one does not, or has ended."""
@@ -110,25 +127,43 @@ class Control:
 
 
 class Controlled:
-    """A rank's side, or the spare's, whose `rank` is None."""
+    """A rank's side, or the spare's, whose `rank` is None. `interrupt` frees the rank from what waits for the others."""
 
-    def __init__(self, path: str, rank: int | None):
+    def __init__(self, path: str, rank: int | None, interrupt: Callable[[], None] = lambda: None):
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection.connect(path)
+        self._interrupt = interrupt
+        self._is_told, self._is_free = threading.Event(), threading.Event()
+        self._attempts: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._send({"rank": rank})
+        threading.Thread(target=self._listen, name="control", daemon=True).start()
+
+    def _listen(self) -> None:
+        while message := _received(self._connection):
+            if "hold" in message:
+                self._is_told.set()
+                self._interrupt()
+                self._is_free.set()
+            elif "config" in message:
+                self._attempts.put(message)
+        self._attempts.put(None)
 
     def is_held(self) -> bool:
-        """Whether the launcher says in time that another rank has died."""
-        return bool(select.select([self._connection], [], [], HOLD_SECONDS)[0]) and bool(_received(self._connection))
+        """Whether the launcher says in time that another rank has died, and this one is free of it in time."""
+        return self._is_told.wait(HOLD_SECONDS) and self._is_free.wait(READY_SECONDS)
 
     def say_ready(self) -> None:
         self._send({"ready": True})
 
+    def suspect(self, rank: int) -> None:
+        """Have the launcher end a rank that hangs."""
+        self._send({"suspect": rank})
+
     def attempt(self) -> dict[str, Any] | None:
         """What to begin; waits for it. None when the launcher has gone."""
-        message = _received(self._connection)
-        while message and "config" not in message:
-            message = _received(self._connection)
+        message = self._attempts.get()
+        self._is_told.clear()
+        self._is_free.clear()
         return message
 
     def _send(self, message: dict[str, Any]) -> None:

@@ -17,7 +17,6 @@ from lt_train.launch.stream_pipes import handed_on
 from lt_train.planner import memory_estimate, stage_work
 from lt_train.preflight import check_runner
 from lt_train.runtime import process_lifetime, rank_environment, restart_policy, run_files
-from lt_train.runtime.device import CPU
 from lt_train.runtime.rank_environment import RankEnvironment
 from lt_train.train import crash_loop
 
@@ -76,7 +75,7 @@ def launch(config: RunConfig) -> int:
 def _run_again(config: RunConfig, is_first: bool) -> int:
     """Run the ranks of this node; when they fail, again from the newest checkpoint, as often as --max-restarts allows."""
     code: int = ExitCode.OK
-    with rank_processes.Ranks(has_spare=config.faults.max_restarts > 0 and config.parallelism.device == CPU) as ranks:
+    with rank_processes.Ranks(has_spare=config.faults.max_restarts > 0) as ranks:
         for left in reversed(range(config.faults.max_restarts + 1)):
             try:
                 code = _run_ranks(ranks, config, is_first)
@@ -86,7 +85,7 @@ def _run_again(config: RunConfig, is_first: bool) -> int:
                     config = starting_point.fetched(prepare(config, is_first).at_step(reached))
                     code = _run_ranks(ranks, config, is_first)
             except rank_processes.RankKilled as error:
-                if not left:
+                if not left and not error.has_hung:
                     raise
                 warn(str(error))
                 code = error.exit_code

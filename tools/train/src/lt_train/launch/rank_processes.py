@@ -33,13 +33,15 @@ POLL_SECONDS = 0.1
 
 
 class RankKilled(ToolError):
-    """A rank was ended by a signal, so it could not report itself."""
+    """A rank was ended by a signal, so it could not report itself; by lt-train's own when it `has_hung`."""
 
-    def __init__(self, rank: int, signal_number: int):
+    def __init__(self, rank: int, signal_number: int, has_hung: bool = False):
         name = signal.Signals(signal_number).name
-        hint = "often the kernel, out of memory: see dmesg" if signal_number == signal.SIGKILL else None
-        super().__init__(f"rank {rank} on {socket.gethostname()} was ended by {name}; the others cannot go on without it", hint)
-        self.exit_code = 128 + signal_number  # type: ignore[assignment]
+        hint = "often the kernel, out of memory: see dmesg" if signal_number == signal.SIGKILL and not has_hung else None
+        how = "hung and was ended" if has_hung else f"was ended by {name}; the others cannot go on without it"
+        super().__init__(f"rank {rank} on {socket.gethostname()} {how}", hint)
+        self.has_hung = has_hung
+        self.exit_code = ExitCode.NO_PROGRESS if has_hung else 128 + signal_number  # type: ignore[assignment]
 
 
 class Ranks:
@@ -109,7 +111,7 @@ class Ranks:
         self._control.forget(replaced)
         if not self._control.are_ready(others) or not self._control.begin(others, replaced, str(config_file), port):
             return False
-        self._processes[replaced] = self._spare
+        self._processes[replaced], self._spare = self._spare, None
         note(f"the other ranks go on in their processes, and a spare one is rank {replaced}")
         return True
 
@@ -120,8 +122,10 @@ class Ranks:
         `first` is the number of the first rank of this node among those of all nodes.
         """
         running = set(range(len(self._processes)))
+        hung: set[int] = set()
         worst: int = ExitCode.OK
         while running:
+            hung |= self._end_suspects(running)
             for rank in sorted(running):
                 code = self._processes[rank].poll()
                 if code is None:
@@ -130,12 +134,19 @@ class Ranks:
                     if self._control:
                         self._control.hold(sorted(running - {rank}))
                     if code < 0:
-                        raise RankKilled(first + rank, -code)
+                        raise RankKilled(first + rank, -code, rank in hung)
                     return code
                 worst = max(worst, code)
                 running.discard(rank)
             time.sleep(POLL_SECONDS)
         return worst
+
+    def _end_suspects(self, running: set[int]) -> set[int]:
+        """Kill the ranks that others say hang, so that they can be replaced."""
+        suspects = running & set(self._control.suspects() if self._control else ())
+        for rank in suspects:
+            self._processes[rank].kill()
+        return suspects
 
     def stop(self) -> None:
         """Kill those that are left, all at once: the end of a process that has much of a GPU's memory takes seconds."""

@@ -30,21 +30,45 @@ def command(config_file: str, spare: bool) -> int:
     process_lifetime.die_with_launcher()
     config = RunConfig.from_json(Path(config_file).read_text())
     if spare:
-        return _stand_by(config, Controlled(os.environ[VARIABLE], None))
+        return _stand_by(config, _controlled(config, None))
     rank_env = rank_environment.find()
     if rank_env is None:
         raise BadConfig("no rank in the environment", "start lt-train, which starts its own ranks")
-    return start(config, rank_env, Controlled(os.environ[VARIABLE], rank_env.rank) if VARIABLE in os.environ else None)
+    return start(config, rank_env, _controlled(config, rank_env.rank) if VARIABLE in os.environ else None)
+
+
+def _controlled(config: RunConfig, rank: int | None) -> Controlled:
+    """The connection to the launcher, through which this process is interrupted."""
+    from lt_train.runtime import device, interruption
+
+    device.outlive_aborted_collectives(config.parallelism.device)
+
+    def interrupt() -> None:
+        # Before: what waits for the device goes on while they are aborted.
+        interruption.interrupt()
+        device.abort_collectives(config.parallelism.device)
+
+    control = Controlled(os.environ[VARIABLE], rank, interrupt)
+    interruption.expect(control.suspect)
+    return control
 
 
 def _stand_by(config: RunConfig, control: Controlled) -> int:
     """Import all that a rank needs, then be the one that the launcher names."""
+    from lt_train.runtime import device
+
     ranks = config.parallelism.world_size
-    where = _prepare_process(config, RankEnvironment(0, 0, ranks, ranks, rank_environment.LOOPBACK, 0, "lt-train"))
+    _prepare_process(config)
+    any_rank = RankEnvironment(0, 0, ranks, ranks, rank_environment.LOOPBACK, 0, "lt-train")
+    # A context on a GPU takes memory of whoever trains there: only once it is known which one.
+    where = device.prepare(device.CPU, any_rank) if config.parallelism.device == device.CPU else None
     from lt_train.train import trainer  # noqa: F401
 
     attempt = control.attempt()
-    return start(*_begun(attempt, ranks), control, where) if attempt else ExitCode.OK
+    if attempt is None:
+        return ExitCode.OK
+    config, rank_env = _begun(attempt, ranks)
+    return start(config, rank_env, control, where or device.prepare(config.parallelism.device, rank_env))
 
 
 def start(config: RunConfig, rank_env: RankEnvironment, control: Controlled | None = None, where: Any = None) -> int:
@@ -56,7 +80,7 @@ def start(config: RunConfig, rank_env: RankEnvironment, control: Controlled | No
     signals.listen()
     while True:
         try:
-            where = where or _prepare_process(config, rank_env)
+            where = where or _prepare(config, rank_env)
             if config.scoring:
                 from lt_train.train.scoring import score
 
@@ -65,16 +89,20 @@ def start(config: RunConfig, rank_env: RankEnvironment, control: Controlled | No
 
             return train(config, rank_env, where)
         except Exception as error:
-            from lt_train.runtime import failure_report
+            from lt_train.runtime import device, failure_report, interruption
 
-            if not (control and failure_report.is_echo(error) and control.is_held()):
+            is_echo = failure_report.is_echo(error) or interruption.is_interrupted()
+            if not (control and is_echo and control.is_held()):
                 raise failure_report.raised(error, rank_env) from error
         # Out of the block: the error's traceback has frames, and these the model.
         _leave_process_groups()
+        if where is not None:
+            device.release(where)
         control.say_ready()
         attempt = control.attempt()
         if attempt is None:
             return ExitCode.IO
+        interruption.clear()
         config, rank_env = _begun(attempt, rank_env.local_world_size)
 
 
@@ -102,7 +130,15 @@ def _leave_process_groups() -> None:
     gc.collect()
 
 
-def _prepare_process(config: RunConfig, rank_env: RankEnvironment) -> Any:
+def _prepare(config: RunConfig, rank_env: RankEnvironment) -> Any:
+    """Prepare the process, and the device, which is returned."""
+    from lt_train.runtime import device
+
+    _prepare_process(config)
+    return device.prepare(config.parallelism.device, rank_env)
+
+
+def _prepare_process(config: RunConfig) -> None:
     """What a process does once."""
     _keep_standard_output_for_data()
     # torch writes a stack of C++ frames for every connection that another rank's end closes.
@@ -119,7 +155,6 @@ def _prepare_process(config: RunConfig, rank_env: RankEnvironment) -> Any:
     if config.parallelism.device == device.CUDA:
         device.allocate_in_expandable_segments()
     _leave_out(wandb=config.reporting.wandb, tensorboard=config.reporting.tensorboard_dir)
-    return device.prepare(config.parallelism.device, rank_env)
 
 
 def _keep_standard_output_for_data() -> None:

@@ -77,6 +77,20 @@ def bucket_elements(run_config: RunConfig) -> int:
     return max(LEAST_BUCKET_ELEMENTS, BUCKET_ELEMENTS_OF_A_RANK * ranks, dense)
 
 
+def release(chunks: list[Chunk]) -> None:
+    """Let the memory of `chunks` be freed once nothing refers to them.
+
+    The hooks that overlap the reduction of gradients refer to their chunk, and it to autograd's nodes, which have the hooks:
+    Python's collector does not see through these nodes. A process that goes on without another rank would have both models.
+    """
+    for chunk in chunks:
+        if isinstance(chunk, DistributedDataParallel):
+            for node in chunk.grad_accs:
+                # A new hook comes into the dictionary of the others.
+                node.register_hook(lambda *gradients: None).hooks_dict_ref().clear()
+            chunk.grad_accs.clear()
+
+
 def wait_for_weights(*modules: torch.nn.Module) -> None:
     """Run the hooks of --overlap-param-gather, which would run if the modules were called."""
     for module in modules:

@@ -6,6 +6,7 @@ from lt_train.config.cluster import GIB, Cluster
 from lt_train.config.run_config import RunConfig
 from lt_train.planner import checkpoint_size, memory_estimate, search, stage_work
 from lt_train.planner.memory_estimate import Estimate
+from lt_train.runtime.device import CUDA
 
 
 def table(config: RunConfig, cluster: Cluster, is_finished: bool) -> str:
@@ -48,7 +49,9 @@ def save_row(config: RunConfig) -> str:
     if not saving.save:
         return "nothing: there is no --save"
     host_gib = checkpoint_size.checkpoint_bytes(config) / GIB
-    beside = f" beside training, through {host_gib:,.2f} GiB of host memory of all nodes together" if saving.async_save else ""
+    through = f" beside training, through {host_gib:,.2f} GiB of host memory of all nodes together"
+    is_chosen_later = saving.async_save is None and config.parallelism.device == CUDA
+    beside = f"{through} where it is free" if is_chosen_later else through if saving.async_save else ""
     return f"{saving.save}, every {saving.save_interval:,} steps{beside}"
 
 

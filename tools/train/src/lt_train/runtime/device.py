@@ -4,9 +4,11 @@
 it.
 """
 
+import contextlib
 import ctypes
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -138,6 +140,42 @@ def prepare(device: str, rank_env: RankEnvironment) -> "torch.device":
     torch.set_num_threads(max(1, cores // rank_env.local_world_size))
     cpu_backend.install(CUDA)
     return torch.device(CPU)
+
+
+def outlive_aborted_collectives(device: str) -> None:
+    """Let a process go on after `abort_collectives`; call before its first process group.
+
+    Otherwise torch's watchdog of NCCL ends the process when it finds an error first, and waits a minute for a dump of the
+    collectives, which `runtime.watchdog` writes.
+    """
+    if device == CUDA:
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+        os.environ.setdefault("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")
+        os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
+        os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "250")
+
+
+def abort_collectives(device: str) -> None:
+    """End the kernels of all collectives of this process, also those that wait for a rank which has died; waits for their end.
+
+    Called from another thread than the one that waits for them. Of all groups at once: a kernel of one may stand in a queue
+    behind that of another, and each abort waits for its own. What is read or sent through these groups afterwards fails.
+    """
+    if device != CUDA:
+        return
+    import torch
+    from torch.distributed import distributed_c10d
+
+    backends = []
+    for group in list(distributed_c10d._world.pg_names):
+        # Groups of gloo have none.
+        with contextlib.suppress(RuntimeError):
+            backends.append(group._get_backend(torch.device(CUDA)))
+    threads = [threading.Thread(target=backend.abort, name="abort") for backend in backends]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def use(device: "torch.device") -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lt_train.runtime import interruption
 from lt_train.runtime.device import CPU, CUDA
 
 
@@ -24,8 +25,9 @@ class Reading:
             self._copied.record()
 
     def values(self) -> list[Any]:
-        """The numbers of a tensor of one dimension."""
+        """The numbers of a tensor of one dimension. Raises Echo when they were made of collectives that were aborted."""
         if self._copied:
             self._copied.synchronize()
+        interruption.check()
         found: list[Any] = self._values.tolist()
         return found

@@ -26,13 +26,15 @@ from typing import Any
 import click
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from lt_train.runtime import flight_recorder, process_lifetime, run_files
+from lt_train.runtime import flight_recorder, interruption, process_lifetime, run_files
 from lt_train.runtime.rank_environment import RankEnvironment, shown
 
 # At most.
 ANSWERS_SECONDS = 10.0
 # Whoever waits for all ranks ends the rest when one ends, which must not be before the report.
 REPORT_SECONDS = 5.0
+# Until a rank that hangs is ended, and this one interrupted, so that it may begin again in its process.
+REPLACED_SECONDS = 15.0
 SLOW = 6
 PACKAGE = str(Path(__file__).parents[1])
 KEY = "lt-train/hung"
@@ -52,6 +54,7 @@ class Watchdog:
         self._limit_seconds = timeout_seconds
         self._stop = threading.Event()
         self._told = threading.Event()
+        self._is_replacing = False
         self._main = threading.get_ident()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
@@ -91,16 +94,18 @@ class Watchdog:
         comparing.start()
         if self._told.wait(self.answers_seconds):
             comparing.join(2 * self.answers_seconds)
-        if comparing.is_alive():
+        if comparing.is_alive() and not self._stop.is_set():
             self._suspect_first()
         recording.join(self.answers_seconds)
+        if self._is_replacing and self._stop.wait(REPLACED_SECONDS):
+            return
         os._exit(process_lifetime.hung_code())
 
     def _suspect_first(self) -> None:
         """Report rank 0. One rank of a node is enough, unless it hangs, too."""
         if self.rank_env.local_rank and self.rank_env.rank != 1:
             time.sleep(REPORT_SECONDS)
-        self._say(suspects([], [0]))
+        self._say_suspects([], [0])
 
     def _write_stacks(self) -> None:
         try:
@@ -138,7 +143,8 @@ class Watchdog:
             self._compare_in_store()
         except (RuntimeError, OSError):
             # The store goes with rank 0, which then was the first to end.
-            self._say(f"rank {self.rank_env.rank} on {socket.gethostname()}: {self._state()['at']}")
+            if not self._stop.is_set():
+                self._say(f"rank {self.rank_env.rank} on {socket.gethostname()}: {self._state()['at']}")
 
     def _compare_in_store(self) -> None:
         limit = datetime.timedelta(seconds=self.answers_seconds)
@@ -148,7 +154,8 @@ class Watchdog:
         claims = store.add(f"{KEY}/claims", 1)
         self._told.set()
         if claims > 1:
-            time.sleep(self.answers_seconds + REPORT_SECONDS)
+            self._is_replacing = interruption.is_expected()
+            self._stop.wait(self.answers_seconds + REPORT_SECONDS)
             return
         deadline = time.monotonic() + self.answers_seconds
         left = set(range(self.rank_env.world_size))
@@ -157,7 +164,14 @@ class Watchdog:
             time.sleep(0.1)
         answered = set(range(self.rank_env.world_size)) - left
         states = [json.loads(store.get(f"{KEY}/{rank}")) for rank in sorted(answered)]
-        self._say(suspects(states, sorted(left)))
+        self._say_suspects(states, sorted(left))
+
+    def _say_suspects(self, states: list[dict[str, Any]], silent: list[int]) -> None:
+        self._say(suspects(states, silent))
+        named = silent or [state["rank"] for state in _odd(states)]
+        if interruption.is_expected() and len(named) == 1:
+            self._is_replacing = True
+            interruption.replace(named[0])
 
     def _say(self, text: str) -> None:
         minutes = self._limit_seconds / 60
@@ -174,6 +188,16 @@ def suspects(states: list[dict[str, Any]], silent: list[int]) -> str:
     """
     if silent:
         return f"suspect rank{_listed(silent)}: no answer, the process is stopped, or its host or network is gone"
+    odd = _odd(states)
+    if not odd:
+        return f"all ranks wait at {states[0]['at']}: see the network and the logs of the communication library"
+    named = "; ".join(f"rank {state['rank']} on {state['host']} at {state['at']}, step {state['step']}" for state in odd[:8])
+    more = f" and {len(odd) - 8} more" if len(odd) > 8 else ""
+    return f"suspect {named}{more}"
+
+
+def _odd(states: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those that are not where the others are; none when nobody is where another is."""
     last = max(state["step"] for state in states)
     odd = [state for state in states if state["step"] < last]
     if not odd and any(state["communicating"] for state in states):
@@ -181,11 +205,7 @@ def suspects(states: list[dict[str, Any]], silent: list[int]) -> str:
     if not odd:
         common = collections.Counter(state["at"] for state in states).most_common(1)[0][0]
         odd = [state for state in states if state["at"] != common]
-    if not odd or len(odd) == len(states):
-        return f"all ranks wait at {states[0]['at']}: see the network and the logs of the communication library"
-    named = "; ".join(f"rank {state['rank']} on {state['host']} at {state['at']}, step {state['step']}" for state in odd[:8])
-    more = f" and {len(odd) - 8} more" if len(odd) > 8 else ""
-    return f"suspect {named}{more}"
+    return odd if len(odd) < len(states) else []
 
 
 def _listed(ranks: list[int]) -> str:

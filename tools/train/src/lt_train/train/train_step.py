@@ -152,7 +152,8 @@ class Stepper:
             chunk.eval()
         size = self.run_config.batches.global_batch_size
         with gathered(self.state.chunks):
-            losses = [float(self._mean(self._pass(batches, size, forward_only=True))[0]) for _ in range(global_batches)]
+            means = (self._mean(self._pass(batches, size, forward_only=True)) for _ in range(global_batches))
+            losses = [float(Reading(mean).values()[0]) for mean in means]
         for chunk in self.state.chunks:
             chunk.train()
         return sum(losses) / len(losses)

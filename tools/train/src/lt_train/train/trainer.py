@@ -38,6 +38,7 @@ from lt_train.metrics.step_timer import Clock
 from lt_train.metrics.throughput import Speedometer
 from lt_train.models import build_gpt
 from lt_train.optim import optimizer
+from lt_train.parallel import ddp
 from lt_train.runtime import agreement, device
 from lt_train.runtime.failure_watch import FailureWatch
 from lt_train.runtime.rank_environment import RankEnvironment
@@ -78,7 +79,7 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, where: torch.de
     chosen = kernel_trials.chosen(config, where, is_first)
     model_parallel_cuda_manual_seed(config.seed)
     versions = optional_packages.versions()
-    with _log(config, is_first, where, chosen, versions) as log:
+    with _log(config, is_first, where, chosen, versions) as log, contextlib.ExitStack() as at_end:
         arguments = megatron_arguments.of(config)
         log.arguments(arguments)
         for line in describe(config.architecture):
@@ -86,6 +87,7 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, where: torch.de
         log.line(f"  kernels: {chosen}")
         log.line("  versions: " + ", ".join(f"{package} {version}" for package, version in versions.items()), ())
         chunks = build_gpt.build(config, chosen, where)
+        at_end.callback(ddp.release, chunks)
         state = TrainingState(chunks, *optimizer.build(config, chosen, chunks))
         if start is not None:
             training_state.load(Path(start), config, state, copies.supplied() if copies else None)

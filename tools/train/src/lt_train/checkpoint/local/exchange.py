@@ -10,7 +10,7 @@ import dataclasses
 import datetime
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +48,10 @@ class Exchange:
         connection to another rank is lost.
         """
         rank, problems = torch.distributed.get_rank(), list[str]()
-        sending = _Thread(self._send_all, [each for each in transfers if each.source == rank], held, problems)
+        sending = Beside(self._send_all, [each for each in transfers if each.source == rank], held, problems)
         # When this raises, nobody may take what the thread sends: it is left to end with the group.
         self._receive_all([each for each in transfers if each.target == rank], into, problems)
-        sending.join()
-        if sending.error is not None:
-            raise sending.error
+        sending.result()
         return problems[0] if problems else None
 
     def _send_all(self, transfers: Iterable[Transfer], held: Path, problems: list[str]) -> None:
@@ -115,20 +113,32 @@ class Exchange:
         return problem
 
 
-class _Thread(threading.Thread):
-    """Runs beside its caller, and keeps its error for it."""
+class Beside(threading.Thread):
+    """Runs a function beside its caller, for whom it keeps the result, or the error."""
 
-    def __init__(self, function: Any, *arguments: Any):
+    def __init__(self, function: Callable[..., Any], *arguments: Any):
         super().__init__(name="local-copies", daemon=True)
-        self._function, self._arguments = function, arguments
-        self.error: BaseException | None = None
+        self._work: tuple[Callable[..., Any], tuple[Any, ...]] | None = (function, arguments)
+        self._result: Any = None
+        self._error: BaseException | None = None
         self.start()
 
     def run(self) -> None:
+        assert self._work
+        function, arguments = self._work
         try:
-            self._function(*self._arguments)
+            self._result = function(*arguments)
         except BaseException as error:
-            self.error = error
+            self._error = error
+        # It may have a process group, and the next attempt in this process makes another.
+        self._work = None
+
+    def result(self) -> Any:
+        """Waits for the end; raises what ended it."""
+        self.join()
+        if self._error is not None:
+            raise self._error
+        return self._result
 
 
 def _parts(transfer: Transfer, buffer: torch.Tensor) -> Iterable[torch.Tensor]:

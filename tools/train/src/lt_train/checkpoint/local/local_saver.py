@@ -22,7 +22,7 @@ from lt_shared import checkpoint_layout, local_files
 from lt_shared.recovery_notes import LocalCheckpoint
 from lt_train.checkpoint import disk_space, saver
 from lt_train.checkpoint.local.copies import SHARDS, LocalCopies
-from lt_train.checkpoint.local.exchange import Transfer
+from lt_train.checkpoint.local.exchange import Beside, Transfer
 from lt_train.checkpoint.saver import Save, Saver
 from lt_train.planner import checkpoint_size
 from lt_train.runtime import agreement, device
@@ -34,7 +34,7 @@ class LocalSaver(Saver):
     def __init__(self, shared: Saver, copies: LocalCopies):
         self._shared = shared
         self._copies = copies
-        self._copying: _Copying | None = None
+        self._copying: Beside | None = None
         self._is_due = False
         self._lacked_room = False
         super().__init__(shared.config, shared.kernels, shared.state, shared.where, shared.log, shared.arrivals)
@@ -48,7 +48,7 @@ class LocalSaver(Saver):
         self._makes_directory = True
         self._suffix = self._shared._suffix
         # Of the two, one writes at a time.
-        self._staging = self._shared._staging
+        self._staging, self.is_async = self._shared._staging, self._shared.is_async
 
     def after_step(self, loss: float | None) -> None:
         """Save when it is time for it and no checkpoint is being written; publish what is written. All ranks call it."""
@@ -90,7 +90,9 @@ class LocalSaver(Saver):
             if self._copying is None:
                 problem = self._written(save)
                 if problem is None:
-                    self._copying = _Copying(self._copies, self._transfers(save), save.partial)
+                    exchange = self._copies.exchange
+                    copy = exchange.run if exchange else _copy_nothing
+                    self._copying = Beside(copy, self._transfers(save), save.partial, save.partial)
                     return
             else:
                 copying, self._copying = self._copying, None
@@ -178,32 +180,8 @@ class LocalSaver(Saver):
         self.log.local_checkpoint(LocalCheckpoint(save.record.iteration, save.waited_seconds, seconds))
 
 
-class _Copying(threading.Thread):
-    """Sends and receives the files of a set, while its rank trains."""
-
-    def __init__(self, copies: LocalCopies, transfers: list[Transfer], partial: Path):
-        super().__init__(name="local-copies", daemon=True)
-        self._work = (transfers, partial, partial)
-        self._exchange = copies.exchange
-        self._problem: str | None = None
-        self._error: BaseException | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            if self._exchange:
-                self._problem = self._exchange.run(*self._work)
-        except BaseException as error:
-            self._error = error
-        # The next attempt in this process makes connections of its own.
-        self._exchange = None
-
-    def result(self) -> str | None:
-        """Why a file could not be copied. Waits for the end; raises what ended it."""
-        self.join()
-        if self._error is not None:
-            raise self._error
-        return self._problem
+def _copy_nothing(*arguments: object) -> None:
+    """Of a run on one node."""
 
 
 def _delete(checkpoint: Path) -> None:

@@ -150,7 +150,8 @@ class HostStaging:
             self.copies.unlock(self.memory)
         self.memory = torch.frombuffer(mmap.mmap(-1, max(size_bytes, ALIGNMENT)), dtype=torch.uint8)
         with ThreadPoolExecutor(TOUCHING_THREADS) as pool:
-            list(pool.map(torch.Tensor.zero_, (piece[:: mmap.PAGESIZE] for piece in torch.split(self.memory, PIECE_BYTES))))
+            starts = range(0, len(self.memory), PIECE_BYTES)
+            list(pool.map(torch.Tensor.zero_, (self.memory[start : start + PIECE_BYTES : mmap.PAGESIZE] for start in starts)))
         if not self.copies.lock(self.memory):
             warn("the host memory for checkpoints could not be page-locked: training waits longer for each")
 

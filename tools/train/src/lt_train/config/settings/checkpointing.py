@@ -20,7 +20,11 @@ OPTIONS = console.section(
     click.option("--save", help="Directory or URL (s3://...) of the run: checkpoints, log, metrics."),
     click.option("--load", help="Start from this run or checkpoint when SAVE has none."),
     click.option("--save-interval", type=POSITIVE, default=1000, help="Steps between checkpoints; the last step always has one."),
-    click.option("--async-save", is_flag=True, help="Write checkpoints while training continues."),
+    click.option(
+        "--async-save/--no-async-save",
+        default=None,
+        help="Write checkpoints while training continues; by default on GPUs, where the host's memory holds them.",
+    ),
     click.option(
         "--save-local", "--non-persistent-local-ckpt-dir", help="Directory on each node's own disk for copies of its shards."
     ),
@@ -52,7 +56,7 @@ OPTIONS = console.section(
 @dataclasses.dataclass(frozen=True)
 class Checkpointing:
     """`save` and `load` are directories or URLs. `keep_last` None keeps all checkpoints. `save_local` is a directory that each
-    node has for itself.
+    node has for itself. `async_save` None leaves it to the device and the memory of the nodes.
 
     `start` is the checkpoint directory to start from, found after the plan was resolved; None is the beginning. `continues` says
     that it is one of the run's own: then all of it is restored, else what `finetune`, `no_load_optim` and `no_load_rng` leave.
@@ -61,7 +65,7 @@ class Checkpointing:
     save: str | None
     load: str | None
     save_interval: int
-    async_save: bool
+    async_save: bool | None
     save_local: str | None
     save_local_interval: int
     keep_last: int | None
