@@ -14,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from running import SMALL, train
+from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -130,6 +131,22 @@ DTYPES = [torch.float32, torch.bfloat16, torch.uint8, torch.int64]
 def tensors() -> st.SearchStrategy[torch.Tensor]:
     shapes = st.lists(st.integers(0, 3), max_size=3)
     return st.builds(lambda dtype, shape: torch.ones(shape).mul(3).to(dtype), st.sampled_from(DTYPES), shapes)
+
+
+def test_an_object_of_which_several_parts_are_wanted_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = saved(torch.arange(4)), saved(torch.ones(3))
+    file = io.BytesIO(first + second)
+    reads: list[int] = []
+    readinto = object_reader._read_piece
+    monkeypatch.setattr(object_reader, "_read_piece", lambda file, *rest: (reads.append(file.tell()), readinto(file, *rest))[1])
+    places = [_StorageInfo("shard", 0, len(first)), _StorageInfo("shard", len(first), len(second))]
+    with known_objects_only():
+        found = [
+            torch.load(filesystem.FileSystemReader._slice_file(None, file, places[number]))  # type: ignore[arg-type]
+            for number in (0, 0, 1, 0)
+        ]
+    assert [tensor.tolist() for tensor in found] == [[0, 1, 2, 3], [0, 1, 2, 3], [1, 1, 1], [0, 1, 2, 3]]
+    assert reads == [0, len(first), 0]
 
 
 @given(

@@ -1,5 +1,6 @@
 """Gradients written and added by GEMMs, and left uncleared, beside those of runs without that."""
 
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import torch
 from running import train
 
 from lt_train.ops import wgrad_accumulation
+from lt_train.parallel import ddp
 
 STEPS = (
     *("--mock-data", "--model", "tiny", "--num-layers", "2", "--hidden-size", "32", "--ffn-hidden-size", "64"),
@@ -86,3 +88,12 @@ def test_the_gemm_is_that_of_the_buffers_type(dtype: torch.dtype, expected: str,
     wgrad_accumulation.accumulate_weight_gradient(torch.ones(4, 2), torch.ones(4, 3), weight)
     assert called == [expected]
     assert weight.grad_added_to_main_grad
+
+
+def test_a_model_that_is_trained_no_more_leaves_no_buffers() -> None:
+    buffer = torch.ones(3)
+    left = weakref.ref(buffer)
+    wgrad_accumulation._reset([], {buffer.data_ptr(): buffer})
+    ddp.release([])
+    del buffer
+    assert left() is None

@@ -61,8 +61,17 @@ def known_objects_only(directory: Path | None = None, verify: bool = True) -> It
         # Only common.pt, which launch has compared with what is recorded of it.
         return _read_common(file, torch_load, verify and recorded is None)
 
+    # In another layout a rank has several parts of what was one object, mostly one after the other: it is read once.
+    last: dict[tuple[str, int], _Slice] = {}
+
     def read_slice(reader: Any, file: IO[bytes], info: Any) -> _Slice:
-        return _Slice(file, info.offset, info.length, str(info.relative_path), recorded)
+        place = (str(info.relative_path), int(info.offset))
+        found = last.get(place)
+        if found is None:
+            last.clear()
+            found = last[place] = _Slice(file, info.offset, info.length, str(info.relative_path), recorded)
+        found.seek(0)
+        return found
 
     with (
         _lock,

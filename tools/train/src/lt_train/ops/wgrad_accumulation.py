@@ -129,6 +129,11 @@ def leave_uncleared(chunk: DistributedDataParallel) -> None:
         )
 
 
+def forget() -> None:
+    """Keep no buffers of a model that is trained no more."""
+    _stale.clear()
+
+
 def _reset(cleared: list[Tensor], stale: dict[int, Tensor]) -> None:
     if cleared:
         torch._foreach_zero_(cleared)

@@ -89,6 +89,7 @@ def release(chunks: list[Chunk]) -> None:
                 # A new hook comes into the dictionary of the others.
                 node.register_hook(lambda *gradients: None).hooks_dict_ref().clear()
             chunk.grad_accs.clear()
+    wgrad_accumulation.forget()
 
 
 def wait_for_weights(*modules: torch.nn.Module) -> None:
