@@ -5,7 +5,8 @@
 
 Not a part of the test session, whose tests of the same kill and stop ranks on a CPU. Prints the seconds from SIGKILL of the last
 rank to the next completed step, the largest difference between the losses of that run and those of an undisturbed one, and the
-seconds from SIGSTOP of a rank to the end of the run whose report names it.
+seconds from SIGSTOP of a rank to the end of the run whose report names it. Then, under context parallelism, those from SIGKILL of a
+rank to the end of a run that is not started again, which fails above 30, and from SIGSTOP.
 """
 
 import argparse
@@ -29,6 +30,7 @@ STEPS, INTERVAL = 60, 10
 KILLED_AT = INTERVAL + 5
 HANG_MINUTES = "0.3"
 LONGEST_SECONDS = 300
+LONGEST_END_SECONDS = 30
 MODEL = (
     *("--mock-data", "--model", "tiny", "--num-layers", "4", "--seq-length", "128", "--micro-batch-size", "1"),
     *("--train-iters", str(STEPS), "--save-interval", str(INTERVAL), "--log-interval", "1", "--eval-iters", "0"),
@@ -56,7 +58,14 @@ def main() -> int:
         )
         hung_seconds, report = seconds_to_the_report(stopped, ranks - 1, *common)
         print(f"stopped rank {ranks - 1} of {ranks}: ended after {hung_seconds:.1f} s: {report or 'the rank was not named'}")
-    return 0 if report and found.keys() == expected.keys() else 1
+        shared = (*common, "--context-parallel-size", "2")
+        end_seconds = seconds_to_the_end(place / "shared", *shared)
+        print(f"killed rank {ranks - 1} of {ranks} under context parallelism: ended after {end_seconds:.1f} s", flush=True)
+        hung_seconds, also = seconds_to_the_report(place / "shared-stopped", ranks - 1, *shared)
+        print(
+            f"stopped rank {ranks - 1} of {ranks} likewise: ended after {hung_seconds:.1f} s: {also or 'the rank was not named'}"
+        )
+    return 0 if report and also and end_seconds <= LONGEST_END_SECONDS and found.keys() == expected.keys() else 1
 
 
 def start(place: Path, *options: str) -> subprocess.Popen[bytes]:
@@ -105,6 +114,14 @@ def seconds_to_the_next_step(place: Path, *options: str) -> float:
     if _ended(run) or not seconds:
         raise RuntimeError((place / "log").read_text()[-4000:])
     return seconds
+
+
+def seconds_to_the_end(place: Path, *options: str) -> float:
+    """From the death of the last rank to the end of the run."""
+    run = start(place, *options)
+    killed = next(signal_last_rank(run, signal.SIGKILL) for step in steps(place, run) if step == KILLED_AT)
+    _ended(run)
+    return time.monotonic() - killed
 
 
 def seconds_to_the_report(place: Path, rank: int, *options: str) -> tuple[float, str | None]:
