@@ -8,6 +8,7 @@ Not a part of the test session, whose tests of the same kill ranks on a CPU. Pri
 first, which serves the store, the seconds to the next step that was not completed before, whether the other ranks went on in
 their processes or all started anew, what the log says of it, and the largest difference between the losses and those of an
 undisturbed run; for a SIGSTOP of the last rank the same from the moment when the watchdog names it.
+And the seconds from SIGKILL of the last rank to the end of a run that is not started again, which fails above 30.
 """
 
 import argparse
@@ -37,7 +38,9 @@ LAYOUTS = {
     "tp": ("--tensor-model-parallel-size", "RANKS", "--sequence-parallel"),
     "pp": ("--pipeline-model-parallel-size", "RANKS"),
     "fsdp": ("--use-torch-fsdp2",),
+    "cp": ("--context-parallel-size", "2"),
 }
+LONGEST_END_SECONDS = 30
 MODEL = (
     *("--mock-data", "--model", "tiny", "--num-layers", "4", "--seq-length", "128", "--micro-batch-size", "1"),
     *("--train-iters", str(STEPS), "--save-interval", str(INTERVAL), "--log-interval", "1", "--eval-iters", "0"),
@@ -77,7 +80,9 @@ def main() -> int:
             print(f"{what}: {seconds:.1f} s to the next step, {way}, losses differ by {difference:.1e}")
             print(*(f"    {line}" for line in log.splitlines() if re.search(TOLD, line)), sep="\n", flush=True)
             is_good = is_good and has_stayed and found.keys() == expected.keys()
-    return 0 if is_good else 1
+        end_seconds = seconds_to_the_end(Path(directory, "ended"), ranks - 1, *common, "--max-restarts", "0")
+        print(f"SIGKILL of rank {ranks - 1} of {ranks}, not started again: ended after {end_seconds:.1f} s", flush=True)
+    return 0 if is_good and end_seconds <= LONGEST_END_SECONDS else 1
 
 
 def start(place: Path, *options: str) -> subprocess.Popen[bytes]:
@@ -125,6 +130,19 @@ def seconds_to_the_next_step(place: Path, rank: int, number: signal.Signals, *op
     if _ended(run) or not seconds:
         raise RuntimeError((place / "log").read_text()[-4000:])
     return seconds
+
+
+def seconds_to_the_end(place: Path, rank: int, *options: str) -> float:
+    """From the death of `rank` to the end of the run."""
+    run = start(place, *options)
+    killed = 0.0
+    for step in steps(place, run):
+        if step == STOPPED_AT:
+            os.kill(ranks_of(run.pid)[rank], signal.SIGKILL)
+            killed = time.monotonic()
+            break
+    _ended(run)
+    return time.monotonic() - killed
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 """A run that is killed at any moment, also inside of a save, goes on as if nothing had happened, bit for bit on a CPU."""
 
+import contextlib
 import errno
 import json
 import os
 import shutil
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -208,3 +210,29 @@ def test_a_writer_that_hangs_in_fork_is_forked_again(tmp_path: Path, monkeypatch
     hanging[:] = [True, True]
     with pytest.raises(IoFailure, match=r"no process that writes has begun within 0\.2 seconds"):
         forked()
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_ranks_wait_no_longer_for_the_question_whether_all_have_written_than_for_a_step(
+    is_written: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that hangs while a checkpoint is being written would hold the others up for the time that saving may take."""
+    happened: list[str] = []
+
+    @contextlib.contextmanager
+    def slow() -> Iterator[None]:
+        happened.append("slow")
+        yield
+        happened.append("as before")
+
+    def ask(own: int, where: Any) -> bool:
+        happened.append("asked")
+        return not is_written
+
+    monkeypatch.setattr(saver.agreement, "largest", ask)
+    writer = SimpleNamespace(start=lambda: None, is_running=lambda: False)
+    writing = SimpleNamespace(waiting=contextlib.nullcontext, writer=writer)
+    saving = SimpleNamespace(_saves=writing, where=None, state=SimpleNamespace(iteration=4), _retry_at=None)
+    saving.finish = lambda: happened.append("finished")
+    saver.Saver.poll(saving, slow=slow)  # type: ignore[arg-type]
+    assert happened == ["asked", *(["slow", "finished", "as before"] if is_written else [])]

@@ -53,6 +53,8 @@ from lt_train.runtime import agreement, device, run_files, signals
 from lt_train.runtime.failure_report import Echo, is_echo
 
 FORMAT = "megatron-dist"
+# Makes the context of what may take longer than a step.
+Slow = Callable[[], contextlib.AbstractContextManager[Any]]
 # In a save interval, of a checkpoint for which there is no room.
 RETRIES = 10
 
@@ -162,21 +164,23 @@ class Saver:
         if self._staging:
             self._staging.hold_back()
 
-    def poll(self, loss: float | None = None) -> None:
+    def poll(self, loss: float | None = None, slow: Slow = contextlib.nullcontext) -> None:
         """Publish the checkpoint that is being written, if all ranks have written theirs; write one for which there was no room.
 
-        All ranks call it.
+        All ranks call it. What takes longer than asking them is done in a context of `slow`.
         """
         if self._saves:
             with self._saves.waiting():
                 self._saves.writer.start()
             if not agreement.largest(self._saves.writer.is_running(), self.where):
-                self.finish()
+                with slow():
+                    self.finish()
         iteration = self.state.iteration
         is_due = self._retry_at is not None and iteration >= self._retry_at
         if is_due and iteration % self.config.checkpointing.save_interval:
-            device.release(self.where)
-            self.save(loss, is_final=False)
+            with slow():
+                device.release(self.where)
+                self.save(loss, is_final=False)
 
     def _has_room(self, is_final: bool) -> bool:
         """Whether the next checkpoint fits, once what --keep-last lets expire is deleted. Of a URL, only writing tells."""

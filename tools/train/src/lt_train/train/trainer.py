@@ -203,7 +203,7 @@ class Loop:
             stop = self._reason_to_end(result)
             if self._is_last or self.state.iteration % self.config.reporting.log_interval == 0:
                 self._report(result)
-            with self.clock.pause(), self.watchdog.slow():
+            with self.clock.pause():
                 self._evaluate_when_due()
                 self._save_when_due(result, bool(self._is_last or stop))
         return stop
@@ -258,13 +258,14 @@ class Loop:
 
     def _save_when_due(self, result: StepResult, is_final: bool) -> None:
         self.loss = result.loss
-        self.saver.poll(result.loss)
+        self.saver.poll(result.loss, self.watchdog.slow)
         if is_final or self.state.iteration % self.config.checkpointing.save_interval == 0:
-            device.release(self.where)
-            self.saver.save(result.loss, is_final=is_final)
+            with self.watchdog.slow():
+                device.release(self.where)
+                self.saver.save(result.loss, is_final=is_final)
             self.saved = self.state.iteration
         elif self.local_saver:
-            self.local_saver.after_step(result.loss)
+            self.local_saver.after_step(result.loss, self.watchdog.slow)
 
     def _save_before_end(self) -> None:
         """Of a run that ends while it waits: the steps since the last checkpoint."""
@@ -340,5 +341,6 @@ class Loop:
     def _evaluate(self, split: str, samples: Samples, name: str = "", is_first: bool = True) -> None:
         """Over the same `eval_iters` global batches each time, so that evaluations can be compared."""
         batches = loader.evaluating(samples, self.config, self.where)
-        loss = self.stepper.evaluate(batches, self.config.data.eval_iters)
+        with self.watchdog.slow():
+            loss = self.stepper.evaluate(batches, self.config.data.eval_iters)
         self.log.evaluation(Evaluation(self.state.iteration, loss, split, name or None, is_first))

@@ -9,6 +9,7 @@ A local disk that is full or broken ends no run: a warning says so, and the set 
 written no local one begins; the next step after it has one.
 """
 
+import contextlib
 import os
 import shutil
 import threading
@@ -23,7 +24,7 @@ from lt_shared.recovery_notes import LocalCheckpoint
 from lt_train.checkpoint import disk_space, saver
 from lt_train.checkpoint.local.copies import SHARDS, LocalCopies
 from lt_train.checkpoint.local.exchange import Beside, Transfer
-from lt_train.checkpoint.saver import Save, Saver
+from lt_train.checkpoint.saver import Save, Saver, Slow
 from lt_train.planner import checkpoint_size
 from lt_train.runtime import agreement, device
 
@@ -50,27 +51,29 @@ class LocalSaver(Saver):
         # Of the two, one writes at a time.
         self._staging, self.is_async = self._shared._staging, self._shared.is_async
 
-    def after_step(self, loss: float | None) -> None:
+    def after_step(self, loss: float | None, slow: Slow) -> None:
         """Save when it is time for it and no checkpoint is being written; publish what is written. All ranks call it."""
         self._is_due |= self.state.iteration % self.config.checkpointing.save_local_interval == 0
-        self.poll()
+        self.poll(slow=slow)
         if self._is_due and not self.is_writing and not self._shared.is_writing:
             self._is_due = False
-            device.release(self.where)
-            self.save(loss, is_final=False)
+            with slow():
+                device.release(self.where)
+                self.save(loss, is_final=False)
 
     def _give_way(self) -> None:
         """A checkpoint for SAVE is about to be written: it stands for the local one that is due."""
         self._is_due = False
         self.finish()
 
-    def poll(self, loss: float | None = None) -> None:
+    def poll(self, loss: float | None = None, slow: Slow = contextlib.nullcontext) -> None:
         if self._saves is None:
             return
         with self._saves.waiting():
             self._saves.writer.start()
         if not agreement.largest(self._is_busy(self._saves), self.where):
-            self._advance(self._saves)
+            with slow():
+                self._advance(self._saves)
 
     def finish(self) -> None:
         while self._saves:
