@@ -17,6 +17,7 @@ from lt_train.ops.row_exchange import Exchange
 
 def overlap(part: torch.nn.Module, exchange: Exchange) -> None:
     """Of all linear layers in `part` of a model that gather or scatter the rows of sequence parallelism, but those of experts."""
+    module: Any
     for module in part.modules():
         if type(module) is ColumnParallelLinear and module.sequence_parallel and not module.is_expert:
             module._forward_impl = partial(_column_parallel, exchange)

@@ -30,11 +30,12 @@ class SymmetricMemory:
         self._copies: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def _allocated(self, size_bytes: int) -> tuple[Tensor, Any]:
+        from torch._C._distributed_c10d import _SymmetricMemory
         from torch.distributed import _symmetric_memory as symmetric_memory
 
         # Not by its `empty`, whose tensors may begin anywhere in the memory that a handle stands for.
         place = torch.device(CUDA, torch.cuda.current_device())
-        memory = symmetric_memory._SymmetricMemory.empty_strided_p2p((size_bytes,), (1,), torch.uint8, place)
+        memory = _SymmetricMemory.empty_strided_p2p((size_bytes,), (1,), torch.uint8, place)
         return memory, symmetric_memory.rendezvous(memory, self.group)
 
     def buffer(self, slot: int, rows: int, width: int, dtype: torch.dtype) -> Tensor:
