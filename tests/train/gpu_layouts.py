@@ -41,6 +41,7 @@ MODEL = (
 ON_GPUS = ("--device", "cuda")
 ON_A_CPU = ("--device", "cpu", "--hidden-size", "128", "--ffn-hidden-size", "256", "--seq-length", "128")
 TP2 = ("--tensor-model-parallel-size", "2")
+TP4 = ("--tensor-model-parallel-size", "4")
 SP = ("--sequence-parallel",)
 PP2 = ("--pipeline-model-parallel-size", "2")
 PP4 = ("--pipeline-model-parallel-size", "4")
@@ -129,6 +130,8 @@ LAYOUTS: list[Layout] = [
     (1, "offload 2 layers", ("--cpu-offloading-num-layers", "2"), ("te",)),
     (2, "TP2", TP2, DENSE),
     (2, "TP2 SP", (*TP2, *SP), (*DENSE, *MIXED, *DENSE_FP8, "te", "te fp8", "fp32 experts")),
+    (2, "TP2 SP, collectives by NCCL", (*TP2, *SP, "--no-tp-comm-overlap"), ("bf16", "fp8")),
+    (2, "TP2 SP, recompute full", (*TP2, *SP, *FULL), ("bf16",)),
     (2, "PP2", PP2, (*DENSE, *MIXED)),
     (2, "PP2, 3 and 1 layers", (*PP2, "--decoder-first-pipeline-num-layers", "3"), ("fp32",)),
     (2, "PP2 VPP2", (*PP2, *VPP2), (*DENSE, "fp32 documents", "te")),
@@ -147,6 +150,8 @@ LAYOUTS: list[Layout] = [
     (2, "DP2, overlap", OVERLAP, (*DENSE, "te")),
     (2, "FSDP2", FSDP, (*DENSE, *MIXED, *DENSE_FP8, "fp32 experts", "te")),
     (2, "FSDP2, recompute full", (*FSDP, *FULL), ("bf16",)),
+    (4, "TP4", TP4, DENSE),
+    (4, "TP4 SP", (*TP4, *SP), (*DENSE, "fp8")),
     (4, "TP2 PP2 SP", (*TP2, *PP2, *SP), (*DENSE, *DENSE_FP8)),
     (4, "TP2 PP2 VPP2 SP", (*TP2, *PP2, *VPP2, *SP), DENSE),
     (4, "TP2 CP2 SP", (*TP2, *CP2, *SP), (*DENSE, "bf16 documents")),
