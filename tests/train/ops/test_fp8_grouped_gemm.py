@@ -1,10 +1,15 @@
 """Experts in fp8 against a loop over experts in float64, of numbers that were cast by hand."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from lt_train.kernels import grouped_gemm_epilogues
+from lt_train.models import build_gpt
 from lt_train.ops import expert_rows
 from lt_train.ops.expert_mlp import Arrived, Operations, Routing, Weights, expert_mlp
 from lt_train.ops.fp8_gemm import Cast
@@ -103,3 +108,18 @@ def test_rows_that_arrive_sorted(counts: tuple[int, ...]) -> None:
     weights = fc1.double(), fc2.double()
     expected, _ = by_hand(rows.double(), probabilities.double()[:, None].repeat(1, EXPERTS), chosen, *weights, rows.double())
     torch.testing.assert_close(found.double(), expected, rtol=3e-2, atol=3e-2 * float(expected.abs().max() if len(rows) else 0))
+
+
+def test_a_model_gets_them_where_they_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With quack's weight gradients in 16 bits."""
+    found: list[Tensor] = []
+    monkeypatch.setattr(grouped_gemm_epilogues, "weight_gradient", lambda *tensors, adds: found.extend(tensors))
+    run: Any = SimpleNamespace(layers=SimpleNamespace(triton=True))
+    chosen: Any = SimpleNamespace(experts="grouped-fp8")
+    gemms = build_gpt._expert_operations(run, chosen).gemms
+    assert isinstance(gemms, Fp8GroupedGemms)
+    numbers, factors = gemms.operand(torch.full((2, 16), 3.0, dtype=torch.bfloat16))
+    assert (numbers.dtype, numbers[0, 0].item(), factors.tolist()) == (E4M3, 448, [pytest.approx(3 / 448)] * 2)
+    weight = torch.empty(1, 16, 16)
+    gemms.weight_gradient(weight, numbers, numbers, torch.tensor([0, 2]))
+    assert [tensor.shape for tensor in found] == [(2, 16), (2, 16), (2,), weight.shape]
