@@ -1,9 +1,10 @@
 """What of a layout is refused before any rank starts, and how Megatron's options for stages are read."""
 
 import pytest
-from layouts import plan_of
+from layouts import assembled, plan_of
 
 from lt_shared.console import BadConfig, UsageError
+from lt_train.config.checks import problems
 
 MODEL = (
     "--model",
@@ -22,6 +23,7 @@ PP2 = ("--pipeline-model-parallel-size", "2")
 PP4 = ("--pipeline-model-parallel-size", "4")
 VPP2 = ("--num-virtual-stages-per-pipeline-rank", "2")
 TP2 = ("--tensor-model-parallel-size", "2")
+ZERO_BUBBLE = ("--pipeline-schedule", "zero-bubble")
 FIRST, LAST = "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"
 
 REFUSED = {
@@ -47,6 +49,8 @@ REFUSED = {
     "ranks by context": (("--context-parallel-size", "2", "--ranks", "3"), "3 ranks do not divide into tensor parallel 1"),
     "overlap without TransformerEngine": ((*TP2, "--sequence-parallel", "--tp-comm-overlap"), "does not support --device cpu"),
     "overlap without sequence parallelism": ((*TP2, "--tp-comm-overlap"), "needs sequence parallelism"),
+    "zero-bubble without a pipeline": (ZERO_BUBBLE, "zero-bubble needs a pipeline parallel size above 1"),
+    "zero-bubble of several stages": ((*PP2, *VPP2, *ZERO_BUBBLE), "zero-bubble interleaves no stages"),
 }
 
 
@@ -55,6 +59,11 @@ def test_refused_layouts(case: str) -> None:
     options, message = REFUSED[case]
     with pytest.raises(BadConfig, match=message):
         plan_of([*MODEL, "--num-query-groups", "4", *options])
+
+
+def test_transformer_engines_layers_have_no_zero_bubble() -> None:
+    config = assembled([*MODEL, *PP2, *ZERO_BUBBLE, "--transformer-impl", "te"])
+    assert "defers no weight gradients of TransformerEngine's layers" in "; ".join(map(str, problems(config)))
 
 
 @pytest.mark.parametrize(
