@@ -47,6 +47,16 @@ def test_losses_are_those_without_kernels(tmp_path: Path, options: tuple[str, ..
     assert expected[-1] < expected[0] - fall
 
 
+@pytest.mark.parametrize(
+    "options", [("--num-experts", "4", "--moe-router-topk", "2"), ("--model", "tiny-gpt-oss")], ids=["plain", "with biases"]
+)
+def test_losses_of_experts_are_those_without_kernels(tmp_path: Path, options: tuple[str, ...]) -> None:
+    balanced = (*options, "--moe-aux-loss-coeff", "0.3")
+    expected = trained(tmp_path / "torch", *TORCH, *balanced)
+    assert trained(tmp_path / "triton", *TRITON, *balanced) == pytest.approx(expected, abs=2e-6)
+    assert len(set(expected)) == 4
+
+
 def test_fused_adamw_resumes_from_its_checkpoint(tmp_path: Path) -> None:
     expected = trained(tmp_path / "torch", *TORCH, *BF16)
     trained(tmp_path / "triton", *TRITON, *BF16, "--exit-interval", "2", code=75)
