@@ -5,8 +5,8 @@
 
 Not a part of the test session, whose tests of the same kill and stop ranks on a CPU. Prints the seconds from SIGKILL of the last
 rank to the next completed step, the largest difference between the losses of that run and those of an undisturbed one, and the
-seconds from SIGSTOP of a rank to the end of the run whose report names it. Then, under context parallelism, those from SIGKILL of a
-rank to the end of a run that is not started again, which fails above 30, and from SIGSTOP.
+seconds from SIGSTOP of a rank to the end of the run whose report names it. Then, under context parallelism, those from SIGKILL of
+a rank to the end of a run that is not started again, which fails above 30, and from SIGSTOP.
 """
 
 import argparse
