@@ -126,6 +126,7 @@ def test_training(tmp_path: Path) -> None:
         "tied": (),
         "tied, deterministic": ("--bf16", "--grad-reduce-in-bf16", "--deterministic-mode"),
         "untied, in 16 bits": (*untied, "--bf16", "--grad-reduce-in-bf16"),
+        "untied, with padding": (*untied, "--vocab-size", "100"),
         "untied, masked": (*untied, "--bf16", "--accumulate-allreduce-grads-in-fp32", "--eod-mask-loss"),
     }
     runs = {f"{name}{way}": (way, *options) for name, options in ways.items() for way in ("", FUSED)}

@@ -14,6 +14,7 @@ from megatron.core.transformer.module import Float16Module
 from lt_shared.architecture import CLAMPED_SWIGLU_LIMIT, Architecture
 from lt_train.config.kernels import GROUPED_BY_QUACK, GROUPED_FP8, PEER_MEMORY, Kernels, exchanges_whole_tokens
 from lt_train.config.run_config import RunConfig
+from lt_train.config.settings.layers import FUSED_LINEAR
 from lt_train.config.settings.memory import SWIGLU
 from lt_train.models import multipliers, rope, rotary_tables
 from lt_train.models.biased_experts import compute_biased_experts
@@ -256,7 +257,7 @@ def _build_chunk(
     if architecture.local_rotary_base:
         rotary_tables.use_local_table(model, architecture, device)
     multipliers.multiply(model, architecture)
-    if model.post_process and run_config.padded_vocab_size > architecture.vocab_size:
+    if model.post_process and run_config.padded_vocab_size > architecture.vocab_size and kernels.cross_entropy != FUSED_LINEAR:
         model.output_layer.register_forward_hook(partial(_without_padding, run_config))
     if run_config.layers.triton:
         from lt_train.models.fused_layer import fuse
