@@ -10,7 +10,7 @@ from lt_shared import presets
 
 def test_sections_are_listed_with_all_their_options() -> None:
     shown = " ".join(run("help").out.split())
-    assert "Parallelism --parallel, --tensor-model-parallel-size, --pipeline-model-parallel-size and 11 more" in shown
+    assert "Parallelism --parallel, --tensor-model-parallel-size, --pipeline-model-parallel-size and 12 more" in shown
     assert "Faults --distributed-timeout-minutes, --max-restarts, --check-replay-interval Reports" in shown
     assert shown.endswith("lt-train help SECTION shows one, lt-train --help all of them.")
 

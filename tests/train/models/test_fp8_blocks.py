@@ -13,6 +13,7 @@ from torch import Tensor
 from lt_train.models import fp8_linear
 from lt_train.ops import wgrad_accumulation
 from lt_train.ops.fp8_casts import Casts, TorchBlockCasts, TritonBlockCasts
+from lt_train.ops.row_exchange import OneRank
 
 BLOCK = 128
 STEPS = 50
@@ -108,9 +109,8 @@ def test_layers_of_other_widths_stay_in_16_bits() -> None:
     layers = [linear(256, 128), linear(576, 128), linear(128, 576)]
     for recipe, in_fp8 in (("blockwise", [True, False, False]), ("tensorwise", [True] * 3)):
         model: Any = SimpleNamespace(decoder=torch.nn.ModuleList(layers))
-        fp8_linear.use_fp8(
-            model, cast(Any, SimpleNamespace(fp8_format="e4m3", fp8_recipe=recipe)), cast(Any, SimpleNamespace(fp8_cast="torch"))
-        )
+        precision, kernels = SimpleNamespace(fp8_format="e4m3", fp8_recipe=recipe), SimpleNamespace(fp8_cast="torch")
+        fp8_linear.use_fp8(model, cast(Any, precision), cast(Any, kernels), OneRank())
         assert [layer._forward_impl is not None for layer in layers] == in_fp8
 
 

@@ -232,5 +232,6 @@ def test_where_gemms_add_their_gradients(engine: bool, half: bool, shards: bool,
         layers=SimpleNamespace(transformer_engine=engine),
         precision=SimpleNamespace(half=half),
         memory=SimpleNamespace(fully_sharded=shards),
+        parallelism=SimpleNamespace(defers_weight_gradients=False),
     )
     assert _accumulates_in_gemms(plan) == expected
