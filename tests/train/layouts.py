@@ -35,8 +35,9 @@ from lt_train.runtime.device import CPU, CUDA
 from lt_train.runtime.rank_environment import RankEnvironment
 
 LONGEST_SECONDS = 900
-# One that takes longer waits for a rank that has gone another way. The longest took 15 on two busy cores.
-LONGEST_LAYOUT_SECONDS = 60
+# One that takes longer waits for a rank that has gone another way. The longest took 15 on two busy cores; on GPUs, where kernels
+# are compiled for eight runs at a time, more than 60.
+LONGEST_LAYOUT_SECONDS = {CPU: 60, CUDA: 240}
 # The second: a port that was free when the runs were planned, minutes before, and that another process has taken since.
 NOT_CONNECTED = ("Gloo connectFullMesh failed", "EADDRINUSE")
 # At this signal a rank prints where it is.
@@ -204,7 +205,7 @@ def serve(work_file: str, rank: int) -> None:
         if on == CUDA:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        faulthandler.dump_traceback_later(LONGEST_LAYOUT_SECONDS, exit=True)
+        faulthandler.dump_traceback_later(LONGEST_LAYOUT_SECONDS[on], exit=True)
         try:
             trainer.train(launcher.prepare(plan), place, where)
         except BaseException:
