@@ -28,6 +28,18 @@ def read_range(path: str | os.PathLike[str], begin: int, end: int, version: str)
         raise Unavailable(f"{name}: {error}", "see the credentials in the environment, and what they may read") from None
 
 
+def below(url: str) -> dict[str, tuple[int, str]]:
+    """The objects whose names begin with a remote directory's: names relative to it, sizes in bytes, and what
+    `storage.fingerprint` calls their version."""
+    filesystem, key = storage.store_of(url.rstrip("/"), CONNECTIONS)
+    filesystem.invalidate_cache(key)
+    found = storage.retry(lambda: filesystem.find(key, detail=True), url)
+    return {
+        path.removeprefix(key).lstrip("/"): (int(info["size"]), str(info.get("ETag") or filesystem.ukey(path)))
+        for path, info in found.items()
+    }
+
+
 def _read_if_match(filesystem: Any, name: str, key: str, place: tuple[int, int], version: str) -> bytes:
     from fsspec.asyn import sync
 

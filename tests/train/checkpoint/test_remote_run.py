@@ -1,4 +1,4 @@
-"""Checkpoints on a store, each a few bytes: a copy of one is whole, or there is none."""
+"""Checkpoints on a store, each a few bytes: what is copied of one is whole, or there is nothing."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,11 +7,13 @@ from typing import Any
 import fsspec
 import pytest
 
-from lt_shared import checkpoint_layout, storage
+from lt_shared import storage
 from lt_shared.architecture import Architecture
 from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.console import BadData
 from lt_train.checkpoint import remote_run
+from lt_train.checkpoint.shards import stored_shards
+from lt_train.checkpoint.shards.stored_shards import StoredShards
 
 URL = "memory://bucket/run/iter_0000004"
 
@@ -38,13 +40,15 @@ def copies(directory: Path) -> list[str]:
     return [str(path) for path in (directory / "tmp").rglob("*") if path.is_file() and path.suffix != ".lock"]
 
 
-def test_a_copy_is_whole(store: Any, tmp_path: Path) -> None:
+def test_the_small_files_are_copied_and_the_shards_are_not(store: Any, tmp_path: Path) -> None:
     copy = remote_run.fetch(URL)
     assert copy.name == "iter_0000004"
-    assert checkpoint_layout.damage(copy) is None
-    assert {path.name: path.read_bytes() for path in copy.iterdir()} == {
-        path.name: path.read_bytes() for path in (tmp_path / "iter_0000004").iterdir()
-    }
+    small = {path.name: path.read_bytes() for path in (tmp_path / "iter_0000004").iterdir() if path.suffix != ".distcp"}
+    assert {path.name: path.read_bytes() for path in copy.iterdir() if path.name != stored_shards.NAME} == small
+    shards = StoredShards.of(copy)
+    assert shards is not None
+    content = (tmp_path / "iter_0000004/__0_0.distcp").read_bytes()
+    assert shards.read("__0_0.distcp", 10, 30) == content[10:30]
 
 
 @pytest.mark.parametrize("change", ["shorter", "longer", "empty"])

@@ -14,6 +14,7 @@ take 0.07 s (one CPU rank, AMD EPYC, 2026-11-23, the fastest of five).
 
 import argparse
 import contextlib
+import dataclasses
 import io
 import os
 import pickle
@@ -35,6 +36,7 @@ from lt_shared import checkpoint_layout, checksums, ownership, pickles
 from lt_shared.checksums import DAMAGED, FileChecksums
 from lt_shared.console import BadData, ToolError
 from lt_train.checkpoint.pickle_allowlist import INDEX_NAMES, OBJECT_NAMES
+from lt_train.checkpoint.shards.stored_shards import Objects, OpenShard, Place, StoredShards
 from lt_train.checkpoint.stand_ins import STAND_INS
 
 INDEX = ".metadata"
@@ -52,6 +54,7 @@ def known_objects_only(directory: Path | None = None, verify: bool = True) -> It
     wraps together with the errors of other ranks.
     """
     recorded = FileChecksums.read(directory) if directory and verify else None
+    stored = StoredShards.of(directory) if directory else None
     torch_load = torch.load
 
     def load(file: Any, *arguments: Any, **options: Any) -> Any:
@@ -78,6 +81,7 @@ def known_objects_only(directory: Path | None = None, verify: bool = True) -> It
         _replaced(torch, "load", load),
         _replaced(filesystem, "pickle", SimpleNamespace(load=read_index)),
         _replaced(filesystem.FileSystemReader, "_slice_file", read_slice),
+        _replaced(filesystem.FileSystemReader, "read_data", _in_order(stored)),
     ):
         try:
             yield
@@ -86,6 +90,32 @@ def known_objects_only(directory: Path | None = None, verify: bool = True) -> It
                 if isinstance(cause, ToolError):
                     raise cause from None
             raise
+
+
+def _in_order(stored: StoredShards | None) -> Callable[[Any, Any, Any], Any]:
+    """torch's `read_data`, which gets what it is to read in the order in which it lies in the files, or comes from a store."""
+    read_data = filesystem.FileSystemReader.read_data
+
+    def read(reader: Any, plan: Any, planner: Any) -> Any:
+        def place(item: Any) -> Place:
+            info = reader.storage_data[item.storage_index]
+            return Place(str(info.relative_path), int(info.offset), int(info.length))
+
+        plan = dataclasses.replace(plan, items=sorted(plan.items, key=place))
+        if stored is None:
+            return read_data(reader, plan, planner)
+        places = [place(item) for item in plan.items]
+        with Objects(stored, [each for each in places if each.shard in stored.shards]) as objects:
+            create_stream = reader.fs.create_stream
+
+            def opened(path: Any, mode: str) -> Any:
+                name = os.path.basename(path)
+                return OpenShard(name, objects) if name in stored.shards else create_stream(path, mode)
+
+            with _replaced(reader.fs, "create_stream", opened):
+                return read_data(reader, plan, planner)
+
+    return read
 
 
 @contextlib.contextmanager
@@ -127,15 +157,18 @@ class _Bytes(io.RawIOBase):
 class _Slice(_Bytes):
     """An object of a shard, read into memory and compared with the recorded checksums."""
 
-    def __init__(self, file: IO[bytes], offset: int, size_bytes: int, name: str, recorded: FileChecksums | None):
-        content = np.empty(size_bytes, np.uint8).data
+    def __init__(self, file: Any, offset: int, size_bytes: int, name: str, recorded: FileChecksums | None):
+        is_stored = isinstance(file, OpenShard)
+        content = file.content(offset, size_bytes) if is_stored else np.empty(size_bytes, np.uint8).data
         origin = str(getattr(file, "name", name))
-        file.seek(offset)
+        if not is_stored:
+            file.seek(offset)
         ranges = recorded.within(name, offset, size_bytes) if recorded else [(offset, size_bytes, None)]
         if sum(size for _, size, _ in ranges) != size_bytes:
             raise BadData(f"{origin}: {FileChecksums.NAME} has no checksum of the object at {offset}", DAMAGED)
         for start, size, crc in ranges:
-            found = _read(file, content[start - offset : start - offset + size], origin, crc is not None)
+            part = content[start - offset : start - offset + size]
+            found = _read(file, part, origin, crc is not None)
             if crc is not None and found != crc:
                 reason = f"the checksum of {size} bytes at {start} is another than {FileChecksums.NAME} says"
                 raise BadData(f"{origin}: {reason}", DAMAGED)
@@ -143,7 +176,12 @@ class _Slice(_Bytes):
 
 
 def _read(file: Any, content: memoryview, origin: str, verify: bool) -> int:
-    """Fill `content` from an open file; with `verify` returns the CRC-32. A large object is read in several pieces at a time."""
+    """Fill `content` from an open file; with `verify` returns the CRC-32. A large object is read in several pieces at a time.
+
+    What came from a store is in it already.
+    """
+    if isinstance(file, OpenShard):
+        return checksums.crc32(content) if verify else 0
     pieces = range(0, len(content), PIECE_BYTES)
     if len(pieces) == 1 or not isinstance(file, io.BufferedReader):
         return _read_piece(file, content, origin, verify)

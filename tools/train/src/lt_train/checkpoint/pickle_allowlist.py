@@ -13,6 +13,7 @@ from typing import Any
 from lt_shared import checkpoint_layout, pickles, storage
 from lt_shared.checksums import DAMAGED
 from lt_shared.console import BadData
+from lt_train.checkpoint.shards.stored_shards import Objects, Place, StoredShards
 from lt_train.checkpoint.stand_ins import STAND_INS
 
 _METADATA = (
@@ -60,8 +61,16 @@ def check(directory: Path) -> None:
         objects = _objects(metadata, str(index))
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise BadData(f"{index}: not the metadata of a distributed checkpoint: {error}") from None
-    for key, info in objects:
-        _check_object(directory / info.relative_path, info.offset, info.length, key)
+    stored = StoredShards.of(directory)
+    if stored is None:
+        for key, info in objects:
+            path = directory / info.relative_path
+            _check_object(_content(path, info.offset, info.length, key), f"{path}: {key}")
+        return
+    places = {Place(info.relative_path, info.offset, info.length): key for key, info in objects}
+    with Objects(stored, sorted(places)) as read:
+        for place, key in sorted(places.items()):
+            _check_object(read.take(place), f"{stored.url}/{place.shard}: {key}")
 
 
 def _objects(metadata: Any, origin: str) -> list[tuple[str, Any]]:
@@ -89,14 +98,16 @@ def _check_naturals(*numbers: Any) -> None:
         raise ValueError("a size or an offset is not a natural number")
 
 
-def _check_object(path: Path, offset: int, length: int, key: str) -> None:
+def _content(path: Path, offset: int, length: int, key: str) -> bytes:
     with storage.open_read(path) as file:
         file.seek(0, os.SEEK_END)
         if offset + length > file.tell():
             raise BadData(f"{path}: ends at {file.tell()} bytes, {key} ends at {offset + length}", DAMAGED)
         file.seek(offset)
-        content = file.read(length)
-    origin = f"{path}: {key}"
+        return file.read(length)
+
+
+def _check_object(content: bytes | memoryview, origin: str) -> None:
     _require(pickles.names(pickles.torch_pickle(io.BytesIO(content), origin), origin), OBJECT_NAMES, origin)
 
 

@@ -1,9 +1,10 @@
-"""A run whose SAVE is a URL, such as s3://bucket/run1: shards are uploaded as they are made, and checkpoints fetched to resume.
+"""A run whose SAVE is a URL, such as s3://bucket/run1: shards are uploaded as they are made, and read by ranges to resume.
 
 A store has neither rename nor append. A checkpoint there is complete when its `run.json`, which is uploaded last, is there and
 every file has the size that it names; whatever else begins with the same name is not looked at. The small files beside the shards
-are made in a spool, a directory of the node in the system's temporary directory (TMPDIR); to resume, it needs room for all of a
-checkpoint. No lock keeps a second lt-train on another node from the same URL.
+are made in a spool, a directory of the node in the system's temporary directory (TMPDIR), and copied to it to resume; of the
+shards each rank then reads what it needs, see shards/stored_shards.py. No lock keeps a second lt-train on another node from the
+same URL.
 """
 
 import os
@@ -11,11 +12,13 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from lt_shared import checkpoint_layout, ownership, storage
+from lt_shared import checkpoint_layout, object_versions, ownership, storage
 from lt_shared.checkpoint_layout import RECORD, TRACKER, RunRecord
 from lt_shared.checksums import FileChecksums
 from lt_shared.console import BadData, CannotCreate, NoInput, warn
 from lt_shared.sample_order import run_order, sample_losses
+from lt_train.checkpoint.shards import stored_shards
+from lt_train.checkpoint.shards.stored_shards import StoredShard, StoredShards
 from lt_train.config.settings.checkpointing import spool
 from lt_train.data.index_cache import make_once
 from lt_train.data.remote_datasets import copy_file
@@ -86,7 +89,10 @@ def _damage(run: str, name: str, sizes: dict[str, int]) -> str | None:
 
 
 def fetch(url: str) -> Path:
-    """A local copy of the checkpoint at `url`, made once for all ranks of the node, with the same name."""
+    """A local directory with the small files of the checkpoint at `url`, made once for all ranks of the node, with the same name.
+
+    Its shards stay where they are; `StoredShards` of that directory reads them.
+    """
     version = storage.fingerprint(f"{url}/{RECORD}", refresh=True)
     spool_directory = Path(spool(f"{url}?{version['version']}"))
     make_spool(spool_directory.parent)
@@ -94,19 +100,22 @@ def fetch(url: str) -> Path:
 
 
 def _fetch(url: str, directory: Path) -> None:
-    files = [*read_record(url).files, RECORD]
-    for file in files:
-        (directory / file).parent.mkdir(parents=True, exist_ok=True)
-        copy_file(f"{url}/{file}", directory / file)
-    if storage.exists(f"{url}/{FileChecksums.NAME}"):
-        copy_file(f"{url}/{FileChecksums.NAME}", directory / FileChecksums.NAME)
-    problem = checkpoint_layout.damage(directory)
-    if problem:
-        raise BadData(problem, f"{url} changed while it was copied")
+    sizes, there = read_record(url).files, object_versions.below(url)
+    checksums = [FileChecksums.NAME] if FileChecksums.NAME in there else []
+    for file in dict.fromkeys([*sizes, RECORD, *checksums]):
+        if not file.endswith(stored_shards.SUFFIX):
+            (directory / file).parent.mkdir(parents=True, exist_ok=True)
+            copy_file(f"{url}/{file}", directory / file)
+    shards = {file: StoredShard(*there.get(file, (0, ""))) for file in sizes if file.endswith(stored_shards.SUFFIX)}
+    for file, size in sizes.items():
+        found = shards[file].size_bytes if file in shards else (directory / file).stat().st_size
+        if found != size:
+            raise BadData(f"{url}/{file}: {found} bytes, expected {size}", f"{url} changed while it was copied")
+    StoredShards(url, shards).write(directory)
 
 
 def forget(copy: Path) -> None:
-    """Delete a copy that `fetch` made, once its content is in memory. Anything else is left alone."""
+    """Delete what `fetch` made, once the checkpoint is in memory. Anything else is left alone."""
     if copy.parent.parent == Path(spool("")).parent:
         shutil.rmtree(copy.parent, ignore_errors=True)
 

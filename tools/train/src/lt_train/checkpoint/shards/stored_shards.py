@@ -1,0 +1,187 @@
+"""The shards of a checkpoint on a store, of which each rank reads the objects that it needs, by ranges, into memory.
+
+On a node lie only the small files of such a checkpoint; `shards.remote` beside them says where the shards are:
+
+    {"v": 1, "url": "s3://bucket/run1/iter_0000004", "shards": {"__0_0.distcp": {"size_bytes": 123, "version": "\\"d41d...\\""}}}
+
+Several requests are under way at a time, also for objects that torch's reader comes to later: a request takes some tens of
+milliseconds before its first byte. Small objects that follow each other are one request. What is ahead is bounded, so that a rank
+takes memory for AHEAD_BYTES, for CONNECTIONS requests of REQUEST_BYTES and for the largest object: 384 MiB and that.
+
+The smallest part that has a checksum is an object, a rank's part of one tensor. So a rank that needs some rows of it reads all
+of it.
+"""
+
+import dataclasses
+import io
+import json
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from lt_shared import object_versions, storage, strict_json
+from lt_shared.checksums import DAMAGED
+from lt_shared.console import BadData, IoFailure
+
+NAME = "shards.remote"
+SUFFIX = ".distcp"
+VERSION = 1
+CONNECTIONS, REQUEST_BYTES, AHEAD_BYTES = 16, 8 << 20, 256 << 20
+
+
+class Place(NamedTuple):
+    """Of an object in a shard."""
+
+    shard: str
+    offset: int
+    size_bytes: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.size_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredShard:
+    size_bytes: int
+    version: str
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredShards:
+    """The shards below `url`, by their names."""
+
+    url: str
+    shards: dict[str, StoredShard]
+
+    @classmethod
+    def of(cls, directory: Path) -> Self | None:
+        """Those of the checkpoint whose small files are in a directory; None when its shards are there, too. Raises BadData."""
+        path = directory / NAME
+        if not path.exists():
+            return None
+        try:
+            record = strict_json.loads(storage.read_record(path), has_paths=True)
+            if record["v"] != VERSION:
+                raise ValueError(f"version {record['v']}, known is {VERSION}")
+            shards = {str(name): StoredShard(**found) for name, found in record["shards"].items()}
+            return cls(str(record["url"]), shards)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            reason = f"{path}: does not say where the shards are: {error}"
+            raise BadData(reason, "delete its directory: it is made again") from None
+
+    def write(self, directory: Path) -> None:
+        storage.write_bytes(directory / NAME, json.dumps({"v": VERSION, **dataclasses.asdict(self)}).encode())
+
+    def read(self, shard: str, begin: int, end: int) -> bytes:
+        """The bytes of a shard from `begin` to before `end`. Raises BadData where it ends earlier or was replaced, NoInput where
+        it is gone, IoFailure, Unavailable."""
+        self.check_end(shard, end)
+        url = f"{self.url}/{shard}"
+        content = object_versions.read_range(url, begin, end, self.shards[shard].version) if begin < end else b""
+        if len(content) != end - begin:
+            raise IoFailure(f"{url}: {len(content)} bytes from byte {begin} on, {end - begin} were expected")
+        return content
+
+    def check_end(self, shard: str, end: int) -> None:
+        """Raises BadData for a shard that has not so many bytes, or is none."""
+        if shard not in self.shards:
+            raise BadData(f"{self.url}/{shard}: missing", DAMAGED)
+        size = self.shards[shard].size_bytes
+        if end > size:
+            raise BadData(f"{self.url}/{shard}: ends at {size} bytes, {end} are needed", DAMAGED)
+
+
+class OpenShard(io.RawIOBase):
+    """What torch's reader has for an open shard: its name, and the objects, which come as `objects` has them."""
+
+    def __init__(self, shard: str, objects: "Objects"):
+        self.shard, self.name, self._objects = shard, f"{objects.shards.url}/{shard}", objects
+
+    def content(self, offset: int, size_bytes: int) -> memoryview:
+        return self._objects.take(Place(self.shard, offset, size_bytes))
+
+
+@dataclasses.dataclass
+class _Span:
+    """Objects of a shard that follow each other, being read into one buffer."""
+
+    places: list[Place]
+    buffer: memoryview
+    requests: list[Future[None]]
+
+
+class Objects:
+    """Objects that are read from the store before they are taken, in their order. Leaving it drops what is under way."""
+
+    def __init__(self, shards: StoredShards, places: Sequence[Place]):
+        self.shards = shards
+        self._left = deque(_spans(places))
+        self._ahead: deque[_Span] = deque()
+        self._ahead_bytes = 0
+        self._pool = ThreadPoolExecutor(CONNECTIONS, "store")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def take(self, place: Place) -> memoryview:
+        """The object's bytes, in a buffer of its own. Those that would have come before it do not come any more."""
+        self._fill()
+        while place not in self._ahead[0].places:
+            self._drop()
+            self._fill()
+        span = self._ahead[0]
+        for request in span.requests:
+            request.result()
+        first = span.places[0].offset
+        content = span.buffer[place.offset - first : place.end - first]
+        if len(span.places) > 1:
+            # An archive aligns its tensors from its own beginning.
+            content = memoryview(bytearray(content))
+        if place == span.places[-1]:
+            self._drop()
+            self._fill()
+        return content
+
+    def _drop(self) -> None:
+        self._ahead_bytes -= len(self._ahead.popleft().buffer)
+
+    def _fill(self) -> None:
+        while self._left and (not self._ahead or self._ahead_bytes + _size(self._left[0]) <= AHEAD_BYTES):
+            places = self._left.popleft()
+            self.shards.check_end(places[0].shard, places[-1].end)
+            buffer = np.empty(_size(places), np.uint8).data
+            begin = places[0].offset
+            requests = [
+                self._pool.submit(self._read, places[0].shard, begin + start, buffer[start : start + REQUEST_BYTES])
+                for start in range(0, len(buffer), REQUEST_BYTES)
+            ]
+            self._ahead.append(_Span(places, buffer, requests))
+            self._ahead_bytes += len(buffer)
+
+    def _read(self, shard: str, begin: int, target: memoryview) -> None:
+        target[:] = self.shards.read(shard, begin, begin + len(target))
+
+
+def _size(places: Sequence[Place]) -> int:
+    return places[-1].end - places[0].offset
+
+
+def _spans(places: Sequence[Place]) -> Iterator[list[Place]]:
+    """The objects, those together that one request reads."""
+    span: list[Place] = []
+    for place in dict.fromkeys(places):
+        follows = span and (place.shard, place.offset) == (span[-1].shard, span[-1].end)
+        if span and not (follows and place.end - span[0].offset <= REQUEST_BYTES):
+            yield span
+            span = []
+        span.append(place)
+    if span:
+        yield span
