@@ -168,11 +168,14 @@ def test_order_is_by_waste_and_everything_offered_runs_and_fits() -> None:
         assert not list(problems(found.config))
 
 
-def test_flags_make_the_same_layout() -> None:
-    choice = chosen("llama3.1-405b", "h100-80gb", 64, "--global-batch-size", "1024")
-    same = plan_of(["--model", "llama3.1-405b", *BF16, "--global-batch-size", "1024", "--ranks", "512", *choice.best.flags])
+@pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble"])
+def test_flags_make_the_same_layout(schedule: str) -> None:
+    batch = ("--global-batch-size", "1024")
+    choice = chosen("llama3.1-405b", "h100-80gb", 64, *batch, "--pipeline-schedule", schedule)
+    same = plan_of(["--model", "llama3.1-405b", *BF16, *batch, "--ranks", "512", *choice.best.flags])
     assert memory_estimate.estimate(same) == choice.best.estimate
     assert same.parallelism.described == choice.best.config.parallelism.described
+    assert same.parallelism.pipeline_schedule == schedule
 
 
 def test_nothing_fits() -> None:

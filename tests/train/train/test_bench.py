@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from running import environment, quick_command, run, train
 
-from lt_shared.console import BadConfig
+from lt_shared.console import BadConfig, ExitCode
 from lt_shared.run_log import GIB, Step
 from lt_train.config.run_config import RunConfig
 from lt_train.metrics.step_timer import Lap
@@ -87,6 +87,10 @@ def test_a_pipeline_beside_one_gpu(tmp_path: Path) -> None:
     assert "50.0% of its tokens/s/GPU, " in shown
     with pytest.raises(BadConfig, match="the same layout"):
         bench.check_against(plan_of(*options), "cpu", result)
+    for name, wrong in (("step_seconds", "x"), ("tokens_per_second_per_gpu", 0), ("layers", None)):
+        (tmp_path / "one.json").write_text(json.dumps(alone | {name: wrong}))
+        printed = run("bench", *TINY, "--device", "cpu", "--dry-run", *options)
+        assert (printed.code, f"{name} is {wrong!r}" in printed.err) == (ExitCode.BAD_DATA, True)
 
 
 def test_rates_are_those_of_the_median_time() -> None:

@@ -56,6 +56,8 @@ class ParallelLayout:
         for name, value in self.options.items():
             flag = f"--{name.replace('_', '-')}"
             words += [flag] if value is True else [flag, str(value)]
+        if (parallel := self.config.parallelism).defers_weight_gradients:
+            words += ["--pipeline-schedule", parallel.pipeline_schedule]
         return words
 
 

@@ -1,6 +1,7 @@
 """How many steps `lt-train bench` measures, and what its training settings are beside those that it shows as options."""
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ OPTIONS = console.section(
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table."),
 )
 KIND = "bench"
+# What `--against` calculates with.
+COMPARED = ("layers", "step_seconds", "tokens_per_second_per_gpu")
+MEASURE = "write it by `lt-train bench ... --json > FILE`"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,9 +52,13 @@ def _earlier(path: Path) -> dict[str, Any]:
     try:
         result = strict_json.loads(storage.read_record(path))
     except ValueError as error:
-        raise BadData(f"{path}: not the result of lt-train bench --json: {error}") from None
+        raise BadData(f"{path}: not the result of lt-train bench --json: {error}", MEASURE) from None
     if not isinstance(result, dict) or result.get("kind") != KIND:
-        raise BadData(f"{path}: not the result of lt-train bench --json")
+        raise BadData(f"{path}: not the result of lt-train bench --json", MEASURE)
+    for name in COMPARED:
+        number = result.get(name)
+        if not isinstance(number, int | float) or not 0 < number < math.inf:
+            raise BadData(f"{path}: {name} is {number!r}, no positive number", MEASURE)
     return result
 
 

@@ -231,7 +231,9 @@ def check(
 
 def _check_experts(model: Architecture, experts: int, parallelism: Parallelism, dispatcher: str) -> Iterator[ToolError]:
     if experts % parallelism.expert:
-        yield BadConfig(f"{experts} experts not divisible by expert parallel size {parallelism.expert}")
+        yield BadConfig(
+            f"{experts} experts not divisible by expert parallel size {parallelism.expert}", "choose a size that divides them"
+        )
     ranks = parallelism.data * parallelism.context
     if ranks % parallelism.expert:
         yield BadConfig(

@@ -241,7 +241,10 @@ def _check_stages(parallel: Parallelism, layers: int) -> Iterator[ToolError]:
     rest, ranks = layers - sum(own), parallel.pipeline - len(own)
     if rest < 0 or ranks < 0 or bool(rest) != bool(ranks):
         yield BadConfig(
-            f"{layers} layers do not divide among {parallel.pipeline} pipeline ranks, the first or last with {own} of its own"
+            f"{layers} layers do not divide among {parallel.pipeline} pipeline ranks, the first or last with {own} of its own",
+            "pass --pipeline-model-parallel-size as well"
+            if parallel.pipeline == 1
+            else "leave a layer for each of the other pipeline ranks",
         )
     for size in own:
         if size % stages:
@@ -249,8 +252,9 @@ def _check_stages(parallel: Parallelism, layers: int) -> Iterator[ToolError]:
     if ranks and rest % (ranks * stages):
         yield BadConfig(
             f"layers {rest} not divisible by pipeline parallel size {ranks}"
-            + (f" x {stages} virtual stages" if parallel.interleaving else ""),
-            "choose another pipeline parallel size",
+            + (f" x {stages} virtual stages" if parallel.interleaving else "")
+            + (f", which are left beside {own} on the first or last rank" if own else ""),
+            "choose another pipeline parallel size" + (", or other layers of those ranks" if own else ""),
         )
 
 
