@@ -52,12 +52,13 @@ def there(folder: Path) -> set[str]:
 
 
 def total(folder: Path) -> int:
-    """Bytes of all files; one may be deleted meanwhile."""
-    found = 0
+    """Bytes of all files; one may be deleted meanwhile, or get its final name and be seen under both."""
+    found = {}
     for name in there(folder):
         with contextlib.suppress(FileNotFoundError):
-            found += (folder / name).stat().st_size
-    return found
+            status = (folder / name).stat()
+            found[status.st_ino] = status.st_size
+    return sum(found.values())
 
 
 def test_the_least_recently_used_are_deleted_first(folder: Path) -> None:

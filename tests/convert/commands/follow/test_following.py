@@ -260,8 +260,12 @@ def test_two_do_not_run_at_once(run: Run, once: Any, tmp_path: Path) -> None:
 
 
 def wait_for(path: Path) -> None:
+    wait_until(path.exists, path)
+
+
+def wait_until(condition: Callable[[], bool], path: Path) -> None:
     end = time.monotonic() + LIMIT_SECONDS
-    while not path.exists():
+    while not condition():
         assert time.monotonic() < end, path
         time.sleep(0.01)
 
@@ -283,6 +287,9 @@ def test_a_process_that_follows_until_it_is_told_to_end(number: signal.Signals, 
     for iteration in (10, 20):
         run.save(iteration)
         wait_for(tmp_path / "followed" / f"iter_{iteration:07d}" / "done")
+    # Between two passes: a save that a signal cuts off may leave a partial file, which the next save takes over.
+    record = tmp_path / "followed" / state.STATE
+    wait_until(lambda: all(entry["succeeded"] for entry in json.loads(record.read_text())["checkpoints"].values()), record)
     child.send_signal(number)
     stdout, told = child.communicate(timeout=LIMIT_SECONDS)
     assert child.returncode == 128 + number
