@@ -21,7 +21,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
-from lt_train.ops.grouped_gemm import GroupedGemms, transposed_product
+from lt_train.ops.grouped_gemm import GroupedGemms, as_they_are, transposed_product
 
 # The least number of columns that a grouped GEMM takes: 16 bytes.
 ONES = 8
@@ -247,17 +247,13 @@ class _ExpertMLP(torch.autograd.Function):
             bias1,
             routing.experts,
         )
-        fc2_gradient = gemms.weight_gradient(ctx.weights[1], output_gradient, partial(_same, activation), borders)
+        fc2_gradient = gemms.weight_gradient(ctx.weights[1], output_gradient, partial(as_they_are, activation), borders)
         del output_gradient, activation
         tokens_gradient = routing.combine(gemms.times(slopes, fc1, borders), operations)
         fc1_gradient = gemms.weight_gradient(ctx.weights[0], slopes, partial(routing.gather, tokens), borders)
         of_probabilities = routing.gradient(of_scale, probabilities)
         bias_gradient = None if bias1 is None else _sums(slopes, borders)
         return tokens_gradient, of_probabilities, fc1_gradient, fc2_gradient, bias_gradient, None, None
-
-
-def _same(rows: Tensor) -> Tensor:
-    return rows
 
 
 def _sums(rows: Tensor, borders: Tensor) -> Tensor:
