@@ -10,10 +10,10 @@ import itertools
 import sys
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 from layouts import train_all
+from shared_sequences import config
 from torch import Tensor
 
 from lt_train.config.optional_packages import FLASH_ATTENTION
@@ -62,15 +62,7 @@ def inputs(dtype: torch.dtype, device: str) -> list[Tensor]:
 
 
 def attention(kind: type[CausalAttention], sinks: Tensor, window: int | None) -> CausalAttention:
-    config = SimpleNamespace(
-        attention_dropout=0.0,
-        sequence_parallel=True,
-        window_size=None if window is None else (window, 0),
-        window_attn_skip_freq=None,
-        softmax_type="vanilla",
-        context_parallel_size=1,
-    )
-    made = kind(config)  # type: ignore[arg-type]
+    made = kind(config(window))
     made.softmax_offset = torch.nn.Parameter(sinks.detach())
     return made
 

@@ -34,8 +34,9 @@ def inputs() -> list[Tensor]:
     return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
 
 
-def attention(kind: type[CausalAttention], window: int | None, sinks: Tensor | None, ranks: int) -> CausalAttention:
-    config = SimpleNamespace(
+def config(window: int | None, ranks: int = 1) -> Any:
+    """What attention alone needs of megatron-core's; sinks are set afterwards."""
+    return SimpleNamespace(
         attention_dropout=0.0,
         sequence_parallel=True,
         window_size=None if window is None else (window, 0),
@@ -43,7 +44,10 @@ def attention(kind: type[CausalAttention], window: int | None, sinks: Tensor | N
         softmax_type="vanilla",
         context_parallel_size=ranks,
     )
-    made = kind(config, 1)  # type: ignore[arg-type]
+
+
+def attention(kind: type[CausalAttention], window: int | None, sinks: Tensor | None, ranks: int) -> CausalAttention:
+    made = kind(config(window, ranks), 1)
     made.softmax_offset = None if sinks is None else torch.nn.Parameter(sinks)
     return made
 
