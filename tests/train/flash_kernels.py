@@ -58,7 +58,8 @@ def _flash_attn_bwd(
 
 def _check(query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, given: dict[str, Any]) -> None:
     """As flash-attn-4's interface does."""
-    assert key.shape == value.shape and out.shape == query.shape
+    assert key.shape[:-1] == value.shape[:-1] and query.shape[-1] == key.shape[-1]
+    assert out.shape == (*query.shape[:-1], value.shape[-1])
     assert all(each.stride(-1) == 1 for each in (query, key, value, out))
     assert lse.dtype == torch.float32 and lse.is_contiguous()
     borders = [given[name] for name in ("cu_seqlens_q", "cu_seqlens_k") if name in given]

@@ -21,16 +21,19 @@ from lt_train.models.attention import CausalAttention, sequence_share
 
 RANKS = 4
 LENGTH, BATCH, HEADS, GROUPS, SIZE = 48, 2, 4, 2, 8
+# Of a value's head: as large as the query's, or as in latent attention.
+VALUE_SIZES = (SIZE, 6)
 # Borders within chunks, at their ends, and many in one chunk; the first sample has a document of one token, the second one that
 # covers most chunks. The last ones are empty.
 DOCUMENTS = [[0, 1, 6, 20, 21, 24, 26, 46, 48], [0, 5, 41, 48, 48, 48, 48, 48, 48]]
 WINDOWS = (None, 1, 7, 19)
 
 
-def inputs() -> list[Tensor]:
+def inputs(value_size: int) -> list[Tensor]:
     """Queries, keys, values, sinks and the gradient of the output."""
     generator = torch.Generator().manual_seed(4)
-    shapes = [*((LENGTH, BATCH, count, SIZE) for count in (HEADS, GROUPS, GROUPS)), (HEADS,), (LENGTH, BATCH, HEADS * SIZE)]
+    heads = ((HEADS, SIZE), (GROUPS, SIZE), (GROUPS, value_size))
+    shapes = [*((LENGTH, BATCH, *each) for each in heads), (HEADS,), (LENGTH, BATCH, HEADS * value_size)]
     return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
 
 
@@ -60,9 +63,9 @@ def results(made: CausalAttention, heads: list[Tensor], gradient: Tensor, docume
     return [output, *torch.autograd.grad(output, asked, gradient)]
 
 
-def compare(ranks: int, window: int | None, with_documents: bool, with_sinks: bool) -> float:
+def compare(ranks: int, window: int | None, with_documents: bool, with_sinks: bool, value_size: int) -> float:
     """Called by the first `ranks` ranks."""
-    *heads, sinks, gradient = inputs()
+    *heads, sinks, gradient = inputs(value_size)
     documents = torch.tensor(DOCUMENTS, dtype=torch.int32) if with_documents else None
     given = sinks if with_sinks else None
     rank = torch.distributed.get_rank()
@@ -91,7 +94,7 @@ def serve(rank: int, store: str, found: Any) -> None:
         if rank >= ranks:
             continue
         flash_attention.parallel_state.get_context_parallel_group = lambda group=group: group
-        for case in itertools.product(WINDOWS, (False, True), (False, True)):
+        for case in itertools.product(WINDOWS, (False, True), (False, True), VALUE_SIZES):
             found.put((f"{ranks} {case}", compare(ranks, *case)))
     torch.distributed.barrier()
 
@@ -103,7 +106,7 @@ def main(store: str) -> None:
     for process in started:
         process.start()
     largest: dict[str, float] = {}
-    for _ in range((1 + 2 + 4) * len(WINDOWS) * 4):
+    for _ in range((1 + 2 + 4) * len(WINDOWS) * 4 * len(VALUE_SIZES)):
         name, difference = found.get()
         largest[name] = max(difference, largest.get(name, 0.0))
     print(json.dumps(largest))

@@ -212,6 +212,22 @@ def test_gpt_oss_has_sinks_biases_and_another_swiglu() -> None:
     assert kernels.choose(assembled([*options, "--attention-backend", "fused"]), HOPPER).attention == "flex-attention"
 
 
+@pytest.mark.parametrize(
+    ("model", "capability", "expected"),
+    [
+        ("deepseek-v3", HOPPER, "flash-attn-4"),
+        ("deepseek-v2-lite", HOPPER, "flash-attn-4"),
+        ("deepseek-v3", AMPERE, "sdpa"),
+        ("tiny-deepseek-v3", HOPPER, "sdpa"),
+    ],
+)
+def test_latent_attention_with_deepseeks_heads_is_flash_attentions(
+    model: str, capability: tuple[int, int], expected: str
+) -> None:
+    options = ("--mock-data", "--model", model, "--bf16", "--seq-length", "128", "--train-iters", "1", *GPU)
+    assert kernels.choose(assembled(options), capability).attention == expected
+
+
 EPILOGUE, FUSED_LINEAR, FLASH = (
     ("--swiglu-impl", "gemm-epilogue"),
     ("--cross-entropy-impl", "fused-linear"),
@@ -234,6 +250,7 @@ REFUSED: dict[tuple[str, ...], str] = {
     (*FLASH, "--attention-dropout", "0.1"): "flash does not support --attention-dropout",
     (*FLASH, "--deterministic"): "--deterministic",
     (*FLASH, "--kv-channels", "256"): "heads of 256, only of 64, 96, 128",
+    (*FLASH, "--model", "tiny-deepseek-v3"): "latent attention with heads of 48 and 32, only of 192 and 128",
 }
 
 

@@ -38,8 +38,10 @@ VOCABULARY_TILE = 128
 # Rows of an expert, on the average, from which its GEMMs are faster in fp8: by hand 1,300 to 1,700 (tools/train/PERFORMANCE.md).
 FP8_EXPERT_ROWS = 2048
 FLASH_HEAD_SIZES = (64, 96, 128)
-# What flash-attn-4 compiles for.
-FLASH_CAPABILITY = (8, 0)
+# Channels of a head's query and key, and of its value: DeepSeek's.
+FLASH_LATENT_HEAD_SIZES = (192, 128)
+# What flash-attn-4 compiles for; heads of latent attention from Hopper on.
+FLASH_CAPABILITY, FLASH_LATENT_CAPABILITY = (8, 0), (9, 0)
 
 
 class Run(Protocol):
@@ -190,19 +192,29 @@ def overlap_obstacles(run: Run) -> Obstacles:
 
 
 def _flash_obstacles(run: Run, capability: Capability) -> Obstacles:
-    size, engine = run.architecture.kv_channels, run.layers.transformer_engine
-    old = capability is not None and capability < FLASH_CAPABILITY
+    model, engine = run.architecture, run.layers.transformer_engine
+    latent = model.latent_attention
+    least = FLASH_LATENT_CAPABILITY if latent else FLASH_CAPABILITY
+    old = capability is not None and capability < least
     return {
         f"--device {run.parallelism.device}": run.parallelism.device != device.CUDA,
-        "a soft cap of the scores": run.architecture.attn_logit_softcapping is not None,
-        f"heads of {size}, only of {', '.join(map(str, FLASH_HEAD_SIZES))}": size not in FLASH_HEAD_SIZES,
+        "a soft cap of the scores": model.attn_logit_softcapping is not None,
+        **_flash_head_obstacles(model),
         f"{run.precision.dtype}, only --bf16 and --fp16": not run.precision.half,
-        "latent attention": run.architecture.latent_attention is not None,
         "--attention-dropout": run.layers.attention_dropout > 0,
         "--deterministic": run.precision.deterministic,
         "--cpu-offloading-num-layers with TransformerEngine's layers": engine and run.memory.offloaded_layers > 0,
-        f"this GPU: {device.capability_text(capability or FLASH_CAPABILITY)}, 8.0 is needed": old,
+        f"this GPU: {device.capability_text(capability or least)}, {least[0]}.{least[1]} is needed": old,
     }
+
+
+def _flash_head_obstacles(model: Architecture) -> Obstacles:
+    if model.latent_attention is None:
+        others = ", ".join(map(str, FLASH_HEAD_SIZES))
+        return {f"heads of {model.kv_channels}, only of {others}": model.kv_channels not in FLASH_HEAD_SIZES}
+    sizes = (model.kv_channels, model.latent_attention.v_head_dim)
+    only = "only of {} and {}".format(*FLASH_LATENT_HEAD_SIZES)
+    return {f"latent attention with heads of {sizes[0]} and {sizes[1]}, {only}": sizes != FLASH_LATENT_HEAD_SIZES}
 
 
 # By option and name, the fastest first: the package that has to be installed, and the obstacles.

@@ -1,5 +1,7 @@
 """Causal attention by flash-attn-4 (Shah et al. 2024, in NVIDIA's CuTe language), the fastest there is for Hopper.
 
+Values may have other heads than queries and keys: latent attention's are of 128 and 192 channels.
+
 For Llama 3's heads at 8192 tokens, forward and backward on an H200, 2026-11-22: 7.8 ms against cuDNN's 9.2 with heads of 64,
 13.3 against 14.7 with heads of 128. The first call compiles for five seconds. What it does not support is listed in
 `lt_train.config.kernels`, which then chooses `CausalAttention`.
@@ -50,7 +52,7 @@ def attend(
     documents: Tensor | None = None,
     group: Any = None,
 ) -> Tensor:
-    """[s, b, heads, d] of a query of that shape, and keys and values [s, b, groups, d]; `sinks` [heads].
+    """[s, b, heads, v] of a query [s, b, heads, d], keys [s, b, groups, d] and values [s, b, groups, v]; `sinks` [heads].
 
     `documents` as `CausalAttention.forward` takes them. The ranks of `group` have chunks of the sequence.
     """
@@ -82,7 +84,7 @@ def chunks(length: int, window: int | None, rank: int, ranks: int) -> list[Chunk
 
 
 class _Attention(torch.autograd.Function):
-    """As `attend`; the result is in memory [s, b, heads, d].
+    """As `attend`; the result is in memory [s, b, heads, v].
 
     The backward kernel computes probabilities again from scores and normalizers, and takes the product of output and gradient
     from the output. With the sinks in both, its gradients are those of attention with sinks.
@@ -106,11 +108,12 @@ class _Attention(torch.autograd.Function):
         if window is not None:
             ctx.settings |= {"window_size_left": window, "window_size_right": 0}
         gathered = None if group is None else GatheredChunks(key, value, group)
-        output = query.new_empty(query.shape)
+        ctx.sizes = [key.shape[-1], value.shape[-1]]
+        output = query.new_empty(*query.shape[:-1], value.shape[-1])
         normalizers = []
         for chunk in ctx.chunks:
             if gathered is not None:
-                key, value = gathered.until(chunk.end).unbind(2)
+                key, value = torch.split(gathered.until(chunk.end), ctx.sizes, dim=-1)
             mixed = output[chunk.rows]
             seen = key[chunk.seen : chunk.end], value[chunk.seen : chunk.end]
             found = _forward(query[chunk.rows], *seen, mixed, _calls(chunk, documents), ctx.settings)
@@ -134,26 +137,28 @@ class _Attention(torch.autograd.Function):
             of_key, of_value = torch.empty_like(key), torch.empty_like(value)
             backward(0, of_key, of_value)
         else:
-            of_key, of_value = _summed(backward, ctx.chunks, key, ctx.group)
+            of_key, of_value = _summed(backward, ctx.chunks, key, ctx.sizes, ctx.group)
         of_sinks = None
         if sinks is not None:
             of_sinks = _sinks_gradient(output.transpose(0, 1), gradient.transpose(0, 1), torch.cat(normalizers, dim=-1), sinks)
         return of_query, of_key, of_value, of_sinks, None, None, None, None
 
 
-def _summed(backward: Callable[[int, Tensor, Tensor], None], both: list[Chunk], key: Tensor, group: Any) -> list[Tensor]:
-    """The gradients of this rank's keys and values from what `backward` computes for each of its chunks."""
+def _summed(
+    backward: Callable[[int, Tensor, Tensor], None], both: list[Chunk], key: Tensor, sizes: list[int], group: Any
+) -> tuple[Tensor, ...]:
+    """The gradients of this rank's keys and values, whose heads have `sizes`, from what `backward` computes for each chunk."""
     first, second = both
-    whole = key.new_empty(len(key), key.shape[1], 2, *key.shape[2:])
+    whole = key.new_empty(*key.shape[:-1], sum(sizes))
     whole[: second.seen].zero_()
     whole[second.end :].zero_()
-    backward(1, *whole[second.seen : second.end].unbind(2))
+    backward(1, *torch.split(whole[second.seen : second.end], sizes, dim=-1))
     summed = SummedChunks(whole, group)
     summed.add_second()
     part = whole.new_empty(first.end - first.seen, *whole.shape[1:])
-    backward(0, *part.unbind(2))
+    backward(0, *torch.split(part, sizes, dim=-1))
     whole[first.seen : first.end] += part
-    return list(summed.own().unbind(2))
+    return torch.split(summed.own(), sizes, dim=-1)
 
 
 def _calls(chunk: Chunk, documents: Tensor | None) -> Iterator[tuple[int | None, dict[str, Any]]]:

@@ -11,6 +11,7 @@ the 64 rotated ones of the key are the same for all heads. Adjacent channels are
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -91,11 +92,8 @@ class LatentAttention(MegatronModule):  # type: ignore[misc]
         query = _split_last(self._query(hidden_states), sizes.query_channels)
         up = _split_last(self.linear_kv_up_proj(self.kv_layernorm(latent))[0], sizes.qk_head_dim + sizes.v_head_dim)
         content, value = torch.split(up, [sizes.qk_head_dim, sizes.v_head_dim], dim=-1)
-        cosines, sines = _cosines_and_sines(self.architecture, len(query), query.device, query.dtype)
-        query_content, query_rotated = torch.split(query, [sizes.qk_head_dim, sizes.qk_pos_emb_head_dim], dim=-1)
-        query = torch.cat((query_content, _rotated(query_rotated, cosines, sines)), dim=-1)
-        shared = _rotated(self._for_all_heads(rotated).unsqueeze(2), cosines, sines)
-        key = torch.cat((content, shared.expand(-1, -1, content.shape[2], -1)), dim=-1)
+        angles = _cosines_and_sines(self.architecture, len(query), query.device, query.dtype)
+        query, key = _compiled()(query, content, self._for_all_heads(rotated), *angles)
         return query, key, value
 
     def _query(self, hidden_states: Tensor) -> Tensor:
@@ -149,6 +147,22 @@ def _cosines_and_sines(
     angles = positions[:, None] * rope.inverse_frequencies(architecture, length * ranks).to(device)
     longer = rope.magnitude(architecture.rope_scaling, architecture.max_position_embeddings)
     return tuple((longer * each(angles)).to(dtype)[:, None, None] for each in (torch.cos, torch.sin))  # type: ignore[return-value]
+
+
+@functools.cache
+def _compiled() -> Callable[..., tuple[Tensor, Tensor]]:
+    """`_with_positions`; one by one its operations pass over queries and keys 20 times."""
+    return torch.compile(_with_positions, dynamic=False)
+
+
+def _with_positions(query: Tensor, content: Tensor, rotated: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries [s, b, heads, d] with their last channels rotated, and keys of `content` [s, b, heads, d - r], each head's own, and
+    `rotated` [s, b, r], which all share."""
+    shared = rotated.shape[-1]
+    own, turned = torch.split(query, [query.shape[-1] - shared, shared], dim=-1)
+    query = torch.cat((own, _rotated(turned, cosines, sines)), dim=-1)
+    key = _rotated(rotated.unsqueeze(2), cosines, sines).expand(-1, -1, content.shape[2], -1)
+    return query, torch.cat((content, key), dim=-1)
 
 
 def _rotated(channels: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:

@@ -73,12 +73,11 @@ def layer_spec(config: TransformerConfig, architecture: Architecture, kernels: K
     place_norms(layer.submodules, architecture)
     if has_experts and kernels.groups_experts:
         _submodules(layer.submodules.mlp).experts = GroupedExperts
+    core_attention = FlashAttention if kernels.attention == FLASH_ATTENTION_4 else CausalAttention
     if architecture.latent_attention:
-        _put_latent_attention(layer, architecture)
+        _put_latent_attention(layer, architecture, core_attention)
     elif kernels.attention != TRANSFORMER_ENGINE:
-        layer.submodules.self_attention.submodules.core_attention = (
-            FlashAttention if kernels.attention == FLASH_ATTENTION_4 else CausalAttention
-        )
+        layer.submodules.self_attention.submodules.core_attention = core_attention
     return layer
 
 
@@ -87,7 +86,7 @@ def _submodules(spec: Any) -> Any:
     return spec.keywords["submodules"] if isinstance(spec, partial) else spec.submodules
 
 
-def _put_latent_attention(layer: ModuleSpec, architecture: Architecture) -> None:
+def _put_latent_attention(layer: ModuleSpec, architecture: Architecture, core_attention: type[CausalAttention]) -> None:
     """The norms get the names in checkpoints that megatron-core has for them in layers with latent attention: their own."""
     parts = layer.submodules
     parts.self_attention = ModuleSpec(
@@ -95,7 +94,7 @@ def _put_latent_attention(layer: ModuleSpec, architecture: Architecture) -> None
         params={
             "architecture": architecture,
             "norm": Norm,
-            "core_attention": CausalAttention,
+            "core_attention": core_attention,
             "attn_mask_type": AttnMaskType.causal,
         },
     )

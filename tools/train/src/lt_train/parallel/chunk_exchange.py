@@ -20,13 +20,13 @@ from torch import Tensor
 
 
 class GatheredChunks:
-    """Keys and values [s, b, groups, d] of this rank's two chunks in, those of all ranks in the sequence's order out.
+    """Keys [s, b, groups, d] and values [s, b, groups, v] of this rank's two chunks in, all ranks' in the sequence's order out.
 
-    `whole` is [S, b, 2, groups, d], keys before values. It is only there as far as `until` has been asked for.
+    `whole` is [S, b, groups, d + v], a head's key before its value. It is only there as far as `until` has been asked for.
     """
 
     def __init__(self, key: Tensor, value: Tensor, group: Any):
-        own = torch.stack((key, value), dim=2)
+        own = torch.cat((key, value), dim=-1)
         self._ranks = group.size()
         self.whole = own.new_empty(len(own) * self._ranks, *own.shape[1:])
         first, self._second = self.whole.chunk(2)

@@ -98,9 +98,10 @@ def _try_attention(config: RunConfig, where: torch.device) -> None:
     dtype = torch.bfloat16 if config.precision.bf16 else torch.float16
     heads, groups = model.num_attention_heads // tensor, max(1, model.num_query_groups // tensor)
     shape = (batches.seq_length // config.parallelism.context, batches.micro_batch_size)
+    value_size = model.value_size // model.num_attention_heads
     query, key, value = (
-        torch.randn(*shape, count, model.kv_channels, dtype=dtype, device=where, requires_grad=True)
-        for count in (heads, groups, groups)
+        torch.randn(*shape, count, size, dtype=dtype, device=where, requires_grad=True)
+        for count, size in ((heads, model.kv_channels), (groups, model.kv_channels), (groups, value_size))
     )
     documents = None
     if config.data.reset_attention_mask:
