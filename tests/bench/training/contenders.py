@@ -50,6 +50,8 @@ def is_importable(module: str) -> bool:
 
 TORCH, TE = {"layers": "torch"}, {"layers": "te"}
 SDPA = {"attention": "sdpa"}
+# What the GPUs share, where it is not the samples: layers, or each sample.
+TENSOR, CONTEXT = {"shared": "tensor"}, {"shared": "context"}
 OURS, ENGINE, TITAN, AO, FLASH4 = "megatron.core", "transformer_engine", "torchtitan", "torchao", "flash_attn.cute"
 
 CONTENDERS: dict[str, Contender] = {
@@ -57,6 +59,8 @@ CONTENDERS: dict[str, Contender] = {
     "lt-train-less-memory": Contender(OUR_MODULE, BF16, 35, {**TORCH, "recomputes_swiglu": True}, (OURS, FLASH4)),
     "lt-train-te": Contender(OUR_MODULE, BF16, 35, TE, (OURS, ENGINE)),
     "lt-train-fsdp": Contender(OUR_MODULE, BF16, 40, {**TORCH, "fully_sharded": True}, (OURS,), one_gpu=False),
+    "lt-train-tensor": Contender(OUR_MODULE, BF16, 40, {**TORCH, **TENSOR}, (OURS,), False, one_gpu=False),
+    "lt-train-context": Contender(OUR_MODULE, BF16, 40, {**TORCH, **CONTEXT}, (OURS,), False, one_gpu=False),
     "lt-train-fp8": Contender(OUR_MODULE, FP8, 40, {**TORCH, "recipe": "tensorwise"}, (OURS,)),
     "lt-train-fp8-less-memory": Contender(
         OUR_MODULE, FP8, 40, {**TORCH, "recipe": "tensorwise", "recomputes_swiglu": True}, (OURS,)
@@ -81,6 +85,8 @@ CONTENDERS: dict[str, Contender] = {
     "torchtitan-graphs": Contender("torchtitan_loop", BF16, 55, {**SDPA, "cuda_graphs": True}, (TITAN,), False),
     "torchtitan-flex": Contender("torchtitan_loop", BF16, 85, {"attention": "flex"}, (TITAN,), False),
     "torchtitan-flex-flash": Contender("torchtitan_loop", BF16, 80, {"attention": "flex_flash"}, (TITAN, FLASH4), False),
+    "torchtitan-tensor": Contender("torchtitan_loop", BF16, 60, {**SDPA, **TENSOR}, (TITAN,), False, one_gpu=False),
+    "torchtitan-context": Contender("torchtitan_loop", BF16, 60, {**SDPA, **CONTEXT}, (TITAN,), False, one_gpu=False),
     "torchtitan-varlen": Contender("torchtitan_loop", BF16, 45, {"attention": "varlen"}, (TITAN,), False),
     "torchtitan-fp8": Contender("torchtitan_loop", FP8, 55, {**SDPA, "recipe": "tensorwise"}, (TITAN, AO)),
     "torchtitan-fp8-rowwise": Contender("torchtitan_loop", FP8, 55, {**SDPA, "recipe": "rowwise"}, (TITAN, AO), False),

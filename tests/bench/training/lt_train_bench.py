@@ -50,8 +50,11 @@ def options_of(work: Workload) -> list[str]:
         options += ["--fp8-format", work.settings.get("format", "hybrid"), "--fp8-recipe", work.settings["recipe"]]
     if work.settings.get("recomputes_swiglu"):
         options += ["--recompute-granularity", "selective", "--recompute-modules", "swiglu"]
-    if work.gpus > 1:
+    if work.settings.get("shared") == "tensor":
+        options += ["--tensor-model-parallel-size", str(work.gpus), "--sequence-parallel", IN_FLOAT32]
+    elif work.gpus > 1:
         options += ["--use-torch-fsdp2"] if work.settings.get("fully_sharded") else OVERLAP
+        options += ["--context-parallel-size", str(work.gpus)] if work.settings.get("shared") else []
         options.append(IN_FLOAT32)
     return options + work.settings.get("options", "").split()
 

@@ -73,9 +73,11 @@ def run(work: Workload) -> Result:
             trainer.train()
         finally:
             trainer.close()
-    steps = [torch.stack(losses[start : start + work.micro_batches]).sum() for start in range(0, len(losses), work.micro_batches)]
-    # A rank has its share of the sum over all tokens.
-    values = [float(loss) * work.gpus for loss in steps]
+    # A rank has its share of the sum over all tokens; ranks that share layers or samples go through all micro batches together.
+    replicas = 1 if work.settings.get("shared") else work.gpus
+    count_of_step = work.micro_batches * work.gpus // replicas
+    steps = [torch.stack(losses[start : start + count_of_step]).sum() for start in range(0, len(losses), count_of_step)]
+    values = [float(loss) * replicas for loss in steps]
     say(f"losses {values[0]:.4f} to {values[-1]:.4f}")
     versions = {name: metadata.version(name) for name in ("torch", "torchtitan")}
     if work.precision == "fp8":
@@ -92,7 +94,11 @@ def described_settings(work: Workload) -> list[str]:
         parts.append("its fused SwiGLU")
     if settings.get("real_rope"):
         parts.append("its rotary embedding without complex numbers")
-    if work.gpus > 1:
+    if settings.get("shared"):
+        parts.append(
+            {"tensor": "asynchronous tensor parallelism", "context": "FSDP2 and context parallelism"}[settings["shared"]]
+        )
+    elif work.gpus > 1:
         parts.append("FSDP2, gradients summed in float32")
     if settings.get("keeps_gathered"):
         parts.append("weights kept gathered between passes")
@@ -171,10 +177,12 @@ def configuration(work: Workload, place: str) -> Any:
         parallelism=ParallelismConfig(
             spmd_backend="spmd_types" if IS_TORCH_NEW else "partial_dtensor",
             fsdp_reshard_after_forward="never" if work.settings.get("keeps_gathered") else "default",
+            tensor_parallel_degree=work.gpus if work.settings.get("shared") == "tensor" else 1,
+            context_parallel_degree=work.gpus if work.settings.get("shared") == "context" else 1,
         ),
         checkpoint=CheckpointManager.Config(enable=False),
         activation_checkpoint=None,
-        compile=CompileConfig(enable=True),
+        compile=CompileConfig(enable=True, enable_async_tensor_parallel=work.settings.get("shared") == "tensor"),
         debug=DebugConfig(enable_structured_logging=False),
         override=OverrideConfig(imports=imports),
     )

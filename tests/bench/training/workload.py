@@ -37,6 +37,7 @@ SHAPES = {
     "llama3.2-1b": Shape("llama3.2-1b", None, 8192, 4, 4),
     "llama3-8b-width": Shape("llama3-8b", 8, 8192, 4, 4),
     "llama3-8b-width-4096": Shape("llama3-8b", 8, 4096, 8, 8),
+    "llama3-8b-width-16384": Shape("llama3.1-8b", 8, 16384, 2, 1),
     "llama3.1-8b": Shape("llama3.1-8b", None, 8192, 1, 1),
     # Of four GPUs: tensor parallelism at this width, and all of a model of small experts with expert parallelism.
     "llama3-70b-width": Shape("llama3-70b", 4, 8192, 1, 1),
