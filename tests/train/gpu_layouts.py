@@ -34,7 +34,7 @@ VOCABULARY = 4096
 EOD = VOCABULARY - 1
 MODEL = (
     *("--model", "tiny", "--num-layers", "4", "--hidden-size", "512", "--ffn-hidden-size", "1536"),
-    *("--num-attention-heads", "8", "--num-query-groups", "4", "--vocab-size", str(VOCABULARY), "--seq-length", "1024"),
+    *("--num-attention-heads", "8", "--vocab-size", str(VOCABULARY), "--seq-length", "1024"),
     *("--max-position-embeddings", "1024", "--micro-batch-size", "2", "--global-batch-size", "16"),
     *("--train-iters", str(STEPS), "--log-interval", "1", "--eval-interval", str(STEPS), "--eval-iters", "1", "--lr", "1e-3"),
 )
@@ -58,9 +58,10 @@ FULL = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--r
 SELECTIVE = ("--recompute-granularity", "selective", "--recompute-modules", "core_attn,mlp")
 DOCUMENTS = ("--reset-attention-mask", "--reset-position-ids", "--eod-mask-loss")
 WINDOW = ("--window-size", "255,0")
-BF16 = ("--bf16", "--transformer-impl", "torch")
-FP32 = ("--transformer-impl", "torch")
-TE = ("--bf16", "--transformer-impl", "te")
+QUERY_GROUPS = ("--num-query-groups", "4")
+BF16 = ("--bf16", "--transformer-impl", "torch", *QUERY_GROUPS)
+FP32 = ("--transformer-impl", "torch", *QUERY_GROUPS)
+TE = ("--bf16", "--transformer-impl", "te", *QUERY_GROUPS)
 FP8 = ("--fp8-format", "hybrid", "--fp8-recipe", "tensorwise")
 BLOCKWISE = ("--fp8-format", "e4m3", "--fp8-recipe", "blockwise")
 
@@ -71,6 +72,8 @@ QWEN3_MOE = ("--model", "tiny-qwen3-moe", *SMALL_EXPERTS)
 # With biases; and with shared experts.
 GPT_OSS = ("--model", "tiny-gpt-oss", *SMALL_EXPERTS)
 GLM4_MOE = ("--model", "tiny-glm4-moe", *SMALL_EXPERTS)
+LATENT_HEADS = ("--qk-head-dim", "128", "--qk-pos-emb-head-dim", "64", "--v-head-dim", "128")
+DEEPSEEK = ("--bf16", "--model", "tiny-deepseek-v3", "--moe-ffn-hidden-size", "256", *LATENT_HEADS)
 
 # Name of the family, its options on one GPU, and the tolerance of the layouts within it. fp32 sums in another order, amplified by
 # the steps; bf16 rounds each layer's output to 8 bits, fp8 each product's operands to 3 or 4. A token whose
@@ -86,6 +89,8 @@ FAMILIES: dict[str, tuple[tuple[str, ...], float]] = {
     "bf16 window documents": ((*BF16, *WINDOW, *DOCUMENTS), 2e-2),
     # A window in every second layer.
     "bf16 sinks": ((*BF16, "--model", "tiny-gpt-oss", "--kv-channels", "64"), 2e-2),
+    # Of DeepSeek's heads, which flash-attn-4 compiles for.
+    "bf16 deepseek": (DEEPSEEK, 2e-2),
     "fp32 deep": ((*FP32, "--num-layers", "8"), 1e-4),
     "fp32 experts": ((*FP32, "--model", "tiny-mixtral"), 2e-3),
     "fp32 qwen3-moe": ((*FP32, *QWEN3_MOE), 2e-3),
@@ -114,7 +119,7 @@ UNUSUAL_EXPERTS = ("fp32 gpt-oss", "bf16 gpt-oss", "fp32 glm4-moe", "bf16 glm4-m
 # Norms behind the layers, and layers with a window beside others without.
 MIXED = ("fp32 gemma2", "bf16 gemma2", "bf16 gemma3", "fp32 olmo3", "bf16 olmo3")
 # Of flash-attn-4 with a shared sequence.
-SHARED = ("bf16 documents", "bf16 window", "bf16 window documents", "bf16 sinks")
+SHARED = ("bf16 documents", "bf16 window", "bf16 window documents", "bf16 sinks", "bf16 deepseek")
 FLEX = ("--attention-backend", "fused")
 Layout = tuple[int, str, tuple[str, ...], tuple[str, ...]]
 LAYOUTS: list[Layout] = [
