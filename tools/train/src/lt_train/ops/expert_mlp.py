@@ -221,27 +221,29 @@ class _ExpertMLP(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         gemms, borders, scale = operations.gemms, routing.borders, routing.of_rows(probabilities).float()
         rows = routing.operand(tokens, gemms)
-        both = gemms.gated(rows, fc1, scale, borders) if bias1 is None else None
+        matrices, known1 = gemms.matrices(fc1)
+        both = gemms.gated(rows, matrices, scale, borders) if bias1 is None else None
         if both is None:
-            gate_up = gemms.times_transposed(rows, fc1, borders)
-            activation = operations.rows.weighted_swiglu(gate_up, scale, bias1, routing.experts)
+            gate_up = gemms.times_transposed(rows, matrices, borders)
+            activation = gemms.operand(operations.rows.weighted_swiglu(gate_up, scale, bias1, routing.experts))
         else:
             gate_up, activation = both
-        del rows
-        ctx.save_for_backward(tokens, probabilities, fc1, fc2, bias1, gate_up)
+        del rows, matrices, both
+        matrices, known2 = gemms.matrices(fc2)
+        ctx.save_for_backward(tokens, probabilities, fc1, fc2, bias1, gate_up, known1, known2)
         # A saved weight comes back without its attributes where hooks on saved tensors are in force.
         ctx.weights, ctx.routing, ctx.operations = (fc1, fc2), routing, operations
-        return routing.combine(gemms.times_transposed(gemms.operand(activation), fc2, borders), operations.rows)
+        return routing.combine(gemms.times_transposed(activation, matrices, borders), operations.rows)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        tokens, probabilities, fc1, fc2, bias1, gate_up = ctx.saved_tensors
+        tokens, probabilities, fc1, fc2, bias1, gate_up, known1, known2 = ctx.saved_tensors
         routing, gemms, operations = ctx.routing, ctx.operations.gemms, ctx.operations.rows
         borders = routing.borders
         routing.expect(tokens)
         output_gradient = routing.gather(gradient.contiguous())
         slopes, of_scale, activation = operations.weighted_swiglu_gradient(
-            gemms.times(output_gradient, fc2, borders),
+            gemms.times(output_gradient, fc2, known2, borders),
             gate_up,
             routing.of_rows(probabilities).float(),
             bias1,
@@ -249,7 +251,7 @@ class _ExpertMLP(torch.autograd.Function):
         )
         fc2_gradient = gemms.weight_gradient(ctx.weights[1], output_gradient, partial(as_they_are, activation), borders)
         del output_gradient, activation
-        tokens_gradient = routing.combine(gemms.times(slopes, fc1, borders), operations)
+        tokens_gradient = routing.combine(gemms.times(slopes, fc1, known1, borders), operations)
         fc1_gradient = gemms.weight_gradient(ctx.weights[0], slopes, partial(routing.gather, tokens), borders)
         of_probabilities = routing.gradient(of_scale, probabilities)
         bias_gradient = None if bias1 is None else _sums(slopes, borders)
