@@ -101,7 +101,7 @@ def test_outputs_and_gradients_are_those_by_hand() -> None:
         *(tensor.double() for tensor in (tokens, probabilities)), chosen, fc1.double(), fc2.double(), slope.double()
     )
     inputs = [tensor.requires_grad_() for tensor in (tokens, probabilities, fc1, fc2)]
-    found = expert_mlp(tokens, probabilities, Routing.of_map(chosen, CHOSEN), Weights(fc1, fc2), OPERATIONS)
+    found = expert_mlp(tokens, probabilities, Routing.of_map(chosen, CHOSEN, expert_rows), Weights(fc1, fc2), OPERATIONS)
     for one, other in zip((found, *torch.autograd.grad(found, inputs, slope)), (expected, *gradients), strict=True):
         # Of the fp8 numbers, whose own errors are some 3%; the results are rounded to bf16, and those of a few ties differ.
         assert (one - other).norm() / other.norm() < 6e-3
