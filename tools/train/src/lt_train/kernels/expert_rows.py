@@ -24,7 +24,7 @@ from torch import Tensor
 from lt_shared.architecture import CLAMPED_SWIGLU_ALPHA, CLAMPED_SWIGLU_LIMIT
 
 # Of the activation: the elements of a program's tile, whose rows it takes as many of as fit; and of the sum: the columns.
-TILE, LEAST_COLUMNS, MOST_COLUMNS, SUMMED_COLUMNS = 4096, 64, 1024, 1024
+TILE, LEAST_COLUMNS, MOST_COLUMNS, SUMMED_COLUMNS = 2048, 64, 1024, 1024
 # Of a token that is spread, a program's part.
 SPREAD_BYTES = 2048
 # Of the routing: the elements of a program's tile, which takes as many tokens as fit.
@@ -33,8 +33,10 @@ ALPHA, LIMIT = tl.constexpr(CLAMPED_SWIGLU_ALPHA), tl.constexpr(CLAMPED_SWIGLU_L
 
 
 def count_rows(routing_map: Tensor) -> tuple[Tensor, Tensor]:
-    """Of `routing_map` [t, n], bool: the borders of the experts' blocks of rows, int32 [n + 1], and what `order_rows` has to know:
-    how many rows are before each block of tokens, by expert, and how many there are, int32 [n x blocks + 1]."""
+    """The borders of the experts' blocks of rows, int32 [n + 1], of `routing_map` [t, n], bool, and what `order_rows` needs.
+
+    That is how many rows are before each block of tokens, by expert, and how many there are: int32 [n x blocks + 1].
+    """
     tokens, experts = routing_map.shape
     height, columns, programs = _map_tile(tokens, experts)
     counts = torch.empty(experts * programs, dtype=torch.int32, device=routing_map.device)
@@ -131,7 +133,10 @@ def _map_tile(tokens: int, experts: int) -> tuple[int, int, int]:
 
 
 def _tile(width: int) -> tuple[int, int]:
+    """Rows and columns. Tiles that end with the row leave no thread without numbers."""
     columns = min(MOST_COLUMNS, max(LEAST_COLUMNS, triton.next_power_of_2(width)))
+    while columns > LEAST_COLUMNS and width % columns:
+        columns //= 2
     return TILE // columns, columns
 
 
@@ -206,7 +211,8 @@ def _backward(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     probability = tl.load(probabilities + row, mask=row < rows, other=0.0)[:, None]
-    total = tl.zeros([ROWS], dtype=tl.float32)
+    # Summed over the row's threads once: for each tile all of them would wait.
+    total = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
     for first in range(0, width, COLUMNS):
         column = first + tl.arange(0, COLUMNS)
         inside = (row < rows)[:, None] & (column < width)[None, :]
@@ -225,12 +231,12 @@ def _backward(  # type: ignore[no-untyped-def]
             values = gate * share * (up + 1)
             of_gate = tl.where(is_gate, (up + 1) * share * (1 + gate * ALPHA * (1 - share)), 0.0)
             of_up = tl.where(is_up, gate * share, 0.0)
-        total += tl.sum(slope * values, axis=1)
+        total += slope * values
         slope *= probability
         tl.store(result + at, slope * of_gate, mask=inside)
         tl.store(result + at + width, slope * of_up, mask=inside)
         tl.store(output + place, values * probability, mask=inside)
-    tl.store(of_probabilities + row, total, mask=row < rows)
+    tl.store(of_probabilities + row, tl.sum(total, axis=1), mask=row < rows)
 
 
 @triton.jit
