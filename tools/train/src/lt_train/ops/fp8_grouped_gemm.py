@@ -5,7 +5,7 @@ cast once and its fp8 numbers are gathered for each of its experts. Backward, wh
 has one scale, made of those of its rows.
 
 The weights' gradients stay in 16 bits: in that product the kernel wants each expert to have a multiple of 16 rows, and not none.
-It is a third of the experts' work. And the matrices are cast in each pass, 8 bytes a weight in all, so that experts of few rows
+It is a third of the experts' work. And the matrices are cast in each pass, 6 bytes a weight in all, so that experts of few rows
 lose more than they gain (`lt_train.config.kernel_obstacles.FP8_EXPERT_ROWS`).
 """
 
