@@ -1,4 +1,4 @@
-"""The weighted SwiGLU of experts, its gradient and the sum of rows, against torch's autograd."""
+"""The order of experts' rows, their weighted SwiGLU, its gradient and the sum of rows, against loops and torch's autograd."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def gpt_oss(gate: Tensor, up: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("operations", [by_triton, by_torch])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 4e-2)])
-@pytest.mark.parametrize("width", [8, 1027])
+@pytest.mark.parametrize("width", [192, 1027])
 @pytest.mark.parametrize("biased", [False, True])
 def test_output_and_gradients(operations: RowOperations, dtype: torch.dtype, tolerance: float, width: int, biased: bool) -> None:
     torch.manual_seed(0)
@@ -56,3 +56,34 @@ def test_a_negative_number_is_no_row(operations: RowOperations) -> None:
     found = operations.sum_rows(rows, chosen)
     assert found.unique(dim=1).tolist() == [[3.0], [1.0], [0.0]]
     assert operations.sum_rows(rows[:0], chosen[2:]).tolist() == [[0.0] * 1030]
+
+
+@pytest.mark.parametrize("operations", [by_triton, by_torch])
+@pytest.mark.parametrize(("tokens", "experts"), [(530, 5), (70, 130), (3, 1)])
+def test_rows_are_sorted_by_expert(operations: RowOperations, tokens: int, experts: int) -> None:
+    """Of more tokens than a program takes, each with up to as many experts as there are places."""
+    torch.manual_seed(0)
+    routing_map = torch.rand(tokens, experts) < 0.5 / experts
+    routing_map[torch.arange(tokens), torch.randint(0, experts, (tokens,))] = torch.rand(tokens) < 0.8
+    most = int(routing_map.sum(1).max()) + 1
+    pairs = routing_map.t().nonzero().tolist()
+    borders, known = operations.count_rows(routing_map)
+    token, expert, rows = operations.order_rows(routing_map, most, known)
+    assert borders.tolist() == [sum(place < first for place, _ in pairs) for first in range(experts + 1)]
+    assert list(map(list, zip(expert[: len(pairs)].tolist(), token[: len(pairs)].tolist(), strict=True))) == pairs
+    expected: list[list[int]] = [[] for _ in range(tokens)]
+    for number, (_, of) in enumerate(pairs):
+        expected[of].append(number)
+    assert rows.tolist() == [line + [-1] * (most - len(line)) for line in expected]
+    numbers = torch.randn(tokens, 8 if tokens > 100 else 1030).bfloat16()
+    assert torch.equal(operations.spread_rows(numbers, rows, token[: len(pairs)]), numbers[[of for _, of in pairs]])
+    assert torch.equal(operations.spread_rows(numbers[:, 0], rows, token[: len(pairs)]), numbers[[of for _, of in pairs], 0])
+
+
+@pytest.mark.parametrize("operations", [by_triton, by_torch])
+def test_no_tokens_have_no_rows(operations: RowOperations) -> None:
+    none = torch.zeros(0, 3, dtype=torch.bool)
+    borders, known = operations.count_rows(none)
+    token, expert, rows = operations.order_rows(none, 2, known)
+    assert borders.tolist() == [0] * 4 and rows.shape == (0, 2)
+    assert operations.spread_rows(torch.empty(0, 8), rows, token).shape == (0, 8) and expert.shape == (0,)

@@ -31,3 +31,19 @@ def test_outputs_and_gradients(
     torch.testing.assert_close(normed, expected, atol=tolerance, rtol=tolerance)
     for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
         torch.testing.assert_close(gradient, expected_gradient, atol=tolerance, rtol=tolerance)
+
+
+def test_one_output_alone() -> None:
+    torch.manual_seed(0)
+    stream, weight = torch.randn(5, 100, requires_grad=True), torch.randn(100, requires_grad=True)
+    slope = torch.randn(5, 100)
+    normed, total = rms_norm(stream, None, weight, 1e-5)
+    expected = torch_rms_norm(stream, (100,), weight, 1e-5)
+    for found, wanted in zip(
+        torch.autograd.grad(normed, (stream, weight), slope, retain_graph=True),
+        torch.autograd.grad(expected, (stream, weight), slope),
+        strict=True,
+    ):
+        torch.testing.assert_close(found, wanted, atol=3e-6, rtol=3e-6)
+    of_stream, of_weight = torch.autograd.grad(total, (stream, weight), slope)
+    assert torch.equal(of_stream, slope) and not of_weight.any()

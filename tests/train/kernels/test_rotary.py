@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lt_train.kernels import rotary
 from lt_train.kernels.rotary import HeadNorms, split_and_rotate
 
 SEQUENCE, BATCH, SIZE = 5, 2, 8
@@ -40,7 +41,11 @@ def test_parts_and_gradient(dtype: torch.dtype, tolerance: float, groups: int, q
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 6e-2)])
 @pytest.mark.parametrize(("groups", "queries"), [(2, 3), (1, 4)])
-def test_heads_are_normed_before_they_are_rotated(dtype: torch.dtype, tolerance: float, groups: int, queries: int) -> None:
+def test_heads_are_normed_before_they_are_rotated(
+    dtype: torch.dtype, tolerance: float, groups: int, queries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With several tokens for a program of the backward pass."""
+    monkeypatch.setattr(rotary, "PROGRAMS", 4)
     torch.manual_seed(0)
     mixed = torch.randn(SEQUENCE, BATCH, groups * (queries + 2) * SIZE, dtype=dtype, requires_grad=True)
     norms = [torch.rand(SIZE, dtype=dtype, requires_grad=True) for _ in range(2)]

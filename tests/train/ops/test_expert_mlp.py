@@ -5,8 +5,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from lt_train.kernels import expert_rows as by_triton
 from lt_train.ops import expert_rows
-from lt_train.ops.expert_mlp import Arrived, Operations, Routing, Weights, expert_mlp
+from lt_train.ops.expert_mlp import Arrived, Operations, Routing, RowOperations, Weights, expert_mlp
 from lt_train.ops.grouped_gemm import TorchGroupedGemms
 
 TOKENS, HIDDEN, INNER, EXPERTS, CHOSEN = 12, 8, 6, 5, 2
@@ -44,7 +45,7 @@ def test_output_and_gradients(case: str) -> None:
         torch.randn(EXPERTS, 2 * INNER, HIDDEN, requires_grad=True), torch.randn(EXPERTS, HIDDEN, INNER, requires_grad=True)
     )
     inputs = (tokens, probabilities, weights.fc1, weights.fc2)
-    routing = Routing.of_map(chosen, CHOSEN)
+    routing = Routing.of_map(chosen, CHOSEN, expert_rows)
     found = expert_mlp(tokens, probabilities, routing, weights, OPERATIONS)
     expected = loop(tokens, probabilities, chosen, weights)
     torch.testing.assert_close(found, expected)
@@ -55,10 +56,11 @@ def test_output_and_gradients(case: str) -> None:
         torch.testing.assert_close(gradient, wanted)
 
 
+@pytest.mark.parametrize("operations", [by_triton, expert_rows])
 @pytest.mark.parametrize("case", maps())
-def test_rows_of_a_routing(case: str) -> None:
+def test_rows_of_a_routing(case: str, operations: RowOperations) -> None:
     chosen = maps()[case]
-    routing = Routing.of_map(chosen, CHOSEN)
+    routing = Routing.of_map(chosen, CHOSEN, operations)
     pairs = [(expert, token) for expert in range(EXPERTS) for token in range(TOKENS) if chosen[token, expert]]
     assert list(zip(routing.experts.tolist(), routing.tokens.tolist(), strict=True)) == pairs
     # As the kernels read it.
@@ -69,8 +71,9 @@ def test_rows_of_a_routing(case: str) -> None:
         assert [pairs[row][1] for row in rows] == [token] * CHOSEN and rows == sorted(rows)
 
 
+@pytest.mark.parametrize("operations", [by_triton, expert_rows])
 @pytest.mark.parametrize("case", maps())
-def test_parts_of_the_experts_add_up(case: str) -> None:
+def test_parts_of_the_experts_add_up(case: str, operations: RowOperations) -> None:
     """Of experts on two ranks, a token has from no row to all of its rows on each."""
     torch.manual_seed(3)
     chosen = maps()[case]
@@ -79,7 +82,7 @@ def test_parts_of_the_experts_add_up(case: str) -> None:
     total = torch.zeros_like(tokens)
     for first, end in ((0, 2), (2, EXPERTS)):
         own = chosen[:, first:end]
-        routing = Routing.of_part(own, CHOSEN, lambda count: lambda: int(count))
+        routing = Routing.of_part(own, CHOSEN, operations, lambda count: lambda: int(count))
         pairs = [(expert, token) for expert in range(end - first) for token in range(TOKENS) if own[token, expert]]
         assert list(zip(routing.experts.tolist(), routing.tokens.tolist(), strict=True)) == pairs
         assert routing.borders[-1] == len(pairs)

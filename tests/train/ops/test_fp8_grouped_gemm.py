@@ -29,8 +29,13 @@ class CastsByTorch:
         return (rows.float() / scales.unsqueeze(-1)).to(dtype), scales
 
     @staticmethod
-    def cast_transposes(matrices: Tensor, dtype: torch.dtype) -> Cast:
-        return CastsByTorch.cast_rows(matrices.transpose(1, 2).contiguous(), dtype)
+    def cast_swiglu(gate_up: Tensor, probabilities: Tensor, dtype: torch.dtype) -> Cast:
+        return CastsByTorch.cast_rows(expert_rows.weighted_swiglu(gate_up, probabilities, None, None), dtype)
+
+    @staticmethod
+    def cast_transposes(matrices: Tensor, scales: Tensor, dtype: torch.dtype) -> Cast:
+        numbers = (matrices.float() / scales[:, None, None]).to(dtype).transpose(1, 2).contiguous()
+        return numbers, scales.unsqueeze(1).expand(numbers.shape[:2]).contiguous()
 
 
 OPERATIONS = Operations(Fp8GroupedGemms(TorchGroupedGemms(), CastsByTorch()), expert_rows)
@@ -40,6 +45,11 @@ def cast(rows: Tensor) -> Tensor:
     """The float64 numbers that fp8 holds with a scale for each row."""
     numbers, scales = CastsByTorch.cast_rows(rows.bfloat16(), E4M3)
     return numbers.double() * scales.double().unsqueeze(-1)
+
+
+def cast_whole(matrix: Tensor) -> Tensor:
+    """The same with one scale."""
+    return cast(matrix.flatten()).view_as(matrix)
 
 
 def rounded(tensor: Tensor) -> Tensor:
@@ -58,11 +68,11 @@ def by_hand(
         gate, up = rounded(cast(tokens[rows]) @ cast(fc1[expert]).t()).chunk(2, dim=-1)
         activation = rounded(silu(gate) * up * probability)
         total.index_add_(0, rows, cast(activation) @ cast(fc2[expert]).t())
-        of_activation = rounded(cast(gradient) @ cast(fc2[expert].t()).t())
+        of_activation = rounded(cast(gradient) @ cast_whole(fc2[expert]))
         share = gate.sigmoid()
         slopes = torch.cat((up * share * (1 + gate * (1 - share)), gate * share), -1) * (of_activation * probability).repeat(1, 2)
         of_probabilities[rows, expert] = (of_activation * silu(gate) * up).sum(-1)
-        of_tokens.index_add_(0, rows, cast(slopes) @ cast(fc1[expert].t()).t())
+        of_tokens.index_add_(0, rows, cast(slopes) @ cast_whole(fc1[expert]))
         of_weights[0].append(rounded(slopes).t() @ tokens[rows])
         of_weights[1].append(gradient.t() @ activation)
     return total, [of_tokens, of_probabilities, *map(torch.stack, of_weights)]
@@ -91,7 +101,7 @@ def test_outputs_and_gradients_are_those_by_hand() -> None:
         *(tensor.double() for tensor in (tokens, probabilities)), chosen, fc1.double(), fc2.double(), slope.double()
     )
     inputs = [tensor.requires_grad_() for tensor in (tokens, probabilities, fc1, fc2)]
-    found = expert_mlp(tokens, probabilities, Routing.of_map(chosen, CHOSEN), Weights(fc1, fc2), OPERATIONS)
+    found = expert_mlp(tokens, probabilities, Routing.of_map(chosen, CHOSEN, expert_rows), Weights(fc1, fc2), OPERATIONS)
     for one, other in zip((found, *torch.autograd.grad(found, inputs, slope)), (expected, *gradients), strict=True):
         # Of the fp8 numbers, whose own errors are some 3%; the results are rounded to bf16, and those of a few ties differ.
         assert (one - other).norm() / other.norm() < 6e-3

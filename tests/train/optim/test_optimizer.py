@@ -2,12 +2,15 @@
 
 import math
 from importlib.metadata import version
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import steps_by_hand
+import torch
 
 from lt_shared.manifest import Dataset
+from lt_train.optim.optimizer import loss_scale
 
 Found = dict[str, Any]
 FIRST_SCALE = 2.0**30
@@ -53,6 +56,16 @@ def test_a_fixed_loss_scale_stays_and_changes_nothing(found: Found) -> None:
 
 def test_the_smallest_loss_scale_falls_no_further(found: Found) -> None:
     assert found["loss_scaling"]["falls"] == [False, False]
+
+
+def test_losses_that_are_not_scaled_have_no_scale_to_read_from_the_device() -> None:
+    """The host would wait for the update: reading a tensor on this device raises."""
+    away = torch.ones(1, device="meta")
+    plain: Any = SimpleNamespace(grad_scaler=None, get_loss_scale=lambda: away)
+    chained: Any = SimpleNamespace(chained_optimizers=[plain, plain], get_loss_scale=plain.get_loss_scale)
+    assert loss_scale(plain) == loss_scale(chained) == 1
+    scaled: Any = SimpleNamespace(grad_scaler=SimpleNamespace(), get_loss_scale=lambda: torch.tensor([8.0]))
+    assert loss_scale(scaled) == 8
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt"])

@@ -1,7 +1,8 @@
-"""Casts to fp8 with a scale for each row, of rows and of the transposes of matrices: what torch's grouped fp8 GEMMs multiply.
+"""Casts to fp8 of what torch's grouped fp8 GEMMs multiply: a scale for each row, and for each matrix that is transposed.
 
-A row is read once. The rows of a transpose are the columns of the matrix, which a program reads twice, for their amax and for
-their numbers: 5 bytes a number instead of 3, where the cache does not hold them.
+A row is read once, and so is SwiGLU of a row, whose 16-bit numbers are never written. The rows of a transpose are the columns of
+the matrix: scales of their own would need a reading for their amax before that for their numbers. So all have the matrix's scale,
+whose amax the scales of its rows, from the forward pass, contain: 3 bytes a number instead of 5.
 """
 
 import torch
@@ -12,9 +13,8 @@ from torch import Tensor
 from lt_train.kernels import SMALLEST_AMAX
 from lt_train.kernels.amax_reduction import sizes
 
-# Of the transpose: the columns of a program, the rows of its tile, and how many tiles it prefetches.
-TILE_COLUMNS, TILE_ROWS, AHEAD = 64, 128, 3
-# Above it a row is shared by eight warps.
+TILE = 128
+# Above it a row is shared by eight warps, and SwiGLU's by sixteen.
 WIDE = 4096
 
 
@@ -31,23 +31,29 @@ def cast_rows(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return result, factors
 
 
-def cast_transposes(matrices: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The transposes of `matrices` [groups, n, k] in fp8, [groups, k, n], and the inverse scales of their rows, [groups, k]."""
+def cast_swiglu(gate_up: Tensor, probabilities: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """SwiGLU of `gate_up` [m, 2 n], gates first, times each row's of `probabilities`, float32 [m], rounded to its dtype, and that
+    as `cast_rows` does: [m, n] and [m]."""
+    count, width = gate_up.shape[0], gate_up.shape[1] // 2
+    result = torch.empty(count, width, dtype=dtype, device=gate_up.device)
+    factors = torch.empty(count, dtype=torch.float32, device=gate_up.device)
+    if count:
+        block = triton.next_power_of_2(width)
+        _cast_swiglu[(count,)](
+            gate_up, probabilities, result, factors, width, torch.finfo(dtype).max, SMALLEST_AMAX, block,
+            num_warps=4 if block <= WIDE else 16,
+        )  # fmt: skip
+    return result, factors
+
+
+def cast_transposes(matrices: Tensor, scales: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The transposes of `matrices` [groups, n, k] in fp8, [groups, k, n], by the inverse `scales` of the matrices, float32
+    [groups]; and these for each of their rows, [groups, k]."""
     groups, rows, columns = matrices.shape
     result = torch.empty(groups, columns, rows, dtype=dtype, device=matrices.device)
     factors = torch.empty(groups, columns, dtype=torch.float32, device=matrices.device)
-    _cast_transposes[(triton.cdiv(columns, TILE_COLUMNS), groups)](
-        matrices,
-        result,
-        factors,
-        rows,
-        columns,
-        torch.finfo(dtype).max,
-        SMALLEST_AMAX,
-        TILE_ROWS,
-        TILE_COLUMNS,
-        AHEAD,
-        num_warps=8,
+    _cast_transposes[(triton.cdiv(rows, TILE), triton.cdiv(columns, TILE), groups)](
+        matrices, scales, result, factors, rows, columns, torch.finfo(dtype).max, TILE, num_warps=8
     )
     return result, factors
 
@@ -58,32 +64,45 @@ def _cast_rows(rows, result, factors, width, end, LEAST: tl.constexpr, BLOCK: tl
     column = tl.arange(0, BLOCK)
     inside = column < width
     values = tl.load(rows + row * width + column, mask=inside, other=0.0).to(tl.float32)
+    _store(values, result + row * width + column, inside, factors + row, end, LEAST)
+
+
+@triton.jit
+def _cast_swiglu(  # type: ignore[no-untyped-def]
+    gate_up, probabilities, result, factors, width, end, LEAST: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    at = gate_up + row * 2 * width + column
+    gate = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(at + width, mask=inside, other=0.0).to(tl.float32)
+    values = gate * tl.sigmoid(gate) * up * tl.load(probabilities + row)
+    values = values.to(gate_up.dtype.element_ty).to(tl.float32)
+    _store(values, result + row * width + column, inside, factors + row, end, LEAST)
+
+
+@triton.jit
+def _store(values, place, inside, factor, end, LEAST: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A row's `values`, scaled by their amax."""
     size = tl.max(sizes(values)).to(tl.float32, bitcast=True)
     size = tl.maximum(size, LEAST, propagate_nan=tl.PropagateNan.ALL)
-    tl.store(factors + row, size / end)
-    values = tl.clamp(values * (end / size), -end, end).to(result.dtype.element_ty)
-    tl.store(result + row * width + column, values, mask=inside)
+    tl.store(factor, size / end)
+    tl.store(place, tl.clamp(values * (end / size), -end, end).to(place.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _cast_transposes(  # type: ignore[no-untyped-def]
-    matrices, result, factors, rows, columns, end,
-    LEAST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, AHEAD: tl.constexpr,
-):  # fmt: skip
-    group = tl.program_id(1).to(tl.int64)
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    matrices, scales, result, factors, rows, columns, end, TILE: tl.constexpr
+):
+    group = tl.program_id(2).to(tl.int64)
+    top, left = tl.program_id(0).to(tl.int64) * TILE, tl.program_id(1).to(tl.int64) * TILE
+    row, column = top + tl.arange(0, TILE), left + tl.arange(0, TILE)
     matrix, transpose = matrices + group * rows * columns, result + group * rows * columns
-    found = tl.zeros([COLUMNS], dtype=tl.int32)
-    for above in tl.range(0, rows, ROWS, num_stages=AHEAD):
-        row = above + tl.arange(0, ROWS)
-        inside = (row < rows)[:, None] & (column < columns)[None, :]
-        values = tl.load(matrix + row[:, None].to(tl.int64) * columns + column[None, :], mask=inside, other=0.0).to(tl.float32)
-        found = tl.maximum(found, tl.max(sizes(values), axis=0))
-    size = tl.maximum(found.to(tl.float32, bitcast=True), LEAST, propagate_nan=tl.PropagateNan.ALL)
-    tl.store(factors + group * columns + column, size / end, mask=column < columns)
-    for above in tl.range(0, rows, ROWS, num_stages=AHEAD):
-        row = above + tl.arange(0, ROWS)
-        inside = (row < rows)[:, None] & (column < columns)[None, :]
-        values = tl.load(matrix + row[:, None].to(tl.int64) * columns + column[None, :], mask=inside, other=0.0).to(tl.float32)
-        values = tl.clamp(values * (end / size)[None, :], -end, end).to(result.dtype.element_ty)
-        tl.store(transpose + column[:, None].to(tl.int64) * rows + row[None, :], tl.trans(values), mask=tl.trans(inside))
+    scale = tl.load(scales + group)
+    if top == 0:
+        tl.store(factors + group * columns + column, tl.zeros([TILE], tl.float32) + scale, mask=column < columns)
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    values = tl.load(matrix + row[:, None] * columns + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    values = tl.trans(tl.clamp(values * (1 / scale), -end, end).to(result.dtype.element_ty))
+    tl.store(transpose + column[:, None] * rows + row[None, :], values, mask=tl.trans(inside))

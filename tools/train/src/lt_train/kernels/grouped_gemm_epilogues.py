@@ -27,16 +27,16 @@ def times(rows: Tensor, weight: Tensor, borders: Tensor) -> Tensor:
     return _multiply(rows, weight, borders)
 
 
-def gated(rows: Tensor, weight: Tensor, factors: Tensor, borders: Tensor) -> tuple[Tensor, Tensor]:
+def gated(rows: Tensor, weight: Tensor, probabilities: Tensor, borders: Tensor) -> tuple[Tensor, Tensor]:
     """`rows` [m, k] times the transposes of `weight` [groups, 2 n, k], gates first: [m, 2 n]; and its SwiGLU [m, n] times
-    `factors`, float32 [m]."""
+    `probabilities`, float32 [m]."""
     gate_up = rows.new_empty(len(rows), weight.shape[1])
     gate, up = gate_up.chunk(2, dim=-1)
     out = {"gate": gate, "up": up, "activation": rows.new_empty(gate.shape)}
     if len(rows):
         _gated_gemm()(
             rows, weight.transpose(1, 2), out=out, store_d=False, concat_layout=("B",), config=configuration(), tuned=False,
-            cu_seqlens_m=borders, factor=factors,
+            cu_seqlens_m=borders, factor=probabilities,
         )  # fmt: skip
     return gate_up, out["activation"]
 

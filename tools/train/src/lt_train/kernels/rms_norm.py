@@ -36,14 +36,17 @@ class _Norm(torch.autograd.Function):
         )
         ctx.save_for_backward(total, weight, inverse)
         ctx.adds = adds
+        # Behind the last norm nothing uses the sum: no zeros are written and read for its gradient.
+        ctx.set_materialize_grads(False)
         return normed, total
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, total_gradient: Tensor) -> tuple[Tensor, Tensor | None, Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor | None, total_gradient: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor, None]:
         total, weight, inverse = ctx.saved_tensors
         width = total.shape[-1]
         rows = total.numel() // width
-        gradient, total_gradient = gradient.contiguous(), total_gradient.contiguous()
+        gradient = torch.zeros_like(total) if gradient is None else gradient.contiguous()
+        total_gradient = None if total_gradient is None else total_gradient.contiguous()
         result = torch.empty_like(total)
         programs = min(rows, PROGRAMS)
         sums = torch.empty(programs, width, dtype=torch.float32, device=total.device)
@@ -107,8 +110,9 @@ def _backward(  # type: ignore[no-untyped-def]
         sum_of_rows += output * normed
         output = output * factors
         share = tl.sum(output * normed) / width
-        passed = tl.load(total_gradient + start + columns, mask=inside, other=0.0).to(tl.float32)
-        passed += (output - normed * share) * scale
+        passed = (output - normed * share) * scale
+        if total_gradient is not None:
+            passed += tl.load(total_gradient + start + columns, mask=inside, other=0.0).to(tl.float32)
         tl.store(result + start + columns, passed, mask=inside)
         if parts is not None:
             amax_bits = tl.maximum(amax_bits, sizes(passed))

@@ -15,8 +15,9 @@ from torch import Tensor
 from lt_train.kernels.amax_reduction import note, noted_with
 
 Heads = tuple[Tensor, Tensor, Tensor]
-# Of the backward pass with norms: each sums the weights' gradients over its tokens; their sums are added afterwards.
-PROGRAMS = 1056
+# Of the backward pass with norms: a program has some of the slots, few enough for its numbers to stay in registers, and sums the
+# weights' gradients over its tokens; the programs' sums are added afterwards.
+PROGRAMS, SLOTS_OF_PROGRAM, WARPS = 528, 8, 2
 
 
 class HeadNorms(NamedTuple):
@@ -53,11 +54,14 @@ class _Split(torch.autograd.Function):
         sequence, batch, groups, size = key.shape
         tokens, slots = sequence * batch, query.shape[2] + 2 * groups
         result = query.new_empty(sequence, batch, slots * size)
-        programs = tokens if mixed is None else min(tokens, PROGRAMS)
-        sums = None if mixed is None else torch.empty(programs, 2, size, dtype=torch.float32, device=result.device)
-        _backward[(programs,)](
+        programs, parts, warps, sums = tokens, 1, 4, None
+        if mixed is not None:
+            programs, parts, warps = min(tokens, PROGRAMS), triton.cdiv(slots, SLOTS_OF_PROGRAM), WARPS
+            sums = torch.empty(programs * parts, 2, size, dtype=torch.float32, device=result.device)
+        _backward[(programs, parts)](
             result, noted_with(result), query, key, value, cosines, sines, mixed, query_weight, key_weight, sums, ctx.epsilon,
-            tokens, batch, slots, slots // groups, *_strides((query, key, value)), size // 2, triton.next_power_of_2(slots),
+            tokens, batch, slots, slots // groups, *_strides((query, key, value)), size // 2,
+            triton.next_power_of_2(slots) if sums is None else SLOTS_OF_PROGRAM, num_warps=warps,
         )  # fmt: skip
         if sums is None:
             return result, *[None] * 7
@@ -86,11 +90,11 @@ def _strides(heads: Heads) -> list[int]:
 
 @triton.jit
 def _places(  # type: ignore[no-untyped-def]
-    query, key, value, position, sample, batch, slots, in_group,
+    query, key, value, position, sample, first_slot, slots, in_group,
     query_s, query_b, query_h, key_s, key_b, key_h, value_s, value_b, value_h, HALF: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """Which slots [SLOTS, 1] of a token are queries, keys and values, and where the first half of each lies."""
-    slot = tl.arange(0, SLOTS)[:, None]
+    """Which slots [SLOTS, 1] of a token, from the first on, are queries, keys and values, and where their first halves lie."""
+    slot = first_slot + tl.arange(0, SLOTS)[:, None]
     column = tl.arange(0, HALF)[None, :]
     group, index = slot // in_group, slot % in_group
     inside = slot < slots
@@ -127,7 +131,7 @@ def _forward(  # type: ignore[no-untyped-def]
     token = tl.program_id(0).to(tl.int64)
     position, sample = token // batch, token % batch
     inside, is_query, is_key, is_value, queries, keys, values = _places(
-        query, key, value, position, sample, batch, slots, in_group,
+        query, key, value, position, sample, 0, slots, in_group,
         query_s, query_b, query_h, key_s, key_b, key_h, value_s, value_b, value_h, HALF, SLOTS,
     )  # fmt: skip
     column = tl.arange(0, HALF)[None, :]
@@ -157,15 +161,22 @@ def _backward(  # type: ignore[no-untyped-def]
     tokens, batch, slots, in_group,
     query_s, query_b, query_h, key_s, key_b, key_h, value_s, value_b, value_h, HALF: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """Tokens from number `program` on, by the number of programs: without norms there is one for each token."""
+    """Some slots of tokens from number `program` on, by the number of programs: without norms all slots of that one."""
     column = tl.arange(0, HALF)[None, :]
-    of_query = tl.zeros([1, HALF], dtype=tl.float32)
-    of_query_other, of_key, of_key_other = of_query, of_query, of_query
+    first_slot = tl.program_id(1) * SLOTS
+    slot = first_slot + tl.arange(0, SLOTS)[:, None]
+    is_query_slot = (slot < slots) & (slot % in_group < in_group - 2)
+    is_key_slot = (slot < slots) & (slot % in_group == in_group - 2)
+    of_weight = tl.zeros([SLOTS, HALF], dtype=tl.float32)
+    of_weight_other = of_weight
+    if mixed is not None:
+        is_value_slot = (slot < slots) & (slot % in_group == in_group - 1)
+        weight, weight_other = _weights(query_weight, key_weight, is_query_slot, is_value_slot, HALF)
     for number in range(tl.program_id(0), tokens, tl.num_programs(0)):
         token = tl.cast(number, tl.int64)
         position, sample = token // batch, token % batch
         inside, is_query, is_key, is_value, queries, keys, values = _places(
-            query, key, value, position, sample, batch, slots, in_group,
+            query, key, value, position, sample, first_slot, slots, in_group,
             query_s, query_b, query_h, key_s, key_b, key_h, value_s, value_b, value_h, HALF, SLOTS,
         )  # fmt: skip
         cosine = tl.where(is_value, 1.0, tl.load(cosines + position * HALF + column))
@@ -177,18 +188,15 @@ def _backward(  # type: ignore[no-untyped-def]
         second += tl.load(values + HALF, mask=is_value, other=0.0).to(tl.float32)
         rotated = first * cosine + second * sine
         rotated_other = second * cosine - first * sine
-        place = (token * slots + tl.arange(0, SLOTS)[:, None]) * 2 * HALF + column
+        place = (token * slots + first_slot + tl.arange(0, SLOTS)[:, None]) * 2 * HALF + column
         if mixed is not None:
             entry = tl.load(mixed + place, mask=inside, other=0.0).to(tl.float32)
             other = tl.load(mixed + place + HALF, mask=inside, other=0.0).to(tl.float32)
-            weight, weight_other = _weights(query_weight, key_weight, is_query, is_value, HALF)
             inverse = _inverse_root(entry, other, epsilon, HALF)
             entry *= inverse
             other *= inverse
-            of_query += tl.sum(tl.where(is_query, rotated * entry, 0.0), axis=0, keep_dims=True)
-            of_query_other += tl.sum(tl.where(is_query, rotated_other * other, 0.0), axis=0, keep_dims=True)
-            of_key += tl.sum(tl.where(is_key, rotated * entry, 0.0), axis=0, keep_dims=True)
-            of_key_other += tl.sum(tl.where(is_key, rotated_other * other, 0.0), axis=0, keep_dims=True)
+            of_weight += rotated * entry
+            of_weight_other += rotated_other * other
             rotated *= weight
             rotated_other *= weight_other
             share = tl.sum(rotated * entry + rotated_other * other, axis=1, keep_dims=True) / (2 * HALF)
@@ -203,8 +211,8 @@ def _backward(  # type: ignore[no-untyped-def]
                 parts,
             )
     if sums is not None:
-        own = sums + tl.program_id(0) * 4 * HALF + column
-        tl.store(own, of_query)
-        tl.store(own + HALF, of_query_other)
-        tl.store(own + 2 * HALF, of_key)
-        tl.store(own + 3 * HALF, of_key_other)
+        own = sums + (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) * 4 * HALF + column
+        tl.store(own, tl.sum(tl.where(is_query_slot, of_weight, 0.0), axis=0, keep_dims=True))
+        tl.store(own + HALF, tl.sum(tl.where(is_query_slot, of_weight_other, 0.0), axis=0, keep_dims=True))
+        tl.store(own + 2 * HALF, tl.sum(tl.where(is_key_slot, of_weight, 0.0), axis=0, keep_dims=True))
+        tl.store(own + 3 * HALF, tl.sum(tl.where(is_key_slot, of_weight_other, 0.0), axis=0, keep_dims=True))

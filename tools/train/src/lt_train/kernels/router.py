@@ -42,12 +42,16 @@ class _Choice(torch.autograd.Function):
         sums, counts = parts[:, 0].sum(0), parts[:, 1].sum(0)
         ctx.save_for_backward(logits, probabilities)
         ctx.mark_non_differentiable(routing_map, counts)
+        # No zeros for the map's and the counts'.
+        ctx.set_materialize_grads(False)
         return probabilities, routing_map, sums, counts
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, _: Any, of_sums: Tensor, __: Any) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor | None, _: None, of_sums: Tensor | None, __: None) -> tuple[Tensor, None]:
         logits, probabilities = ctx.saved_tensors
         rows, experts = logits.shape
+        gradient = torch.zeros_like(logits) if gradient is None else gradient
+        of_sums = logits.new_zeros(experts) if of_sums is None else of_sums
         height, columns = _tile(experts)
         result = torch.empty_like(logits)
         _backward[(triton.cdiv(rows, height),)](

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from lt_train.models.expert_exchange import exchange_whole_tokens
 from lt_train.ops import expert_rows
-from lt_train.ops.expert_mlp import Arrived, Operations, Routing, RowSource, Weights, expert_mlp
+from lt_train.ops.expert_mlp import Arrived, Operations, Routing, RowOperations, RowSource, Weights, expert_mlp
 from lt_train.ops.grouped_gemm import TorchGroupedGemms
 from lt_train.ops.router_gemm import router_logits
 from lt_train.parallel.ddp import wait_for_weights
@@ -112,14 +112,14 @@ class LocalDispatcher:
     """In place of megatron-core's dispatcher, where each rank has all experts: tokens stay in their order, and a `Routing` says
     which experts compute them."""
 
-    def __init__(self, config: TransformerConfig):
-        self.experts_per_token = config.moe_router_topk
+    def __init__(self, config: TransformerConfig, operations: RowOperations):
+        self.experts_per_token, self.operations = config.moe_router_topk, operations
         self.shape = torch.Size()
         self.routing: Routing | None = None
 
     def dispatch_preprocess(self, tokens: Tensor, routing_map: Tensor, probabilities: Tensor) -> tuple[Tensor, Tensor]:
         self.shape = tokens.shape
-        self.routing = Routing.of_map(routing_map.view(-1, routing_map.shape[-1]), self.experts_per_token)
+        self.routing = Routing.of_map(routing_map.view(-1, routing_map.shape[-1]), self.experts_per_token, self.operations)
         return tokens.reshape(-1, tokens.shape[-1]), probabilities
 
     def token_dispatch(self, tokens: Tensor, probabilities: Tensor) -> tuple[Tensor, Tensor]:
@@ -148,7 +148,7 @@ def use_grouped_experts(model: GPTModel, operations: Operations, exchanges: bool
     for layer in expert_layers(model):
         layer.experts.operations = operations
         if get_pg_size(layer.ep_group) == 1:
-            layer.token_dispatcher = LocalDispatcher(layer.config)
+            layer.token_dispatcher = LocalDispatcher(layer.config, operations.rows)
         elif exchanges:
             exchange_whole_tokens(layer)
 

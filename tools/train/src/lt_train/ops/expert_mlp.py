@@ -40,6 +40,12 @@ class RowOperations(Protocol):
 
     def sum_rows(self, rows: Tensor, chosen: Tensor) -> Tensor: ...
 
+    def spread_rows(self, tokens: Tensor, chosen: Tensor, token_of_row: Tensor) -> Tensor: ...
+
+    def count_rows(self, routing_map: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    def order_rows(self, routing_map: Tensor, most: int, known: Tensor) -> tuple[Tensor, Tensor, Tensor]: ...
+
 
 @dataclasses.dataclass(frozen=True)
 class Operations:
@@ -81,7 +87,7 @@ class RowSource(Protocol):
         """The rows of `tokens` as `gemms` multiplies them."""
         ...
 
-    def combine(self, rows: Tensor, operations: RowOperations) -> Tensor:
+    def combine(self, rows: Tensor) -> Tensor:
         """The sum of each token's rows."""
         ...
 
@@ -106,47 +112,39 @@ class Routing:
     tokens: Tensor
     experts: Tensor
     rows: Tensor
+    operations: RowOperations
 
     @classmethod
-    def of_map(cls, routing_map: Tensor, experts_per_token: int) -> Self:
+    def of_map(cls, routing_map: Tensor, experts_per_token: int, operations: RowOperations) -> Self:
         """From `routing_map` [t, n], bool, with `experts_per_token` in each line, so m = t x k. The host waits for nothing."""
-        count, experts = routing_map.shape
-        size = count * experts_per_token
-        by_expert = routing_map.t()
-        expert, token = torch.nonzero_static(by_expert, size=size).t().contiguous()
-        of_token = torch.nonzero_static(routing_map, size=size)[:, 1].view(count, experts_per_token)
-        before = by_expert.flatten().cumsum(0, dtype=torch.int32).view(experts, count) - 1
-        rows = before.t().gather(1, of_token).contiguous()
-        return cls(_borders(routing_map.sum(0)), token, expert, rows)
+        borders, known = operations.count_rows(routing_map)
+        return cls(borders, *operations.order_rows(routing_map, experts_per_token, known), operations)
 
     @classmethod
-    def of_part(cls, routing_map: Tensor, most: int, coming: Callable[[Tensor], Callable[[], int]]) -> Self:
+    def of_part(
+        cls, routing_map: Tensor, most: int, operations: RowOperations, coming: Callable[[Tensor], Callable[[], int]]
+    ) -> Self:
         """From `routing_map` [t, n], bool, with up to `most` in each line.
 
         The host waits for m in the function that `coming` returns for it.
         """
-        borders = _borders(routing_map.sum(0))
+        borders, known = operations.count_rows(routing_map)
         arrive = coming(borders[-1])
-        count = len(routing_map)
-        sorted_rows = torch.nonzero_static(routing_map.t(), size=count * most)
-        place = routing_map.cumsum(1, dtype=torch.int32) - 1
-        rows = torch.full((count, most), -1, dtype=torch.int32, device=routing_map.device)
+        tokens, experts, rows = operations.order_rows(routing_map, most, known)
         size = arrive()
-        expert, token = sorted_rows[:size].t().contiguous()
-        rows[token, place[token, expert]] = torch.arange(size, dtype=torch.int32, device=rows.device)
-        return cls(borders, token, expert, rows)
+        return cls(borders, tokens[:size], experts[:size], rows, operations)
 
     def expect(self, tokens: Tensor) -> None:
         pass
 
     def gather(self, tokens: Tensor) -> Tensor:
-        return tokens.index_select(0, self.tokens)
+        return self.operations.spread_rows(tokens, self.rows, self.tokens)
 
     def operand(self, tokens: Tensor, gemms: GroupedGemms) -> Any:
         return gemms.operand(tokens, self.gather)
 
-    def combine(self, rows: Tensor, operations: RowOperations) -> Tensor:
-        return operations.sum_rows(rows, self.rows)
+    def combine(self, rows: Tensor) -> Tensor:
+        return self.operations.sum_rows(rows, self.rows)
 
     def of_rows(self, probabilities: Tensor) -> Tensor:
         return probabilities[self.tokens, self.experts]
@@ -167,7 +165,8 @@ class Arrived:
     @classmethod
     def of_counts(cls, counts: Tensor, rows: Tensor) -> Self:
         """`counts` [n] of the `rows` [m, h]."""
-        borders = _borders(counts.to(rows.device, non_blocking=True))
+        borders = counts.to(rows.device, non_blocking=True).cumsum(0, dtype=torch.int32)
+        borders = torch.nn.functional.pad(borders, (1, 0))
         numbers = torch.arange(len(rows), dtype=torch.int32, device=rows.device)
         return cls(borders, torch.searchsorted(borders[1:], numbers, right=True))
 
@@ -180,7 +179,7 @@ class Arrived:
     def operand(self, tokens: Tensor, gemms: GroupedGemms) -> Any:
         return gemms.operand(tokens)
 
-    def combine(self, rows: Tensor, operations: RowOperations) -> Tensor:
+    def combine(self, rows: Tensor) -> Tensor:
         return rows
 
     def of_rows(self, probabilities: Tensor) -> Tensor:
@@ -188,10 +187,6 @@ class Arrived:
 
     def gradient(self, of_rows: Tensor, probabilities: Tensor) -> Tensor:
         return of_rows.to(probabilities.dtype)
-
-
-def _borders(counts: Tensor) -> Tensor:
-    return torch.nn.functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
 
 
 def expert_mlp(tokens: Tensor, probabilities: Tensor, routing: RowSource, weights: Weights, operations: Operations) -> Tensor:
@@ -221,35 +216,33 @@ class _ExpertMLP(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         gemms, borders, scale = operations.gemms, routing.borders, routing.of_rows(probabilities).float()
         rows = routing.operand(tokens, gemms)
-        both = gemms.gated(rows, fc1, scale, borders) if bias1 is None else None
+        matrices, known1 = gemms.matrices(fc1)
+        both = gemms.gated(rows, matrices, scale, borders) if bias1 is None else None
         if both is None:
-            gate_up = gemms.times_transposed(rows, fc1, borders)
-            activation = operations.rows.weighted_swiglu(gate_up, scale, bias1, routing.experts)
+            gate_up = gemms.times_transposed(rows, matrices, borders)
+            activation = gemms.operand(operations.rows.weighted_swiglu(gate_up, scale, bias1, routing.experts))
         else:
             gate_up, activation = both
-        del rows
-        ctx.save_for_backward(tokens, probabilities, fc1, fc2, bias1, gate_up)
+        del rows, matrices, both
+        matrices, known2 = gemms.matrices(fc2)
+        ctx.save_for_backward(tokens, probabilities, scale, fc1, fc2, bias1, gate_up, known1, known2)
         # A saved weight comes back without its attributes where hooks on saved tensors are in force.
         ctx.weights, ctx.routing, ctx.operations = (fc1, fc2), routing, operations
-        return routing.combine(gemms.times_transposed(gemms.operand(activation), fc2, borders), operations.rows)
+        return routing.combine(gemms.times_transposed(activation, matrices, borders))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        tokens, probabilities, fc1, fc2, bias1, gate_up = ctx.saved_tensors
+        tokens, probabilities, scale, fc1, fc2, bias1, gate_up, known1, known2 = ctx.saved_tensors
         routing, gemms, operations = ctx.routing, ctx.operations.gemms, ctx.operations.rows
         borders = routing.borders
         routing.expect(tokens)
         output_gradient = routing.gather(gradient.contiguous())
-        slopes, of_scale, activation = operations.weighted_swiglu_gradient(
-            gemms.times(output_gradient, fc2, borders),
-            gate_up,
-            routing.of_rows(probabilities).float(),
-            bias1,
-            routing.experts,
-        )
+        of_activation = gemms.times(output_gradient, fc2, known2, borders)
+        slopes, of_scale, activation = operations.weighted_swiglu_gradient(of_activation, gate_up, scale, bias1, routing.experts)
+        del of_activation
         fc2_gradient = gemms.weight_gradient(ctx.weights[1], output_gradient, partial(as_they_are, activation), borders)
         del output_gradient, activation
-        tokens_gradient = routing.combine(gemms.times(slopes, fc1, borders), operations)
+        tokens_gradient = routing.combine(gemms.times(slopes, fc1, known1, borders))
         fc1_gradient = gemms.weight_gradient(ctx.weights[0], slopes, partial(routing.gather, tokens), borders)
         of_probabilities = routing.gradient(of_scale, probabilities)
         bias_gradient = None if bias1 is None else _sums(slopes, borders)

@@ -31,6 +31,25 @@ def sum_rows(rows: Tensor, chosen: Tensor) -> Tensor:
     return result
 
 
+def spread_rows(tokens: Tensor, chosen: Tensor, token_of_row: Tensor) -> Tensor:
+    return tokens.index_select(0, token_of_row)
+
+
+def count_rows(routing_map: Tensor) -> tuple[Tensor, Tensor]:
+    borders = torch.nn.functional.pad(routing_map.sum(0).cumsum(0, dtype=torch.int32), (1, 0))
+    return borders, borders
+
+
+def order_rows(routing_map: Tensor, most: int, known: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    tokens = len(routing_map)
+    # -1 where there are fewer rows: the last line of `rows` takes those.
+    expert, token = torch.nonzero_static(routing_map.t(), size=tokens * most).t().contiguous()
+    rows = torch.full((tokens + 1, most), -1, dtype=torch.int32, device=routing_map.device)
+    place = torch.nn.functional.pad(routing_map.cumsum(1) - 1, (0, 0, 0, 1))
+    rows[token, place[token, expert]] = torch.arange(tokens * most, dtype=torch.int32, device=rows.device)
+    return token, expert, rows[:tokens]
+
+
 def _of_rows(bias: Tensor | None, group_of_row: Tensor | None) -> Tensor | None:
     return None if bias is None else bias[group_of_row]
 

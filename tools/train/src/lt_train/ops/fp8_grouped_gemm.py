@@ -1,10 +1,11 @@
 """Grouped GEMMs of experts in fp8, by torch's CUTLASS kernel for Hopper GPUs: the forward pass and the rows' gradients.
 
-Rows and the matrices' rows have a scale each, and all numbers are e4m3, which is what the kernel multiplies. A token is cast once
-and its fp8 numbers are gathered for each of its experts.
+Rows and, forward, the matrices' rows have a scale each, and all numbers are e4m3, which is what the kernel multiplies. A token is
+cast once and its fp8 numbers are gathered for each of its experts. Backward, where the matrices' columns are multiplied, a matrix
+has one scale, made of those of its rows.
 
 The weights' gradients stay in 16 bits: in that product the kernel wants each expert to have a multiple of 16 rows, and not none.
-It is a third of the experts' work. And the matrices are cast in each pass, 8 bytes a weight in all, so that experts of few rows
+It is a third of the experts' work. And the matrices are cast in each pass, 6 bytes a weight in all, so that experts of few rows
 lose more than they gain (`lt_train.config.kernel_obstacles.FP8_EXPERT_ROWS`).
 """
 
@@ -25,7 +26,9 @@ class RowCasts(Protocol):
 
     def cast_rows(self, rows: Tensor, dtype: torch.dtype) -> Cast: ...
 
-    def cast_transposes(self, matrices: Tensor, dtype: torch.dtype) -> Cast: ...
+    def cast_swiglu(self, gate_up: Tensor, probabilities: Tensor, dtype: torch.dtype) -> Cast: ...
+
+    def cast_transposes(self, matrices: Tensor, scales: Tensor, dtype: torch.dtype) -> Cast: ...
 
 
 class Fp8GroupedGemms:
@@ -37,26 +40,34 @@ class Fp8GroupedGemms:
         numbers, factors = self._casts.cast_rows(rows, E4M3)
         return gather(numbers.view(torch.uint8)).view(E4M3), gather(factors)
 
-    def gated(self, rows: Cast, weight: Tensor, factors: Tensor, borders: Tensor) -> None:
-        return None
-
-    def times_transposed(self, rows: Cast, weight: Tensor, borders: Tensor) -> Tensor:
+    def matrices(self, weight: Tensor) -> tuple[Cast, Tensor]:
         numbers, factors = self._casts.cast_rows(weight.flatten(0, 1), E4M3)
-        return _multiply(rows, (numbers.view(weight.shape), factors.view(weight.shape[:2])), borders, weight.dtype, fast=True)
+        factors = factors.view(weight.shape[:2])
+        return (numbers.view(weight.shape), factors), factors.amax(1)
 
-    def times(self, rows: Tensor, weight: Tensor, borders: Tensor) -> Tensor:
-        transposes = self._casts.cast_transposes(weight, E4M3)
-        return _multiply(self._casts.cast_rows(rows, E4M3), transposes, borders, weight.dtype, fast=False)
+    def gated(self, rows: Cast, matrices: Cast, probabilities: Tensor, borders: Tensor) -> tuple[Tensor, Cast]:
+        gate_up = self.times_transposed(rows, matrices, borders)
+        return gate_up, self._casts.cast_swiglu(gate_up, probabilities, E4M3)
+
+    def times_transposed(self, rows: Cast, matrices: Cast, borders: Tensor) -> Tensor:
+        return _multiply(rows, matrices, borders, fast=True)
+
+    def times(self, rows: Tensor, weight: Tensor, scales: Tensor | None, borders: Tensor) -> Tensor:
+        assert scales is not None
+        transposes = self._casts.cast_transposes(weight, scales, E4M3)
+        return _multiply(self._casts.cast_rows(rows, E4M3), transposes, borders, fast=False)
 
 
-def _multiply(rows: Cast, matrices: Cast, borders: Tensor, dtype: torch.dtype, fast: bool) -> Tensor:
-    """`rows` [m, k] times the transposes of `matrices` [groups, n, k]; on a CPU the product of the numbers they stand for. `fast`
-    accumulates in too few bits for gradients."""
+def _multiply(rows: Cast, matrices: Cast, borders: Tensor, fast: bool) -> Tensor:
+    """`rows` [m, k] times the transposes of `matrices` [groups, n, k], in bfloat16.
+
+    On a CPU it is the product of the numbers that they stand for. `fast` accumulates in too few bits for gradients.
+    """
     numbers, factors = rows
     if not len(numbers):
-        return factors.new_empty(0, matrices[0].shape[1], dtype=dtype)
+        return factors.new_empty(0, matrices[0].shape[1], dtype=torch.bfloat16)
     if numbers.is_cuda:
-        options: dict[str, Any] = {"offs": borders[1:], "out_dtype": dtype, "use_fast_accum": fast}
+        options: dict[str, Any] = {"offs": borders[1:], "out_dtype": torch.bfloat16, "use_fast_accum": fast}
         return torch._scaled_grouped_mm(numbers, matrices[0].transpose(1, 2), factors, matrices[1], **options)
     exact, weight = (cast.float() * scales.unsqueeze(-1) for cast, scales in (rows, matrices))
-    return TorchGroupedGemms().times_transposed(exact, weight, borders).to(dtype)
+    return TorchGroupedGemms().times_transposed(exact, weight, borders).bfloat16()

@@ -35,19 +35,23 @@ class GroupedGemms(Protocol):
         """What `gated` and `times_transposed` multiply, of `rows` [t, k], from which `gather` makes [m, k]."""
         ...
 
-    def gated(self, rows: Any, weight: Tensor, factors: Tensor, borders: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Rows [m, k] times the transposes, [m, n], gates first, and SwiGLU of that times `factors` [m]: [m, n / 2].
+    def matrices(self, weight: Tensor) -> tuple[Any, Tensor | None]:
+        """What `gated` and `times_transposed` multiply by, of `weight` [groups, n, k]; and what `times` has to know of it."""
+        ...
 
-        None where SwiGLU is not part of the GEMM.
+    def gated(self, rows: Any, matrices: Any, probabilities: Tensor, borders: Tensor) -> tuple[Tensor, Any] | None:
+        """Rows [m, k] times the transposes, [m, n], gates first; and the operand of SwiGLU of that, times `probabilities` [m].
+
+        None where SwiGLU is an operation of its own.
         """
         ...
 
-    def times_transposed(self, rows: Any, weight: Tensor, borders: Tensor) -> Tensor:
+    def times_transposed(self, rows: Any, matrices: Any, borders: Tensor) -> Tensor:
         """Rows [m, k] times the transposes: [m, n]."""
         ...
 
-    def times(self, rows: Tensor, weight: Tensor, borders: Tensor) -> Tensor:
-        """Rows [m, n] times the matrices: [m, k]."""
+    def times(self, rows: Tensor, weight: Tensor, known: Tensor | None, borders: Tensor) -> Tensor:
+        """Rows [m, n] times the matrices: [m, k]. `known` is from `matrices`."""
         ...
 
     def weight_gradient(self, weight: Any, gradient: Tensor, rows: Rows, borders: Tensor) -> Tensor:
@@ -63,13 +67,16 @@ class TorchGroupedGemms:
     def operand(self, rows: Tensor, gather: Callable[[Tensor], Tensor] = as_they_are) -> Tensor:
         return gather(rows)
 
-    def gated(self, rows: Tensor, weight: Tensor, factors: Tensor, borders: Tensor) -> None:
+    def matrices(self, weight: Tensor) -> tuple[Tensor, None]:
+        return weight, None
+
+    def gated(self, rows: Tensor, matrices: Tensor, probabilities: Tensor, borders: Tensor) -> None:
         return None
 
-    def times_transposed(self, rows: Tensor, weight: Tensor, borders: Tensor) -> Tensor:
-        return self.times(rows, weight.transpose(1, 2), borders)
+    def times_transposed(self, rows: Tensor, matrices: Tensor, borders: Tensor) -> Tensor:
+        return self.times(rows, matrices.transpose(1, 2), None, borders)
 
-    def times(self, rows: Tensor, weight: Tensor, borders: Tensor) -> Tensor:
+    def times(self, rows: Tensor, weight: Tensor, known: Tensor | None, borders: Tensor) -> Tensor:
         if _in_one_kernel(rows, weight):
             return torch._grouped_mm(rows, weight, offs=borders[1:])
         result = rows.new_empty(len(rows), weight.shape[2])
@@ -97,10 +104,15 @@ class QuackGroupedGemms:
         self._kernels = grouped_gemm_epilogues
         self.gated = grouped_gemm_epilogues.gated
         self.times_transposed = grouped_gemm_epilogues.times_transposed
-        self.times = grouped_gemm_epilogues.times
 
     def operand(self, rows: Tensor, gather: Callable[[Tensor], Tensor] = as_they_are) -> Tensor:
         return gather(rows)
+
+    def matrices(self, weight: Tensor) -> tuple[Tensor, None]:
+        return weight, None
+
+    def times(self, rows: Tensor, weight: Tensor, known: Tensor | None, borders: Tensor) -> Tensor:
+        return self._kernels.times(rows, weight, borders)
 
     def weight_gradient(self, weight: Any, gradient: Tensor, rows: Rows, borders: Tensor) -> Tensor:
         if not accumulates_in_gemm(weight):

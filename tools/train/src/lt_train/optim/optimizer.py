@@ -148,8 +148,14 @@ def _step(optimizer: MegatronOptimizer, clip_grad: float) -> Outcome:
 
 
 def loss_scale(optimizer: MegatronOptimizer) -> float:
-    """What losses are multiplied with in the next step; 1 when they are not scaled."""
-    return float(optimizer.get_loss_scale())
+    """What losses are multiplied with in the next step; 1 when they are not scaled, for which megatron-core would read a tensor
+    that is behind the update on the device."""
+    return float(optimizer.get_loss_scale()) if scales_losses(optimizer) else 1.0
+
+
+def scales_losses(optimizer: MegatronOptimizer) -> bool:
+    """As with fp16, where there is a scaler."""
+    return any(getattr(inner, "grad_scaler", None) is not None for inner in _inner(optimizer))
 
 
 def _inner(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:

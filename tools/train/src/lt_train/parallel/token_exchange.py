@@ -23,7 +23,7 @@ from megatron.core.tensor_parallel.mappings import all_to_all
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from lt_train.ops.expert_mlp import Routing, RowOperations
+from lt_train.ops.expert_mlp import Routing
 from lt_train.ops.grouped_gemm import GroupedGemms
 
 
@@ -78,8 +78,8 @@ class ExchangedRows:
     def operand(self, tokens: Tensor, gemms: GroupedGemms) -> Any:
         return gemms.operand(self.exchange.gather(), self.routing.gather)
 
-    def combine(self, rows: Tensor, operations: RowOperations) -> Tensor:
-        return self.exchange.scatter(self.routing.combine(rows, operations))
+    def combine(self, rows: Tensor) -> Tensor:
+        return self.exchange.scatter(self.routing.combine(rows))
 
     def of_rows(self, probabilities: Tensor) -> Tensor:
         return self.routing.of_rows(probabilities)

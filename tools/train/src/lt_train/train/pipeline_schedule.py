@@ -243,7 +243,7 @@ class _Step:
         rows, output = self.kept.popleft()
         gradient = None
         if self.is_last:
-            output = self.config.grad_scale_func(output)
+            output = self.config.grad_scale_func(output) if self.config.grad_scale_func else output
         else:
             with _timed(self.config, "backward-recv", 2):
                 gradient = self.transfers[BACKWARD].take()

@@ -78,7 +78,7 @@ class Stepper:
         """Give the schedules their hooks: gradient scaling, the skipping of gradient reduction, and its end."""
         chunks = self.state.chunks
         config = build_gpt.unwrapped(chunks[0]).config
-        config.grad_scale_func = self.state.optimizer.scale_loss
+        config.grad_scale_func = self.state.optimizer.scale_loss if optimizer.scales_losses(self.state.optimizer) else None
         without_sync = [chunk.no_sync for chunk in chunks]
         config.no_sync_func = without_sync if len(chunks) > 1 else without_sync[0]
         config.finalize_model_grads_func = partial(wgrad_accumulation.finish, finalize=finalize_model_grads)
