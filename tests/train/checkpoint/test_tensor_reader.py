@@ -17,6 +17,7 @@ from lt_shared.console import BadData
 from lt_train.checkpoint import tensor_reader
 from lt_train.checkpoint.shards.stored_shards import Place
 from lt_train.checkpoint.tensor_reader import TensorReader
+from lt_train.kernels import split_master_weights
 
 FRONT = b"another object"
 
@@ -82,6 +83,17 @@ def test_each_piece_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert read(tmp_path, place, target, recorded(content)) and torch.equal(target, value)
     assert target.data_ptr() == pointer
     assert [count for _, count in sorted(reads)] == [4096] * 4 + [20000 - 4 * 4096]
+
+
+def test_split_master_weights_are_split_as_they_come(tmp_path: Path) -> None:
+    value = torch.randn(50, 100)
+    split, found = ((torch.empty(6000, dtype=torch.bfloat16), torch.empty(6000, dtype=torch.int16)) for _ in range(2))
+    split_master_weights.split(torch.cat([torch.zeros(10, 100), value]).view(-1), *split)
+    loading = split_master_weights.Loading(*(half.view(60, 100) for half in found))
+    content = saved(value)
+    assert read(tmp_path, shard(tmp_path, content), loading.whole[10:], recorded(content))
+    loading.take(torch.cat([torch.zeros(10, 100), torch.full((50, 100), torch.nan)]))
+    assert torch.equal(found[0], split[0]) and torch.equal(found[1], split[1])
 
 
 OTHERS: list[Callable[[], tuple[Any, torch.Tensor]]] = [

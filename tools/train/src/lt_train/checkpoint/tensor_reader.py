@@ -1,9 +1,9 @@
 """Tensors of a checkpoint's shards on this machine's filesystems, read to where they are needed, several pieces at a time.
 
 torch's reader takes one object after the other: reads all of it into new memory, whose pages the kernel has to clear, and copies
-it from there. Here a piece of a tensor is read into the parameter itself, or, where that is on a GPU or of another dtype, into a
-small page-locked buffer and from there; its CRC-32 is computed while it is in the processor's cache, and READERS pieces are under
-way. So that a disk is never idle, the kernel is told of each piece while the READERS before it are read.
+it from there. Here a piece of a tensor is read into the parameter itself, or to a small page-locked buffer where the parameter is
+on a GPU, split or of another dtype; its CRC-32 is computed while it is in the processor's cache. READERS pieces are under way. So
+that a disk is never idle, the kernel is told of each piece while the READERS before it are read.
 
 Through the page cache: past it, with O_DIRECT, a piece of 8 MiB comes no faster (1.25 to 1.42 GB/s beside 1.35, where
 `dd iflag=direct` has 1.26; from the page cache 7.6; 2 busy cores, a virtual disk, 2026-11-27), and the other ranks of a node, and
@@ -25,6 +25,7 @@ from lt_shared.console import BadData
 from lt_train.checkpoint import archive_reader
 from lt_train.checkpoint.archive_reader import Ends, StoredTensor
 from lt_train.checkpoint.shards.stored_shards import Place
+from lt_train.kernels.split_master_weights import Loading
 from lt_train.runtime import device
 
 READERS, PIECE_BYTES = 8, 8 << 20
@@ -140,20 +141,26 @@ class TensorReader:
                 os.posix_fadvise(ahead.descriptor, ahead.position, ahead.size_bytes, os.POSIX_FADV_WILLNEED)
         piece = self._pieces[number]
         target = piece.target[piece.first : piece.first + piece.size_bytes // piece.dtype.itemsize]
-        if target.device.type == device.CPU and target.dtype == piece.dtype:
-            return self._fill(piece, target.view(torch.uint8))
-        buffer = self._buffer(target.device)[: piece.size_bytes]
-        checksum = self._fill(piece, buffer)
-        target.copy_(buffer.view(piece.dtype))
+        if loading := Loading.of(target):
+            split, begin = loading
+            buffer = self._buffer(split.weight.device)[: piece.size_bytes]
+            checksum = self._fill(piece, buffer)
+            split.put(buffer.view(piece.dtype).float(), begin)
+        elif target.device.type == device.CPU and target.dtype == piece.dtype:
+            checksum = self._fill(piece, target.view(torch.uint8))
+        else:
+            buffer = self._buffer(target.device)[: piece.size_bytes]
+            checksum = self._fill(piece, buffer)
+            target.copy_(buffer.view(piece.dtype))
         return checksum
 
     def _buffer(self, where: torch.device) -> torch.Tensor:
-        """This thread's own."""
-        if not hasattr(self._of_thread, "buffer"):
+        """This thread's own, page-locked if a GPU copies from it."""
+        buffers: dict[torch.device, torch.Tensor] = vars(self._of_thread).setdefault("buffers", {})
+        if where not in buffers:
             device.use(where)
-            self._of_thread.buffer = torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=where.type != device.CPU)
-        buffer: torch.Tensor = self._of_thread.buffer
-        return buffer
+            buffers[where] = torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=where.type != device.CPU)
+        return buffers[where]
 
     def _fill(self, piece: _Piece, target: torch.Tensor) -> int:
         """The CRC-32 is that of each block while it is in cache."""
