@@ -12,7 +12,8 @@ A stall is what training waits for, "durable" is until the files are synced. The
 files are written, beside the median of those before. Before all that, the processor's time for a GB is measured, alone.
 
 With --restart, `lt-train` itself saves after two steps and continues, from files in the page cache: with no machine code from a
-run before, with that of the first continued run, and so once more. Seconds are from the process's start to what its log says.
+run before, with that of the first continued run, so once more, and without the buffer of --async-save. Seconds are from the
+process's start to what its log says.
 """
 
 import argparse
@@ -251,13 +252,18 @@ def brief(run: Run, has_peers: bool) -> Iterator[tuple[str, ...]]:
         shutil.rmtree(directory)
 
 
-# Of the log of a continued run, in this order: imports and trials of kernels are done, the model is made, the state is loaded.
-MILESTONES = {"imports, trials": "model ", "loaded": "successfully loaded checkpoint", "first step": " iteration "}
+# In what a continued run writes: its ranks are about to start, have imported what they need and tried kernels, have loaded.
+MILESTONES = {
+    "start of ranks": "memory: ", "imports, trials": "- arguments -", "loaded": "successfully loaded checkpoint",
+    "first step": " iteration ",
+}  # fmt: skip
 
 
 def continued(run: Run, options: list[str], code: Path) -> dict[str, float]:
     """Seconds from the start of `lt-train` to the milestones, with machine code kept below `code`; then it is ended."""
     code.mkdir(exist_ok=True)
+    # Ended after the same step each time, it would be refused.
+    (run.work / "run/attempts.jsonl").unlink(missing_ok=True)
     kept = {"XDG_CACHE_HOME": str(code), "TORCHINDUCTOR_CACHE_DIR": str(code / "inductor")}
     for path in (run.work / "run").rglob("*.distcp"):
         with path.open("rb", buffering=0) as file:
@@ -292,8 +298,9 @@ def restart(run: Run) -> Iterator[tuple[str, ...]]:
     subprocess.run([sys.executable, "-m", "lt_train", *usual, "--train-iters", "2"], check=True, stdout=sys.stderr)
     size = sum(path.stat().st_size for path in directory.glob("iter_*/*.distcp"))
     yield (f"{size / GIB:.1f} GiB", *("" for _ in MILESTONES))
-    for name in ("no machine code kept", "machine code kept", "machine code kept, again"):
-        found = continued(run, [*usual, "--train-iters", str(LONGEST_RUN)], code)
+    kept = "machine code kept"
+    for name, *more in ((f"no {kept}",), (kept,), (f"{kept}, again",), (f"{kept}, no buffer page-locked", "--no-async-save")):
+        found = continued(run, [*usual, "--train-iters", str(LONGEST_RUN), *more], code)
         yield (name, *(f"{found[milestone]:.1f}" for milestone in MILESTONES))
 
 
