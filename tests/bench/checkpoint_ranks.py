@@ -185,8 +185,9 @@ def processor(directory: Path, settings: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     from lt_shared.checksums import FileChecksums
-    from lt_train.checkpoint import object_reader
     from lt_train.checkpoint.shards import shard_files
+    from lt_train.checkpoint.shards.stored_shards import Place
+    from lt_train.checkpoint.tensor_reader import TensorReader
 
     flat = torch.rand(4 * TENSOR_BYTES // 4)
     parts = [flat[start : start + TENSOR_BYTES // 4] for start in range(0, len(flat), TENSOR_BYTES // 4)]
@@ -213,10 +214,10 @@ def processor(directory: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
     def read(results: Any) -> None:
         recorded = FileChecksums({"ours": tuple((result.size_in_bytes, result.crc32) for result in results)})
-        with (directory / "ours").open("rb") as file:
-            for result in results:
-                stored = result.storage_data
-                object_reader.read_object(object_reader._Slice(file, stored.offset, stored.length, "ours", recorded), False)
+        with TensorReader(directory, recorded, verify=True) as reader:
+            for result, part in zip(results, parts, strict=True):
+                assert reader.begin(Place("ours", result.storage_data.offset, result.storage_data.length), part)
+            reader.wait()
 
     bucket = ([], [(SimpleNamespace(index=number), part) for number, part in enumerate(parts)])
     for _ in range(3):

@@ -3,12 +3,17 @@
     nox -s bench -- checkpoints                                # on a CPU 2 GiB, on a GPU the 36.5 of 8 layers of Llama 3 8B
     nox -s bench -- checkpoints --gib 8 --ranks 2 --work /fsx  # another size and another disk
     python tests/bench/checkpoints.py --brief --ranks 1        # only --async-save and TorchTitan's way, room for one checkpoint
+    python tests/bench/checkpoints.py --restart --ranks 1      # only the first step of a continued run, room for one checkpoint
 
 For each number of ranks, in this order: dd writes as many bytes with direct I/O, one process for each rank; lt-train trains and
 saves, while training waits and beside it; dd reads the files; lt-train continues from them, with the page cache dropped (as root;
 otherwise by hints) and with it; and torch's async_save takes as many bytes, as its documentation calls it and as TorchTitan does.
 A stall is what training waits for, "durable" is until the files are synced. The slow-down is that of the steps that end while the
 files are written, beside the median of those before. Before all that, the processor's time for a GB is measured, alone.
+
+With --restart, `lt-train` itself saves after two steps and continues, from files in the page cache: with no machine code from a
+run before, with that of the first continued run, so once more, and without the buffer of --async-save. Seconds are from the
+process's start to what its log says.
 """
 
 import argparse
@@ -247,6 +252,58 @@ def brief(run: Run, has_peers: bool) -> Iterator[tuple[str, ...]]:
         shutil.rmtree(directory)
 
 
+# In what a continued run writes: its ranks are about to start, have imported what they need and tried kernels, have loaded.
+MILESTONES = {
+    "start of ranks": "memory: ", "imports, trials": "- arguments -", "loaded": "successfully loaded checkpoint",
+    "first step": " iteration ",
+}  # fmt: skip
+
+
+def continued(run: Run, options: list[str], code: Path) -> dict[str, float]:
+    """Seconds from the start of `lt-train` to the milestones, with machine code kept below `code`; then it is ended."""
+    code.mkdir(exist_ok=True)
+    # Ended after the same step each time, it would be refused.
+    (run.work / "run/attempts.jsonl").unlink(missing_ok=True)
+    kept = {"XDG_CACHE_HOME": str(code), "TORCHINDUCTOR_CACHE_DIR": str(code / "inductor")}
+    for path in (run.work / "run").rglob("*.distcp"):
+        with path.open("rb", buffering=0) as file:
+            while file.read(BLOCK):
+                pass
+    begin = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lt_train", *options], env=os.environ | kept, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    assert process.stderr
+    found: dict[str, float] = {}
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        name, sign = list(MILESTONES.items())[len(found)]
+        if sign in line:
+            found[name] = time.perf_counter() - begin
+            if len(found) == len(MILESTONES):
+                break
+    process.kill()
+    process.wait()
+    if len(found) < len(MILESTONES):
+        raise SystemExit(f"bench: a continued run has ended early:\n{''.join(lines[-20:])}")
+    return found
+
+
+def restart(run: Run) -> Iterator[tuple[str, ...]]:
+    """Rows of the table of --restart."""
+    directory, code = run.work / "run", run.work / "code"
+    usual = [*run.options, "--ranks", str(run.ranks), "--save", str(directory), "--save-interval", str(LONGEST_RUN)]
+    subprocess.run([sys.executable, "-m", "lt_train", *usual, "--train-iters", "2"], check=True, stdout=sys.stderr)
+    size = sum(path.stat().st_size for path in directory.glob("iter_*/*.distcp"))
+    yield (f"{size / GIB:.1f} GiB", *("" for _ in MILESTONES))
+    kept = "machine code kept"
+    for name, *more in ((f"no {kept}",), (kept,), (f"{kept}, again",), (f"{kept}, no buffer page-locked", "--no-async-save")):
+        found = continued(run, [*usual, "--train-iters", str(LONGEST_RUN), *more], code)
+        yield (name, *(f"{found[milestone]:.1f}" for milestone in MILESTONES))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure checkpoints beside dd and torch's own.")
     parser.add_argument("--gib", type=float, help="of a checkpoint, by default 2 on a CPU and 36.5 on a GPU")
@@ -255,10 +312,11 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="directory on the disk to measure, with room for three checkpoints")
     parser.add_argument("--without-peers", action="store_true")
     parser.add_argument("--brief", action="store_true", help="only dd, --async-save and torch's save with a pinned stager")
+    parser.add_argument("--restart", action="store_true", help="only how soon a continued run has made its first step")
     arguments = parser.parse_args()
     size = int((arguments.gib or (2 if arguments.device == "cpu" else 36.5)) * GIB)
     columns = ("what", "stall s", "durable s", "GB/s", "of dd", "steps beside")
-    if not arguments.brief:
+    if not (arguments.brief or arguments.restart):
         with tempfile.TemporaryDirectory(dir=arguments.work, prefix="bench-checkpoints-") as place:
             found = start(Run(Path(place), "cpu", 1, (), 0), "processor", Path(place))
         rows = [(name, f"{seconds:.2f}") for name, seconds in found.items()]
@@ -268,8 +326,11 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir=arguments.work, prefix="bench-checkpoints-") as place:
             usual = (*options(arguments.device, size), "--global-batch-size", str(ranks), *more)
             run = Run(Path(place), arguments.device, ranks, usual, size)
-            table = report.Table(f"checkpoints of about {size / GIB:.1f} GiB, {ranks} rank(s), {arguments.device}", columns, 1)
-            for row in (brief if arguments.brief else measure)(run, not arguments.without_peers):
+            title = f"checkpoints of about {size / GIB:.1f} GiB, {ranks} rank(s), {arguments.device}"
+            table = report.Table(title, ("seconds from the start to", *MILESTONES) if arguments.restart else columns, 1)
+            has_peers = not arguments.without_peers
+            rows = restart(run) if arguments.restart else brief(run, has_peers) if arguments.brief else measure(run, has_peers)
+            for row in rows:
                 table.rows.append(row)
                 print("bench:", *row, file=sys.stderr, flush=True)
             table.notes.append(f"{report.machine()} Load {os.getloadavg()[0]:.0f}.")

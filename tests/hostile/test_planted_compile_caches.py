@@ -25,11 +25,17 @@ def getpwuid(uid):
     raise KeyError(f"getpwuid(): uid not found: {uid}")
 pwd.getpwuid = getpwuid
 """
+WITHOUT_LOCKS = """
+import fcntl
+def flock(file, how):
+    raise OSError(38, "Function not implemented")
+fcntl.flock = flock
+"""
 VARIABLES = [*OF_THE_MACHINE, *OF_THE_USER]
 
 
 def directories(cwd: Path, program: str = SCRIPT, **variables: str) -> tuple[dict[str, str], str]:
-    environment = {"PATH": os.environ["PATH"], **variables}
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": os.environ.get("PYTHONPATH", ""), **variables}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, cwd=cwd, check=True)
     return {name: path for name, (path, _) in json.loads(done.stdout).items()}, done.stderr
 
@@ -41,6 +47,21 @@ def test_directories_of_this_user(tmp_path: Path) -> None:
     assert found["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / f"tmp/lt-train-{os.geteuid()}/inductor")
     assert found["QUACK_CACHE_DIR"] == str(tmp_path / "home/.cache/lt-train/quack")
     assert all(os.stat(path).st_mode & 0o777 == 0o700 for path in found.values())
+
+
+def test_a_home_without_locks_is_not_used(tmp_path: Path) -> None:
+    """flash-attn-4 and quack would wait for a lock for each kernel, and fail."""
+    (tmp_path / "tmp").mkdir()
+    found, err = directories(tmp_path, WITHOUT_LOCKS + SCRIPT, HOME=str(tmp_path / "home"), TMPDIR=str(tmp_path / "tmp"))
+    assert err == ""
+    assert found["QUACK_CACHE_DIR"] == str(tmp_path / f"tmp/lt-train-{os.geteuid()}/quack")
+
+
+@pytest.mark.parametrize(("chosen", "kept"), [({}, "1"), ({"FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "0"}, "0")])
+def test_flash_attention_keeps_its_machine_code_unless_told_otherwise(chosen: dict[str, str], kept: str, tmp_path: Path) -> None:
+    program = SCRIPT + "\nprint(os.environ['FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED'], file=sys.stderr)"
+    _, err = directories(tmp_path, program, HOME=str(tmp_path), TMPDIR=str(tmp_path), **chosen)
+    assert err == f"{kept}\n"
 
 
 @pytest.mark.parametrize("base", ["TMPDIR", "XDG_CACHE_HOME"])

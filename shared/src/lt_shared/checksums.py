@@ -14,6 +14,7 @@ what it reads while it reads it. All files are in it but itself: what is damaged
 """
 
 import dataclasses
+import functools
 import itertools
 import json
 import os
@@ -149,6 +150,7 @@ def _product(a: int, b: int) -> int:
     return product
 
 
+@functools.lru_cache
 def _power_of_x(exponent: int) -> int:
     result, square = 1 << 31, 1 << 30
     while exponent:

@@ -15,8 +15,8 @@ from megatron.core import dist_checkpointing
 from running import Result, faulty, losses, quick_command, run_tasks, train
 
 from lt_shared import checkpoint_layout
-from lt_shared.console import BadConfig
-from lt_train.checkpoint.local import nodes
+from lt_shared.console import BadConfig, CannotCreate
+from lt_train.checkpoint.local import identity, nodes
 from lt_train.checkpoint.object_reader import known_objects_only
 from lt_train.planner import checkpoint_size
 from lt_train.runtime import agreement
@@ -105,6 +105,7 @@ def test_lost_nodes(tmp_path: Path) -> None:
     assert f"the run continues from {job.save}/iter_0000005, and 1 step(s) are lost" in last[0].err
     assert re.search(r"no local checkpoint of iteration \d+: .*No space left on device", last[0].err)
     assert not any(job.held(node) for node in (0, 1))
+    assert not (job.save / identity.FILE).exists()
     assert train(*OPTIONS, "--ranks", "2", "--save", str(tmp_path / "still")).code == 0
     assert losses(job.save) == losses(tmp_path / "still")
     recovered = re.findall(
@@ -122,6 +123,9 @@ def test_a_directory_that_machines_share_is_refused(tmp_path: Path, monkeypatch:
     with pytest.raises(BadConfig, match=r"is the same directory on n1 and n2"):
         nodes.find(tmp_path / "shared", torch.device("cpu"))
     assert not list((tmp_path / "shared").iterdir())
+    (tmp_path / "file").touch()
+    with pytest.raises(CannotCreate, match=r"^--save-local .*/file/disk: a part of the path is not a directory"):
+        nodes.find(tmp_path / "file/disk", torch.device("cpu"))
 
 
 def test_the_bound_of_a_nodes_disk() -> None:

@@ -83,3 +83,10 @@ def test_norms_are_one_and_biases_zero() -> None:
         vector = ShardedTensor(key, data, data.dtype, (64,), (64,), (0,), (1,))
         initialization.initialize([vector], ARCHITECTURE, 1)
         assert (vector.data == value).all()
+
+
+def test_weights_that_a_checkpoint_will_bring_are_zero() -> None:
+    """Nothing is drawn, and no row has what was in the memory before."""
+    whole = share("embedding.word_embeddings.weight", SHAPE, slice(None), slice(None))
+    initialization.clear([whole])
+    assert torch.equal(whole.data, torch.zeros(SHAPE))

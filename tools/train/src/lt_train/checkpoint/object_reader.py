@@ -7,9 +7,8 @@ archive, and `lt_shared.pickles.load_known`, which looks up the names of `pickle
 restricted unpickler (`weights_only=True`), if its archive has one reading.
 
 What is read is compared with `checksums.json`; where a checkpoint has none, with the CRC-32 that torch stores for each member of
-an archive (0 is none). A tensor stays in the buffer into which it was read, which
-saves two copies: 1.5 GB in the page cache load in 0.78 s with --no-verify and in 1.0 s with torch's reader; the checksums
-take 0.07 s (one CPU rank, AMD EPYC, 2026-11-23, the fastest of five).
+an archive (0 is none). Large tensors that are needed whole are read to where they belong (`tensor_reader.py`). Of another,
+as a rank of another layout needs its rows, the buffer into which it was read is the tensor, and then that of the next one.
 """
 
 import argparse
@@ -31,16 +30,17 @@ import torch
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorProperties
+from torch.distributed.checkpoint.planner import LoadItemType
 
 from lt_shared import checkpoint_layout, checksums, ownership, pickles
 from lt_shared.checksums import DAMAGED, FileChecksums
 from lt_shared.console import BadData, ToolError
-from lt_train.checkpoint.pickle_allowlist import INDEX_NAMES, OBJECT_NAMES
+from lt_train.checkpoint.archive_reader import BytesFile, Members, read_object
+from lt_train.checkpoint.pickle_allowlist import INDEX_NAMES
 from lt_train.checkpoint.shards.stored_shards import Objects, OpenShard, Place, StoredShards
-from lt_train.checkpoint.stand_ins import STAND_INS
+from lt_train.checkpoint.tensor_reader import LEAST_BYTES, TensorReader
 
 INDEX = ".metadata"
-_LOCAL_HEADER_BYTES = 30
 # One reader at a time leaves a disk idle while it computes checksums and the kernel clears the pages of the buffer.
 PIECE_BYTES, READERS = 16 << 20, 4
 _lock = threading.Lock()
@@ -66,13 +66,14 @@ def known_objects_only(directory: Path | None = None, verify: bool = True) -> It
 
     # In another layout a rank has several parts of what was one object, mostly one after the other: it is read once.
     last: dict[tuple[str, int], _Slice] = {}
+    memory = _Memory()
 
     def read_slice(reader: Any, file: IO[bytes], info: Any) -> _Slice:
         place = (str(info.relative_path), int(info.offset))
         found = last.get(place)
         if found is None:
             last.clear()
-            found = last[place] = _Slice(file, info.offset, info.length, str(info.relative_path), recorded)
+            found = last[place] = _Slice(file, info.offset, info.length, str(info.relative_path), recorded, memory)
         found.seek(0)
         return found
 
@@ -81,7 +82,7 @@ def known_objects_only(directory: Path | None = None, verify: bool = True) -> It
         _replaced(torch, "load", load),
         _replaced(filesystem, "pickle", SimpleNamespace(load=read_index)),
         _replaced(filesystem.FileSystemReader, "_slice_file", read_slice),
-        _replaced(filesystem.FileSystemReader, "read_data", _in_order(stored)),
+        _replaced(filesystem.FileSystemReader, "read_data", _in_order(stored, recorded, verify)),
     ):
         try:
             yield
@@ -92,8 +93,11 @@ def known_objects_only(directory: Path | None = None, verify: bool = True) -> It
             raise
 
 
-def _in_order(stored: StoredShards | None) -> Callable[[Any, Any, Any], Any]:
-    """torch's `read_data`, which gets what it is to read in the order in which it lies in the files, or comes from a store."""
+def _in_order(stored: StoredShards | None, recorded: FileChecksums | None, verify: bool) -> Callable[[Any, Any, Any], Any]:
+    """torch's `read_data`, to which is left what is no large tensor that is needed whole; in the order of the files.
+
+    From a store all comes in its order, ahead.
+    """
     read_data = filesystem.FileSystemReader.read_data
 
     def read(reader: Any, plan: Any, planner: Any) -> Any:
@@ -101,10 +105,18 @@ def _in_order(stored: StoredShards | None) -> Callable[[Any, Any, Any], Any]:
             info = reader.storage_data[item.storage_index]
             return Place(str(info.relative_path), int(info.offset), int(info.length))
 
-        plan = dataclasses.replace(plan, items=sorted(plan.items, key=place))
+        items = sorted(plan.items, key=place)
         if stored is None:
-            return read_data(reader, plan, planner)
-        places = [place(item) for item in plan.items]
+            with TensorReader(Path(reader.path), recorded, verify) as tensors:
+                begun = [_begun(tensors, place(item), item, reader, planner) for item in items]
+                left = [item for item, target in zip(items, begun, strict=True) if target is None]
+                future = read_data(reader, dataclasses.replace(plan, items=left), planner)
+                tensors.wait()
+            for item, target in zip(items, begun, strict=True):
+                if target is not None:
+                    planner.commit_tensor(item, target)
+            return future
+        places = [place(item) for item in items]
         with Objects(stored, [each for each in places if each.shard in stored.shards]) as objects:
             create_stream = reader.fs.create_stream
 
@@ -113,9 +125,22 @@ def _in_order(stored: StoredShards | None) -> Callable[[Any, Any, Any], Any]:
                 return OpenShard(name, objects) if name in stored.shards else create_stream(path, mode)
 
             with _replaced(reader.fs, "create_stream", opened):
-                return read_data(reader, plan, planner)
+                return read_data(reader, dataclasses.replace(plan, items=items), planner)
 
     return read
+
+
+def _begun(tensors: TensorReader, place: Place, item: Any, reader: Any, planner: Any) -> torch.Tensor | None:
+    """The tensor into which `tensors` now reads the object; None where that does not fit."""
+    transforms = getattr(reader.storage_data[item.storage_index], "transform_descriptors", None)
+    is_small = item.type == LoadItemType.BYTE_IO or place.size_bytes < LEAST_BYTES
+    if is_small or transforms or any(item.storage_offsets):
+        return None
+    # Others may be quantized, and are given by `resolve_tensor` in another form.
+    if type(planner.lookup_tensor(item.dest_index)) not in (torch.Tensor, torch.nn.Parameter):
+        return None
+    target = planner.resolve_tensor(item).detach()
+    return target if tensors.begin(place, target) else None
 
 
 @contextlib.contextmanager
@@ -128,38 +153,27 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, before)
 
 
-class _Bytes(io.RawIOBase):
-    """A file that reads from a buffer without copying it first."""
+class _Memory:
+    """What objects are read into, one after the other: the kernel clears pages that are new."""
 
-    def __init__(self, content: memoryview, name: str):
-        self.content, self.name, self._position = content, name, 0
+    def __init__(self) -> None:
+        self.buffer = np.empty(0, np.uint8)
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: len(self.content)}[whence]
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        data = self.content[self._position : self._position + len(buffer)]
-        buffer[: len(data)] = data
-        self._position += len(data)
-        return len(data)
+    def of(self, size_bytes: int) -> memoryview:
+        """Until it is called again."""
+        if len(self.buffer) < size_bytes:
+            self.buffer = np.empty(size_bytes, np.uint8)
+        return self.buffer[:size_bytes].data
 
 
-class _Slice(_Bytes):
+class _Slice(BytesFile):
     """An object of a shard, read into memory and compared with the recorded checksums."""
 
-    def __init__(self, file: Any, offset: int, size_bytes: int, name: str, recorded: FileChecksums | None):
+    def __init__(
+        self, file: Any, offset: int, size_bytes: int, name: str, recorded: FileChecksums | None, memory: "_Memory | None" = None
+    ):
         is_stored = isinstance(file, OpenShard)
-        content = file.content(offset, size_bytes) if is_stored else np.empty(size_bytes, np.uint8).data
+        content = file.content(offset, size_bytes) if is_stored else (memory or _Memory()).of(size_bytes)
         origin = str(getattr(file, "name", name))
         if not is_stored:
             file.seek(offset)
@@ -249,25 +263,6 @@ def read_index(file: IO[bytes]) -> Any:
     return index
 
 
-def read_object(file: IO[bytes], verify: bool = True) -> Any:
-    """The object in an open file of `torch.save`, its tensors on the CPU.
-
-    Raises BadData for an archive that is compressed, damaged or ambiguous, and for a pickle that names what is not known.
-    """
-    origin = str(getattr(file, "name", "an object of the checkpoint"))
-    content = file.content if isinstance(file, _Bytes) else memoryview(bytearray(file.read()))
-    if content[: len(pickles.ARCHIVE)] != pickles.ARCHIVE:
-        raise BadData(f"{origin}: not a torch file", "do not load it: it may run code")
-    try:
-        with zipfile.ZipFile(_Bytes(content, origin)) as archive:
-            member = pickles.pickle_member(archive, origin)
-            members = _Members(archive, content, verify)
-            storages = _Storages(members, member.removesuffix("data.pkl"))
-            return pickles.load_known(bytes(members.read(member)), OBJECT_NAMES, origin, storages.load, STAND_INS)
-    except pickles.NOT_AN_ARCHIVE as error:
-        raise BadData(f"{origin}: damaged: {error}", DAMAGED) from None
-
-
 def _read_common(file: Any, torch_load: Callable[..., Any], verify: bool) -> dict[str, Any]:
     """The content of a `common.pt`, read by torch's own restricted unpickler after a look at the archive. Raises BadData."""
     origin = os.fspath(file)
@@ -276,9 +271,9 @@ def _read_common(file: Any, torch_load: Callable[..., Any], verify: bool) -> dic
     if content[: len(pickles.ARCHIVE)] != pickles.ARCHIVE:
         raise BadData(f"{origin}: not a torch file", "do not load it: it may run code")
     try:
-        with zipfile.ZipFile(_Bytes(content, origin)) as archive:
+        with zipfile.ZipFile(BytesFile(content, origin)) as archive:
             pickles.pickle_member(archive, origin)
-            members = _Members(archive, content, verify)
+            members = Members(archive, content, verify)
             for name in archive.namelist():
                 members.read(name)
         common = torch_load(io.BytesIO(content), map_location="cpu", weights_only=True)
@@ -293,49 +288,3 @@ def _reason(error: Exception) -> str:
     """In one line; torch begins with advice to let the pickle run what it names."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return next((line for line in lines if "GLOBAL" in line), lines[0])[:200]
-
-
-class _Members:
-    """The members of an archive, as views of the buffer that holds it; with `verify` their CRC-32 is checked."""
-
-    def __init__(self, archive: zipfile.ZipFile, content: memoryview, verify: bool):
-        self.archive, self.content, self.verify = archive, content, verify
-        if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
-            raise zipfile.BadZipFile("it is compressed, which torch.save never does")
-
-    def read(self, name: str) -> memoryview:
-        """Raises BadZipFile when the local header, which torch follows as well, leads elsewhere or the CRC-32 is another."""
-        member = self.archive.getinfo(name)
-        header = self.content[member.header_offset : member.header_offset + _LOCAL_HEADER_BYTES]
-        if header[: len(pickles.ARCHIVE)] != pickles.ARCHIVE or len(header) < _LOCAL_HEADER_BYTES:
-            raise zipfile.BadZipFile(f"{name} has no local header")
-        name_bytes = int.from_bytes(header[26:28], "little")
-        start = member.header_offset + _LOCAL_HEADER_BYTES + name_bytes + int.from_bytes(header[28:30], "little")
-        data = self.content[start : start + member.file_size]
-        if len(data) < member.file_size:
-            raise zipfile.BadZipFile(f"{name} is cut off")
-        if self.verify and member.CRC and checksums.crc32(data) != member.CRC:
-            raise zipfile.BadZipFile(f"the CRC-32 of {name} is another")
-        return data
-
-
-class _Storages:
-    """The tensor storages of an archive, each checked once; they share the memory of its buffer."""
-
-    def __init__(self, members: _Members, root: str):
-        self.members, self.root = members, root
-        self.loaded: dict[str, torch.TypedStorage] = {}
-
-    def load(self, identifier: Any) -> torch.TypedStorage:
-        """The storage that a pickle names by ("storage", class, key, device, number of elements)."""
-        kind, storage_class, key, _, elements = identifier
-        dtype = getattr(storage_class, "_dtype", None)
-        if kind != "storage" or not isinstance(dtype, torch.dtype) or not isinstance(key, str):
-            raise pickle.UnpicklingError("it refers to something other than a tensor's storage")
-        if key not in self.loaded:
-            data = self.members.read(f"{self.root}data/{key}")
-            if elements * dtype.itemsize != len(data):
-                raise pickle.UnpicklingError(f"storage {key} has {len(data)} bytes, expected {elements} x {dtype.itemsize}")
-            untyped = torch.frombuffer(data, dtype=torch.uint8).untyped_storage() if data else torch.UntypedStorage(0)  # type: ignore[no-untyped-call]
-            self.loaded[key] = torch.TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
-        return self.loaded[key]

@@ -23,6 +23,7 @@ from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.checksums import DAMAGED
 from lt_shared.console import BadConfig, BadData, warn
 from lt_train.checkpoint import optimizer_state, rng_state
+from lt_train.checkpoint.in_place import merge_in_place
 from lt_train.checkpoint.object_reader import known_objects_only
 from lt_train.checkpoint.optimizer_state import Kind
 from lt_train.config import kernels, megatron_arguments, optional_packages
@@ -274,6 +275,7 @@ def _restore_progress(loaded: dict[str, Any], iteration: int, config: RunConfig,
 def _read(sharded: dict[str, Any], directory: Path) -> dict[str, Any]:
     """The tensors that `sharded` asks for. What TransformerEngine's layers keep beside their weights for fp8 may be absent: torch
     layers have none of it."""
+    merge_in_place(sharded)
     loaded: dict[str, Any]
     loaded, _, absent = dist_checkpointing.load(sharded, str(directory), strict=StrictHandling.RETURN_UNEXPECTED)
     problems = sorted(key for key in absent if not key.endswith("_extra_state"))

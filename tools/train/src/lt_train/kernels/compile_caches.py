@@ -4,9 +4,13 @@ torch.compile, cutlass-dsl, flash-attn-4 and quack keep it in /tmp under names t
 there: another user of the machine could have put it there. So each gets a directory that this user owns and nobody else can write
 to, nor to one above it: torch.compile's in the system's temporary directory, since it is large and of this machine, the others in
 the user's cache directory, which nodes may share. A directory that the user chose and others could write to is not used, either.
+
+flash-attn-4 keeps machine code only when it is told to, as it is here. It and quack lock what they load; where a filesystem has
+no locks, they wait 15 and 60 s for each kernel and then fail, so those directories are then on this machine, too.
 """
 
 import atexit
+import fcntl
 import functools
 import os
 import shutil
@@ -24,13 +28,15 @@ OF_THE_USER = {
     "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": "flash-attention",
     "QUACK_CACHE_DIR": "quack",
 }
+FLASH_ATTENTION_KEEPS_CODE = "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"
 
 
 def use_private_directories() -> None:
     """Set the variables that the compilers read, before torch is imported."""
     machine = Path(tempfile.gettempdir()) / f"lt-train-{os.geteuid()}"
     user = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "lt-train"
-    for names, base in ((OF_THE_MACHINE, machine), (OF_THE_USER, user)):
+    os.environ.setdefault(FLASH_ATTENTION_KEEPS_CODE, "1")
+    for names, base in ((OF_THE_MACHINE, machine), (OF_THE_USER, user if _has_locks(user) else machine)):
         for variable, name in names.items():
             chosen = os.environ.get(variable)
             directory = Path(chosen) if chosen else base / name
@@ -39,6 +45,17 @@ def use_private_directories() -> None:
                 warn(f"{directory}: not used as a cache, it may hold code of others: {reason}")
                 directory = _temporary_directory() / name
             os.environ[variable] = str(directory)
+
+
+def _has_locks(directory: Path) -> bool:
+    """Whether a file where the directory is, or will be, can be made and locked."""
+    there = next(each for each in (directory, *directory.parents) if each.is_dir())
+    try:
+        with tempfile.TemporaryFile(dir=there) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _reason_against(directory: Path) -> str | None:

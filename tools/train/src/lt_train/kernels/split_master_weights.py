@@ -6,11 +6,12 @@ instead of 6, and AdamW moves 2 bytes less. The bfloat16 is the nearest one; of 
 PyTorch takes the even.
 
 Checkpoints hold float32. The GPU has no room for it: what a rank saves is joined a slice at a time, on its way to host memory,
-where it goes in any case.
+where it goes in any case. What it loads is split as it comes, a piece at a time; `Loading` stands for the whole meanwhile.
 """
 
+import weakref
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -44,3 +45,38 @@ def joined(weight: Tensor, low_bits: Tensor) -> Tensor:
     masters = torch.empty(weight.shape, dtype=torch.float32)
     join(weight, low_bits, masters)
     return masters
+
+
+class Loading:
+    """A split weight while it is loaded: `whole` is float32 in host memory, which takes none unless somebody writes to it.
+
+    A reader that finds this by `of` passes on what it reads instead; the rest `take` finds in `whole`.
+    """
+
+    _all: "weakref.WeakValueDictionary[int, Loading]" = weakref.WeakValueDictionary()
+
+    def __init__(self, weight: Tensor, low_bits: Tensor):
+        self.weight, self.low_bits = weight.view(-1), low_bits.view(-1)
+        self.whole = torch.empty(weight.shape, dtype=torch.float32)
+        self._ranges: list[tuple[int, int]] = []
+        self._all[self.whole.data_ptr()] = self
+
+    @classmethod
+    def of(cls, target: Tensor) -> tuple[Self, int] | None:
+        """That of which `target` is a part in one piece, and where it begins; None of any other tensor."""
+        found = cls._all.get(target.untyped_storage().data_ptr()) if target.dtype == torch.float32 else None
+        return (found, int(target.storage_offset())) if found is not None else None  # type: ignore[return-value]
+
+    def put(self, masters: Tensor, begin: int) -> None:
+        """Take `masters` as the elements from `begin` on; called from any thread."""
+        end = begin + len(masters)
+        split(masters, self.weight[begin:end], self.low_bits[begin:end])
+        self._ranges.append((begin, end))
+
+    def take(self, whole: Tensor) -> None:
+        """Take what was not `put` from `whole`."""
+        done = 0
+        for begin, end in [*sorted(self._ranges), (len(self.weight), len(self.weight))]:
+            if done < begin:
+                split(whole.view(-1)[done:begin], self.weight[done:begin], self.low_bits[done:begin])
+            done = max(done, end)

@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from types import FrameType
@@ -24,6 +23,7 @@ from lt_train.config.run_config import RunConfig
 from lt_train.launch.control import Control
 from lt_train.runtime import rank_environment, signals
 from lt_train.runtime.ports import free_port
+from lt_train.runtime.private_directory import private_directory
 from lt_train.runtime.process_lifetime import PARENT_VARIABLE
 from lt_train.runtime.rank_environment import Node
 from lt_train.runtime.restart_policy import NEXT_PHASE
@@ -58,7 +58,7 @@ class Ranks:
         self._attempts = 0
 
     def __enter__(self) -> Self:
-        self._directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="lt-train-")))
+        self._directory = self._stack.enter_context(private_directory())
         self._control = Control(self._directory / "control") if self._has_spare else None
         self._stack.callback(self.stop)
         return self

@@ -65,7 +65,7 @@ class FusedAdamW(torch.optim.AdamW):
         assert sum(len(part) for _, part in self.parts) == len(buffers)
         self.buffers = {parameter.master: parameter for parameter in buffers}
         self.factor = torch.ones(1, device=buffers[0].weight.device) if buffers else torch.ones(1)
-        self._loading: dict[torch.nn.Parameter, Tensor] = {}
+        self._loading: dict[torch.nn.Parameter, split_master_weights.Loading] = {}
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -103,7 +103,8 @@ class FusedAdamW(torch.optim.AdamW):
         try:
             for master, weight, low_bits in halved:
                 if loading:
-                    self._loading[master] = master.data = torch.empty(master.shape)
+                    self._loading[master] = split_master_weights.Loading(weight, low_bits)
+                    master.data = self._loading[master].whole.view(master.shape)
                 else:
                     master.data = joined(weight, low_bits).view(master.shape)
             yield
@@ -113,10 +114,12 @@ class FusedAdamW(torch.optim.AdamW):
 
     def take(self, loaded: Iterable[tuple[torch.nn.Parameter, Tensor]] = ()) -> None:
         """Split the masters that were loaded: those that are `loaded`, the others from where `float32_masters` had them."""
-        for master, whole in (self._loading | dict(loaded)).items():
+        wholes = {master: loading.whole for master, loading in self._loading.items()} | dict(loaded)
+        for master, whole in wholes.items():
             parameter = self.buffers[master]
             assert parameter.low_bits is not None
-            split_master_weights.split(whole.view(-1), parameter.weight, parameter.low_bits)
+            loading = self._loading.get(master) or split_master_weights.Loading(parameter.weight, parameter.low_bits)
+            loading.take(whole)
         self._loading.clear()
 
     def take_weights(self) -> None:

@@ -1,10 +1,11 @@
 """The model's wrapper for data parallelism: how its gradients, and with FSDP its weights, are shared among ranks."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
 import torch
+from megatron.core.dist_checkpointing.mapping import ShardedTensor
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import TransformerConfig
@@ -13,7 +14,7 @@ from megatron.core.transformer.module import Float16Module
 from lt_train.config.run_config import RunConfig
 from lt_train.ops import wgrad_accumulation
 from lt_train.parallel.fsdp import FullySharded
-from lt_train.parallel.initialization import initialize, tensors_of
+from lt_train.parallel.initialization import clear, initialize, tensors_of
 from lt_train.planner.memory_estimate import layer_parameters
 from lt_train.runtime.device import CUDA
 
@@ -29,14 +30,14 @@ def building(run_config: RunConfig) -> contextlib.AbstractContextManager[object]
 
 
 def wrap(run_config: RunConfig, config: TransformerConfig, model: GPTModel, device: torch.device) -> Chunk:
-    """`model`, on its device, initialised and wrapped."""
+    """`model`, on its device, initialised and wrapped. Its weights are zero where a checkpoint will be loaded."""
     memory = run_config.memory
     if memory.fully_sharded:
         sharded = FullySharded(config, model, getattr(torch, run_config.precision.dtype), device, memory.replicas)
-        initialize((tensor for _, tensor in sharded.tensors(torch.Tensor.detach)), run_config.architecture, run_config.seed)
+        _fill(run_config, (tensor for _, tensor in sharded.tensors(torch.Tensor.detach)))
         return sharded
     model.to(device)
-    initialize(tensors_of(model), run_config.architecture, run_config.seed)
+    _fill(run_config, tensors_of(model))
     wrapped = Float16Module(config, model) if run_config.precision.half else model
     _keep_router_in_float32(model)
     settings = DistributedDataParallelConfig(
@@ -55,6 +56,13 @@ def wrap(run_config: RunConfig, config: TransformerConfig, model: GPTModel, devi
     if config.gradient_accumulation_fusion:
         wgrad_accumulation.leave_uncleared(chunk)
     return chunk
+
+
+def _fill(run_config: RunConfig, tensors: Iterable[ShardedTensor]) -> None:
+    if run_config.checkpointing.start is None:
+        initialize(tensors, run_config.architecture, run_config.seed)
+    else:
+        clear(tensors)
 
 
 def _keep_router_in_float32(model: GPTModel) -> None:

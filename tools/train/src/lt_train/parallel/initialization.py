@@ -54,6 +54,13 @@ def initialize(tensors: Iterable[ShardedTensor], architecture: Architecture, see
             tensor.data[max(0, architecture.vocab_size - offset[0]) :].zero_()
 
 
+@torch.no_grad()
+def clear(tensors: Iterable[ShardedTensor]) -> None:
+    """Where a checkpoint brings the weights, but maybe not those rows that pad the vocabulary here."""
+    for tensor in tensors:
+        tensor.data.zero_()
+
+
 def _stream(seed: int, key: str, layer: tuple[int, ...]) -> int:
     """Where in the generator's cycle of 2^64 numbers the parameter's begin."""
     digest = hashlib.sha256(f"{seed}/{key}/{layer}".encode()).digest()

@@ -115,6 +115,8 @@ class LocalCopies:
         """The run has done all its steps."""
         if self.nodes.is_leader:
             shutil.rmtree(self.directory, ignore_errors=True)
+        if self.is_first:
+            self.identity.delete(self.settings)
 
     @property
     def is_first(self) -> bool:

@@ -66,6 +66,10 @@ class Identity:
         """By the first rank."""
         storage.write_bytes(_path(settings), (json.dumps({"v": 1, **dataclasses.asdict(self)}) + "\n").encode())
 
+    def delete(self, settings: Checkpointing) -> None:
+        """By the first rank: the run has no copies any more."""
+        storage.remove(_path(settings))
+
 
 def _path(settings: Checkpointing) -> str:
     return os.path.join(str(settings.save), FILE)

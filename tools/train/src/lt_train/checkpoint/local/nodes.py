@@ -49,7 +49,7 @@ def find(directory: Path, where: torch.device) -> Nodes:
     rank = torch.distributed.get_rank()
     prefix = f".rank-{agreement.from_first_rank(secrets.token_hex(4))}-"
     mark = directory / f"{prefix}{rank}"
-    with creating(str(directory)):
+    with creating(f"--save-local {directory}"):
         directory.mkdir(parents=True, exist_ok=True)
         mark.touch()
     agreement.largest(0, where)

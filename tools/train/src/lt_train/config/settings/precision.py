@@ -33,7 +33,7 @@ OPTIONS = console.section(
     click.option("--loss-scale-window", type=click.IntRange(min=1), default=1000, help="Good steps before it is doubled."),
     click.option("--hysteresis", type=click.IntRange(min=1), default=2, help="Bad steps before it is halved."),
     click.option("--fp8-format", type=click.Choice(FP8_FORMATS), help="GEMMs in fp8; hybrid has e5m2 gradients."),
-    click.option("--fp8-recipe", type=click.Choice(FP8_RECIPES), default="tensorwise", help="How fp8 values are scaled."),
+    click.option("--fp8-recipe", type=click.Choice(FP8_RECIPES), help="Scaling in fp8, by default tensorwise."),
     click.option(
         "--deterministic", "--deterministic-mode", "deterministic", is_flag=True, help="The same results every time on GPUs too."
     ),
@@ -78,6 +78,8 @@ class Precision:
 def resolve_precision(options: dict[str, Any]) -> Precision:
     if options["bf16"] and options["fp16"]:
         raise UsageError("both --bf16 and --fp16", "give one of them")
+    if options["fp8_recipe"] and not options["fp8_format"]:
+        raise UsageError("--fp8-recipe without --fp8-format: no GEMM would be in fp8", "add --fp8-format hybrid, or drop it")
     return Precision(
         dtype="bfloat16" if options["bf16"] else "float16" if options["fp16"] else "float32",
         loss_scale=options["loss_scale"],
@@ -86,7 +88,7 @@ def resolve_precision(options: dict[str, Any]) -> Precision:
         loss_scale_window=options["loss_scale_window"],
         hysteresis=options["hysteresis"],
         fp8_format=options["fp8_format"],
-        fp8_recipe=options["fp8_recipe"],
+        fp8_recipe=options["fp8_recipe"] or "tensorwise",
         deterministic=options["deterministic"],
     )
 
