@@ -120,6 +120,7 @@ def serve(listener: str, imported: str) -> NoReturn:
 
 
 def import_training() -> None:
+    import triton_interpreter
     from layouts import prepare
 
     from lt_train.data.mock_sequences import MockSequences
@@ -135,6 +136,7 @@ def import_training() -> None:
     cpu_backend.install = lambda accelerator: None
     torch.set_num_threads(1)
     torch.set_num_threads = lambda threads: None
+    triton_interpreter.hasten()
     # Those of the 100,000 sequences are 25 million samples of 8 tokens, whose order takes three seconds of a run of three steps.
     MockSequences.COUNT = 1000
 
