@@ -31,8 +31,10 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NoReturn
 
+import copy_request
+from copy_request import LARGEST_REQUEST_BYTES, STREAMS
+
 FORK = multiprocessing.get_context("fork")
-STREAMS = (0, 1, 2)
 # What most of their commands import.
 OF_TOOLS = (
     *("lt_convert.cli", "lt_convert.commands.conversion", "lt_convert.weights.families", "lt_preprocess.cli"),
@@ -41,9 +43,6 @@ OF_TOOLS = (
     *("lt_monitor.views.goodput", "lt_monitor.views.html_report", "lt_monitor.views.plot", "lt_monitor.views.runs_table"),
     "lt_monitor.views.summary_table",
 )
-LARGEST_REQUEST_BYTES = 2**17
-# Which a process inherits, as it does its umask.
-LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_CORE, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE)
 TRAINING, TOOLS = "training", "tools"
 
 
@@ -63,13 +62,13 @@ def _program(imported: str) -> str:
     listener = folder / "listener"
     # In a new session: Ctrl-C reaches the tests, whose end is the nursery's.
     server = subprocess.Popen(
-        [sys.executable, __file__, "serve", str(listener), imported], stdin=subprocess.DEVNULL, start_new_session=True
+        [sys.executable, __file__, str(listener), imported], stdin=subprocess.DEVNULL, start_new_session=True
     )
     atexit.register(server.terminate)
     while not listener.exists():
         assert server.poll() is None
         time.sleep(0.05)
-    return executable(folder / "python", sys.executable, "-IS", __file__, "start", str(listener))
+    return executable(folder / "python", sys.executable, "-IS", copy_request.__file__, str(listener))
 
 
 @functools.cache
@@ -86,20 +85,6 @@ def executable(path: Path, *command: str) -> str:
     path.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
     path.chmod(0o755)
     return str(path)
-
-
-def start(listener: str, arguments: list[str]) -> int:
-    """Have a copy run with this process's streams; its exit code. What kills the copy kills this process, too."""
-    os.umask(mask := os.umask(0))
-    limits = [(number, resource.getrlimit(number)) for number in LIMITS]
-    request = {"arguments": arguments, "directory": os.getcwd(), "environment": dict(os.environ), "umask": mask, "limits": limits}
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        connection.connect(listener)
-        socket.send_fds(connection, [json.dumps(request).encode()], STREAMS)
-        code = int(connection.recv(16))
-    if code < 0:
-        os.kill(os.getpid(), -code)
-    return code
 
 
 def serve(listener: str, imported: str) -> NoReturn:
@@ -248,4 +233,4 @@ def run(arguments: list[str], environment: dict[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(start(sys.argv[2], sys.argv[3:]) if sys.argv[1] == "start" else serve(*sys.argv[2:]))
+    serve(*sys.argv[1:])
