@@ -1,11 +1,11 @@
 """Python that has imported torch and megatron-core when it starts: a copy of a process that keeps still.
 
 A start of lt-train takes five seconds of processor time, and the tests make dozens; a copy takes half of one. `python` is a
-program that asks this process's nursery for a copy, which runs `-m MODULE` or a file with the same arguments, environment,
-directory, streams, umask and limits; ranks that lt-train starts there are copies, too. `light_python` is one that has imported
-the other three tools alone: 0.1 seconds instead of 0.3 to 0.4. What is missing is what a new interpreter reads (OMP_NUM_THREADS,
-and PYTHONPATH but for a sitecustomize.py in it), other open files, signals, which do not reach the copy, honest figures of
-memory, and a GPU.
+program that asks this process's nursery for a copy, which runs `-m MODULE`, `-c CODE` or a file with the same arguments,
+environment, directory, streams, umask and limits; ranks that lt-train starts there are copies, too. `light_python` is one that
+has imported the other three tools alone: 0.1 seconds instead of 0.3 to 0.4. What is missing is what a new interpreter reads
+(OMP_NUM_THREADS, and PYTHONPATH but for a sitecustomize.py in it), other open files, signals, which do not reach the copy, honest
+figures of memory, and a GPU.
 """
 
 import atexit
@@ -227,6 +227,9 @@ def run(arguments: list[str], environment: dict[str, str]) -> None:
         # runpy warns that the nursery has imported the module, which it does anew.
         warnings.filterwarnings("ignore", module="runpy")
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    elif arguments[0] == "-c":
+        sys.argv = ["-c", *arguments[2:]]
+        exec(arguments[1], {"__name__": "__main__"})
     else:
         sys.argv, sys.path[0] = arguments, str(Path(arguments[0]).parent)
         runpy.run_path(arguments[0], run_name="__main__")
