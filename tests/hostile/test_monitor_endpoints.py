@@ -39,8 +39,10 @@ def request(connection: socket.socket) -> bytes:
 
 @contextlib.contextmanager
 def endpoint(answer: Answer) -> Iterator[tuple[str, list[bytes]]]:
-    """A server whose connections `answer` has; its URL, and what it was sent."""
+    """A server whose connections `answer` has; its URL, and what it was sent. At the end it cuts them: who was still reading what
+    never ends would read on, for as long as other tests run in this process."""
     received: list[bytes] = []
+    connections: list[socket.socket] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -49,6 +51,7 @@ def endpoint(answer: Answer) -> Iterator[tuple[str, list[bytes]]]:
                     connection, _ = server.accept()
                 except OSError:
                     return
+                connections.append(connection)
                 with connection, contextlib.suppress(OSError):
                     received.append(request(connection))
                     answer(connection)
@@ -56,6 +59,9 @@ def endpoint(answer: Answer) -> Iterator[tuple[str, list[bytes]]]:
         threading.Thread(target=serve, daemon=True).start()
         yield f"http://127.0.0.1:{server.getsockname()[1]}/secret-path", received
         server.shutdown(socket.SHUT_RDWR)
+        for connection in connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 def hang(connection: socket.socket) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from monitor_command import monitor
 
 from lt_monitor.prometheus import exposition
 from lt_monitor.runs.run_state import RunState
@@ -33,7 +34,7 @@ COMMANDS = {
 
 
 def run(folder: Path, *arguments: str, log: str = "run.log", seconds: float = 300) -> subprocess.CompletedProcess[bytes]:
-    command = [LT_MONITOR, *arguments, log]
+    command = monitor(*arguments, log)
     return subprocess.run(command, cwd=folder, capture_output=True, stdin=subprocess.DEVNULL, timeout=seconds)
 
 

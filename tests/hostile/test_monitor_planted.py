@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from monitor_command import monitor
 from stranger import STRANGER_UID, Stranger
 
 LT_MONITOR = Path(sys.executable).parent / "lt-monitor"
@@ -61,7 +62,8 @@ def plant(stranger: Stranger, folder: Path, what: str, name: str) -> str:
 
 
 def run(folder: Path, *arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
-    command = [LT_MONITOR, *map(str, arguments)]
+    # A copy has no other open files.
+    command = [LT_MONITOR, *map(str, arguments)] if "pass_fds" in options else monitor(*arguments)
     options = {"stdin": subprocess.DEVNULL, **options}
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, **options)  # type: ignore[call-overload,no-any-return]
 

@@ -2,12 +2,11 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from monitor_command import monitor
 
-LT_MONITOR = Path(sys.executable).parent / "lt-monitor"
 SECRET = "Zx9" * 12
 PLACES = [
     f"OSError: https://user:{SECRET}@host/repo not found",
@@ -37,7 +36,7 @@ def test_no_secret_of_a_log_is_repeated(place: str, tmp_path: Path) -> None:
     lines += ["Traceback (most recent call last):", '  File "a.py", line 1, in <module>', place]
     (tmp_path / "run.log").write_text("\n".join(lines) + "\n")
     for command in COMMANDS:
-        done = subprocess.run([LT_MONITOR, *command, "run.log"], cwd=tmp_path, capture_output=True, text=True)
+        done = subprocess.run(monitor(*command, "run.log"), cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode in (0, 3), (command, done.stderr)
         assert SECRET not in done.stdout + done.stderr, command
     written = [path for path in tmp_path.iterdir() if path.name != "run.log"]

@@ -2,16 +2,16 @@
 
 import json
 import os
+import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from monitor_command import monitor
 from stranger import Stranger
 
-LT_MONITOR = Path(sys.executable).parent / "lt-monitor"
 LOG = '{"v":1,"kind":"step","step":1,"loss":2.5}\n'
 # Each command with a state, the names of the state and of its lock or partial file.
 COMMANDS = {
@@ -36,9 +36,7 @@ PLANTS = {
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [LT_MONITOR, *arguments], cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120
-    )
+    return subprocess.run(monitor(*arguments), cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120)
 
 
 @pytest.fixture
@@ -113,7 +111,7 @@ def test_a_state_is_private_whatever_the_umask(command: str, umask: str, tmp_pat
     arguments, state, _ = COMMANDS[command]
     (tmp_path / "run.log").write_text(LOG)
     for _ in range(2):
-        line = f"umask {umask}; exec {LT_MONITOR} {' '.join(arguments)}"
+        line = f"umask {umask}; exec {shlex.join(monitor(*arguments))}"
         done = subprocess.run(["sh", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=120)
         assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / state).stat().st_mode & 0o777 == 0o600

@@ -4,9 +4,9 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
+import nursery
 import pytest
 from stranger import STRANGER_UID, Stranger
 
@@ -31,9 +31,9 @@ def tokenize(
     source: Path, directory: Path, *options: str, program: str = PROGRAM, keys: tuple[str, ...] = ("text",)
 ) -> subprocess.CompletedProcess[str]:
     json_keys = [word for key in keys for word in ("--json-keys", key)]
-    command = [sys.executable, "-c", program, source, "--tokenizer", DEMO_TOKENIZER, "--append-eod", "-o", directory / "out"]
+    command = [nursery.light_python(), "-c", program, source, "--tokenizer", DEMO_TOKENIZER, "-o", directory / "out", *json_keys]
     return subprocess.run(
-        [*map(str, command), *json_keys, "--workers", "1", *options], capture_output=True, text=True, timeout=240, check=False
+        [*map(str, command), "--append-eod", "--workers", "1", *options], capture_output=True, text=True, timeout=240, check=False
     )
 
 
@@ -234,7 +234,7 @@ def test_a_strangers_dataset_is_not_up_to_date(source: Path, stranger: Stranger,
 
 def test_a_strangers_merge_is_not_up_to_date(source: Path, stranger: Stranger) -> None:
     assert tokenize(source, stranger.shared, "--on-error", "skip").returncode == 0
-    command = [sys.executable, "-m", "lt_preprocess", "merge", "out_text_document", "-o", "merged"]
+    command = [nursery.light_python(), "-m", "lt_preprocess", "merge", "out_text_document", "-o", "merged"]
     merge = lambda: subprocess.run(command, cwd=stranger.shared, capture_output=True, text=True, check=False)  # noqa: E731
     assert merge().returncode == 0
     assert "up to date" in merge().stderr
@@ -250,7 +250,7 @@ def test_buckets_of_a_shuffle_that_a_stranger_made(source: Path, stranger: Stran
     victims.mkdir()
     (victims / "0-0").write_text("thesis")
     stranger.run(f"{kind} .shuffled.buckets")
-    command = [sys.executable, "-m", "lt_preprocess", "shuffle", "out_text_document", "-o", "shuffled"]
+    command = [nursery.light_python(), "-m", "lt_preprocess", "shuffle", "out_text_document", "-o", "shuffled"]
     done = subprocess.run(command, cwd=stranger.shared, capture_output=True, text=True, timeout=240, check=False)
     assert (victims / "0-0").read_text() == "thesis"
     assert done.returncode == 73, done.stderr

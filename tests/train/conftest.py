@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import triton_interpreter
 import zstandard
 from layouts import train_all
 from running import RUNS
@@ -18,6 +19,11 @@ from lt_shared.manifest import Dataset, Tokenizer
 DEMO = Path(__file__).parent.parent / "demo"
 DOCUMENTS = 400
 EOD = 2047
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fast_interpreter() -> None:
+    triton_interpreter.hasten()
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,11 @@
 """Python that has imported torch and megatron-core when it starts: a copy of a process that keeps still.
 
 A start of lt-train takes five seconds of processor time, and the tests make dozens; a copy takes half of one. `python` is a
-program that asks this process's nursery for a copy, which runs `-m MODULE` or a file with the same arguments, environment,
-directory, streams, umask and limits; ranks that lt-train starts there are copies, too. `light_python` is one that has imported
-lt-convert and lt-preprocess alone: 0.12 seconds instead of 0.4. What is missing is what a new interpreter reads (OMP_NUM_THREADS,
-and PYTHONPATH but for a sitecustomize.py in it), signals, which do not reach the copy, honest figures of memory, and a GPU.
+program that asks this process's nursery for a copy, which runs `-m MODULE`, `-c CODE` or a file with the same arguments,
+environment, directory, streams, umask and limits; ranks that lt-train starts there are copies, too. `light_python` is one that
+has imported the other three tools alone: 0.1 seconds instead of 0.3 to 0.4. What is missing is what a new interpreter reads
+(OMP_NUM_THREADS, and PYTHONPATH but for a sitecustomize.py in it), other open files, signals, which do not reach the copy, honest
+figures of memory, and a GPU.
 """
 
 import atexit
@@ -30,16 +31,18 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NoReturn
 
+import copy_request
+from copy_request import LARGEST_REQUEST_BYTES, STREAMS
+
 FORK = multiprocessing.get_context("fork")
-STREAMS = (0, 1, 2)
 # What most of their commands import.
 OF_TOOLS = (
     *("lt_convert.cli", "lt_convert.commands.conversion", "lt_convert.weights.families", "lt_preprocess.cli"),
     *("lt_preprocess.pipeline.run", "lt_preprocess.pipeline.encoding", "lt_preprocess.datasets.merge"),
+    *("lt_monitor.cli", "lt_monitor.alerts.alert", "lt_monitor.collect.scrape", "lt_monitor.prometheus.textfile"),
+    *("lt_monitor.views.goodput", "lt_monitor.views.html_report", "lt_monitor.views.plot", "lt_monitor.views.runs_table"),
+    "lt_monitor.views.summary_table",
 )
-LARGEST_REQUEST_BYTES = 2**17
-# Which a process inherits, as it does its umask.
-LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_CORE, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE)
 TRAINING, TOOLS = "training", "tools"
 
 
@@ -59,13 +62,13 @@ def _program(imported: str) -> str:
     listener = folder / "listener"
     # In a new session: Ctrl-C reaches the tests, whose end is the nursery's.
     server = subprocess.Popen(
-        [sys.executable, __file__, "serve", str(listener), imported], stdin=subprocess.DEVNULL, start_new_session=True
+        [sys.executable, __file__, str(listener), imported], stdin=subprocess.DEVNULL, start_new_session=True
     )
     atexit.register(server.terminate)
     while not listener.exists():
         assert server.poll() is None
         time.sleep(0.05)
-    return executable(folder / "python", sys.executable, "-IS", __file__, "start", str(listener))
+    return executable(folder / "python", sys.executable, "-IS", copy_request.__file__, str(listener))
 
 
 @functools.cache
@@ -82,20 +85,6 @@ def executable(path: Path, *command: str) -> str:
     path.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
     path.chmod(0o755)
     return str(path)
-
-
-def start(listener: str, arguments: list[str]) -> int:
-    """Have a copy run with this process's streams; its exit code. What kills the copy kills this process, too."""
-    os.umask(mask := os.umask(0))
-    limits = [(number, resource.getrlimit(number)) for number in LIMITS]
-    request = {"arguments": arguments, "directory": os.getcwd(), "environment": dict(os.environ), "umask": mask, "limits": limits}
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        connection.connect(listener)
-        socket.send_fds(connection, [json.dumps(request).encode()], STREAMS)
-        code = int(connection.recv(16))
-    if code < 0:
-        os.kill(os.getpid(), -code)
-    return code
 
 
 def serve(listener: str, imported: str) -> NoReturn:
@@ -120,8 +109,10 @@ def serve(listener: str, imported: str) -> NoReturn:
 
 
 def import_training() -> None:
+    import triton_interpreter
     from layouts import prepare
 
+    from lt_train.data.mock_sequences import MockSequences
     from lt_train.launch import launcher  # noqa: F401
     from lt_train.runtime import cpu_backend
     from lt_train.runtime.device import CPU
@@ -134,6 +125,9 @@ def import_training() -> None:
     cpu_backend.install = lambda accelerator: None
     torch.set_num_threads(1)
     torch.set_num_threads = lambda threads: None
+    triton_interpreter.hasten()
+    # Those of the 100,000 sequences are 25 million samples of 8 tokens, whose order takes three seconds of a run of three steps.
+    MockSequences.COUNT = 1000
 
 
 def import_tools() -> None:
@@ -233,10 +227,13 @@ def run(arguments: list[str], environment: dict[str, str]) -> None:
         # runpy warns that the nursery has imported the module, which it does anew.
         warnings.filterwarnings("ignore", module="runpy")
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    elif arguments[0] == "-c":
+        sys.argv = ["-c", *arguments[2:]]
+        exec(arguments[1], {"__name__": "__main__"})
     else:
         sys.argv, sys.path[0] = arguments, str(Path(arguments[0]).parent)
         runpy.run_path(arguments[0], run_name="__main__")
 
 
 if __name__ == "__main__":
-    sys.exit(start(sys.argv[2], sys.argv[3:]) if sys.argv[1] == "start" else serve(*sys.argv[2:]))
+    serve(*sys.argv[1:])

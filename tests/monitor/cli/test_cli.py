@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import nursery
 import pytest
 
 import lt_monitor
@@ -33,7 +34,7 @@ def shell(command: str, cwd: Path) -> subprocess.CompletedProcess[bytes]:
 
 def script(command: str) -> str:
     """A shell script that runs a documented command line as it stands."""
-    return f'set -eo pipefail; lt-monitor() {{ "{sys.executable}" -m lt_monitor "$@"; }}; {command}'
+    return f'set -eo pipefail; lt-monitor() {{ "{nursery.light_python()}" -m lt_monitor "$@"; }}; {command}'
 
 
 @pytest.fixture
