@@ -144,7 +144,7 @@ def test_auto_on_a_hopper_gpu() -> None:
         ((*SHARED, "--use-torch-fsdp2"), "collectives", "torch"),
         ((*SHARED, "--transformer-impl", "te"), "collectives", "te"),
         # The optimizer's step and fp8's casts.
-        (("--use-torch-fsdp2",), "adamw", "torch"),
+        (("--use-torch-fsdp2",), "adamw", "triton"),
         (("--optimizer", "muon"), "adamw", "torch"),
         (("--kernels", "torch"), "adamw", "torch"),
         (("--fp8-format", "hybrid"), "fp8_cast", "triton"),
