@@ -153,8 +153,9 @@ LAYOUTS: list[Layout] = [
     (2, "DP2", (), ("fp32",)),
     (2, "DP2, distributed optimizer", ZERO, (*DENSE, *DENSE_FP8, *EXPERTS_FP8, "fp32 experts")),
     (2, "DP2, overlap", OVERLAP, (*DENSE, "te")),
-    (2, "FSDP2", FSDP, (*DENSE, *MIXED, *DENSE_FP8, "fp32 experts", "te")),
-    (2, "FSDP2, recompute full", (*FSDP, *FULL), ("bf16",)),
+    (2, "FSDP2", FSDP, (*DENSE, *MIXED, *DENSE_FP8, *EXPERTS, *EXPERTS_FP8, *UNUSUAL_EXPERTS, "te")),
+    (2, "FSDP2, recompute full", (*FSDP, *FULL), ("bf16", "bf16 qwen3-moe")),
+    (2, "FSDP2, SwiGLU recomputed", (*FSDP, "--recompute-granularity", "selective", "--recompute-modules", "swiglu"), ("bf16",)),
     (4, "TP4", TP4, DENSE),
     (4, "TP4 SP", (*TP4, *SP), (*DENSE, "fp8")),
     (4, "TP2 PP2 SP", (*TP2, *PP2, *SP), (*DENSE, *DENSE_FP8)),
@@ -173,10 +174,10 @@ LAYOUTS: list[Layout] = [
     (4, "EP4", EP4, (*EXPERTS, *UNUSUAL_EXPERTS)),
     (4, "EP2 DP2, distributed optimizer", (*EP2, *ZERO), EXPERTS),
     (4, "EP2 TP2 SP", (*EP2, *TP2, *SP), (*EXPERTS, "fp32 gpt-oss")),
-    (4, "FSDP4", FSDP, DENSE),
+    (4, "FSDP4", FSDP, (*DENSE, *EXPERTS)),
     (4, "FSDP2 TP2 SP", (*FSDP, *TP2, *SP), DENSE),
     (4, "FSDP2 CP2", (*FSDP, *CP2), DENSE),
-    (4, "FSDP2 in 2 copies", (*FSDP, "--num-distributed-optimizer-instances", "2"), DENSE),
+    (4, "FSDP2 in 2 copies", (*FSDP, "--num-distributed-optimizer-instances", "2"), (*DENSE, "bf16 qwen3-moe")),
 ]
 # Each goes on where the one before it stopped, in other layouts or with other layers; the last ends as one GPU does.
 Move = tuple[int, str, tuple[str, ...]]

@@ -20,6 +20,7 @@ import torch
 from layouts import plan_of
 from reserved_ports import free_port
 from running import environment
+from sharded_kernels import sharded_losses
 from split_layers import fused_layers
 
 from lt_train.config import kernels
@@ -360,6 +361,10 @@ def muon(prefix: str) -> dict[str, Any]:
     return {"refused": None, "dp2": data_parallel, "tp2": tensor_parallel, "adam": losses()}
 
 
+def sharded(prefix: str) -> dict[str, Any]:
+    return sharded_losses(lambda *options: Run(prefix, *options))
+
+
 SCENARIOS: tuple[Callable[[str], Any], ...] = (
     not_a_number,
     loss_scaling,
@@ -371,6 +376,7 @@ SCENARIOS: tuple[Callable[[str], Any], ...] = (
     overlapped,
     fp8_products,
     muon,
+    sharded,
 )
 
 

@@ -98,7 +98,7 @@ def test_auto_on_a_hopper_gpu() -> None:
         # SwiGLU.
         (("--fp8-format", "hybrid"), "swiglu", "triton"),
         (("--transformer-impl", "te"), "swiglu", "triton"),
-        (("--use-torch-fsdp2",), "swiglu", "triton"),
+        (("--use-torch-fsdp2",), "swiglu", "gemm-epilogue"),
         (("--tensor-model-parallel-size", "2", "--ranks", "2"), "swiglu", "gemm-epilogue"),
         (("--tensor-model-parallel-size", "4", "--ranks", "4", "--ffn-hidden-size", "14352"), "swiglu", "triton"),
         (("--ffn-hidden-size", "14340"), "swiglu", "triton"),
@@ -115,7 +115,7 @@ def test_auto_on_a_hopper_gpu() -> None:
         (("--num-experts", "8", "--fp8-format", "hybrid"), "experts", "grouped-fp8"),
         (("--num-experts", "8", "--fp8-format", "hybrid", "--kernels", "torch"), "experts", "grouped"),
         (("--num-experts", "16", "--fp8-format", "hybrid"), "experts", "grouped-gemm-epilogue"),
-        (("--num-experts", "8", "--use-torch-fsdp2"), "experts", "sequential"),
+        (("--num-experts", "8", "--use-torch-fsdp2"), "experts", "grouped-gemm-epilogue"),
         (("--num-experts", "8", "--transformer-impl", "te"), "experts", "te"),
         (
             ("--num-experts", "8", "--tensor-model-parallel-size", "2", "--sequence-parallel", "--ranks", "2"),
@@ -124,7 +124,7 @@ def test_auto_on_a_hopper_gpu() -> None:
         ),
         # The loss.
         (("--z-loss-coeff", "1e-4"), "cross_entropy", "triton"),
-        (("--use-torch-fsdp2",), "cross_entropy", "triton"),
+        (("--use-torch-fsdp2",), "cross_entropy", "fused-linear"),
         (("--vocab-size", "50257"), "cross_entropy", "triton"),
         (("--hidden-size", "4100", "--num-attention-heads", "8", "--kv-channels", "128"), "cross_entropy", "triton"),
         (("--seq-length", "8190", "--micro-batch-size", "3", "--global-batch-size", "3"), "cross_entropy", "triton"),
@@ -144,7 +144,7 @@ def test_auto_on_a_hopper_gpu() -> None:
         ((*SHARED, "--use-torch-fsdp2"), "collectives", "torch"),
         ((*SHARED, "--transformer-impl", "te"), "collectives", "te"),
         # The optimizer's step and fp8's casts.
-        (("--use-torch-fsdp2",), "adamw", "torch"),
+        (("--use-torch-fsdp2",), "adamw", "triton"),
         (("--optimizer", "muon"), "adamw", "torch"),
         (("--kernels", "torch"), "adamw", "torch"),
         (("--fp8-format", "hybrid"), "fp8_cast", "triton"),
@@ -238,13 +238,11 @@ REFUSED: dict[tuple[str, ...], str] = {
     (*EPILOGUE, "--kernels", "torch"): "--kernels torch",
     (*EPILOGUE, "--num-experts", "8"): "experts",
     (*EPILOGUE, "--fp8-format", "hybrid"): "fp8",
-    (*EPILOGUE, "--use-torch-fsdp2"): "--use-torch-fsdp2",
     (*EPILOGUE, "--ffn-hidden-size", "14340"): "widths of a rank that are no multiples of 8",
     ("--swiglu-impl", "triton", "--kernels", "torch"): "--swiglu-impl triton does not support --kernels torch",
     ("--swiglu-impl", "triton", "--num-experts", "8"): "experts",
     (*FUSED_LINEAR, "--kernels", "torch"): "--cross-entropy-impl fused-linear does not support --kernels torch",
     (*FUSED_LINEAR, "--z-loss-coeff", "1e-4"): "--z-loss-coeff, which needs the logits",
-    (*FUSED_LINEAR, "--use-torch-fsdp2"): "--use-torch-fsdp2",
     (*FUSED_LINEAR, "--vocab-size", "50257"): "a vocabulary of 50257, which is no multiple of 128",
     (*FUSED_LINEAR, "--vocab-size", "128", "--tensor-model-parallel-size", "2", "--ranks", "2"): "nothing but padding",
     (*FLASH, "--attention-dropout", "0.1"): "flash does not support --attention-dropout",
@@ -327,7 +325,6 @@ def planned(*options: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("options", "obstacle"),
     [
-        (("--use-torch-fsdp2",), "--use-torch-fsdp2"),
         ((*FP8, "--fp8-recipe", "rowwise"), "--fp8-recipe rowwise"),
         ((*FP8, "--kernels", "torch"), "--kernels torch"),
         ((*FP8, "--transformer-impl", "te"), "--transformer-impl te"),

@@ -92,6 +92,19 @@ def test_fused_adamw_ends_with_the_weights_of_a_run_without_a_checkpoint(
         assert torch.equal(found[name], expected[name]), name
 
 
+def test_fused_adamw_on_shards_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    """In every bit, with experts' shards in an optimizer of their own."""
+    sharded = (*TRITON, "--bf16", "--use-torch-fsdp2", "--ranks", "2", "--num-experts", "4", "--moe-router-topk", "2")
+    whole = trained(tmp_path / "whole", *sharded)
+    trained(tmp_path / "parts", *sharded, "--exit-interval", "2", code=75)
+    assert trained(tmp_path / "parts", *sharded) == whole
+    expected, found = (stored.tensors(tmp_path / run / "iter_0000004") for run in ("whole", "parts"))
+    names = [name for name in expected if name.startswith("optimizer.state.")]
+    assert any("param." in name and "experts" in name for name in names)
+    for name in names:
+        assert torch.equal(found[name], expected[name]), name
+
+
 @pytest.mark.parametrize("model", [(), ("--num-experts", "4", "--moe-router-topk", "2")], ids=["dense", "experts"])
 def test_fused_adamw_overlaps_the_all_gather(tmp_path: Path, model: tuple[str, ...]) -> None:
     """The new weights are there when the next pass needs them, also when the run evaluates and saves between.

@@ -10,7 +10,7 @@ import torch
 
 from lt_train.kernels import split_master_weights
 from lt_train.optim import fused_adamw
-from lt_train.optim.fused_adamw import FusedAdamW, ParameterBuffers
+from lt_train.optim.fused_adamw import FusedAdamW, ParameterBuffers, ShardBuffers
 
 SETTINGS: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 SHAPES = ((5, 7), (11,))
@@ -115,6 +115,23 @@ def test_weights_of_a_bucket_are_sent_before_those_of_the_next_are_updated() -> 
     FusedAdamW([{"params": masters, "lr": 0.1}], buffers, [first, empty, last]).step()
     unchanged, changed = True, False
     assert seen == [[unchanged, changed, changed], [unchanged, changed, changed], [changed] * 3]
+
+
+def test_the_gradient_of_a_shard_is_that_of_the_last_backward_pass(group: Any) -> None:
+    """FSDP makes a new tensor in each step; a shard without one stays as it is, as do its moments."""
+    weights = [torch.ones(2), torch.ones(3)]
+    shards = [torch.nn.Parameter(weight.clone()) for weight in weights]
+    adamw = FusedAdamW([{"params": shards, **SETTINGS}], [ShardBuffers(shard, True) for shard in shards], [])
+    stock = Stock(weights[:1], 0.3)
+    optimizer = SimpleNamespace(optimizer=adamw, get_grad_stats_parallel_group=lambda: group, step_with_ready_grads=adamw.step)
+    for scale in (3.0, 0.1, -2.0):
+        gradient = torch.tensor([1.0, 2.0]) * scale
+        shards[0].main_grad = gradient.clone()  # type: ignore[attr-defined]
+        norm = stock.step([gradient])
+        assert fused_adamw.step(optimizer, [optimizer], 0.3)() == pytest.approx(norm)  # type: ignore[arg-type, list-item]
+        torch.testing.assert_close(shards[0], stock.weights[0], atol=2e-6, rtol=2e-6)
+    assert shards[1].eq(1).all()
+    assert not adamw.state[shards[1]]
 
 
 def test_the_norm_is_that_of_all_shards(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,6 +139,16 @@ def test_linear_layers_that_exchange_rows_train_as_megatrons_do(found: Found) ->
     assert outcome["found"] == pytest.approx(outcome["expected"], abs=2e-3)
 
 
+@pytest.mark.parametrize("model", ["own output layer", "tied"])
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 5e-6), ("bf16", 2e-2)])
+def test_sharded_weights_train_with_the_kernels_of_a_gpu(model: str, precision: str, tolerance: float, found: Found) -> None:
+    """SwiGLU and the loss are parts of GEMMs that multiply by gathered weights, whose gradients go back to FSDP."""
+    outcome = found["sharded"][f"{precision} {model}"]
+    assert outcome["found"] == pytest.approx(outcome["expected"], abs=tolerance)
+    assert len(set(outcome["found"])) == 3
+    assert outcome["hooks"] == 0
+
+
 @pytest.mark.parametrize("layout", ["alone", "tp2", "tp2-sp"])
 @pytest.mark.parametrize("form", ["e4m3", "hybrid"])
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"][: 1 + steps_by_hand.ROWWISE])

@@ -219,8 +219,8 @@ def test_plan_refuses_what_the_gpu_cannot_compute() -> None:
 
 
 def test_a_reason_that_all_layouts_have_is_said_as_it_is() -> None:
-    with pytest.raises(BadConfig, match="--moe-grouped-gemm does not support --use-torch-fsdp2"):
-        chosen("mixtral-8x7b", "h100-80gb", 1, "--moe-grouped-gemm", "--transformer-impl", "torch", "--use-torch-fsdp2")
+    with pytest.raises(BadConfig, match="--cross-entropy-impl fused-linear does not support --device cpu"):
+        chosen("llama3-8b", "h100-80gb", 1, "--cross-entropy-impl", "fused-linear")
 
 
 def test_too_few_ranks_and_too_many_nodes() -> None:

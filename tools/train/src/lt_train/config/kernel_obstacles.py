@@ -97,7 +97,6 @@ def gemm_epilogue_obstacles(run: Run, capability: Capability) -> Obstacles:
         "experts": model.num_experts is not None,
         f"{run.precision.dtype}, only --bf16": not run.precision.bf16,
         "fp8": run.precision.fp8_format is not None,
-        "--use-torch-fsdp2": run.memory.fully_sharded,
         "--cpu-offloading-num-layers": run.memory.offloaded_layers > 0,
         f"widths of a rank that are no multiples of {ALIGNMENT}": (
             model.hidden_size % ALIGNMENT + model.ffn_hidden_size % (ALIGNMENT * run.parallelism.tensor) > 0
@@ -119,7 +118,6 @@ def grouped_expert_obstacles(run: Run) -> Obstacles:
     model = run.architecture
     return {
         "a model whose experts have no SwiGLU": not (has_swiglu(model) or model.activation == "clamped_swiglu"),
-        "--use-torch-fsdp2": run.memory.fully_sharded,
         # Experts with biases are whole on each rank (`RunConfig.expert_tensor_parallel`).
         f"tensor parallel size {run.parallelism.tensor}": run.parallelism.tensor > 1 and not model.add_bias_linear,
     }
@@ -159,7 +157,6 @@ def _fused_linear_obstacles(run: Run, capability: Capability) -> Obstacles:
         f"{run.precision.dtype}, only --bf16": not run.precision.bf16,
         "--z-loss-coeff, which needs the logits": run.optimization.z_loss_coeff > 0,
         "scaled or capped logits": model.logits_scaling != 1 or model.final_logit_softcapping is not None,
-        "--use-torch-fsdp2": run.memory.fully_sharded,
         f"a vocabulary of {model.vocab_size}, which is no multiple of {VOCABULARY_TILE}": model.vocab_size % VOCABULARY_TILE > 0,
         f"a hidden size that is no multiple of {ALIGNMENT}": model.hidden_size % ALIGNMENT > 0,
         f"{rows} tokens in a micro batch of a rank, no multiple of {ALIGNMENT}": rows % ALIGNMENT > 0,

@@ -185,9 +185,8 @@ def _not_installed(package: Package, missing: str, remedy: str) -> BadConfig:
 
 
 def fuses_adamw(run: Run) -> bool:
-    """Whether `lt_train.optim.fused_adamw` makes the optimizer's step, with split fp32 master weights."""
-    adam = run.layers.triton and run.optimization.optimizer == "adam"
-    return adam and run.precision.bf16 and not run.memory.fully_sharded
+    """Whether `lt_train.optim.fused_adamw` makes the optimizer's step, with split fp32 master weights or on FSDP's shards."""
+    return run.layers.triton and run.optimization.optimizer == "adam" and run.precision.bf16
 
 
 def fuses_loss(run: Run) -> bool:

@@ -250,7 +250,7 @@ def _build_chunk(
         compute_biased_experts(model)
     if architecture.moe_router_group_score_topk:
         score_groups(model, architecture.moe_router_group_score_topk)
-    if architecture.num_experts and not run_config.memory.fully_sharded:
+    if architecture.num_experts:
         _separate_experts(model)
     if architecture.family == "llama" and not architecture.latent_attention:
         model.rotary_pos_emb.inv_freq = rope.inverse_frequencies(architecture, run_config.batches.seq_length).to(device)

@@ -32,11 +32,15 @@ from lt_train.ops.row_exchange import Exchange
 from lt_train.parallel.ddp import wait_for_weights
 
 
-class DeferredLogits(NamedTuple):
-    """What the output layer's GEMM would multiply: this rank's hidden states [s, b, h] and weight [V, h]."""
+class DeferredLogits:
+    """What the output layer's GEMM would multiply: this rank's hidden states [s, b, h] and weight [V, h].
 
-    hidden_states: Tensor
-    weight: Tensor
+    No tuple and no dataclass: FSDP puts hooks on the tensors that it finds in a module's output. On a weight they would stay, one
+    more for each micro batch.
+    """
+
+    def __init__(self, hidden_states: Tensor, weight: Tensor):
+        self.hidden_states, self.weight = hidden_states, weight
 
 
 class ResidualPair(NamedTuple):
@@ -54,7 +58,7 @@ def fuse(model: GPTModel, run_config: RunConfig, kernels: Kernels, exchange: Exc
         _fuse_layer(layer, kernels, exchange, adds_residual=not is_before_norm or _keeps_layer_inputs(run_config))
     if model.post_process and is_plain_rms_norm(run_config.architecture) and kernels.layers == TORCH:
         model.decoder.final_layernorm.forward = partial(_norm, model.decoder.final_layernorm)
-    if model.pre_process and not run_config.precision.deterministic and model.config.gradient_accumulation_fusion:
+    if model.pre_process and not run_config.precision.deterministic and _sums_embedding_gradient(model, run_config):
         embedding.accumulate(model)
     if model.post_process and kernels.cross_entropy == FUSED_LINEAR:
         model.output_layer.forward = partial(_defer_logits, model.output_layer)
@@ -62,6 +66,11 @@ def fuse(model: GPTModel, run_config: RunConfig, kernels: Kernels, exchange: Exc
         model.compute_language_model_loss = partial(_output_losses, exchange=exchange, vocabulary=vocabulary)
     elif model.post_process and kernels.cross_entropy == TRITON:
         model.compute_language_model_loss = partial(_losses, group=exchange.group)
+
+
+def _sums_embedding_gradient(model: GPTModel, run_config: RunConfig) -> bool:
+    is_sharded = run_config.memory.fully_sharded and run_config.precision.half
+    return is_sharded or bool(model.config.gradient_accumulation_fusion)
 
 
 def _keeps_layer_inputs(run_config: RunConfig) -> bool:

@@ -46,7 +46,8 @@ class GroupedLinear(torch.nn.Module):
 
 
 def _parameter(shape: tuple[int, ...], config: TransformerConfig) -> Any:
-    parameter: Any = torch.nn.Parameter(torch.empty(shape, dtype=config.params_dtype, device=torch.cuda.current_device()))
+    device = "meta" if config.init_model_with_meta_device else torch.cuda.current_device()
+    parameter: Any = torch.nn.Parameter(torch.empty(shape, dtype=config.params_dtype, device=device))
     # Whole on each tensor-parallel rank, of which each has the gradient of its own tokens: they are summed over all ranks that
     # have the same expert, and once.
     parameter.tensor_model_parallel, parameter.sequence_parallel = True, False

@@ -1,4 +1,5 @@
 """Token embeddings that add their gradients to the gradient buffer themselves, as the linear layers do (`wgrad_accumulation`).
+A table that FSDP has gathered has no such buffer, and gets its gradient from autograd.
 
 A weight that is the output layer's, too, has megatron-core write zeros as large as the table, sum them with the embedding's
 gradient, and add that to the buffer: 1.4 ms of a step of 540 of Llama 3.2 1B on an H200, by the bytes.
@@ -19,7 +20,7 @@ from lt_train.ops.wgrad_accumulation import written
 
 
 def accumulate(model: GPTModel) -> None:
-    """Let the embedding of `model` add its gradient to its weight's `main_grad`."""
+    """Let the embedding of `model` add its gradient to its weight's `main_grad`, or to zeros."""
     table = model.embedding.word_embeddings
     is_tied = model.post_process and model.share_embeddings_and_output_weights
     if is_tied:
@@ -54,7 +55,11 @@ class _Embedding(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
         (tokens,), weight = ctx.saved_tensors, ctx.weight
-        add_rows(gradient.reshape(-1, gradient.shape[-1]), tokens.reshape(-1), weight.main_grad)
+        is_buffered = hasattr(weight, "main_grad")
+        buffer = weight.main_grad if is_buffered else torch.zeros_like(weight)
+        add_rows(gradient.reshape(-1, gradient.shape[-1]), tokens.reshape(-1), buffer)
+        if not is_buffered:
+            return buffer, None, None
         # Of a tied weight the output layer has said so, and has given the gradient.
         return None if ctx.is_tied else written(weight), None, None
 

@@ -36,7 +36,7 @@ def output_losses(rows: Tensor, weight: Tensor, labels: Tensor, exchange: Exchan
     """The loss in nats, float32 [m], of `labels`, int64 [m], with logits of all ranks' rows times the transpose of the weight.
 
     This rank has `rows` [..., h] and `weight` [n, h], contiguous and bfloat16. All ranks' weights together have the rows of a
-    `vocabulary`, in the order of the ranks, and padding. The weight's gradient is added to its `main_grad`.
+    `vocabulary`, in the order of the ranks, and padding. The weight's gradient is added to its `main_grad`, where it has one.
     """
     losses: Tensor = _FusedLinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
         rows, weight, labels, exchange, vocabulary

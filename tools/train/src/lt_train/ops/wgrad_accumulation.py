@@ -95,8 +95,11 @@ def accumulates_in_gemm(weight: Any) -> bool:
 def accumulate_weight_gradient(rows: Tensor, gradient: Tensor, weight: Any) -> Tensor:
     """Add the gradient of `weight` [n, k], from `rows` [m, k] and `gradient` [m, n], to its `main_grad`. Returns `written`.
 
-    `gradient` may have fewer columns: the weight's last rows then have no gradient, ever.
+    A weight that FSDP has gathered has no such buffer: its gradient is returned. `gradient` may have fewer columns: the weight's
+    last rows then have no gradient, ever.
     """
+    if not hasattr(weight, "main_grad"):
+        return _product(rows, gradient, weight)
     buffer = weight.main_grad[: gradient.shape[1]]
     if buffer.dtype == torch.float32:
         WeightGradients.wgrad_gemm_accum_fp32(rows, gradient, buffer)
@@ -105,6 +108,13 @@ def accumulate_weight_gradient(rows: Tensor, gradient: Tensor, weight: Any) -> T
     if len(buffer) < len(weight):
         weight.main_grad[len(buffer) :].zero_()
     return written(weight)
+
+
+def _product(rows: Tensor, gradient: Tensor, weight: Tensor) -> Tensor:
+    result = torch.empty_like(weight)
+    torch.mm(gradient.t(), rows, out=result[: gradient.shape[1]])
+    result[gradient.shape[1] :].zero_()
+    return result
 
 
 def written(weight: Any) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from megatron.core.optimizer import OptimizerConfig, distrib_optimizer, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
-from megatron.core.optimizer.optimizer import MegatronOptimizer
+from megatron.core.optimizer.optimizer import ChainedOptimizer, MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from lt_train.config.kernels import Kernels
@@ -60,8 +60,8 @@ def build(run_config: RunConfig, kernels: Kernels, chunks: list[Chunk]) -> tuple
     )
     optimizer = get_megatron_optimizer(config, chunks)
     if run_config.memory.fully_sharded:
-        (inner,) = _inner(optimizer)
-        optimizer = ShardOptimizer(inner.optimizer, config, inner.init_state_fn, chunks[0])
+        parts = [ShardOptimizer(inner.optimizer, config, inner.init_state_fn, chunks[0]) for inner in _inner(optimizer)]
+        optimizer = ChainedOptimizer(parts)
     for inner in _inner(optimizer):
         if isinstance(inner, DistributedOptimizer):
             save_own_shards(inner)

@@ -14,7 +14,7 @@ with either.
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -84,13 +84,18 @@ class FullySharded(_BaseDataParallel):  # type: ignore[misc]
             parameter.grad = None
             vars(self.shards[name]).pop("main_grad", None)
 
-    def tensors(self, value: Callable[[torch.nn.Parameter], torch.Tensor]) -> Iterator[tuple[str, ShardedTensor]]:
-        """`value` of every shard, a tensor of its shape, cut at the borders of the model's own tensors and placed among them.
+    def tensors(
+        self, value: Callable[[torch.nn.Parameter], torch.Tensor], shards: Collection[torch.nn.Parameter] | None = None
+    ) -> Iterator[tuple[str, ShardedTensor]]:
+        """`value` of every shard, or of `shards`, a tensor of its shape, cut at the borders of the model's own tensors and placed
+        among them.
 
         With each comes a name that is its own on this rank.
         """
         ranks, rank = self.mesh.size(-1), self.mesh.get_local_rank(self.mesh.ndim - 1)
         for name, slices in self.slices.items():
+            if shards is not None and self.shards[name] not in shards:
+                continue
             data = value(self.shards[name])
             whole = self.sharded[name].shape
             # As torch.chunk divides: the last ranks may have fewer rows, or none.
@@ -112,7 +117,10 @@ class FullySharded(_BaseDataParallel):  # type: ignore[misc]
 
 
 class ShardOptimizer(FP32Optimizer):  # type: ignore[misc]
-    """The optimizer of the shards. Its checkpoints have the form and the names of megatron-core's DistributedOptimizer's."""
+    """The optimizer of shards, those of experts or all others.
+
+    Its checkpoints have the form and the names of megatron-core's DistributedOptimizer's, of which there are as many.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer, config: OptimizerConfig, init_state: Any, chunk: FullySharded):
         super().__init__(optimizer, config, init_state)
@@ -126,7 +134,8 @@ class ShardOptimizer(FP32Optimizer):  # type: ignore[misc]
         self, model_sharded_state_dict: Any, is_loading: bool = False, metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         state = self.optimizer.state
-        weights = {shard: shard.detach().clone() if is_loading else shard.detach() for shard in self.chunk.shards.values()}
+        own = [shard for group in self.optimizer.param_groups for shard in group["params"]]
+        weights = {shard: shard.detach().clone() if is_loading else shard.detach() for shard in own}
         self.loaded = weights if is_loading else {}
         values = {"param": weights}
         for name in sorted({name for moments in state.values() for name in moments} - {"step"}):
@@ -134,7 +143,7 @@ class ShardOptimizer(FP32Optimizer):  # type: ignore[misc]
         saved = {
             name: {
                 key: flat_shards.for_checkpoint(tensor, f"optimizer.state.{name}.")
-                for key, tensor in self.chunk.tensors(of_shards.__getitem__)
+                for key, tensor in self.chunk.tensors(of_shards.__getitem__, weights)
             }
             for name, of_shards in values.items()
         }
@@ -176,7 +185,7 @@ def _shard(model: GPTModel, mesh: DeviceMesh, dtype: torch.dtype, device: torch.
     """Give memory to one unit after the other and keep this rank's rows of it; returns megatron-core's marks on each parameter.
 
     A tied embedding is used at both ends of the model and stays gathered with what belongs to no unit; the output layer stays
-    gathered from the forward to the backward pass, which begins with it.
+    gathered from the forward to the backward pass, which begins with it. No backward pass reads an embedding.
     """
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     ends = [] if model.share_embeddings_and_output_weights else [model.embedding, model.output_layer]
@@ -192,6 +201,10 @@ def _shard(model: GPTModel, mesh: DeviceMesh, dtype: torch.dtype, device: torch.
             # Recomputation would disturb the order that torch finds out by itself.
             unit.set_modules_to_backward_prefetch(previous)
             previous = [unit]
+    # Not by the output layer, in whose place the loss may multiply by its weight.
+    model.set_modules_to_backward_prefetch(previous)
+    if not model.share_embeddings_and_output_weights:
+        model.embedding.set_unshard_in_backward(False)
     if device.type == CPU:
         model.set_force_sum_reduction_for_comms(True)  # gloo cannot average
     return marks

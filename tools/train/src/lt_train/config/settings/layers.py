@@ -77,7 +77,7 @@ OPTIONS = console.section(
         type=click.Choice([AUTO, FUSED_LINEAR, TRITON, TORCH]),
         default=AUTO,
         help="The loss fused with the output layer's GEMM (quack; Hopper, bf16, tensor parallel size 1, a vocabulary that is a"
-        " multiple of 128, no z-loss, no FSDP2), in a Triton kernel, or by megatron-core; auto takes the first of them that is"
+        " multiple of 128, no z-loss), in a Triton kernel, or by megatron-core; auto takes the first of them that is"
         " installed and supports the run.",
     ),
     *(
