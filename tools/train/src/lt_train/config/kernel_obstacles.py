@@ -186,6 +186,18 @@ def overlap_obstacles(run: Run) -> Obstacles:
     }
 
 
+def shared_shard_obstacles(run: Run) -> Obstacles:
+    """Of FSDP's collectives by copy engines (`lt_train.parallel.shard_gathering`)."""
+    return {
+        f"--device {run.parallelism.device}": run.parallelism.device != device.CUDA,
+        **_not_triton(run),
+        f"{run.precision.dtype}, only --bf16": not run.precision.bf16,
+        f"--optimizer {run.optimization.optimizer}": run.optimization.optimizer != "adam",
+        "one rank": run.parallelism.data * run.parallelism.context // run.memory.replicas == 1,
+        "tensor parallelism": run.parallelism.tensor > 1,
+    }
+
+
 def _flash_obstacles(run: Run, capability: Capability) -> Obstacles:
     size, engine = run.architecture.kv_channels, run.layers.transformer_engine
     old = capability is not None and capability < FLASH_CAPABILITY

@@ -14,6 +14,7 @@ from lt_train.config.run_config import RunConfig
 from lt_train.ops import wgrad_accumulation
 from lt_train.parallel.fsdp import FullySharded
 from lt_train.parallel.initialization import initialize, tensors_of
+from lt_train.parallel.shard_collectives import Collectives
 from lt_train.planner.memory_estimate import layer_parameters
 from lt_train.runtime.device import CUDA
 
@@ -28,11 +29,14 @@ def building(run_config: RunConfig) -> contextlib.AbstractContextManager[object]
     return torch.device("meta") if run_config.memory.fully_sharded else contextlib.nullcontext()
 
 
-def wrap(run_config: RunConfig, config: TransformerConfig, model: GPTModel, device: torch.device) -> Chunk:
-    """`model`, on its device, initialised and wrapped."""
+def wrap(
+    run_config: RunConfig, config: TransformerConfig, model: GPTModel, device: torch.device, collectives: Collectives
+) -> Chunk:
+    """`model`, on its device, initialised and wrapped; `collectives` are FSDP's."""
     memory = run_config.memory
     if memory.fully_sharded:
-        sharded = FullySharded(config, model, getattr(torch, run_config.precision.dtype), device, memory.replicas)
+        dtype = getattr(torch, run_config.precision.dtype)
+        sharded = FullySharded(config, model, dtype, device, memory.replicas, collectives)
         initialize((tensor for _, tensor in sharded.tensors(torch.Tensor.detach)), run_config.architecture, run_config.seed)
         return sharded
     model.to(device)
