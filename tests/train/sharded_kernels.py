@@ -1,9 +1,11 @@
 """Steps with FSDP and the kernels that need a Hopper GPU, on two ranks, for `steps_by_hand`; torch computes their GEMMs."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from gemms_of_torch import gemm, gemm_gradient
 from loss_training import exponential_gemm
 
@@ -11,6 +13,8 @@ STEPS = 3
 FSDP = ("--use-torch-fsdp2",)
 # A weight of the output layer's own, whose hooks have to do with it, and one that is the embedding's, too.
 MODELS = {"own output layer": ("--untie-embeddings-and-output-weights",), "tied": ()}
+EXPERTS = ("--num-experts", "4", "--moe-router-topk", "2")
+RECOMPUTED = ("--recompute-granularity", "full")
 PRECISIONS = {"fp32": (), "bf16": ("--bf16",)}
 
 
@@ -53,3 +57,54 @@ def _units(model: Any) -> list[Any]:
     from torch.distributed.fsdp import FSDPModule
 
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+class GatheredBuffer:
+    """In place of memory that ranks read of each other: what they have of it is brought up to date by barriers alone."""
+
+    def __init__(self, group: Any, count: int, dtype: torch.dtype):
+        self.group, self.rank, self.size = group, group.rank(), group.size()
+        self.parts = [torch.full((count,), math.nan, dtype=dtype) for _ in range(self.size)]
+
+    def of(self, rank: int) -> torch.Tensor:
+        return self.parts[rank]
+
+    def barrier(self) -> None:
+        found = [torch.empty_like(part) for part in self.parts]
+        torch.distributed.all_gather(found, self.parts[self.rank], group=self.group)
+        for rank, part in enumerate(found):
+            if rank != self.rank:
+                self.parts[rank].copy_(part)
+
+
+def peer_losses(build: Callable[..., Any]) -> dict[str, Any]:
+    """Losses with FSDP's collectives by torch and by each other's memory; between the steps ranks evaluate, and set weights."""
+    from lt_train.config import kernels
+    from lt_train.models import build_gpt
+
+    choose, symmetric = kernels.choose, build_gpt.SymmetricBuffer
+    build_gpt.SymmetricBuffer = GatheredBuffer
+    found: dict[str, Any] = {}
+    try:
+        for model, options in {**MODELS, "experts": EXPERTS, "recomputed": RECOMPUTED}.items():
+            outcome = {}
+            for collectives in ("torch", kernels.PEER_MEMORY):
+                kernels.choose = lambda *run, chosen=collectives: dataclasses.replace(
+                    choose(*run), collectives=chosen, adamw="triton"
+                )
+                run = build("--bf16", *options, *FSDP, "--lr", "1e-2", "--global-batch-size", "8", "--kernels", "torch")
+                outcome[collectives] = _losses_between_changes(run)
+                assert (run.state.chunks[0].collectives.gathering is None) == (collectives == "torch")
+            found[model] = outcome
+    finally:
+        kernels.choose, build_gpt.SymmetricBuffer = choose, symmetric
+    return found
+
+
+def _losses_between_changes(run: Any) -> list[float]:
+    (chunk,) = run.state.chunks
+    losses = [run.step().loss, run.step().loss, run.stepper.evaluate(run._batches(1.0), 1), run.step().loss]
+    chunk.load_state_dict({name: tensor.data for name, tensor in chunk.sharded_state_dict().items()})
+    losses += [run.stepper.evaluate(run._batches(1.0), 1), run.step().loss]
+    run.step(mask=math.nan)
+    return [*losses, run.step().loss]

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch
 from layouts import plan_of
 from reserved_ports import free_port
 from running import environment
-from sharded_kernels import sharded_losses
+from sharded_kernels import peer_losses, sharded_losses
 from split_layers import fused_layers
 
 from lt_train.config import kernels
@@ -362,7 +363,11 @@ def muon(prefix: str) -> dict[str, Any]:
 
 
 def sharded(prefix: str) -> dict[str, Any]:
-    return sharded_losses(lambda *options: Run(prefix, *options))
+    return sharded_losses(partial(Run, prefix))
+
+
+def peers(prefix: str) -> dict[str, Any]:
+    return peer_losses(partial(Run, prefix))
 
 
 SCENARIOS: tuple[Callable[[str], Any], ...] = (
@@ -377,6 +382,7 @@ SCENARIOS: tuple[Callable[[str], Any], ...] = (
     fp8_products,
     muon,
     sharded,
+    peers,
 )
 
 

@@ -35,6 +35,7 @@ LLAMA = (
 )
 HOPPER, AMPERE, VOLTA = (9, 0), (8, 0), (7, 0)
 SHARED = ("--tensor-model-parallel-size", "2", "--ranks", "2", "--sequence-parallel")
+SHARDED = ("--use-torch-fsdp2", "--ranks", "2", "--global-batch-size", "8")
 OFFLOADING = ("--transformer-impl", "te", "--cpu-offloading-num-layers", "1")
 
 
@@ -142,6 +143,10 @@ def test_auto_on_a_hopper_gpu() -> None:
         ((*SHARED, "--deterministic"), "collectives", "torch"),
         ((*SHARED, "--kernels", "torch"), "collectives", "torch"),
         ((*SHARED, "--use-torch-fsdp2"), "collectives", "torch"),
+        (SHARDED, "collectives", "symmetric-memory"),
+        ((*SHARDED, "--kernels", "torch"), "collectives", "torch"),
+        ((*SHARDED, "--num-distributed-optimizer-instances", "2"), "collectives", "torch"),
+        (("--ranks", "2", "--use-distributed-optimizer"), "collectives", None),
         ((*SHARED, "--transformer-impl", "te"), "collectives", "te"),
         # The optimizer's step and fp8's casts.
         (("--use-torch-fsdp2",), "adamw", "triton"),

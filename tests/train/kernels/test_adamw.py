@@ -43,6 +43,19 @@ def test_steps(of_gradient: torch.dtype, of_weight: torch.dtype) -> None:
         assert (weight != updated.bfloat16()).sum() <= 2
 
 
+def test_a_copy_in_16_bits_is_rounded_as_torch_does() -> None:
+    """Also of numbers between two of these, of either sign, and of what is not finite."""
+    weight, moment, square = state()
+    weight[:6] = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, -1 - 3 * 2**-8, float("inf"), float("nan")])
+    before, rounded = weight.clone(), torch.zeros(ELEMENTS, dtype=torch.bfloat16)
+    unchanged = {**SETTINGS, "rate": 0.0}
+    adamw(weight, None, moment, square, torch.zeros(ELEMENTS), torch.ones(1), **unchanged, count=1, rounded=rounded)
+    torch.testing.assert_close(weight, before, equal_nan=True, rtol=0, atol=0)
+    torch.testing.assert_close(rounded, before.bfloat16(), equal_nan=True, rtol=0, atol=0)
+    adamw(weight, None, moment, square, torch.randn(ELEMENTS), torch.ones(1), **SETTINGS, count=2, rounded=rounded)
+    torch.testing.assert_close(rounded, weight.bfloat16(), equal_nan=True, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("factor", [float("nan"), float("inf")])
 def test_a_factor_that_is_not_finite_changes_nothing(factor: float) -> None:
     whole, moment, square = state()

@@ -149,6 +149,15 @@ def test_sharded_weights_train_with_the_kernels_of_a_gpu(model: str, precision: 
     assert outcome["hooks"] == 0
 
 
+@pytest.mark.parametrize("model", ["own output layer", "tied", "experts", "recomputed"])
+def test_shards_read_out_of_other_ranks_memory_are_those_gathered(model: str, found: Found) -> None:
+    """In every bit: the same numbers are sent, and summed in the same order."""
+    outcome = found["peers"][model]
+    assert outcome["symmetric-memory"] == outcome["torch"]
+    # The ranks evaluate the batch of the next step.
+    assert len(set(outcome["torch"])) == 5
+
+
 @pytest.mark.parametrize("layout", ["alone", "tp2", "tp2-sp"])
 @pytest.mark.parametrize("form", ["e4m3", "hybrid"])
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"][: 1 + steps_by_hand.ROWWISE])

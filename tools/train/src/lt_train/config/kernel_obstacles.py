@@ -188,6 +188,19 @@ def overlap_obstacles(run: Run) -> Obstacles:
     }
 
 
+def shared_shard_obstacles(run: Run) -> Obstacles:
+    """Of FSDP's collectives by copy engines (`lt_train.parallel.shard_gathering`)."""
+    return {
+        **_not_triton(run),
+        # Behind it: in Triton's interpreter a CPU has the kernels.
+        f"--device {run.parallelism.device}": run.parallelism.device != device.CUDA,
+        f"{run.precision.dtype}, only --bf16": not run.precision.bf16,
+        f"--optimizer {run.optimization.optimizer}": run.optimization.optimizer != "adam",
+        "one rank": run.parallelism.data * run.parallelism.context // run.memory.replicas == 1,
+        "tensor parallelism": run.parallelism.tensor > 1,
+    }
+
+
 def _flash_obstacles(run: Run, capability: Capability) -> Obstacles:
     model, engine = run.architecture, run.layers.transformer_engine
     latent = model.latent_attention

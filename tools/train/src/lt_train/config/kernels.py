@@ -26,6 +26,7 @@ from lt_train.config.kernel_obstacles import (
     grouped_gemm_epilogue_obstacles,
     has_swiglu,
     overlap_obstacles,
+    shared_shard_obstacles,
 )
 from lt_train.config.optional_packages import ENGINE, FLASH_ATTENTION, QUACK, SYMMETRIC_MEMORY, Package
 from lt_train.config.settings.layers import (
@@ -72,8 +73,8 @@ class Kernels:
     or "flex-attention"; `swiglu` "gemm-epilogue", "triton" or "torch"; `cross_entropy` "fused-linear", "triton" or "torch";
     `norm` and `rope` "triton", "te" or "torch"; `adamw` "triton" or "torch"; `fp8_cast` "triton", "te" or "torch", None without
     fp8; `experts` "grouped-fp8", "grouped-gemm-epilogue", "grouped", "sequential" or "te", None without experts; `collectives` of
-    tensor parallelism "symmetric-memory", which overlaps them with GEMMs, "te" or "torch", None without. `recomputes_swiglu`: the
-    backward pass computes SwiGLU again instead of keeping its output.
+    tensor parallelism or FSDP "symmetric-memory", which overlaps them with GEMMs, "te" or "torch", None without both.
+    `recomputes_swiglu`: the backward pass computes SwiGLU again instead of keeping its output.
     """
 
     layers: str
@@ -189,6 +190,11 @@ def fuses_adamw(run: Run) -> bool:
     return run.layers.triton and run.optimization.optimizer == "adam" and run.precision.bf16
 
 
+def shares_shards(run: Run) -> bool:
+    """Whether FSDP's ranks read each other's shards, a copy of them in 16 bits, where they are on one node."""
+    return run.memory.fully_sharded and _reason(shared_shard_obstacles(run)) is None
+
+
 def fuses_loss(run: Run) -> bool:
     """Whether no float32 copy of the logits is made, which is what memory depends on."""
     return _chosen("--cross-entropy-impl", run, None) != TORCH
@@ -297,7 +303,9 @@ def _wants_overlap(run: Run) -> bool:
 
 def _collectives(run: Run, failed: Failures) -> str | None:
     if run.parallelism.tensor == 1:
-        return None
+        if not run.memory.fully_sharded:
+            return None
+        return PEER_MEMORY if SYMMETRIC_MEMORY not in failed and shares_shards(run) else TORCH
     if run.layers.transformer_engine:
         return TRANSFORMER_ENGINE
     return PEER_MEMORY if SYMMETRIC_MEMORY not in failed and _reason(overlap_obstacles(run)) is None else TORCH

@@ -17,29 +17,32 @@ NAN_BITS = tl.constexpr(split_master_weights.NAN_BITS)
 
 def adamw(
     weight: Tensor, rest: Tensor | None, moment: Tensor, square: Tensor, gradient: Tensor, factor: Tensor, *,
-    rate: float, beta1: float, beta2: float, epsilon: float, decay: float, count: int,
+    rate: float, beta1: float, beta2: float, epsilon: float, decay: float, count: int, rounded: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Step number `count` of one parameter, in place; every tensor is contiguous and of its size.
 
     `weight` is float32 and has no `rest`, or it is bfloat16 and `rest`, int16, what it lacks
     (`lt_train.kernels.split_master_weights`). `moment` and `square` are float32. The gradient is multiplied by `factor`, float32
-    of one element.
+    of one element. `rounded`, bfloat16, becomes a float32 weight as torch rounds it.
     """
     elements = weight.numel()
     if elements:
         if rest is not None:
             assert weight.dtype == bfloat16
             weight = weight.view(int16)
+        if rounded is not None:
+            assert rest is None
+            rounded = rounded.view(int16)
         _step[(triton.cdiv(elements, BLOCK),)](
-            weight, rest, moment, square, gradient, factor, rate, beta1, beta2, epsilon, 1 - rate * decay,
+            weight, rest, rounded, moment, square, gradient, factor, rate, beta1, beta2, epsilon, 1 - rate * decay,
             1 / (1 - beta1**count), 1 / (1 - beta2**count), elements, BLOCK,
         )  # fmt: skip
 
 
 @triton.jit
 def _step(  # type: ignore[no-untyped-def]
-    weight, rest, moment, square, gradient, factor, rate, beta1, beta2, epsilon, kept, correction1, correction2, elements,
-    BLOCK: tl.constexpr,
+    weight, rest, rounded, moment, square, gradient, factor, rate, beta1, beta2, epsilon, kept, correction1, correction2,
+    elements, BLOCK: tl.constexpr,
 ):  # fmt: skip
     scale = tl.load(factor)
     if scale == scale and scale < float("inf"):
@@ -61,6 +64,10 @@ def _step(  # type: ignore[no-untyped-def]
         tl.store(square + at, second, mask=inside)
         if rest is None:
             tl.store(weight + at, value, mask=inside)
+            if rounded is not None:
+                bits = tl.where(value == value, value.to(tl.int32, bitcast=True), NAN_BITS)
+                # Ties to even.
+                tl.store(rounded + at, ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).to(tl.int16), mask=inside)
         else:
             bits = tl.where(value == value, value.to(tl.int32, bitcast=True), NAN_BITS)
             upper = (bits + 0x8000) >> 16

@@ -34,6 +34,8 @@ from lt_train.parallel import tp_comm_overlap
 from lt_train.parallel.ddp import Chunk, building, wrap
 from lt_train.parallel.exchange import exchange_of
 from lt_train.parallel.fsdp import FullySharded
+from lt_train.parallel.peer_buffers import SymmetricBuffer
+from lt_train.parallel.shard_collectives import Collectives
 from lt_train.runtime.device import CPU, CUDA
 
 
@@ -263,7 +265,7 @@ def _build_chunk(
         from lt_train.models.fused_layer import fuse
 
         fuse(model, run_config, kernels, exchange)
-    if kernels.collectives == PEER_MEMORY:
+    if kernels.collectives == PEER_MEMORY and run_config.parallelism.tensor > 1:
         # In fp8 the decoder's linear layers multiply and exchange rows by `use_fp8`.
         if run_config.precision.fp8_format is None:
             overlap(model, exchange)
@@ -273,7 +275,16 @@ def _build_chunk(
         add_z_loss(model, run_config.optimization.z_loss_coeff)
     if run_config.precision.fp8_format and not run_config.layers.transformer_engine:
         use_fp8(model, run_config.precision, kernels, exchange)
-    return wrap(run_config, config, model, device)
+    return wrap(run_config, config, model, device, _shard_collectives(run_config, kernels))
+
+
+def _shard_collectives(run_config: RunConfig, kernels: Kernels) -> Collectives:
+    buffer = SymmetricBuffer if kernels.collectives == PEER_MEMORY else None
+    if not run_config.layers.triton:
+        return Collectives(buffer=buffer)
+    from lt_train.kernels.gradient_sums import sum_parts
+
+    return Collectives(sum_parts, buffer)
 
 
 def _expert_operations(run_config: RunConfig, kernels: Kernels) -> Operations:

@@ -24,7 +24,8 @@ from megatron.core.transformer.module import param_is_not_shared
 from torch import Tensor
 
 from lt_train.kernels import split_master_weights
-from lt_train.parallel.fsdp import ShardOptimizer
+from lt_train.parallel.fsdp import FullySharded, ShardOptimizer
+from lt_train.parallel.shard_collectives import UpdatedPart
 from lt_train.runtime.device import CPU
 from lt_train.runtime.reading import Reading
 
@@ -49,16 +50,21 @@ class ParameterBuffers:
     gradient: Tensor
     counted: bool
     bucket: Any
+    rounded: None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardBuffers:
-    """The same of one of FSDP's shards, which is its own `master`. `gradient` is what the last backward pass has left, if any."""
+    """The same of one of FSDP's shards, which is its own `master`. `gradient` is what the last backward pass has left, if any.
+
+    `rounded` is its copy in bfloat16 that other ranks read (`lt_train.parallel.shard_gathering`), if they do.
+    """
 
     master: torch.nn.Parameter
     counted: bool
+    rounded: Tensor | None = None
+    bucket: Any = None
     low_bits: None = None
-    bucket: None = None
 
     @property
     def weight(self) -> Tensor:
@@ -113,7 +119,7 @@ class FusedAdamW(torch.optim.AdamW):
         self.update(
             parameter.weight, parameter.low_bits, state["exp_avg"], state["exp_avg_sq"], gradient, self.factor,
             rate=group["lr"], beta1=beta1, beta2=beta2, epsilon=group["eps"], decay=group["weight_decay"],
-            count=int(state["step"]) + 1,
+            count=int(state["step"]) + 1, rounded=parameter.rounded,
         )  # fmt: skip
 
     def count(self) -> None:
@@ -177,7 +183,10 @@ def use_fused_adamw(optimizers: Iterable[MegatronOptimizer]) -> None:
     """Give each of megatron-core's optimizers that one torch optimizer; its copies to and from float32 then do nothing."""
     for outer in optimizers:
         if isinstance(outer, ShardOptimizer):
-            outer.optimizer = FusedAdamW(outer.optimizer.param_groups, _shard_buffers(outer), [])
+            groups = outer.optimizer.param_groups
+            shards = [shard for group in groups for shard in group["params"]]
+            parts = outer.chunk.parts(shards)
+            outer.optimizer = FusedAdamW(groups, _shard_buffers(outer.chunk, shards, parts), parts)
             continue
         buffers = list(_parameter_buffers(outer))
         inner = outer.optimizer = FusedAdamW(outer.optimizer.param_groups, buffers, _buckets(outer))
@@ -284,8 +293,9 @@ def _parameter_buffers(outer: MegatronOptimizer) -> Iterator[ParameterBuffers]:
                 yield _buffers_of(model, master, model.data.view(-1), model.main_grad.view(-1), None)
 
 
-def _shard_buffers(outer: ShardOptimizer) -> list[ShardBuffers]:
-    return [ShardBuffers(shard, _is_counted(shard)) for group in outer.optimizer.param_groups for shard in group["params"]]
+def _shard_buffers(chunk: FullySharded, shards: list[torch.nn.Parameter], parts: list[UpdatedPart]) -> list[ShardBuffers]:
+    part_of = {shard: part for part in parts for shard in part.shards}
+    return [ShardBuffers(shard, _is_counted(shard), chunk.rounded(shard), part_of.get(shard)) for shard in shards]
 
 
 def _buffers_of(

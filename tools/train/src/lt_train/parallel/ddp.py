@@ -15,6 +15,7 @@ from lt_train.config.run_config import RunConfig
 from lt_train.ops import wgrad_accumulation
 from lt_train.parallel.fsdp import FullySharded
 from lt_train.parallel.initialization import clear, initialize, tensors_of
+from lt_train.parallel.shard_collectives import Collectives
 from lt_train.planner.memory_estimate import layer_parameters
 from lt_train.runtime.device import CUDA
 
@@ -29,11 +30,15 @@ def building(run_config: RunConfig) -> contextlib.AbstractContextManager[object]
     return torch.device("meta") if run_config.memory.fully_sharded else contextlib.nullcontext()
 
 
-def wrap(run_config: RunConfig, config: TransformerConfig, model: GPTModel, device: torch.device) -> Chunk:
-    """`model`, on its device, initialised and wrapped. Its weights are zero where a checkpoint will be loaded."""
+def wrap(
+    run_config: RunConfig, config: TransformerConfig, model: GPTModel, device: torch.device, collectives: Collectives
+) -> Chunk:
+    """`model`, on its device, initialised and wrapped; `collectives` are FSDP's. Its weights are zero where a checkpoint will be
+    loaded."""
     memory = run_config.memory
     if memory.fully_sharded:
-        sharded = FullySharded(config, model, getattr(torch, run_config.precision.dtype), device, memory.replicas)
+        dtype = getattr(torch, run_config.precision.dtype)
+        sharded = FullySharded(config, model, dtype, device, memory.replicas, collectives)
         _fill(run_config, (tensor for _, tensor in sharded.tensors(torch.Tensor.detach)))
         return sharded
     model.to(device)

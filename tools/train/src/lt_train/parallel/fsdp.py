@@ -14,7 +14,7 @@ with either.
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from lt_train.parallel import flat_shards
+from lt_train.parallel.shard_collectives import Collectives, ShardCollectives, UpdatedPart
 from lt_train.runtime.device import CPU
 
 
@@ -39,7 +40,15 @@ class FullySharded(_BaseDataParallel):  # type: ignore[misc]
     `dtype` is that of the forward and backward pass and of the weights in checkpoints.
     """
 
-    def __init__(self, config: TransformerConfig, model: GPTModel, dtype: torch.dtype, device: torch.device, replicas: int):
+    def __init__(
+        self,
+        config: TransformerConfig,
+        model: GPTModel,
+        dtype: torch.dtype,
+        device: torch.device,
+        replicas: int,
+        collectives: Collectives,
+    ):
         super().__init__(config=config, module=model)
         self.ddp_config = DistributedDataParallelConfig()
         self.dtype = dtype
@@ -57,6 +66,26 @@ class FullySharded(_BaseDataParallel):  # type: ignore[misc]
             for target in (parameter, shard):
                 vars(target).update(marks[name])
             self.shards[name] = shard
+        self._of_shard = {shard: self.sharded[name] for name, shard in self.shards.items()}
+        self.collectives = ShardCollectives(model, self.mesh.get_group(self.mesh.ndim - 1), dtype, collectives)
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        if self.collectives.gathering is not None:
+            self.collectives.gathering.refresh()
+        return super().forward(*inputs, **options)
+
+    def rounded(self, shard: torch.nn.Parameter) -> torch.Tensor | None:
+        """The copy of `shard` in 16 bits that other ranks read, if they do."""
+        return self.collectives.rounded(self._of_shard[shard])
+
+    def parts(self, shards: Iterable[torch.nn.Parameter]) -> list[UpdatedPart]:
+        """The order in which AdamW is to update `shards`, where ranks read each other's."""
+        return self.collectives.parts({shard: self._of_shard[shard] for shard in shards})
+
+    def forget_gathered(self) -> None:
+        """The shards have been set."""
+        if self.collectives.gathering is not None:
+            self.collectives.gathering.forget()
 
     def named_parameters(self, *arguments: Any, **options: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """The shards, as plain tensors: what the optimizer updates and megatron-core's gradient hooks look at."""
@@ -113,6 +142,7 @@ class FullySharded(_BaseDataParallel):  # type: ignore[misc]
         """Take over what was loaded into the tensors of `sharded_state_dict`; returns the names of missing and surplus ones."""
         for name, tensor in self.tensors(torch.Tensor.detach):
             tensor.data.copy_(weights[name].view(tensor.local_shape))
+        self.forget_gathered()
         return [], []
 
 
@@ -163,6 +193,7 @@ class ShardOptimizer(FP32Optimizer):  # type: ignore[misc]
         """Take over the weights and the step; the moments were loaded in place. Rates are set by the schedule."""
         for shard, weights in self.loaded.items():
             shard.copy_(weights)
+        self.chunk.forget_gathered()
         self.loaded = {}
         step = max(float(group["step"]) for group in state_dict["optimizer"]["param_groups"])
         for moments in self.optimizer.state.values():
@@ -187,7 +218,8 @@ def _shard(model: GPTModel, mesh: DeviceMesh, dtype: torch.dtype, device: torch.
     A tied embedding is used at both ends of the model and stays gathered with what belongs to no unit; the output layer stays
     gathered from the forward to the backward pass, which begins with it. No backward pass reads an embedding.
     """
-    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    # Of 16 bits, `GradientSums` makes float32.
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype, cast_forward_inputs=False)
     ends = [] if model.share_embeddings_and_output_weights else [model.embedding, model.output_layer]
     previous: list[FSDPModule] = []
     marks: dict[str, dict[str, Any]] = {}

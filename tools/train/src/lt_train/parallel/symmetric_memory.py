@@ -70,7 +70,7 @@ def check(group: ProcessGroup) -> None:
     here, mine = places[torch.distributed.get_rank()]
     problem = None
     if {host for host, _ in peers} != {here}:
-        problem = "the ranks of a layer are on several nodes"
+        problem = "ranks that share weights are on several nodes"
     elif blind := [peer for _, peer in peers if peer != mine and not torch.cuda.can_device_access_peer(mine, peer)]:
         problem = f"GPU {mine} cannot read the memory of GPU {blind[0]}"
     problems = agreement.of_all_ranks(problem)

@@ -66,8 +66,10 @@ def _on_rank(config: RunConfig, pipeline_rank: int) -> Estimate:
     own = math.ceil(dense / shards) + math.ceil(experts / max(1, of_experts if shards > 1 else 1))
     whole = own if memory.fully_sharded else dense + experts
     gradient_bytes = 2 if half and memory.gradient_dtype == "bfloat16" else 4
+    # With FSDP float32, and a copy in 16 bits where other ranks read it.
+    weight_bytes = (6 if kernels.shares_shards(config) else 4) if memory.fully_sharded or not half else 2
     return Estimate(
-        weights=whole * (2 if half and not memory.fully_sharded else 4),
+        weights=whole * weight_bytes,
         gradients=whole * gradient_bytes,
         optimizer=own * state,
         gathered=_gathered(config),

@@ -51,7 +51,7 @@ def report(failed: Failures, left: Kernels, where: torch.device) -> None:
         FLASH_ATTENTION: f"attention by {left.attention}",
         QUACK: f"SwiGLU by {left.swiglu}, cross entropy by {left.cross_entropy}"
         + (f", experts {left.experts}" if left.experts else ""),
-        SYMMETRIC_MEMORY: f"collectives of tensor parallelism by {left.collectives}",
+        SYMMETRIC_MEMORY: f"collectives by {left.collectives}",
     }
     incomplete = {
         package: f"ModuleNotFoundError: {missing}"
@@ -69,8 +69,18 @@ def _trials(config: RunConfig, chosen: Kernels, where: torch.device) -> dict[Pac
     if chosen.swiglu == GEMM_EPILOGUE or chosen.cross_entropy == FUSED_LINEAR or chosen.experts in GROUPED_BY_QUACK:
         trials[QUACK] = lambda: _try_gemm_epilogues(config, chosen, where)
     if chosen.collectives == PEER_MEMORY:
-        trials[SYMMETRIC_MEMORY] = lambda: symmetric_memory.check(parallel_state.get_tensor_model_parallel_group())
+        trials[SYMMETRIC_MEMORY] = lambda: symmetric_memory.check(_sharing(config))
     return trials
+
+
+def _sharing(config: RunConfig) -> torch.distributed.ProcessGroup:
+    """The ranks that read each other's memory."""
+    if not config.memory.fully_sharded:
+        return parallel_state.get_tensor_model_parallel_group()  # type: ignore[no-any-return]
+    is_part = config.memory.replicas > 1
+    return parallel_state.get_data_parallel_group(  # type: ignore[no-any-return]
+        with_context_parallel=True, partial_data_parallel=is_part
+    )
 
 
 def _failure(trial: Callable[[], None], where: torch.device) -> str | None:

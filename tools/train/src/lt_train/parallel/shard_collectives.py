@@ -1,0 +1,101 @@
+"""How FSDP's ranks gather weights and sum gradients: by torch, or beside the computation (`shard_gathering`, `gradient_sums`)."""
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, TypeAlias
+
+import torch
+from megatron.core.models.gpt import GPTModel
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.fsdp import FSDPModule
+
+from lt_train.parallel.gradient_sums import SLOTS, GradientSums, SumParts, sum_by_torch
+from lt_train.parallel.peer_buffers import PeerBuffer
+from lt_train.parallel.shard_gathering import ShardGathering
+
+# Of a group's ranks, of so many numbers of a type.
+MakeBuffer: TypeAlias = Callable[[ProcessGroup, int, torch.dtype], PeerBuffer]
+
+
+@dataclasses.dataclass(frozen=True)
+class Collectives:
+    """`buffer` makes memory that the ranks read of each other; without, weights are gathered by torch's all-gather."""
+
+    sum_parts: SumParts = sum_by_torch
+    buffer: MakeBuffer | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdatedPart:
+    """`shards` that AdamW updates one after the other. When it has, other ranks may read them, and `groups` are gathered."""
+
+    gathering: ShardGathering
+    shards: Collection[torch.nn.Parameter]
+    groups: list[Any]
+
+    def start_param_sync(self) -> None:
+        self.gathering.written(self.groups)
+
+
+class ShardCollectives:
+    """Of `model`, sharded among the ranks of `group`, whose forward pass is in `dtype`."""
+
+    def __init__(self, model: GPTModel, group: ProcessGroup, dtype: torch.dtype, collectives: Collectives):
+        self._model = model
+        units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        groups = [found for unit in units if (found := group_of(unit)) is not None]
+        self._parameter = {id(each.sharded_param): each for found in groups for each in found.fsdp_params}
+        self.gathering: ShardGathering | None = None
+        buffer = collectives.buffer
+        if dtype.itemsize == 2:
+            slots: list[PeerBuffer] = []
+            if buffer is not None:
+                largest = max(sum(each._sharded_param_data.numel() for each in found.fsdp_params) for found in groups)
+                slots = [buffer(group, largest * group.size(), dtype) for _ in range(SLOTS)]
+            sums = GradientSums(slots, collectives.sum_parts)
+            for unit in units:
+                unit.set_custom_reduce_scatter(sums)
+        if buffer is not None:
+            self.gathering = ShardGathering(groups, dtype, lambda count: buffer(group, count, dtype))
+            _gather_ahead(model)
+
+    def rounded(self, sharded: Any) -> Tensor | None:
+        """The copy in 16 bits of this rank's part of a parameter of FSDP's that other ranks read, if they do."""
+        if self.gathering is None:
+            return None
+        return self.gathering.rounded(self._parameter[id(sharded)])[: sharded.to_local().numel()]
+
+    def parts(self, shards: dict[torch.nn.Parameter, Any]) -> list[UpdatedPart]:
+        """`shards`, each with its parameter of FSDP's, in the order in which an optimizer updates them: first those of the units
+        that a step begins with, if the optimizer has all of them."""
+        if self.gathering is None:
+            return []
+        groups = [found for unit in _first_units(self._model) if (found := group_of(unit)) is not None]
+        own = {id(sharded) for sharded in shards.values()}
+        groups = [found for found in groups if all(id(each.sharded_param) in own for each in found.fsdp_params)]
+        early = {id(each.sharded_param) for found in groups for each in found.fsdp_params}
+        first = {shard for shard, sharded in shards.items() if id(sharded) in early}
+        parts = [UpdatedPart(self.gathering, first, groups)] if groups else []
+        return [*parts, UpdatedPart(self.gathering, shards.keys() - first, [])]
+
+
+def group_of(unit: Any) -> Any:
+    """FSDP's group of the parameters of `unit`; None if it has none of its own."""
+    return unit._get_fsdp_state()._fsdp_param_group
+
+
+def _first_units(model: GPTModel) -> Iterator[Any]:
+    yield model
+    if isinstance(model.embedding, FSDPModule):
+        yield model.embedding
+    yield model.decoder.layers[0]
+
+
+def _gather_ahead(model: GPTModel) -> None:
+    """Let each unit ask for the next before it computes."""
+    layers = list(model.decoder.layers)
+    embedding, output = ([unit] if isinstance(unit, FSDPModule) else [] for unit in (model.embedding, model.output_layer))
+    model.set_modules_to_forward_prefetch([*embedding, layers[0]])
+    for layer, following in zip(layers, [*([each] for each in layers[1:]), output], strict=True):
+        layer.set_modules_to_forward_prefetch(following)
