@@ -9,17 +9,17 @@ import torch
 from gemms_of_torch import gemm, gemm_gradient
 from loss_training import exponential_gemm
 
-STEPS = 3
+STEPS = 2
 FSDP = ("--use-torch-fsdp2",)
 # A weight of the output layer's own, whose hooks have to do with it, and one that is the embedding's, too.
-MODELS = {"own output layer": ("--untie-embeddings-and-output-weights",), "tied": ()}
+UNTIED = ("--untie-embeddings-and-output-weights",)
+RUNS = {"fp32, own output layer": UNTIED, "bf16, tied": ("--bf16",)}
 EXPERTS = ("--num-experts", "4", "--moe-router-topk", "2")
-RECOMPUTED = ("--recompute-granularity", "full")
-PRECISIONS = {"fp32": (), "bf16": ("--bf16",)}
+MODELS = {"own output layer, recomputed": (*UNTIED, "--recompute-granularity", "full"), "tied, experts": EXPERTS}
 
 
 def sharded_losses(build: Callable[..., Any]) -> dict[str, Any]:
-    """Losses of the steps by precision and model, of runs that `build` makes of options: of ranks that have all weights and
+    """Losses of the steps of each of RUNS, of runs that `build` makes of options: of ranks that have all weights and
     torch's kernels, and with FSDP. And how many hooks are on weights after the last step."""
     from lt_train.config import kernels
     from lt_train.ops import fused_linear_cross_entropy, fused_swiglu_mlp
@@ -28,20 +28,19 @@ def sharded_losses(build: Callable[..., Any]) -> dict[str, Any]:
     fused_linear_cross_entropy.exponential_gemm = exponential_gemm
     fused_swiglu_mlp.gated_gemm, fused_swiglu_mlp.gated_gemm_gradient = gemm, gemm_gradient
     found: dict[str, Any] = {}
-    for precision, options in PRECISIONS.items():
-        for model, more in MODELS.items():
-            common = (*options, *more, "--lr", "1e-2", "--global-batch-size", "4")
-            plain = build(*common, "--kernels", "torch")
-            expected = [plain.step().loss for _ in range(STEPS)]
-            kernels.choose = lambda *run: dataclasses.replace(
-                choose(*run), swiglu="gemm-epilogue", cross_entropy="fused-linear", recomputes_swiglu=False
-            )
-            try:
-                run = build(*common, *FSDP, "--kernels", "triton")
-            finally:
-                kernels.choose = choose
-            losses = [run.step().loss for _ in range(STEPS)]
-            found[f"{precision} {model}"] = {"expected": expected, "found": losses, "hooks": _hooks(run)}
+    for name, options in RUNS.items():
+        common = (*options, "--lr", "1e-2", "--global-batch-size", "4", "--seq-length", "16")
+        plain = build(*common, "--kernels", "torch")
+        expected = [plain.step().loss for _ in range(STEPS)]
+        kernels.choose = lambda *run: dataclasses.replace(
+            choose(*run), swiglu="gemm-epilogue", cross_entropy="fused-linear", recomputes_swiglu=False
+        )
+        try:
+            run = build(*common, *FSDP, "--kernels", "triton")
+        finally:
+            kernels.choose = choose
+        losses = [run.step().loss for _ in range(STEPS)]
+        found[name] = {"expected": expected, "found": losses, "hooks": _hooks(run)}
     return found
 
 
@@ -86,13 +85,13 @@ def peer_losses(build: Callable[..., Any]) -> dict[str, Any]:
     build_gpt.SymmetricBuffer = GatheredBuffer
     found: dict[str, Any] = {}
     try:
-        for model, options in {**MODELS, "experts": EXPERTS, "recomputed": RECOMPUTED}.items():
+        for model, options in MODELS.items():
             outcome = {}
             for collectives in ("torch", kernels.PEER_MEMORY):
                 kernels.choose = lambda *run, chosen=collectives: dataclasses.replace(
                     choose(*run), collectives=chosen, adamw="triton"
                 )
-                run = build("--bf16", *options, *FSDP, "--lr", "1e-2", "--global-batch-size", "8", "--kernels", "torch")
+                run = build("--bf16", *options, *FSDP, "--lr", "1e-2", "--kernels", "torch", "--seq-length", "16")
                 outcome[collectives] = _losses_between_changes(run)
                 assert (run.state.chunks[0].collectives.gathering is None) == (collectives == "torch")
             found[model] = outcome

@@ -45,7 +45,7 @@ def results(place: Path, prefix: str) -> dict[str, Any]:
         subprocess.Popen([nursery.python(), __file__, str(place), prefix, str(rank), str(port)], env=environment())
         for rank in range(RANKS)
     ]
-    codes = [rank.wait(300) for rank in ranks]
+    codes = [rank.wait(600) for rank in ranks]
     assert codes == [0] * RANKS
     return dict(json.loads((place / "results.json").read_text()))
 

@@ -145,6 +145,7 @@ def test_auto_on_a_hopper_gpu() -> None:
         ((*SHARED, "--use-torch-fsdp2"), "collectives", "torch"),
         (SHARDED, "collectives", "symmetric-memory"),
         ((*SHARDED, "--kernels", "torch"), "collectives", "torch"),
+        ((*SHARDED, "--no-tp-comm-overlap"), "collectives", "torch"),
         ((*SHARDED, "--num-distributed-optimizer-instances", "2"), "collectives", "torch"),
         (("--ranks", "2", "--use-distributed-optimizer"), "collectives", None),
         ((*SHARED, "--transformer-impl", "te"), "collectives", "te"),

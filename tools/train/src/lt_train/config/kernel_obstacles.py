@@ -191,6 +191,7 @@ def overlap_obstacles(run: Run) -> Obstacles:
 def shared_shard_obstacles(run: Run) -> Obstacles:
     """Of FSDP's collectives by copy engines (`lt_train.parallel.shard_gathering`)."""
     return {
+        "--no-tp-comm-overlap": run.parallelism.tensor_overlap is False,
         **_not_triton(run),
         # Behind it: in Triton's interpreter a CPU has the kernels.
         f"--device {run.parallelism.device}": run.parallelism.device != device.CUDA,
