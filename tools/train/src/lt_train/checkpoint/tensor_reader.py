@@ -5,9 +5,9 @@ it from there. Here a piece of a tensor is read into the parameter itself, or to
 on a GPU, split or of another dtype; its CRC-32 is computed while it is in the processor's cache. READERS pieces are under way. So
 that a disk is never idle, the kernel is told of each piece while the READERS before it are read.
 
-Through the page cache: past it, with O_DIRECT, a piece of 8 MiB comes no faster (1.25 to 1.42 GB/s beside 1.35, where
-`dd iflag=direct` has 1.26; from the page cache 7.6; 2 busy cores, a virtual disk, 2026-11-27), and the other ranks of a node, and
-the next start, find nothing there.
+Through the page cache: past it, with O_DIRECT, pieces of 8 MiB come no faster (1.25 to 1.42 GB/s beside 1.35, where
+`dd iflag=direct` has 1.26; from the page cache 7.6; 2 busy cores, a virtual disk, 2026-11-27). A GB would take less of the
+processor, 0.27 s instead of 0.42, but the other ranks of a node, and the next start, would find nothing in memory.
 """
 
 import contextlib
