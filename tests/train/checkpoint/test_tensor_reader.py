@@ -2,6 +2,7 @@
 
 import io
 import os
+import resource
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -162,3 +163,24 @@ def test_a_shard_that_ends_early_is_refused(tmp_path: Path) -> None:
         with pytest.raises(BadData, match=r"shard: ends at 8000 bytes, \d+ are needed"):
             reader.wait()
     assert not read(tmp_path, place, target, recorded(content))
+
+
+def test_reads_more_shards_than_a_process_may_open(tmp_path: Path) -> None:
+    content = saved(torch.arange(2000.0))
+    names = [f"__{number}_0.distcp" for number in range(64)]
+    for name in names:
+        (tmp_path / name).write_bytes(content)
+    record = FileChecksums({name: ((len(content), zlib.crc32(content)),) for name in names})
+    targets = [torch.empty(2000) for _ in names]
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (held + 40, before[1]))
+    try:
+        with TensorReader(tmp_path, record, True) as reader:
+            begun = [reader.begin(Place(name, 0, len(content)), target) for name, target in zip(names, targets, strict=True)]
+            reader.wait()
+        left = len(os.listdir("/proc/self/fd"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert all(begun) and all(torch.equal(target, torch.arange(2000.0)) for target in targets)
+    assert left == held

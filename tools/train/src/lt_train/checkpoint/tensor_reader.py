@@ -5,9 +5,9 @@ it from there. Here a piece of a tensor is read into the parameter itself, or to
 on a GPU, split or of another dtype; its CRC-32 is computed while it is in the processor's cache. READERS pieces are under way. So
 that a disk is never idle, the kernel is told of each piece while the READERS before it are read.
 
-Through the page cache: past it, with O_DIRECT, a piece of 8 MiB comes no faster (1.25 to 1.42 GB/s beside 1.35, where
-`dd iflag=direct` has 1.26; from the page cache 7.6; 2 busy cores, a virtual disk, 2026-11-27), and the other ranks of a node, and
-the next start, find nothing there.
+Through the page cache: past it, with O_DIRECT, pieces of 8 MiB come no faster (1.25 to 1.42 GB/s beside 1.35, where
+`dd iflag=direct` has 1.26; from the page cache 7.6; 2 busy cores, a virtual disk, 2026-11-27). A GB would take less of the
+processor, 0.27 s instead of 0.42, but the other ranks of a node, and the next start, would find nothing in memory.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ END_BYTES = 8192
 class _Piece(NamedTuple):
     """Of a file, for elements of a tensor in one dimension from `first` on."""
 
-    descriptor: int
+    shard: str
     position: int
     size_bytes: int
     dtype: torch.dtype
@@ -65,7 +65,8 @@ class TensorReader:
         self._directory, self._recorded, self._verify = directory, recorded, verify
         self._pool = ThreadPoolExecutor(READERS, "shards")
         self._of_thread = threading.local()
-        self._descriptors: dict[str, int] = {}
+        # The shard that a thread has open: a checkpoint of many ranks has more of them than a process may open.
+        self._opened: dict[int, tuple[str, int]] = {}
         self._readings: list[_Reading] = []
         self._pieces: list[_Piece] = []
 
@@ -74,7 +75,7 @@ class TensorReader:
 
     def __exit__(self, *exception: object) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
-        for descriptor in self._descriptors.values():
+        for _, descriptor in self._opened.values():
             os.close(descriptor)
 
     def begin(self, place: Place, target: torch.Tensor) -> bool:
@@ -96,7 +97,7 @@ class TensorReader:
         begin, flat = place.offset + tensor.begin, target.view(-1)
         pieces = [
             _Piece(
-                self._descriptor(place.shard), begin + start, min(PIECE_BYTES, tensor.size_bytes - start), tensor.dtype, flat,
+                place.shard, begin + start, min(PIECE_BYTES, tensor.size_bytes - start), tensor.dtype, flat,
                 start // tensor.dtype.itemsize,
             )
             for start in range(0, tensor.size_bytes, PIECE_BYTES)
@@ -130,15 +131,22 @@ class TensorReader:
         return archive_reader.find_tensor(ends, f"{self._directory / place.shard}, object at {place.offset}", verifies)
 
     def _descriptor(self, shard: str) -> int:
-        if shard not in self._descriptors:
-            self._descriptors[shard] = os.open(self._directory / shard, os.O_RDONLY | os.O_CLOEXEC)
-        return self._descriptors[shard]
+        """Of the shard that this thread has open until it asks for another."""
+        thread = threading.get_ident()
+        name, descriptor = self._opened.get(thread, (None, -1))
+        if name != shard:
+            if name is not None:
+                del self._opened[thread]
+                os.close(descriptor)
+            descriptor = os.open(self._directory / shard, os.O_RDONLY | os.O_CLOEXEC)
+            self._opened[thread] = shard, descriptor
+        return descriptor
 
     def _read(self, number: int) -> int:
         """Read a piece to where it belongs; returns its CRC-32."""
         for ahead in self._pieces[number + READERS : number + READERS + 1]:
             with contextlib.suppress(OSError):
-                os.posix_fadvise(ahead.descriptor, ahead.position, ahead.size_bytes, os.POSIX_FADV_WILLNEED)
+                os.posix_fadvise(self._descriptor(ahead.shard), ahead.position, ahead.size_bytes, os.POSIX_FADV_WILLNEED)
         piece = self._pieces[number]
         target = piece.target[piece.first : piece.first + piece.size_bytes // piece.dtype.itemsize]
         if loading := Loading.of(target):
@@ -165,14 +173,14 @@ class TensorReader:
     def _fill(self, piece: _Piece, target: torch.Tensor) -> int:
         """The CRC-32 is that of each block while it is in cache."""
         content: memoryview = target.numpy().data
+        descriptor = self._descriptor(piece.shard)
         checksum = filled = 0
         while filled < len(content):
             block = content[filled : filled + checksums.BLOCK_BYTES]
-            count = os.preadv(piece.descriptor, [block], piece.position + filled)
+            count = os.preadv(descriptor, [block], piece.position + filled)
             if not count:
-                name = next(shard for shard, descriptor in self._descriptors.items() if descriptor == piece.descriptor)
                 end, needed = piece.position + filled, piece.position + piece.size_bytes
-                raise BadData(f"{self._directory / name}: ends at {end} bytes, {needed} are needed", DAMAGED)
+                raise BadData(f"{self._directory / piece.shard}: ends at {end} bytes, {needed} are needed", DAMAGED)
             if self._verify:
                 checksum = checksums.crc32(block[:count], checksum)
             filled += count
