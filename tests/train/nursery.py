@@ -10,6 +10,7 @@ figures of memory, and a GPU.
 
 import atexit
 import contextlib
+import ctypes
 import functools
 import gc
 import importlib
@@ -44,6 +45,7 @@ OF_TOOLS = (
     "lt_monitor.views.summary_table",
 )
 TRAINING, TOOLS = "training", "tools"
+PR_SET_NAME = 15
 
 
 def python() -> str:
@@ -201,7 +203,10 @@ class Copies:
 
 
 def become_rank(arguments: list[str], environment: dict[str, str]) -> None:
+    """Under the name `rank NUMBER`, as /proc does not show the variables of a copy."""
     os.setsid()
+    if "RANK" in environment:
+        ctypes.CDLL(None).prctl(PR_SET_NAME, f"rank {environment['RANK']}".encode())
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
