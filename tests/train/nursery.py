@@ -5,7 +5,7 @@ program that asks this process's nursery for a copy, which runs `-m MODULE`, `-c
 environment, directory, streams, umask and limits; ranks that lt-train starts there are copies, too. `light_python` is one that
 has imported the other three tools alone: 0.1 seconds instead of 0.3 to 0.4. What is missing is what a new interpreter reads
 (OMP_NUM_THREADS, and PYTHONPATH but for a sitecustomize.py in it), other open files, signals, which do not reach the copy, honest
-figures of memory, and a GPU.
+figures of memory, and a GPU. Its mock data are fewer, so that its losses on them are not those of a new interpreter.
 """
 
 import atexit
