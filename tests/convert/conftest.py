@@ -1,9 +1,11 @@
 """Checkpoints to convert: small models in Hugging Face's format, and a run of megatron-core in processes of its own."""
 
+import contextlib
 import dataclasses
 import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -35,15 +37,6 @@ ARCHITECTURES = {
 TOKENS = [[(7 * position * position + 3) % 250 for position in range(400)]]
 
 Job = dict[str, Any]
-# megatron-core compiles small functions as it is imported, which takes as long as all that is run here. What they compute is
-# the same without.
-UNCOMPILED = """
-import runpy, sys, torch
-torch.compile = lambda function=None, **options: function or (lambda compiled: compiled)
-sys.argv = sys.argv[1:]
-sys.path.insert(0, sys.argv[0].rpartition("/")[0])
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 # Ten times what it takes on two busy cores.
 LIMIT_SECONDS = 1800
 
@@ -65,20 +58,18 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
     def run(script: str, jobs: list[Job], world_size: int = 1) -> None:
         place = tmp_path_factory.mktemp("ranks")
         (place / "jobs.json").write_text(json.dumps(jobs))
-        script_path = str(Path(__file__).with_name(script))
-        command = [sys.executable, "-W", "ignore", "-c", UNCOMPILED, script_path, str(place / "jobs.json")]
-        processes = []
-        for rank in range(world_size):
-            arguments = [str(rank), str(world_size), str(place / "store")]
-            with (place / f"{rank}.log").open("wb") as log:
-                processes.append(subprocess.Popen([*command, *arguments], stdout=log, stderr=log))
+        program = Path(__file__).with_name("forked_ranks.py")
+        arguments = [script.removesuffix(".py"), place / "jobs.json", str(world_size), place]
+        command = [sys.executable, "-W", "ignore", program, *arguments]
+        with (place / "all.log").open("wb") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         try:
-            codes = [process.wait(timeout=LIMIT_SECONDS) for process in processes]
+            code = process.wait(timeout=LIMIT_SECONDS)
         finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-        assert codes == [0] * world_size, "\n".join((place / f"{rank}.log").read_text() for rank in range(world_size))
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        assert code == 0, "\n".join(path.read_text() for path in sorted(place.glob("*.log")))
 
     return run
 

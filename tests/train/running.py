@@ -1,5 +1,6 @@
 """Running lt-train as a user does, on a model so small that a run takes seconds."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -75,6 +76,18 @@ def ranks_of(launcher: int) -> dict[int, int]:
         variables = dict(entry.split("=", 1) for entry in Path(f"/proc/{child}/environ").read_text().split("\0") if "=" in entry)
         if "RANK" in variables:
             found[int(variables["RANK"])] = int(child)
+    return found
+
+
+def copied_ranks_in(directory: Path) -> dict[int, int]:
+    """Process ids of the ranks that run in a directory, of launchers that `quick_command` has started there."""
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        # One that has ended meanwhile.
+        with contextlib.suppress(OSError):
+            name, _, number = (process / "comm").read_text().strip().partition(" ")
+            if name == "rank" and (process / "cwd").readlink() == directory and os.getsid(int(process.name)) == int(process.name):
+                found[int(number)] = int(process.name)
     return found
 
 

@@ -4,14 +4,13 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from running import environment, losses, ranks_of, train
+from running import copied_ranks_in, environment, losses, quick_command, train
 
 from lt_train.launch.control import Control, Controlled
 from lt_train.runtime import interruption
@@ -34,9 +33,8 @@ LOCAL = "three ranks"
 def started(place: Path, layout: str) -> subprocess.Popen[bytes]:
     local = ("--save-local", str(place / "local"), "--save-local-interval", "1") if layout == LOCAL else ()
     options = (*SIZES, *LAYOUTS[layout], *local, "--max-restarts", "3", "--save", str(place / "run"))
-    command = [sys.executable, "-m", "lt_train", *options]
     with (place / "log").open("w") as log:
-        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, env=environment() | {"OMP_NUM_THREADS": "1"})
+        return subprocess.Popen(quick_command(*options), stdout=subprocess.DEVNULL, stderr=log, env=environment(), cwd=place)
 
 
 def steps(place: Path) -> list[int]:
@@ -54,7 +52,7 @@ def test_losses_are_those_of_an_undisturbed_run(layout: str, killed: list[str], 
     run, seen = started(tmp_path, layout), 0
     for rank in killed:
         wait_for_step(tmp_path, run, 6, seen)
-        before, seen = ranks_of(run.pid), len(steps(tmp_path))
+        before, seen = copied_ranks_in(tmp_path), len(steps(tmp_path))
         os.kill(before[int(rank)], signal.SIGKILL)
     assert run.wait(timeout=600) == 0
     said = (tmp_path / "log").read_text()
