@@ -279,6 +279,15 @@ def test_values_of_any_kind_are_carried_or_listed(name: str, data: st.DataObject
         accepted(options()[option], value)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"), [("trainer.devices", 1.7e308), ("trainer.num_nodes", 1.7e308), ("model.shard_degree", 0.5)]
+)
+def test_ranks_without_end_are_counted(key: str, value: float) -> None:
+    """Two numbers whose product no float holds, and a degree that is none."""
+    machines = {"trainer.devices": 8, "trainer.num_nodes": 4, "model.shard_degree": 4, "model.sharding_strategy": "hybrid_shard"}
+    assert hyperpod.translate(machines | {key: value}).options["use_torch_fsdp2"]
+
+
 def test_a_number_for_a_path_is_its_name() -> None:
     assert nemo.translate({"model.data.index_mapping_dir": 0}).options["data_cache_path"] == "0"
 

@@ -182,10 +182,11 @@ def _sharding(ledger: Ledger) -> None:
         machines = {key: ledger.take_number(key) for key in ("trainer.devices", "trainer.num_nodes")}
         for key, value in machines.items():
             ledger.drop_value(key, value, JOB)
-        ranks = int((machines["trainer.devices"] or 0) * (machines["trainer.num_nodes"] or 1))
-        data = ranks // (ledger.get("tensor_model_parallel_size") or 1)
-        if strategy == "hybrid_shard" and degree and data > degree:
-            ledger.carry_value("model.shard_degree", "num_distributed_optimizer_instances", data // degree)
+        # As integers, which have no largest one.
+        devices, nodes = (int(value or least) for value, least in zip(machines.values(), (0, 1), strict=True))
+        data = devices * nodes // max(1, int(ledger.get("tensor_model_parallel_size") or 1))
+        if strategy == "hybrid_shard" and degree and degree >= 1 and data > degree:
+            ledger.carry_value("model.shard_degree", "num_distributed_optimizer_instances", data // int(degree))
             return
     elif strategy not in (None, "no_shard"):
         ledger.drop_value("model.sharding_strategy", strategy, "lt-train shards everything or the optimizer alone")
