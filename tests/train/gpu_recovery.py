@@ -8,7 +8,8 @@ Not a part of the test session, whose tests of the same kill ranks on a CPU. Pri
 first, which serves the store, the seconds to the next step that was not completed before, whether the other ranks went on in
 their processes or all started anew, what the log says of it, and the largest difference between the losses and those of an
 undisturbed run; for a SIGSTOP of the last rank the same from the moment when the watchdog names it.
-And the seconds from SIGKILL of the last rank to the end of a run that is not started again, which fails above 30.
+And the seconds from SIGKILL of the last rank to the end of a run that is not started again, which fails above 30. On GPUs all of
+these run at the same time, two minutes in all: the model is small.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from running import environment, losses, ranks_of
@@ -60,15 +62,23 @@ def main() -> int:
     common = (*MODEL, *LAYOUTS[arguments.layout], *where, "--global-batch-size", str(2 * ranks), "--max-restarts", "3")
     common = tuple(option.replace("RANKS", str(ranks)) for option in common)
     is_good = True
-    with tempfile.TemporaryDirectory() as directory:
+    cases = ((signal.SIGSTOP, ranks - 1), (signal.SIGKILL, ranks - 1), (signal.SIGKILL, 0))
+    with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(1 if arguments.cpu else None) as pool:
         still = Path(directory, "still")
-        _ended(start(still, *common))
+        undisturbed = pool.submit(lambda: _ended(start(still, *common)))
+        places = {case: Path(directory, f"{case[0].name}-{case[1]}") for case in cases}
+        recoveries = {
+            (number, rank): pool.submit(seconds_to_the_next_step, place, rank, number, *common)
+            for (number, rank), place in places.items()
+        }
+        end = pool.submit(seconds_to_the_end, Path(directory, "ended"), ranks - 1, *common, "--max-restarts", "0")
+        undisturbed.result()
         expected = losses(still)
-        for number, rank in ((signal.SIGKILL, ranks - 1), (signal.SIGKILL, 0), (signal.SIGSTOP, ranks - 1)):
+        for (number, rank), recovery in recoveries.items():
             what = f"{number.name} of rank {rank} of {ranks}"
-            place = Path(directory, f"{number.name}-{rank}")
+            place = places[number, rank]
             try:
-                seconds = seconds_to_the_next_step(place, rank, number, *common)
+                seconds = recovery.result()
             except RuntimeError as error:
                 print(f"{what}: the run did not come back\n{error}", flush=True)
                 is_good = False
@@ -80,7 +90,7 @@ def main() -> int:
             print(f"{what}: {seconds:.1f} s to the next step, {way}, losses differ by {difference:.1e}")
             print(*(f"    {line}" for line in log.splitlines() if re.search(TOLD, line)), sep="\n", flush=True)
             is_good = is_good and has_stayed and found.keys() == expected.keys()
-        end_seconds = seconds_to_the_end(Path(directory, "ended"), ranks - 1, *common, "--max-restarts", "0")
+        end_seconds = end.result()
         print(f"SIGKILL of rank {ranks - 1} of {ranks}, not started again: ended after {end_seconds:.1f} s", flush=True)
     return 0 if is_good and end_seconds <= LONGEST_END_SECONDS else 1
 
