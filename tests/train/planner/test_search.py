@@ -96,8 +96,8 @@ def test_layouts_are_put_in_the_order_of_their_measured_speeds() -> None:
     # Five layers on the first rank and three with the output layer on the second are faster than four on each.
     assert [(each.described, each.first_stage_layers) for each in layouts[1:]] == [
         ("tensor 2 x pipeline 1 x data 1", None),
-        ("tensor 1 x pipeline 2 x data 1", 5),
         ("tensor 1 x pipeline 1 x context 2 x data 1", None),
+        ("tensor 1 x pipeline 2 x data 1", 5),
         ("tensor 1 x pipeline 2 x data 1", None),
     ]
 
