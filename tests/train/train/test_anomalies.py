@@ -1,10 +1,13 @@
 """When the log notes a jump of the loss, and when a run ends that learns nothing."""
 
+import json
 import math
 import random
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from running import train
 
 from lt_shared.console import BadConfig
 from lt_train.train.anomalies import Anomalies
@@ -73,3 +76,14 @@ def test_jumps_that_come_again_are_each_noted() -> None:
         for step in range(1, 100)
     }
     assert [step for step, note in notes.items() if note] == list(bad)
+
+
+def test_the_last_of_the_bad_steps_is_logged(tmp_path: Path) -> None:
+    sized = ("--model", "tiny", "--seq-length", "16", "--micro-batch-size", "1", "--global-batch-size", "1", "--lr", "1e30")
+    ended = train(
+        "--mock-data", *sized, "--device", "cpu", "--ranks", "1", "--train-iters", "8", "--max-nan-steps", "3",
+        "--log-interval", "1", "--eval-iters", "0", "--save", str(tmp_path / "run"),
+    )  # fmt: skip
+    assert ended.code == 78
+    steps = [record for line in (tmp_path / "run/metrics.jsonl").open() if (record := json.loads(line))["kind"] == "step"]
+    assert f"the last of them {steps[-1]['step']};" in ended.err

@@ -16,7 +16,7 @@ import torch
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from lt_shared import run_log
-from lt_shared.console import ExitCode, TryAgain
+from lt_shared.console import BadConfig, ExitCode, TryAgain
 from lt_shared.run_log import CheckpointLoaded, Evaluation, Step
 from lt_shared.sample_order.log_notes import PhaseBegins, Skipped
 from lt_shared.sample_order.samples import Samples
@@ -238,7 +238,11 @@ class Loop:
             self._report_skipped(result)
         if result.sample_losses is not None:
             self.log.sample_losses(state.iteration, state.consumed_samples - result.samples, result.sample_losses)
-        spike = self.anomalies.observe(state.iteration, result)
+        try:
+            spike = self.anomalies.observe(state.iteration, result)
+        except BadConfig:
+            self._report(result)
+            raise
         if spike:
             self.log.line(spike)
 
