@@ -102,6 +102,15 @@ def test_layouts_are_put_in_the_order_of_their_measured_speeds() -> None:
     ]
 
 
+def test_options_are_complete_where_sharding_was_asked_for() -> None:
+    sized = ("--num-layers", "8", "--seq-length", "8192", "--micro-batch-size", "1", "--global-batch-size", "16")
+    replicated = ("--use-torch-fsdp2", "--num-distributed-optimizer-instances", "2")
+    assert chosen("llama3-8b", "h200-141gb", 1, *sized, *replicated, gpus=4).best.flags[:3] == list(replicated)
+    assert chosen("llama3-8b", "h200-141gb", 1, *sized, "--use-distributed-optimizer", gpus=2).best.flags == [
+        "--use-distributed-optimizer"
+    ]
+
+
 @pytest.mark.parametrize(
     ("layers", "ranks", "expected"),
     [

@@ -51,8 +51,15 @@ class ParallelLayout:
 
     @property
     def flags(self) -> list[str]:
-        """The same options as on the command line."""
+        """The same options as on the command line, and those that they were asked for beside."""
         words = []
+        memory = self.config.memory
+        if memory.fully_sharded:
+            words.append("--use-torch-fsdp2")
+        if memory.replicas > 1:
+            words += ["--num-distributed-optimizer-instances", str(memory.replicas)]
+        if self.config.parallelism.distributed_optimizer and "use_distributed_optimizer" not in self.options:
+            words.append("--use-distributed-optimizer")
         for name, value in self.options.items():
             flag = f"--{name.replace('_', '-')}"
             words += [flag] if value is True else [flag, str(value)]
