@@ -105,6 +105,7 @@ def resumed(place: Path, dataset: Dataset) -> dict[str, Outcome]:
     commands = {
         "fsdp-half": (*SMALL, *DP3, *FSDP, *end, *data),
         "bf16-half": (*SMALL, *BF16, *DP3, *FSDP, *end, *data),
+        "bf16-zero-half": (*SMALL, *BF16, *DP3, *ZERO, *end, *data),
         "experts-fsdp-half": (*SMALL, *EXPERTS, *DP3, *FSDP, *end, *data),
         "experts-zero-half": (*SMALL, *EXPERTS, *DP2, *EP2, *ZERO, *end, *data),
         # The last of the halves: no rank looks for one of them before it is saved.
@@ -129,6 +130,17 @@ def test_checkpoints_hold_the_same_tensors(place: Path) -> None:
             state = f"optimizer.state.{name}.{key}"
             torch.testing.assert_close(fsdp[state], zero[state], rtol=1e-3, atol=allowed)
             assert fsdp[state].any(), state
+
+
+@pytest.mark.usefixtures("resumed")
+def test_half_precision_begins_from_the_same_master_weights(place: Path) -> None:
+    """Adam's first step is of one length wherever a gradient is not near zero."""
+    fsdp, zero = (stored.tensors(place / name / "iter_0000001") for name in ("bf16-half", "bf16-zero-half"))
+    masters = [key for key in fsdp if key.startswith("optimizer.state.param.")]
+    assert masters
+    for key in masters:
+        differing = (fsdp[key] - zero[key]).abs() > 1e-6
+        assert differing.float().mean() < 0.1, key
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -40,6 +40,7 @@ def wrap(
         dtype = getattr(torch, run_config.precision.dtype)
         sharded = FullySharded(config, model, dtype, device, memory.replicas, collectives)
         _fill(run_config, (tensor for _, tensor in sharded.tensors(torch.Tensor.detach)))
+        sharded.round_weights()
         return sharded
     model.to(device)
     _fill(run_config, tensors_of(model))

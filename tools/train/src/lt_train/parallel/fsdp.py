@@ -14,6 +14,7 @@ with either.
 
 import contextlib
 import math
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
@@ -50,6 +51,8 @@ class FullySharded(_BaseDataParallel):  # type: ignore[misc]
         collectives: Collectives,
     ):
         super().__init__(config=config, module=model)
+        # Embedding and loss are views of what a kernel wrote, which nothing changes in place.
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor", category=UserWarning)
         self.ddp_config = DistributedDataParallelConfig()
         self.dtype = dtype
         self.slices = {
@@ -81,6 +84,12 @@ class FullySharded(_BaseDataParallel):  # type: ignore[misc]
     def parts(self, shards: Iterable[torch.nn.Parameter]) -> list[UpdatedPart]:
         """The order in which AdamW is to update `shards`, where ranks read each other's."""
         return self.collectives.parts({shard: self._of_shard[shard] for shard in shards})
+
+    @torch.no_grad()
+    def round_weights(self) -> None:
+        """To numbers of `dtype`, from which the master weights of all other layouts begin."""
+        for shard in self.shards.values():
+            shard.copy_(shard.to(self.dtype))
 
     def forget_gathered(self) -> None:
         """The shards have been set."""
