@@ -53,17 +53,17 @@ class ParallelLayout:
     def flags(self) -> list[str]:
         """The same options as on the command line, and those that they were asked for beside."""
         words = []
-        memory = self.config.memory
+        memory, parallel = self.config.memory, self.config.parallelism
         if memory.fully_sharded:
             words.append("--use-torch-fsdp2")
         if memory.replicas > 1:
             words += ["--num-distributed-optimizer-instances", str(memory.replicas)]
-        if self.config.parallelism.distributed_optimizer and "use_distributed_optimizer" not in self.options:
+        if parallel.distributed_optimizer and "use_distributed_optimizer" not in self.options:
             words.append("--use-distributed-optimizer")
         for name, value in self.options.items():
             flag = f"--{name.replace('_', '-')}"
             words += [flag] if value is True else [flag, str(value)]
-        if (parallel := self.config.parallelism).defers_weight_gradients:
+        if parallel.defers_weight_gradients:
             words += ["--pipeline-schedule", parallel.pipeline_schedule]
         return words
 
