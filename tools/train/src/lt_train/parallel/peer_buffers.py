@@ -1,12 +1,12 @@
 """Memory of a rank that its peers can read: what FSDP's collectives need of symmetric memory."""
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from lt_train.runtime.device import CUDA
+from lt_train.parallel.symmetric_memory import allocated
 
 
 class PeerBuffer(Protocol):
@@ -28,13 +28,8 @@ class SymmetricBuffer:
     """A `PeerBuffer` of GPUs of one node; copies out of another one's part are made by copy engines."""
 
     def __init__(self, group: ProcessGroup, count: int, dtype: torch.dtype):
-        from torch._C._distributed_c10d import _SymmetricMemory
-        from torch.distributed import _symmetric_memory as symmetric_memory
-
         self.rank, self.size = group.rank(), group.size()
-        place = torch.device(CUDA, torch.cuda.current_device())
-        self._memory: Tensor = _SymmetricMemory.empty_strided_p2p((max(1, count) * dtype.itemsize,), (1,), torch.uint8, place)
-        self._handle: Any = symmetric_memory.rendezvous(self._memory, group)
+        self._memory, self._handle = allocated(max(1, count) * dtype.itemsize, group)
         self._parts: list[Tensor] = [self._handle.get_buffer(rank, (count,), dtype, 0) for rank in range(self.size)]
 
     def of(self, rank: int) -> Tensor:

@@ -18,6 +18,17 @@ from lt_train.runtime import agreement
 from lt_train.runtime.device import CUDA
 
 
+def allocated(size_bytes: int, group: ProcessGroup) -> tuple[Tensor, Any]:
+    """A tensor that keeps this rank's part, and torch's handle of the parts of all ranks of `group`, which all call this."""
+    from torch._C._distributed_c10d import _SymmetricMemory
+    from torch.distributed import _symmetric_memory as symmetric_memory
+
+    # Not by torch's `empty`, whose tensors may begin anywhere in the memory that a handle stands for.
+    place = torch.device(CUDA, torch.cuda.current_device())
+    memory = _SymmetricMemory.empty_strided_p2p((size_bytes,), (1,), torch.uint8, place)
+    return memory, symmetric_memory.rendezvous(memory, group)
+
+
 class SymmetricMemory:
     """An `ops.peer_exchange.PeerMemory` of the ranks of `group`, with slots of `size_bytes`, or more if that is asked for."""
 
@@ -25,25 +36,15 @@ class SymmetricMemory:
         self.group = group
         self.rank, self.size = group.rank(), group.size()
         self._size_bytes = size_bytes
-        # A tensor that keeps the memory, and torch's handle of all ranks' parts.
-        self._slots: list[tuple[Tensor, Any]] = [self._allocated(size_bytes) for _ in range(SLOTS)]
+        self._slots: list[tuple[Tensor, Any]] = [allocated(size_bytes, group) for _ in range(SLOTS)]
         self._copies: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-
-    def _allocated(self, size_bytes: int) -> tuple[Tensor, Any]:
-        from torch._C._distributed_c10d import _SymmetricMemory
-        from torch.distributed import _symmetric_memory as symmetric_memory
-
-        # Not by torch's `empty`, whose tensors may begin anywhere in the memory that a handle stands for.
-        place = torch.device(CUDA, torch.cuda.current_device())
-        memory = _SymmetricMemory.empty_strided_p2p((size_bytes,), (1,), torch.uint8, place)
-        return memory, symmetric_memory.rendezvous(memory, self.group)
 
     def buffer(self, slot: int, rows: int, width: int, dtype: torch.dtype) -> Tensor:
         size_bytes = rows * width * dtype.itemsize
         if size_bytes > len(self._slots[slot][0]):
             # No peer reads it any more, or this rank would not have got it: but what it has queued itself may.
             torch.cuda.synchronize()
-            self._slots[slot] = self._allocated(size_bytes)
+            self._slots[slot] = allocated(size_bytes, self.group)
         return self._part(slot, self.rank, (rows, width), dtype, 0)
 
     def _part(self, slot: int, rank: int, shape: tuple[int, ...], dtype: torch.dtype, offset: int) -> Tensor:
