@@ -34,12 +34,14 @@ from lt_train.runtime import process_lifetime
 from lt_train.runtime.device import CPU, CUDA
 from lt_train.runtime.rank_environment import RankEnvironment
 
-LONGEST_SECONDS = 900
-# One that takes longer waits for a rank that has gone another way. The longest took 15 on two busy cores; on GPUs, where kernels
-# are compiled for eight runs at a time, more than 60.
-LONGEST_LAYOUT_SECONDS = {CPU: 60, CUDA: 240}
-# The second: a port that was free when the runs were planned, minutes before, and that another process has taken since.
-NOT_CONNECTED = ("Gloo connectFullMesh failed", "EADDRINUSE")
+LONGEST_SECONDS = 1800
+# One that takes longer waits for a rank that has gone another way. The longest took 15 on two busy cores, and a disk that others
+# fill can keep a checkpoint's fsync waiting for a minute; on GPUs, where kernels are compiled for eight runs at a time, more than
+# 60.
+LONGEST_LAYOUT_SECONDS = {CPU: 150, CUDA: 240}
+# The second: a port that was free when the runs were planned, minutes before, and that another process has taken since. The last
+# two: what a rank says of one that was killed.
+NOT_CONNECTED = ("Gloo connectFullMesh failed", "EADDRINUSE", "Connection closed by peer", "Connection reset by peer")
 # At this signal a rank prints where it is.
 STACKS = signal.SIGUSR2
 
@@ -48,10 +50,16 @@ STACKS = signal.SIGUSR2
 class Outcome:
     """What a layout came to: its losses, or `error` of a rank. `peak_bytes` is the memory of the fullest GPU."""
 
-    losses: dict[tuple[str, int], float]
+    recorded: dict[tuple[str, int], float]
     tokens_per_second: float | None
     peak_bytes: int
     error: str | None
+
+    @property
+    def losses(self) -> dict[tuple[str, int], float]:
+        """Those of its steps and evaluations. A test that asks for those of a layout that failed shows why it did."""
+        assert self.error is None, self.error
+        return self.recorded
 
 
 def plan_of(arguments: Iterable[str]) -> RunConfig:
@@ -88,13 +96,17 @@ def train_all(
     if not commands:
         return {}
     work = []
+    place.mkdir(parents=True, exist_ok=True)
     for name, arguments in commands.items():
-        (place / name).mkdir(parents=True)
         plan = plan_of([*arguments, "--save", str(place / name)])
         work.append({"name": name, "port": free_port(), "plan": plan.to_json(), "by_megatron": name in by_megatron})
     failed: dict[str, str] = {}
-    hung: set[str] = set()
+    hung: dict[str, str] = {}
     while left := [entry for entry in work if entry["name"] not in failed and not _done(place, entry["name"], 0)]:
+        for entry in left:
+            # A rank that was ended because another failed may have begun it.
+            shutil.rmtree(place / entry["name"], ignore_errors=True)
+            (place / entry["name"]).mkdir()
         (place / "work.json").write_text(json.dumps({"ranks": ranks, "saving": saving, "steps": steps, "work": left}))
         python = nursery.python() if plan.parallelism.device == CPU else sys.executable
         program = [python, __file__, str(place / "work.json")]
@@ -102,13 +114,10 @@ def train_all(
         if result.returncode:
             name = _failing(place, [entry["name"] for entry in left], result.stderr)
             said = [file.read_text() for file in sorted((place / name).glob("error-*"), key=os.path.getmtime)]
-            if name in hung or (said and not any(reason in text for text in said for reason in NOT_CONNECTED)):
-                failed[name] = said[0] if said else result.stderr[-6000:]
+            if name in hung or (said and not any(reason in said[0] for reason in NOT_CONNECTED)):
+                failed[name] = "\n".join([*hung.pop(name, "").splitlines(), said[0] if said else result.stderr[-6000:]])
                 continue
-            hung.add(name)
-            print(f"{name} hung: {result.stderr[-6000:]}")
-            shutil.rmtree(place / name)
-            (place / name).mkdir()
+            hung[name] = f"Of the first try:\n{''.join(said)}{result.stderr[-6000:]}\nOf the second:"
             next(entry for entry in left if entry["name"] == name)["port"] = free_port()
     return {name: _outcome(place / name, failed.get(name)) for name in commands}
 
@@ -124,7 +133,7 @@ def _failing(place: Path, names: list[str], errors: str) -> str:
             return name
     if not list(place.glob("*/begun")):
         raise RuntimeError(f"the ranks did not start: {errors}")
-    return next(name for name in names if not _done(place, name, 0))
+    return next((name for name in names if not _done(place, name, 0)), names[-1])
 
 
 def _outcome(directory: Path, error: str | None) -> Outcome:
