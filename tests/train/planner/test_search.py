@@ -198,8 +198,10 @@ def test_nothing_fits() -> None:
 def test_sizes_beside_auto_and_batches_that_do_not_divide_are_refused() -> None:
     with pytest.raises(UsageError, match="--tensor-model-parallel-size"):
         chosen("llama3.1-8b", "h100-80gb", 1, "--tensor-model-parallel-size", "2")
-    with pytest.raises(BadConfig, match="no layout divides"):
+    with pytest.raises(BadConfig, match=r"no layout divides .* 7 is not a multiple"):
         chosen("llama3.1-8b", "h100-80gb", 1, "--global-batch-size", "7", "--micro-batch-size", "4")
+    with pytest.raises(BadConfig, match="do not divide into 3 replicas"):
+        chosen("llama3.1-8b", "h100-80gb", 1, "--use-distributed-optimizer", "--num-distributed-optimizer-instances", "3")
 
 
 def test_plan_of_a_cluster_elsewhere() -> None:

@@ -157,12 +157,13 @@ def choose(config: RunConfig, options: dict[str, Any], cluster: Cluster) -> Choi
         else:
             found.append(layout_of(candidate, sizes, cluster))
     if not found:
-        for text, problem in wrong[0].items() if wrong else ():
+        for text, problem in wrong[0].items():
             if all(text in others for others in wrong):
                 raise problem
+        text, problem = next(iter(min(wrong, key=len).items()))
         raise BadConfig(
-            f"no layout divides {config.architecture.name} and its batches among {cluster.ranks} ranks",
-            "choose a --global-batch-size that is a multiple of --micro-batch-size x ranks, or another number of ranks",
+            f"no layout divides {config.architecture.name} and its batches among {cluster.ranks} ranks; of the nearest: {text}",
+            problem.hint or "choose a --global-batch-size that is a multiple of --micro-batch-size x ranks, or other ranks",
         )
     fitting = sorted((layout for layout in found if layout.fits), key=_order)
     if not fitting:
