@@ -288,6 +288,13 @@ def test_ranks_without_end_are_counted(key: str, value: float) -> None:
     assert hyperpod.translate(machines | {key: value}).options["use_torch_fsdp2"]
 
 
+def test_a_degree_that_does_not_divide_is_named() -> None:
+    machines = {"trainer.devices": 8, "trainer.num_nodes": 4, "model.shard_degree": 12, "model.sharding_strategy": "hybrid_shard"}
+    found = hyperpod.translate(machines)
+    assert "num_distributed_optimizer_instances" not in found.options
+    assert "it divides the ranks" in next(entry.reason for entry in found.dropped if entry.key == "model.shard_degree")
+
+
 def test_a_number_for_a_path_is_its_name() -> None:
     assert nemo.translate({"model.data.index_mapping_dir": 0}).options["data_cache_path"] == "0"
 
