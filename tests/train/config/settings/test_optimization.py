@@ -60,6 +60,8 @@ REFUSED: dict[str, tuple[tuple[str, ...], type[ToolError], str]] = {
     "two lengths": (("--lr-decay-iters", "5", "--lr-decay-samples", "40"), UsageError, "both --lr-decay-iters"),
     "two warm-ups": (("--lr-warmup-iters", "5", "--lr-warmup-fraction", "0.1"), UsageError, "--lr-warmup-fraction and another"),
     "warm-up from above": (("--lr", "1e-4", "--lr-warmup-init", "1e-3"), BadConfig, "warm-up starts at 0.001"),
+    "a rate beyond float32": (("--lr", "1e38"), BadConfig, "learning rate 1e[+]38: a step of AdamW"),
+    "its decay": (("--lr", "1e20", "--weight-decay", "1e20"), BadConfig, "learning rate 1e[+]20: a step of AdamW"),
     "long decay": (("--lr-decay-style", "WSD", "--lr-wsd-decay-iters", "995"), BadConfig, "do not fit in the 8000 samples"),
     "falling weight decay": (("--end-weight-decay", "0"), BadConfig, "weight decay falls from 0.1 to 0.0"),
     "constant weight decay": (("--end-weight-decay", "1"), BadConfig, "constant weight decay from 0.1 to 1.0"),

@@ -23,6 +23,7 @@ WSD_STYLES = ("exponential", "linear", "cosine", "minus_sqrt")
 INCREMENT_STYLES = ("constant", "linear", "cosine")
 # Earlier versions want an older emerging-optimizers than PyPI has.
 MUON_VERSION = (0, 19)
+LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
 
 POSITIVE = click.IntRange(min=1)
 NOT_NEGATIVE = click.IntRange(min=0)
@@ -167,6 +168,9 @@ def check(optimization: Optimization, dtype: str, parallelism: Parallelism) -> I
     settings = optimization
     if not 0 <= settings.min_lr <= settings.lr:
         yield BadConfig(f"minimum learning rate {settings.min_lr} is not between 0 and the learning rate {settings.lr}")
+    # AdamW divides its first step by 1 - beta1.
+    if max(settings.lr / (1 - settings.adam_beta1), settings.lr * settings.end_weight_decay) > LARGEST_FLOAT32:
+        yield BadConfig(f"learning rate {settings.lr}: a step of AdamW is larger than float32 holds", "lower --lr")
     if settings.lr_warmup_init > settings.lr:
         yield BadConfig(
             f"warm-up starts at {settings.lr_warmup_init}, above the learning rate {settings.lr}", "lower --lr-warmup-init"
