@@ -2,13 +2,13 @@
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings import streaming
 from lt_train.runtime import stream_intake
+from lt_train.runtime.private_directory import private_directory
 
 
 @contextlib.contextmanager
@@ -21,7 +21,8 @@ def handed_on(config: RunConfig, is_first: bool) -> Iterator[None]:
         return
     settings = config.checkpointing
     is_shared = settings.directory is not None and not settings.is_remote
-    with tempfile.TemporaryDirectory(prefix="lt-train-streams-") as own:
+    with private_directory() as directory:
+        own = str(directory)
         os.environ[stream_intake.DIRECTORY_VARIABLE] = own
         for place, intake in zip(places, stream_intake.streams(), strict=True):
             broken = streaming.broken_path(place, own)
