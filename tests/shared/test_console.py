@@ -209,7 +209,7 @@ with storage.publish({str(tmp_path / "out")!r}):
     process = subprocess.Popen([*program, "work", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     process.send_signal(number)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 128 + number
     assert errors == ("lt-x: error: interrupted\n" if number == signal.SIGINT else f"lt-x: error: ended by {number.name}\n")
     assert os.listdir(tmp_path) == ["program.py"]

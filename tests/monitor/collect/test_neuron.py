@@ -109,11 +109,11 @@ def test_a_driver_that_is_not_loaded_is_said(capsys: pytest.CaptureFixture[str])
 def test_the_first_report_of_this_machine(tool: Any, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "neuron-monitor"
-    program.write_text(f"#!/bin/sh\nwhile :; do cat <<'END'\n{json.dumps(REPORT)}\nEND\nsleep 30; done\n")
+    program.write_text(f"#!/bin/sh\nwhile :; do cat <<'END'\n{json.dumps(REPORT)}\nEND\nsleep 600; done\n")
     program.chmod(0o755)
     begin = time.monotonic()
     done = tool("neuron", PATH=f"{tmp_path / 'bin'}:/usr/bin:/bin")
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 300
     assert len(done.stdout.splitlines()) == 4
 
 
