@@ -145,7 +145,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         for arguments in daemons
     ]
     try:
-        for _ in range(600):
+        for _ in range(3000):
             if cluster.run("sinfo", "-h", "-o", "%T %D") == "idle 2":
                 break
             time.sleep(0.1)
@@ -153,7 +153,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
             raise AssertionError((folder / "slurmctld.log").read_text()[-2000:])
         yield cluster
         cluster.run("scancel", "--user", "root")
-        for _ in range(100):
+        for _ in range(1200):
             if not cluster.run("squeue", "-h", "-t", "RUNNING,COMPLETING"):
                 break
             time.sleep(0.1)
@@ -242,7 +242,7 @@ def _start_munge() -> subprocess.Popen[bytes] | None:
     Path("/run/munge").mkdir(exist_ok=True)
     shutil.chown("/run/munge", "munge", "munge")
     process = subprocess.Popen(["munged", "-F"], user="munge", group="munge", extra_groups=[], env={"PATH": _path()})
-    for _ in range(100):
+    for _ in range(1200):
         if subprocess.run(["munge", "-n"], capture_output=True).returncode == 0:
             return process
         time.sleep(0.1)

@@ -37,7 +37,7 @@ def test_a_job_from_the_queue_to_its_end(slurm: Any, tmp_path: Path) -> None:
     job = slurm.submit(tmp_path, script, "-N2", "-J", "gpt", "-o", "%x-%j.out")
     slurm.wait(job, "RUNNING")
     log = tmp_path / f"gpt-{job}.out"
-    for _ in range(600):
+    for _ in range(3000):
         if log.exists() and len(log.read_text().splitlines()) == 52:
             break
         time.sleep(0.1)

@@ -179,7 +179,7 @@ def test_a_command_that_hangs_is_tried_once_in_a_pass(tmp_path: Path, monkeypatc
     assert (tmp_path / "tried").read_text() == "x\n"
     assert len(json.loads((tmp_path / "state").read_text())["undelivered"]) == 5
     for pid in (tmp_path / "pids").read_text().split():
-        for _ in range(100):
+        for _ in range(1200):
             if not Path(f"/proc/{pid}").exists() or Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z":
                 break
             time.sleep(0.1)

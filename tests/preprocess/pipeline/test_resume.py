@@ -379,7 +379,7 @@ def start(arguments: list[Any], **options: Any) -> subprocess.Popen[bytes]:
 
 def wait_for_partial(directory: Path) -> None:
     """Wait until the start, with imports and perhaps compilation, is over and the output is being written."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not (directory / ".out_text_document.bin.partial").exists():
         assert time.monotonic() < deadline
         time.sleep(0.005)
