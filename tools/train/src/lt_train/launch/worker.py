@@ -175,11 +175,13 @@ def _leave_out(**used: object) -> None:
 def quiet() -> None:
     """megatron-core warns of every optional package that is not there and of its coming changes, on every rank.
 
-    torch warns of the old names by which megatron-core still calls it.
+    torch warns of how megatron-core calls it, and of a CUDA toolkit on a machine without a GPU.
     """
     warnings.filterwarnings("ignore", module=r"megatron\.")
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
-    logging.getLogger("megatron").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\.distributed\.checkpoint")
+    for name in ("megatron", "torch.utils.cpp_extension"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def main() -> None:
