@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from lt_shared import memory
 from lt_shared.console import Unavailable
 from lt_train.runtime.rank_environment import RankEnvironment
+from lt_train.runtime.start_clock import clock
 
 if TYPE_CHECKING:
     import torch
@@ -123,6 +124,26 @@ def allocate_in_expandable_segments() -> None:
     Llama 3.1 8B on two H200 had 4.6 GiB of holes, and ran out of memory for 2.0 more.
     """
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+
+
+def begin_context(device: str, rank_env: RankEnvironment) -> None:
+    """Have the driver make this process's context on its GPU in a thread, beside imports; torch then finds it.
+
+    Call when all that is for the driver stands in the environment. What fails is left to torch, which says it better.
+    """
+    if device != CUDA:
+        return
+
+    def begin() -> None:
+        gpu, context = ctypes.c_int(), ctypes.c_void_p()
+        with clock.beside("context"), contextlib.suppress(OSError):
+            driver = ctypes.CDLL("libcuda.so.1")
+            if not driver.cuInit(0) and not driver.cuDeviceGet(ctypes.byref(gpu), rank_env.local_rank):
+                driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), gpu)
+
+    # As torch does before it calls the driver.
+    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
+    threading.Thread(target=begin, name="context", daemon=True).start()
 
 
 def prepare(device: str, rank_env: RankEnvironment) -> "torch.device":

@@ -44,6 +44,7 @@ from lt_train.runtime.failure_watch import FailureWatch
 from lt_train.runtime.rank_environment import RankEnvironment
 from lt_train.runtime.restart_policy import NEXT_PHASE
 from lt_train.runtime.signals import Limits, Reason
+from lt_train.runtime.start_clock import clock
 from lt_train.runtime.watchdog import Watchdog
 from lt_train.train import kernel_trials, process_groups, timers
 from lt_train.train.anomalies import Anomalies
@@ -61,6 +62,7 @@ def train(config: RunConfig, rank_environment: RankEnvironment, where: torch.dev
     Manifest lines of checkpoints go to stdout of rank 0.
     """
     process_groups.form(config, rank_environment, where)
+    clock.lap("process groups")
     with FailureWatch():
         return _train(config, rank_environment, where)
 
@@ -78,6 +80,7 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, where: torch.de
     # The trials draw random numbers: before the seeding.
     chosen = kernel_trials.chosen(config, where, is_first)
     model_parallel_cuda_manual_seed(config.seed)
+    clock.lap("trials")
     versions = optional_packages.versions()
     with _log(config, is_first, where, chosen, versions) as log, contextlib.ExitStack() as at_end:
         arguments = megatron_arguments.of(config)
@@ -89,6 +92,7 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, where: torch.de
         chunks = build_gpt.build(config, chosen, where)
         at_end.callback(ddp.release, chunks)
         state = TrainingState(chunks, *optimizer.build(config, chosen, chunks))
+        clock.lap("model")
         if start is not None:
             training_state.load(Path(start), config, state, copies.supplied() if copies else None)
             log.line(CheckpointLoaded(state.iteration, str(Path(start).parent), _now()).format())
@@ -97,10 +101,12 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, where: torch.de
         if copies:
             copies.forget_others()
         optimizer.create_state(state.optimizer)
+        clock.lap("loading")
         loop = Loop(config, chosen, state, log, where, rank_environment, copies)
         if is_first and config.checkpointing.directory:
             order_record.write(config, state.consumed_samples, state.iteration, loop.saver.datasets)
         log.begin(state.iteration, arguments)
+        clock.lap("data")
         with Profiler(config.reporting.profile, rank_environment.rank, where, state.iteration) as profiler:
             stopped = loop.run(profiler)
     torch.distributed.barrier()
@@ -228,6 +234,8 @@ class Loop:
         """All that is told of each step."""
         state = self.state
         self.watchdog.beat(state.iteration)
+        if started := clock.end(state.iteration):
+            self.log.started(started)
         if self.attempt:
             self.attempt.reached(state.iteration)
             if recovery := self.attempt.recovered(state.iteration):
