@@ -2,6 +2,8 @@
 
 import gc
 import importlib
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -32,6 +34,22 @@ def test_objects_of_imports_are_not_searched_again() -> None:
         assert gc.isenabled() and gc.get_freeze_count() > before
     finally:
         gc.unfreeze()
+
+
+def test_an_optimizer_is_made_without_the_compiler() -> None:
+    program = """
+import sys, torch
+from lt_train.launch import rank_imports
+rank_imports.undo_marks_of_optimizers()
+weight = torch.nn.Parameter(torch.ones(1))
+optimizer = torch.optim.SGD([weight], lr=0.5)
+optimizer.load_state_dict(optimizer.state_dict())
+optimizer.zero_grad()
+print("torch._dynamo" in sys.modules)
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
 
 
 @pytest.fixture

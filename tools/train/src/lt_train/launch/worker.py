@@ -151,6 +151,7 @@ def _prepare(config: RunConfig, rank_env: RankEnvironment) -> Any:
     import torch  # noqa: F401
 
     clock.lap("torch")
+    rank_imports.undo_marks_of_optimizers()
     if config.parallelism.device == device.CUDA:
         # On a CPU nothing is.
         rank_imports.compile_when_called()

@@ -234,6 +234,31 @@ def name(device: "torch.device") -> str:
     return torch.cuda.get_device_name(device) if device.type == CUDA else CPU
 
 
+def identity(device: "torch.device") -> dict[str, object]:
+    """What kernels that have worked on a GPU depend on: which it is, and its driver, whose version its library's name has."""
+    import torch
+
+    if device.type != CUDA:
+        return {"name": CPU}
+    maps = Path("/proc/self/maps").read_text()
+    return {
+        "name": name(device),
+        "index": device.index,
+        "capability": capability_of(device),
+        "memory_bytes": torch.cuda.get_device_properties(device).total_memory,
+        "toolkit": torch.version.cuda,
+        "driver": sorted({line.split()[-1] for line in maps.splitlines() if "/libcuda.so" in line}),
+        "module": _text_of(Path("/proc/driver/nvidia/version")),
+    }
+
+
+def _text_of(path: Path) -> str | None:
+    try:
+        return path.read_text()
+    except OSError:
+        return None
+
+
 def peak_memory(device: "torch.device") -> tuple[int, int | None]:
     """The most bytes that this process needed so far: in tensors and in torch's reserve on a GPU, resident on a CPU."""
     import torch
