@@ -11,7 +11,7 @@ trials have passed at an earlier start (`lt_train.train.trial_memory`), the mode
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from megatron.core import parallel_state
@@ -50,9 +50,10 @@ class Trials:
 
     def _import(self) -> None:
         # What fails here fails again where it is tried, and is told there.
-        with clock.beside("imports of kernels"), contextlib.suppress(Exception):
-            for load in _imports(self._choose()):
-                load()
+        with contextlib.suppress(Exception):
+            for name, load in _imports(self._choose()).items():
+                with clock.beside(f"import of {name}"):
+                    load()
 
     def chosen(self, is_first: bool) -> Kernels:
         """The choice that all ranks make, of what works on all of them, or has worked."""
@@ -77,15 +78,17 @@ class Trials:
             self._memory.confirm()
 
 
-def _imports(chosen: Kernels) -> Iterator[Callable[[], object]]:
+def _imports(chosen: Kernels) -> dict[str, Callable[[], object]]:
+    found: dict[str, Callable[[], object]] = {}
     if chosen.attention == FLASH_ATTENTION_4:
         from lt_train.models import flash_attention
 
-        yield flash_attention.load
+        found[FLASH_ATTENTION.name] = flash_attention.load
     if chosen.swiglu == GEMM_EPILOGUE or chosen.cross_entropy == FUSED_LINEAR:
-        yield gemm_epilogues.load
-    if chosen.experts in GROUPED_BY_QUACK:
-        yield grouped_gemm_epilogues.load
+        found[QUACK.name] = gemm_epilogues.load
+    elif chosen.experts in GROUPED_BY_QUACK:
+        found[QUACK.name] = grouped_gemm_epilogues.load
+    return found
 
 
 def failures(config: RunConfig, chosen: Kernels, where: torch.device, has_passed: bool = False) -> Failures:
