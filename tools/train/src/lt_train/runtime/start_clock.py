@@ -54,12 +54,12 @@ class StartClock:
 
     @contextlib.contextmanager
     def beside(self, name: str) -> Iterator[None]:
-        """What a thread does within it runs beside the phases."""
+        """What happens within it, in a thread or as a part of a phase, is told beside the phases."""
         begin = time.monotonic()
         try:
             yield
         finally:
-            self._beside[name] = time.monotonic() - begin
+            self._beside[name] = self._beside.get(name, 0.0) + time.monotonic() - begin
 
     def end(self, step: int) -> Started | None:
         """`step` is done; None unless it is the first one since the start."""

@@ -91,8 +91,9 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, where: torch.de
         log.line("  versions: " + ", ".join(f"{package} {version}" for package, version in versions.items()), ())
         chunks = build_gpt.build(config, chosen, where)
         at_end.callback(ddp.release, chunks)
-        state = TrainingState(chunks, *optimizer.build(config, chosen, chunks))
         clock.lap("model")
+        state = TrainingState(chunks, *optimizer.build(config, chosen, chunks))
+        clock.lap("optimizer")
         if start is not None:
             training_state.load(Path(start), config, state, copies.supplied() if copies else None)
             log.line(CheckpointLoaded(state.iteration, str(Path(start).parent), _now()).format())
