@@ -1,11 +1,11 @@
 """What a rank imports before its first step, in less than half the time that it takes by itself.
 
-Of 6.5 s of a processor that importing torch, megatron-core, flash-attn-4 and quack takes, 2.9 are left before the model is built
-(Python 3.12, torch 2.13, megatron-core 0.19.2, Intel Xeon, 2026-11-27):
+Importing torch, megatron-core, flash-attn-4 and quack took 6.2 s of a processor. Now 2.3 are left before the model is built, and
+1.4 go on in a thread (Python 3.12, torch 2.13, megatron-core 0.19.2, 2 busy cores of a Xeon, 2026-11-27). What is left out:
 
 - megatron-core and quack wrap small functions in torch.compile, which imports torch's compiler, 1.4 s. Few runs call one: here a
   function is compiled when it is called. torch's optimizers import 0.4 s of it, to say that it shall not compile them.
-- megatron-core imports flash-attn-4, and with it cutlass-dsl, for inference alone: `lt_train.train.kernel_trials` does when they
+- megatron-core imports flash-attn-4, and with it cutlass-dsl, for inference alone. `lt_train.train.kernel_trials` does when they
   are needed.
 - wandb and tensorboard are imported by megatron-core wherever they are, 0.7 s.
 - Python looks for circles among a million objects that imports make, and finds none, 1.2 s.

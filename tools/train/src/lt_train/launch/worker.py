@@ -63,6 +63,7 @@ def _stand_by(config: RunConfig, control: Controlled) -> int:
 
     ranks = config.parallelism.world_size
     _prepare_process(config)
+    _import_torch(config)
     any_rank = RankEnvironment(0, 0, ranks, ranks, rank_environment.LOOPBACK, 0, "lt-train")
     # A context on a GPU takes memory of whoever trains there: only once it is known which one.
     where = device.prepare(device.CPU, any_rank) if config.parallelism.device == device.CPU else None
@@ -71,7 +72,9 @@ def _stand_by(config: RunConfig, control: Controlled) -> int:
     if attempt is None:
         return ExitCode.OK
     config, rank_env = _begun(attempt, ranks)
-    return start(config, rank_env, control, where or device.prepare(config.parallelism.device, rank_env))
+    where = where or device.prepare(config.parallelism.device, rank_env)
+    clock.lap("device")
+    return start(config, rank_env, control, where)
 
 
 def start(config: RunConfig, rank_env: RankEnvironment, control: Controlled | None = None, where: Any = None) -> int:
@@ -148,16 +151,22 @@ def _prepare(config: RunConfig, rank_env: RankEnvironment) -> Any:
 
     _prepare_process(config)
     device.begin_context(config.parallelism.device, rank_env)
+    _import_torch(config)
+    where = device.prepare(config.parallelism.device, rank_env)
+    clock.lap("device")
+    return where
+
+
+def _import_torch(config: RunConfig) -> None:
     import torch  # noqa: F401
+
+    from lt_train.runtime import device
 
     clock.lap("torch")
     rank_imports.undo_marks_of_optimizers()
     if config.parallelism.device == device.CUDA:
-        # On a CPU nothing is.
+        # On a CPU nothing is compiled.
         rank_imports.compile_when_called()
-    where = device.prepare(config.parallelism.device, rank_env)
-    clock.lap("device")
-    return where
 
 
 def _prepare_process(config: RunConfig) -> None:

@@ -53,6 +53,17 @@ def compute_capability() -> tuple[int, int] | None:
     return major.value, minor.value
 
 
+def begin_driver() -> None:
+    """Have the driver set itself up in a thread: `compute_capability` waits for it, and what comes before does not."""
+
+    def begin() -> None:
+        with contextlib.suppress(OSError):
+            ctypes.CDLL("libcuda.so.1").cuInit(0)
+
+    if gpu_count():
+        threading.Thread(target=begin, name="driver", daemon=True).start()
+
+
 def capability_text(capability: tuple[int, int]) -> str:
     """For messages about a GPU."""
     return f"its compute capability is {capability[0]}.{capability[1]}"
