@@ -40,13 +40,13 @@ class Trials:
     """Those of one rank, from before its process groups until its first step. All ranks call its methods."""
 
     def __init__(self, config: RunConfig, where: torch.device):
-        self._config, self._where = config, where
+        self._config, self._where, self._capability = config, where, device.capability_of(where)
         self._passed = False
         self._thread = threading.Thread(target=self._import, name="kernels", daemon=True)
         self._thread.start()
 
     def _choose(self, failed: Failures = NONE_FAILED) -> Kernels:
-        return kernels.choose(self._config, device.capability_of(self._where), failed)
+        return kernels.choose(self._config, self._capability, failed)
 
     def _import(self) -> None:
         # What fails here fails again where it is tried, and is told there.
