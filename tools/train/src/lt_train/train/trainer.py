@@ -238,8 +238,8 @@ class Loop:
         state = self.state
         self.watchdog.beat(state.iteration)
         if started := clock.end(state.iteration):
-            self.log.started(started)
             self.after_first_step()
+            self.log.started(started)
         if self.attempt:
             self.attempt.reached(state.iteration)
             if recovery := self.attempt.recovered(state.iteration):
