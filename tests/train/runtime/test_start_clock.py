@@ -37,7 +37,7 @@ def test_phases_add_up_from_the_start_of_the_launcher(monkeypatch: pytest.Monkey
     started = clock.end(7)
     assert started and clock.end(8) is None
     assert list(started.phases) == ["launcher", "torch", "model", "first step"] and list(started.beside) == ["context"]
-    assert started.phases["launcher"] == pytest.approx(5) and started.step == 7
+    assert started.phases["launcher"] == pytest.approx(5, abs=1) and started.step == 7
     assert sum(started.phases.values()) == pytest.approx(started.seconds)
     found = STARTED.search(started.format().encode())
     assert found and float(found["seconds"]) == pytest.approx(started.seconds, abs=0.01) and found["step"] == b"7"
