@@ -13,7 +13,7 @@ files are written, beside the median of those before. Before all that, the proce
 
 With --restart, `lt-train` itself saves after two steps and continues, from files in the page cache: with no machine code from a
 run before, with that of the first continued run, so once more, and without the buffer of --async-save. Seconds are from the
-process's start to what its log says.
+process's start to what its log says; on standard error stand its own words on the start, and its warnings.
 """
 
 import argparse
@@ -279,6 +279,8 @@ def continued(run: Run, options: list[str], code: Path) -> dict[str, float]:
     lines = []
     for line in process.stderr:
         lines.append(line)
+        if "started in" in line or "warning" in line:
+            print(f"bench: {line.strip()}", file=sys.stderr, flush=True)
         name, sign = list(MILESTONES.items())[len(found)]
         if sign in line:
             found[name] = time.perf_counter() - begin

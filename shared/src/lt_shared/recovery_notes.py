@@ -1,4 +1,4 @@
-"""What a log says of local checkpoints and of restarts after a failure. lt-train prints it, lt-monitor finds it again.
+"""What a log says of local checkpoints, starts, and restarts after a failure. lt-train prints it, lt-monitor finds it again.
 
 In metrics.jsonl they are notes. The patterns are as those of `lt_shared.run_log`. The line of a local checkpoint begins as
 Megatron-LM's, which ends after the iteration.
@@ -20,6 +20,7 @@ RECOVERED = re.compile(
     + rb"recovered in (?P<seconds>[\d.]{1,20}) s: iteration (?P<before>\d{1,15}) was the last before the failure, "
     + rb"(?P<step>\d{1,15}) the first after it, (?P<repeated_steps>\d{1,15}) step\(s\) repeated"
 )
+STARTED = re.compile(run_log.TIMESTAMP + rb"started in (?P<seconds>[\d.]{1,20}) s, with iteration (?P<step>\d{1,15}): ")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,3 +56,27 @@ class Recovery:
         said = f"iteration {self.before} was the last before the failure, {self.step} the first after it"
         repeated = f"{self.repeated_steps} step(s) repeated"
         return f"  {run_log.stamp(time)}recovered in {self.seconds:.2f} s: {said}, {repeated}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Started:
+    """`step` was the first of its attempt, complete `seconds` after lt-train's start, on the first rank.
+
+    `phases` are the seconds of what came one after the other, `beside` of what ran meanwhile.
+    """
+
+    seconds: float
+    step: int
+    phases: dict[str, float]
+    beside: dict[str, float]
+
+    NOTE = "started"
+
+    def format(self, time: datetime.datetime | None = None) -> str:
+        beside = f"; beside that {_listed(self.beside)}" if self.beside else ""
+        said = f"started in {self.seconds:.2f} s, with iteration {self.step}"
+        return f"  {run_log.stamp(time)}{said}: {_listed(self.phases)}{beside}"
+
+
+def _listed(phases: dict[str, float]) -> str:
+    return ", ".join(f"{name} {seconds:.2f}" for name, seconds in phases.items())

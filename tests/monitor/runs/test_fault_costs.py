@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lt_shared import run_log
-from lt_shared.recovery_notes import LocalCheckpoint, Recovery
+from lt_shared.recovery_notes import LocalCheckpoint, Recovery, Started
 
 # Metrics of a run are dropped an hour after its end.
 BEGIN = datetime.datetime.now() - datetime.timedelta(seconds=60)
@@ -29,7 +29,9 @@ def steps(first: int, last: int, begin: float) -> list[str]:
 
 # A checkpoint in SAVE after step 4, local ones after 6 and 8; the run dies in step 10 and goes on from 8.
 LINES = [
-    *steps(1, 4, 0),
+    *steps(1, 1, 0),
+    Started(9.5, 1, {"launcher": 0.5, "torch": 4.0, "first step": 5.0}, {"context": 1.25}).format(at(1)),
+    *steps(2, 4, 1),
     run_log.CheckpointSaved(4, "/fsx/run", at(6)).format(),
     run_log.format_checkpoint_waited(4, 0.5, 2.0),
     *steps(5, 6, 6),
@@ -52,6 +54,13 @@ MEANS = {
 def log(tmp_path: Path) -> Path:
     (tmp_path / "run.log").write_text("".join(f"{line}\n" for line in LINES))
     return tmp_path / "run.log"
+
+
+def test_a_start_is_a_note(tool: Any, log: Path) -> None:
+    events = [json.loads(line) for line in tool("scrape", str(log)).stdout.splitlines()]
+    (found,) = [event for event in events if event.get("note") == "started"]
+    assert found["fields"] == {"seconds": 9.5, "step": 1}
+    assert found["message"].endswith("launcher 0.50, torch 4.00, first step 5.00; beside that context 1.25")
 
 
 def test_the_costs_in_summarize_and_goodput(tool: Any, log: Path) -> None:

@@ -184,3 +184,10 @@ def test_reads_more_shards_than_a_process_may_open(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert all(begun) and all(torch.equal(target, torch.arange(2000.0)) for target in targets)
     assert left == held
+
+
+@pytest.mark.parametrize(("processors", "ranks", "count"), [(2, 1, 8), (64, 1, 16), (96, 8, 12)])
+def test_as_many_readers_as_processors(processors: int, ranks: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(processors))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    assert tensor_reader.readers() == count

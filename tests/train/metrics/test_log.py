@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pseudo_terminal
 import pytest
@@ -92,6 +93,18 @@ def test_a_terminal_shows_a_table_above_the_progress_bar(reported: tuple[Path, s
     assert f"checkpoint of step 4: {run}" in error.replace("\r\n", "")
     assert f"{STEPS}/{STEPS} steps (100%)" in error
     assert [json.loads(line)["kind"] for line in out.splitlines()] == ["checkpoint", "end"]
+
+
+def test_the_parts_of_a_start_add_up(reported: tuple[Path, str, str]) -> None:
+    run, _, error = reported
+    (note,) = [record for record in metrics_of(run, "note") if record["note"] == "started"]
+    fields: Any = note["fields"]
+    assert fields["step"] == 1 and sum(fields["phases"].values()) == pytest.approx(fields["seconds"])
+    names = list(fields["phases"])
+    assert names[:3] == ["launcher", "interpreter", "torch"] and names[-3:] == ["loading", "data", "first step"]
+    assert all(seconds >= 0 for seconds in fields["phases"].values())
+    assert str(note["message"]) in (run / "train.log").read_text()
+    assert f"first step after {fields['seconds']:.1f} s" in error
 
 
 def test_times_of_the_parts_of_a_step(reported: tuple[Path, str, str]) -> None:

@@ -1,8 +1,10 @@
 import ctypes
 import dataclasses
+import py_compile
 import resource
 import shutil
 import socket
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -49,6 +51,22 @@ def test_rendezvous_port(tmp_path: Path) -> None:
     assert "needs root" in said(machine_checks.rendezvous_port, situation(tmp_path, RANK="0", **low))[0]
     nowhere = rank | {"MASTER_ADDR": "no-such-host.invalid"}
     assert "has no address" in said(machine_checks.rendezvous_port, situation(tmp_path, RANK="0", **nowhere))[0]
+
+
+def test_bytecode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "large_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(machine_checks, "LARGE_PACKAGES", ("large_package", "not_there"))
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    here = situation(tmp_path)
+    assert not said(machine_checks.bytecode, here)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (told,) = said(machine_checks.bytecode, here)
+    assert "PYTHONDONTWRITEBYTECODE" in told and "compiles large_package anew" in told
+    py_compile.compile(str(package / "__init__.py"))
+    assert not said(machine_checks.bytecode, here)
 
 
 def test_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

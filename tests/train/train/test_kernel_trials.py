@@ -5,9 +5,12 @@ The packages run on GPUs only: here their calls are replaced.
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,10 +22,11 @@ from lt_shared.console import BadConfig
 from lt_train.config import kernels, optional_packages
 from lt_train.config.optional_packages import FLASH_ATTENTION, QUACK
 from lt_train.config.run_config import RunConfig
-from lt_train.kernels import gemm_epilogues
+from lt_train.kernels import compile_caches, gemm_epilogues
 from lt_train.models import flash_attention
 from lt_train.runtime import device
-from lt_train.train import kernel_trials
+from lt_train.train import kernel_trials, trial_memory
+from lt_train.train.kernel_trials import Trials
 
 HOPPER = (9, 0)
 HERE = torch.device("cpu")
@@ -106,6 +110,94 @@ def test_too_little_memory_is_no_failure_of_a_package(group: None, monkeypatch: 
     config = assembled(WORDS)
     with pytest.raises(torch.OutOfMemoryError):
         kernel_trials.failures(config, kernels.choose(config, HOPPER), HERE)
+
+
+@pytest.fixture
+def remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where trials are remembered."""
+    monkeypatch.setenv(compile_caches.TRIALS, str(tmp_path))
+    monkeypatch.setattr(device, "capability_of", lambda where: HOPPER)
+    for module in (flash_attention, gemm_epilogues):
+        monkeypatch.setattr(module, "load", lambda: None)
+    return tmp_path
+
+
+def started(monkeypatch: pytest.MonkeyPatch, *words: str, **broken: Exception) -> tuple[Trials, str, list[str]]:
+    """The trials of a start, the attention that it chooses, and which kernels it has tried."""
+    tried: list[str] = []
+
+    def set_attribute(module: Any, name: str, call: Any) -> None:
+        monkeypatch.setattr(module, name, lambda *arguments: (tried.append(name), call(*arguments))[1])
+
+    replace(set_attribute, **broken)
+    trials = Trials(assembled((*WORDS, *words)), HERE)
+    return trials, trials.chosen(is_first=True).attention, tried
+
+
+def test_what_has_passed_is_not_waited_for_again(group: None, remembered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trials, attention, tried = started(monkeypatch)
+    assert attention == "flash-attn-4" and {"attend", "gated_gemm", "exponential_gemm"} <= set(tried)
+    # Not before the first step is made.
+    assert started(monkeypatch)[2]
+    trials.confirm()
+    trials, attention, tried = started(monkeypatch)
+    assert (attention, tried) == ("flash-attn-4", [])
+    # That start has died before its first step.
+    trials, _, tried = started(monkeypatch)
+    assert tried
+    trials.confirm()
+    trials, _, tried = started(monkeypatch)
+    trials.confirm()
+    assert not tried and not started(monkeypatch)[2]
+
+
+def test_what_has_failed_is_tried_again(group: None, remembered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trials, attention, _ = started(monkeypatch, flash=BROKEN)
+    assert attention == "sdpa"
+    trials.confirm()
+    assert not list(remembered.iterdir())
+    assert started(monkeypatch)[1] == "flash-attn-4"
+
+
+@pytest.mark.parametrize("change", ["driver", "version", "source", "variable", "sequence", "content", "host"])
+def test_what_has_changed_is_tried_again(
+    change: str, group: None, remembered: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    started(monkeypatch)[0].confirm()
+    words = []
+    if change == "driver":
+        monkeypatch.setattr(device, "identity", lambda where: {"driver": "libcuda.so.581"})
+    elif change == "version":
+        versions = optional_packages.versions()
+        monkeypatch.setattr(optional_packages, "versions", lambda: versions | {"quack-kernels": "9.9.9"})
+    elif change == "source":
+        copy = tmp_path_factory.mktemp("copy") / "lt_train"
+        shutil.copytree(trial_memory.ROOT, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        (copy / "kernels/swiglu.py").write_text("# another\n")
+        monkeypatch.setattr(trial_memory, "ROOT", copy)
+    elif change == "variable":
+        monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
+    elif change == "sequence":
+        words = ["--seq-length", "128"]
+    elif change == "content":
+        (path,) = remembered.iterdir()
+        path.write_text(path.read_text()[:-1])
+    else:
+        monkeypatch.setattr("socket.gethostname", lambda: "another")
+    assert started(monkeypatch, *words)[2]
+
+
+def test_ranks_may_write_at_once(group: None, remembered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = started(monkeypatch)[0]
+    threads = [threading.Thread(target=trials.confirm) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not started(monkeypatch)[2]
+    # A directory that nothing can be written to ends no run.
+    trials._memory._path = Path("/proc/nowhere/trial.json")
+    trials.confirm()
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from lt_train.config.options import MEASURED_SUBJECTS, RunCommand, run_options, 
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings import benchmark, streaming
 from lt_train.config.settings import data as data_settings
-from lt_train.runtime import signals
+from lt_train.runtime import device, signals
 
 EXAMPLES = """
 lt-preprocess corpus.jsonl --tokenizer gpt2/ --append-eod -o data/web | lt-train --model tiny --train-iters 20 --save run1 -
@@ -81,6 +81,7 @@ def command(data: tuple[str, ...], dry_run: bool, as_json: bool, **options: Any)
     rank of torchrun or srun. Log lines go to standard error, one JSON line per checkpoint to standard output. The same command
     continues an interrupted run.
     """
+    device.begin_driver()
     from lt_train.launch import launcher, tokenization
     from lt_train.planner.resolve import resolve_run_config
 

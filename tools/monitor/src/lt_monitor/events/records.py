@@ -78,6 +78,7 @@ NOTES = (
     "waiting-for-data",
     recovery_notes.LocalCheckpoint.NOTE,
     recovery_notes.Recovery.NOTE,
+    recovery_notes.Started.NOTE,
 )
 
 _REQUIRED: dict[str, tuple[str, ...]] = {

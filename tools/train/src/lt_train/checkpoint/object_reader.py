@@ -39,6 +39,7 @@ from lt_train.checkpoint.archive_reader import BytesFile, Members, read_object
 from lt_train.checkpoint.pickle_allowlist import INDEX_NAMES
 from lt_train.checkpoint.shards.stored_shards import Objects, OpenShard, Place, StoredShards
 from lt_train.checkpoint.tensor_reader import LEAST_BYTES, TensorReader
+from lt_train.runtime.start_clock import clock
 
 INDEX = ".metadata"
 # One reader at a time leaves a disk idle while it computes checksums and the kernel clears the pages of the buffer.
@@ -107,7 +108,7 @@ def _in_order(stored: StoredShards | None, recorded: FileChecksums | None, verif
 
         items = sorted(plan.items, key=place)
         if stored is None:
-            with TensorReader(Path(reader.path), recorded, verify) as tensors:
+            with clock.beside("reading of tensors"), TensorReader(Path(reader.path), recorded, verify) as tensors:
                 begun = [_begun(tensors, place(item), item, reader, planner) for item in items]
                 left = [item for item, target in zip(items, begun, strict=True) if target is None]
                 future = read_data(reader, dataclasses.replace(plan, items=left), planner)

@@ -20,6 +20,8 @@ from pathlib import Path
 from lt_shared import ownership
 from lt_shared.console import warn
 
+# Ours, of `lt_train.train.trial_memory`.
+TRIALS = "LT_TRAIN_TRIALS_DIR"
 # What each compiler reads, and the name of its directory.
 OF_THE_MACHINE = {"TORCHINDUCTOR_CACHE_DIR": "inductor"}
 OF_THE_USER = {
@@ -27,6 +29,7 @@ OF_THE_USER = {
     "CUTE_DSL_CACHE_DIR": "cute-dsl",
     "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": "flash-attention",
     "QUACK_CACHE_DIR": "quack",
+    TRIALS: "trials",
 }
 FLASH_ATTENTION_KEEPS_CODE = "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"
 

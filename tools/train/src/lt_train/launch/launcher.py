@@ -18,6 +18,7 @@ from lt_train.planner import memory_estimate, stage_work
 from lt_train.preflight import check_runner
 from lt_train.runtime import process_lifetime, rank_environment, restart_policy, run_files
 from lt_train.runtime.rank_environment import RankEnvironment
+from lt_train.runtime.start_clock import clock
 from lt_train.train import crash_loop
 
 
@@ -170,6 +171,8 @@ def _report_finished(config: RunConfig) -> None:
 
 def _become(config: RunConfig, rank_env: RankEnvironment) -> int:
     """Continue as the rank that torchrun or srun started."""
+    clock.begin()
+    clock.lap("launcher")
     os.environ.update(rank_env.variables())
     if rank_env.rank:
         return restart_policy.outside(worker.start(config, rank_env))

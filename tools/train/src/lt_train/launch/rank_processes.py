@@ -21,7 +21,7 @@ from typing import Self
 from lt_shared.console import ExitCode, Terminated, ToolError, note
 from lt_train.config.run_config import RunConfig
 from lt_train.launch.control import Control
-from lt_train.runtime import rank_environment, signals
+from lt_train.runtime import rank_environment, signals, start_clock
 from lt_train.runtime.ports import free_port
 from lt_train.runtime.private_directory import private_directory
 from lt_train.runtime.process_lifetime import PARENT_VARIABLE
@@ -91,7 +91,8 @@ class Ranks:
         return self._wait(first=node.node_rank * len(self._processes))
 
     def _start(self, config_file: str, variables: dict[str, str], *options: str) -> Process:
-        environment = {**os.environ, **variables, PARENT_VARIABLE: str(os.getpid())}
+        began = {start_clock.VARIABLE: str(start_clock.process_start())} if self._attempts == 1 else {}
+        environment = {**os.environ, **variables, **began, PARENT_VARIABLE: str(os.getpid())}
         if self._control:
             environment |= self._control.variables
         command = [sys.executable, "-P", "-m", "lt_train.launch.worker", config_file, *options]

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from lt_shared import console
 from lt_shared.console import BadConfig, ExitCode
 from lt_train.config.run_config import RunConfig
 from lt_train.kernels import compile_caches
+from lt_train.launch import rank_imports
 from lt_train.launch.control import VARIABLE, Controlled
 from lt_train.runtime import flight_recorder, process_lifetime, rank_environment, signals
 from lt_train.runtime.rank_environment import RankEnvironment
+from lt_train.runtime.start_clock import clock
 
 
 @click.command(cls=console.Command)
@@ -28,6 +31,7 @@ from lt_train.runtime.rank_environment import RankEnvironment
 def command(config_file: str, spare: bool) -> int:
     """Run one rank of the run that CONFIG_FILE configures."""
     process_lifetime.die_with_launcher()
+    clock.begin()
     config = RunConfig.from_json(Path(config_file).read_text())
     if spare:
         return _stand_by(config, _controlled(config, None))
@@ -59,16 +63,18 @@ def _stand_by(config: RunConfig, control: Controlled) -> int:
 
     ranks = config.parallelism.world_size
     _prepare_process(config)
+    _import_torch(config)
     any_rank = RankEnvironment(0, 0, ranks, ranks, rank_environment.LOOPBACK, 0, "lt-train")
     # A context on a GPU takes memory of whoever trains there: only once it is known which one.
     where = device.prepare(device.CPU, any_rank) if config.parallelism.device == device.CPU else None
-    from lt_train.train import trainer  # noqa: F401
-
+    _imported(config)
     attempt = control.attempt()
     if attempt is None:
         return ExitCode.OK
     config, rank_env = _begun(attempt, ranks)
-    return start(config, rank_env, control, where or device.prepare(config.parallelism.device, rank_env))
+    where = where or device.prepare(config.parallelism.device, rank_env)
+    clock.lap("device")
+    return start(config, rank_env, control, where)
 
 
 def start(config: RunConfig, rank_env: RankEnvironment, control: Controlled | None = None, where: Any = None) -> int:
@@ -78,16 +84,15 @@ def start(config: RunConfig, rank_env: RankEnvironment, control: Controlled | No
     silently. megatron-core is imported after the device is prepared: on a CPU it needs replacements to be in place.
     """
     signals.listen()
+    clock.lap("interpreter")
+    run = None
     while True:
         try:
-            where = where or _prepare(config, rank_env)
-            if config.scoring:
-                from lt_train.train.scoring import score
-
-                return score(config, rank_env, where)
-            from lt_train.train.trainer import train
-
-            return train(config, rank_env, where)
+            if run is None:
+                with rank_imports.uncollected():
+                    where = where or _prepare(config, rank_env)
+                    run = _imported(config)
+            return run(config, rank_env, where)
         except Exception as error:
             from lt_train.runtime import device, failure_report, interruption
 
@@ -106,8 +111,18 @@ def start(config: RunConfig, rank_env: RankEnvironment, control: Controlled | No
         config, rank_env = _begun(attempt, rank_env.local_world_size)
 
 
+def _imported(config: RunConfig) -> Callable[..., int]:
+    """What a rank of `config` calls. megatron-core looks for flash-attn-4, which only TransformerEngine needs already then."""
+    unneeded = () if config.layers.transformer_engine else ("flash_attn.cute",)
+    with rank_imports.absent(*unneeded):
+        from lt_train.train import scoring, trainer
+    clock.lap("megatron-core")
+    return scoring.score if config.scoring else trainer.train
+
+
 def _begun(attempt: dict[str, Any], ranks: int) -> tuple[RunConfig, RankEnvironment]:
     """What the launcher has said to begin, on one machine, in this process's environment, too."""
+    clock.begin_again()
     rank = attempt["rank"]
     rank_env = RankEnvironment(rank, rank, ranks, ranks, rank_environment.LOOPBACK, attempt["port"], "lt-train")
     os.environ.update(rank_env.variables())
@@ -135,7 +150,23 @@ def _prepare(config: RunConfig, rank_env: RankEnvironment) -> Any:
     from lt_train.runtime import device
 
     _prepare_process(config)
-    return device.prepare(config.parallelism.device, rank_env)
+    device.begin_context(config.parallelism.device, rank_env)
+    _import_torch(config)
+    where = device.prepare(config.parallelism.device, rank_env)
+    clock.lap("device")
+    return where
+
+
+def _import_torch(config: RunConfig) -> None:
+    import torch  # noqa: F401
+
+    from lt_train.runtime import device
+
+    clock.lap("torch")
+    rank_imports.undo_marks_of_optimizers()
+    if config.parallelism.device == device.CUDA:
+        # On a CPU nothing is compiled.
+        rank_imports.compile_when_called()
 
 
 def _prepare_process(config: RunConfig) -> None:
@@ -154,7 +185,8 @@ def _prepare_process(config: RunConfig) -> None:
         device.launch_in_order()
     if config.parallelism.device == device.CUDA:
         device.allocate_in_expandable_segments()
-    _leave_out(wandb=config.reporting.wandb, tensorboard=config.reporting.tensorboard_dir)
+    used = {"wandb": config.reporting.wandb, "tensorboard": config.reporting.tensorboard_dir}
+    rank_imports.leave_out(*(package for package, use in used.items() if use is None))
 
 
 def _keep_standard_output_for_data() -> None:
@@ -163,13 +195,6 @@ def _keep_standard_output_for_data() -> None:
     data = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     sys.stdout = open(data, "w", encoding="utf-8", errors="surrogateescape")
-
-
-def _leave_out(**used: object) -> None:
-    """Let packages that are not used count as absent: megatron-core imports them wherever they are, for half a second."""
-    for package, use in used.items():
-        if use is None:
-            sys.modules.setdefault(package, None)  # type: ignore[arg-type]
 
 
 def quiet() -> None:

@@ -19,7 +19,7 @@ from typing import IO, Any, Self
 
 from lt_shared import manifest, run_log
 from lt_shared.console import Progress, Verbosity, verbosity, warn
-from lt_shared.recovery_notes import LocalCheckpoint, Recovery
+from lt_shared.recovery_notes import LocalCheckpoint, Recovery, Started
 from lt_shared.run_log import Evaluation, Step
 from lt_shared.sample_order import sample_losses
 from lt_shared.sample_order.log_notes import PhaseBegins, Skipped
@@ -133,9 +133,13 @@ class Log:
         """The first step after a failure is done."""
         self._note(recovery, datetime.datetime.now())
 
+    def started(self, started: Started) -> None:
+        """The first step of this attempt is done."""
+        self._note(started, datetime.datetime.now(), [f"first step after {started.seconds:.1f} s"])
+
     def _note(
         self,
-        note: PhaseBegins | Skipped | LocalCheckpoint | Recovery,
+        note: PhaseBegins | Skipped | LocalCheckpoint | Recovery | Started,
         time: datetime.datetime | None = None,
         brief: Sequence[str] | None = None,
     ) -> None:

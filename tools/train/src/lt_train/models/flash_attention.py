@@ -224,6 +224,11 @@ def _sinks_gradient(output: Tensor, gradient: Tensor, normalizers: Tensor, sinks
     return -(probabilities * products).sum(dim=(0, 2)).to(sinks.dtype)
 
 
+def load() -> None:
+    """Import flash-attn-4, which the first call would do."""
+    _flash()
+
+
 @functools.cache
 def _flash() -> ModuleType:
     # It compiles with arguments that its compiler warns of, each time.

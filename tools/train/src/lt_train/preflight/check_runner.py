@@ -35,6 +35,7 @@ CHECKS: dict[str, Check] = {
     **_group("network", network_checks.interfaces, network_checks.deprecated_variables),
     **_group("machine", machine_checks.open_files, machine_checks.shared_memory, machine_checks.rendezvous_port),
     **_group("machine", machine_checks.clock, machine_checks.preloaded_libraries),
+    **_group("machine", machine_checks.bytecode),
     **_group("job", job_checks.image, job_checks.unknown_variables, job_checks.slurm_nodes, job_checks.auto_resume),
     **_group("job", job_checks.wandb_key, job_checks.trainium),
 }
@@ -44,7 +45,7 @@ CHECKS_AT_START: dict[str, Check] = {
     for name in (
         *("model.feed_forward", "model.fits", "saving.writable", "saving.space", "saving.shared"),
         *("network.deprecated_variables", "network.interfaces", "job.unknown_variables"),
-        *("machine.open_files", "machine.shared_memory", "machine.preloaded_libraries"),
+        *("machine.open_files", "machine.shared_memory", "machine.preloaded_libraries", "machine.bytecode"),
     )
 }
 

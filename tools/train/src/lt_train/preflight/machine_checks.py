@@ -1,19 +1,24 @@
 """The machine: limits, shared memory, ports, clock, libraries."""
 
 import ctypes
+import importlib.util
+import os
 import resource
 import shutil
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from lt_train.config.cluster import GIB
+from lt_train.config.optional_packages import is_installed
 from lt_train.preflight.check_interface import Finding, NotChecked, Situation, error, warning
 from lt_train.runtime import device, rank_environment
 
 OPEN_FILES = 16384
 SHARED_MEMORY_BYTES = 1 * GIB
 PRIVILEGED = 1024
+LARGE_PACKAGES = ("torch", "megatron.core", "flash_attn.cute", "quack")
 # Of adjtimex(2): the clock is not synchronized.
 UNSYNCHRONIZED = 0x0040
 SIZE_OF_TIMEX = 208
@@ -43,6 +48,25 @@ def shared_memory(situation: Situation) -> Iterator[Finding]:
         yield error("is not there", "/dev/shm", "mount a tmpfs: docker --shm-size, an emptyDir of medium Memory")
     elif (size := shutil.disk_usage(folder).total) < SHARED_MEMORY_BYTES:
         yield error(f"{size / 2**20:.0f} MiB", "/dev/shm", "docker --shm-size=8g, or an emptyDir of medium Memory in Kubernetes")
+
+
+def bytecode(situation: Situation) -> Iterator[Finding]:
+    """Python need not compile at every start what a rank imports: flash-attn-4, quack and cutlass-dsl alone take it 2 s."""
+    situation.need_here()
+    unkept = [module for module in LARGE_PACKAGES if _is_compiled_each_time(module)]
+    if unkept:
+        where = "PYTHONDONTWRITEBYTECODE" if sys.dont_write_bytecode else "installed packages"
+        what = f"every start compiles {', '.join(unkept)} anew, which takes a rank seconds"
+        yield warning(what, where, "once: python -m compileall -q DIRECTORY, where they are installed")
+
+
+def _is_compiled_each_time(module: str) -> bool:
+    """Whether Python finds no bytecode of a module, and will keep none."""
+    spec = importlib.util.find_spec(module) if is_installed(module) else None
+    if spec is None or not spec.has_location or spec.cached is None or os.path.exists(spec.cached):
+        return False
+    folder = os.path.dirname(spec.cached)
+    return sys.dont_write_bytecode or not os.access(folder if os.path.isdir(folder) else os.path.dirname(folder), os.W_OK)
 
 
 def _on_gpus(situation: Situation) -> bool:

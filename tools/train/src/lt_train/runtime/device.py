@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from lt_shared import memory
 from lt_shared.console import Unavailable
 from lt_train.runtime.rank_environment import RankEnvironment
+from lt_train.runtime.start_clock import clock
 
 if TYPE_CHECKING:
     import torch
@@ -50,6 +51,17 @@ def compute_capability() -> tuple[int, int] | None:
     driver.cuDeviceGetAttribute(ctypes.byref(major), CAPABILITY_MAJOR, device)
     driver.cuDeviceGetAttribute(ctypes.byref(minor), CAPABILITY_MINOR, device)
     return major.value, minor.value
+
+
+def begin_driver() -> None:
+    """Have the driver set itself up in a thread: `compute_capability` waits for it, and what comes before does not."""
+
+    def begin() -> None:
+        with contextlib.suppress(OSError):
+            ctypes.CDLL("libcuda.so.1").cuInit(0)
+
+    if gpu_count():
+        threading.Thread(target=begin, name="driver", daemon=True).start()
 
 
 def capability_text(capability: tuple[int, int]) -> str:
@@ -123,6 +135,26 @@ def allocate_in_expandable_segments() -> None:
     Llama 3.1 8B on two H200 had 4.6 GiB of holes, and ran out of memory for 2.0 more.
     """
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+
+
+def begin_context(device: str, rank_env: RankEnvironment) -> None:
+    """Have the driver make this process's context on its GPU in a thread, beside imports; torch then finds it.
+
+    Call when all that is for the driver stands in the environment. What fails is left to torch, which says it better.
+    """
+    if device != CUDA:
+        return
+
+    def begin() -> None:
+        gpu, context = ctypes.c_int(), ctypes.c_void_p()
+        with clock.beside("context"), contextlib.suppress(OSError):
+            driver = ctypes.CDLL("libcuda.so.1")
+            if not driver.cuInit(0) and not driver.cuDeviceGet(ctypes.byref(gpu), rank_env.local_rank):
+                driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), gpu)
+
+    # As torch does before it calls the driver.
+    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
+    threading.Thread(target=begin, name="context", daemon=True).start()
 
 
 def prepare(device: str, rank_env: RankEnvironment) -> "torch.device":
@@ -211,6 +243,31 @@ def name(device: "torch.device") -> str:
     import torch
 
     return torch.cuda.get_device_name(device) if device.type == CUDA else CPU
+
+
+def identity(device: "torch.device") -> dict[str, object]:
+    """What kernels that have worked on a GPU depend on: which it is, and its driver, whose version its library's name has."""
+    import torch
+
+    if device.type != CUDA:
+        return {"name": CPU}
+    maps = Path("/proc/self/maps").read_text()
+    return {
+        "name": name(device),
+        "index": device.index,
+        "capability": capability_of(device),
+        "memory_bytes": torch.cuda.get_device_properties(device).total_memory,
+        "toolkit": torch.version.cuda,
+        "driver": sorted({line.split()[-1] for line in maps.splitlines() if "/libcuda.so" in line}),
+        "module": _text_of(Path("/proc/driver/nvidia/version")),
+    }
+
+
+def _text_of(path: Path) -> str | None:
+    try:
+        return path.read_text()
+    except OSError:
+        return None
 
 
 def peak_memory(device: "torch.device") -> tuple[int, int | None]:

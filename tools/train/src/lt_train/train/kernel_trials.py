@@ -4,23 +4,32 @@ What pip can install need not work. flash-attn-4, quack and cutlass-dsl are comp
 directory that nobody has tried, or with a compiler that is not there. Each then failed at the first step, as an internal error.
 Here each computes one layer's part of a micro batch, forward and backward. What is compiled for that is what the first step would
 have waited for.
+
+`Trials` also keeps the start short. The packages are imported by a thread while the process groups are formed. Where the same
+trials have passed at an earlier start (`lt_train.train.trial_memory`), the model is built meanwhile, too.
 """
 
-from collections.abc import Callable
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
 
 import torch
 from megatron.core import parallel_state
 
 from lt_shared.console import warn
 from lt_train.config import kernels
-from lt_train.config.kernels import FLASH_ATTENTION_4, GROUPED_BY_QUACK, PEER_MEMORY, Failures, Kernels
+from lt_train.config.kernels import FLASH_ATTENTION_4, GROUPED_BY_QUACK, NONE_FAILED, PEER_MEMORY, Failures, Kernels
 from lt_train.config.optional_packages import FLASH_ATTENTION, QUACK, SYMMETRIC_MEMORY, Package
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.layers import FUSED_LINEAR, GEMM_EPILOGUE
 from lt_train.kernels import gemm_epilogues, grouped_gemm_epilogues
 from lt_train.parallel import symmetric_memory
 from lt_train.runtime import agreement, device
+from lt_train.runtime.start_clock import clock
+from lt_train.train import trial_memory
 
+SWITCH_SECONDS = 1e-3
 # What a step takes longer without the package: Llama 3 8B's width, 8 layers, 16,384 tokens on one H100, 2026-11-23.
 COSTS = {
     FLASH_ATTENTION: "1.4 to 1.9% slower for Llama 3 8B on an H100",
@@ -29,12 +38,87 @@ COSTS = {
 }
 
 
-def failures(config: RunConfig, chosen: Kernels, where: torch.device) -> Failures:
-    """The packages of `chosen` that do not work on some rank, with the reason that the first such rank has. All ranks call it."""
+class Trials:
+    """Those of one rank, from before its process groups until its first step. All ranks call its methods."""
+
+    def __init__(self, config: RunConfig, where: torch.device):
+        self._config, self._where, self._capability = config, where, device.capability_of(where)
+        self._passed = False
+        self._thread = threading.Thread(target=self._import, name="kernels", daemon=True)
+        self._thread.start()
+
+    def _choose(self, failed: Failures = NONE_FAILED) -> Kernels:
+        return kernels.choose(self._config, self._capability, failed)
+
+    def _import(self) -> None:
+        # What fails here fails again where it is tried, and is told there.
+        with _yielding_often(), contextlib.suppress(Exception):
+            for name, load in _imports(self._choose()).items():
+                with clock.beside(f"import of {name}"):
+                    load()
+
+    def chosen(self, is_first: bool) -> Kernels:
+        """The choice that all ranks make, of what works on all of them, or has worked."""
+        first = self._choose()
+        is_tried = bool(_alone(self._config, first, self._where))
+        self._memory = trial_memory.of_rank(self._config, first, self._where) if is_tried else trial_memory.NONE
+        has_passed = self._memory.take()
+        if not has_passed:
+            self._thread.join()
+            clock.lap("imports of kernels")
+        failed = failures(self._config, first, self._where, has_passed)
+        self._passed = not failed
+        found = self._choose(failed) if failed else first
+        if is_first:
+            report(failed, found, self._where)
+        clock.lap("choice of kernels")
+        return found
+
+    def confirm(self) -> None:
+        """The first step is made: what has passed is remembered."""
+        if self._passed:
+            self._memory.confirm()
+
+
+@contextlib.contextmanager
+def _yielding_often() -> Iterator[None]:
+    """Within, a thread that computes in Python lets those that read a checkpoint go on every millisecond, not every five.
+
+    Eight of them read 2.1 GB/s beside one that is never idle, 3.2 with a millisecond and 3.6 with a fifth; 4.5 to 6.2 alone (2
+    cores of a Xeon, 2026-11-27).
+    """
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_SECONDS)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def _imports(chosen: Kernels) -> dict[str, Callable[[], object]]:
+    found: dict[str, Callable[[], object]] = {}
+    if chosen.attention == FLASH_ATTENTION_4:
+        from lt_train.models import flash_attention
+
+        found[FLASH_ATTENTION.name] = flash_attention.load
+    if chosen.swiglu == GEMM_EPILOGUE or chosen.cross_entropy == FUSED_LINEAR:
+        found[QUACK.name] = gemm_epilogues.load
+    elif chosen.experts in GROUPED_BY_QUACK:
+        found[QUACK.name] = grouped_gemm_epilogues.load
+    return found
+
+
+def failures(config: RunConfig, chosen: Kernels, where: torch.device, has_passed: bool = False) -> Failures:
+    """The packages of `chosen` that do not work on some rank, with the reason that the first such rank has. All ranks call it.
+
+    A rank where all has passed before tries only what it needs the others for.
+    """
     own = {}
-    for package, trial in _trials(config, chosen, where).items():
+    trials = {} if has_passed else _alone(config, chosen, where)
+    for package, trial in (trials | _together(config, chosen)).items():
         if reason := _failure(trial, where):
             own[package.distribution] = reason
+        clock.lap(f"trial of {package.name}")
     answers = agreement.of_all_ranks(own)
     found = {}
     for package in COSTS:
@@ -62,15 +146,19 @@ def report(failed: Failures, left: Kernels, where: torch.device) -> None:
         warn(f"{package} does not work here: {reason}: {instead[package]} instead, {COSTS[package]}")
 
 
-def _trials(config: RunConfig, chosen: Kernels, where: torch.device) -> dict[Package, Callable[[], None]]:
+def _alone(config: RunConfig, chosen: Kernels, where: torch.device) -> dict[Package, Callable[[], None]]:
+    """The trials that a rank makes by itself."""
     trials: dict[Package, Callable[[], None]] = {}
     if chosen.attention == FLASH_ATTENTION_4:
         trials[FLASH_ATTENTION] = lambda: _try_attention(config, where)
     if chosen.swiglu == GEMM_EPILOGUE or chosen.cross_entropy == FUSED_LINEAR or chosen.experts in GROUPED_BY_QUACK:
         trials[QUACK] = lambda: _try_gemm_epilogues(config, chosen, where)
-    if chosen.collectives == PEER_MEMORY:
-        trials[SYMMETRIC_MEMORY] = lambda: symmetric_memory.check(_sharing(config))
     return trials
+
+
+def _together(config: RunConfig, chosen: Kernels) -> dict[Package, Callable[[], None]]:
+    """The trials that ranks make with each other."""
+    return {SYMMETRIC_MEMORY: lambda: symmetric_memory.check(_sharing(config))} if chosen.collectives == PEER_MEMORY else {}
 
 
 def _sharing(config: RunConfig) -> torch.distributed.ProcessGroup:
@@ -109,8 +197,9 @@ def _try_attention(config: RunConfig, where: torch.device) -> None:
     heads, groups = model.num_attention_heads // tensor, max(1, model.num_query_groups // tensor)
     shape = (batches.seq_length // config.parallelism.context, batches.micro_batch_size)
     value_size = model.value_size // model.num_attention_heads
+    generator = torch.Generator(where)
     query, key, value = (
-        torch.randn(*shape, count, size, dtype=dtype, device=where, requires_grad=True)
+        torch.randn(*shape, count, size, dtype=dtype, device=where, generator=generator, requires_grad=True)
         for count, size in ((heads, model.kv_channels), (groups, model.kv_channels), (groups, value_size))
     )
     documents = None
@@ -121,8 +210,11 @@ def _try_attention(config: RunConfig, where: torch.device) -> None:
 
 
 def _try_gemm_epilogues(config: RunConfig, chosen: Kernels, where: torch.device) -> None:
+    # Its own: the run's random numbers are not touched.
+    generator = torch.Generator(where)
+
     def random(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, dtype=torch.bfloat16, device=where)
+        return torch.randn(shape, dtype=torch.bfloat16, device=where, generator=generator)
 
     tensor, hidden = config.parallelism.tensor, config.architecture.hidden_size
     inner = config.architecture.ffn_hidden_size // tensor
@@ -145,15 +237,3 @@ def _try_grouped_gemms(rows: torch.Tensor, weight: torch.Tensor) -> None:
     grouped_gemm_epilogues.times_transposed(rows, weight, borders)
     grouped_gemm_epilogues.times(gate_up, weight, borders)
     grouped_gemm_epilogues.weight_gradient(gate_up, rows, borders, weight, adds=False)
-
-
-def chosen(config: RunConfig, where: torch.device, is_first: bool) -> Kernels:
-    """The choice that all ranks make, of what works on all of them."""
-    capability = device.capability_of(where)
-    found = kernels.choose(config, capability)
-    failed = failures(config, found, where)
-    if failed:
-        found = kernels.choose(config, capability, failed)
-    if is_first:
-        report(failed, found, where)
-    return found

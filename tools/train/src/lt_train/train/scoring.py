@@ -46,9 +46,10 @@ def score(config: RunConfig, rank_environment: RankEnvironment, where: torch.dev
     """Print the loss of each sample that `config.scoring` names, on stdout of rank 0."""
     scoring = config.scoring
     assert scoring is not None
+    trials = kernel_trials.Trials(config, where)
     process_groups.form(config, rank_environment, where)
     is_first = rank_environment.rank == 0
-    chosen = kernel_trials.chosen(config, where, is_first)
+    chosen = trials.chosen(is_first)
     model_parallel_cuda_manual_seed(config.seed)
     chunks = build_gpt.build(config, chosen, where)
     state = TrainingState(chunks, *optimizer.build(config, chosen, chunks))
@@ -72,6 +73,7 @@ def score(config: RunConfig, rank_environment: RankEnvironment, where: torch.dev
                     sys.stdout.write(sample_losses.line(run_order.step_of(attempts, number), number, [loss]))
                 sys.stdout.flush()
                 progress.advance(len(some))
+    trials.confirm()
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
     return ExitCode.OK

@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import datetime
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -44,11 +44,13 @@ from lt_train.runtime.failure_watch import FailureWatch
 from lt_train.runtime.rank_environment import RankEnvironment
 from lt_train.runtime.restart_policy import NEXT_PHASE
 from lt_train.runtime.signals import Limits, Reason
+from lt_train.runtime.start_clock import clock
 from lt_train.runtime.watchdog import Watchdog
-from lt_train.train import kernel_trials, process_groups, timers
+from lt_train.train import process_groups, timers
 from lt_train.train.anomalies import Anomalies
 from lt_train.train.bench import Measurement
 from lt_train.train.crash_loop import Attempt
+from lt_train.train.kernel_trials import Trials
 from lt_train.train.replay import Comparison
 from lt_train.train.train_step import Stepper, StepResult
 from lt_train.train.waiting import Waiting
@@ -60,12 +62,14 @@ def train(config: RunConfig, rank_environment: RankEnvironment, where: torch.dev
 
     Manifest lines of checkpoints go to stdout of rank 0.
     """
+    trials = Trials(config, where)
     process_groups.form(config, rank_environment, where)
+    clock.lap("process groups")
     with FailureWatch():
-        return _train(config, rank_environment, where)
+        return _train(config, rank_environment, where, trials)
 
 
-def _train(config: RunConfig, rank_environment: RankEnvironment, where: torch.device) -> int:
+def _train(config: RunConfig, rank_environment: RankEnvironment, where: torch.device, trials: Trials) -> int:
     is_first = rank_environment.rank == 0
     # Nodes may see a shared filesystem at different moments.
     start, continues = agreement.from_first_rank([config.checkpointing.start, config.checkpointing.continues])
@@ -75,8 +79,7 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, where: torch.de
     if copies:
         config = starting_point.fetched(copies.starting(config), ranks_decide=False)
         start = config.checkpointing.start
-    # The trials draw random numbers: before the seeding.
-    chosen = kernel_trials.chosen(config, where, is_first)
+    chosen = trials.chosen(is_first)
     model_parallel_cuda_manual_seed(config.seed)
     versions = optional_packages.versions()
     with _log(config, is_first, where, chosen, versions) as log, contextlib.ExitStack() as at_end:
@@ -88,7 +91,9 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, where: torch.de
         log.line("  versions: " + ", ".join(f"{package} {version}" for package, version in versions.items()), ())
         chunks = build_gpt.build(config, chosen, where)
         at_end.callback(ddp.release, chunks)
+        clock.lap("model")
         state = TrainingState(chunks, *optimizer.build(config, chosen, chunks))
+        clock.lap("optimizer")
         if start is not None:
             training_state.load(Path(start), config, state, copies.supplied() if copies else None)
             log.line(CheckpointLoaded(state.iteration, str(Path(start).parent), _now()).format())
@@ -97,10 +102,13 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, where: torch.de
         if copies:
             copies.forget_others()
         optimizer.create_state(state.optimizer)
+        clock.lap("loading")
         loop = Loop(config, chosen, state, log, where, rank_environment, copies)
+        loop.after_first_step = trials.confirm
         if is_first and config.checkpointing.directory:
             order_record.write(config, state.consumed_samples, state.iteration, loop.saver.datasets)
         log.begin(state.iteration, arguments)
+        clock.lap("data")
         with Profiler(config.reporting.profile, rank_environment.rank, where, state.iteration) as profiler:
             stopped = loop.run(profiler)
     torch.distributed.barrier()
@@ -149,6 +157,7 @@ class Loop:
         self.copies = copies
         self.local_saver = LocalSaver(self.saver, copies) if copies else None
         self.stepper.before_update = self.saver.hold_back_update
+        self.after_first_step: Callable[[], None] = lambda: None
         self.speedometer = Speedometer(config, device.name(where))
         self.clock = Clock()
         self.timers = timers.attach(config, state)
@@ -228,6 +237,9 @@ class Loop:
         """All that is told of each step."""
         state = self.state
         self.watchdog.beat(state.iteration)
+        if started := clock.end(state.iteration):
+            self.after_first_step()
+            self.log.started(started)
         if self.attempt:
             self.attempt.reached(state.iteration)
             if recovery := self.attempt.recovered(state.iteration):

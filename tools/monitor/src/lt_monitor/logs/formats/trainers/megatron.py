@@ -52,6 +52,7 @@ _CHECKPOINTS = (
 _RECOVERY = (
     (recovery_notes.LOCAL_CHECKPOINT, recovery_notes.LocalCheckpoint.NOTE),
     (recovery_notes.RECOVERED, recovery_notes.Recovery.NOTE),
+    (recovery_notes.STARTED, recovery_notes.Started.NOTE),
 )
 _CHECKPOINT_WORDS = (b"Saved checkpoint", b"Saved async checkpoint", b"Saving async checkpoint")
 
@@ -270,7 +271,7 @@ def phase(line: Line) -> Record | None:
 
 
 def recovery(line: Line) -> Record | None:
-    """A checkpoint on the nodes' own disks, lt-train's or Megatron's, and lt-train's first step after a failure."""
+    """A checkpoint on the nodes' own disks, lt-train's or Megatron's; lt-train's first step after a start, or after a failure."""
     for pattern, name in _RECOVERY:
         if (match := pattern.search(line.text)) is not None:
             told = {key: text for key, text in match.groupdict().items() if key != "time" and text is not None}

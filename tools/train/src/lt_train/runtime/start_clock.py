@@ -1,0 +1,73 @@
+"""What a rank did from the start of lt-train to its first step, and how long each part took.
+
+Laps follow each other and add up to the whole; what threads do meanwhile is told beside them. A rank that begins again in its
+process (`lt_train.launch.control`) begins its clock again, too.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from lt_shared.recovery_notes import Started
+
+# The start of lt-train, for the ranks that it starts: of CLOCK_MONOTONIC, which all processes of a machine share.
+VARIABLE = "LT_TRAIN_STARTED"
+
+
+def process_start() -> float:
+    """When this process started, to a hundredth of a second, on the clock of `time.monotonic`."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    age_seconds = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.monotonic() - max(0.0, age_seconds)
+
+
+class StartClock:
+    def __init__(self) -> None:
+        self._begin(time.monotonic())
+
+    def begin(self) -> None:
+        """With lt-train, which has started this process, or else with this process."""
+        started = process_start()
+        launched = float(os.environ.get(VARIABLE, started))
+        self._begin(launched)
+        if launched < started:
+            self._phases["launcher"] = started - launched
+            self._last = started
+
+    def begin_again(self) -> None:
+        """This process makes another attempt."""
+        self._begin(time.monotonic())
+
+    def _begin(self, moment: float) -> None:
+        self._began = self._last = moment
+        self._phases: dict[str, float] = {}
+        self._beside: dict[str, float] = {}
+        self._is_over = False
+
+    def lap(self, phase: str) -> None:
+        """What this rank did since the last lap was `phase`."""
+        now = time.monotonic()
+        self._phases[phase] = self._phases.get(phase, 0.0) + now - self._last
+        self._last = now
+
+    @contextlib.contextmanager
+    def beside(self, name: str) -> Iterator[None]:
+        """What happens within it, in a thread or as a part of a phase, is told beside the phases."""
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            self._beside[name] = self._beside.get(name, 0.0) + time.monotonic() - begin
+
+    def end(self, step: int) -> Started | None:
+        """`step` is done; None unless it is the first one since the start."""
+        if self._is_over:
+            return None
+        self.lap("first step")
+        self._is_over = True
+        return Started(self._last - self._began, step, dict(self._phases), dict(self._beside))
+
+
+clock = StartClock()
