@@ -21,6 +21,7 @@ import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
@@ -37,8 +38,10 @@ from lt_shared.checksums import DAMAGED, FileChecksums
 from lt_shared.console import BadData, ToolError
 from lt_train.checkpoint.archive_reader import BytesFile, Members, read_object
 from lt_train.checkpoint.pickle_allowlist import INDEX_NAMES
-from lt_train.checkpoint.shards.stored_shards import Objects, OpenShard, Place, StoredShards
+from lt_train.checkpoint.shards.replica_reads import Replicas
+from lt_train.checkpoint.shards.stored_shards import Objects, OpenShard, Place, StoredShards, Take
 from lt_train.checkpoint.tensor_reader import LEAST_BYTES, TensorReader
+from lt_train.runtime.failure_report import Echo
 
 INDEX = ".metadata"
 # One reader at a time leaves a disk idle while it computes checksums and the kernel clears the pages of the buffer.
@@ -47,11 +50,11 @@ _lock = threading.Lock()
 
 
 @contextlib.contextmanager
-def known_objects_only(directory: Path | None = None, verify: bool = True) -> Iterator[None]:
+def known_objects_only(directory: Path | None = None, verify: bool = True, replicas: Replicas | None = None) -> Iterator[None]:
     """Within, torch's checkpoint readers in this process get what they read from this module.
 
-    With `verify` it is compared with the checksums in `directory`, or with those in the archives. Raises BadData, which torch
-    wraps together with the errors of other ranks.
+    With `verify` it is compared with the checksums in `directory`, or with those in the archives. From a store the ranks of
+    `replicas` read together, and all of them call it. Raises BadData, which torch wraps together with the errors of other ranks.
     """
     recorded = FileChecksums.read(directory) if directory and verify else None
     stored = StoredShards.of(directory) if directory else None
@@ -82,28 +85,29 @@ def known_objects_only(directory: Path | None = None, verify: bool = True) -> It
         _replaced(torch, "load", load),
         _replaced(filesystem, "pickle", SimpleNamespace(load=read_index)),
         _replaced(filesystem.FileSystemReader, "_slice_file", read_slice),
-        _replaced(filesystem.FileSystemReader, "read_data", _in_order(stored, recorded, verify)),
+        _replaced(filesystem.FileSystemReader, "read_data", _in_order(stored, recorded, verify, replicas)),
     ):
         try:
             yield
         except CheckpointException as error:
             for cause, _ in error.failures.values():
-                if isinstance(cause, ToolError):
+                if isinstance(cause, ToolError) and not isinstance(cause, Echo):
                     raise cause from None
             raise
 
 
-def _in_order(stored: StoredShards | None, recorded: FileChecksums | None, verify: bool) -> Callable[[Any, Any, Any], Any]:
+def _in_order(
+    stored: StoredShards | None, recorded: FileChecksums | None, verify: bool, replicas: Replicas | None
+) -> Callable[[Any, Any, Any], Any]:
     """torch's `read_data`, to which is left what is no large tensor that is needed whole; in the order of the files.
 
-    From a store all comes in its order, ahead.
+    From a store all comes in its order, ahead: first what `replicas` read together, then what this rank alone needs.
     """
     read_data = filesystem.FileSystemReader.read_data
 
     def read(reader: Any, plan: Any, planner: Any) -> Any:
         def place(item: Any) -> Place:
-            info = reader.storage_data[item.storage_index]
-            return Place(str(info.relative_path), int(info.offset), int(info.length))
+            return _place(reader.storage_data[item.storage_index])
 
         items = sorted(plan.items, key=place)
         if stored is None:
@@ -116,18 +120,42 @@ def _in_order(stored: StoredShards | None, recorded: FileChecksums | None, verif
                 if target is not None:
                     planner.commit_tensor(item, target)
             return future
-        places = [place(item) for item in items]
-        with Objects(stored, [each for each in places if each.shard in stored.shards]) as objects:
-            create_stream = reader.fs.create_stream
 
-            def opened(path: Any, mode: str) -> Any:
-                name = os.path.basename(path)
-                return OpenShard(name, objects) if name in stored.shards else create_stream(path, mode)
+        def read_part(chosen: Callable[[Place], bool], take: Take) -> Any:
+            with _opening(reader.fs, stored, take):
+                part = [item for item in items if chosen(place(item))]
+                return read_data(reader, dataclasses.replace(plan, items=part), planner)
 
-            with _replaced(reader.fs, "create_stream", opened):
-                return read_data(reader, dataclasses.replace(plan, items=items), planner)
+        wanted = [each for each in map(place, items) if each.shard in stored.shards]
+        known = {_place(info) for info in reader.storage_data.values()}
+        exchanges = replicas.exchanges(stored, known, wanted) if replicas else []
+        with contextlib.ExitStack() as failing:
+            for exchange in reversed(exchanges):
+                failing.callback(exchange.give_up)
+            for exchange in exchanges:
+                with Objects(stored, exchange.own) as objects:
+                    read_part(set(exchange.places).__contains__, partial(exchange.take, read=objects.take))
+                    exchange.finish(objects.take)
+            shared = {each for exchange in exchanges for each in exchange.places}
+            with Objects(stored, [each for each in wanted if each not in shared]) as objects:
+                return read_part(lambda each: each not in shared, objects.take)
 
     return read
+
+
+def _place(info: Any) -> Place:
+    return Place(str(info.relative_path), int(info.offset), int(info.length))
+
+
+def _opening(filesystem: Any, stored: StoredShards, take: Take) -> contextlib.AbstractContextManager[None]:
+    """Within, the shards on the store are opened as files whose objects `take` gives."""
+    create_stream = filesystem.create_stream
+
+    def opened(path: Any, mode: str) -> Any:
+        name = os.path.basename(path)
+        return OpenShard(name, stored.url, take) if name in stored.shards else create_stream(path, mode)
+
+    return _replaced(filesystem, "create_stream", opened)
 
 
 def _begun(tensors: TensorReader, place: Place, item: Any, reader: Any, planner: Any) -> torch.Tensor | None:
