@@ -35,12 +35,12 @@ from torch.distributed.checkpoint.planner import LoadItemType
 
 from lt_shared import checkpoint_layout, checksums, ownership, pickles
 from lt_shared.checksums import DAMAGED, FileChecksums
-from lt_shared.console import BadData, ToolError
+from lt_shared.console import BadData
 from lt_train.checkpoint.archive_reader import BytesFile, Members, read_object
 from lt_train.checkpoint.pickle_allowlist import INDEX_NAMES
 from lt_train.checkpoint.shards.replica_reads import Replicas
 from lt_train.checkpoint.shards.stored_shards import Objects, OpenShard, Place, StoredShards, Take
-from lt_train.checkpoint.tensor_reader import LEAST_BYTES, TensorReader
+from lt_train.checkpoint.tensor_reader import LEAST_BYTES, TensorReader, naming
 from lt_train.runtime.failure_report import Echo
 
 INDEX = ".metadata"
@@ -54,10 +54,13 @@ def known_objects_only(directory: Path | None = None, verify: bool = True, repli
     """Within, torch's checkpoint readers in this process get what they read from this module.
 
     With `verify` it is compared with the checksums in `directory`, or with those in the archives. From a store the ranks of
-    `replicas` read together, and all of them call it. Raises BadData, which torch wraps together with the errors of other ranks.
+    `replicas` read together, and all of them call it. Raises what this rank has met with, which torch wraps with those of others.
     """
     recorded = FileChecksums.read(directory) if directory and verify else None
     stored = StoredShards.of(directory) if directory else None
+    if directory:
+        # torch's reader does not say why it cannot be read.
+        (directory / INDEX).open("rb").close()
     torch_load = torch.load
 
     def load(file: Any, *arguments: Any, **options: Any) -> Any:
@@ -90,10 +93,19 @@ def known_objects_only(directory: Path | None = None, verify: bool = True, repli
         try:
             yield
         except CheckpointException as error:
-            for cause, _ in error.failures.values():
-                if isinstance(cause, ToolError) and not isinstance(cause, Echo):
-                    raise cause from None
-            raise
+            raise _cause(error) from error
+
+
+def _cause(error: CheckpointException) -> BaseException:
+    """Of the failures of all ranks, this one's; where only others have failed, an Echo, so that the message names their node.
+
+    megatron-core 0.19 loads each rank for itself, as if it was rank 0: what was raised here has a traceback.
+    """
+    causes = {rank: cause for rank, (cause, _) in error.failures.items()}
+    this = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+    own = [cause for rank, cause in causes.items() if rank == this or cause.__traceback__]
+    others = [Echo(str(cause)) for cause in causes.values() if not isinstance(cause, Echo)]
+    return next(iter([*own, *others]), error)
 
 
 def _in_order(
@@ -258,7 +270,8 @@ def _read_piece(file: Any, content: memoryview, origin: str, verify: bool) -> in
     """The CRC-32 is that of each block while it is in cache."""
     checksum = filled = 0
     while filled < len(content):
-        count = file.readinto(content[filled : filled + checksums.BLOCK_BYTES])
+        with naming(origin):
+            count = file.readinto(content[filled : filled + checksums.BLOCK_BYTES])
         if not count:
             raise BadData(f"{origin}: ends at {file.tell()} bytes, {file.tell() + len(content) - filled} are needed", DAMAGED)
         if verify:

@@ -27,6 +27,7 @@ from lt_train.checkpoint.in_place import merge_in_place
 from lt_train.checkpoint.object_reader import known_objects_only
 from lt_train.checkpoint.optimizer_state import Kind
 from lt_train.checkpoint.shards.replica_reads import Replicas
+from lt_train.checkpoint.starting_point import remedies
 from lt_train.config import kernels, megatron_arguments, optional_packages
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.data import changes_of_order
@@ -169,6 +170,7 @@ def record(
     )
 
 
+@remedies()
 def load(
     directory: Path, config: RunConfig, state: TrainingState, supplied: contextlib.AbstractContextManager[None] | None = None
 ) -> None:
