@@ -68,11 +68,14 @@ def test_a_store_that_does_not_answer(
     url = f"{bucket}/web.bin"
     storage.write_bytes(url, CONTENT)
     version = version_of(url)
+    monkeypatch.setattr(object_versions, "SLOW_SECONDS", 0.5)
     monkeypatch.setattr(object_versions, "ANSWER_SECONDS", 1)
     monkeypatch.setattr(storage, "REMOTE_ATTEMPTS", 2)
-    monkeypatch.setattr(storage, "_told", None)
+    monkeypatch.setattr(storage, "WARNING_SECONDS", 0)
     faulty.disturb("no answer", 1, 99)
     with pytest.raises(IoFailure, match=r"web\.bin: no answer within 1 s"):
         object_versions.read_range(url, 10, 20, version)
     assert faulty.requests == 2
-    assert f"{url}: no answer within 1 s: asking again" in capsys.readouterr().err
+    messages = capsys.readouterr().err
+    for reason in ("no answer for 0.5 s: still asking", "no answer within 1 s: asking again"):
+        assert f"{url}: {reason}" in messages

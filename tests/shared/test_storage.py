@@ -149,7 +149,7 @@ def test_errors_of_inputs_read_inside_pass_unchanged(tmp_path: Path) -> None:
         (tmp_path / "input").read_bytes()
 
 
-def test_a_second_writer_is_told_to_try_again(tmp_path: Path) -> None:
+def test_a_second_writer_is_warned_to_try_again(tmp_path: Path) -> None:
     with storage.publish(tmp_path / "out") as file:
         file.write(b"first")
         with pytest.raises(TryAgain), storage.publish(tmp_path / "out"):
@@ -452,7 +452,7 @@ def test_a_store_that_fails_is_named_before_it_is_given_up(
 ) -> None:
     """Once, where many requests fail together."""
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(storage, "_told", None)
+    monkeypatch.setattr(storage, "_warned", None)
 
     def operation() -> None:
         raise OSError(errno.EBUSY, "Please reduce your request rate.")

@@ -23,10 +23,10 @@ from lt_shared.local_files import sync_directory as sync_directory
 Result = TypeVar("Result")
 
 REMOTE_ATTEMPTS = 4
-# A warning of what is tried again.
-TELL_SECONDS = 10
-_telling = threading.Lock()
-_told: float | None = None
+# Between two warnings of what is not answered.
+WARNING_SECONDS = 10
+_warning = threading.Lock()
+_warned: float | None = None
 FAILING = "the store or the network fails: run the same command again later"
 # Errors of botocore that another attempt may heal.
 DAMAGED_ANSWERS = {"FlexibleChecksumError"}
@@ -77,18 +77,18 @@ def retry(operation: Callable[[], Result], what: str) -> Result:
                 raise Unavailable(f"{what}: {error}", _remedy(error)) from None
             if attempt == REMOTE_ATTEMPTS - 1:
                 raise IoFailure(f"{what}: {error}", FAILING) from error
-            _tell(f"{what}: {error}: asking again")
+            warn_seldom(f"{what}: {error}: asking again")
             time.sleep(2**attempt)
     raise AssertionError("unreachable")
 
 
-def _tell(message: str) -> None:
+def warn_seldom(message: str) -> None:
     """Warn, unless this process has done so just now: many requests fail together, and each attempt may take half a minute."""
-    global _told
-    with _telling:
-        if _told is not None and time.monotonic() - _told < TELL_SECONDS:
+    global _warned
+    with _warning:
+        if _warned is not None and time.monotonic() - _warned < WARNING_SECONDS:
             return
-        _told = time.monotonic()
+        _warned = time.monotonic()
     warn(message)
 
 
