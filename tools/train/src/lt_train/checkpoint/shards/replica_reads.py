@@ -112,7 +112,10 @@ class Replicas:
             parallel_state.get_data_parallel_group(with_context_parallel=True),
             parallel_state.get_expert_data_parallel_group(),
         ]
-        by_ranks = {tuple(torch.distributed.get_process_group_ranks(group)): group for group in groups}
+        by_ranks: dict[tuple[int, ...], torch.distributed.ProcessGroup] = {}
+        for group in groups:
+            # The first of those of the same ranks: it has a communicator already.
+            by_ranks.setdefault(tuple(torch.distributed.get_process_group_ranks(group)), group)
         return cls([group for ranks, group in by_ranks.items() if len(ranks) > 1], where)
 
     def exchanges(self, stored: StoredShards, known: Collection[Place], wanted: Collection[Place]) -> list[Exchange]:
