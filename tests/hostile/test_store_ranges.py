@@ -11,7 +11,7 @@ from faulty_store import ERRORS, FAULTS, FaultyStore
 from s3_server import Server
 
 from lt_shared import object_versions, storage
-from lt_shared.console import BadData, NoInput, Unavailable
+from lt_shared.console import BadData, IoFailure, NoInput, Unavailable
 
 CONTENT = bytes(range(256)) * 40
 
@@ -60,3 +60,22 @@ def test_what_passes_and_what_does_not(bucket: str, faulty: FaultyStore) -> None
         else:
             assert object_versions.read_range(url, 10, 20, version) == CONTENT[10:20], fault
         assert faulty.requests
+
+
+def test_a_store_that_does_not_answer(
+    bucket: str, faulty: FaultyStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"{bucket}/web.bin"
+    storage.write_bytes(url, CONTENT)
+    version = version_of(url)
+    monkeypatch.setattr(object_versions, "SLOW_SECONDS", 0.5)
+    monkeypatch.setattr(object_versions, "ANSWER_SECONDS", 1)
+    monkeypatch.setattr(storage, "REMOTE_ATTEMPTS", 2)
+    monkeypatch.setattr(storage, "WARNING_SECONDS", 0)
+    faulty.disturb("no answer", 1, 99)
+    with pytest.raises(IoFailure, match=r"web\.bin: no answer within 1 s"):
+        object_versions.read_range(url, 10, 20, version)
+    assert faulty.requests == 2
+    messages = capsys.readouterr().err
+    for reason in ("no answer for 0.5 s: still asking", "no answer within 1 s: asking again"):
+        assert f"{url}: {reason}" in messages

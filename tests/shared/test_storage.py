@@ -1,5 +1,6 @@
 """Outputs appear whole or not at all: under SIGKILL, a full disk, two writers, and on remote stores."""
 
+import errno
 import io
 import os
 import resource
@@ -17,7 +18,13 @@ from typing import Any
 import aiohttp
 import fsspec
 import pytest
-from botocore.exceptions import ConnectionClosedError, NoCredentialsError, ReadTimeoutError
+from botocore.exceptions import (
+    ConnectionClosedError,
+    EndpointConnectionError,
+    FlexibleChecksumError,
+    NoCredentialsError,
+    ReadTimeoutError,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -142,7 +149,7 @@ def test_errors_of_inputs_read_inside_pass_unchanged(tmp_path: Path) -> None:
         (tmp_path / "input").read_bytes()
 
 
-def test_a_second_writer_is_told_to_try_again(tmp_path: Path) -> None:
+def test_a_second_writer_is_warned_to_try_again(tmp_path: Path) -> None:
     with storage.publish(tmp_path / "out") as file:
         file.write(b"first")
         with pytest.raises(TryAgain), storage.publish(tmp_path / "out"):
@@ -440,6 +447,38 @@ def test_retry_waits_longer_each_time_and_gives_up(monkeypatch: pytest.MonkeyPat
     assert waits == [1, 2, 1, 2, 4]
 
 
+def test_a_store_that_fails_is_named_before_it_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once, where many requests fail together."""
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(storage, "_warned", None)
+
+    def operation() -> None:
+        raise OSError(errno.EBUSY, "Please reduce your request rate.")
+
+    for _ in range(3):
+        with pytest.raises(IoFailure, match="reduce your request rate"):
+            storage.retry(operation, "s3://x")
+    assert capsys.readouterr().err.count("s3://x: [Errno 16] Please reduce your request rate.: asking again") == 1
+
+
+def test_a_small_object_whose_answer_breaks_off_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    answers = iter([OSError("reset"), b"content"])
+
+    def cat_file(key: str) -> bytes:
+        answer = next(answers, OSError("cut off"))
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(storage, "store_of", lambda path: (SimpleNamespace(cat_file=cat_file), path))
+    assert storage.read_bytes("s3://bucket/name") == b"content"
+    with pytest.raises(IoFailure, match="s3://bucket/name: cut off"):
+        storage.read_bytes("s3://bucket/name")
+
+
 @pytest.mark.parametrize("error", [FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError])
 def test_retry_does_not_repeat_what_cannot_heal(error: type[OSError]) -> None:
     calls = []
@@ -462,11 +501,17 @@ def test_retry_does_not_repeat_what_cannot_heal(error: type[OSError]) -> None:
             "see the network and the endpoint in the environment",
         ),
         (lambda: NoCredentialsError(), Unavailable, "set the credentials and the endpoint in the environment"),
-        (lambda: aiohttp.ClientPayloadError("cut off"), IoFailure, None),
+        (
+            lambda: EndpointConnectionError(endpoint_url="http://store"),
+            Unavailable,
+            "see the network and the endpoint in the environment",
+        ),
+        (lambda: FlexibleChecksumError(error_msg="Expected checksum"), IoFailure, storage.FAILING),
+        (lambda: aiohttp.ClientPayloadError("cut off"), IoFailure, storage.FAILING),
     ],
 )
 def test_what_the_clients_of_stores_raise(
-    error: Callable[[], Exception], raised: type[ToolError], hint: str | None, monkeypatch: pytest.MonkeyPatch
+    error: Callable[[], Exception], raised: type[ToolError], hint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storage.time, "sleep", lambda seconds: None)
 

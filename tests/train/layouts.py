@@ -25,6 +25,7 @@ from reserved_ports import free_port
 from running import environment, losses
 
 from lt_train import cli
+from lt_train.checkpoint import starting_point
 from lt_train.config.checks import problems, problems_here
 from lt_train.config.draft import assemble
 from lt_train.config.run_config import RunConfig
@@ -216,7 +217,7 @@ def serve(work_file: str, rank: int) -> None:
             torch.cuda.reset_peak_memory_stats()
         faulthandler.dump_traceback_later(LONGEST_LAYOUT_SECONDS[on], exit=True)
         try:
-            trainer.train(launcher.prepare(plan), place, where)
+            trainer.train(starting_point.fetched(launcher.prepare(plan)), place, where)
         except BaseException:
             (directory / f"error-{rank}").write_text(traceback.format_exc()[-3000:])
             raise

@@ -1,5 +1,6 @@
 """Ranges of one version of a remote object, so that one which is replaced while it is read is noticed and never mixed."""
 
+import asyncio
 import os
 from typing import Any
 
@@ -9,6 +10,8 @@ from lt_shared.console import BadData, NoInput, Unavailable
 # Of one process to an S3 store. botocore has 10 by default, and lets further requests wait.
 CONNECTIONS = 32
 PRECONDITION_FAILED = 412
+# An attempt, which is 25 requests of s3fs and botocore, each of them for a minute otherwise.
+SLOW_SECONDS, ANSWER_SECONDS = 10, 60
 
 
 def read_range(path: str | os.PathLike[str], begin: int, end: int, version: str) -> bytes:
@@ -47,7 +50,14 @@ def _read_if_match(filesystem: Any, name: str, key: str, place: tuple[int, int],
     wanted = {"Bucket": bucket, "Key": path, "Range": f"bytes={place[0]}-{place[1] - 1}", "IfMatch": version}
 
     async def read() -> bytes:
-        answer = await filesystem._call_s3("get_object", **wanted)
+        request = asyncio.ensure_future(filesystem._call_s3("get_object", **wanted))
+        if not (await asyncio.wait({request}, timeout=SLOW_SECONDS))[0]:
+            storage.warn_seldom(f"{name}: no answer for {SLOW_SECONDS} s: still asking")
+        try:
+            answer = await asyncio.wait_for(request, ANSWER_SECONDS - SLOW_SECONDS)
+        except TimeoutError:
+            # Of a TimeoutError fsspec makes its own, without the reason.
+            raise OSError(f"no answer within {ANSWER_SECONDS} s") from None
         # Some stores that speak S3 do not know the condition.
         if answer.get("ETag", version) != version:
             answer["Body"].close()

@@ -8,6 +8,7 @@ import contextlib
 import glob
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, TypeVar
@@ -22,6 +23,13 @@ from lt_shared.local_files import sync_directory as sync_directory
 Result = TypeVar("Result")
 
 REMOTE_ATTEMPTS = 4
+# Between two warnings of what is not answered.
+WARNING_SECONDS = 10
+_warning = threading.Lock()
+_warned: float | None = None
+FAILING = "the store or the network fails: run the same command again later"
+# Errors of botocore that another attempt may heal.
+DAMAGED_ANSWERS = {"FlexibleChecksumError"}
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
@@ -62,15 +70,26 @@ def retry(operation: Callable[[], Result], what: str) -> Result:
             return operation()
         except (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError):
             raise
-        except _client_errors() as error:
-            raise Unavailable(f"{what}: {error}", _remedy(error)) from None
         except NotImplementedError:
             raise Unavailable(f"{what}: this kind of store is read-only", "write to a local path or to s3://") from None
-        except _transfer_errors() as error:
+        except (*_client_errors(), *_transfer_errors()) as error:
+            if isinstance(error, _client_errors()) and type(error).__name__ not in DAMAGED_ANSWERS:
+                raise Unavailable(f"{what}: {error}", _remedy(error)) from None
             if attempt == REMOTE_ATTEMPTS - 1:
-                raise IoFailure(f"{what}: {error}") from error
+                raise IoFailure(f"{what}: {error}", FAILING) from error
+            warn_seldom(f"{what}: {error}: asking again")
             time.sleep(2**attempt)
     raise AssertionError("unreachable")
+
+
+def warn_seldom(message: str) -> None:
+    """Warn, unless this process has done so just now: many requests fail together, and each attempt may take half a minute."""
+    global _warned
+    with _warning:
+        if _warned is not None and time.monotonic() - _warned < WARNING_SECONDS:
+            return
+        _warned = time.monotonic()
+    warn(message)
 
 
 def _client_errors() -> tuple[type[Exception], ...]:
@@ -80,7 +99,8 @@ def _client_errors() -> tuple[type[Exception], ...]:
 
 
 def _remedy(error: Exception) -> str:
-    answered = not isinstance(error, sys.modules["botocore.exceptions"].HTTPClientError)
+    botocore = sys.modules["botocore.exceptions"]
+    answered = not isinstance(error, (botocore.HTTPClientError, botocore.ConnectionError))
     return f"{'set the credentials and' if answered else 'see the network and'} the endpoint in the environment"
 
 
@@ -155,8 +175,13 @@ def reading(name: str) -> Iterator[None]:
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    with open_read(path) as file:
-        return file.read()
+    name = os.fspath(path)
+    if not is_remote(name):
+        with open_read(name) as file:
+            return file.read()
+    filesystem, key = store_of(name)
+    with reading(name):
+        return retry(lambda: bytes(filesystem.cat_file(key)), name)
 
 
 def read_record(path: str | os.PathLike[str]) -> bytes:

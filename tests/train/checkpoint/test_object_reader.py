@@ -1,20 +1,26 @@
 """Objects of a checkpoint are read without executing any of it, whatever else the archive holds."""
 
+import copy
+import errno
 import io
 import os
 import pickle
+import shutil
 import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from traceback import StackSummary
 from typing import Any
 
 import pytest
+import stored
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from running import SMALL, train
 from torch.distributed.checkpoint import filesystem
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -25,10 +31,12 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from lt_shared import checkpoint_layout
-from lt_shared.console import BadData
+from lt_shared.console import BadData, IoFailure
 from lt_shared.manifest import Dataset
-from lt_train.checkpoint import object_reader
+from lt_train.checkpoint import object_reader, tensor_reader
 from lt_train.checkpoint.object_reader import known_objects_only, read_index, read_object
+from lt_train.checkpoint.starting_point import remedies
+from lt_train.runtime.failure_report import Echo
 
 
 class Malicious:
@@ -193,6 +201,59 @@ def test_a_member_without_its_header_is_refused(begin: bytes, verify: bool) -> N
     content[offset : offset + 4] = begin
     with pytest.raises(BadData, match="archive/data/0 has no local header"):
         read_object(io.BytesIO(bytes(content)), verify)
+
+
+@pytest.mark.parametrize(("is_there", "reason"), [(False, "no such file or directory"), (True, "input/output error")])
+def test_a_shard_that_cannot_be_read_is_named_with_a_remedy(
+    is_there: bool, reason: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = Path(shutil.copytree(checkpoint, tmp_path / checkpoint.name))
+    if is_there:
+        for module in (object_reader, tensor_reader):
+            monkeypatch.setattr(module, "LEAST_BYTES", 0)
+
+        def fail(*arguments: Any) -> int:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        monkeypatch.setattr(os, "preadv", fail)
+    else:
+        (copied / "__0_0.distcp").unlink()
+    with pytest.raises(IoFailure) as caught, remedies(), known_objects_only(copied):
+        stored.tensors(copied)
+    assert str(caught.value) == f"{copied}/__0_0.distcp: {reason}"
+    assert caught.value.hint == "see that every node can read it, and run the same command again"
+
+
+def test_the_rank_that_failed_reports_it() -> None:
+    """This is rank 0, and the message begins with the name of its node."""
+    denied = PermissionError(13, "denied", "shard")
+    cases: list[tuple[dict[int, Exception], type[Exception], str]] = [
+        ({1: denied}, Echo, "denied"),
+        ({0: BadData("damaged"), 1: denied}, BadData, "damaged"),
+        ({0: Echo("another rank"), 1: denied}, Echo, "another rank"),
+        ({1: raised(denied)}, PermissionError, "denied"),
+        ({1: RuntimeError("other")}, Echo, "other"),
+        ({0: RuntimeError("gloo: connection closed"), 1: denied}, RuntimeError, "gloo"),
+    ]
+    for causes, kind, reason in cases:
+        failures = {rank: (cause, StackSummary()) for rank, cause in causes.items()}
+        with pytest.raises(kind, match=reason), known_objects_only():
+            raise CheckpointException("read", failures)  # type: ignore[arg-type]
+
+
+def raised(error: Exception) -> Exception:
+    """As a rank has it that megatron-core 0.19 lets load for itself."""
+    try:
+        raise copy.copy(error)
+    except type(error) as found:
+        return found
+
+
+def test_an_index_that_cannot_be_read_is_named(checkpoint: Path, tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(checkpoint, tmp_path / checkpoint.name))
+    (copied / ".metadata").unlink()
+    with pytest.raises(IoFailure, match=r"\.metadata: no such file"), remedies(), known_objects_only(copied):
+        stored.tensors(copied)
 
 
 def index(name: Any) -> bytes:

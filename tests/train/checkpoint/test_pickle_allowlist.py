@@ -176,7 +176,20 @@ def test_an_object_that_is_cut_off(stock: Path) -> None:
     os.truncate(shard, size - 1)
     with pytest.raises(BadData) as caught:
         pickle_allowlist.check(stock)
-    assert str(caught.value) == f"{shard}: ends at {size - 1} bytes, object ends at {size}"
+    assert str(caught.value) == f"{shard}: ends at {size - 1} bytes, {size} are needed"
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"), [("none", "missing"), ("directory", "not a regular file"), ("pipe", "not a regular file")]
+)
+def test_what_is_no_shard(kind: str, reason: str, stock: Path) -> None:
+    """Nobody waits for the bytes of a pipe."""
+    shard = stock / "__0_0.distcp"
+    shard.unlink()
+    {"none": lambda path: None, "directory": Path.mkdir, "pipe": os.mkfifo}[kind](shard)
+    with pytest.raises(BadData) as caught:
+        pickle_allowlist.check(stock)
+    assert str(caught.value) == f"{shard}: {reason}"
 
 
 def first_tensor(metadata: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from lt_shared import storage
+from lt_shared import object_versions, storage
 from lt_shared.architecture import Architecture
 from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.console import BadData
@@ -49,6 +49,17 @@ def test_the_small_files_are_copied_and_the_shards_are_not(store: Any, tmp_path:
     assert shards is not None
     content = (tmp_path / "iter_0000004/__0_0.distcp").read_bytes()
     assert shards.read("__0_0.distcp", 10, 30) == content[10:30]
+
+
+def test_checksums_that_a_listing_has_not_yet(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage.write_bytes(f"{URL}/checksums.json", b"{}")
+    below = object_versions.below
+
+    def late(url: str) -> dict[str, tuple[int, str]]:
+        return {name: found for name, found in below(url).items() if name != "checksums.json"}
+
+    monkeypatch.setattr(object_versions, "below", late)
+    assert (remote_run.fetch(URL) / "checksums.json").read_bytes() == b"{}"
 
 
 @pytest.mark.parametrize("change", ["shorter", "longer", "empty"])

@@ -93,7 +93,7 @@ def test_what_is_ahead_is_bounded(store: Any, monkeypatch: pytest.MonkeyPatch) -
 def test_what_is_not_there(store: Any) -> None:
     of_store = shards(store)
     for place, reason in ((Place("a", 4000, 200), "a: ends at 4096 bytes, 4200 are needed"), (Place("b", 0, 1), "b: missing")):
-        with Objects(of_store, [place]) as objects, pytest.raises(BadData, match=reason):
+        with pytest.raises(BadData, match=reason), Objects(of_store, [place]) as objects:
             objects.take(place)
     store.pipe(f"/{URL.removeprefix('memory://')}/a", CONTENT[::-1])
     with Objects(of_store, places(10)) as objects, pytest.raises(BadData, match="was replaced while it was read"):

@@ -21,6 +21,7 @@ import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
@@ -34,11 +35,13 @@ from torch.distributed.checkpoint.planner import LoadItemType
 
 from lt_shared import checkpoint_layout, checksums, ownership, pickles
 from lt_shared.checksums import DAMAGED, FileChecksums
-from lt_shared.console import BadData, ToolError
+from lt_shared.console import BadData
 from lt_train.checkpoint.archive_reader import BytesFile, Members, read_object
 from lt_train.checkpoint.pickle_allowlist import INDEX_NAMES
-from lt_train.checkpoint.shards.stored_shards import Objects, OpenShard, Place, StoredShards
-from lt_train.checkpoint.tensor_reader import LEAST_BYTES, TensorReader
+from lt_train.checkpoint.shards.replica_reads import Replicas
+from lt_train.checkpoint.shards.stored_shards import Objects, OpenShard, Place, StoredShards, Take
+from lt_train.checkpoint.tensor_reader import LEAST_BYTES, TensorReader, naming
+from lt_train.runtime.failure_report import Echo
 from lt_train.runtime.start_clock import clock
 
 INDEX = ".metadata"
@@ -48,14 +51,17 @@ _lock = threading.Lock()
 
 
 @contextlib.contextmanager
-def known_objects_only(directory: Path | None = None, verify: bool = True) -> Iterator[None]:
+def known_objects_only(directory: Path | None = None, verify: bool = True, replicas: Replicas | None = None) -> Iterator[None]:
     """Within, torch's checkpoint readers in this process get what they read from this module.
 
-    With `verify` it is compared with the checksums in `directory`, or with those in the archives. Raises BadData, which torch
-    wraps together with the errors of other ranks.
+    With `verify` it is compared with the checksums in `directory`, or with those in the archives. From a store the ranks of
+    `replicas` read together, and all of them call it. Raises what this rank has met with, which torch wraps with those of others.
     """
     recorded = FileChecksums.read(directory) if directory and verify else None
     stored = StoredShards.of(directory) if directory else None
+    if directory:
+        # torch's reader does not say why it cannot be read.
+        (directory / INDEX).open("rb").close()
     torch_load = torch.load
 
     def load(file: Any, *arguments: Any, **options: Any) -> Any:
@@ -83,28 +89,38 @@ def known_objects_only(directory: Path | None = None, verify: bool = True) -> It
         _replaced(torch, "load", load),
         _replaced(filesystem, "pickle", SimpleNamespace(load=read_index)),
         _replaced(filesystem.FileSystemReader, "_slice_file", read_slice),
-        _replaced(filesystem.FileSystemReader, "read_data", _in_order(stored, recorded, verify)),
+        _replaced(filesystem.FileSystemReader, "read_data", _in_order(stored, recorded, verify, replicas)),
     ):
         try:
             yield
         except CheckpointException as error:
-            for cause, _ in error.failures.values():
-                if isinstance(cause, ToolError):
-                    raise cause from None
-            raise
+            raise _cause(error) from error
 
 
-def _in_order(stored: StoredShards | None, recorded: FileChecksums | None, verify: bool) -> Callable[[Any, Any, Any], Any]:
+def _cause(error: CheckpointException) -> BaseException:
+    """Of the failures of all ranks, this one's; where only others have failed, an Echo, so that the message names their node.
+
+    megatron-core 0.19 loads each rank for itself, as if it was rank 0: what was raised here has a traceback.
+    """
+    causes = {rank: cause for rank, (cause, _) in error.failures.items()}
+    this = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+    own = [cause for rank, cause in causes.items() if rank == this or cause.__traceback__]
+    others = [Echo(str(cause)) for cause in causes.values() if not isinstance(cause, Echo)]
+    return next(iter([*own, *others]), error)
+
+
+def _in_order(
+    stored: StoredShards | None, recorded: FileChecksums | None, verify: bool, replicas: Replicas | None
+) -> Callable[[Any, Any, Any], Any]:
     """torch's `read_data`, to which is left what is no large tensor that is needed whole; in the order of the files.
 
-    From a store all comes in its order, ahead.
+    From a store all comes in its order, ahead: first what `replicas` read together, then what this rank alone needs.
     """
     read_data = filesystem.FileSystemReader.read_data
 
     def read(reader: Any, plan: Any, planner: Any) -> Any:
         def place(item: Any) -> Place:
-            info = reader.storage_data[item.storage_index]
-            return Place(str(info.relative_path), int(info.offset), int(info.length))
+            return _place(reader.storage_data[item.storage_index])
 
         items = sorted(plan.items, key=place)
         if stored is None:
@@ -117,18 +133,42 @@ def _in_order(stored: StoredShards | None, recorded: FileChecksums | None, verif
                 if target is not None:
                     planner.commit_tensor(item, target)
             return future
-        places = [place(item) for item in items]
-        with Objects(stored, [each for each in places if each.shard in stored.shards]) as objects:
-            create_stream = reader.fs.create_stream
 
-            def opened(path: Any, mode: str) -> Any:
-                name = os.path.basename(path)
-                return OpenShard(name, objects) if name in stored.shards else create_stream(path, mode)
+        def read_part(chosen: Callable[[Place], bool], take: Take) -> Any:
+            with _opening(reader.fs, stored, take):
+                part = [item for item in items if chosen(place(item))]
+                return read_data(reader, dataclasses.replace(plan, items=part), planner)
 
-            with _replaced(reader.fs, "create_stream", opened):
-                return read_data(reader, dataclasses.replace(plan, items=items), planner)
+        wanted = [each for each in map(place, items) if each.shard in stored.shards]
+        known = {_place(info) for info in reader.storage_data.values()}
+        exchanges = replicas.exchanges(stored, known, wanted) if replicas else []
+        with contextlib.ExitStack() as failing:
+            for exchange in reversed(exchanges):
+                failing.callback(exchange.give_up)
+            for exchange in exchanges:
+                with Objects(stored, exchange.own) as objects:
+                    read_part(set(exchange.places).__contains__, partial(exchange.take, read=objects.take))
+                    exchange.finish(objects.take)
+            shared = {each for exchange in exchanges for each in exchange.places}
+            with Objects(stored, [each for each in wanted if each not in shared]) as objects:
+                return read_part(lambda each: each not in shared, objects.take)
 
     return read
+
+
+def _place(info: Any) -> Place:
+    return Place(str(info.relative_path), int(info.offset), int(info.length))
+
+
+def _opening(filesystem: Any, stored: StoredShards, take: Take) -> contextlib.AbstractContextManager[None]:
+    """Within, the shards on the store are opened as files whose objects `take` gives."""
+    create_stream = filesystem.create_stream
+
+    def opened(path: Any, mode: str) -> Any:
+        name = os.path.basename(path)
+        return OpenShard(name, stored.url, take) if name in stored.shards else create_stream(path, mode)
+
+    return _replaced(filesystem, "create_stream", opened)
 
 
 def _begun(tensors: TensorReader, place: Place, item: Any, reader: Any, planner: Any) -> torch.Tensor | None:
@@ -231,7 +271,8 @@ def _read_piece(file: Any, content: memoryview, origin: str, verify: bool) -> in
     """The CRC-32 is that of each block while it is in cache."""
     checksum = filled = 0
     while filled < len(content):
-        count = file.readinto(content[filled : filled + checksums.BLOCK_BYTES])
+        with naming(origin):
+            count = file.readinto(content[filled : filled + checksums.BLOCK_BYTES])
         if not count:
             raise BadData(f"{origin}: ends at {file.tell()} bytes, {file.tell() + len(content) - filled} are needed", DAMAGED)
         if verify:

@@ -6,12 +6,10 @@ no check: torch reads it with its own restricted unpickler.
 """
 
 import io
-import os
 from pathlib import Path
 from typing import Any
 
 from lt_shared import checkpoint_layout, pickles, storage
-from lt_shared.checksums import DAMAGED
 from lt_shared.console import BadData
 from lt_train.checkpoint.shards.stored_shards import Objects, Place, StoredShards
 from lt_train.checkpoint.stand_ins import STAND_INS
@@ -53,7 +51,7 @@ OBJECT_NAMES = {
 
 
 def check(directory: Path) -> None:
-    """Raises BadData when the checkpoint in `directory` names a class or function that none needs, or is malformed."""
+    """Raises BadData when the checkpoint in `directory` names a class or function that none needs, or is malformed or cut off."""
     index = directory / ".metadata"
     names, metadata = pickles.names_and_object(storage.read_record(index), str(index))
     _require(names, INDEX_NAMES, str(index))
@@ -62,15 +60,33 @@ def check(directory: Path) -> None:
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise BadData(f"{index}: not the metadata of a distributed checkpoint: {error}") from None
     stored = StoredShards.of(directory)
+    for shard, end in sorted(_ends(metadata).items()):
+        stored.check_end(shard, end) if stored else _check_end(directory / shard, end)
     if stored is None:
         for key, info in objects:
             path = directory / info.relative_path
-            _check_object(_content(path, info.offset, info.length, key), f"{path}: {key}")
+            _check_object(_content(path, info.offset, info.length), f"{path}: {key}")
         return
     places = {Place(info.relative_path, info.offset, info.length): key for key, info in objects}
     with Objects(stored, sorted(places)) as read:
         for place, key in sorted(places.items()):
             _check_object(read.take(place), f"{stored.url}/{place.shard}: {key}")
+
+
+def _ends(metadata: Any) -> dict[str, int]:
+    """How long each shard is, at least."""
+    ends: dict[str, int] = {}
+    for info in metadata.storage_data.values():
+        ends[info.relative_path] = max(ends.get(info.relative_path, 0), info.offset + info.length)
+    return ends
+
+
+def _check_end(path: Path, end: int) -> None:
+    """Raises BadData for a shard that is missing, shorter than this, or a pipe, whose bytes would be waited for."""
+    if not path.is_file():
+        raise BadData(f"{path}: {'not a regular file' if path.exists() else 'missing'}")
+    if end > path.stat().st_size:
+        raise BadData(f"{path}: ends at {path.stat().st_size} bytes, {end} are needed")
 
 
 def _objects(metadata: Any, origin: str) -> list[tuple[str, Any]]:
@@ -98,11 +114,8 @@ def _check_naturals(*numbers: Any) -> None:
         raise ValueError("a size or an offset is not a natural number")
 
 
-def _content(path: Path, offset: int, length: int, key: str) -> bytes:
+def _content(path: Path, offset: int, length: int) -> bytes:
     with storage.open_read(path) as file:
-        file.seek(0, os.SEEK_END)
-        if offset + length > file.tell():
-            raise BadData(f"{path}: ends at {file.tell()} bytes, {key} ends at {offset + length}", DAMAGED)
         file.seek(offset)
         return file.read(length)
 

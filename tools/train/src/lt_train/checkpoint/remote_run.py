@@ -101,7 +101,7 @@ def fetch(url: str) -> Path:
 
 def _fetch(url: str, directory: Path) -> None:
     sizes, there = read_record(url).files, object_versions.below(url)
-    checksums = [FileChecksums.NAME] if FileChecksums.NAME in there else []
+    checksums = [FileChecksums.NAME] if _is_there(f"{url}/{FileChecksums.NAME}") else []
     for file in dict.fromkeys([*sizes, RECORD, *checksums]):
         if not file.endswith(stored_shards.SUFFIX):
             (directory / file).parent.mkdir(parents=True, exist_ok=True)
@@ -112,6 +112,15 @@ def _fetch(url: str, directory: Path) -> None:
         if found != size:
             raise BadData(f"{url}/{file}: {found} bytes, expected {size}", f"{url} changed while it was copied")
     StoredShards(url, shards).write(directory)
+
+
+def _is_there(url: str) -> bool:
+    """Not by a listing, which in some stores is late: nothing would be compared."""
+    try:
+        storage.fingerprint(url, refresh=True)
+    except NoInput:
+        return False
+    return True
 
 
 def forget(copy: Path) -> None:

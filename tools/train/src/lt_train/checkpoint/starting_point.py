@@ -1,11 +1,31 @@
 """The files of the checkpoint that a run starts from: looked at, and copied to this node when they are in a store."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from lt_shared import checkpoint_layout, storage
 from lt_shared.checksums import FileChecksums
+from lt_shared.console import BadData, IoFailure, NoInput, ToolError
 from lt_train.checkpoint import pickle_allowlist, remote_run
 from lt_train.config.run_config import RunConfig
+
+USE_ANOTHER = "use another checkpoint, or copy it again"
+READ_AGAIN = "see that every node can read it, and run the same command again"
+
+
+@contextlib.contextmanager
+def remedies() -> Iterator[None]:
+    """Within, what is wrong with a checkpoint comes with a remedy, and what an operating system says with the file."""
+    try:
+        yield
+    except ToolError as error:
+        error.hint = error.hint or (USE_ANOTHER if isinstance(error, BadData | NoInput) else READ_AGAIN)
+        raise
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise IoFailure(f"{error.filename}: {str(error.strerror).lower()}", READ_AGAIN) from error
 
 
 def fetched(config: RunConfig, ranks_decide: bool = True) -> RunConfig:
@@ -21,6 +41,7 @@ def fetched(config: RunConfig, ranks_decide: bool = True) -> RunConfig:
     return config.starting_at(str(copy), settings.continues)
 
 
+@remedies()
 def check_files(config: RunConfig, directory: Path) -> None:
     """Raises BadData for a checkpoint that names what none needs, or whose small files are not as they were written."""
     recorded = FileChecksums.read(directory) if config.checkpointing.verify else None

@@ -13,6 +13,7 @@ processor, 0.27 s instead of 0.42, but the other ranks of a node, and the next s
 import contextlib
 import os
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -41,6 +42,15 @@ def readers() -> int:
     """Threads that read: one for each processor that this rank has to itself, within limits."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return min(MOST_READERS, max(LEAST_READERS, len(os.sched_getaffinity(0)) // ranks))
+
+
+@contextlib.contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Within, an error of reading an open file names it."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 class _Piece(NamedTuple):
@@ -132,7 +142,8 @@ class TensorReader:
 
     def _find(self, place: Place) -> StoredTensor | None:
         descriptor = self._descriptor(place.shard)
-        head, tail = (os.pread(descriptor, END_BYTES, at) for at in (place.offset, place.end - END_BYTES))
+        with naming(self._directory / place.shard):
+            head, tail = (os.pread(descriptor, END_BYTES, at) for at in (place.offset, place.end - END_BYTES))
         if len(tail) < END_BYTES:
             return None
         ends = Ends(memoryview(head), memoryview(tail), place.size_bytes)
@@ -186,7 +197,8 @@ class TensorReader:
         checksum = filled = 0
         while filled < len(content):
             block = content[filled : filled + checksums.BLOCK_BYTES]
-            count = os.preadv(descriptor, [block], piece.position + filled)
+            with naming(self._directory / piece.shard):
+                count = os.preadv(descriptor, [block], piece.position + filled)
             if not count:
                 end, needed = piece.position + filled, piece.position + piece.size_bytes
                 raise BadData(f"{self._directory / piece.shard}: ends at {end} bytes, {needed} are needed", DAMAGED)

@@ -26,6 +26,8 @@ from lt_train.checkpoint import optimizer_state, rng_state
 from lt_train.checkpoint.in_place import merge_in_place
 from lt_train.checkpoint.object_reader import known_objects_only
 from lt_train.checkpoint.optimizer_state import Kind
+from lt_train.checkpoint.shards.replica_reads import Replicas
+from lt_train.checkpoint.starting_point import remedies
 from lt_train.config import kernels, megatron_arguments, optional_packages
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.data import changes_of_order
@@ -168,6 +170,7 @@ def record(
     )
 
 
+@remedies()
 def load(
     directory: Path, config: RunConfig, state: TrainingState, supplied: contextlib.AbstractContextManager[None] | None = None
 ) -> None:
@@ -176,7 +179,8 @@ def load(
     From a `release` checkpoint, or with --finetune, only the weights: training starts at iteration 0 with them. Raises BadData
     when the checkpoint does not fit the model.
     """
-    with known_objects_only(directory, config.checkpointing.verify), supplied or contextlib.nullcontext():
+    replicas = Replicas.of_run(next(state.chunks[0].parameters()).device)
+    with known_objects_only(directory, config.checkpointing.verify, replicas), supplied or contextlib.nullcontext():
         _load(directory, config, state)
 
 

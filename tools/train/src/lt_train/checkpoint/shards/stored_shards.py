@@ -16,10 +16,10 @@ import dataclasses
 import io
 import json
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeAlias
 
 import numpy as np
 
@@ -43,6 +43,10 @@ class Place(NamedTuple):
     @property
     def end(self) -> int:
         return self.offset + self.size_bytes
+
+
+# The bytes of an object, in a buffer of its own.
+Take: TypeAlias = Callable[[Place], memoryview]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,13 +101,13 @@ class StoredShards:
 
 
 class OpenShard(io.RawIOBase):
-    """What torch's reader has for an open shard: its name, and the objects, which come as `objects` has them."""
+    """What torch's reader has for an open shard below `url`: its name, and the objects as `take` gives them."""
 
-    def __init__(self, shard: str, objects: "Objects"):
-        self.shard, self.name, self._objects = shard, f"{objects.shards.url}/{shard}", objects
+    def __init__(self, shard: str, url: str, take: Take):
+        self.shard, self.name, self._take = shard, f"{url}/{shard}", take
 
     def content(self, offset: int, size_bytes: int) -> memoryview:
-        return self._objects.take(Place(self.shard, offset, size_bytes))
+        return self._take(Place(self.shard, offset, size_bytes))
 
 
 @dataclasses.dataclass
@@ -126,6 +130,11 @@ class Objects:
         self._pool = ThreadPoolExecutor(CONNECTIONS, "store")
 
     def __enter__(self) -> Self:
+        try:
+            self._fill()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *exception: object) -> None:

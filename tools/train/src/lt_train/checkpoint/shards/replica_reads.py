@@ -1,0 +1,147 @@
+"""Objects on a store that all ranks of a group need: one of them reads each, and broadcasts it to the others.
+
+Data-parallel replicas have the same weights, and ranks of another layout than the checkpoint's need rows of the same objects. If
+each read them for itself, the store would send a copy for each replica. So the ranks agree in which objects all of a group need:
+all ranks, those of data parallelism, those that share experts, each of what the groups before have left. An all-reduce of a byte
+for each object of the checkpoint tells, whatever the layouts. Other objects are read as if there was no group.
+
+All ranks of a group go through its objects in the order of the files. Consecutive bytes, a stripe, are one rank's to read, ahead
+of its turn; of what is sent there is one piece in the memory of the device. A rank that fails takes part until its next turn, and
+says so there: nobody waits for it.
+"""
+
+import json
+import zlib
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from typing import Self
+
+import numpy as np
+import torch
+from megatron.core import parallel_state
+
+from lt_shared.console import BadData
+from lt_train.checkpoint.shards.stored_shards import Place, StoredShards, Take
+from lt_train.runtime import agreement
+from lt_train.runtime.failure_report import Echo
+
+STRIPE_BYTES, PIECE_BYTES = 32 << 20, 32 << 20
+
+
+class Exchange:
+    """The objects at `places`, in this order, that all ranks of `group` need; `own` are those that this rank reads."""
+
+    def __init__(self, places: Sequence[Place], group: torch.distributed.ProcessGroup, where: torch.device):
+        self.places = places
+        self._group = group
+        self._rank = torch.distributed.get_rank(group)
+        self._left = deque(zip(places, _readers(places, torch.distributed.get_world_size(group)), strict=True))
+        self.own = [place for place, reader in self._left if reader == self._rank]
+        largest = max((place.size_bytes for place in places), default=0)
+        self._buffer = torch.empty(min(PIECE_BYTES, largest) + 1, dtype=torch.uint8, device=where)
+
+    def take(self, place: Place, read: Take) -> memoryview:
+        """The object's bytes, those of this rank by `read`. Raises Echo when another rank has failed."""
+        while True:
+            found, content = self._next(read)
+            if found == place:
+                return content
+
+    def finish(self, read: Take) -> None:
+        """Take part in what is left, which this rank had already."""
+        while self._left:
+            self._next(read)
+
+    def give_up(self) -> None:
+        """Tell the others that this rank has failed, unless nothing is left."""
+        while self._left:
+            self._next(None)
+
+    def _next(self, read: Take | None) -> tuple[Place, memoryview]:
+        """Without `read` this rank has failed, and raises nothing for it."""
+        place, reader = self._left[0]
+        content = None
+        if reader != self._rank:
+            content = np.empty(place.size_bytes, np.uint8).data
+        elif read:
+            content = read(place)
+        self._left.popleft()
+        for start in range(0, max(1, place.size_bytes), PIECE_BYTES):
+            size_bytes = min(PIECE_BYTES, place.size_bytes - start)
+            piece = content[start : start + size_bytes] if content is not None else None
+            if not self._broadcast(piece, size_bytes, reader):
+                self._left.clear()
+                if read:
+                    raise Echo("another rank failed while it read its part of the checkpoint")
+                break
+        return place, content if content is not None else memoryview(b"")
+
+    def _broadcast(self, piece: memoryview | None, size_bytes: int, reader: int) -> bool:
+        """Send `piece`, or receive it, and behind it whether there is one; None is sent by a rank that has none."""
+        buffer = self._buffer[: size_bytes + 1]
+        host = torch.frombuffer(piece, dtype=torch.uint8) if piece else torch.empty(0, dtype=torch.uint8)
+        if reader == self._rank:
+            buffer[size_bytes] = piece is not None
+            if piece:
+                buffer[:size_bytes].copy_(host)
+        torch.distributed.broadcast(buffer, group=self._group, group_src=reader)
+        if reader != self._rank:
+            host.copy_(buffer[:size_bytes])
+        return bool(buffer[size_bytes])
+
+
+def _readers(places: Sequence[Place], ranks: int) -> Iterator[int]:
+    """The rank of each: stripe by stripe, so that all have as much and small objects that follow each other are one request."""
+    total, begin = sum(place.size_bytes for place in places), 0
+    stripe = max(1, min(STRIPE_BYTES, -(-total // ranks)))
+    for place in places:
+        yield begin // stripe % ranks
+        begin += place.size_bytes
+
+
+class Replicas:
+    """The groups of ranks in which this one reads a checkpoint."""
+
+    def __init__(self, groups: Sequence[torch.distributed.ProcessGroup], where: torch.device):
+        self._groups, self._where = groups, where
+
+    @classmethod
+    def of_run(cls, where: torch.device) -> Self:
+        groups = [
+            torch.distributed.group.WORLD,
+            parallel_state.get_data_parallel_group(with_context_parallel=True),
+            parallel_state.get_expert_data_parallel_group(),
+        ]
+        by_ranks: dict[tuple[int, ...], torch.distributed.ProcessGroup] = {}
+        for group in groups:
+            # The first of those of the same ranks: it has a communicator already.
+            by_ranks.setdefault(tuple(torch.distributed.get_process_group_ranks(group)), group)
+        return cls([group for ranks, group in by_ranks.items() if len(ranks) > 1], where)
+
+    def exchanges(self, stored: StoredShards, known: Collection[Place], wanted: Collection[Place]) -> list[Exchange]:
+        """One for each group, to be gone through in this order by all ranks; `known` are all objects of the checkpoint, of which
+        this rank needs those `wanted`.
+
+        Raises BadData when the ranks have different checkpoints before them.
+        """
+        if not self._groups:
+            return []
+        ordered = sorted(known)
+        self._check_same(stored, ordered)
+        chosen = set(wanted)
+        left = torch.tensor([place in chosen for place in ordered], dtype=torch.uint8)
+        found = []
+        for group in self._groups:
+            common = left.to(self._where, copy=True)
+            torch.distributed.all_reduce(common, torch.distributed.ReduceOp.MIN, group)
+            places = [ordered[number] for number in common.nonzero().view(-1).tolist()]
+            found.append(Exchange(places, group, self._where))
+            left -= common.to(left.device)
+        return found
+
+    def _check_same(self, stored: StoredShards, known: Sequence[Place]) -> None:
+        versions = sorted((name, shard.size_bytes, shard.version) for name, shard in stored.shards.items())
+        digest = zlib.crc32(json.dumps([versions, known]).encode())
+        largest, smallest = agreement.asked([digest, -digest], self._where)()
+        if largest != -smallest:
+            raise BadData(f"{stored.url}: was replaced while the nodes copied its small files", "run the same command again")
