@@ -28,7 +28,8 @@ from lt_shared import strict_json
 from lt_shared.console import BadData
 
 BLOCK_BYTES = 1 << 20
-DAMAGED = "it is not as it was written: use another checkpoint, or copy it again (--no-verify takes it as it is)"
+DAMAGED = "it is not as it was written: use another checkpoint, or copy it again"
+MISMATCHED = f"{DAMAGED} (--no-verify takes it as it is)"
 _POLYNOMIAL = 0xEDB88320
 
 
@@ -125,7 +126,7 @@ class FileChecksums:
         if not path.is_file():
             raise BadData(f"{path}: missing", DAMAGED)
         if self.whole(name) != (path.stat().st_size, crc32_of_path(path)):
-            raise BadData(f"{path}: {self.NAME} has another checksum of it", DAMAGED)
+            raise BadData(f"{path}: {self.NAME} has another checksum of it", MISMATCHED)
 
     def whole(self, name: str) -> tuple[int, int] | None:
         """A file's size in bytes and CRC-32, or None for a file that is not recorded."""

@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.metadata import TensorProperties
 from torch.distributed.checkpoint.planner import LoadItemType
 
 from lt_shared import checkpoint_layout, checksums, ownership, pickles
-from lt_shared.checksums import DAMAGED, FileChecksums
+from lt_shared.checksums import DAMAGED, MISMATCHED, FileChecksums
 from lt_shared.console import BadData
 from lt_train.checkpoint.archive_reader import BytesFile, Members, read_object
 from lt_train.checkpoint.pickle_allowlist import INDEX_NAMES
@@ -220,13 +220,13 @@ class _Slice(BytesFile):
             file.seek(offset)
         ranges = recorded.within(name, offset, size_bytes) if recorded else [(offset, size_bytes, None)]
         if sum(size for _, size, _ in ranges) != size_bytes:
-            raise BadData(f"{origin}: {FileChecksums.NAME} has no checksum of the object at {offset}", DAMAGED)
+            raise BadData(f"{origin}: {FileChecksums.NAME} has no checksum of the object at {offset}", MISMATCHED)
         for start, size, crc in ranges:
             part = content[start - offset : start - offset + size]
             found = _read(file, part, origin, crc is not None)
             if crc is not None and found != crc:
                 reason = f"the checksum of {size} bytes at {start} is another than {FileChecksums.NAME} says"
-                raise BadData(f"{origin}: {reason}", DAMAGED)
+                raise BadData(f"{origin}: {reason}", MISMATCHED)
         super().__init__(content, f"{origin}, object at {offset}")
 
 

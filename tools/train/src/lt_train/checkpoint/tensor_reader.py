@@ -21,7 +21,7 @@ from typing import NamedTuple, Self
 import torch
 
 from lt_shared import checksums
-from lt_shared.checksums import DAMAGED, FileChecksums
+from lt_shared.checksums import DAMAGED, MISMATCHED, FileChecksums
 from lt_shared.console import BadData
 from lt_train.checkpoint import archive_reader
 from lt_train.checkpoint.archive_reader import Ends, StoredTensor
@@ -137,7 +137,7 @@ class TensorReader:
             if expected is not None and checksums.joined_all(parts) != expected:
                 known = FileChecksums.NAME if self._recorded is not None else "its archive"
                 reason = f"the checksum of {place.size_bytes} bytes at {place.offset} is another than {known} says"
-                raise BadData(f"{self._directory / place.shard}: {reason}", DAMAGED)
+                raise BadData(f"{self._directory / place.shard}: {reason}", MISMATCHED)
         self._readings.clear()
 
     def _find(self, place: Place) -> StoredTensor | None:
