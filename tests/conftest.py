@@ -30,20 +30,25 @@ for number in (signal.SIGINT, signal.SIGHUP):
 
 
 FILES_SHOWN, LONG_SECONDS = 60, 15
+# They go to one process, which has to do with them for longer than with anything else: four hundred seconds.
+LONGEST = "tests/cluster/"
 # Files that take, or have a test or a fixture that takes, more than half a minute. Most of these have few tests.
 LONG = re.compile(
-    r"tests/(cluster|install|pipeline)/|_campaign\.py|test_(tutorial|extending)\.py|convert/weights/families/|train/test_cli\.py"
+    r"tests/(install|pipeline|mutants)/|_campaign\.py|test_(tutorial|extending)\.py|convert/weights/families/|train/test_cli\.py"
     r"|preprocess/(pipeline/test_resume|datasets/test_source_places)\.py|hostile/test_convert_(occupied|planted|checksums)\.py"
     r"|convert/formats/test_(adamw|flat_optimizer)_state\.py|train/(models|parallel|ops|checkpoint)/|test_parallelism\.py"
-    r"|planner/test_memory_estimate\.py|render/test_pods\.py|runtime/test_watchdog\.py"
+    r"|planner/test_memory_estimate\.py|render/test_pods\.py|runtime/test_watchdog\.py|commands/test_full_size_plans\.py"
+    r"|train/train/test_pipeline_schedule\.py|launch/test_(launcher|streams)\.py|data/test_stream_phases\.py"
+    r"|hostile/test_(monitor_(logs|endpoints)|convert_durability|planted_preprocess_cache)\.py|optim/test_optimizer\.py"
 )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With several processes, begin with long files, so that none is left to the last one; then those with most tests."""
+    """With several processes, begin with long files, the longest first, so that none is left to the last one; then those with
+    most tests."""
     if hasattr(config, "workerinput"):
         tests = collections.Counter(item.path for item in items)
-        items.sort(key=lambda item: (not LONG.search(item.nodeid), -tests[item.path]))
+        items.sort(key=lambda item: (LONGEST not in item.nodeid, not LONG.search(item.nodeid), -tests[item.path]))
 
 
 def pytest_collection_finish() -> None:
@@ -61,7 +66,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "cluster" if "tests/cluster/" in nodeid else str(super()._split_scope(nodeid))
+            return LONGEST if LONGEST in nodeid else str(super()._split_scope(nodeid))
 
     return Scheduling(config, log)
 

@@ -4,6 +4,7 @@ The script is imported once and its ranks are copies of this process: torch and 
 to import. Each rank writes what it prints into RANK.log in DIRECTORY. The first that fails ends all.
 """
 
+import gc
 import importlib
 import multiprocessing
 import os
@@ -13,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+# Where groups_left.py is.
+sys.path.append(str(Path(__file__).parents[1] / "train"))
 
 
 def run_rank(program: Any, rank: int, world_size: str, jobs: str, directory: Path) -> None:
@@ -28,6 +32,9 @@ def main(script: str, jobs: str, world_size: str, directory: str) -> int:
     # the same without.
     torch.compile = lambda function=None, **options: function or (lambda compiled: compiled)
     program = importlib.import_module(script)
+    # What is imported is no garbage: a rank that looks for some would look through all of it.
+    gc.collect()
+    gc.freeze()
     arguments = [(program, rank, world_size, jobs, Path(directory)) for rank in range(int(world_size))]
     started = [multiprocessing.get_context("fork").Process(target=run_rank, args=each) for each in arguments]
     for process in started:

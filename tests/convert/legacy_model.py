@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy
 import torch
+from groups_left import leave_groups
 from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
@@ -200,8 +201,7 @@ def run(job: dict[str, Any]) -> None:
         found = logits(models, torch.tensor(job["tokens"]))
         if found is not None and parallel_state.get_tensor_model_parallel_rank() == 0:
             numpy.save(job["logits"], found.numpy())
-    torch.distributed.barrier()
-    parallel_state.destroy_model_parallel()
+    leave_groups()
 
 
 def share_embedding(models: list[GPTModel]) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy
 import torch
+from groups_left import leave_groups
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, apply_factories
@@ -273,7 +274,7 @@ def run(job: dict[str, Any]) -> None:
         found = logits(model, torch.tensor(job["tokens"])).detach().numpy()
         if model.post_process and parallel_state.get_tensor_model_parallel_rank() == 0:
             numpy.save(job["logits"], found)
-    parallel_state.destroy_model_parallel()
+    leave_groups()
 
 
 def main() -> None:

@@ -26,6 +26,7 @@ from lt_train.runtime import cpu_backend
 cpu_backend.install("cuda")
 
 import megatron_model  # noqa: E402
+from groups_left import leave_groups  # noqa: E402
 from megatron.core import dist_checkpointing, parallel_state  # noqa: E402
 from megatron.core.dist_checkpointing.dict_utils import nested_values  # noqa: E402
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories  # noqa: E402
@@ -251,7 +252,7 @@ def run(job: dict[str, Any]) -> None:
             save_as_fsdp(chunks[0], optimizer, directory, job)
         else:
             save(chunks, optimizer, form, directory, job)
-    parallel_state.destroy_model_parallel()
+    leave_groups()
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ import functools
 import http.server
 import os
 import re
+import shutil
 import subprocess
 import threading
 import venv
@@ -61,11 +62,18 @@ def add_wheel(index: Path, name: str, version: str, size_bytes: int, metadata: s
         page.write(f'<a href="{wheel.name.replace("+", "%2B")}">{wheel.name}</a>\n')
 
 
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with pip alone, which takes seconds to make."""
+    directory = tmp_path_factory.mktemp("pristine") / "environment"
+    venv.create(directory, with_pip=True)
+    return directory
+
+
 @pytest.fixture
-def environment(tmp_path: Path) -> Path:
-    """A virtual environment with pip alone; its `bin` is all of PATH, so that no driver of this machine is found."""
-    venv.create(tmp_path / "environment", with_pip=True)
-    return tmp_path / "environment"
+def environment(tmp_path: Path, pristine: Path) -> Path:
+    """A copy of that one; its `bin` is all of PATH, so that no driver of this machine is found."""
+    return Path(shutil.copytree(pristine, tmp_path / "environment", symlinks=True))
 
 
 def install_torch(environment: Path, pypi: str, cpu_builds: str, **more: str) -> subprocess.CompletedProcess[str]:

@@ -96,7 +96,7 @@ def run(*arguments: str, stdin: str = "", **variables: str) -> Result:
 
 
 def train(*arguments: str, stdin: str = "", **variables: str) -> Result:
-    """The same without the seconds of a start, for runs that get as far as a rank; see nursery.py."""
+    """The same without what a start takes, half a second and for runs that get as far as a rank six: see nursery.py."""
     return _run(quick_command(*arguments), stdin, variables)
 
 

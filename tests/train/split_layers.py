@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from gemms_of_torch import gemm, gemm_gradient, swiglu
+from groups_left import leave_groups
 from loss_training import exponential_gemm
 
 
@@ -13,7 +14,7 @@ def fused_layers(prefix: str) -> dict[str, dict[str, float]]:
 
     from lt_train.ops.row_exchange import AllRows, SharedRows
 
-    parallel_state.destroy_model_parallel()
+    leave_groups()
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=torch.distributed.get_world_size())
     group = parallel_state.get_tensor_model_parallel_group()
     exchanges = {"all rows": AllRows(group), "shared rows": SharedRows(group)}

@@ -18,6 +18,7 @@ from typing import Any
 
 import nursery
 import torch
+from groups_left import leave_groups
 from layouts import plan_of
 from reserved_ports import free_port
 from running import environment
@@ -63,7 +64,7 @@ class Run:
         from lt_train.train.train_step import Stepper
 
         self.plan: RunConfig = plan_of([*SIZES, *options, prefix])
-        parallel_state.destroy_model_parallel()
+        leave_groups()
         parallel_state.initialize_model_parallel(tensor_model_parallel_size=self.plan.parallelism.tensor)
         model_parallel_cuda_manual_seed(self.plan.seed)
         chosen = kernels.choose(self.plan, None)
@@ -218,7 +219,7 @@ def z_loss(prefix: str) -> dict[str, Any]:
 
     found = {}
     for ranks in (1, RANKS):
-        parallel_state.destroy_model_parallel()
+        leave_groups()
         parallel_state.initialize_model_parallel(tensor_model_parallel_size=ranks)
         generator = torch.Generator().manual_seed(3)
         whole = torch.randn(5, 2, 12, generator=generator, dtype=torch.float32).requires_grad_()
@@ -298,7 +299,7 @@ def _feed_forward(recipe: str, form: str, ranks: int, sequence: bool, collective
     from lt_train.models.fp8_linear import use_fp8
     from lt_train.ops.row_exchange import SharedRows
 
-    parallel_state.destroy_model_parallel()
+    leave_groups()
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=ranks)
     rank = parallel_state.get_tensor_model_parallel_rank()
     config = TransformerConfig(

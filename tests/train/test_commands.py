@@ -3,13 +3,13 @@
 import json
 
 import pytest
-from running import run
+from running import train
 
 from lt_shared import presets
 
 
 def test_sections_are_listed_with_all_their_options() -> None:
-    shown = " ".join(run("help").out.split())
+    shown = " ".join(train("help").out.split())
     assert "Parallelism --parallel, --tensor-model-parallel-size, --pipeline-model-parallel-size and 12 more" in shown
     assert "Faults --distributed-timeout-minutes, --max-restarts, --check-replay-interval Reports" in shown
     assert shown.endswith("lt-train help SECTION shows one, lt-train --help all of them.")
@@ -17,41 +17,41 @@ def test_sections_are_listed_with_all_their_options() -> None:
 
 @pytest.mark.parametrize("words", [("parallelism",), ("PARALLELISM",), ("paral",)])
 def test_a_section_is_found_by_its_name(words: tuple[str, ...]) -> None:
-    page = run("help", *words, COLUMNS="80").out
+    page = train("help", *words, COLUMNS="80").out
     assert page.startswith("Parallelism:\n  --parallel ")
-    whole = run("--help", COLUMNS="80").out
+    whole = train("--help", COLUMNS="80").out
     for line in page.splitlines():
         assert line in whole
     assert "Optimizer:" not in page
 
 
 def test_several_words_are_one_name() -> None:
-    assert run("help", "steps", "and", "batches").out.startswith("Steps and batches:\n")
-    assert run("help", "batches").out.startswith("Steps and batches:\n")
+    assert train("help", "steps", "and", "batches").out.startswith("Steps and batches:\n")
+    assert train("help", "batches").out.startswith("Steps and batches:\n")
 
 
 def test_options_are_found_by_a_word_of_their_name() -> None:
-    page = run("help", "--lr").out
+    page = train("help", "--lr").out
     assert page.startswith("Optimizer:\n") and "  --lr FLOAT" in page and "--min-lr" in page and "--clip-grad" not in page
 
 
 def test_what_is_neither_is_refused() -> None:
-    done = run("help", "quantum")
+    done = train("help", "quantum")
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith(
         "lt-train: error: quantum: neither a section nor an option\nhint: sections: Model, Experts, Latent attention, Layers, "
     )
     for word, nearest in (("paralelism", "parallelism"), ("weight_decay", "weight-decay")):
-        assert run("help", word).err.endswith(f"neither a section nor an option\nhint: did you mean {nearest}?\n")
+        assert train("help", word).err.endswith(f"neither a section nor an option\nhint: did you mean {nearest}?\n")
 
 
 def test_models() -> None:
-    records = [json.loads(line) for line in run("models", "--json").out.splitlines()]
+    records = [json.loads(line) for line in train("models", "--json").out.splitlines()]
     assert [record["name"] for record in records] == list(presets.PRESETS)
     (llama,) = (record for record in records if record["name"] == "llama3.1-8b")
     # As counted by transformers' model of this shape.
     assert (llama["parameters"], llama["num_layers"], llama["vocab_size"]) == (8_030_261_248, 32, 128256)
-    header, *rows = run("models").out.splitlines()
+    header, *rows = train("models").out.splitlines()
     assert header.split()[:3] == ["name", "parameters", "layers"]
     assert [row.split()[0] for row in rows] == list(presets.PRESETS)
     (row,) = (row for row in rows if row.startswith("llama3.1-8b "))
@@ -59,7 +59,7 @@ def test_models() -> None:
 
 
 def test_a_commands_name_may_follow_the_options_of_every_command() -> None:
-    quiet, talkative = run("models"), run("-v", "models")
+    quiet, talkative = train("models"), train("-v", "models")
     assert (quiet.code, talkative.code) == (0, 0)
     assert talkative.out == quiet.out != ""
     assert "took" in talkative.err

@@ -24,6 +24,10 @@ import tempfile
 import time
 from pathlib import Path
 
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "train")]
+
+from monitor_command import monitor  # noqa: E402
+
 LT_MONITOR = str(Path(sys.executable).parent / "lt-monitor")
 COMMANDS = {
     "scrape": ["scrape", "--state", "scrape.state", "run.log"],
@@ -79,20 +83,20 @@ class Campaign:
             self.clean(name)
         os.truncate(self.folder / "run.log", 0)
 
-    def start(self, name: str, prefix: list[str]) -> subprocess.Popen[bytes]:
+    def start(self, name: str, program: list[str]) -> subprocess.Popen[bytes]:
         """A pass in a group of its own. Findings go to a file for each pass, events to one for all."""
         self.alert_outputs += name == "alert"
         target = {"scrape": "events.jsonl", "alert": f"findings-{self.alert_outputs}"}.get(name, "output")
         environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
         with (self.folder / target).open("ab") as output, (self.folder / "errors").open("ab") as errors:
             return subprocess.Popen(
-                [*prefix, LT_MONITOR, *COMMANDS[name]], cwd=self.folder, stdin=subprocess.DEVNULL, stdout=output, stderr=errors,
+                [*program, *COMMANDS[name]], cwd=self.folder, stdin=subprocess.DEVNULL, stdout=output, stderr=errors,
                 env=environment, start_new_session=True,
             )  # fmt: skip
 
     def clean(self, name: str) -> None:
-        """A pass to which nothing happens."""
-        process = self.start(name, [])
+        """A pass to which nothing happens, as a copy, which need not start."""
+        process = self.start(name, monitor())
         if process.wait() not in (0, 1, 3):
             self.problems.append(f"a pass of {name} without a fault ended with {process.returncode}")
 
@@ -113,18 +117,22 @@ class Campaign:
         name, fault = self.random.choice(list(COMMANDS)), self.random.choice(FAULTS)
         self.happened[f"{name}: {fault}"] += 1
         if fault == "two at once":
-            processes = [self.start(name, []) for _ in range(2)]
+            processes = [self.start(name, [LT_MONITOR]) for _ in range(2)]
         elif fault == "kill":
-            processes = [self.start(name, [])]
+            processes = [self.start(name, [LT_MONITOR])]
             time.sleep(self.random.uniform(0.0, 0.6))
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(processes[0].pid, signal.SIGKILL)
         elif fault in CALLS:
             count = self.random.randint(1, 4)
-            inject = f"inject={CALLS[fault]}:when={count}"
-            processes = [self.start(name, ["strace", "-f", "-qq", "-o", "/dev/null", "-e", inject])]
+            calls = CALLS[fault].partition(":")[0]
+            options = ("-e", f"trace={calls}", "-e", f"inject={CALLS[fault]}:when={count}")
+            # With --seccomp-bpf, which makes it stop at these calls alone, strace 6.1 sends no signal.
+            quick = ["--seccomp-bpf"] if ":error=" in CALLS[fault] else []
+            strace = ["strace", "-f", *quick, "-qq", "-o", "/dev/null", *options]
+            processes = [self.start(name, [*strace, LT_MONITOR])]
         else:
-            processes = [self.start(name, [])]
+            processes = [self.start(name, [LT_MONITOR])]
         for process in processes:
             code = process.wait()
             if code >= 0 and code not in ORDERLY | {137}:

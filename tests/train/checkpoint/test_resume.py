@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import SMALL, STEPS, Result, run, train
+from running import SMALL, STEPS, Result, train
 
 from lt_shared import checkpoint_layout
 from lt_shared.manifest import Dataset, sidecar_path
@@ -26,7 +26,7 @@ def plan(*options: str) -> dict[str, Any]:
 
 
 def dry_run(*options: str) -> Result:
-    return run(*SMALL, *STEPS, "--dry-run", *options)
+    return train(*SMALL, *STEPS, "--dry-run", *options)
 
 
 def test_the_newest_complete_checkpoint(copy: Path, dataset: Dataset) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from running import Result, run
+from running import Result, train
 
 REFUSED = {
     "two spellings": ('seq-length = 64\nseq_length = 128\n', "seq-length and seq_length are the same option"),
@@ -19,7 +19,7 @@ REFUSED = {
 def planned(content: str, directory: Path) -> Result:
     file = directory / "run.toml"
     file.write_text(content)
-    return run("--config", str(file), "--model", "tiny", "--mock-data", "--dry-run")
+    return train("--config", str(file), "--model", "tiny", "--mock-data", "--dry-run")
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from running import run
+from running import train
 
 from lt_train.config.options import schema
 
@@ -32,13 +32,13 @@ def test_a_short_run_of_a_recipe(tmp_path: Path) -> None:
     assert not any(
         found[name] for name in ("train_samples", "lr_decay_samples", "lr_warmup_samples", "data_path", "valid_data_path")
     )
-    assert run("--config", str(tmp_path / "run.toml"), *TINY, *words, "--dry-run").code == 0
+    assert train("--config", str(tmp_path / "run.toml"), *TINY, *words, "--dry-run").code == 0
 
 
 def test_data_on_the_command_line_replace_those_of_the_file(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('data-path = ["/fsx/there"]\n')
-    done = run("--config", str(file), *TINY, str(tmp_path / "here"), "--dry-run")
+    done = train("--config", str(file), *TINY, str(tmp_path / "here"), "--dry-run")
     assert done.code == 66
     assert "here" in done.err
     assert "/fsx/there" not in done.err
@@ -47,7 +47,7 @@ def test_data_on_the_command_line_replace_those_of_the_file(tmp_path: Path) -> N
 def test_a_job_has_what_the_command_line_says(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('model = "tiny"\nfp16 = true\ntrain-samples = 1000\ndata-path = ["/fsx/there"]\n')
-    done = run(
+    done = train(
         "render",
         "slurm",
         "--nodes",
@@ -69,7 +69,7 @@ def test_a_job_has_what_the_command_line_says(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", [("--bf16", "--fp16"), ("--lr-decay-iters", "5", "--lr-decay-samples", "9")])
 def test_two_of_one_source_are_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
-    done = run(*TINY, *words, "--mock-data", "--dry-run")
+    done = train(*TINY, *words, "--mock-data", "--dry-run")
     assert (done.code, "both" in done.err) == (2, True)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from layouts import assembled
-from running import SMALL, run, train
+from running import SMALL, train
 
 from lt_shared.manifest import Dataset
 from lt_shared.sample_order.split import split_shares
@@ -48,7 +48,7 @@ BAD_CONFIGURATIONS = {
 @pytest.mark.parametrize("case", BAD_CONFIGURATIONS)
 def test_refused_configurations(case: str, tmp_path: Path, dataset: Dataset) -> None:
     options, message = BAD_CONFIGURATIONS[case]
-    result = run(*SMALL, *options, "--save", str(tmp_path / "run"), dataset.prefix)
+    result = train(*SMALL, *options, "--save", str(tmp_path / "run"), dataset.prefix)
     assert (result.code, result.out) == (78, "")
     error, *hint = result.err.splitlines()
     assert error.startswith("lt-train: error: ")
@@ -78,18 +78,18 @@ def test_too_few_ranks_do_not_hide_other_problems() -> None:
 
 
 def test_refused_usage(tmp_path: Path, dataset: Dataset) -> None:
-    assert run("--model", "gpt5", dataset.prefix).code == 2
-    assert run("--num-layers", "2", dataset.prefix).code == 2
-    assert run().code == 2
-    assert run(*SMALL, "--micro-batch-size", "0", dataset.prefix).code == 2
-    assert run(*SMALL, "--adam-beta1", "2", dataset.prefix).code == 2
+    assert train("--model", "gpt5", dataset.prefix).code == 2
+    assert train("--num-layers", "2", dataset.prefix).code == 2
+    assert train().code == 2
+    assert train(*SMALL, "--micro-batch-size", "0", dataset.prefix).code == 2
+    assert train(*SMALL, "--adam-beta1", "2", dataset.prefix).code == 2
     for option, value in (("--lr", "inf"), ("--clip-grad", "nan"), ("--seed", str(2**32)), ("--save", "")):
-        assert run(*SMALL, option, value, dataset.prefix).code == 2
+        assert train(*SMALL, option, value, dataset.prefix).code == 2
 
 
 def test_missing_and_broken_datasets(tmp_path: Path, write_dataset: Callable[..., Dataset]) -> None:
     def outcome(*data: str) -> tuple[int, str]:
-        result = run(*SMALL, "--save", str(tmp_path / "run"), *data)
+        result = train(*SMALL, "--save", str(tmp_path / "run"), *data)
         assert result.out == ""
         assert not (tmp_path / "run").exists()
         return result.code, result.err
@@ -112,13 +112,13 @@ def test_missing_and_broken_datasets(tmp_path: Path, write_dataset: Callable[...
 def test_tokens_beyond_the_vocabulary(tmp_path: Path, write_dataset: Callable[..., Dataset]) -> None:
     prefix = write_dataset(tmp_path / "plain", documents=100).prefix
     Path(f"{prefix}.json").unlink()
-    result = run(*SMALL, "--vocab-size", "500", prefix)
+    result = train(*SMALL, "--vocab-size", "500", prefix)
     assert (result.code, "holds token 2047" in result.err) == (78, True)
 
 
 def test_too_few_documents_for_a_split(tmp_path: Path, write_dataset: Callable[..., Dataset]) -> None:
     prefix = write_dataset(tmp_path / "few", documents=9).prefix
-    result = run(*SMALL, prefix)
+    result = train(*SMALL, prefix)
     assert result.code == 65
     assert "none of them for validation at split 99,1,0" in result.err
     alone = ("--split", "1,0,0", "--eval-iters", "0")
@@ -129,7 +129,7 @@ def test_too_few_documents_for_a_split(tmp_path: Path, write_dataset: Callable[.
 
 def test_data_of_two_tokenizers_is_refused(tmp_path: Path, dataset: Dataset, write_dataset: Callable[..., Dataset]) -> None:
     other = write_dataset(tmp_path / "other", documents=100, sha256="0" * 64)
-    result = run(*SMALL, dataset.prefix, other.prefix)
+    result = train(*SMALL, dataset.prefix, other.prefix)
     assert result.code == 78
     assert dataset.prefix in result.err
     assert other.prefix in result.err
@@ -142,14 +142,14 @@ def test_checkpoint_of_another_tokenizer_or_model_is_refused(
     first = train(*SMALL, "--train-iters", "1", *save, dataset.prefix)
     assert first.code == 0, first.err
     other = write_dataset(tmp_path / "other", documents=100, sha256="0" * 64)
-    tokenizer = run(*SMALL, "--train-iters", "2", *save, other.prefix)
+    tokenizer = train(*SMALL, "--train-iters", "2", *save, other.prefix)
     assert (tokenizer.code, "different tokenizers" in tokenizer.err) == (78, True)
-    model = run(*SMALL, "--train-iters", "2", "--ffn-hidden-size", "192", *save, dataset.prefix)
+    model = train(*SMALL, "--train-iters", "2", "--ffn-hidden-size", "192", *save, dataset.prefix)
     assert (model.code, "ffn_hidden_size 128 there, 192 here" in model.err) == (78, True)
 
 
 def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path: Path, dataset: Dataset) -> None:
-    result = run(*SMALL, "--dry-run", "--save", str(tmp_path / "run"), "0.7", dataset.prefix)
+    result = train(*SMALL, "--dry-run", "--save", str(tmp_path / "run"), "0.7", dataset.prefix)
     assert result.code == 0, result.err
     record = json.loads(result.out)
     assert record["architecture"]["vocab_size"] == 2048
@@ -177,7 +177,7 @@ def test_document_flags_need_documents_that_end(tmp_path: Path, write_dataset: C
     tokens = np.fromfile(f"{endless.prefix}.bin", np.uint16)
     tokens[tokens == endless.eod] = 0
     tokens.tofile(f"{endless.prefix}.bin")
-    result = run(*SMALL, "--reset-attention-mask", "--dry-run", endless.prefix)
+    result = train(*SMALL, "--reset-attention-mask", "--dry-run", endless.prefix)
     assert (result.code, "do not end with token" in result.err) == (78, True)
 
 
@@ -190,7 +190,7 @@ def test_what_a_checkpoint_cannot_give_is_refused(tmp_path: Path, dataset: Datas
         "its name does not say": ("--train-iters", "4", "--load", str(renamed)),
     }
     for message, options in cases.items():
-        result = run(*SMALL, *options, dataset.prefix)
+        result = train(*SMALL, *options, dataset.prefix)
         assert (result.code, message in result.err) == (78, True), result.err
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import Result, run
+from running import Result, train
 
 NEMO = """\
 run: {{name: {name}, results_dir: /results}}
@@ -64,14 +64,14 @@ def parameters(done: Result) -> int:
     ids=["gpt", "layernorm1p", "llama", "experts", "one expert", "qkv bias", "falcon's keys", "scaled"],
 )
 def test_a_configuration_of_nemos_launcher(tmp_path: Path, more: str, expected: int) -> None:
-    done = run("import", str(nemo(tmp_path, more)))
+    done = train("import", str(nemo(tmp_path, more)))
     assert parameters(done) == expected
     assert "the original says 1b" in done.err
 
 
 def test_settings_that_have_an_option_are_carried_over(tmp_path: Path) -> None:
     more = LLAMA + "  scale_positional_embedding: true\n  window_size: [1023, 0]\n  num_query_groups: 4\n"
-    options = json.loads(run("import", "--json", str(nemo(tmp_path, more))).out)["options"]
+    options = json.loads(train("import", "--json", str(nemo(tmp_path, more))).out)["options"]
     expected = {"use-rope-scaling": True, "window-size": "1023,0", "num-query-groups": 4, "ffn-hidden-size": 8192}
     assert options.items() >= expected.items()
     assert not {"fp8-format", "recompute-method"} & options.keys()
@@ -91,14 +91,14 @@ def test_settings_that_have_an_option_are_carried_over(tmp_path: Path) -> None:
     ],
 )
 def test_another_model_is_refused(tmp_path: Path, more: str, message: str) -> None:
-    done = run("import", str(nemo(tmp_path, more)))
+    done = train("import", str(nemo(tmp_path, more)))
     assert (done.code, done.out) == (65, "")
     assert message in done.err
 
 
 def test_partial_writes_what_there_is(tmp_path: Path) -> None:
     file = nemo(tmp_path, LLAMA + "  rotary_interleaved: true\n")
-    done = run("import", "--partial", str(file))
+    done = train("import", "--partial", str(file))
     assert done.code == 0
     assert "num-layers = 24" in done.out
     assert f"warning: {file}: another model would result, without model.rotary_interleaved; --partial accepts it" in done.err
@@ -106,11 +106,11 @@ def test_partial_writes_what_there_is(tmp_path: Path) -> None:
 
 def test_what_matters_comes_first_and_the_rest_is_counted(tmp_path: Path) -> None:
     more = "  rotary_interleaved: true\n  gradient_accumulation_fusion: true\n  moe_pad_expert_input_to_capacity: true\n"
-    quiet = run("import", "--partial", str(nemo(tmp_path, LLAMA + more))).err.splitlines()
+    quiet = train("import", "--partial", str(nemo(tmp_path, LLAMA + more))).err.splitlines()
     told = [line.partition("changes ")[2].split(":")[0] for line in quiet if "not carried over" in line]
     assert told == ["the model", "the result", "speed", "nothing"]
     assert [line for line in quiet if line.endswith("keys; -v lists them")] == quiet[2:4]
-    record = json.loads(run("import", "--partial", "--json", str(nemo(tmp_path, LLAMA + more))).out)
+    record = json.loads(train("import", "--partial", "--json", str(nemo(tmp_path, LLAMA + more))).out)
     effects = {entry["key"]: entry["effect"] for entry in record["not_carried"]}
     assert effects["model.rotary_interleaved"] == "model"
     assert effects["model.gradient_accumulation_fusion"] == "speed"
@@ -119,10 +119,10 @@ def test_what_matters_comes_first_and_the_rest_is_counted(tmp_path: Path) -> Non
 
 
 def test_a_key_is_set_on_the_command_line(tmp_path: Path) -> None:
-    done = run("import", "--json", "--set", "model.num_layers=2", "--set", "trainer.max_steps=7", str(nemo(tmp_path)))
+    done = train("import", "--json", "--set", "model.num_layers=2", "--set", "trainer.max_steps=7", str(nemo(tmp_path)))
     assert json.loads(done.out)["options"].items() >= {"num-layers": 2, "train-iters": 7}.items()
-    assert "expected NAME=VALUE" in run("import", "--set", "model.num_layers", str(nemo(tmp_path))).err
-    assert run("import", "--set", "A=1", "--", "pretrain_gpt.py", *SHAPE).code == 2
+    assert "expected NAME=VALUE" in train("import", "--set", "model.num_layers", str(nemo(tmp_path))).err
+    assert train("import", "--set", "A=1", "--", "pretrain_gpt.py", *SHAPE).code == 2
 
 
 RECIPE = """\
@@ -153,7 +153,7 @@ model:
 )
 def test_recipes_have_experts_where_they_say_so(tmp_path: Path, kind: str, moe: str, expected: int) -> None:
     (tmp_path / "recipe.yaml").write_text(RECIPE.format(kind=kind, moe=moe))
-    done = run("import", str(tmp_path / "recipe.yaml"))
+    done = train("import", str(tmp_path / "recipe.yaml"))
     assert parameters(done) == expected
     assert ("sinkhorn: experts are balanced by --moe-aux-loss-coeff" in done.err) == (moe == "true")
 
@@ -169,14 +169,14 @@ def test_recipes_have_experts_where_they_say_so(tmp_path: Path, kind: str, moe: 
 )
 def test_recipes_without_a_model_that_can_be_had(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "recipe.yaml").write_text(content)
-    done = run("import", str(tmp_path / "recipe.yaml"))
+    done = train("import", str(tmp_path / "recipe.yaml"))
     assert (done.code, done.out) == (65, "") and message in done.err
 
 
 @pytest.mark.parametrize("content", ["[project]\nname = 'x'\n", "[model]\nname = 'deepseek_v3'\nflavor = '16B'\n"])
 def test_a_toml_without_a_model_that_can_be_had(tmp_path: Path, content: str) -> None:
     (tmp_path / "titan.toml").write_text(content)
-    done = run("import", str(tmp_path / "titan.toml"))
+    done = train("import", str(tmp_path / "titan.toml"))
     assert (done.code, done.out) == (65, "") and "no model: neither its name nor its layers are known" in done.err
 
 
@@ -185,7 +185,7 @@ def test_keys_of_2024_are_carried_over(tmp_path: Path) -> None:
         "[model]\nname = 'llama3'\nflavor = '8B'\n[training]\nbatch_size = 2\ntensor_parallel_degree = 4\nsteps = 100\n"
         "warmup_steps = 20\n[experimental]\npipeline_parallel_degree = 2\ncontext_parallel_degree = 2\n"
     )
-    done = run("import", "--json", str(tmp_path / "titan.toml"))
+    done = train("import", "--json", str(tmp_path / "titan.toml"))
     expected: dict[str, Any] = {
         "micro-batch-size": 2,
         "tensor-model-parallel-size": 4,
@@ -198,7 +198,7 @@ def test_keys_of_2024_are_carried_over(tmp_path: Path) -> None:
 
 def test_a_configuration_in_python_is_not_run(tmp_path: Path) -> None:
     (tmp_path / "config_registry.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
-    done = run("import", str(tmp_path / "config_registry.py"))
+    done = train("import", str(tmp_path / "config_registry.py"))
     assert done.code == 65 and "a configuration in Python would have to be executed" in done.err
     assert not (tmp_path / "ran").exists()
 
@@ -235,7 +235,7 @@ torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 24 --hidden-size 2048 -
 
 def test_values_of_a_condition_are_asked_for_by_name(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(SCRIPT)
-    done = run("import", str(tmp_path / "run.sh"))
+    done = train("import", str(tmp_path / "run.sh"))
     assert (done.code, done.out) == (65, "")
     assert "TP: only a run of the script knows the value\nhint: give it: --set TP=VALUE\n" in done.err
 
@@ -243,7 +243,7 @@ def test_values_of_a_condition_are_asked_for_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("given", "tensor"), [("TP=2", 2), ("NODES=2", 4), ("NODES=16", 8)])
 def test_values_that_are_given_decide(tmp_path: Path, given: str, tensor: int) -> None:
     (tmp_path / "run.sh").write_text(SCRIPT)
-    done = run("import", "--json", "--set", given, str(tmp_path / "run.sh"))
+    done = train("import", "--json", "--set", given, str(tmp_path / "run.sh"))
     assert parameters(done) == GPT_PARAMETERS
     options = json.loads(done.out)["options"]
     assert (options["tensor-model-parallel-size"], options["bf16"], options["log-interval"]) == (tensor, True, 1)
@@ -253,10 +253,10 @@ def test_values_that_are_given_decide(tmp_path: Path, given: str, tensor: int) -
 def test_a_variable_that_the_script_does_not_have_is_refused(tmp_path: Path) -> None:
     """Its value would go nowhere, and the run would have the sizes of the script."""
     (tmp_path / "run.sh").write_text(SCRIPT)
-    misspelt = run("import", "--set", "TPS=2", "--set", "NODES=2", str(tmp_path / "run.sh"))
+    misspelt = train("import", "--set", "TPS=2", "--set", "NODES=2", str(tmp_path / "run.sh"))
     assert (misspelt.code, misspelt.out) == (65, "")
     assert "--set TPS: it has no such variable\nhint: did you mean TP?" in misspelt.err
-    assert "hint: it has " in run("import", "--set", "HIDDEN=2", str(tmp_path / "run.sh")).err
+    assert "hint: it has " in train("import", "--set", "HIDDEN=2", str(tmp_path / "run.sh")).err
 
 
 OF_DEEPSPEED = """\
@@ -278,7 +278,7 @@ eval ${run}
 
 def test_a_command_that_is_put_together_in_a_variable(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(OF_DEEPSPEED)
-    done = run("import", "--json", str(tmp_path / "run.sh"))
+    done = train("import", "--json", str(tmp_path / "run.sh"))
     assert parameters(done) == GPT_PARAMETERS
     assert not {"num-experts", "loss-scale", "exit-duration-in-mins", "save"} & json.loads(done.out)["options"].keys()
 
@@ -296,7 +296,7 @@ def test_a_command_that_is_put_together_in_a_variable(tmp_path: Path) -> None:
 )
 def test_earlier_names_and_those_of_megatron_deepspeed(words: tuple[str, ...], expected: dict[str, Any]) -> None:
     llama = ("--swiglu", "--disable-bias-linear", "--max-position-embeddings", "2048")
-    done = run("import", "--json", "--", "pretrain_gpt.py", *SHAPE, *STEPS, *llama, *words)
+    done = train("import", "--json", "--", "pretrain_gpt.py", *SHAPE, *STEPS, *llama, *words)
     assert done.code == 0, done.err
     assert json.loads(done.out)["options"].items() >= {"normalization": "RMSNorm", **expected}.items()
 
@@ -311,15 +311,15 @@ def test_earlier_names_and_those_of_megatron_deepspeed(words: tuple[str, ...], e
 )
 def test_other_programs_are_refused(tmp_path: Path, program: str, message: str) -> None:
     (tmp_path / "run.sh").write_text(f"torchrun {program} {' '.join((*SHAPE, *STEPS))}\n")
-    done = run("import", str(tmp_path / "run.sh"))
+    done = train("import", str(tmp_path / "run.sh"))
     assert (done.code, done.out) == (65, "") and message in done.err
 
 
 def test_biases_that_a_guide_to_llama_has_by_silence_are_told() -> None:
     llama = ("--position-embedding-type", "rope", "--normalization", "RMSNorm", "--swiglu", "--max-position-embeddings", "2048")
     words = ("import", "--", "pretrain_gpt.py", *SHAPE, *STEPS, *llama)
-    assert "changes the model: disable_bias_linear = False: there are biases in linear layers then" in run(*words).err
-    assert "biases in linear layers" not in run(*words, "--disable-bias-linear").err
+    assert "changes the model: disable_bias_linear = False: there are biases in linear layers then" in train(*words).err
+    assert "biases in linear layers" not in train(*words, "--disable-bias-linear").err
 
 
 # As Megatron-Bridge writes it, fields of the same kind left out.
@@ -373,7 +373,7 @@ def test_the_run_config_of_a_checkpoint_of_megatron_bridge(tmp_path: Path) -> No
     file = tmp_path / "run_config.yaml"
     text = RUN_CONFIG.format(provider=LLAMA31_PROVIDER, interleaved="false")
     file.write_text(text.replace("fp8: null", "fp8: e4m3, fp8_recipe: blockwise"))
-    done = run("import", "--json", str(file))
+    done = train("import", "--json", str(file))
     # As transformers counts the parameters of Llama 3.2 1B.
     assert parameters(done) == 1_235_814_400
     expected: dict[str, Any] = {
@@ -401,5 +401,5 @@ def test_the_run_config_of_a_checkpoint_of_megatron_bridge(tmp_path: Path) -> No
 def test_other_models_of_megatron_bridge_are_refused(tmp_path: Path, provider: str, interleaved: str, message: str) -> None:
     file = tmp_path / "run_config.yaml"
     file.write_text(RUN_CONFIG.format(provider=provider, interleaved=interleaved))
-    done = run("import", str(file))
+    done = train("import", str(file))
     assert (done.code, done.out) == (65, "") and message in done.err

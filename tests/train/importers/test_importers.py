@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layouts import assembled
-from running import run
+from running import train
 
 from lt_shared.console import BadData, NoInput
 from lt_train.commands.importing import command
@@ -311,7 +311,7 @@ def test_values_that_are_none(tmp_path: Path) -> None:
 def test_secrets_and_line_breaks_are_not_printed(tmp_path: Path, as_json: bool) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("cluster_type: slurm\ngit: {token: ghp_hidden, branch: 'a\n\n  b'}\nenv_vars: {WANDB_API_KEY: k_hidden}\n")
-    shown = run("import", "--partial", "-v", str(file), *(["--json"] if as_json else []))
+    shown = train("import", "--partial", "-v", str(file), *(["--json"] if as_json else []))
     assert shown.code == 0
     assert "git.token = (not shown)" in shown.err
     assert "_hidden" not in shown.out + shown.err
@@ -338,7 +338,7 @@ srun --export=HF_TOKEN=SECRET,ALL python pretrain_gpt.py --tokenizer-model https
 )
 def test_secrets_in_values_are_not_printed(tmp_path: Path, name: str, content: str, as_json: bool) -> None:
     (tmp_path / name).write_text(content)
-    shown = run("import", "--partial", "-v", str(tmp_path / name), *(["--json"] if as_json else []))
+    shown = train("import", "--partial", "-v", str(tmp_path / name), *(["--json"] if as_json else []))
     assert "SECRET" not in shown.out + shown.err
     if name == "a.sh":
         assert "wandb_key = (not shown): wandb reads it from WANDB_API_KEY" in shown.err
@@ -346,7 +346,7 @@ def test_secrets_in_values_are_not_printed(tmp_path: Path, name: str, content: s
 
 
 def test_command(tmp_path: Path) -> None:
-    shown = run("import", "-v", str(PLACE / "guide.toml"))
+    shown = train("import", "-v", str(PLACE / "guide.toml"))
     assert tomllib.loads(shown.out)["model"] == "llama3.1-8b"
     assert "not carried over, changes speed: training.compile = True: lt-train does not compile the model" in shown.err
     assert "the model has 8,030,261,248 parameters; the original says 8b" in shown.err

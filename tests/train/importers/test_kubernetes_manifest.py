@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from running import run
+from running import train
 
 # Of Table 1 in "Efficient Large-Scale Language Model Training on GPU Clusters": 7.5 billion.
 SIZES = {"NUM_LAYERS": "36", "HIDDEN_SIZE": "4096", "NUM_ATTENTION_HEADS": "32", "TENSOR_PARALLEL": "8"}
@@ -75,7 +75,7 @@ def template(place: Path) -> Path:
 
 
 def options(*words: str) -> dict[str, object]:
-    done = run("import", "--json", *words)
+    done = train("import", "--json", *words)
     assert done.code == 0, done.err
     found: dict[str, object] = json.loads(done.out)["options"]
     return found
@@ -87,7 +87,7 @@ def given() -> list[str]:
 
 def test_a_template_asks_for_what_envsubst_fills_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = template(tmp_path)
-    asked = run("import", str(file))
+    asked = train("import", str(file))
     assert (asked.code, asked.out) == (65, "")
     assert "hint: give it: --set TENSOR_PARALLEL=VALUE --set NUM_LAYERS=VALUE --set HIDDEN_SIZE=VALUE" in asked.err
     for name, value in SIZES.items():
@@ -95,7 +95,7 @@ def test_a_template_asks_for_what_envsubst_fills_in(tmp_path: Path, monkeypatch:
     filled = tmp_path / "pytorchjob.yaml"
     filled.write_text(os.path.expandvars(file.read_text()))
     assert options(str(filled)) == options(*given(), str(file))
-    assert "the model has 7,463,923,712 parameters" in run("import", str(filled)).err
+    assert "the model has 7,463,923,712 parameters" in train("import", str(filled)).err
 
 
 OF_SHELL = " ".join(word.format("${", "}") for word in WORDS)
@@ -130,6 +130,6 @@ def test_variables_of_the_container_are_known(tmp_path: Path, lines: str) -> Non
 def test_manifests_without_such_a_run(tmp_path: Path, content: str, message: str) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(content)
-    done = run("import", str(file))
+    done = train("import", str(file))
     assert (done.code, done.out) == (65, "")
     assert f"lt-train: error: {file}: {message}" in done.err

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import run
+from running import train
 
 from lt_train.importers.effects import Effect
 from lt_train.importers.megatron_flags import effect_of_flag
@@ -20,7 +20,7 @@ GPT = f"torchrun pretrain_gpt.py {SHAPE} {BATCH}"
 
 def imported(tmp_path: Path, script: str, *more: str, name: str = "run.sh") -> Any:
     (tmp_path / name).write_text(script)
-    return run("import", "--json", *more, str(tmp_path / name))
+    return train("import", "--json", *more, str(tmp_path / name))
 
 
 def options(tmp_path: Path, script: str, *more: str, name: str = "run.sh") -> dict[str, Any]:
@@ -303,12 +303,12 @@ def test_a_file_of_flagscale(tmp_path: Path) -> None:
 
 def test_lines_that_end_as_on_windows(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_bytes(f"L=4 \r\n{GPT} \\\r\n  --bf16\r\n".encode())
-    assert json.loads(run("import", "--json", str(tmp_path / "run.sh")).out)["options"]["bf16"] is True
+    assert json.loads(train("import", "--json", str(tmp_path / "run.sh")).out)["options"]["bf16"] is True
 
 
 def test_a_named_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.sh")
-    done = run("import", str(tmp_path / "pipe.sh"))
+    done = train("import", str(tmp_path / "pipe.sh"))
     assert done.code == 65
     assert "not a file but a named pipe" in done.err
 
@@ -316,10 +316,10 @@ def test_a_named_pipe_is_not_waited_for(tmp_path: Path) -> None:
 def test_plan_reads_what_import_writes(tmp_path: Path) -> None:
     script = f"{GPT} {LLAMA} --data-path a_text_document --log-interval 5 --eval-iters 2 --bf16"
     (tmp_path / "run.sh").write_text(script)
-    (tmp_path / "run.toml").write_text(run("import", str(tmp_path / "run.sh")).out)
-    assert run("plan", "--config", str(tmp_path / "run.toml"), "--gpu", "h100-80gb").code == 0
+    (tmp_path / "run.toml").write_text(train("import", str(tmp_path / "run.sh")).out)
+    assert train("plan", "--config", str(tmp_path / "run.toml"), "--gpu", "h100-80gb").code == 0
     (tmp_path / "run.toml").write_text("layer = 4\n")
-    assert "unknown options: layer" in run("plan", "--config", str(tmp_path / "run.toml"), "--gpu", "h100-80gb").err
+    assert "unknown options: layer" in train("plan", "--config", str(tmp_path / "run.toml"), "--gpu", "h100-80gb").err
 
 
 def test_what_is_not_known_is_one_piece_in_a_text_that_another_shell_reads(tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nursery
 import pytest
 import synthetic
-from running import SMALL, command, environment, losses, run, run_tasks, train
+from running import SMALL, environment, losses, quick_command, run, run_tasks, train
 
 from lt_shared import checkpoint_layout
 from lt_shared.console import ExitCode
@@ -58,7 +59,9 @@ def test_under_torchrun(tmp_path: Path, finished: Path, manifest_text: str) -> N
     (tmp_path / "data.manifest").write_text(manifest_text)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "lt_train"]
     arguments = [*SMALL, *STEPS, "--save", str(tmp_path / "theirs"), f"@{tmp_path / 'data.manifest'}"]
-    done = subprocess.run([*torchrun, *arguments], env=environment(), capture_output=True, text=True, timeout=240)
+    # It starts copies, as `train` does.
+    variables = environment() | {"PYTHON_EXEC": nursery.python()}
+    done = subprocess.run([*torchrun, *arguments], env=variables, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert losses(tmp_path / "theirs") == losses(finished / "short")
     assert json.loads(done.stdout.splitlines()[-1])["kind"] == "end"
@@ -73,7 +76,7 @@ def test_under_srun(tmp_path: Path, dataset: Dataset) -> None:
         "SLURM_JOB_ID": "77",
         "SLURM_STEP_ID": "0",
     }
-    arguments = command(*SMALL, *STEPS, "--save", str(tmp_path / "run"), dataset.prefix)
+    arguments = quick_command(*SMALL, *STEPS, "--save", str(tmp_path / "run"), dataset.prefix)
     tasks = run_tasks(arguments, [shared | {"SLURM_PROCID": task, "SLURM_LOCALID": task} for task in ("0", "1")])
     assert [task.code for task in tasks] == [0, 0], tasks
     assert "2 ranks found in the environment of srun" in tasks[0].err

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from layouts import assembled, plan_of
-from running import run
+from running import train
 
 from lt_shared.console import BadConfig, UsageError
 from lt_train.commands.plan_layout import command
@@ -26,7 +26,7 @@ BF16 = ("--bf16", "--mock-data", "--eval-iters", "0", "--device", "cpu")
 
 
 def plan(*arguments: str) -> dict[str, Any]:
-    result = run("plan", "--json", *arguments)
+    result = train("plan", "--json", *arguments)
     assert result.code in (0, 78), result.err
     record: dict[str, Any] = json.loads(result.out)
     assert record["fits"] == (result.code == 0)
@@ -214,7 +214,7 @@ def test_plan_of_a_cluster_elsewhere() -> None:
     given = plan(*arguments, "--tensor-model-parallel-size", "2")
     assert (given["tensor"], given["fits"], given["others"]) == (2, False, [])
     assert plan(*arguments[:-4], "--nodes", "4", "--ranks", "4", *arguments[-2:])["gpus_per_node"] == 4
-    table = run("plan", *arguments)
+    table = train("plan", *arguments)
     assert "why " in table.out
     assert " ".join(record["options"]) in table.out
 
@@ -224,9 +224,9 @@ def test_plan_refuses_what_the_gpu_cannot_compute() -> None:
         ("v100-32gb", ("--bf16",), "cannot multiply in bfloat16"),
         ("a100-80gb", ("--bf16", "--fp8-format", "hybrid"), "cannot multiply in fp8"),
     ):
-        result = run("plan", "--model", "tiny", "--gpu", gpu, *options)
+        result = train("plan", "--model", "tiny", "--gpu", gpu, *options)
         assert (result.code, reason in result.err) == (78, True), result.err
-    assert run("plan", "--model", "tiny").code == 2
+    assert train("plan", "--model", "tiny").code == 2
 
 
 def test_a_reason_that_all_layouts_have_is_said_as_it_is() -> None:
@@ -237,9 +237,9 @@ def test_a_reason_that_all_layouts_have_is_said_as_it_is() -> None:
 def test_too_few_ranks_and_too_many_nodes() -> None:
     elsewhere = ("plan", "--model", "llama3-8b", "--bf16", "--gpu", "h100-80gb")
     for size in ("tensor", "pipeline"):
-        few = run(*elsewhere, f"--{size}-model-parallel-size", "16")
+        few = train(*elsewhere, f"--{size}-model-parallel-size", "16")
         assert (few.code, "start a multiple of 16 ranks" in few.err) == (78, True), few.err
-    assert run(*elsewhere, "--nodes", "99999999").code == 2
+    assert train(*elsewhere, "--nodes", "99999999").code == 2
 
 
 def test_divisors() -> None:
@@ -277,18 +277,18 @@ def test_auto_on_this_machine(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 def test_a_page_shows_a_plan(page: str) -> None:
     text = (ROOT / page).read_text()
     arguments, shown = re.findall(r"^    lt-train (plan [^\n]*)\n\n```\n(.*?)```$", text, re.MULTILINE | re.DOTALL)[0]
-    assert run(*shlex.split(arguments)).out == shown
+    assert train(*shlex.split(arguments)).out == shown
 
 
 def test_a_run_that_cannot_fit_is_planned_and_refused() -> None:
     """Of 70 billion parameters in float32 weights, gradients and two moments take 16 bytes each."""
     arguments = ("--model", "llama2-70b", "--mock-data", "--device", "cpu", "--ranks", "1")
-    planned = run(*arguments, "--dry-run", "--json")
+    planned = train(*arguments, "--dry-run", "--json")
     kept = json.loads(planned.out)["rank_memory_bytes"]
     parameters = json.loads(planned.out)["parameters"]
     assert kept["weights"] + kept["gradients"] + kept["optimizer"] == pytest.approx(16 * parameters, rel=1e-3)
     assert planned.code == 78
     assert "error: the plan does not fit: weights, gradients and optimizer alone take 1027.8 GiB of" in planned.err
-    started = run(*arguments, "--train-iters", "1")
+    started = train(*arguments, "--train-iters", "1")
     assert (started.code, started.out) == (78, "")
     assert "weights, gradients and optimizer alone take 1027.8 GiB of" in started.err

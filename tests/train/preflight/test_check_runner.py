@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from layouts import assembled
-from running import run
+from running import train
 from situations import MODEL
 
 from lt_shared.console import BadConfig
@@ -21,7 +21,7 @@ def test_all_findings_at_once(tmp_path: Path) -> None:
     file.touch()
     arguments = ("preflight", "--model", "tiny", "--device", "cpu", "--save", str(file / "run"), *WRONG, str(tmp_path / "data"))
     variables = {"NCCL_ASYNC_ERROR_HANDLING": "1", "NCCL_SOCKET_IFNAME": "none0", "HOME": str(tmp_path), "LD_PRELOAD": ""}
-    result = run(*arguments, **variables)
+    result = train(*arguments, **variables)
     assert result.code == 78, result.err
     expected = (
         *(f"error: {tmp_path / 'data'}: ", "not divisible by tensor parallel size 3", f"{file} is not a directory"),
@@ -29,7 +29,7 @@ def test_all_findings_at_once(tmp_path: Path) -> None:
     )
     for text in expected:
         assert any(text in line for line in result.out.splitlines()), (text, result.out)
-    record = json.loads(run(*arguments, "--json", **variables).out)
+    record = json.loads(train(*arguments, "--json", **variables).out)
     assert (record["v"], record["kind"], len(record["findings"])) == (1, "preflight", len(result.out.splitlines()))
     assert {"level", "what", "where", "remedy", "nodes"} == set(record["findings"][0])
     assert "job.image" in record["checked"]
@@ -38,13 +38,13 @@ def test_all_findings_at_once(tmp_path: Path) -> None:
 
 
 def test_nothing_found(tmp_path: Path) -> None:
-    result = run("preflight", *MODEL, "--save", str(tmp_path / "run"))
+    result = train("preflight", *MODEL, "--save", str(tmp_path / "run"))
     assert (result.code, result.out) == (0, "")
     assert "0 error(s), 0 warning(s)" in result.err
 
 
 def test_options_that_make_no_plan_hide_nothing_else(tmp_path: Path) -> None:
-    result = run("preflight", *MODEL, "--hidden-size", "100", "--num-attention-heads", "7", NCCL_SOCKET_IFNAME="none0")
+    result = train("preflight", *MODEL, "--hidden-size", "100", "--num-attention-heads", "7", NCCL_SOCKET_IFNAME="none0")
     assert result.code == 78
     assert "not divisible by 7" in result.out
     assert "none0" in result.out
@@ -52,7 +52,7 @@ def test_options_that_make_no_plan_hide_nothing_else(tmp_path: Path) -> None:
 
 def test_every_part_of_the_options_tells_its_mistake(tmp_path: Path) -> None:
     wrong = ("--train-iters", "5", "--train-samples", "10", "--bf16", "--fp16", "--save", "")
-    result = run("preflight", *MODEL, *wrong)
+    result = train("preflight", *MODEL, *wrong)
     assert result.code == 78
     for text in ("one length of the run", "both --bf16 and --fp16", "--save is empty"):
         assert text in result.out
@@ -64,14 +64,14 @@ def test_a_part_that_cannot_be_made_hides_no_other(tmp_path: Path) -> None:
     file.touch()
     sizes = ("--num-attention-heads", "5", "--tensor-model-parallel-size", "3", "--global-batch-size", "7", "--ranks", "3")
     wrong = (*sizes, "--micro-batch-size", "2", "--split", "50,20", "--fp8-format", "hybrid", "--save", str(file / "run"))
-    result = run("preflight", "--model", "tiny", "--device", "cpu", *wrong, str(tmp_path / "a"), str(tmp_path / "b"))
+    result = train("preflight", "--model", "tiny", "--device", "cpu", *wrong, str(tmp_path / "a"), str(tmp_path / "b"))
     assert result.code == 78
     for text in ("not divisible by 5", "global batch size 7", "fp8 GEMMs of weights in float32", "a.idx: no", "b.idx: no"):
         assert text in result.out, result.out
     assert f"{file} is not a directory; name a directory" in result.out
     assert len(result.out.splitlines()) == 7
     types = ("--bf16", "--fp16", "--split", "abc", "--save", str(file / "run"))
-    result = run("preflight", "--model", "tiny", "--device", "cpu", *types, str(tmp_path / "a"))
+    result = train("preflight", "--model", "tiny", "--device", "cpu", *types, str(tmp_path / "a"))
     for text in ("both --bf16 and --fp16", "'abc' is not three shares", "a.idx: no", "is not a directory"):
         assert text in result.out, result.out
 
@@ -96,7 +96,7 @@ def test_a_part_that_cannot_be_made_brings_no_other_mistake(options: tuple[str, 
 
 
 def test_data_that_cannot_be_read_is_not_called_made_up(tmp_path: Path) -> None:
-    result = run("preflight", "--model", "tiny", "--device", "cpu", "--save", str(tmp_path), f"@{tmp_path}/c4.manifest")
+    result = train("preflight", "--model", "tiny", "--device", "cpu", "--save", str(tmp_path), f"@{tmp_path}/c4.manifest")
     assert "c4.manifest: no such file; check the path" in result.out
     assert "data.files: the data cannot be read" in result.err
 
@@ -113,7 +113,7 @@ def test_packages_of_a_machine_elsewhere(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_layout_that_does_not_fit_hides_nothing_else(tmp_path: Path) -> None:
     elsewhere = ("--gpu", "v100-16gb", "--model", "llama3.1-70b", "--bf16", "--mock-data", "--parallel", "auto")
-    result = run("preflight", *elsewhere, "--load", str(tmp_path / "none"))
+    result = train("preflight", *elsewhere, "--load", str(tmp_path / "none"))
     assert result.code == 78
     for text in ("no layout of 8 ranks holds the model", "cannot multiply in bfloat16", "none: does not exist"):
         assert text in result.out
@@ -132,9 +132,9 @@ def test_a_cluster_elsewhere(tmp_path: Path) -> None:
         "--save",
         str(tmp_path),
     )
-    result = run("preflight", *elsewhere)
+    result = train("preflight", *elsewhere)
     assert "weights, gradients and optimizer alone" in result.out
-    fits = run("preflight", *elsewhere, "--parallel", "auto", "--global-batch-size", "64")
+    fits = train("preflight", *elsewhere, "--parallel", "auto", "--global-batch-size", "64")
     assert "alone" not in fits.out
 
 
@@ -153,7 +153,7 @@ def test_every_start_makes_the_cheap_checks(
 
 
 def test_a_start_that_cannot_work_ends_before_any_rank(tmp_path: Path) -> None:
-    result = run(*MODEL, "--save", str(tmp_path / "run"), NCCL_SOCKET_IFNAME="none0")
+    result = train(*MODEL, "--save", str(tmp_path / "run"), NCCL_SOCKET_IFNAME="none0")
     assert result.code == 78
     assert "none0 leaves none of this machine's interfaces" in result.err
     assert not (tmp_path / "run").exists()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import environment, quick_command, run, train
+from running import environment, quick_command, train
 
 from lt_shared.console import BadConfig, ExitCode
 from lt_shared.run_log import GIB, Step
@@ -22,7 +22,7 @@ SOFTWARE = {"kernels": {"attention": "flash-attn-4"}, "versions": {"torch": "2.1
 
 
 def plan_of(*options: str) -> RunConfig:
-    printed = run("bench", *TINY, "--device", "cpu", "--dry-run", *options)
+    printed = train("bench", *TINY, "--device", "cpu", "--dry-run", *options)
     assert printed.code == 0, printed.err
     fields = json.loads(printed.out)
     return RunConfig.from_json(json.dumps({name: fields[name] for name in RunConfig.__dataclass_fields__}))
@@ -89,7 +89,7 @@ def test_a_pipeline_beside_one_gpu(tmp_path: Path) -> None:
         bench.check_against(plan_of(*options), "cpu", result)
     for name, wrong in (("step_seconds", "x"), ("tokens_per_second_per_gpu", 0), ("layers", None)):
         (tmp_path / "one.json").write_text(json.dumps(alone | {name: wrong}))
-        printed = run("bench", *TINY, "--device", "cpu", "--dry-run", *options)
+        printed = train("bench", *TINY, "--device", "cpu", "--dry-run", *options)
         assert (printed.code, f"{name} is {wrong!r}" in printed.err) == (ExitCode.BAD_DATA, True)
 
 
@@ -139,15 +139,15 @@ def test_what_a_layer_takes_is_the_difference_of_two_measurements(tmp_path: Path
     found = json.loads(train(*common, *sizes, *five, "--json").out)
     assert found["layer_seconds"] == pytest.approx((found["step_seconds"] - json.loads(two.read_text())["step_seconds"]) / 3)
     assert "ms, forward, backward and update" in bench.table(found)
-    refused = run(*common, *sizes, *five, "--micro-batch-size", "2", "--global-batch-size", "2")
+    refused = train(*common, *sizes, *five, "--micro-batch-size", "2", "--global-batch-size", "2")
     assert refused.code == 78
     assert "micro_batch_size 1, here 2; global_batch_size 1, here 2" in refused.err
-    refused = run(*common, *sizes, "--num-layers", "2", "--against", str(two))
+    refused = train(*common, *sizes, "--num-layers", "2", "--against", str(two))
     assert refused.code == 78 and "2 layers in both" in refused.err
     two.write_text("{}")
-    assert run(*common, *sizes, *five).code == 65
+    assert train(*common, *sizes, *five).code == 65
 
 
 def test_a_dataset_may_be_called_bench(tmp_path: Path) -> None:
-    assert run("./bench", "--model", "tiny").code == 66
-    assert run("bench", "data").code == 2
+    assert train("./bench", "--model", "tiny").code == 66
+    assert train("bench", "data").code == 2

@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from running import run
+from running import train
 
 from lt_shared.manifest import Dataset
 
 
 def plan(dataset: Dataset, *options: str, **variables: str) -> dict[str, Any]:
-    result = run("--device", "cpu", "--dry-run", *options, dataset.prefix, **variables)
+    result = train("--device", "cpu", "--dry-run", *options, dataset.prefix, **variables)
     # 78: a large model does not fit into this machine, but the plan is printed.
     assert result.code in (0, 78), result.err
     record: dict[str, Any] = json.loads(result.out)
@@ -33,15 +33,15 @@ def test_order_of_precedence(tmp_path: Path, dataset: Dataset) -> None:
 def test_unknown_key_in_a_config_file(tmp_path: Path, dataset: Dataset) -> None:
     config = tmp_path / "run.toml"
     config.write_text("max-steps = 5\n")
-    result = run("--config", str(config), dataset.prefix)
+    result = train("--config", str(config), dataset.prefix)
     assert (result.code, "max-steps" in result.err) == (78, True)
     config.write_text("global-batch-size = [4, 8]\n")
-    result = run("--config", str(config), dataset.prefix)
+    result = train("--config", str(config), dataset.prefix)
     assert (result.code, "expected one value" in result.err) == (78, True)
     config.write_text("num-layers = 2.7\n")
-    assert run("--config", str(config), dataset.prefix).code == 2
+    assert train("--config", str(config), dataset.prefix).code == 2
     config.write_text("= 5\n")
-    assert run("--config", str(config), dataset.prefix).code == 78
+    assert train("--config", str(config), dataset.prefix).code == 78
 
 
 def test_vocabulary_follows_the_data(dataset: Dataset) -> None:
