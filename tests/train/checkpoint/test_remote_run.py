@@ -41,7 +41,7 @@ def copies(directory: Path) -> list[str]:
 
 
 def test_the_small_files_are_copied_and_the_shards_are_not(store: Any, tmp_path: Path) -> None:
-    copy = remote_run.fetch(URL)
+    copy = remote_run.fetch(URL, "run")
     assert copy.name == "iter_0000004"
     small = {path.name: path.read_bytes() for path in (tmp_path / "iter_0000004").iterdir() if path.suffix != ".distcp"}
     assert {path.name: path.read_bytes() for path in copy.iterdir() if path.name != stored_shards.NAME} == small
@@ -49,6 +49,18 @@ def test_the_small_files_are_copied_and_the_shards_are_not(store: Any, tmp_path:
     assert shards is not None
     content = (tmp_path / "iter_0000004/__0_0.distcp").read_bytes()
     assert shards.read("__0_0.distcp", 10, 30) == content[10:30]
+
+
+def test_each_run_has_a_copy_of_its_own_and_a_repaired_object_is_copied_anew(store: Any) -> None:
+    one, other = remote_run.fetch(URL, "one"), remote_run.fetch(URL, "other")
+    assert remote_run.fetch(URL, "one") == one
+    remote_run.forget(one)
+    assert (other / ".metadata").exists() and not one.exists()
+    content = store.cat("/bucket/run/iter_0000004/.metadata")
+    store.pipe("/bucket/run/iter_0000004/.metadata", content[:-1] + bytes([content[-1] ^ 1]))
+    damaged = remote_run.fetch(URL, "other")
+    store.pipe("/bucket/run/iter_0000004/.metadata", content)
+    assert (damaged / ".metadata").read_bytes() != content == (remote_run.fetch(URL, "other") / ".metadata").read_bytes()
 
 
 def test_checksums_that_a_listing_has_not_yet(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +71,7 @@ def test_checksums_that_a_listing_has_not_yet(store: Any, monkeypatch: pytest.Mo
         return {name: found for name, found in below(url).items() if name != "checksums.json"}
 
     monkeypatch.setattr(object_versions, "below", late)
-    assert (remote_run.fetch(URL) / "checksums.json").read_bytes() == b"{}"
+    assert (remote_run.fetch(URL, "run") / "checksums.json").read_bytes() == b"{}"
 
 
 @pytest.mark.parametrize("change", ["shorter", "longer", "empty"])
@@ -70,6 +82,6 @@ def test_a_checkpoint_that_changes_while_it_is_copied_is_not_used(name: str, cha
     content = store.cat(f"/bucket/run/iter_0000004/{name}")
     store.pipe(f"/bucket/run/iter_0000004/{name}", {"shorter": content[:-1], "longer": content + b"x", "empty": b""}[change])
     with pytest.raises(BadData, match=rf"/{name}: \d+ bytes, expected {len(content)}") as caught:
-        remote_run.fetch(URL)
+        remote_run.fetch(URL, "run")
     assert caught.value.hint == f"{URL} changed while it was copied"
     assert copies(tmp_path) == []

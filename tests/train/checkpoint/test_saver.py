@@ -142,8 +142,8 @@ def test_remote_checkpoints(finished: Path, tmp_path: Path, monkeypatch: pytest.
         for path in checkpoint.iterdir():
             storage.upload(path, f"{url}/{checkpoint.name}/{path.name}")
     assert remote_run.newest(url) == remote_run.find_checkpoint(f"{url}/") == f"{url}/iter_0000008"
-    copy = remote_run.fetch(f"{url}/iter_0000008")
-    assert remote_run.fetch(f"{url}/iter_0000008") == copy
+    copy = remote_run.fetch(f"{url}/iter_0000008", None)
+    assert remote_run.fetch(f"{url}/iter_0000008", None) == copy
     remote_run.forget(copy)
     assert not copy.exists()
     storage.write_bytes(f"{url}/iter_0000008/.metadata", b"cut off")

@@ -147,7 +147,7 @@ def test_two_ranks_read_a_checkpoint_once(
     checkpoint = checkpoint_layout.iteration_directory(finished / "two", 12)
     for path in checkpoint.iterdir():
         storage.upload(path, f"{URL}/{path.name}")
-    copy = remote_run.fetch(URL)
+    copy = remote_run.fetch(URL, "run")
     assert not list(tmp_path.rglob("*.distcp"))
     sizes = {path.name: path.stat().st_size for path in checkpoint.glob("*.distcp")}
     read_bytes = 0
@@ -182,7 +182,7 @@ def test_damage_on_the_store_is_found(finished: Path, tmp_path: Path, store: Any
         if path.name == "__0_0.distcp":
             content[len(content) // 2] ^= 1
         storage.write_bytes(f"{URL}/{path.name}", bytes(content))
-    copy = remote_run.fetch(URL)
+    copy = remote_run.fetch(URL, "run")
     with known_objects_only(copy), pytest.raises(BadData, match=rf"{URL}/__0_0\.distcp: the checksum of \d+ bytes at \d+"):
         reader = FileSystemReader(copy)
         metadata = reader.read_metadata()

@@ -7,6 +7,7 @@ shards each rank then reads what it needs, see shards/stored_shards.py. No lock 
 same URL.
 """
 
+import json
 import os
 import shutil
 from collections.abc import Collection
@@ -88,19 +89,20 @@ def _damage(run: str, name: str, sizes: dict[str, int]) -> str | None:
     return None
 
 
-def fetch(url: str) -> Path:
-    """A local directory with the small files of the checkpoint at `url`, made once for all ranks of the node, with the same name.
+def fetch(url: str, run: str | None) -> Path:
+    """A local directory with the small files of the checkpoint at `url`, made once for all ranks of the node that train `run`.
 
-    Its shards stay where they are; `StoredShards` of that directory reads them.
+    It has the checkpoint's name, and the same path on all nodes. Its shards stay where they are; `StoredShards` of that directory
+    reads them. Objects that were replaced since are copied anew.
     """
-    version = storage.fingerprint(f"{url}/{RECORD}", refresh=True)
-    spool_directory = Path(spool(f"{url}?{version['version']}"))
+    there = object_versions.below(url)
+    spool_directory = Path(spool(json.dumps([url, run, sorted(there.items())])))
     make_spool(spool_directory.parent)
-    return make_once(spool_directory, os.path.basename(url), lambda directory: _fetch(url, directory))
+    return make_once(spool_directory, os.path.basename(url), lambda directory: _fetch(url, there, directory))
 
 
-def _fetch(url: str, directory: Path) -> None:
-    sizes, there = read_record(url).files, object_versions.below(url)
+def _fetch(url: str, there: dict[str, tuple[int, str]], directory: Path) -> None:
+    sizes = read_record(url).files
     checksums = [FileChecksums.NAME] if _is_there(f"{url}/{FileChecksums.NAME}") else []
     for file in dict.fromkeys([*sizes, RECORD, *checksums]):
         if not file.endswith(stored_shards.SUFFIX):

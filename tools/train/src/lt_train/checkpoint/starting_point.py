@@ -36,9 +36,19 @@ def fetched(config: RunConfig, ranks_decide: bool = True) -> RunConfig:
     settings = config.checkpointing
     if settings.start is None or not storage.is_remote(settings.start) or (ranks_decide and settings.save_local):
         return config
-    copy = remote_run.fetch(settings.start)
-    check_files(config, copy)
+    copy = remote_run.fetch(settings.start, settings.directory)
+    try:
+        check_files(config, copy)
+    except ToolError as error:
+        raise type(error)(str(error).replace(str(copy), settings.start), error.hint) from None
     return config.starting_at(str(copy), settings.continues)
+
+
+def forget(config: RunConfig) -> None:
+    """Delete what `fetched` has copied, once the checkpoint is in memory: where the run saves, no other run uses it."""
+    settings = config.checkpointing
+    if settings.start is not None and settings.directory is not None:
+        remote_run.forget(Path(settings.start))
 
 
 @remedies()

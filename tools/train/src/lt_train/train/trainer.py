@@ -20,7 +20,7 @@ from lt_shared.console import BadConfig, ExitCode, TryAgain
 from lt_shared.run_log import CheckpointLoaded, Evaluation, Step
 from lt_shared.sample_order.log_notes import PhaseBegins, Skipped
 from lt_shared.sample_order.samples import Samples
-from lt_train.checkpoint import remote_run, starting_point, training_state
+from lt_train.checkpoint import starting_point, training_state
 from lt_train.checkpoint.local.copies import LocalCopies
 from lt_train.checkpoint.local.local_saver import LocalSaver
 from lt_train.checkpoint.saver import Saver
@@ -98,7 +98,7 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, where: torch.de
             training_state.load(Path(start), config, state, copies.supplied() if copies else None)
             log.line(CheckpointLoaded(state.iteration, str(Path(start).parent), _now()).format())
             torch.distributed.barrier()
-            remote_run.forget(Path(start))
+            starting_point.forget(config)
         if copies:
             copies.forget_others()
         optimizer.create_state(state.optimizer)
