@@ -57,6 +57,12 @@ def test_a_home_without_locks_is_not_used(tmp_path: Path) -> None:
     assert found["QUACK_CACHE_DIR"] == str(tmp_path / f"tmp/lt-train-{os.geteuid()}/quack")
 
 
+def test_a_cache_directory_that_cannot_be_is_not_used(tmp_path: Path) -> None:
+    """Nor does it end the run, as when HOME is another user's."""
+    found, _ = directories(tmp_path, XDG_CACHE_HOME=str(tmp_path / ("x" * 300)), HOME=str(tmp_path), TMPDIR=str(tmp_path))
+    assert found["QUACK_CACHE_DIR"] == str(tmp_path / f"lt-train-{os.geteuid()}/quack")
+
+
 @pytest.mark.parametrize(("chosen", "kept"), [({}, "1"), ({"FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "0"}, "0")])
 def test_flash_attention_keeps_its_machine_code_unless_told_otherwise(chosen: dict[str, str], kept: str, tmp_path: Path) -> None:
     program = SCRIPT + "\nprint(os.environ['FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED'], file=sys.stderr)"

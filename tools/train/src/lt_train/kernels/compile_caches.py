@@ -52,8 +52,8 @@ def use_private_directories() -> None:
 
 def _has_locks(directory: Path) -> bool:
     """Whether a file where the directory is, or will be, can be made and locked."""
-    there = next(each for each in (directory, *directory.parents) if each.is_dir())
     try:
+        there = next(each for each in (directory, *directory.parents) if each.is_dir())
         with tempfile.TemporaryFile(dir=there) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
