@@ -12,7 +12,7 @@ ERRORS = {
     "access denied": (403, "AccessDenied", "Access Denied"),
     "expired token": (400, "ExpiredToken", "The provided token has expired."),
 }
-FAULTS = (*ERRORS, "reset", "cut off", "no answer")
+FAULTS = (*ERRORS, "reset", "cut off", "stalls", "no answer")
 STALL_SECONDS = 4
 
 
@@ -72,10 +72,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             each for each in answer.getheaders() if each[0].lower() not in ("content-length", "transfer-encoding", "connection")
         ]
         size = int(answer.getheader("Content-Length", 0)) if self.command == "HEAD" else len(content)
-        if fault == "cut off":
+        if fault in ("cut off", "stalls"):
             content = content[: len(content) // 2]
             self.close_connection = True
         self._answer(answer.status, kept, content, size)
+        if fault == "stalls":
+            time.sleep(STALL_SECONDS)
 
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _forward  # noqa: N815
 

@@ -70,7 +70,8 @@ def _read_if_match(filesystem: Any, name: str, key: str, place: tuple[int, int],
     try:
         return bytes(sync(filesystem.loop, read))
     except OSError as error:
-        answer = getattr(error.__cause__, "response", {})
+        # That of a request without an answer is None.
+        answer = getattr(error.__cause__, "response", None) or {}
         if answer.get("ResponseMetadata", {}).get("HTTPStatusCode") == PRECONDITION_FAILED:
             raise _changed(name) from None
         raise
