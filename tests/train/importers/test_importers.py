@@ -288,9 +288,10 @@ def test_ranks_without_end_are_counted(key: str, value: float) -> None:
     assert hyperpod.translate(machines | {key: value}).options["use_torch_fsdp2"]
 
 
-def test_a_degree_that_does_not_divide_is_named() -> None:
-    machines = {"trainer.devices": 8, "trainer.num_nodes": 4, "model.shard_degree": 12, "model.sharding_strategy": "hybrid_shard"}
-    found = hyperpod.translate(machines)
+@pytest.mark.parametrize("degree", [12, 4.5])
+def test_a_degree_that_does_not_divide_is_named(degree: float) -> None:
+    machines = {"trainer.devices": 8, "trainer.num_nodes": 4, "model.sharding_strategy": "hybrid_shard"}
+    found = hyperpod.translate(machines | {"model.shard_degree": degree})
     assert "num_distributed_optimizer_instances" not in found.options
     assert "it divides the ranks" in next(entry.reason for entry in found.dropped if entry.key == "model.shard_degree")
 

@@ -185,7 +185,7 @@ def _sharding(ledger: Ledger) -> None:
         # As integers, which have no largest one.
         devices, nodes = (int(value or least) for value, least in zip(machines.values(), (0, 1), strict=True))
         data = devices * nodes // max(1, int(ledger.get("tensor_model_parallel_size") or 1))
-        if strategy == "hybrid_shard" and degree and degree >= 1 and data > degree and data % int(degree) == 0:
+        if strategy == "hybrid_shard" and degree and degree >= 1 and data > degree and data % degree == 0:
             ledger.carry_value("model.shard_degree", "num_distributed_optimizer_instances", data // int(degree))
             return
     elif strategy not in (None, "no_shard"):
