@@ -27,7 +27,7 @@ def test_a_process_knows_when_it_started() -> None:
 
 def test_phases_add_up_from_the_start_of_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     launched = start_clock.process_start() - 5
-    monkeypatch.setenv(start_clock.VARIABLE, str(launched))
+    monkeypatch.setenv(start_clock.VARIABLE, f"{os.getppid()} {launched}")
     clock = StartClock()
     clock.begin()
     clock.lap("torch")
@@ -41,6 +41,15 @@ def test_phases_add_up_from_the_start_of_the_launcher(monkeypatch: pytest.Monkey
     assert sum(started.phases.values()) == pytest.approx(started.seconds)
     found = STARTED.search(started.format().encode())
     assert found and float(found["seconds"]) == pytest.approx(started.seconds, abs=0.01) and found["step"] == b"7"
+
+
+@pytest.mark.parametrize("value", ["abc", "1", "1 2.5"])
+def test_what_another_process_has_said_is_not_used(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(start_clock.VARIABLE, value)
+    clock = StartClock()
+    clock.begin()
+    started = clock.end(1)
+    assert started and list(started.phases) == ["first step"]
 
 
 def test_another_attempt_has_phases_of_its_own() -> None:

@@ -91,7 +91,7 @@ class Ranks:
         return self._wait(first=node.node_rank * len(self._processes))
 
     def _start(self, config_file: str, variables: dict[str, str], *options: str) -> Process:
-        began = {start_clock.VARIABLE: str(start_clock.process_start())} if self._attempts == 1 else {}
+        began = start_clock.announced() if self._attempts == 1 else {}
         environment = {**os.environ, **variables, **began, PARENT_VARIABLE: str(os.getpid())}
         if self._control:
             environment |= self._control.variables

@@ -9,7 +9,18 @@ from lt_train.preflight.check_interface import Finding, NotChecked, Situation, e
 
 PREFIX = "LT_TRAIN_"
 # Of other commands, and lt-train's own.
-OTHER_VARIABLES = ("GPU", "GPUS_PER_NODE", "NODES", "NETWORK", "IMAGE", "INSTANCE_TYPE", "AS_JSON", "PARENT")
+OTHER_VARIABLES = (
+    "GPU",
+    "GPUS_PER_NODE",
+    "NODES",
+    "NETWORK",
+    "IMAGE",
+    "INSTANCE_TYPE",
+    "AS_JSON",
+    "PARENT",
+    "STARTED",
+    "TRIALS_DIR",
+)
 OTHER_PREFIXES = ("BENCH_", "IMPORT_", "RENDER_")
 
 

@@ -12,8 +12,19 @@ from pathlib import Path
 
 from lt_shared.recovery_notes import Started
 
-# The start of lt-train, for the ranks that it starts: of CLOCK_MONOTONIC, which all processes of a machine share.
+# The process of lt-train and its start, for the ranks that it starts: of CLOCK_MONOTONIC, which all processes of a machine share.
 VARIABLE = "LT_TRAIN_STARTED"
+
+
+def announced() -> dict[str, str]:
+    """The variable for the ranks that this process starts."""
+    return {VARIABLE: f"{os.getpid()} {process_start()}"}
+
+
+def _launched(otherwise: float) -> float:
+    """When the parent started, if it has said so: the variable may come from further away, or from anyone."""
+    process, _, seconds = os.environ.get(VARIABLE, "").partition(" ")
+    return float(seconds) if process == str(os.getppid()) else otherwise
 
 
 def process_start() -> float:
@@ -30,7 +41,7 @@ class StartClock:
     def begin(self) -> None:
         """With lt-train, which has started this process, or else with this process."""
         started = process_start()
-        launched = float(os.environ.get(VARIABLE, started))
+        launched = _launched(started)
         self._begin(launched)
         if launched < started:
             self._phases["launcher"] = started - launched
