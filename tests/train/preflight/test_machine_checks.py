@@ -62,6 +62,9 @@ def test_bytecode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     here = situation(tmp_path)
     assert not said(machine_checks.bytecode, here)
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path / "of/all"))
+    assert not said(machine_checks.bytecode, here)
+    monkeypatch.setattr(sys, "pycache_prefix", None)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     (told,) = said(machine_checks.bytecode, here)
     assert "PYTHONDONTWRITEBYTECODE" in told and "compiles large_package anew" in told

@@ -65,8 +65,8 @@ def _is_compiled_each_time(module: str) -> bool:
     spec = importlib.util.find_spec(module) if is_installed(module) else None
     if spec is None or not spec.has_location or spec.cached is None or os.path.exists(spec.cached):
         return False
-    folder = os.path.dirname(spec.cached)
-    return sys.dont_write_bytecode or not os.access(folder if os.path.isdir(folder) else os.path.dirname(folder), os.W_OK)
+    there = next(folder for folder in Path(spec.cached).parents if folder.is_dir())
+    return sys.dont_write_bytecode or not os.access(there, os.W_OK)
 
 
 def _on_gpus(situation: Situation) -> bool:
