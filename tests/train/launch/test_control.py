@@ -14,7 +14,7 @@ from running import copied_ranks_in, environment, losses, quick_command, train
 
 from lt_train.launch.control import Control, Controlled
 from lt_train.runtime import interruption
-from lt_train.runtime.failure_report import Echo
+from lt_train.runtime.interruption import Echo
 from lt_train.runtime.reading import Reading
 
 SIZES = (

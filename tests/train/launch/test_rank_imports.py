@@ -26,6 +26,21 @@ def test_a_package_is_absent_for_a_while(monkeypatch: pytest.MonkeyPatch) -> Non
     assert importlib.import_module(PACKAGE).open
 
 
+def test_a_rank_begins_without_torch() -> None:
+    """So that the GPU's context is made while torch is imported, also where its launcher can interrupt it."""
+    program = """
+import os, socket, sys, tempfile, types
+from lt_train.launch import worker
+with tempfile.TemporaryDirectory() as place, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as launcher:
+    launcher.bind(place + "/control")
+    launcher.listen()
+    os.environ[worker.VARIABLE] = place + "/control"
+    worker._controlled(types.SimpleNamespace(parallelism=types.SimpleNamespace(device="cuda")), 0)
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, check=True)
+
+
 def test_objects_of_imports_are_not_searched_again() -> None:
     before = gc.get_freeze_count()
     try:

@@ -13,7 +13,8 @@ import torch
 
 from lt_shared.console import BadData
 from lt_train.runtime import failure_report, signals
-from lt_train.runtime.failure_report import Echo, RankError
+from lt_train.runtime.failure_report import RankError
+from lt_train.runtime.interruption import Echo
 from lt_train.runtime.rank_environment import RankEnvironment
 
 RANKS = 4

@@ -20,7 +20,7 @@ from lt_train.checkpoint.training_state import TrainingState
 from lt_train.config.run_config import RunConfig
 from lt_train.planner import checkpoint_size
 from lt_train.runtime import agreement
-from lt_train.runtime.failure_report import Echo
+from lt_train.runtime.interruption import Echo
 
 # Of what a node has: the page cache, data loaders and batches have the rest.
 USABLE_SHARE = 0.8

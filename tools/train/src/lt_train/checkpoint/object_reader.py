@@ -41,7 +41,7 @@ from lt_train.checkpoint.pickle_allowlist import INDEX_NAMES
 from lt_train.checkpoint.shards.replica_reads import Replicas
 from lt_train.checkpoint.shards.stored_shards import Objects, OpenShard, Place, StoredShards, Take
 from lt_train.checkpoint.tensor_reader import LEAST_BYTES, TensorReader, naming
-from lt_train.runtime.failure_report import Echo
+from lt_train.runtime.interruption import Echo
 from lt_train.runtime.start_clock import clock
 
 INDEX = ".metadata"

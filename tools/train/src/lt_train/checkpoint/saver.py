@@ -50,7 +50,8 @@ from lt_train.data.arrivals import Arrivals
 from lt_train.kernels import split_master_weights
 from lt_train.metrics.log import Log
 from lt_train.runtime import agreement, device, run_files, signals
-from lt_train.runtime.failure_report import Echo, is_echo
+from lt_train.runtime.failure_report import is_echo
+from lt_train.runtime.interruption import Echo
 
 FORMAT = "megatron-dist"
 # Makes the context of what may take longer than a step.

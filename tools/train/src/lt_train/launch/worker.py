@@ -33,6 +33,7 @@ def command(config_file: str, spare: bool) -> int:
     process_lifetime.die_with_launcher()
     clock.begin()
     config = RunConfig.from_json(Path(config_file).read_text())
+    clock.lap("interpreter")
     if spare:
         return _stand_by(config, _controlled(config, None))
     rank_env = rank_environment.find()

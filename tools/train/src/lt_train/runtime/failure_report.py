@@ -18,6 +18,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from lt_shared.console import ExitCode, ToolError
 from lt_train.runtime import signals
+from lt_train.runtime.interruption import Echo
 from lt_train.runtime.rank_environment import RankEnvironment
 
 CLAIMS = "lt-train/failures"
@@ -32,10 +33,6 @@ OPTIONAL_PACKAGES = {
 }
 _OUT_OF_MEMORY = "out of memory"
 _COMMUNICATION = re.compile(r"gloo|nccl|connection (closed|reset)|timed out waiting", re.IGNORECASE)
-
-
-class Echo(ToolError):
-    """Something failed on another rank, which knows what."""
 
 
 class RankError(ToolError):

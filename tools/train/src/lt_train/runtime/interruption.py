@@ -4,15 +4,21 @@ Its launcher says so (`lt_train.launch.control`), to a thread of the rank. gloo'
 is closed. Those of a GPU wait for ever: the host waits for the device, and a kernel of the device for the rank that has died. So
 that thread aborts them. The kernels then end with whatever their buffers hold, and the host goes on as if all was well: what it
 reads from the device after the interruption, it must neither log nor save.
+
+Imports no torch: a rank can be interrupted from its beginning on.
 """
 
 import threading
 from collections.abc import Callable
 
-from lt_train.runtime.failure_report import Echo
+from lt_shared.console import ToolError
 
 _is_interrupted = threading.Event()
 _replace: Callable[[int], None] | None = None
+
+
+class Echo(ToolError):
+    """Something failed on another rank, which knows what."""
 
 
 def expect(replace: Callable[[int], None]) -> None:

@@ -35,7 +35,7 @@ from lt_train.models import build_gpt
 from lt_train.ops import wgrad_accumulation
 from lt_train.parallel.ddp import Chunk
 from lt_train.runtime import agreement, device, process_lifetime
-from lt_train.runtime.failure_report import Echo
+from lt_train.runtime.interruption import Echo
 
 Losses = list[dict[str, Tensor]]
 TOLERANCE = 1e-3

@@ -23,7 +23,7 @@ from megatron.core import parallel_state
 from lt_shared.console import BadData
 from lt_train.checkpoint.shards.stored_shards import Place, StoredShards, Take
 from lt_train.runtime import agreement
-from lt_train.runtime.failure_report import Echo
+from lt_train.runtime.interruption import Echo
 
 STRIPE_BYTES, PIECE_BYTES = 32 << 20, 32 << 20
 
