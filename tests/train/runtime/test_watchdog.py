@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from running import SMALL, command, environment, ranks_of
+from running import SMALL, command, environment, ranks_of, train
 
 from lt_shared import pickles
 from lt_shared.console import ExitCode
@@ -59,6 +59,33 @@ def test_a_stopped_rank_is_named_and_the_run_may_be_tried_again(dataset: Dataset
     assert "train_step.py" in stacks and "most recent call first" in stacks
     dump = pickles.load_plain((tmp_path / "run" / "stacks" / "nccl_trace_rank_0").read_bytes(), "the dump")
     assert "gloo:" in dump["entries"][-1]["profiling_name"]
+
+
+STOPPED = """
+import os, signal
+from lt_train.checkpoint import training_state
+
+load = training_state.load
+
+def stop(*arguments):
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return load(*arguments)
+
+training_state.load = stop
+"""
+
+
+def test_a_rank_that_is_stopped_while_it_loads_is_named(dataset: Dataset, tmp_path: Path) -> None:
+    """After six times the limit of a step, like one that saves."""
+    options = (*SMALL, "--ranks", "2", "--save", str(tmp_path / "run"), "--save-interval", "1", dataset.prefix)
+    assert train("--train-iters", "1", *options).code == 0
+    (tmp_path / "sitecustomize.py").write_text(STOPPED)
+    limit = ("--train-iters", "2", "--distributed-timeout-minutes", "0.05")
+    stopped = train(*limit, *options, PYTHONPATH=str(tmp_path))
+    assert stopped.code == ExitCode.TRY_AGAIN, stopped.err
+    assert "no step for 0.3 minutes" in stopped.err and "suspect rank 1: no answer" in stopped.err
+    assert train("--train-iters", "2", *options).code == 0
 
 
 # Its argument is the port of a store.

@@ -71,7 +71,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def slow(self) -> Iterator[None]:
-        """Around what takes longer than a step: saving, evaluation."""
+        """Around what takes longer than a step: loading, saving, evaluation."""
         self._limit_seconds = SLOW * self.timeout_seconds
         try:
             yield

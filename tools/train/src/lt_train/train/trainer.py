@@ -95,9 +95,11 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, where: torch.de
         state = TrainingState(chunks, *optimizer.build(config, chosen, chunks))
         clock.lap("optimizer")
         if start is not None:
-            training_state.load(Path(start), config, state, copies.supplied() if copies else None)
-            log.line(CheckpointLoaded(state.iteration, str(Path(start).parent), _now()).format())
-            torch.distributed.barrier()
+            watchdog = Watchdog(config.faults.timeout_seconds, rank_environment, config.checkpointing.directory)
+            with watchdog, watchdog.slow():
+                training_state.load(Path(start), config, state, copies.supplied() if copies else None)
+                log.line(CheckpointLoaded(state.iteration, str(Path(start).parent), _now()).format())
+                torch.distributed.barrier()
             starting_point.forget(config)
         if copies:
             copies.forget_others()
