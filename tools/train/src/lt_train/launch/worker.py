@@ -85,7 +85,6 @@ def start(config: RunConfig, rank_env: RankEnvironment, control: Controlled | No
     silently. megatron-core is imported after the device is prepared: on a CPU it needs replacements to be in place.
     """
     signals.listen()
-    clock.lap("interpreter")
     run = None
     while True:
         try:
