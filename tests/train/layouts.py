@@ -116,9 +116,9 @@ def train_all(
             name = _failing(place, [entry["name"] for entry in left], result.stderr)
             said = [file.read_text() for file in sorted((place / name).glob("error-*"), key=os.path.getmtime)]
             if name in hung or (said and not any(reason in said[0] for reason in NOT_CONNECTED)):
-                failed[name] = "\n".join([*hung.pop(name, "").splitlines(), said[0] if said else result.stderr[-6000:]])
+                failed[name] = hung.get(name, "") + (said[0] if said else result.stderr[-6000:])
                 continue
-            hung[name] = f"Of the first try:\n{''.join(said)}{result.stderr[-6000:]}\nOf the second:"
+            hung[name] = f"Of the first try:\n{''.join(said)}{result.stderr[-6000:]}\nOf the second:\n"
             next(entry for entry in left if entry["name"] == name)["port"] = free_port()
     return {name: _outcome(place / name, failed.get(name)) for name in commands}
 
