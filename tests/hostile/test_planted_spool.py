@@ -22,7 +22,7 @@ PLANTED = {
 
 
 def fetch() -> None:
-    remote_run.fetch(f"{RUN}/iter_0000001")
+    remote_run.fetch(f"{RUN}/iter_0000001", None)
 
 
 def prepare() -> None:

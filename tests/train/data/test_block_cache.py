@@ -1,6 +1,7 @@
 """Blocks on disk: whole or not there, within the limit, fetched once by many, and read on when they are deleted."""
 
 import contextlib
+import fcntl
 import os
 import resource
 import signal
@@ -52,13 +53,23 @@ def there(folder: Path) -> set[str]:
 
 
 def total(folder: Path) -> int:
-    """Bytes of all files; one may be deleted meanwhile, or get its final name and be seen under both."""
+    """Bytes of all files at one moment; one may get its final name meanwhile, and be seen under both."""
     found = {}
-    for name in there(folder):
-        with contextlib.suppress(FileNotFoundError):
-            status = (folder / name).stat()
-            found[status.st_ino] = status.st_size
+    with locked_sum(folder):
+        for name in there(folder):
+            with contextlib.suppress(FileNotFoundError):
+                status = (folder / name).stat()
+                found[status.st_ino] = status.st_size
     return sum(found.values())
+
+
+@contextlib.contextmanager
+def locked_sum(folder: Path) -> Iterator[int]:
+    """What the cache believes that its blocks have; no room is made meanwhile, and nothing deleted for it."""
+    with open(folder.parents[1] / f".blocks-{os.geteuid()}", "ab+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        yield int(file.read() or b"0")
 
 
 def test_the_least_recently_used_are_deleted_first(folder: Path) -> None:
@@ -88,6 +99,23 @@ def test_the_limit_holds_while_many_fetch(folder: Path) -> None:
     assert all(each == content(number) for number, each in enumerate(found) if each is not None)
     assert max(*seen, total(folder)) <= 10 * SIZE
     assert len(seen) >= 50
+
+
+def test_blocks_that_get_their_final_names_while_all_are_counted_count(folder: Path) -> None:
+    cache, ended = of(folder, 1000), threading.Event()
+
+    def count() -> None:
+        while not ended.is_set():
+            cache.count()
+
+    with ThreadPoolExecutor(5) as pool:
+        counting = pool.submit(count)
+        for _ in pool.map(lambda number: read(cache, folder, number), range(400)):
+            pass
+        ended.set()
+        counting.result()
+    with locked_sum(folder) as believed_bytes:
+        assert believed_bytes >= 400 * SIZE
 
 
 def test_a_block_is_fetched_once(folder: Path) -> None:

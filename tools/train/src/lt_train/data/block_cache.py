@@ -129,20 +129,21 @@ class BlockCache:
 
     def _trimmed(self, wanted_bytes: int) -> int:
         """What the blocks have when the oldest are deleted, if they have more than `wanted_bytes`."""
-        found, total = [], 0
+        # A block may get its final name, or be failing, while this looks: it counts once, under whichever name it is found.
+        found, filling = {}, {}
         for folder in self._folders():
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    if entry.name.endswith(PARTIAL):
-                        total += _partial_bytes(entry.path)
-                    elif entry.name.isdigit():
-                        with contextlib.suppress(FileNotFoundError):
-                            status = entry.stat(follow_symlinks=False)
-                            found.append((status.st_mtime_ns, status.st_size, entry.path))
-        total += sum(size for _, size, _ in found)
+            for name in os.listdir(folder):
+                final = os.path.join(folder, name.removeprefix(".").removesuffix(PARTIAL))
+                if name.endswith(PARTIAL):
+                    filling[final] = _partial_bytes(os.path.join(folder, name))
+                if not filling.get(final) and os.path.basename(final).isdigit():
+                    with contextlib.suppress(FileNotFoundError):
+                        status = os.lstat(final)
+                        found[final] = status.st_mtime_ns, status.st_size
+        total = sum(filling.values()) + sum(size for _, size in found.values())
         if total <= wanted_bytes:
             return total
-        for _, size, path in sorted(found):
+        for path, (_, size) in sorted(found.items(), key=lambda each: each[1]):
             if total <= wanted_bytes - self.limit_bytes // DELETED_SHARE:
                 break
             with contextlib.suppress(FileNotFoundError):
