@@ -48,6 +48,9 @@ def store_of(path: str, connections: int | None = None) -> tuple[Any, str]:
         # What the user has configured (FSSPEC_S3) is kept, and would be replaced as a whole.
         configured = fsspec.config.conf.get("s3", {}).get("config_kwargs", {})
         options["config_kwargs"] = {"max_pool_connections": connections, **configured}
+    if path.startswith(("file://", "local://")):
+        # As a store does, which has no directories.
+        options["auto_mkdir"] = True
     try:
         filesystem, key = fsspec.url_to_fs(path, **options)
     except (ImportError, ValueError) as error:

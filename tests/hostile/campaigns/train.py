@@ -105,7 +105,7 @@ class Place:
         save = f"local://{self.save}" if self.command.is_remote else str(self.save)
         local = ("--save-local", str(self.disk)) if self.command.is_local else ()
         words = [sys.executable, "-m", "lt_train", *SMALL, *self.command.options, *local, "--save", save, str(self.data)]
-        variables = {"TMPDIR": str(self.directory / "tmp"), "FSSPEC_FILE_AUTO_MKDIR": "1", "OMP_NUM_THREADS": "1"}
+        variables = {"TMPDIR": str(self.directory / "tmp"), "OMP_NUM_THREADS": "1"}
         if self.command.is_staged:
             variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(STAGING), os.environ.get("PYTHONPATH"))))
         return subprocess.Popen(

@@ -92,7 +92,6 @@ def test_a_file_that_may_not_grow(tmp_path: Path) -> None:
 
 def test_a_remote_file_appears_when_it_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """fsspec treats local:// as it treats s3://. A part is uploaded as soon as a block is full."""
-    monkeypatch.setenv("FSSPEC_FILE_AUTO_MKDIR", "1")
     store, content = tmp_path / "store", content_of(2 * BLOCK + 5)
     store.mkdir()
     written = []

@@ -84,7 +84,6 @@ def test_a_remote_run(tmp_path: Path, dataset: Dataset, finished: Path, monkeypa
     """fsspec treats local:// as it treats s3://: nothing but whole objects."""
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    monkeypatch.setenv("FSSPEC_FILE_AUTO_MKDIR", "1")
     store = tmp_path / "store"
     arguments = (*RUNS["one"], "--keep-last", "1", "--save", f"local://{store}", dataset.prefix)
     first = train(*arguments, "--exit-interval", "8", "--async-save")

@@ -112,7 +112,7 @@ def test_no_verify_takes_it_as_it_is(checkpoint: Path, dataset: Dataset, tmp_pat
 def test_a_remote_checkpoint_is_checked_as_well(dataset: Dataset, tmp_path: Path) -> None:
     """fsspec treats local:// as it treats s3://."""
     bucket = tmp_path / "bucket"
-    variables = {"TMPDIR": str(tmp_path), "FSSPEC_FILE_AUTO_MKDIR": "1"}
+    variables = {"TMPDIR": str(tmp_path)}
     options = [*RUNS["two"], "--ranks", "2", "--save", f"local://{bucket}/run", dataset.prefix]
     first = train(*options, "--train-iters", "4", **variables)
     assert first.code == 0, first.err
