@@ -218,7 +218,12 @@ def test_a_damaged_dataset_is_refused(store: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size_bytes", [0, 100, 1000])
 def test_a_copy_is_on_the_disk_when_it_is_made(
-    size_bytes: int, store: Any, tmp_path: Path, durable_calls: list[tuple[str, str, int]], monkeypatch: pytest.MonkeyPatch
+    size_bytes: int,
+    store: Any,
+    tmp_path: Path,
+    durable_calls: list[tuple[str, str, int]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A checkpoint's files and a dataset's: synced once, after the last byte was written."""
     monkeypatch.setattr(remote_datasets, "RANGE_BYTES", 300)
@@ -230,3 +235,5 @@ def test_a_copy_is_on_the_disk_when_it_is_made(
     remote_datasets.copy_file("memory://bucket/object", tmp_path / "copy")
     assert durable_calls == [("fsync", str(tmp_path / "copy"), size_bytes)]
     assert seen == [content]
+    # Five small files are copied to continue a run: no line for each.
+    assert capsys.readouterr().err.count("copying") == (size_bytes > 300)

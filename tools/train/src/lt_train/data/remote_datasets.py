@@ -155,9 +155,12 @@ def copy_file(path: str, target: Path) -> None:
         # A full disk is noticed now and not after hours.
         if size:
             os.posix_fallocate(file, 0, size)
-        with ThreadPoolExecutor(CONNECTIONS) as pool, console.Progress(f"copying {path}", size, "B") as progress:
-            for copied in pool.map(copy, range(0, size, RANGE_BYTES)):
-                progress.advance(copied)
+        if size > RANGE_BYTES:
+            with ThreadPoolExecutor(CONNECTIONS) as pool, console.Progress(f"copying {path}", size, "B") as progress:
+                for copied in pool.map(copy, range(0, size, RANGE_BYTES)):
+                    progress.advance(copied)
+        elif size:
+            copy(0)
         os.fsync(file)
     finally:
         os.close(file)
