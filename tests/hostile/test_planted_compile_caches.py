@@ -104,7 +104,7 @@ def test_a_user_without_a_home(tmp_path: Path) -> None:
     found, err = directories(tmp_path, program=NOT_LISTED + SCRIPT, TMPDIR=str(tmp_path))
     for variable, name in OF_THE_USER.items():
         assert re.fullmatch(f"{tmp_path}/lt-train-code-[^/]+/{name}", found[variable])
-        assert f"~/.cache/lt-train/{name}: not used as a cache" in err
-    assert err.count("it is relative to the current directory") == len(OF_THE_USER)
+        assert f"~/.cache/lt-train/{name}" in err
+    assert err.count("not used as a cache, it may hold code of others: it is relative to the current directory") == 1
     assert found["TORCHINDUCTOR_CACHE_DIR"] == f"{tmp_path}/lt-train-{os.geteuid()}/inductor"
     assert not (tmp_path / "~").exists()

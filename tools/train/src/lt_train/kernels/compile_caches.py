@@ -39,15 +39,18 @@ def use_private_directories() -> None:
     machine = Path(tempfile.gettempdir()) / f"lt-train-{os.geteuid()}"
     user = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "lt-train"
     os.environ.setdefault(FLASH_ATTENTION_KEEPS_CODE, "1")
+    refused: dict[str, list[str]] = {}
     for names, base in ((OF_THE_MACHINE, machine), (OF_THE_USER, user if _has_locks(user) else machine)):
         for variable, name in names.items():
             chosen = os.environ.get(variable)
             directory = Path(chosen) if chosen else base / name
             reason = _reason_against(directory)
             if reason is not None:
-                warn(f"{directory}: not used as a cache, it may hold code of others: {reason}")
+                refused.setdefault(reason, []).append(str(directory))
                 directory = _temporary_directory() / name
             os.environ[variable] = str(directory)
+    for reason, directories in refused.items():
+        warn(f"{', '.join(directories)}: not used as a cache, it may hold code of others: {reason}")
 
 
 def _has_locks(directory: Path) -> bool:
