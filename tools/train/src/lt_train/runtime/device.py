@@ -252,11 +252,13 @@ def identity(device: "torch.device") -> dict[str, object]:
     if device.type != CUDA:
         return {"name": CPU}
     maps = Path("/proc/self/maps").read_text()
+    properties = torch.cuda.get_device_properties(device)
     return {
         "name": name(device),
-        "index": device.index,
+        # Its index is no name: a task that may use one GPU sees that as the first.
+        "uuid": str(properties.uuid),
         "capability": capability_of(device),
-        "memory_bytes": torch.cuda.get_device_properties(device).total_memory,
+        "memory_bytes": properties.total_memory,
         "toolkit": torch.version.cuda,
         "driver": sorted({line.split()[-1] for line in maps.splitlines() if "/libcuda.so" in line}),
         "module": _text_of(Path("/proc/driver/nvidia/version")),
