@@ -84,6 +84,7 @@ LAST_RUN = Metric("lt_monitor_last_run_timestamp_seconds", "gauge", "When lt-mon
 BY_NAME = {metric.name: metric for metric in (*METRICS, LAST_RUN)}
 
 Sample = tuple[str, str | None, float]
+LIKE_AN_ESCAPE = re.compile(r"\\(?=u[0-9a-f]{4}|U[0-9a-f]{8})")
 
 
 def samples(state: RunState, now: float, known_sizes: Known) -> Iterator[Sample]:
@@ -166,9 +167,10 @@ def render(states: Iterable[RunState], now: float, known: Known = NOTHING_KNOWN)
     for state in states:
         if not state.step_lines or (state.is_over and now - _end(state, now) > ENDED_RUN_SECONDS):
             continue
+        run = escape(state.run)
         for name, label, value in samples(state, now, known):
             own = f',{BY_NAME[name].label}="{escape(label)}"' if label is not None else ""
-            lines[name].append(f'{name}{{run="{escape(state.run)}"{own}}} {_shown(value)}')
+            lines[name].append(f'{name}{{run="{run}"{own}}} {_shown(value)}')
     lines[LAST_RUN.name] = [f"{LAST_RUN.name} {_shown(now)}"]
     text = []
     for name, found in lines.items():
@@ -184,8 +186,9 @@ def _end(state: RunState, now: float) -> float:
 def escape(value: str) -> str:
     """A label value: backslash, quote and newline as the format says, and other control characters shown, not sent."""
     # A backslash that looks like such an escape is escaped itself: one label for two runs would make the whole file invalid.
-    shown = re.sub(r"\\(?=u[0-9a-f]{4}|U[0-9a-f]{8})", r"\\u005c", value)
-    shown = "".join(one if one.isprintable() or one == "\n" else _unicode_escape(one) for one in shown)
+    shown = LIKE_AN_ESCAPE.sub(r"\\u005c", value)
+    if not shown.isprintable():
+        shown = "".join(one if one.isprintable() or one == "\n" else _unicode_escape(one) for one in shown)
     return shown.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
