@@ -137,9 +137,7 @@ def test_a_cancelled_step_is_started_again(
     assert losses(directory / "cancelled") == losses(expected)
 
 
-def test_a_node_whose_disk_is_lost(
-    slurm: Any, directory: Path, expected: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_node_whose_disk_is_lost(slurm: Any, directory: Path, expected: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Nothing is in SAVE when a rank dies, and what its node's neighbour had on its disk is gone: the next node has it."""
     options = (*OPTIONS.split(), "--log-interval", "1", "--save-interval", "100", "--save-local-interval", "2")
     places = ("--save-local", str(slurm.folder / "disk/copies"), "--save", str(directory / "local"))

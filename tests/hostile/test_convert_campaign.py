@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 CAMPAIGN = Path(__file__).parent / "campaigns" / "convert.py"
-RUNS = 16
+RUNS = 12
 
 
 def test_the_old_result_the_new_one_or_one_that_resumes() -> None:

@@ -9,6 +9,6 @@ CAMPAIGN = Path(__file__).parent / "campaigns/pipe.py"
 
 
 def test_the_same_pipe_ends_in_the_same_losses() -> None:
-    done = subprocess.run([sys.executable, CAMPAIGN, "--runs", "6", "--seed", "3"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, CAMPAIGN, "--runs", "4", "--seed", "3"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^6 kills of \d pipes, 0 broken$", done.stdout, re.M), done.stdout
+    assert re.search(r"^4 kills of \d pipes, 0 broken$", done.stdout, re.M), done.stdout

@@ -10,7 +10,7 @@ import pytest
 KILLS_OF_PACK = ("--runs", "3", "--command", "pack", "--kind", "SIGKILL at random")
 
 
-@pytest.mark.parametrize("chosen", [("--runs", "8"), KILLS_OF_PACK], ids=["all", "pack"])
+@pytest.mark.parametrize("chosen", [("--runs", "6"), KILLS_OF_PACK], ids=["all", "pack"])
 def test_a_sample_of_the_campaign(chosen: tuple[str, ...]) -> None:
     if shutil.which("strace") is None:
         pytest.skip("needs strace")

@@ -21,10 +21,10 @@ PUBLIC = [(package, name) for package in PACKAGES for name in importlib.import_m
 
 @pytest.fixture
 def pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory in which the README's pipeline has run."""
+    """A directory in which the README's pipeline has run, with a sample at a time."""
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     _, _, section = (ROOT / "README.md").read_text().partition("## The pipeline\n")
-    script = section.partition("```sh\n")[2].partition("```")[0]
+    script = section.partition("```sh\n")[2].partition("```")[0].replace("--micro-batch-size 4", "--micro-batch-size 1")
     binaries = Path(sys.executable).parent
     command = ["bash", "-c", f"PATH={binaries}:$PATH; set -eo pipefail\n{script}"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
