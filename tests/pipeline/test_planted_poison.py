@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nursery
 import pytest
 
 DEMO = Path(__file__).parents[1] / "demo"
@@ -17,26 +18,14 @@ REPEATED = {201: " zoo" * 150, 251: "buy cheap shoes now! " * 40, 351: " the" * 
 PLANTED = {*RANDOM, *REPEATED}
 MODEL = (
     *("--model", "tiny", "--num-layers", "1", "--hidden-size", "64", "--ffn-hidden-size", "128", "--num-attention-heads", "4"),
-    *("--seq-length", "64", "--global-batch-size", "4", "--train-iters", "150", "--eval-iters", "0", "--save-interval", "25"),
-    *(
-        "--log-interval",
-        "1",
-        "--split",
-        "1,0,0",
-        "--lr",
-        "1e-2",
-        "--lr-decay-style",
-        "constant",
-        "--lr-warmup-iters",
-        "0",
-        "--device",
-        "cpu",
-    ),
+    *("--seq-length", "64", "--micro-batch-size", "4", "--train-iters", "150", "--eval-iters", "0", "--save-interval", "25"),
+    *("--log-interval", "1", "--split", "1,0,0", "--lr", "1e-2", "--lr-decay-style", "constant", "--lr-warmup-iters", "0"),
+    *("--device", "cpu"),
 )
 
 
 def tool(name: str, *arguments: str, cwd: Path, stdin: str = "") -> str:
-    command = [sys.executable, "-m", name, *arguments]
+    command = [nursery.python() if name == "lt_train" else sys.executable, "-m", name, *arguments]
     done = subprocess.run(command, input=stdin, capture_output=True, text=True, cwd=cwd, timeout=900)
     assert done.returncode == 0, done.stderr
     return done.stdout
