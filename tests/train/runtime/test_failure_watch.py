@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +18,28 @@ from lt_shared.manifest import Dataset
 from lt_train.runtime import failure_report, failure_watch
 from lt_train.runtime.failure_watch import FailureWatch
 from lt_train.runtime.rank_environment import RankEnvironment
+
+# torch waits for a key, as it would for the answer; one of these waits ends while the interpreter does.
+ENDING = """
+import contextlib, datetime, itertools
+import torch
+from lt_train.runtime import failure_watch
+
+class Store:
+    numbers = itertools.count(1)
+
+    def clone(self):
+        return self
+
+    def check(self, keys):
+        torch.distributed.HashStore().wait(keys, datetime.timedelta(milliseconds=10 * next(self.numbers)))
+
+failure_watch._get_default_store = Store
+torch.distributed.get_world_size = lambda: 2
+with contextlib.ExitStack() as stack:
+    for _ in range(100):
+        stack.enter_context(failure_watch.FailureWatch())
+"""
 
 
 @pytest.fixture
@@ -57,6 +80,12 @@ def test_a_rank_that_ends_by_itself_is_let_alone(store: torch.distributed.Store,
         (watching,) = set(threading.enumerate()) - before
     watching.join(60)
     assert not watching.is_alive()
+
+
+def test_a_process_that_ends_while_the_store_is_asked_is_not_aborted() -> None:
+    """The store of a busy machine answers late. A new interpreter: a copy would end without taking itself apart."""
+    done = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_under_context_parallelism_no_time_limit_expires(dataset: Dataset, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ itself, as it does when the error reaches it, and ends with the code of the rank
 
 import os
 import threading
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -19,23 +20,34 @@ from lt_train.runtime import failure_report
 POLL_SECONDS = 1.0
 # Longer than a rank waits for the one that its error may come from.
 GRACE_SECONDS = failure_report.ECHO_SECONDS + 4.0
+# How long the last answer of a busy store is waited for.
+ANSWER_SECONDS = 30.0
 
 
 class FailureWatch:
-    """Watches while the context lasts, in which the process group of all ranks is there."""
+    """Watches while the context lasts, in which the process group of all ranks is there.
+
+    Python ends a thread that comes back from torch while the interpreter does, and torch then aborts the process: a run that is
+    complete waits for the thread. One that has failed ends in another way (`failure_report`), or goes on in this process, without
+    waiting for a store that may be stopped.
+    """
 
     def __init__(self) -> None:
         self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> "FailureWatch":
         if torch.distributed.get_world_size() > 1:
             ranks_store: Any = _get_default_store()
             store = ranks_store.clone()
-            threading.Thread(target=self._watch, args=(store,), name="failure-watch", daemon=True).start()
+            self._thread = threading.Thread(target=self._watch, args=(store,), name="failure-watch", daemon=True)
+            self._thread.start()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._stop.set()
+        if self._thread and error is None:
+            self._thread.join(ANSWER_SECONDS)
 
     def _watch(self, store: Any) -> None:
         try:

@@ -44,7 +44,8 @@ class Trials:
     def __init__(self, config: RunConfig, where: torch.device):
         self._config, self._where, self._capability = config, where, device.capability_of(where)
         self._passed = False
-        self._thread = threading.Thread(target=self._import, name="kernels", daemon=True)
+        # Not a daemon: an interpreter that ends within the C++ of an import aborts the process.
+        self._thread = threading.Thread(target=self._import, name="kernels")
         self._thread.start()
 
     def _choose(self, failed: Failures = NONE_FAILED) -> Kernels:
