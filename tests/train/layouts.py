@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,7 @@ def train_all(
     commands: Mapping[str, tuple[str, ...]],
     place: Path,
     ranks: int,
-    saving: bool = False,
+    saving: bool | Container[str] = False,
     steps: bool = True,
     by_megatron: Sequence[str] = (),
 ) -> dict[str, Outcome]:
@@ -91,8 +91,8 @@ def train_all(
 
     A layout that fails does not stop the others. One whose ranks hung, were killed, or did not reach each other is tried once
     more: gloo has been seen to wait for ever in the tenth process group that a process makes on a loaded machine, and to have
-    its connections refused. Without `saving` no checkpoint is written; without `steps` each saves only what it has loaded. Those
-    named in `by_megatron` have megatron-core's pipeline schedule.
+    its connections refused. Those named in `saving` write checkpoints, or all; without `steps` each saves what it has loaded.
+    Those named in `by_megatron` have megatron-core's pipeline schedule.
     """
     if not commands:
         return {}
@@ -100,7 +100,9 @@ def train_all(
     place.mkdir(parents=True, exist_ok=True)
     for name, arguments in commands.items():
         plan = plan_of([*arguments, "--save", str(place / name)])
-        work.append({"name": name, "port": free_port(), "plan": plan.to_json(), "by_megatron": name in by_megatron})
+        saves = saving if isinstance(saving, bool) else name in saving
+        entry = {"name": name, "port": free_port(), "plan": plan.to_json(), "saves": saves, "by_megatron": name in by_megatron}
+        work.append(entry)
     failed: dict[str, str] = {}
     hung: dict[str, str] = {}
     while left := [entry for entry in work if entry["name"] not in failed and not _done(place, entry["name"], 0)]:
@@ -108,7 +110,7 @@ def train_all(
             # A rank that was ended because another failed may have begun it.
             shutil.rmtree(place / entry["name"], ignore_errors=True)
             (place / entry["name"]).mkdir()
-        (place / "work.json").write_text(json.dumps({"ranks": ranks, "saving": saving, "steps": steps, "work": left}))
+        (place / "work.json").write_text(json.dumps({"ranks": ranks, "steps": steps, "work": left}))
         python = nursery.python() if plan.parallelism.device == CPU else sys.executable
         program = [python, __file__, str(place / "work.json")]
         result = subprocess.run(program, env=environment(), capture_output=True, text=True, timeout=LONGEST_SECONDS)
@@ -189,28 +191,26 @@ def serve(work_file: str, rank: int) -> None:
     import torch
 
     work = json.loads(Path(work_file).read_text())
-    plans = [(entry["name"], entry["port"], RunConfig.from_json(entry["plan"])) for entry in work["work"]]
-    by_megatron = {entry["name"] for entry in work["work"] if entry["by_megatron"]}
-    on = plans[0][2].parallelism.device
+    plans = [(entry, RunConfig.from_json(entry["plan"])) for entry in work["work"]]
+    on = plans[0][1].parallelism.device
     where = torch.device(CPU) if on == CPU else prepare(on, rank, work["ranks"])
     from megatron.core import parallel_state
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
     from lt_train.train import pipeline_schedule, trainer
 
-    own_schedule = pipeline_schedule.choose
-    if not work["saving"]:
-        trainer.Saver.save = lambda saver, loss, is_final=False: None  # type: ignore[method-assign]
+    own_schedule, own_save = pipeline_schedule.choose, trainer.Saver.save
     if not work["steps"]:
         trainer.Loop.run = save_at_once  # type: ignore[method-assign]
-    for name, port, plan in plans:
+    for entry, plan in plans:
         ranks = plan.parallelism.world_size
         if rank >= ranks:
             continue
-        directory = Path(work_file).parent / name
+        directory = Path(work_file).parent / entry["name"]
         (directory / "begun").touch()
-        pipeline_schedule.choose = (lambda _: get_forward_backward_func()) if name in by_megatron else own_schedule
-        place = RankEnvironment(rank, rank, ranks, ranks, "127.0.0.1", port, "test")
+        pipeline_schedule.choose = (lambda _: get_forward_backward_func()) if entry["by_megatron"] else own_schedule
+        trainer.Saver.save = own_save if entry["saves"] else lambda saver, loss, is_final=False: None  # type: ignore[method-assign]
+        place = RankEnvironment(rank, rank, ranks, ranks, "127.0.0.1", entry["port"], "test")
         os.environ.update(place.variables())
         if on == CUDA:
             torch.cuda.empty_cache()
