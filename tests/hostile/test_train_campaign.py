@@ -14,6 +14,6 @@ CAMPAIGN = Path(__file__).parent / "campaigns" / "train.py"
 def test_the_same_command_ends_where_an_undisturbed_run_ends() -> None:
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed")
-    done = subprocess.run([sys.executable, CAMPAIGN, "--runs", "2", "--command", "one rank"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, CAMPAIGN, "--runs", "2", "--command", "staged"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^2 runs, \d interrupted, 0 broken$", done.stdout, re.M), done.stdout

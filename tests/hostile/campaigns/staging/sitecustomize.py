@@ -27,17 +27,17 @@ class SlowCopies:
     def begin(self):
         self.left = []
 
-    def copy(self, source, target):
-        self.left.append((source, target))
+    def run(self, work, sources):
+        self.left.append((work, sources))
 
     def end(self):
         self.copying = threading.Thread(target=self._make, args=(self.left,), daemon=True)
         self.copying.start()
 
-    def _make(self, pairs):
-        for source, target in pairs:
+    def _make(self, left):
+        for work, _ in left:
             time.sleep(COPY_SECONDS)
-            target.copy_(source)
+            work()
 
     def hold_back(self):
         self.wait()
