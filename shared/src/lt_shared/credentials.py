@@ -152,7 +152,7 @@ def holds(value: Any) -> bool:
 def covered(value: Any) -> Any:
     """`value`, nested lists and tables included, without its secrets."""
     if isinstance(value, str):
-        return _covered_text(value)
+        return _covered_text(value) if len(value) <= SHORT_CHARACTERS else _covered_text.__wrapped__(value)
     if isinstance(value, list):
         return [covered(entry) for entry in value]
     if isinstance(value, Mapping):
@@ -174,17 +174,9 @@ def without_tokens(text: str) -> str:
     return QUERY.sub(rf"\1{NOT_SHOWN}", text)
 
 
+@functools.lru_cache(4096)
 def _covered_text(text: str) -> str:
-    return _covered_short(text) if len(text) <= SHORT_CHARACTERS else _covered_any(text)
-
-
-def _covered_any(text: str) -> str:
     text = without_tokens(text)
     for pattern in (HEADER, VARIABLE, ENTRY, CAPITALS, YAML, ASSIGNMENT, OPTION, LOGIN, QUOTED_LOGIN):
         text = pattern.sub(rf"\1{NOT_SHOWN}", text)
     return text
-
-
-@functools.lru_cache(4096)
-def _covered_short(text: str) -> str:
-    return _covered_any(text)

@@ -129,18 +129,19 @@ class BlockCache:
 
     def _trimmed(self, wanted_bytes: int) -> int:
         """What the blocks have when the oldest are deleted, if they have more than `wanted_bytes`."""
-        # A block may get its final name, or be failing, while this looks: it counts once, under whichever name it is found.
-        found, filling = {}, {}
+        # A block may get its final name while this looks: it counts once, under either.
+        found, filling_bytes = {}, 0
         for folder in self._folders():
             for name in os.listdir(folder):
-                final = os.path.join(folder, name.removeprefix(".").removesuffix(PARTIAL))
-                if name.endswith(PARTIAL):
-                    filling[final] = _partial_bytes(os.path.join(folder, name))
-                if not filling.get(final) and os.path.basename(final).isdigit():
+                number = name.removeprefix(".").removesuffix(PARTIAL)
+                if name.endswith(PARTIAL) and (size := _partial_bytes(os.path.join(folder, name))):
+                    filling_bytes += size
+                elif number.isdigit():
+                    path = os.path.join(folder, number)
                     with contextlib.suppress(FileNotFoundError):
-                        status = os.lstat(final)
-                        found[final] = status.st_mtime_ns, status.st_size
-        total = sum(filling.values()) + sum(size for _, size in found.values())
+                        status = os.lstat(path)
+                        found[path] = status.st_mtime_ns, status.st_size
+        total = filling_bytes + sum(size for _, size in found.values())
         if total <= wanted_bytes:
             return total
         for path, (_, size) in sorted(found.items(), key=lambda each: each[1]):
