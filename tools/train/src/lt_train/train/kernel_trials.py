@@ -10,14 +10,14 @@ trials have passed at an earlier start (`lt_train.train.trial_memory`), the mode
 """
 
 import contextlib
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from megatron.core import parallel_state
 
 from lt_shared.console import warn
+from lt_train.checkpoint import thread_switching
 from lt_train.config import kernels
 from lt_train.config.kernels import FLASH_ATTENTION_4, GROUPED_BY_QUACK, NONE_FAILED, PEER_MEMORY, Failures, Kernels
 from lt_train.config.optional_packages import FLASH_ATTENTION, QUACK, SYMMETRIC_MEMORY, Package
@@ -29,7 +29,6 @@ from lt_train.runtime import agreement, device
 from lt_train.runtime.start_clock import clock
 from lt_train.train import trial_memory
 
-SWITCH_SECONDS = 1e-3
 # What a step takes longer without the package: Llama 3 8B's width, 8 layers, 16,384 tokens on one H100, 2026-11-23.
 COSTS = {
     FLASH_ATTENTION: "1.4 to 1.9% slower for Llama 3 8B on an H100",
@@ -53,9 +52,9 @@ class Trials:
 
     def _import(self) -> None:
         # What fails here fails again where it is tried, and is told there.
-        with _yielding_often(), contextlib.suppress(Exception):
+        with thread_switching.often():
             for name, load in _imports(self._choose()).items():
-                with clock.beside(f"import of {name}"):
+                with clock.beside(f"import of {name}"), contextlib.suppress(Exception):
                     load()
 
     def chosen(self, is_first: bool) -> Kernels:
@@ -79,21 +78,6 @@ class Trials:
         """The first step is made: what has passed is remembered."""
         if self._passed:
             self._memory.confirm()
-
-
-@contextlib.contextmanager
-def _yielding_often() -> Iterator[None]:
-    """Within, a thread that computes in Python lets those that read a checkpoint go on every millisecond, not every five.
-
-    Eight of them read 2.1 GB/s beside one that is never idle, 3.2 with a millisecond and 3.6 with a fifth; 4.5 to 6.2 alone (2
-    cores of a Xeon, 2026-11-27).
-    """
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH_SECONDS)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
 
 
 def _imports(chosen: Kernels) -> dict[str, Callable[[], object]]:
