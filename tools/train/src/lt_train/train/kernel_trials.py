@@ -22,7 +22,7 @@ from lt_train.config import kernels
 from lt_train.config.kernels import FLASH_ATTENTION_4, GROUPED_BY_QUACK, NONE_FAILED, PEER_MEMORY, Failures, Kernels
 from lt_train.config.optional_packages import FLASH_ATTENTION, QUACK, SYMMETRIC_MEMORY, Package
 from lt_train.config.run_config import RunConfig
-from lt_train.config.settings.layers import FUSED_LINEAR, GEMM_EPILOGUE
+from lt_train.config.settings.layers import FUSED_LINEAR, GEMM_EPILOGUE, TRITON
 from lt_train.kernels import gemm_epilogues, grouped_gemm_epilogues
 from lt_train.parallel import symmetric_memory
 from lt_train.runtime import agreement, device
@@ -82,6 +82,8 @@ class Trials:
 
 def _imports(chosen: Kernels) -> dict[str, Callable[[], object]]:
     found: dict[str, Callable[[], object]] = {}
+    if TRITON in chosen.record().values():
+        found[TRITON] = _hash_triton
     if chosen.attention == FLASH_ATTENTION_4:
         from lt_train.models import flash_attention
 
@@ -91,6 +93,13 @@ def _imports(chosen: Kernels) -> dict[str, Callable[[], object]]:
     elif chosen.experts in GROUPED_BY_QUACK:
         found[QUACK.name] = grouped_gemm_epilogues.load
     return found
+
+
+def _hash_triton() -> None:
+    """The first kernel waits for the hash of Triton's files, 0.3 s, most of them without the interpreter."""
+    from triton.runtime.cache import triton_key
+
+    triton_key()
 
 
 def failures(config: RunConfig, chosen: Kernels, where: torch.device, has_passed: bool = False) -> Failures:
