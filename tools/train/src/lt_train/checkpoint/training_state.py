@@ -23,7 +23,7 @@ from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.checksums import DAMAGED
 from lt_shared.console import BadConfig, BadData, warn
 from lt_train.checkpoint import optimizer_state, rng_state
-from lt_train.checkpoint.in_place import merge_in_place
+from lt_train.checkpoint.in_place import fill_whole, merge_in_place
 from lt_train.checkpoint.object_reader import known_objects_only
 from lt_train.checkpoint.optimizer_state import Kind
 from lt_train.checkpoint.shards.replica_reads import Replicas
@@ -206,6 +206,8 @@ def _load_with_optimizer(directory: Path, config: RunConfig, state: TrainingStat
         _check_sharding(directory)
     model = state.sharded_model()
     sharded = model | {"optimizer": state.sharded_optimizer(model, loading=True)}
+    if saved is not None and saved.padded_vocab_size == config.padded_vocab_size:
+        fill_whole(sharded)
     present = Kind(config.shards_optimizer, config.precision.dtype)
     theirs = present if saved is None else Kind(bool(saved.distributed_optimizer), saved.dtype)
     if theirs == present:
