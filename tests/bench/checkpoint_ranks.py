@@ -140,8 +140,8 @@ def theirs(directory: Path, settings: dict[str, Any], as_torchtitan: bool) -> di
         return time.perf_counter() - begin
 
     stager: Any = DefaultStager(StagingOptions(is_gpu, True, is_gpu, is_gpu))
-    # torch 2.11 closes it after a save, and the next one then ends with a KeyError.
-    stager.close = lambda: None
+    # torch 2.11 closes it after it has staged once, and the next time then ends with a KeyError.
+    stager._state_dict_stager.close = lambda: None
     kinds: dict[str, Any] = {"process_group": group}
     if as_torchtitan:
         kinds |= {"async_checkpointer_type": AsyncCheckpointerType.PROCESS, "async_stager": stager}

@@ -13,7 +13,8 @@ files are written, beside the median of those before. Before all that, the proce
 
 With --restart, `lt-train` itself saves after two steps and continues, from files in the page cache: with no machine code from a
 run before, with that of the first continued run, so once more, and without the buffer of --async-save. Seconds are from the
-process's start to what its log says; on standard error stand its own words on the start, and its warnings.
+process's start to what its log says; on standard error stand its own words on the start, and its warnings. Last with nothing of
+the checkpoint in the page cache, beside the seconds in which dd reads its files with direct I/O.
 """
 
 import argparse
@@ -259,13 +260,15 @@ MILESTONES = {
 }  # fmt: skip
 
 
-def continued(run: Run, options: list[str], code: Path) -> dict[str, float]:
+def continued(run: Run, options: list[str], code: Path, is_cached: bool = True) -> dict[str, float]:
     """Seconds from the start of `lt-train` to the milestones, with machine code kept below `code`; then it is ended."""
     code.mkdir(exist_ok=True)
     # Ended after the same step each time, it would be refused.
     (run.work / "run/attempts.jsonl").unlink(missing_ok=True)
     kept = {"XDG_CACHE_HOME": str(code), "TORCHINDUCTOR_CACHE_DIR": str(code / "inductor")}
-    for path in (run.work / "run").rglob("*.distcp"):
+    if not is_cached:
+        page_cache.drop_files(run.work / "run")
+    for path in (run.work / "run").rglob("*.distcp") if is_cached else ():
         with path.open("rb", buffering=0) as file:
             while file.read(BLOCK):
                 pass
@@ -304,6 +307,11 @@ def restart(run: Run) -> Iterator[tuple[str, ...]]:
     for name, *more in ((f"no {kept}",), (kept,), (f"{kept}, again",), (f"{kept}, no buffer page-locked", "--no-async-save")):
         found = continued(run, [*usual, "--train-iters", str(LONGEST_RUN), *more], code)
         yield (name, *(f"{found[milestone]:.1f}" for milestone in MILESTONES))
+    page_cache.drop_files(directory)
+    read_seconds = dd_read(run, sorted(directory.glob("iter_*/*.distcp")), "iflag=direct")
+    yield ("dd iflag=direct reads the files in", "", "", f"{read_seconds:.1f}", "")
+    found = continued(run, [*usual, "--train-iters", str(LONGEST_RUN)], code, is_cached=False)
+    yield (f"{kept}, checkpoint not cached", *(f"{found[milestone]:.1f}" for milestone in MILESTONES))
 
 
 def main() -> None:

@@ -9,7 +9,12 @@ def drop(directory: Path) -> None:
     os.sync()
     if os.geteuid() == 0:
         Path("/proc/sys/vm/drop_caches").write_text("3")
-        return
+    else:
+        drop_files(directory)
+
+
+def drop_files(directory: Path) -> None:
+    """Those of `directory` alone, which are on the disk already."""
     for path in directory.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
