@@ -142,6 +142,12 @@ def test_what_a_layer_takes_is_the_difference_of_two_measurements(tmp_path: Path
     refused = train(*common, *sizes, *five, "--micro-batch-size", "2", "--global-batch-size", "2")
     assert refused.code == 78
     assert "micro_batch_size 1, here 2; global_batch_size 1, here 2" in refused.err
+    for option, size, there in (("--hidden-size", "128", "hidden_size 64"), ("--vocab-size", "512", "vocab_size 2048")):
+        refused = train(*common, *sizes, *five, option, size)
+        assert refused.code == 78 and f"layout: {there}, here {size}" in refused.err, refused.err
+    refused = train(*common, *sizes, *five, "--recompute-activations")
+    assert refused.code == 78 and "recompute None, here" in refused.err
+    assert "too busy to say" in bench.table(found | {"layer_seconds": -0.1})
     refused = train(*common, *sizes, "--num-layers", "2", "--against", str(two))
     assert refused.code == 78 and "2 layers in both" in refused.err
     two.write_text("{}")

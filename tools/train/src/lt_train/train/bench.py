@@ -6,6 +6,7 @@ of steps the median of rates belongs to another time.
 """
 
 import dataclasses
+import json
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -133,14 +134,20 @@ def beside(result: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
 
 def setting(config: RunConfig, device_name: str) -> dict[str, Any]:
     """What two measurements have in common whose difference is that of their layers, or of their layouts."""
-    parallel = config.parallelism
+    parallel, recompute = config.parallelism, config.memory.recompute
+    architecture = config.architecture.to_record()
+    del architecture["num_layers"]
     return {
         "model": config.architecture.name,
+        "architecture": architecture,
         "seq_length": config.batches.seq_length,
         "micro_batch_size": config.batches.micro_batch_size,
         "global_batch_size": config.batches.global_batch_size,
         "dtype": config.precision.dtype,
         "fp8_format": config.precision.fp8_format,
+        "fp8_recipe": config.precision.fp8_recipe if config.precision.fp8_format else None,
+        "recompute": dataclasses.asdict(recompute) if recompute else None,
+        "offloaded_layers": config.memory.offloaded_layers,
         "device": device_name,
         "transformer_impl": config.layers.implementation,
         "ranks": parallel.world_size,
@@ -159,9 +166,7 @@ def check_against(config: RunConfig, device_name: str, other: dict[str, Any]) ->
     here = setting(config, device_name)
     other_layers = other.get("layers") != config.architecture.num_layers
     names = here if other_layers else here.keys() - set(OF_LAYOUTS)
-    differences = [
-        f"{name} {other.get(name)}, here {here[name]}" for name in here if name in names and other.get(name) != here[name]
-    ]
+    differences = [text for name in here if name in names for text in _differences(name, here[name], other.get(name, "unknown"))]
     if not other_layers and all(other.get(name) == here[name] for name in OF_LAYOUTS):
         differences.append(f"{other['layers']} layers in both, and the same layout")
     if differences:
@@ -169,6 +174,14 @@ def check_against(config: RunConfig, device_name: str, other: dict[str, Any]) ->
             f"--against: not the same measurement with another number of layers, or another layout: {'; '.join(differences)}",
             "measure both with the same options but --num-layers, or but those of the layout and of the batch",
         )
+
+
+def _differences(name: str, here: Any, there: Any) -> list[str]:
+    """In words; of objects, those of their fields."""
+    if isinstance(here, dict) and isinstance(there, dict):
+        return [text for field in here.keys() | there for text in _differences(field, here.get(field), there.get(field))]
+    is_same = json.loads(json.dumps(here)) == json.loads(json.dumps(there))
+    return [] if is_same else [f"{name} {there}, here {here}"]
 
 
 def _finite(number: float | None) -> float | None:
@@ -207,5 +220,7 @@ def table(result: dict[str, Any]) -> str:
             rows["--against"] += f", {result['left_share']:.1%} of the {left}"
     if "layer_seconds" in result:
         rows["layer"] = f"{result['layer_seconds'] * 1e3:,.2f} ms, forward, backward and update"
+        if result["layer_seconds"] <= 0:
+            rows["layer"] += ": more layers took no longer, the machine is too busy to say"
     width = max(map(len, rows))
     return "\n".join(f"{name.ljust(width)}  {text}" for name, text in rows.items())
