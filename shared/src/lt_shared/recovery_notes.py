@@ -20,7 +20,10 @@ RECOVERED = re.compile(
     + rb"recovered in (?P<seconds>[\d.]{1,20}) s: iteration (?P<before>\d{1,15}) was the last before the failure, "
     + rb"(?P<step>\d{1,15}) the first after it, (?P<repeated_steps>\d{1,15}) step\(s\) repeated"
 )
-STARTED = re.compile(run_log.TIMESTAMP + rb"started in (?P<seconds>[\d.]{1,20}) s, with iteration (?P<step>\d{1,15}): ")
+STARTED = re.compile(
+    run_log.TIMESTAMP + rb"started in (?P<seconds>[\d.]{1,20}) s, with iteration (?P<step>\d{1,15}): (?P<phases>[^;\r\n]{0,2000})"
+)
+_PHASE = re.compile(rb"(?P<name>[^ ,][^,]{0,60}?) (?P<seconds>\d{1,15}\.\d{1,6})(?:, |\s*$)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +79,11 @@ class Started:
         beside = f"; beside that {_listed(self.beside)}" if self.beside else ""
         said = f"started in {self.seconds:.2f} s, with iteration {self.step}"
         return f"  {run_log.stamp(time)}{said}: {_listed(self.phases)}{beside}"
+
+
+def phases(text: bytes) -> dict[str, float]:
+    """Of the group of that name in STARTED."""
+    return {match["name"].decode(errors="replace"): float(match["seconds"]) for match in _PHASE.finditer(text)}
 
 
 def _listed(phases: dict[str, float]) -> str:

@@ -59,8 +59,31 @@ def log(tmp_path: Path) -> Path:
 def test_a_start_is_a_note(tool: Any, log: Path) -> None:
     events = [json.loads(line) for line in tool("scrape", str(log)).stdout.splitlines()]
     (found,) = [event for event in events if event.get("note") == "started"]
-    assert found["fields"] == {"seconds": 9.5, "step": 1}
+    assert found["fields"] == {"seconds": 9.5, "step": 1, "phases": {"launcher": 0.5, "torch": 4.0, "first step": 5.0}}
     assert found["message"].endswith("launcher 0.50, torch 4.00, first step 5.00; beside that context 1.25")
+
+
+@pytest.mark.parametrize(
+    ("phases", "cause"),
+    [
+        ({"process groups": 0.5, "first step": 0.5}, "hang"),
+        ({"interpreter": 0.2, "process groups": 0.5, "first step": 0.5}, "hang"),
+        ({"launcher": 0.3, "interpreter": 0.2, "process groups": 0.5, "first step": 0.5}, "queue"),
+    ],
+)
+def test_a_rank_that_is_replaced_within_a_job_is_no_queue(
+    phases: dict[str, float], cause: str, tool: Any, tmp_path: Path
+) -> None:
+    """27.4 s between the last line of the one attempt and the start of the other."""
+    after = LINES.index(Recovery(31.4, 9, 9, 1).format(at(43)))
+    lines = [*LINES[:after], Started(4.0, 9, phases, {}).format(at(43)), *LINES[after:]]
+    (tmp_path / "run.log").write_text("".join(f"{line}\n" for line in lines))
+    told = json.loads(tool("goodput", "--json", str(tmp_path / "run.log")).stdout)
+    assert {name: told["lost_seconds"].get(name, 0.0) for name in ("hang", "queue")} == {
+        "hang": 0.0, "queue": 0.0, cause: pytest.approx(27.4, abs=0.5)
+    }  # fmt: skip
+    # From 8.5 s before the first line on.
+    assert told["lost_seconds"]["start"] == pytest.approx(8.5 + 3, abs=0.5)
 
 
 def test_the_costs_in_summarize_and_goodput(tool: Any, log: Path) -> None:

@@ -205,6 +205,7 @@ def test_an_attempt_without_events() -> None:
         "begin": None, "end": None, "resumed_at": None, "is_guessed": False, "interval": None, "first_step": None,
         "last_step": None, "first_step_begin": None, "last_step_time": None, "first_seconds": 0.0, "first_steps": 0,
         "step_seconds": 0.0, "histogram": {}, "marks": [], "gaps": {}, "waiting": {}, "waited_until": None, "failed": False,
+        "launched": None,
     }  # fmt: skip
     causes = {"queue", "start", "compile", "data", "checkpoint", "evaluation", "lost-work", "hang", "slow-steps", "stop"}
     for attempts in ([], [AttemptTotals()], [AttemptTotals(), AttemptTotals()]):

@@ -18,7 +18,7 @@ from lt_monitor.runs.attempt_boundary import begins_attempt, guessed_resume, log
 from lt_monitor.runs.fault_costs import FaultCosts
 from lt_monitor.runs.log_state import LogState
 from lt_monitor.runs.time_accounting import AttemptTotals
-from lt_shared.recovery_notes import LocalCheckpoint
+from lt_shared.recovery_notes import LocalCheckpoint, Started
 
 RECENT_STEPS = 100
 RECENT_FAULTS = 100
@@ -283,6 +283,8 @@ class RunState:
         self.costs.take(record)
         if kind == "note" and record["note"] == LocalCheckpoint.NOTE:
             self._local_checkpoint(totals, record.get("fields") or {}, at)
+        elif kind == "note" and record["note"] == Started.NOTE:
+            self._started(totals, record.get("fields") or {}, at)
         elif kind == "start":
             said = record["arguments"]
             self.arguments |= {
@@ -310,6 +312,16 @@ class RunState:
             elif ends_job(fault) and not ends_job(self.faults[-1]):
                 self.faults[-1] = fault
             self.fault_counts[fault["fault"]] = self.fault_counts.get(fault["fault"], 0) + 1
+
+    def _started(self, totals: AttemptTotals, fields: Record, at: float | None) -> None:
+        """What came before the first line was the attempt's, too, as far as the one before had ended."""
+        phases, seconds = fields.get("phases"), fields.get("seconds")
+        if isinstance(phases, dict):
+            was_launched = any(other.launched for other in self.attempts)
+            totals.launched = "launcher" in phases or ("interpreter" in phases and not was_launched)
+        if at is not None and isinstance(seconds, int | float) and 0 <= seconds < math.inf:
+            ends = [other.end for other in self.attempts if other is not totals and other.end is not None]
+            totals.note_time(max([at - seconds, *ends]))
 
     def _local_checkpoint(self, totals: AttemptTotals, fields: Record, at: float | None) -> None:
         """The run may resume from it, too."""

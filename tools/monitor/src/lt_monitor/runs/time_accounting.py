@@ -29,7 +29,8 @@ class AttemptTotals:
     slow steps], `gaps` are seconds between step lines by cause, `waiting` is what happened since the last step line, the last of
     it complete at `waited_until`. `first_seconds` and `first_steps` are those of the first step line, which holds the
     compilation. `interval` are the steps between the first two step lines, None before the second; `is_guessed` says that no
-    line has told `resumed_at`. `failed`: a critical fault followed the last step.
+    line has told `resumed_at`. `failed`: a critical fault followed the last step. `launched`: lt-train was started for it, as it
+    says itself, or, false, replaced ranks within a job that it was started for; None where it says nothing.
     """
 
     begin: float | None = None
@@ -50,6 +51,7 @@ class AttemptTotals:
     waiting: dict[str, float] = dataclasses.field(default_factory=dict)
     waited_until: float | None = None
     failed: bool = False
+    launched: bool | None = None
 
     def note_time(self, time: float | None) -> None:
         if time is not None:
@@ -222,7 +224,7 @@ def account(attempts: Sequence[AttemptTotals]) -> Account:
         for cause, seconds in _edges(attempt):
             lost[cause] += seconds
         if index and (began := _begin(attempt)) is not None and (ended := _latest_end(attempts[:index])) is not None:
-            lost["queue"] += max(0.0, began - ended)
+            lost["hang" if attempt.launched is False else "queue"] += max(0.0, began - ended)
     restarts = max(0, len(attempts) - 1) + bool(attempts and attempts[0].resumed_at)
     has_times = any(attempt.begin != attempt.end for attempt in attempts)
     return Account(productive, lost, lost_steps, restarts, has_times)

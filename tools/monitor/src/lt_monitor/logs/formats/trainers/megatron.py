@@ -54,6 +54,7 @@ _RECOVERY = (
     (recovery_notes.RECOVERED, recovery_notes.Recovery.NOTE),
     (recovery_notes.STARTED, recovery_notes.Started.NOTE),
 )
+_TEXTS = ("time", "phases")
 _CHECKPOINT_WORDS = (b"Saved checkpoint", b"Saved async checkpoint", b"Saving async checkpoint")
 
 _STEP_NUMBER = Field("step", is_count=True)
@@ -274,8 +275,10 @@ def recovery(line: Line) -> Record | None:
     """A checkpoint on the nodes' own disks, lt-train's or Megatron's; lt-train's first step after a start, or after a failure."""
     for pattern, name in _RECOVERY:
         if (match := pattern.search(line.text)) is not None:
-            told = {key: text for key, text in match.groupdict().items() if key != "time" and text is not None}
-            fields = {key: decimal(text) if key.endswith("seconds") else int(text) for key, text in told.items()}
+            told = {key: text for key, text in match.groupdict().items() if key not in _TEXTS and text is not None}
+            fields: Record = {key: decimal(text) if key.endswith("seconds") else int(text) for key, text in told.items()}
+            if pattern is recovery_notes.STARTED:
+                fields["phases"] = recovery_notes.phases(match["phases"])
             record = note(line, name, fields)
             return record | {"time": match["time"].decode().replace(" ", "T")} if match["time"] else record
     return None
