@@ -187,8 +187,10 @@ def test_what_a_checkpoint_cannot_give_is_refused(tmp_path: Path, dataset: Datas
     renamed = shutil.copytree(tmp_path / "run/iter_0000002", tmp_path / "copy/mine")
     cases = {
         "leaves none": ("--train-iters", "2", "--load", str(tmp_path / "run"), "--save", str(tmp_path / "next")),
-        "its name does not say": ("--train-iters", "4", "--load", str(renamed)),
+        "name the directory iter_0000002": ("--train-iters", "4", "--load", str(renamed)),
+        f"move it away: {tmp_path / 'run/iter_0000002'}": ("--train-iters", "4", "--save", str(tmp_path / "run")),
     }
+    shutil.copytree(tmp_path / "run/iter_0000002", tmp_path / "run/iter_0000003")
     for message, options in cases.items():
         result = train(*SMALL, *options, dataset.prefix)
         assert (result.code, message in result.err) == (78, True), result.err

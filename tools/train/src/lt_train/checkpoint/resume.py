@@ -77,9 +77,10 @@ def check_compatible(config: RunConfig, checkpoint: str) -> None:
     if saved is None:
         return
     if saved.iteration != named:
+        own = checkpoint_layout.iteration_directory(Path(checkpoint).parent, saved.iteration)
         raise BadConfig(
             f"{checkpoint}: is the checkpoint of iteration {saved.iteration}, which its name does not say",
-            f"name the directory {checkpoint_layout.iteration_directory(Path(), saved.iteration)}",
+            f"move it away: {own} is there, too" if own.exists() else f"name the directory {own.name}",
         )
     _check_version(checkpoint, saved)
     check_same_tokenizer(config.data.tokenizer, "the data", saved.tokenizer, checkpoint)
