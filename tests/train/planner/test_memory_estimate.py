@@ -193,6 +193,9 @@ REFUSED = {
         *("--model", "tiny-mixtral", "--ranks", "2", "--expert-model-parallel-size", "2", "--use-torch-fsdp2"),
     ),
     "without sharded state": ("--ranks", "2", "--num-distributed-optimizer-instances", "2"),
+    "1 ranks with the same experts do not divide into 2 replicas": (
+        *("--model", "tiny-mixtral", "--expert-model-parallel-size", "2", *ZERO, "--num-distributed-optimizer-instances", "2"),
+    ),
     "do not divide into 3 replicas": (*ZERO, "--num-distributed-optimizer-instances", "3"),
     "TransformerEngine's layers only": ("--cpu-offloading-num-layers", "2"),
 }

@@ -102,6 +102,22 @@ def test_layouts_are_put_in_the_order_of_their_measured_speeds() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("model", "gpu", "nodes", "expected"),
+    [
+        ("llama3.1-8b", "h100-80gb", 1, (2, 1, 1, 4)),
+        ("llama3.1-70b", "h100-80gb", 8, (8, 2, 1, 4)),
+        ("llama3.1-405b", "h100-80gb", 64, (8, 32, 2, 1)),
+        ("gemma2-27b", "a100-40gb", 4, (8, 4, 1, 1)),
+        ("gpt3-39.1b", "h100-80gb", 8, (4, 1, 1, 16)),
+    ],
+)
+def test_what_mixtures_cost_changes_no_dense_layout(
+    model: str, gpu: str, nodes: int, expected: tuple[int, int, int, int]
+) -> None:
+    assert sizes(chosen(model, gpu, nodes, "--global-batch-size", str(max(64, 16 * nodes)))) == expected
+
+
 MIXTURES = {
     "qwen": ("qwen3-30b-a3b", "h200-141gb", 1, 4, "--seq-length", "4096", "--global-batch-size", "8", "--micro-batch-size", "2"),
     "qwen of two nodes": ("qwen3-30b-a3b", "h100-80gb", 2, 8, "--global-batch-size", "64"),
@@ -169,6 +185,14 @@ def test_experts_on_several_nodes_wait_for_the_links_between_them() -> None:
     assert (expert_costs.nodes(config, 16), expert_costs.nodes(config, 8)) == (1, 2)
     # Of 15 others 8 are on the other node.
     assert between / within == pytest.approx((7 + 8 * 9) / 15)
+
+
+def test_replicas_of_the_optimizer_have_all_experts() -> None:
+    sized = ("--seq-length", "4096", "--global-batch-size", "64", "--use-distributed-optimizer")
+    choice = on_gpus("gpt-oss-20b", "h100-80gb", 2, 8, *sized, "--num-distributed-optimizer-instances", "4")
+    layouts = [found.config.parallelism for found in (choice.best, *choice.others)]
+    assert all(each.data * each.context * each.tensor // each.expert % 4 == 0 for each in layouts)
+    assert max(each.expert for each in layouts) > 1
 
 
 def test_a_given_expert_parallel_size_is_kept() -> None:
