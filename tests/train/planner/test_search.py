@@ -14,11 +14,11 @@ from layouts import assembled, plan_of
 from running import train
 
 from lt_shared.console import BadConfig, UsageError
-from lt_train.commands.plan_layout import command
-from lt_train.config import cluster
+from lt_train.commands.plan_layout import choose, command
+from lt_train.config import cluster, kernels
 from lt_train.config.checks import problems
 from lt_train.config.cluster import GPUS, Cluster
-from lt_train.planner import measured_speeds, memory_estimate, search, stage_work
+from lt_train.planner import expert_costs, measured_speeds, memory_estimate, search, stage_work
 from lt_train.planner.resolve import resolve_run_config
 
 ROOT = Path(__file__).parents[3]
@@ -83,7 +83,7 @@ def test_layouts_are_put_in_the_order_of_their_measured_speeds() -> None:
     wastes = {}
     for name, measured in measured_speeds.MEASURED.items():
         words = [*model, "--global-batch-size", "8", *BF16, "--transformer-impl", "torch", "--ranks", "2", *measured.options]
-        wastes[name] = search._waste(assembled(words))
+        wastes[name] = search._waste(assembled(words), 2)
         assert 1 / (1 + wastes[name]) == pytest.approx(measured.share, abs=0.02), name
     shares = {name: measured.share for name, measured in measured_speeds.MEASURED.items()}
     without_pipeline = [name for name in wastes if name != "pipeline"]
@@ -100,6 +100,106 @@ def test_layouts_are_put_in_the_order_of_their_measured_speeds() -> None:
         ("tensor 1 x pipeline 2 x data 1", 5),
         ("tensor 1 x pipeline 2 x data 1", None),
     ]
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "nodes", "expected"),
+    [
+        ("llama3.1-8b", "h100-80gb", 1, (2, 1, 1, 4)),
+        ("llama3.1-70b", "h100-80gb", 8, (8, 2, 1, 4)),
+        ("llama3.1-405b", "h100-80gb", 64, (8, 32, 2, 1)),
+        ("gemma2-27b", "a100-40gb", 4, (8, 4, 1, 1)),
+        ("gpt3-39.1b", "h100-80gb", 8, (4, 1, 1, 16)),
+    ],
+)
+def test_what_mixtures_cost_changes_no_dense_layout(
+    model: str, gpu: str, nodes: int, expected: tuple[int, int, int, int]
+) -> None:
+    assert sizes(chosen(model, gpu, nodes, "--global-batch-size", str(max(64, 16 * nodes)))) == expected
+
+
+MIXTURES = {
+    "qwen": ("qwen3-30b-a3b", "h200-141gb", 1, 4, "--seq-length", "4096", "--global-batch-size", "8", "--micro-batch-size", "2"),
+    "qwen of two nodes": ("qwen3-30b-a3b", "h100-80gb", 2, 8, "--global-batch-size", "64"),
+    "mixtral": ("mixtral-8x7b", "h100-80gb", 2, 8, "--seq-length", "4096", "--global-batch-size", "64"),
+    "deepseek": ("deepseek-v3", "h100-80gb", 64, 8, "--seq-length", "4096", "--global-batch-size", "1024"),
+    "gpt-oss": ("gpt-oss-20b", "h100-80gb", 1, 8, "--seq-length", "4096", "--global-batch-size", "64"),
+}
+
+
+def on_gpus(model: str, gpu: str, nodes: int, gpus: int, *arguments: str) -> search.Choice:
+    """As `lt-train plan` chooses."""
+    words = ["--model", model, "--bf16", "--gpu", gpu, "--nodes", str(nodes), "--gpus-per-node", str(gpus), *arguments]
+    options = command.make_context("plan", words).params
+    del options["as_json"]
+    return choose(options.pop("ranks"), options)
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_experts_are_divided_where_a_rank_cannot_hold_them_all(name: str) -> None:
+    choice = on_gpus(*MIXTURES[name])
+    model, parallel = choice.best.config.architecture, choice.best.config.parallelism
+    assert model.num_experts
+    assert parallel.expert > 1
+    assert not kernels.runs_experts_one_by_one(choice.best.config)
+    assert f"--expert-model-parallel-size {parallel.expert}" in " ".join(choice.best.flags)
+    assert f"expert parallel {parallel.expert}: {model.num_experts // parallel.expert} of" in "; ".join(choice.reasons)
+    for found in (choice.best, *choice.others):
+        layout = found.config.parallelism
+        assert (model.num_experts % layout.expert, layout.data * layout.context % layout.expert) == (0, 0)
+        assert not list(problems(found.config))
+
+
+def test_experts_stay_whole_where_a_rank_holds_them_all() -> None:
+    """Two H200 hold four layers of Qwen3-30B-A3B twice. Tensor parallelism would compute their experts one after another."""
+    sized = ("--num-layers", "4", "--seq-length", "4096", "--micro-batch-size", "4", "--global-batch-size", "8")
+    choice = on_gpus("qwen3-30b-a3b", "h200-141gb", 1, 2, *sized)
+    wastes = {found.config.parallelism.described: found.waste for found in reversed((choice.best, *choice.others))}
+    assert list(wastes)[-2:] == ["tensor 1 x pipeline 1 x data 2, experts on 2", "tensor 1 x pipeline 1 x data 2"]
+    assert wastes["tensor 2 x pipeline 1 x data 1"] > 3
+
+
+def test_a_small_mixture_with_few_samples_has_no_experts_one_after_another() -> None:
+    choice = chosen("tiny-mixtral", "l4-24gb", 1, "--num-layers", "2", "--global-batch-size", "2", gpus=4)
+    assert not kernels.runs_experts_one_by_one(choice.best.config)
+    assert any(kernels.runs_experts_one_by_one(found.config) for found in choice.others)
+    # gloo gathers equal parts only.
+    assert not [each for each in choice.others if each.config.parallelism.expert > 1 < each.config.parallelism.tensor]
+
+
+def test_the_costs_of_experts_are_those_that_were_measured() -> None:
+    """Of the mixture that was measured; tensor-parallel ranks have half of the work and all experts of a layer."""
+    measured = ("--model", "qwen3-30b-a3b", "--num-layers", "4", "--seq-length", "4096", "--micro-batch-size", "4", *BF16)
+    two = (*measured, "--ranks", "2", "--global-batch-size", "8")
+    divided = assembled([*two, "--expert-model-parallel-size", "2", "--use-distributed-optimizer"])
+    assert 1 / (1 + search._waste(divided, 2)) == pytest.approx(121_080 / 127_190, abs=1e-3)
+    split = assembled([*two, "--tensor-model-parallel-size", "2", "--sequence-parallel"])
+    assert 1 / (1 + expert_costs.share(split, 2) / 2) == pytest.approx(26_566 / 124_713)
+    assert expert_costs.share(assembled([*two, "--use-distributed-optimizer"]), 2) == 0
+
+
+def test_experts_on_several_nodes_wait_for_the_links_between_them() -> None:
+    words = ["--model", "deepseek-v3", *BF16, "--seq-length", "4096", "--ranks", "16"]
+    config = assembled([*words, "--expert-model-parallel-size", "16"])
+    within, between = (expert_costs.share(config, ranks_per_node) for ranks_per_node in (16, 8))
+    assert (expert_costs.nodes(config, 16), expert_costs.nodes(config, 8)) == (1, 2)
+    # Of 15 others 8 are on the other node.
+    assert between / within == pytest.approx((7 + 8 * 9) / 15)
+
+
+def test_replicas_of_the_optimizer_have_all_experts() -> None:
+    sized = ("--seq-length", "4096", "--global-batch-size", "64", "--use-distributed-optimizer")
+    choice = on_gpus("gpt-oss-20b", "h100-80gb", 2, 8, *sized, "--num-distributed-optimizer-instances", "4")
+    layouts = [found.config.parallelism for found in (choice.best, *choice.others)]
+    assert all(each.data * each.context * each.tensor // each.expert % 4 == 0 for each in layouts)
+    assert max(each.expert for each in layouts) > 1
+
+
+def test_a_given_expert_parallel_size_is_kept() -> None:
+    sized = ("--seq-length", "4096", "--global-batch-size", "64")
+    choice = on_gpus("qwen3-30b-a3b", "h100-80gb", 1, 8, *sized, "--expert-model-parallel-size", "8")
+    assert {found.config.parallelism.expert for found in (choice.best, *choice.others)} == {8}
+    assert "--expert-model-parallel-size 8" in " ".join(choice.best.flags)
 
 
 def test_options_are_complete_where_sharding_was_asked_for() -> None:

@@ -127,13 +127,13 @@ LAYOUT_CHECKS: tuple[Check, ...] = (
     (("parallelism", "batches"), _check_micro_batches),
     (("memory", "layers", "parallelism", "architecture", "precision", "optimization"), memory.check),
     (kernels.PARTS, lambda *parts: kernels.problems(_run(*parts))),
-)
-CHECKS: tuple[Check, ...] = (
     (("precision", "layers", "architecture", "parallelism", "batches"), _check_precision),
     (
         ("optimization", "precision", "parallelism"),
         lambda made, numbers, parallel: optimization.check(made, numbers.dtype, parallel),
     ),
+)
+CHECKS: tuple[Check, ...] = (
     (("data", "architecture"), lambda read, architecture: data.check(read, architecture.vocab_size)),
     (("data", "schedule", "batches"), lambda read, made, sizes: data.check_packed(read, made, sizes.seq_length)),
     (("checkpointing",), checkpointing.check),

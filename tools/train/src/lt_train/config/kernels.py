@@ -205,6 +205,11 @@ def groups_experts(run: Run) -> bool:
     return _experts(run, None, NONE_FAILED) in GROUPED_KINDS
 
 
+def runs_experts_one_by_one(run: Run) -> bool:
+    """Whether a layer's experts are computed one after another, by kernels too small to fill a GPU."""
+    return _experts(run, None, NONE_FAILED) == SEQUENTIAL
+
+
 def exchanges_whole_tokens(run: Run) -> bool:
     """Whether ranks send tokens once to all of the few ranks that share experts (`lt_train.parallel.token_exchange`)."""
     is_asked = run.layers.token_dispatcher == "alltoall"

@@ -9,6 +9,15 @@ On 2026-11-27, with quack; data parallelism on four GPUs. FSDP's ranks read each
 several nodes and of tensor parallelism cannot. After a new measurement only `MEASURED` and the dates change. A cost is what one
 doubling of a parallel size adds to the time of the work itself; what a pipeline's bubble and unequal stages leave is calculated
 (`stage_work`), and its own cost is what is missing beside that.
+
+Of mixtures one was measured, four layers of Qwen3-30B-A3B's width with 4 x 4,096 tokens on each GPU; `expert_costs` carries its
+figures over to others:
+
+    lt-train bench --model qwen3-30b-a3b --num-layers 4 --seq-length 4096 --micro-batch-size 4 --global-batch-size 4 --bf16
+
+On one H200 124,713 tokens/s with all experts of a layer by grouped GEMMs (2026-11-25) and 26,566 one after another (2026-11-23);
+on two with half of the experts each 121,080, beside one's 127,190 in the same call (2026-11-27). So the whole model on four
+wastes 19%. It had 12,436 tokens/s: by what a layer takes on one GPU the exchange among four took a quarter of the step.
 """
 
 import dataclasses
@@ -37,6 +46,11 @@ MEASURED = {
         0.934,
     ),
 }
+
+# Of the mixture: tokens of a micro batch, layers, experts of a layer, hidden size, and FLOPs of a token.
+MIXTURE_TOKENS, MIXTURE_LAYERS, MIXTURE_EXPERTS, MIXTURE_WIDTH, MIXTURE_FLOPS = 4 * 4096, 4, 128, 2048, 3_634_888_704
+GROUPED, ONE_BY_ONE = 124_713, 26_566
+EXPERT_PARALLEL_SHARE = 121_080 / 127_190
 
 
 def cost(kind: str) -> float:

@@ -3,7 +3,8 @@
 Weights, gradients and optimizer state follow from the sizes and are exact but for the padding of buffers. Activations are those
 of torch's layers, one term per tensor that the backward pass needs; what kernels and the caching allocator take besides (a few
 percent, and about a gigabyte for CUDA and NCCL) is not in it. The numbers are those of the fullest rank: of the pipeline's first,
-which holds the activations of the most micro batches, or its last, which has the logits.
+which holds the activations of the most micro batches, or its last, which has the logits; and of those that share experts the one
+with the most tokens. Seven mixtures that were measured on H200 had between 0.5 GiB less and 2.1 more.
 """
 
 import dataclasses
@@ -14,6 +15,13 @@ from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.memory import SWIGLU
 
 GIB = 2**30
+# Rows of the rank that gets most, beside the mean: nothing bounds them. Four ranks of Qwen3-30B-A3B held as much as with a tenth
+# more in the first steps of a random model (2026-11-27); a quarter is counted.
+UNEQUAL_ROUTING = 1.25
+# Of a token and its expert: the number of the row in 4 bytes, and of the row the token and the expert in 8.
+BYTES_OF_ROW = 20
+# Of a token and any expert: the logit and the probability in float32, and whether it is chosen.
+BYTES_OF_CHOICE = 9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,6 +148,8 @@ def _activations(config: RunConfig, pipeline_rank: int) -> int:
     parallel, recompute = config.parallelism, config.memory.recompute
     layers = parallel.layers_of(pipeline_rank, config.architecture.num_layers)
     layer, residual = _layer_activations(config), _residual_activations(config)
+    is_last = pipeline_rank == parallel.pipeline - 1
+    beside = config.architecture.mtp_num_layers if is_last else 0
     kept, again = (layers - config.memory.offloaded_layers) * layer, 0
     if recompute is not None and recompute.granularity == "full":
         count = min(recompute.layers or 1, layers)
@@ -150,14 +160,49 @@ def _activations(config: RunConfig, pipeline_rank: int) -> int:
     in_flight: float = min(config.micro_batches(max(config.batches.sizes)), parallel.pipeline - pipeline_rank)
     if parallel.interleaving:
         in_flight = parallel.pipeline + (parallel.pipeline - 1 - 2 * pipeline_rank) / parallel.interleaving
-    last = _logits(config) if pipeline_rank == parallel.pipeline - 1 else 0
+    # Multi-token prediction layers have two norms, a projection of both and logits of their own.
+    kept_beside = beside * (layer + 4 * residual)
+    last = (1 + beside) * _logits(config) if is_last else 0
     # The logits are gone when the first layer is computed again.
-    return int(kept * max(1, in_flight)) + max(last, again + _exchanged(config)) + _deferred(config, pipeline_rank)
+    passing = max(last, again + _passing(config))
+    return int(kept * max(1, in_flight)) + kept_beside + passing + _deferred(config, pipeline_rank)
 
 
-def _exchanged(config: RunConfig) -> int:
-    """While a layer's experts compute: the tokens of all ranks that share them, and their gradients."""
-    return 2 * config.parallelism.expert * _residual_activations(config) if kernels.exchanges_whole_tokens(config) else 0
+def _passing(config: RunConfig) -> int:
+    """While a layer's experts compute backward: the tokens of all ranks that share them and their gradients, and for each row
+    the gradients of SwiGLU's output and of its inputs, the output once more, and the gradient of the expert's."""
+    model, parallel = config.architecture, config.parallelism
+    if not kernels.groups_experts(config):
+        return 0
+    exchanged = 2 * parallel.expert * _residual_activations(config) if kernels.exchanges_whole_tokens(config) else 0
+    width = 4 * model.expert_size + model.hidden_size * (2 if _receives_rows(config) else 1)
+    return exchanged + int(_rows(config) * width) * (2 if config.precision.half else 4)
+
+
+def _rows(config: RunConfig) -> float:
+    """Of a layer's grouped experts on the rank that gets most: each token is one for each of its experts."""
+    parallel = config.parallelism
+    own = _tokens(config) // parallel.tensor * config.architecture.moe_router_topk
+    return own * (UNEQUAL_ROUTING if parallel.expert > 1 else 1)
+
+
+def _receives_rows(config: RunConfig) -> bool:
+    """Whether grouped experts keep rows that megatron-core's dispatcher has brought; otherwise tokens, which are kept anyway."""
+    return config.parallelism.expert > 1 and not kernels.exchanges_whole_tokens(config)
+
+
+def _grouped_experts(config: RunConfig) -> int:
+    """Bytes that a layer's grouped experts keep: the output of the first GEMM, and what says which rows are whose."""
+    model, parallel = config.architecture, config.parallelism
+    width = 2 * model.expert_size + (model.hidden_size if _receives_rows(config) else 0)
+    tokens, experts = _tokens(config) // parallel.tensor, model.num_experts or 0
+    choices = tokens * (experts * BYTES_OF_CHOICE + model.moe_router_topk * BYTES_OF_ROW)
+    if kernels.exchanges_whole_tokens(config):
+        # Of the tokens of all ranks, the probabilities of the own experts, and room for as many rows as there could be.
+        own = experts // parallel.expert
+        choices = tokens * experts * BYTES_OF_CHOICE
+        choices += tokens * parallel.expert * (4 * own + min(model.moe_router_topk, own) * BYTES_OF_ROW)
+    return int(_rows(config) * width) * (2 if config.precision.half else 4) + choices
 
 
 def _deferred(config: RunConfig, pipeline_rank: int) -> int:
@@ -194,13 +239,15 @@ def _layer_activations(config: RunConfig) -> int:
     model, modules = config.architecture, config.memory.recomputed_modules
     llama, bytes_each = model.family == "llama", 2 if config.precision.half else 4
     fused = llama and config.layers.triton
+    rotates_all = model.latent_attention is None and model.rotary_channels == model.kv_channels
     # Queries, keys and values in the projection's output; those rotated; the result of attention, and its copy for the next.
     keys_values = 2 * model.kv_size
     attention = model.query_size + keys_values
     if latent := model.latent_attention:
         keys_values = model.num_attention_heads * (latent.qk_head_dim + latent.v_head_dim)
         attention = model.query_size + keys_values + model.value_size
-    if llama and not (fused and model.latent_attention is None):
+    # One kernel splits and rotates them, and keeps what it got only if it has norms, too.
+    if llama and not (fused and rotates_all and not model.qk_layernorm):
         attention += model.query_size + model.kv_size
     attention += model.value_size * (1 if "core_attn" in modules or fused else 2)
     # The keys and values of the other context-parallel ranks.
@@ -209,18 +256,20 @@ def _layer_activations(config: RunConfig) -> int:
     wide = model.expert_size * ((3 if fused else 4) if llama else 2)
     if SWIGLU in modules:
         wide -= model.expert_size
+    grouped = 0
     if "mlp" in modules or "moe" in modules:
         wide = 0
     elif model.num_experts:
         shared = (model.moe_shared_expert_intermediate_size or 0) * 4
-        # Of grouped experts, the output of the first GEMM; of others, their rows and outputs too.
-        own = 2 * model.expert_size if kernels.groups_experts(config) else wide + 2 * model.hidden_size
-        wide = model.moe_router_topk * own + shared
+        # Of experts that are not grouped, what each MLP keeps, their rows and outputs.
+        one_by_one = model.moe_router_topk * (wide + 2 * model.hidden_size)
+        grouped = _grouped_experts(config) if kernels.groups_experts(config) else 0
+        wide = shared + (0 if grouped else one_by_one)
     split = (attention + wide) // config.parallelism.tensor * _tokens(config) * bytes_each
     # Inputs and outputs of both norms, and the inputs of those behind. Where norms are only behind, their outputs are not kept,
     # but the inputs of attention and MLP are.
     behind = 2 if model.norm_placement == "both" else 0
-    return split + ((2 if "layernorm" in modules else 4) + behind) * _residual_activations(config)
+    return split + grouped + ((2 if "layernorm" in modules else 4) + behind) * _residual_activations(config)
 
 
 def _logits(config: RunConfig) -> int:

@@ -1,10 +1,11 @@
-"""Which layout a model gets: tensor, pipeline and context parallel sizes and recomputation, from the model and the GPUs.
+"""Which layout a model gets: tensor, pipeline, context and expert parallel sizes and recomputation, from the model and the GPUs.
 
 Every layout that passes the checks is estimated, and of those that fit into the memory of a GPU the one that wastes the least
 time is taken. The waste is a rough count: a third more work for recomputing whole layers, what the bubble of the pipeline and the
-unequal work of its stages leave, calculated, and what was measured for each doubling of ranks that exchange activations
-(`measured_speeds`). It puts layouts in an order and predicts no speed; `lt-train bench` measures. Tensor parallelism stays within
-a node. Data-parallel ranks split the optimizer state in any case, since that costs nothing.
+unequal work of its stages leave, calculated, what was measured for each doubling of ranks that exchange activations
+(`measured_speeds`), and of a mixture the exchange of tokens and experts that are computed one after another (`expert_costs`). It
+puts layouts in an order and predicts no speed; `lt-train bench` measures. Tensor parallelism stays within a node. Data-parallel
+ranks split the optimizer state in any case, since that costs nothing.
 """
 
 import dataclasses
@@ -14,12 +15,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from lt_shared.console import BadConfig, ToolError, UsageError
+from lt_train.config import kernels
 from lt_train.config.checks import layout_problems
 from lt_train.config.cluster import GIB, Cluster
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings import batches, optimization, parallelism
 from lt_train.config.settings import memory as memory_settings
-from lt_train.planner import measured_speeds, memory_estimate, stage_work
+from lt_train.planner import expert_costs, measured_speeds, memory_estimate, stage_work
 from lt_train.planner.memory_estimate import Estimate
 
 # CUDA's and NCCL's own, and what kernels and fragments take beside what is estimated.
@@ -34,6 +36,8 @@ SIZES = (
     *("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "num_layers_per_virtual_pipeline_stage"),
     "num_virtual_stages_per_pipeline_rank",
 )
+# The one size that may be given beside `auto`, which then chooses the others.
+EXPERT_SIZE = "expert_model_parallel_size"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +64,8 @@ class ParallelLayout:
             words += ["--num-distributed-optimizer-instances", str(memory.replicas)]
         if parallel.distributed_optimizer and "use_distributed_optimizer" not in self.options:
             words.append("--use-distributed-optimizer")
+        if parallel.expert > 1 and EXPERT_SIZE not in self.options:
+            words += ["--expert-model-parallel-size", str(parallel.expert)]
         for name, value in self.options.items():
             flag = f"--{name.replace('_', '-')}"
             words += [flag] if value is True else [flag, str(value)]
@@ -88,7 +94,7 @@ class Choice:
             found.append(
                 f"{self.tried} layouts of {cluster.ranks} ranks work, {len(fits)} fit into {limit / GIB:.1f} GiB per rank"
             )
-        if parallel.model == 1:
+        if parallel.model == parallel.expert == 1:
             found.append("a rank holds the whole model: all ranks are data parallel")
         if parallel.tensor > 1:
             found.append(f"tensor parallel {parallel.tensor}: within a node, where links are fast")
@@ -98,6 +104,12 @@ class Choice:
         if parallel.context > 1:
             tokens = config.batches.seq_length // parallel.context
             found.append(f"context parallel {parallel.context}: {tokens} tokens of a sample on each rank")
+        if parallel.expert > 1:
+            experts, nodes = config.architecture.num_experts or 0, expert_costs.nodes(config, cluster.ranks_per_node)
+            far = f", on {nodes} nodes: the exchange of tokens is slow between them" if nodes > 1 else ""
+            found.append(f"expert parallel {parallel.expert}: {experts // parallel.expert} of {experts} experts on a rank{far}")
+        if config.architecture.num_experts and kernels.runs_experts_one_by_one(config):
+            found.append("a layer's experts are computed one after another, which is slow on a GPU")
         if "recompute_granularity" in self.best.options:
             found.append("whole layers are computed again in the backward pass: a third more work, for less memory")
         found.append(f"waste of about {self.best.waste:.0%}")
@@ -174,7 +186,8 @@ def choose(config: RunConfig, options: dict[str, Any], cluster: Cluster) -> Choi
 def layout_of(config: RunConfig, options: dict[str, Any], cluster: Cluster) -> ParallelLayout:
     """The layout of `config`, which `options` ask for."""
     estimate = memory_estimate.estimate(config)
-    return ParallelLayout(config, options, estimate, _waste(config), estimate.total <= usable_bytes(cluster))
+    waste = _waste(config, cluster.ranks_per_node)
+    return ParallelLayout(config, options, estimate, waste, estimate.total <= usable_bytes(cluster))
 
 
 def require(choice: Choice) -> RunConfig:
@@ -213,8 +226,18 @@ def _candidates(config: RunConfig, options: dict[str, Any], cluster: Cluster) ->
                 splits_state = config.optimization.splits_state and not config.memory.fully_sharded
                 shards = splits_state and cluster.ranks > tensor * pipeline
                 flags = {"sequence_parallel": tensor > 1, "use_distributed_optimizer": shards}
-                for ends, more in itertools.product(stages, recomputing):
-                    yield {name: size for name, size in sizes.items() if size > 1} | ends | _true(flags, options) | more
+                experts = _expert_sizes(config, cluster.ranks // tensor // pipeline)
+                for ends, more, expert in itertools.product(stages, recomputing, experts):
+                    chosen = {name: size for name, size in sizes.items() if size > 1}
+                    yield chosen | expert | ends | _true(flags, options) | more
+
+
+def _expert_sizes(config: RunConfig, ranks: int) -> list[dict[str, int]]:
+    """Options for the ranks among which the experts are divided, of `ranks` that read different tokens; none if it is given."""
+    model, given_size = config.architecture, config.parallelism.expert
+    if given_size > 1 or not model.num_experts:
+        return [{}]
+    return [{EXPERT_SIZE: size} if size > 1 else {} for size in _divisors(math.gcd(model.num_experts, ranks))]
 
 
 def _true(flags: dict[str, bool], options: dict[str, Any]) -> dict[str, bool]:
@@ -250,11 +273,12 @@ def _with(config: RunConfig, options: dict[str, Any], cluster: Cluster) -> RunCo
     )
 
 
-def _waste(config: RunConfig) -> float:
+def _waste(config: RunConfig, ranks_per_node: int) -> float:
     parallel, recompute = config.parallelism, config.memory.recompute
     work = 1 + (RECOMPUTATION if recompute and recompute.granularity == "full" else 0)
     sizes = {"tensor": parallel.tensor, "context": parallel.context, "pipeline": parallel.pipeline}
     shared = sum(measured_speeds.cost(kind) * math.log2(size) for kind, size in sizes.items())
     if parallel.data > 1:
         shared += measured_speeds.cost("fully sharded" if config.memory.fully_sharded else "data")
+    shared += expert_costs.share(config, ranks_per_node)
     return work * (1 + shared) / stage_work.share_left(config) - 1

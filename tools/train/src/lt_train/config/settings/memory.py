@@ -187,7 +187,7 @@ def check(
     if memory.gradient_dtype == "bfloat16" and not precision.bf16:
         yield BadConfig(f"--grad-reduce-in-bf16 with weights in {precision.dtype}", "pass --bf16 too")
     if memory.replicas > 1:
-        yield from _check_replicas(memory, parallel)
+        yield from _check_replicas(memory, parallel, model)
     if memory.offloaded_layers:
         yield from _check_offloading(memory, layers, parallel, model)
     if memory.recompute:
@@ -228,7 +228,7 @@ def _check_sharded_model(model: Architecture) -> Iterator[ToolError]:
         yield BadConfig("--use-torch-fsdp2 knows no multi-token prediction layers", f"{instead}, or --mtp-num-layers 0")
 
 
-def _check_replicas(memory: Memory, parallel: Parallelism) -> Iterator[ToolError]:
+def _check_replicas(memory: Memory, parallel: Parallelism, model: Architecture) -> Iterator[ToolError]:
     if not (memory.fully_sharded or parallel.distributed_optimizer):
         yield BadConfig(
             "--num-distributed-optimizer-instances without sharded state",
@@ -237,6 +237,13 @@ def _check_replicas(memory: Memory, parallel: Parallelism) -> Iterator[ToolError
     ranks = parallel.data * parallel.context
     if ranks % memory.replicas:
         yield BadConfig(f"{ranks} data-parallel ranks do not divide into {memory.replicas} replicas of the sharded optimizer")
+    # Experts with biases are whole on each tensor-parallel rank.
+    alike = ranks * (parallel.tensor if model.add_bias_linear else 1) // parallel.expert
+    if parallel.expert > 1 and alike % memory.replicas:
+        yield BadConfig(
+            f"{alike} ranks with the same experts do not divide into {memory.replicas} replicas of the sharded optimizer",
+            "lower --expert-model-parallel-size",
+        )
 
 
 def _check_offloading(memory: Memory, layers: Layers, parallel: Parallelism, model: Architecture) -> Iterator[ToolError]:
