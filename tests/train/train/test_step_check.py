@@ -44,6 +44,8 @@ def test_a_flipped_bit_names_its_rank(flip: str, said: str, dataset: Dataset, tm
     assert ended.code == 76, ended.err
     (error,) = [line for line in ended.err.splitlines() if "error:" in line]
     assert f"rank {flip[0]} on {socket.gethostname()}: {said}" in error
+    # For whoever looks for the cause there.
+    assert (tmp_path / "run/train.log").read_text().splitlines()[-1] == error
 
 
 def test_a_checked_run_has_the_same_losses(dataset: Dataset, tmp_path: Path) -> None:

@@ -195,6 +195,10 @@ class Log:
         else:
             warn(text)
 
+    def failure(self, text: str) -> None:
+        """A rank ends the run for this reason, which it prints itself."""
+        self._write(self._train_log, f"lt-train: error: {text}\n")
+
     def end(self) -> None:
         """The run has done all its steps."""
         if self.active:
