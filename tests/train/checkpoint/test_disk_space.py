@@ -1,5 +1,6 @@
 """A filesystem that is too small for the next checkpoint: known before, the checkpoint before stays, training continues."""
 
+import contextlib
 import json
 import subprocess
 import threading
@@ -47,7 +48,9 @@ def saved(run: Path) -> list[int]:
 
 
 def steps(run: Path) -> list[int]:
-    records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    # A line for which there was no room may be cut off.
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines if line.endswith("}")]
     return [record["step"] for record in records if record["kind"] == "step"]
 
 
@@ -108,18 +111,53 @@ def test_a_checkpoint_is_tried_again_before_the_next_is_due(disk: Callable[[int]
 
 
 def test_a_disk_that_fills_up_while_it_is_written(tmp_path: Path, dataset: Dataset) -> None:
-    """As with a quota, which no free space tells of: one rank's write fails, all leave the checkpoint."""
+    """As with a quota, which no free space tells of: what one rank cannot write, all leave. The tracker alone may be missing."""
     run = tmp_path / "run"
-    done = running(
-        run, dataset, 6, 2, "--async-save", "--use-distributed-optimizer", **faulty("1:fsync:iter_0000002:ENOSPC:rank")
-    )
+    # Of five checkpoints each for another reason, and of the sixth.
+    places = ["1:fsync:iter_0000002", "0:mkdir:iter_0000004", "0:python_open:/.metadata.tmp", "0:python_open:/metadata.json"]
+    places += ["0:python_open:/run.json", "0:fsync:/run.json", "0:open:latest_checkpointed_iteration"]
+    faults = faulty(",".join(f"{place}:ENOSPC:rank" for place in places))
+    done = running(run, dataset, 12, 2, "--async-save", "--use-distributed-optimizer", **faults)
     assert done.code == 0, done.err
-    assert "checkpoint of iteration 2 not saved: the disk became full while it was written" in done.err
-    assert saved(run)[-2:] == [4, 6]
+    for iteration in (2, 4, 5, 6, 8):
+        said = f"checkpoint of iteration {iteration} not saved: the disk became full while it was written: it needs "
+        assert said in done.err, done.err
+    assert saved(run) == [10, 12]
+    assert "latest_checkpointed_iteration.txt: no space left on device; it does not name iteration 10" in done.err
     assert not list(run.glob(".iter_*"))
     again = running(tmp_path / "end", dataset, 2, 2, **faulty("0:fsync:iter_0000002:EDQUOT:rank"))
     assert again.code == 74, again.err
     assert "iteration 2 not saved: the disk became full" in again.err
+
+
+def test_training_continues_on_a_disk_without_a_byte(disk: Callable[[int], Path], dataset: Dataset) -> None:
+    """Lines and checkpoints are left out until there is room, and whole afterwards."""
+    place = disk(16)
+    run, filler = place / "run", place / "filler"
+
+    def wait_for(step: int) -> None:
+        while not (run / ".step").exists() or int.from_bytes((run / ".step").read_bytes(), "little") < step:
+            time.sleep(0.002)
+
+    def fill_for_a_while() -> None:
+        wait_for(20)
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(1 << 14))
+        wait_for(60)
+        filler.unlink()
+
+    thread = threading.Thread(target=fill_for_a_while, daemon=True)
+    thread.start()
+    done = running(run, dataset, 100, 20, "--keep-last", "1")
+    assert done.code == 0, done.err
+    assert done.err.count("no space left on device; training continues, and lines are left out") == 1
+    assert "line(s) before this are missing: the disk was full" in done.err
+    assert "training continues, and tries again" in done.err
+    assert saved(run) == [100]
+    found = steps(run)
+    assert 20 < len(found) < 100 and found[-1] == 100
+    assert not list(run.glob(".iter_*"))
 
 
 def test_the_record_is_an_event_of_lt_monitor(disk: Callable[[int], Path], dataset: Dataset) -> None:

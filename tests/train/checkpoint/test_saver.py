@@ -18,7 +18,7 @@ from running import RUNS, faulty, losses, run, train
 from lt_shared import checkpoint_layout, storage
 from lt_shared.console import BadData, IoFailure
 from lt_shared.manifest import Checkpoint, Dataset
-from lt_train.checkpoint import remote_run, saver, shard_writer
+from lt_train.checkpoint import disk_space, remote_run, saver, shard_writer
 from lt_train.checkpoint.shard_writer import Writer
 from lt_train.train import crash_loop
 
@@ -118,9 +118,9 @@ def complete(store: Path) -> list[str]:
 def test_what_is_kept(tmp_path: Path, finished: Path) -> None:
     copy = Path(shutil.copytree(finished / "one", tmp_path / "run"))
     (copy / "iter_0000004/.metadata").unlink()
-    saver.delete_expired(copy, 12, keep_last=1, keep_every=8)
+    disk_space.delete_expired(copy, 12, keep_last=1, keep_every=8)
     assert [path.name for path in checkpoint_layout.checkpoints(copy)] == ["iter_0000012", "iter_0000008", "iter_0000004"]
-    saver.delete_expired(copy, 12, keep_last=1, keep_every=None)
+    disk_space.delete_expired(copy, 12, keep_last=1, keep_every=None)
     assert [path.name for path in checkpoint_layout.checkpoints(copy)] == ["iter_0000012", "iter_0000004"]
 
 
@@ -128,7 +128,7 @@ def test_the_only_complete_checkpoint_is_never_deleted(tmp_path: Path, finished:
     copy = Path(shutil.copytree(finished / "one", tmp_path / "run"))
     for path in checkpoint_layout.checkpoints(copy)[:2]:
         (path / ".metadata").unlink()
-    saver.delete_expired(copy, 12, keep_last=1, keep_every=None)
+    disk_space.delete_expired(copy, 12, keep_last=1, keep_every=None)
     assert len(checkpoint_layout.checkpoints(copy)) == 3
 
 

@@ -79,7 +79,13 @@ def of_metadata_json(checkpoint: Path) -> str:
     return "metadata.json"
 
 
-DAMAGES = [of_a_weight, without_record, in_the_head_of_an_archive, of_metadata, of_metadata_json]
+def of_the_run_record(checkpoint: Path) -> str:
+    """The tokenizer is another one then."""
+    flip(checkpoint / "run.json", (checkpoint / "run.json").read_bytes().index(b'"sha256": "') + 15)
+    return "run.json"
+
+
+DAMAGES = [of_a_weight, without_record, in_the_head_of_an_archive, of_metadata, of_metadata_json, of_the_run_record]
 
 
 def resumed(run_directory: Path, dataset: Dataset, *options: str) -> tuple[int, str]:

@@ -147,3 +147,5 @@ def test_what_cannot_be_found_again(tmp_path: Path, dataset: Dataset) -> None:
         file.write_text(content + "\n")
         with pytest.raises(BadData, match="line 1: not the data order of an attempt"):
             run_order.read(tmp_path)
+    file.write_text(f"{run_order.line(record)[:40]}\n{run_order.line(record)}\n")
+    assert run_order.read(tmp_path) == [attempt]

@@ -3,10 +3,12 @@
 LT_FAULT is RANK:FUNCTION:TEXT:SIGNAL:TARGET, for example `0:rename:iter_0000004:SIGKILL:launcher`: before rank 0 calls os.rename
 with a path that contains the text, its launcher gets the signal; TARGET `rank` is the rank itself, also when a process that it
 forked calls the function. The name of an error, such as ENOSPC, is raised instead. Of os.fsync, the path is that of the open
-file. It happens once in each process.
+file; `python_open` is Python's own open. It happens once in each process. Several faults are separated by commas.
 """
 
+import builtins
 import errno
+import io
 import os
 import signal
 import time
@@ -17,7 +19,7 @@ def install(fault: str) -> None:
     if "LT_TRAIN_PARENT" not in os.environ:
         return
     victim = os.getpid() if target == "rank" else int(os.environ["LT_TRAIN_PARENT"])
-    original = getattr(os, function)
+    original = builtins.open if function == "python_open" else getattr(os, function)
     # One byte, which forked processes share: whoever reads it may act.
     permission, writing_end = os.pipe()
     os.set_blocking(permission, False)
@@ -30,7 +32,7 @@ def install(fault: str) -> None:
             return False
 
     def faulty(*arguments, **options):
-        path = os.readlink(f"/proc/self/fd/{arguments[0]}") if function == "fsync" else os.fspath(arguments[0])
+        path = os.readlink(f"/proc/self/fd/{arguments[0]}") if isinstance(arguments[0], int) else os.fspath(arguments[0])
         # A spare process may become the rank later.
         if os.environ.get("RANK") == rank and text in path and is_permitted():
             if not name.startswith("SIG"):
@@ -41,8 +43,11 @@ def install(fault: str) -> None:
                 time.sleep(600)
         return original(*arguments, **options)
 
-    setattr(os, function, faulty)
+    if function == "python_open":
+        builtins.open = io.open = faulty
+    else:
+        setattr(os, function, faulty)
 
 
-if "LT_FAULT" in os.environ:
-    install(os.environ["LT_FAULT"])
+for each in filter(None, os.environ.get("LT_FAULT", "").split(",")):
+    install(each)

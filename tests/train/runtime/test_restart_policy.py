@@ -3,6 +3,7 @@
 import pytest
 
 from lt_shared.console import ExitCode
+from lt_train.runtime.process_lifetime import MISCOMPUTED
 from lt_train.runtime.restart_policy import Policy, policy, starts_ranks_again
 
 RESTARTED = {ExitCode.UNAVAILABLE, ExitCode.INTERNAL, ExitCode.IO, ExitCode.INTERRUPTED, ExitCode.BROKEN_PIPE}
@@ -14,6 +15,10 @@ def test_every_code(code: ExitCode) -> None:
     expected = Policy.RESTART if code in RESTARTED else Policy.CONTINUE if code in CONTINUED else Policy.NEVER
     assert policy(code) is expected
     assert starts_ranks_again(code) is (code in RESTARTED or code is ExitCode.NO_PROGRESS)
+
+
+def test_a_machine_that_computes_wrong_is_not_used_again() -> None:
+    assert not starts_ranks_again(MISCOMPUTED)
 
 
 def test_a_signal_is_a_failed_attempt() -> None:

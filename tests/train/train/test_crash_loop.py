@@ -1,5 +1,6 @@
 """A failure that repeats at the same step ends the attempts; everything else may go on."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,17 @@ def test_lines_that_are_no_attempts_count_for_nothing(plan: RunConfig, line: str
     with (Path(str(plan.checkpointing.save)) / crash_loop.FILE).open("a") as file:
         file.write(f"{line}\n")
     crash_loop.check(plan)
+
+
+def test_an_attempt_after_a_line_that_was_cut_off_counts(plan: RunConfig) -> None:
+    file = Path(str(plan.checkpointing.save)) / crash_loop.FILE
+    fail(plan, 4, 7)
+    os.truncate(file, file.stat().st_size - 5)
+    for _ in range(crash_loop.LIMIT):
+        crash_loop.check(plan)
+        fail(plan, 4, 7)
+    with pytest.raises(BadConfig, match="3 attempts from iteration 4"):
+        crash_loop.check(plan)
 
 
 def test_ranks_are_started_again_until_the_failure_has_repeated(dataset: Dataset, tmp_path: Path) -> None:

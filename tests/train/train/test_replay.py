@@ -1,6 +1,7 @@
 """Steps of a run computed again: the same bit for bit, and a step that differs is named."""
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -100,12 +101,57 @@ def test_what_cannot_be_replayed_is_refused(finished: Path, tmp_path: Path, data
     assert "do not say with which configuration step 6 was trained" in done.err
 
 
+def test_dropout_is_not_compared_in_another_layout(finished: Path, tmp_path: Path) -> None:
+    """Each rank draws its own."""
+    directory = with_configuration(finished / "one", tmp_path, "layers", hidden_dropout=0.1)
+    refused = replay(str(directory), "--steps", "6:8", "--ranks", "2")
+    assert refused.code == 78
+    assert "a run with dropout cannot be compared in another parallel layout" in refused.err
+
+
+def test_a_replay_that_compares_nothing_is_an_error(finished: Path, tmp_path: Path) -> None:
+    """As if the line about the attempt that trained step 6 were lost: by the one before the run had ended with step 4."""
+    directory = with_configuration(finished / "one", tmp_path, "batches", train_iters=4)
+    for more in ((), ("--json",)):
+        done = replay(str(directory), "--steps", "6:8", *more)
+        assert (done.code, done.out) == (66, ""), done.err
+        assert "an attempt that was to end with step 4 has trained step 6" in done.err
+
+
+def with_configuration(run: Path, place: Path, section: str, **changes: Any) -> Path:
+    directory = shutil.copytree(run, place / "run")
+    records = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    for record in records:
+        if record["kind"] == "start":
+            assert changes.keys() <= record["config"][section].keys()
+            record["config"][section] |= changes
+    text = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records)
+    (directory / "metrics.jsonl").write_text(text)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "said"),
+    [("one", "11:20", "of which 11 to 12 have a record"), ("two", "5:10", "of which 5, 10 have a record")],
+)
+def test_says_which_steps_have_a_record(name: str, steps: str, said: str, finished: Path) -> None:
+    done = replay(str(finished / name), "--steps", steps)
+    assert done.code == 0, done.err
+    assert f"{said}: 2 recorded steps agree" in done.out
+
+
 def test_steps_after_a_change_of_settings(tmp_path: Path, dataset: Dataset) -> None:
-    """Each attempt's steps are replayed with its own settings, from its own checkpoint, not from one before."""
+    """Each attempt's steps are replayed with its own settings, from its own checkpoint, not from one before.
+
+    The last line of the first attempt was cut off, as by a loss of power.
+    """
     directory = tmp_path / "run"
     options = (*SMALL, "--seq-length", "32", "--global-batch-size", "4", "--ranks", "1", "--save", str(directory))
     options = (*options, "--train-iters", "6", "--save-interval", "2", dataset.prefix)
     assert train(*options, "--exit-interval", "4").code == 75
+    for name in ("metrics.jsonl", "train.log", "attempts.jsonl"):
+        os.truncate(directory / name, (directory / name).stat().st_size - 9)
+    torn = (directory / "metrics.jsonl").read_text().splitlines()[-1]
     assert train(*options, "--lr", "1e-3").code == 0
     for steps in ("3:4", "5:6"):
         code, found = result(str(directory), "--steps", steps)
@@ -115,6 +161,12 @@ def test_steps_after_a_change_of_settings(tmp_path: Path, dataset: Dataset) -> N
     assert "step 5 was trained with other settings" in crossing.err
     shutil.rmtree(directory / "iter_0000004")
     assert "other settings" in replay(str(directory), "--steps", "5:6").err
+    # Versions before did not begin on a new line: what began then is not taken for the attempt before.
+    metrics = directory / "metrics.jsonl"
+    text = metrics.read_text()
+    assert f"{torn}\n" in text
+    metrics.write_text(text.replace(f"{torn}\n", torn))
+    assert "do not say with which configuration step 5" in replay(str(directory), "--steps", "5:6").err
 
 
 @pytest.mark.parametrize("way", ["torchrun"])

@@ -46,6 +46,12 @@ def test_their_mean_is_the_loss_of_the_step(one_rank: Path) -> None:
         assert len(set(line["losses"])) == 8
 
 
+def test_lines_that_were_cut_off_are_left_out(one_rank: Path, tmp_path: Path) -> None:
+    first, *others = (one_rank / sample_losses.FILE).read_text().splitlines(keepends=True)
+    (tmp_path / sample_losses.FILE).write_text("".join([f"{first[:30]}\n", *others, first[:40]]))
+    assert logged(tmp_path) == {sample: loss for sample, loss in logged(one_rank).items() if sample >= 8}
+
+
 @pytest.mark.parametrize(
     "layout",
     [

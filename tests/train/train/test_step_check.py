@@ -38,10 +38,14 @@ def flipping(flip: str) -> dict[str, str]:
     ],
 )
 def test_a_flipped_bit_names_its_rank(flip: str, said: str, dataset: Dataset, tmp_path: Path) -> None:
-    ended = train(*RUN, *CHECKED, "--save", str(tmp_path / "run"), dataset.prefix, **flipping(flip))
+    """The run ends on this machine, where --max-restarts would start it again."""
+    options = (*RUN, *CHECKED, "--max-restarts", "3", "--save", str(tmp_path / "run"))
+    ended = train(*options, dataset.prefix, **flipping(flip))
     assert ended.code == 76, ended.err
     (error,) = [line for line in ended.err.splitlines() if "error:" in line]
     assert f"rank {flip[0]} on {socket.gethostname()}: {said}" in error
+    # For whoever looks for the cause there.
+    assert (tmp_path / "run/train.log").read_text().splitlines()[-1] == error
 
 
 def test_a_checked_run_has_the_same_losses(dataset: Dataset, tmp_path: Path) -> None:

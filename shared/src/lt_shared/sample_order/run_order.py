@@ -193,7 +193,10 @@ def _found(index: Any, name: str, caches: Sequence[str], made: Path) -> Path:
 
 
 def read(run: str | os.PathLike[str]) -> list[AttemptOrder]:
-    """The attempts of a run, in the order in which they began. Raises NoInput when there is no such file, BadData."""
+    """The attempts of a run, in the order in which they began. Raises NoInput when there is no such file, BadData.
+
+    A line that was cut off is passed over: its attempt has trained nothing.
+    """
     path = f"{os.fspath(run)}/{FILE}" if storage.is_remote(run) else os.path.join(run, FILE)
     if not storage.exists(path):
         raise NoInput(
@@ -201,6 +204,8 @@ def read(run: str | os.PathLike[str]) -> list[AttemptOrder]:
         )
     found = []
     for number, line in enumerate(storage.read_bytes(path).splitlines(), 1):
+        if line.startswith(b"{") and not line.endswith(b"}"):
+            continue
         try:
             found.append(AttemptOrder.from_record(dict(strict_json.loads(line, has_paths=True))))
         except (ValueError, KeyError, TypeError, IndexError) as error:

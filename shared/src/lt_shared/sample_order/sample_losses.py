@@ -48,9 +48,9 @@ def parse(lines: Iterable[bytes], wanted: Container[int], source: str) -> dict[i
 
 
 def read(run: str | os.PathLike[str], wanted: Container[int]) -> dict[int, float]:
-    """Those that a run has logged; none when it was not asked to. A last line that was cut off is left out. Raises BadData."""
+    """Those that a run has logged; none when it was not asked to. Lines that were cut off are left out. Raises BadData."""
     path = f"{os.fspath(run)}/{FILE}" if storage.is_remote(run) else os.path.join(run, FILE)
     if not storage.exists(path):
         return {}
     with storage.open_read(path) as file:
-        return parse((text for text in file if text.endswith(b"\n")), wanted, path)
+        return parse((text for text in file if text.endswith(b"}\n")), wanted, path)

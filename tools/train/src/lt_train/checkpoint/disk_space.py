@@ -7,18 +7,19 @@ into the bytes of the copy, not even through an archive with strides, without ex
 Megatron's loader and the converters read what a key points to, they do not round.
 """
 
-import errno
 import os
 import shutil
+import threading
 from pathlib import Path
 
 from lt_shared import checkpoint_layout
+from lt_shared.console import ToolError
 from lt_train.config.run_config import RunConfig
 from lt_train.planner import checkpoint_size
+from lt_train.runtime.run_files import FULL
 
 # Of what is no tensor: metadata, checksums, random states. And filesystems count whole blocks.
 MORE_BYTES, MORE_SHARE = 2**20, 0.01
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # torch's archives do not say what stopped them.
 WORDS = ("No space left on device", "Disk quota exceeded", "File too large", "unexpected pos ", "PytorchStreamWriter failed")
 
@@ -35,6 +36,10 @@ def directory_bytes(directory: Path) -> int:
 
 def free_bytes(directory: Path) -> int:
     return shutil.disk_usage(directory).free
+
+
+def described(needed: int, free: int) -> str:
+    return f"it needs {needed / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free{'' if free < needed else ' now'}"
 
 
 def make_room(run: Path, needed: int, next_iteration: int, keep_last: int | None, keep_every: int | None) -> int:
@@ -58,6 +63,35 @@ def _delete(checkpoint: Path) -> None:
     hidden = checkpoint.with_name(f".{checkpoint.name}.deleted")
     os.rename(checkpoint, hidden)
     shutil.rmtree(hidden, ignore_errors=True)
+
+
+def delete_expired(run: Path, newest: int, keep_last: int | None, keep_every: int | None) -> None:
+    """Delete the checkpoints that `keep_last` and `keep_every` do not keep; the newest, which is complete, always stays.
+
+    They disappear by rename; the files are deleted while training continues.
+    """
+    found = {checkpoint_layout.iteration_of(path) or 0: path for path in checkpoint_layout.checkpoints(run)}
+    complete = [iteration for iteration, path in found.items() if checkpoint_layout.damage(path) is None]
+    if newest not in complete:
+        return
+    for iteration in checkpoint_layout.expired(complete, keep_last, keep_every):
+        doomed = run / f".{found[iteration].name}.deleted"
+        os.rename(found[iteration], doomed)
+        threading.Thread(target=shutil.rmtree, args=(doomed,), kwargs={"ignore_errors": True}).start()
+
+
+def write_tracker(run: Path, iteration: int) -> str | None:
+    """Name the newest checkpoint for Megatron's loader; returns a warning where there is no room for that.
+
+    A run continues from the newest one without it.
+    """
+    try:
+        checkpoint_layout.write_tracker(run, iteration)
+    except ToolError as error:
+        if not is_full(error):
+            raise
+        return f"{run / checkpoint_layout.TRACKER}: no space left on device; it does not name iteration {iteration}"
+    return None
 
 
 def is_full(error: BaseException | None) -> bool:

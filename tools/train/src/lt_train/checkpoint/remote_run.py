@@ -148,7 +148,7 @@ def publish(partial: Path, url: str, iteration: int, shards: Collection[str]) ->
 
 
 def delete_expired(run: str, newest_iteration: int, keep_last: int | None, keep_every: int | None) -> None:
-    """As `saver.delete_expired`. `run.json` goes first: what is left of a checkpoint counts as incomplete."""
+    """As `disk_space.delete_expired`. `run.json` goes first: what is left of a checkpoint counts as incomplete."""
     sizes = storage.sizes_below(run)
     names = _iterations(sizes)
     complete = [iteration for iteration, name in names.items() if _damage(run, name, sizes) is None]

@@ -19,6 +19,8 @@ from lt_train.metrics import recorded_steps
 from lt_train.metrics.recorded_steps import Attempt, RecordedStep
 from lt_train.runtime import device, rank_environment
 
+OTHER_LAYOUT = "another parallel layout"
+
 
 def configuration(
     run: str, first: int, last: int, start: str | None, ranks: int | None, tolerance: float | None, as_json: bool
@@ -29,8 +31,19 @@ def configuration(
     checkpoint = _named(start, first) if start else _before(run, first, attempt)
     begin = checkpoint_layout.iteration_of(Path(checkpoint)) or 0 if checkpoint else 0
     _check_same(recorded, attempt, begin, last)
+    if begin >= attempt.config.batches.train_iters:
+        raise NoInput(
+            f"{run}: by its metrics an attempt that was to end with step {begin} has trained step {first}: a line about a later"
+            " attempt is lost",
+            "choose other --steps",
+        )
     changed = dataclasses.replace(attempt.config, parallelism=_layout(attempt.config, ranks))
     exact, why = _exactness(attempt, changed, [each.attempt for each in recorded.values() if begin < each.step <= last])
+    if why == OTHER_LAYOUT and changed.layers.dropout and tolerance is None:
+        raise BadConfig(
+            "a run with dropout cannot be compared in another parallel layout: what is dropped depends on the rank",
+            "replay it with as many ranks as it had; or --tolerance allows for the difference that dropout makes",
+        )
     allowed = tolerance if tolerance is not None else None if exact else LOSS_TOLERANCE
     why = "as asked" if tolerance is not None else why
     replayed = _silent(changed, run, last, checkpoint)
@@ -119,7 +132,7 @@ def _exactness(attempt: Attempt, config: RunConfig, attempts: list[Attempt | Non
     """Whether the numbers must be the same bit for bit, and why."""
     others = [other for other in attempts if other is not None]
     if any(other.config.parallelism != config.parallelism for other in others):
-        return False, "another parallel layout"
+        return False, OTHER_LAYOUT
     here = optional_packages.versions()
     if changed := sorted({name for other in others for name in here if other.versions.get(name) != here[name]}):
         return False, f"another version of {', '.join(changed)}"

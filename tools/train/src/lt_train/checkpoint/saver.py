@@ -17,10 +17,8 @@ import contextlib
 import dataclasses
 import datetime
 import inspect
-import os
 import secrets
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,7 +38,7 @@ from lt_shared.manifest import Checkpoint
 from lt_shared.run_log import CheckpointSaved
 from lt_train.checkpoint import disk_space, host_memory, remote_run, shard_checksums, training_state
 from lt_train.checkpoint.shard_writer import Writer, WriteResults
-from lt_train.checkpoint.shards import shard_files
+from lt_train.checkpoint.shards import first_rank_files, shard_files
 from lt_train.checkpoint.shards.host_staging import HostStaging
 from lt_train.checkpoint.training_state import TrainingState
 from lt_train.config.kernels import Kernels
@@ -99,6 +97,8 @@ class Saver:
         self._last: Path | None = None
         self._is_final = True
         self._retry_at: int | None = None
+        # What kept the first rank from writing its files of the checkpoint that is being written.
+        self._kept: list[BaseException] = []
         self._staging: HostStaging | None = None
         self.is_async = False
         # Whoever writes checkpoints elsewhere must have written them before one of this saver begins.
@@ -143,22 +143,44 @@ class Saver:
         if self._saved == self.state.iteration or not self._has_room(is_final):
             return
         self._is_final = is_final
-        target = checkpoint_layout.iteration_directory(self.run, self.state.iteration)
-        partial = self.run / f".{target.name}{self._suffix}"
-        if self._makes_directory:
-            partial.mkdir(parents=True, exist_ok=True)
-        torch.distributed.barrier()
-        started = time.monotonic()
-        record = training_state.record(self.config, self.kernels, self.state, loss, self.datasets, self.arrivals.record)
-        with self._explained(partial, record.iteration), signals.held_back():
-            files = shard_files.REMOTE_FILES if self.url else shard_files.FILES
-            joined = self._staging.joined if self._staging else split_master_weights.joined
-            request = _request(training_state.content(self.config, self.state, joined), partial, files)
-            destination = f"{self.url}/{target.name}" if self.url else None
-            writer = Writer(request, destination, self.is_async, self._staging)
-        self._saves = Save(record, partial, request, writer, started, time.monotonic() - started)
+        partial = self._partial()
+        if not self._has_directory(partial):
+            return
+        kept = first_rank_files.failures_kept()
+        with self._explained(partial, self.state.iteration), signals.held_back(), kept as self._kept:
+            self._saves = self._begun(loss, partial)
         if not self.is_async:
             self.finish()
+
+    def _partial(self) -> Path:
+        """Where the shards of the present state are written."""
+        return self.run / f".{checkpoint_layout.iteration_directory(self.run, self.state.iteration).name}{self._suffix}"
+
+    def _has_directory(self, partial: Path) -> bool:
+        """Make the directory; whether there was room for it."""
+        is_full = False
+        if self._makes_directory:
+            try:
+                partial.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                is_full = disk_space.is_full(error)
+                if not is_full:
+                    raise
+        if agreement.largest(is_full, self.where):
+            self._give_up(partial, self.state.iteration)
+            return False
+        return True
+
+    def _begun(self, loss: float | None, partial: Path) -> Save:
+        """All ranks plan what each of them writes into `partial`, and begin."""
+        started = time.monotonic()
+        record = training_state.record(self.config, self.kernels, self.state, loss, self.datasets, self.arrivals.record)
+        files = shard_files.REMOTE_FILES if self.url else shard_files.FILES
+        joined = self._staging.joined if self._staging else split_master_weights.joined
+        request = _request(training_state.content(self.config, self.state, joined), partial, files)
+        destination = f"{self.url}/{checkpoint_layout.iteration_directory(self.run, record.iteration).name}" if self.url else None
+        writer = Writer(request, destination, self.is_async, self._staging)
+        return Save(record, partial, request, writer, started, time.monotonic() - started)
 
     def hold_back_update(self) -> None:
         """Before the optimizer changes the state: its copies to host memory come first, and nobody waits for them here."""
@@ -194,7 +216,7 @@ class Saver:
             self.run.mkdir(parents=True, exist_ok=True)
             needed = disk_space.needed_bytes(self.config, self._last)
             free = disk_space.make_room(self.run, needed, self.state.iteration, settings.keep_last, settings.keep_every)
-            shortage = f"it needs {needed / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free" if free < needed else None
+            shortage = disk_space.described(needed, free) if free < needed else None
         shortage = agreement.from_first_rank(shortage)
         if shortage is not None:
             self._postpone(self.state.iteration, shortage, is_final)
@@ -223,9 +245,13 @@ class Saver:
             with self._explained(save.partial, save.record.iteration):
                 if not self._is_written(save):
                     return
-                for finalize in save.request.finalize_fns:
-                    finalize()
+                with first_rank_files.failures_kept() as kept:
+                    for finalize in save.request.finalize_fns:
+                        finalize()
+                self._kept += kept
                 path = self._publish(save)
+                if path is None:
+                    return
         self._saved = save.record.iteration
         self._last = None if self.url else Path(path)
         self._report(save, path)
@@ -247,9 +273,7 @@ class Saver:
         lacks_room = save.writer.lacks_room()
         worst = agreement.largest(1 if lacks_room else 2 if error is not None else 0, self.where)
         if worst == 1:
-            if self._makes_directory:
-                shutil.rmtree(save.partial, ignore_errors=True)
-            self._postpone(save.record.iteration, "the disk became full while it was written", self._is_final)
+            self._give_up(save.partial, save.record.iteration)
             return False
         if worst:
             if error is None:
@@ -260,13 +284,40 @@ class Saver:
             raise failure
         return True
 
-    def _publish(self, save: Save) -> str:
-        """Make the checkpoint visible; returns its path or URL. On return it is complete for every rank."""
+    def _give_up(self, partial: Path, iteration: int) -> None:
+        """The disk became full while a checkpoint was written. All ranks call it."""
+        if self._makes_directory:
+            shutil.rmtree(partial, ignore_errors=True)
+        reason = "the disk became full while it was written"
+        if self.is_publisher and not self.url:
+            needed, free = disk_space.needed_bytes(self.config, self._last), disk_space.free_bytes(self.run)
+            reason += f": {disk_space.described(needed, free)}"
+        self._postpone(iteration, reason, self._is_final)
+
+    def _publish(self, save: Save) -> str | None:
+        """Make the checkpoint visible; returns its path or URL. On return it is complete for every rank.
+
+        None when the disk became full: rank 0 writes the last of a checkpoint alone.
+        """
         iteration, settings = save.record.iteration, self.config.checkpointing
         target = checkpoint_layout.iteration_directory(self.run, iteration)
         path = f"{self.url}/{target.name}" if self.url else str(target.absolute())
+        shards: dict[str, int] = {}
+        is_full = False
         if self.is_publisher:
-            shards = complete_files(save)
+            try:
+                if self._kept:
+                    raise self._kept[0]
+                shards = complete_files(save)
+                if not self.url:
+                    storage.publish_prepared_directory(save.partial, target)
+            except (OSError, RuntimeError, ToolError) as error:
+                is_full = disk_space.is_full(error)
+                if not is_full:
+                    raise
+        if agreement.largest(is_full, self.where):
+            self._give_up(save.partial, iteration)
+            return None
         if self.url:
             if self.is_publisher:
                 remote_run.publish(save.partial, path, iteration, shards)
@@ -274,9 +325,10 @@ class Saver:
             torch.distributed.barrier()
             shutil.rmtree(save.partial, ignore_errors=True)
         elif self.is_publisher:
-            storage.publish_prepared_directory(save.partial, target)
-            checkpoint_layout.write_tracker(self.run, iteration)
-            delete_expired(self.run, iteration, settings.keep_last, settings.keep_every)
+            if warning := disk_space.write_tracker(self.run, iteration):
+                self.log.warning(warning)
+            else:
+                disk_space.delete_expired(self.run, iteration, settings.keep_last, settings.keep_every)
         torch.distributed.barrier()
         return path
 
@@ -311,7 +363,7 @@ class Saver:
 
 
 def complete_files(save: Save) -> dict[str, int]:
-    """Add `run.json` and `checksums.json`, by the first rank; returns the sizes of all shards."""
+    """Add `run.json` and `checksums.json`, by the first rank; returns the sizes of all shards. Raises OSError, IoFailure."""
     shards = shard_checksums.sizes()
     save.record.write(save.partial, shards)
     shard_checksums.write(save.partial)
@@ -337,18 +389,3 @@ def _request(content: dict[str, Any], partial: Path, files: int) -> Any:
         # The other one needs nvidia-resiliency-ext.
         options["async_strategy"] = "mcore"
     return dist_checkpointing.save(content, str(partial), content_metadata=dict(training_state.CONTENT_METADATA), **options)
-
-
-def delete_expired(run: Path, newest: int, keep_last: int | None, keep_every: int | None) -> None:
-    """Delete the checkpoints that `keep_last` and `keep_every` do not keep; the newest, which is complete, always stays.
-
-    They disappear by rename; the files are deleted while training continues.
-    """
-    found = {checkpoint_layout.iteration_of(path) or 0: path for path in checkpoint_layout.checkpoints(run)}
-    complete = [iteration for iteration, path in found.items() if checkpoint_layout.damage(path) is None]
-    if newest not in complete:
-        return
-    for iteration in checkpoint_layout.expired(complete, keep_last, keep_every):
-        doomed = run / f".{found[iteration].name}.deleted"
-        os.rename(found[iteration], doomed)
-        threading.Thread(target=shutil.rmtree, args=(doomed,), kwargs={"ignore_errors": True}).start()

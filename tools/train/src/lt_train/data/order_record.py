@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lt_shared import credentials, storage
+from lt_shared.console import IoFailure
 from lt_shared.sample_order import run_order
 from lt_shared.sample_order.run_order import AttemptOrder, OrderedDataset
 from lt_train.config.run_config import RunConfig
@@ -22,10 +23,10 @@ def write(config: RunConfig, consumed_samples: int, iteration: int, versions: di
     directory = config.checkpointing.directory
     if directory is None:
         return
-    with run_files.appended(Path(directory) / run_order.FILE) as file:
-        file.write(run_order.line(_attempt(config, consumed_samples, iteration, versions)) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    with run_files.AppendedLines(Path(directory) / run_order.FILE) as file:
+        if not file.write(run_order.line(_attempt(config, consumed_samples, iteration, versions)) + "\n"):
+            raise IoFailure(f"{file.path}: no space left on device", "make room and run the same command again")
+        file.sync()
 
 
 def _attempt(config: RunConfig, consumed_samples: int, iteration: int, versions: dict[str, dict[str, int]]) -> AttemptOrder:

@@ -36,9 +36,9 @@ def prepare(config: RunConfig, is_first: bool = True) -> RunConfig:
     if start is not None:
         if not storage.is_remote(start):
             ownership.check_link(start)
+            if is_first:
+                starting_point.check_files(config, Path(start))
         resume.check_compatible(config, start)
-        if is_first and not storage.is_remote(start):
-            starting_point.check_files(config, Path(start))
     return config
 
 

@@ -2,8 +2,9 @@
 the manifest of its checkpoints.
 
 Only rank 0 reports. Both files are appended to by every attempt of a run; a step that was trained again after a resume appears
-twice, the later one counts. A terminal shows a table of the steps above a progress bar instead of Megatron's lines, and those
-with -v. With -q stderr has warnings alone.
+twice, the later one counts. While the disk is full, lines are left out and training continues; but no step comes into
+metrics.jsonl before the configuration that computed it. A terminal shows a table of the steps above a progress bar instead of
+Megatron's lines, and those with -v. With -q stderr has warnings alone.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any, Self
 
 from lt_shared import manifest, run_log
 from lt_shared.console import Progress, Verbosity, verbosity, warn
@@ -30,7 +31,7 @@ from lt_train.metrics.recorded_steps import METRICS
 from lt_train.metrics.step_table import StepTable
 from lt_train.metrics.step_timer import Lap
 from lt_train.metrics.trackers import Tracker
-from lt_train.runtime import run_files
+from lt_train.runtime.run_files import AppendedLines
 
 TRAIN_LOG = "train.log"
 
@@ -42,9 +43,10 @@ class Log:
         self.active = active
         self._config = config
         self._resources = contextlib.ExitStack()
-        self._files: list[IO[str]] = []
-        self._metrics: IO[str] | None = None
-        self._sample_losses: IO[str] | None = None
+        self._train_log: AppendedLines | None = None
+        self._metrics: AppendedLines | None = None
+        self._sample_losses: AppendedLines | None = None
+        self._unwritten_start = ""
         self._trackers: list[Tracker] = []
         self._progress: Progress | None = None
         self._is_loud = verbosity() != Verbosity.QUIET
@@ -56,11 +58,11 @@ class Log:
         if active and directory and config.reporting.sample_losses:
             self._sample_losses = self._open(Path(directory) / sample_losses.FILE)
         if active and directory:
-            self._files.append(self._open(Path(directory) / TRAIN_LOG))
+            self._train_log = self._open(Path(directory) / TRAIN_LOG)
             self._metrics = self._open(Path(directory) / METRICS)
 
-    def _open(self, path: Path) -> IO[str]:
-        return self._resources.enter_context(run_files.appended(path))
+    def _open(self, path: Path) -> AppendedLines:
+        return self._resources.enter_context(AppendedLines(path))
 
     def __enter__(self) -> Self:
         return self
@@ -74,7 +76,10 @@ class Log:
             return
         schedule, batches = self._config.schedule, self._config.batches
         self._phase = schedule.phases[schedule.place(batches, iteration)].name if schedule else None
-        self._metric(recorded_steps.start_record(iteration, self._config, optional_packages.versions(), arguments))
+        self._unwritten_start = _json_line(
+            recorded_steps.start_record(iteration, self._config, optional_packages.versions(), arguments)
+        )
+        self._write_metrics("")
         self._trackers = trackers.open_trackers(self._config, iteration + 1, arguments)
         for tracker in self._trackers:
             self._resources.callback(tracker.close)
@@ -86,19 +91,20 @@ class Log:
         """Report a line. `brief` are those that a terminal shows in its place."""
         if not self.active:
             return
-        for file in self._files:
-            file.write(text + "\n")
+        self._write(self._train_log, text + "\n")
         for shown in (text,) if brief is None or not self._has_table else brief:
             self._show(shown)
 
     def _show(self, text: str) -> None:
         if not self._is_loud:
             return
-        if self._progress:
-            self._progress.print(text)
-        else:
-            sys.stderr.write(text + "\n")
-            sys.stderr.flush()
+        # A batch system's file of it may lie on the same full disk.
+        with contextlib.suppress(OSError, ValueError):
+            if self._progress:
+                self._progress.print(text)
+            else:
+                sys.stderr.write(text + "\n")
+                sys.stderr.flush()
 
     def arguments(self, arguments: dict[str, Any]) -> None:
         for line in run_log.format_arguments(arguments):
@@ -150,7 +156,7 @@ class Log:
     def sample_losses(self, step: int, first_sample: int, losses: Sequence[float]) -> None:
         """The losses of a step's samples, which are those of the run from number `first_sample` on."""
         if self._sample_losses:
-            self._sample_losses.write(sample_losses.line(step, first_sample, losses))
+            self._write(self._sample_losses, sample_losses.line(step, first_sample, losses))
 
     def evaluation(self, evaluation: Evaluation) -> None:
         named = f" {evaluation.name}" if evaluation.name else ""
@@ -180,12 +186,18 @@ class Log:
     def warning(self, text: str) -> None:
         if not self.active:
             return
-        for file in self._files:
-            file.write(f"  warning: {text}\n")
+        self._write(self._train_log, f"  warning: {text}\n")
+        self._warn(text)
+
+    def _warn(self, text: str) -> None:
         if self._progress:
             self._progress.print(f"lt-train: warning: {text}")
         else:
             warn(text)
+
+    def failure(self, text: str) -> None:
+        """A rank ends the run for this reason, which it prints itself."""
+        self._write(self._train_log, f"lt-train: error: {text}\n")
 
     def end(self) -> None:
         """The run has done all its steps."""
@@ -198,9 +210,29 @@ class Log:
 
     def _metric(self, record: dict[str, Any]) -> None:
         if self._metrics:
-            stamp = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-            finite = {key: value if _is_finite(value) else None for key, value in record.items()}
-            self._metrics.write(json.dumps({"v": 1, **finite, "time": stamp}, separators=(",", ":"), allow_nan=False) + "\n")
+            self._write_metrics(_json_line(record))
+
+    def _write_metrics(self, text: str) -> None:
+        if self._write(self._metrics, self._unwritten_start + text):
+            self._unwritten_start = ""
+
+    def _write(self, file: AppendedLines | None, text: str) -> bool:
+        """Whether there was a file and room for it; says when the room of the files ends, and when there is some again."""
+        if file is None:
+            return False
+        lost, is_first = file.lost, not any(each and each.lost for each in (self._train_log, self._metrics, self._sample_losses))
+        is_written = file.write(text)
+        if is_written and lost:
+            self.warning(f"{file.path}: {lost} line(s) before this are missing: the disk was full")
+        elif not is_written and is_first:
+            self._warn(f"{file.path}: no space left on device; training continues, and lines are left out until there is room")
+        return is_written
+
+
+def _json_line(record: dict[str, Any]) -> str:
+    stamp = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+    finite = {key: value if _is_finite(value) else None for key, value in record.items()}
+    return json.dumps({"v": 1, **finite, "time": stamp}, separators=(",", ":"), allow_nan=False) + "\n"
 
 
 def _is_finite(value: Any) -> bool:

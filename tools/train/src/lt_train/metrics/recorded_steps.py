@@ -64,23 +64,32 @@ def read(run: str) -> dict[int, RecordedStep]:
 
 
 def parse(lines: Iterable[str], path: str) -> dict[int, RecordedStep]:
-    """The same of lines; one that a killed attempt has left unfinished is passed over."""
+    """The same of lines; one that a killed attempt has left unfinished is passed over.
+
+    Older versions wrote the configuration of the next attempt behind that, on the same line: its steps are nobody's then.
+    """
     found: dict[int, RecordedStep] = {}
     attempt = None
     for line in lines:
-        try:
-            record = json.loads(line)
-            if not isinstance(record, dict):
-                continue
-            kind = record.get("kind")
-        except (ValueError, RecursionError):
-            continue
-        if kind == START and "config" in record:
+        record = _record(line)
+        kind = record.get("kind")
+        if not record and f'"kind":"{START}"' in line:
+            attempt = None
+        elif kind == START and "config" in record:
             attempt = _attempt(record, path)
         elif kind == STEP and type(record.get("step")) is int:
             step = record["step"]
             found[step] = RecordedStep(step, record.get("loss"), record.get("grad_norm"), attempt)
     return found
+
+
+def _record(line: str) -> dict[str, Any]:
+    """Empty for what is no record."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _attempt(record: dict[str, Any], path: str) -> Attempt:

@@ -2,13 +2,14 @@
 
 | policy | codes | --max-restarts | Slurm | Kubernetes |
 |---|---|---|---|---|
-| CONTINUE | 75 saved, busy; 76 hung, wrong | 76 is started again | the job is put back into the queue | all pods start again |
+| CONTINUE | 75 saved, busy; 76 hung, wrong | hung is started again | the job is put back into the queue | all pods start again |
 | RESTART | 69, 70, 74; 128 + a signal | is started again | the step is started again within the job | all pods start again |
 | NEVER | 0 and all others | ends | the job ends | the job ends |
 
-A node starts again even if only another knows why: when a rank is killed, the others end with 74, since a connection was closed.
-What cannot work ends with another code, and `crash_loop` gives the code 78 to what fails three times at the same step, so that
-nothing is started again for ever.
+A node starts again even if only another knows why: when a rank is killed, the others end with 74, since a connection was
+closed. --max-restarts starts ranks on the same machine: one that computes wrong ends the run there with 76, so that the next
+start can leave that machine out. What cannot work ends with another code, and `crash_loop` gives the code 78 to what fails
+three times at the same step, so that nothing is started again for ever.
 
 mpirun starts nothing again: it ends all processes and passes on the code of the first that failed.
 """
@@ -17,7 +18,6 @@ import enum
 import signal
 
 from lt_shared.console import ExitCode
-from lt_train.runtime.process_lifetime import MISCOMPUTED
 
 
 class Policy(enum.Enum):
@@ -52,4 +52,4 @@ def outside(code: int) -> int:
 
 def starts_ranks_again(code: int) -> bool:
     """Whether --max-restarts does; not after a signal that has asked the run to save and end."""
-    return code in (ExitCode.NO_PROGRESS, MISCOMPUTED) or policy(code) is Policy.RESTART
+    return code == ExitCode.NO_PROGRESS or policy(code) is Policy.RESTART

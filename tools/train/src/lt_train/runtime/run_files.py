@@ -4,14 +4,65 @@ Another user may have made the directory, or may write to it, and put a link the
 one with a second name, which could be anywhere.
 """
 
+import errno
 import io
 import os
 import shutil
 import stat
 from pathlib import Path
-from typing import IO
+from typing import Self
 
-from lt_shared.console import CannotCreate
+from lt_shared.console import CannotCreate, IoFailure
+
+# What a write says that had no room on the disk, in the quota, or below the limit of a file.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class AppendedLines:
+    """A text file that every attempt of a run adds lines to. A context.
+
+    What an attempt has left of a line, when it was killed or the disk was full, stays a line of its own: the next one begins on a
+    new line. `lost` counts the lines for which there was no room since the last one that was written.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.lost = 0
+        self._descriptor = descriptor(path, os.O_RDWR | os.O_APPEND)
+        size_bytes = os.fstat(self._descriptor).st_size
+        self._is_torn = size_bytes > 0 and os.pread(self._descriptor, 1, size_bytes - 1) != b"\n"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            os.close(self._descriptor)
+        except OSError as problem:
+            # Some filesystems find out only here that the disk is full.
+            if problem.errno not in FULL:
+                raise
+
+    def write(self, lines: str) -> bool:
+        """Add what ends with a line break. False when the disk is full: whoever reads passes over what is there of it. Raises
+        IoFailure."""
+        content = b"\n" * self._is_torn + lines.encode(errors="surrogateescape")
+        written = 0
+        try:
+            while written < len(content):
+                written += os.write(self._descriptor, content[written:])
+        except OSError as error:
+            if error.errno not in FULL:
+                raise IoFailure(f"{self.path}: {error.strerror}") from error
+            self._is_torn = content[:written][-1:] != b"\n" if written else self._is_torn
+            self.lost += 1
+            return False
+        self._is_torn, self.lost = False, 0
+        return True
+
+    def sync(self) -> None:
+        """On return all is on the disk."""
+        os.fsync(self._descriptor)
 
 
 def descriptor(path: Path, flags: int) -> int:
@@ -32,11 +83,6 @@ def _opened(path: Path, flags: int) -> int:
         os.close(opened)
         raise CannotCreate(f"{path}: is not a file of its own, it has another name elsewhere or is no file", "delete it")
     return opened
-
-
-def appended(path: Path) -> IO[str]:
-    """A text file to whose end lines are written, one at a time. Raises CannotCreate."""
-    return os.fdopen(descriptor(path, os.O_WRONLY | os.O_APPEND), "a", buffering=1)
 
 
 def renewed(path: Path) -> io.TextIOWrapper:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lt_shared import checkpoint_layout
-from lt_shared.console import BadConfig
+from lt_shared.console import BadConfig, warn
 from lt_shared.recovery_notes import Recovery
 from lt_train.config.run_config import RunConfig
 from lt_train.runtime import run_files
@@ -39,7 +39,12 @@ class Attempt:
         self.reached(start)
 
     def reached(self, iteration: int) -> None:
-        os.pwrite(self._step, iteration.to_bytes(8, "little"), 0)
+        try:
+            os.pwrite(self._step, iteration.to_bytes(8, "little"), 0)
+        except OSError as error:
+            # The number of an earlier step stands there, and training continues.
+            if error.errno not in run_files.FULL:
+                raise
 
     def recovered(self, iteration: int) -> Recovery | None:
         """What it took to come to `iteration`, the first step after a failure; None without one, and when it was told before."""
@@ -57,14 +62,16 @@ class Attempt:
         os.close(self._step)
 
     def _append(self, record: dict[str, Any]) -> None:
-        with run_files.appended(self._file) as file:
-            file.write(json.dumps(record) + "\n")
+        with run_files.AppendedLines(self._file) as file:
+            if not file.write(json.dumps(record) + "\n"):
+                warn(f"{self._file}: no space left on device; a failure of this attempt will not be counted")
 
 
 def _interrupted(run: Path) -> tuple[int, float] | None:
-    """The step of the attempt before, when that failed, and the time of it; where it had none, those of the failure before."""
+    """The step of the attempt before, when that failed, and the time of it; where it had none, those of the failure before. None
+    where its line was cut off."""
     lines = _lines(run)
-    if not lines or "end" in lines[-1]:
+    if not lines or not lines[-1] or "end" in lines[-1]:
         return None
     step, before = _read_step(run), lines[-1].get("interrupted")
     if isinstance(before, list) and len(before) == 2 and step <= lines[-1].get("start", 0):
@@ -124,10 +131,19 @@ def _failed(run: Path, config: str) -> list[tuple[int, int]]:
 
 def _lines(run: Path) -> list[dict[str, Any]]:
     try:
-        found = [json.loads(line) for line in run_files.content(run / FILE).splitlines()]
-    except (FileNotFoundError, ValueError, RecursionError):
+        content = run_files.content(run / FILE)
+    except FileNotFoundError:
         return []
-    return [line if isinstance(line, dict) else {} for line in found]
+    return [_attempt(line) for line in content.splitlines()]
+
+
+def _attempt(line: bytes) -> dict[str, Any]:
+    """Empty for what is no attempt, such as a line that was cut off."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _read_step(run: Path) -> int:

@@ -6,6 +6,7 @@ tolerance, which only a gross error exceeds. The steps are a training run's, wit
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import click
 
 from lt_shared import console
-from lt_shared.console import ExitCode
+from lt_shared.console import ExitCode, NoInput, warn
 from lt_shared.manifest import Checkpoint
 from lt_shared.run_log import Evaluation, Step
 from lt_train.config.run_config import RunConfig
@@ -24,6 +25,7 @@ from lt_train.metrics.recorded_steps import RecordedStep
 from lt_train.metrics.step_timer import Lap
 
 KEYS = ("loss", "grad_norm")
+SHOWN_ROWS = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,9 +78,15 @@ class Comparison(Log):
         pass
 
     def code(self) -> ExitCode:
-        """Print the result, on rank 0; the exit code of this rank."""
+        """Print the result, on rank 0; the exit code of this rank. Raises NoInput when no step was compared."""
         if not self.active:
             return ExitCode.OK
+        if not self.compared:
+            asked = f"steps {self.replay.first} to {self.replay.last}"
+            raise NoInput(f"{self.replay.run}: none of {asked} was computed again: nothing is compared", "choose other --steps")
+        inside = [step for step in self.recorded if self.compared[-1].step < step <= self.replay.last]
+        if inside:
+            warn(f"steps {ranges(sorted(inside))} are not compared: a phase of another form begins there; replay them apart")
         result = summary(self.replay, str(self._config.checkpointing.start or "the beginning"), self.compared)
         if self.replay.as_json:
             console.print_json(result)
@@ -108,7 +116,7 @@ def is_close(recorded: float | None, recomputed: float | None, tolerance: float 
 
 
 def summary(replay: Replay, start: str, compared: list[Compared]) -> dict[str, Any]:
-    """The JSON object of a replay. `agrees` is false, too, where nothing could be compared."""
+    """The JSON object of a replay."""
     differing = [each for each in compared if not each.agrees]
     return {
         "v": 1,
@@ -121,7 +129,7 @@ def summary(replay: Replay, start: str, compared: list[Compared]) -> dict[str, A
         "grad_norm_tolerance": replay.grad_norm_tolerance,
         "why": replay.why,
         "compared": len(compared),
-        "agrees": bool(compared) and not differing,
+        "agrees": not differing,
         "first_difference": differing[0].step if differing else None,
         "steps": [each.record() for each in compared],
     }
@@ -134,6 +142,8 @@ def described(replay: Replay, result: dict[str, Any], compared: list[Compared]) 
     else:
         how = f"loss within {replay.tolerance:g}, gradient norm within {replay.grad_norm_tolerance:g} ({replay.why})"
     head = f"{replay.run}: steps {replay.first} to {replay.last} from {result['checkpoint']}, {how}"
+    if len(compared) < replay.last - replay.first + 1:
+        head += f", of which {ranges([each.step for each in compared])} have a record"
     differing = [each for each in compared if not each.agrees]
     if not differing:
         return f"{head}: {len(compared)} recorded steps agree"
@@ -142,3 +152,10 @@ def described(replay: Replay, result: dict[str, Any], compared: list[Compared]) 
     since = f", the first of {len(differing)} that differ of {len(compared)}" if len(compared) > 1 else ""
     after = f"; step {before[-1]} agrees" if before else ""
     return f"{head}\nstep {first.step} differs{since}: {first.differences()}{after}"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers, each row of successive ones as its first and last; of many rows only the first and the last."""
+    rows = [[number for _, number in row] for _, row in itertools.groupby(enumerate(numbers), lambda each: each[1] - each[0])]
+    texts = [f"{row[0]} to {row[-1]}" if len(row) > 1 else str(row[0]) for row in rows]
+    return ", ".join(texts if len(texts) <= SHOWN_ROWS else [*texts[: SHOWN_ROWS - 1], "...", texts[-1]])

@@ -72,6 +72,8 @@ class StepCheck:
         self.state = state
         self.where = where
         self.clear_gradients = clear_gradients
+        # Of each rank that computes wrong, on all ranks.
+        self.tell: Callable[[str], None] = lambda text: None
 
     def is_due(self, step: int) -> bool:
         return self.interval is not None and step % self.interval == 0
@@ -116,6 +118,8 @@ class StepCheck:
             for each in agreement.of_all_ranks(dataclasses.asdict(own))
         ]
         found = verdict(answers, step)
+        for rank, text in sorted(found.items()):
+            self.tell(f"rank {rank} on {answers[rank].host}: {text}")
         if own.rank in found:
             raise Miscomputed(found[own.rank])
         if found:

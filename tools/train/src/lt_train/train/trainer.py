@@ -159,6 +159,7 @@ class Loop:
         self.copies = copies
         self.local_saver = LocalSaver(self.saver, copies) if copies else None
         self.stepper.before_update = self.saver.hold_back_update
+        self.stepper.check.tell = log.failure
         self.after_first_step: Callable[[], None] = lambda: None
         self.speedometer = Speedometer(config, device.name(where))
         self.clock = Clock()

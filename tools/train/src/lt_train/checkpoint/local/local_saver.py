@@ -129,6 +129,8 @@ class LocalSaver(Saver):
         """Wait for the writers; returns why the shards of a rank are not written."""
         save.writer.wait()
         problem = save.writer.error[0] if save.writer.error else "the disk became full" if save.writer.lacks_room() else None
+        if problem is None and self._kept:
+            problem = saver.reason(self._kept[0])
         if found := agreement.first_problem(problem, self.where):
             return found
         try:
