@@ -115,6 +115,24 @@ def test_lost_nodes(tmp_path: Path) -> None:
     assert 0 < float(recovered[0][0]) < 600
 
 
+def test_a_run_that_went_on_without_its_copies(tmp_path: Path) -> None:
+    """What it has trained since is not in them."""
+    job = Job(tmp_path)
+    options = (*OPTIONS, "--save-interval", "4", "--ranks", "1", "--save", str(job.save))
+    local = ("--save-local", str(job.disks[0]), "--save-local-interval", "3")
+    assert train(*options, *local, **faulty("0:fsync:iter_0000008:SIGKILL:launcher")).code == -9
+    assert [path.name for path in job.held(0)] == ["iter_0000006"]
+    without = train(*options, "--lr", "1e-5", "--min-lr", "0", "--exit-interval", "5")
+    assert without.code == 75, without.err
+    assert "local copies of iteration 6 are not used without --save-local, the run continues from iteration 4" in without.err
+    assert not list(job.disks[0].iterdir())
+    again = train(*options, *local)
+    assert again.code == 0, again.err
+    assert not re.search(NEWER, again.err)
+    assert f"from {job.save} at iteration 5" in again.err
+    assert not list(job.disks[0].iterdir())
+
+
 def test_a_directory_that_machines_share_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
     monkeypatch.setattr(agreement, "from_first_rank", lambda value: value)

@@ -23,6 +23,7 @@ from lt_train.checkpoint.local import holdings, nodes
 from lt_train.checkpoint.local.exchange import Exchange, Transfer
 from lt_train.checkpoint.local.holdings import LocalSet
 from lt_train.checkpoint.local.identity import Identity
+from lt_train.checkpoint.local.unused import delete_copies, own_iteration
 from lt_train.config.run_config import RunConfig
 from lt_train.runtime import agreement
 
@@ -41,7 +42,6 @@ class LocalCopies:
         self.exchange = Exchange(2 * config.faults.timeout_seconds) if len(self.nodes) > 1 else None
         self.identity = Identity.agreed(settings)
         self._set: LocalSet | None = None
-        remote_run.make_spool(self.directory)
 
     @property
     def directory(self) -> Path:
@@ -58,15 +58,13 @@ class LocalCopies:
 
         Raises BadConfig when the copies are of another model.
         """
-        start = config.checkpointing.start
-        own = start is not None and config.checkpointing.continues
-        shared = (checkpoint_layout.iteration_of(Path(str(start))) or 0) if own else 0
-        last = config.batches.train_iters
+        start, shared, last = config.checkpointing.start, own_iteration(config), config.batches.train_iters
         found = holdings.newest_complete(self.directory, self.nodes, self.where, shared, last, config.checkpointing.verify)
         if found is None:
             self._go_back(shared, last, start)
             return config
         self._set = found
+        remote_run.make_spool(self.directory)
         checkpoint = checkpoint_layout.iteration_directory(self.directory, found.iteration)
         self._complete_small_files(checkpoint)
         config = config.starting_at(str(checkpoint), continues=True)
@@ -97,26 +95,34 @@ class LocalCopies:
     def forget_others(self) -> None:
         """Delete all but the set that the run has started from, when its state is in memory: no other is its newest any more."""
         if self.nodes.is_leader:
-            for path in self.place.glob(f"{self.identity.prefix}*"):
-                if path != self.directory:
-                    shutil.rmtree(path, ignore_errors=True)
+            self._delete(but=self.identity.directory)
             for path in self.directory.iterdir():
                 if path != self.start:
                     shutil.rmtree(path, ignore_errors=True)
         agreement.largest(0, self.where)
+        self._record(self.identity.iteration)
 
     def saved(self, iteration: int) -> None:
         """There is a complete set of `iteration`."""
-        self.identity = dataclasses.replace(self.identity, iteration=iteration)
-        if self.is_first:
-            self.identity.write(self.settings)
+        self._record(iteration)
+
+    def _record(self, iteration: int | None) -> None:
+        now = dataclasses.replace(self.identity, iteration=iteration, place=str(self.place))
+        if self.is_first and now != self.identity:
+            now.write(self.settings)
+        self.identity = now
 
     def delete(self) -> None:
         """The run has done all its steps."""
         if self.nodes.is_leader:
-            shutil.rmtree(self.directory, ignore_errors=True)
+            self._delete()
         if self.is_first:
             self.identity.delete(self.settings)
+
+    def _delete(self, but: str | None = None) -> None:
+        """Delete what this node has, also where earlier starts had it, but for directories of that name."""
+        for place in {str(self.place), self.identity.place}:
+            delete_copies(self.identity, place, but)
 
     @property
     def is_first(self) -> bool:
@@ -125,10 +131,8 @@ class LocalCopies:
     def _go_back(self, shared: int, last: int, start: str | None) -> None:
         """There is no newer set: say what is lost, and let none of the present ones count any more."""
         newest = self.identity.iteration
-        if newest is None or not shared < newest < last:
-            return
-        since = start or "the beginning"
-        if self.is_first:
+        if self.is_first and newest is not None and shared < newest < last:
+            since = start or "the beginning"
             warn(
                 f"the local copies of iteration {newest} are on no node any more, or not all of them: the run continues"
                 f" from {since}, and {newest - shared} step(s) are lost"
