@@ -12,11 +12,14 @@ import pytest
 import synthetic
 import torch
 from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing import serialization
+from megatron.core.dist_checkpointing.core import CheckpointingConfig
+from megatron.core.dist_checkpointing.strategies import common
 from running import Result, faulty, losses, quick_command, run_tasks, train
 
 from lt_shared import checkpoint_layout
 from lt_shared.console import BadConfig, CannotCreate
-from lt_train.checkpoint.local import identity, nodes
+from lt_train.checkpoint.local import first_rank_files, identity, nodes
 from lt_train.checkpoint.object_reader import known_objects_only
 from lt_train.planner import checkpoint_size
 from lt_train.runtime import agreement
@@ -115,6 +118,39 @@ def test_lost_nodes(tmp_path: Path) -> None:
     assert 0 < float(recovered[0][0]) < 600
 
 
+def test_disks_that_fail(tmp_path: Path) -> None:
+    """At the start, when a directory is made, when the first rank writes the index, and when the copies get their names."""
+    job = Job(tmp_path)
+    moments = ("1:mkdir:disk1:EROFS", "1:mkdir:.iter_0000002:EROFS", "0:fsync:.metadata:ENOSPC", "1:rename:.iter_0000008:EROFS")
+    done = job.run(",".join(f"{moment}:rank" for moment in moments))
+    assert [task.code for task in done] == [0, 0], done
+    assert re.findall(r"no local checkpoint (.*?): .*(Read-only|No space)", done[0].err) == [
+        ("for now", "Read-only"),
+        ("of iteration 8", "Read-only"),
+    ]
+    assert re.findall(r"saved local checkpoint from iteration +(\d+)", done[0].err) == ["6"]
+    assert checkpoint_layout.read_tracker(job.save) == 12
+    assert not [*job.disks[0].iterdir(), *job.disks[1].iterdir()]
+
+
+def test_the_first_ranks_own_files_fail(tmp_path: Path) -> None:
+    """The other ranks are in a collective then: it comes to it, too, and says so later."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    names = ["common.pt"] if hasattr(common, "TorchCommonSaveStrategy") else []
+    try:
+        for name in (*names, "metadata.json"):
+            (tmp_path / name).mkdir()
+        with first_rank_files.failures_kept() as kept:
+            dist_checkpointing.save({"iteration": 4}, str(tmp_path), async_sharded_save=True)
+            serialization.save_config(CheckpointingConfig("torch_dist", 1), str(tmp_path))
+    finally:
+        torch.distributed.destroy_process_group()
+    assert len(kept) == len(names) + 1
+    assert "metadata.json" in str(kept[-1])
+    with pytest.raises(IsADirectoryError):
+        serialization.save_config(CheckpointingConfig("torch_dist", 1), str(tmp_path))
+
+
 def test_a_run_that_went_on_without_its_copies(tmp_path: Path) -> None:
     """What it has trained since is not in them."""
     job = Job(tmp_path)
@@ -137,7 +173,7 @@ def test_a_directory_that_machines_share_is_refused(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
     monkeypatch.setattr(agreement, "from_first_rank", lambda value: value)
     monkeypatch.setattr(agreement, "largest", lambda value, where: value)
-    monkeypatch.setattr(agreement, "gathered", lambda value, where: [["n1", [0, 1]], ["n2", [0, 1]]])
+    monkeypatch.setattr(agreement, "gathered", lambda value, where: [[host, [0, 1], value[2]] for host in ("n1", "n2")])
     with pytest.raises(BadConfig, match=r"is the same directory on n1 and n2"):
         nodes.find(tmp_path / "shared", torch.device("cpu"))
     assert not list((tmp_path / "shared").iterdir())

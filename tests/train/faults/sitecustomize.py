@@ -3,7 +3,7 @@
 LT_FAULT is RANK:FUNCTION:TEXT:SIGNAL:TARGET, for example `0:rename:iter_0000004:SIGKILL:launcher`: before rank 0 calls os.rename
 with a path that contains the text, its launcher gets the signal; TARGET `rank` is the rank itself, also when a process that it
 forked calls the function. The name of an error, such as ENOSPC, is raised instead. Of os.fsync, the path is that of the open
-file. It happens once in each process.
+file. It happens once in each process. Several faults are separated by commas.
 """
 
 import errno
@@ -44,5 +44,5 @@ def install(fault: str) -> None:
     setattr(os, function, faulty)
 
 
-if "LT_FAULT" in os.environ:
-    install(os.environ["LT_FAULT"])
+for each in filter(None, os.environ.get("LT_FAULT", "").split(",")):
+    install(each)

@@ -143,22 +143,29 @@ class Saver:
         if self._saved == self.state.iteration or not self._has_room(is_final):
             return
         self._is_final = is_final
-        target = checkpoint_layout.iteration_directory(self.run, self.state.iteration)
-        partial = self.run / f".{target.name}{self._suffix}"
+        partial = self._partial()
         if self._makes_directory:
             partial.mkdir(parents=True, exist_ok=True)
         torch.distributed.barrier()
-        started = time.monotonic()
-        record = training_state.record(self.config, self.kernels, self.state, loss, self.datasets, self.arrivals.record)
-        with self._explained(partial, record.iteration), signals.held_back():
-            files = shard_files.REMOTE_FILES if self.url else shard_files.FILES
-            joined = self._staging.joined if self._staging else split_master_weights.joined
-            request = _request(training_state.content(self.config, self.state, joined), partial, files)
-            destination = f"{self.url}/{target.name}" if self.url else None
-            writer = Writer(request, destination, self.is_async, self._staging)
-        self._saves = Save(record, partial, request, writer, started, time.monotonic() - started)
+        with self._explained(partial, self.state.iteration), signals.held_back():
+            self._saves = self._begun(loss, partial)
         if not self.is_async:
             self.finish()
+
+    def _partial(self) -> Path:
+        """Where the shards of the present state are written."""
+        return self.run / f".{checkpoint_layout.iteration_directory(self.run, self.state.iteration).name}{self._suffix}"
+
+    def _begun(self, loss: float | None, partial: Path) -> Save:
+        """All ranks plan what each of them writes into `partial`, and begin."""
+        started = time.monotonic()
+        record = training_state.record(self.config, self.kernels, self.state, loss, self.datasets, self.arrivals.record)
+        files = shard_files.REMOTE_FILES if self.url else shard_files.FILES
+        joined = self._staging.joined if self._staging else split_master_weights.joined
+        request = _request(training_state.content(self.config, self.state, joined), partial, files)
+        destination = f"{self.url}/{checkpoint_layout.iteration_directory(self.run, record.iteration).name}" if self.url else None
+        writer = Writer(request, destination, self.is_async, self._staging)
+        return Save(record, partial, request, writer, started, time.monotonic() - started)
 
     def hold_back_update(self) -> None:
         """Before the optimizer changes the state: its copies to host memory come first, and nobody waits for them here."""

@@ -5,7 +5,6 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import click
@@ -159,5 +158,5 @@ def check(settings: Checkpointing) -> Iterator[ToolError]:
             yield BadConfig(f"{name} {path}: is the memory of one process", "name a directory or an s3:// URL")
         if name == "--save" and path and path.startswith(("http:", "https:")):
             yield BadConfig(f"{name} {path}: nothing can be written to a web server", "name a directory or an s3:// URL")
-        if path and not storage.is_remote(path) and Path(path).exists() and not Path(path).is_dir():
+        if path and not storage.is_remote(path) and os.path.exists(path) and not os.path.isdir(path):
             yield BadConfig(f"{name} {path}: exists and is not a directory", "name a directory")
