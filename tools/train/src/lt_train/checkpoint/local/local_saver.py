@@ -63,7 +63,7 @@ class LocalSaver(Saver):
 
     def after_step(self, loss: float | None, slow: Slow) -> None:
         """Save when it is time for it and no checkpoint is being written; publish what is written. All ranks call it."""
-        self._is_due |= self.state.iteration % self.config.checkpointing.save_local_interval == 0
+        self._is_due |= self.state.iteration % self.config.checkpointing.local_interval == 0
         self.poll(slow=slow)
         if self._is_due and not self.is_writing and not self._shared.is_writing:
             self._is_due = False
