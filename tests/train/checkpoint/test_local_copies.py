@@ -151,13 +151,21 @@ def test_the_first_ranks_own_files_fail(tmp_path: Path) -> None:
         serialization.save_config(CheckpointingConfig("torch_dist", 1), str(tmp_path))
 
 
+OF_FOURS = (*OPTIONS, "--save-interval", "4", "--ranks", "1")
+
+
+def interrupted(job: Job) -> tuple[str, ...]:
+    """A run of one node with a checkpoint of 4 in SAVE and a local one of 6; returns the options for its copies."""
+    local = ("--save-local", str(job.disks[0]), "--save-local-interval", "3")
+    assert train(*OF_FOURS, *local, "--save", str(job.save), **faulty("0:fsync:iter_0000008:SIGKILL:launcher")).code == -9
+    assert [path.name for path in job.held(0)] == ["iter_0000006"]
+    return local
+
+
 def test_a_run_that_went_on_without_its_copies(tmp_path: Path) -> None:
     """What it has trained since is not in them."""
     job = Job(tmp_path)
-    options = (*OPTIONS, "--save-interval", "4", "--ranks", "1", "--save", str(job.save))
-    local = ("--save-local", str(job.disks[0]), "--save-local-interval", "3")
-    assert train(*options, *local, **faulty("0:fsync:iter_0000008:SIGKILL:launcher")).code == -9
-    assert [path.name for path in job.held(0)] == ["iter_0000006"]
+    local, options = interrupted(job), (*OF_FOURS, "--save", str(job.save))
     without = train(*options, "--lr", "1e-5", "--min-lr", "0", "--exit-interval", "5")
     assert without.code == 75, without.err
     assert "local copies of iteration 6 are not used without --save-local, the run continues from iteration 4" in without.err
@@ -167,6 +175,36 @@ def test_a_run_that_went_on_without_its_copies(tmp_path: Path) -> None:
     assert not re.search(NEWER, again.err)
     assert f"from {job.save} at iteration 5" in again.err
     assert not list(job.disks[0].iterdir())
+    assert not list(job.save.glob(f"*{identity.FILE}"))
+
+
+def test_copies_that_no_file_names_any_more(tmp_path: Path) -> None:
+    """Deleted on purpose, damaged, and of a SAVE that was moved, which could have been copied as well."""
+    job = Job(tmp_path)
+    local = interrupted(job)
+    for place in (job.save, job.disks[0]):
+        shutil.copytree(place, tmp_path / "before" / place.name)
+    named, moved = job.save / identity.FILE, tmp_path / "moved"
+    found = {}
+    for name, change in (
+        ("deleted", named.unlink),
+        ("damaged", lambda: named.write_text("{")),
+        ("moved", lambda: job.save.rename(moved)),
+    ):
+        change()
+        found[name] = train(*OF_FOURS, *local, "--save", str(moved if name == "moved" else job.save))
+        assert found[name].code == 0, found[name].err
+        assert not re.search(NEWER, found[name].err)
+        assert bool(list(job.disks[0].iterdir())) == (name == "moved")
+        if name != "moved":
+            for place in (job.save, job.disks[0]):
+                shutil.rmtree(place)
+                shutil.copytree(tmp_path / "before" / place.name, place)
+    assert identity.FILE not in found["deleted"].err
+    assert f"{named}: is damaged, no local copies count" in found["damaged"].err
+    assert f"names the local copies of {job.save}, which do not count in {moved}" in found["moved"].err
+    (left,) = job.disks[0].iterdir()
+    assert f"or delete {left.with_suffix('')}.*" in found["moved"].err
 
 
 def test_a_directory_that_machines_share_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,7 +142,7 @@ class LocalCopies:
     def _record(self, iteration: int | None) -> None:
         before, self.identity = self.identity, dataclasses.replace(self.identity, iteration=iteration, place=str(self.place))
         if self.is_first and self.identity != before:
-            self.identity.write(self.settings)
+            self.identity.write(self.settings, is_new=self.identity.place != before.place)
 
     def delete(self) -> None:
         """The run has done all its steps."""

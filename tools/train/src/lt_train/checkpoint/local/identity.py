@@ -2,7 +2,8 @@
 
 `run` is drawn when the run begins, `generation` counts the starts that were not from its copies: those that there were do not
 count any more from then on. A node that was away and comes back with them would otherwise bring back steps that were done again.
-Without the file no copies count: whoever deletes it starts from SAVE.
+Without the file no copies count: whoever deletes it starts from SAVE. A hidden file beside it still says whose the copies on the
+disks are then, so that they are deleted.
 """
 
 import dataclasses
@@ -15,10 +16,12 @@ from typing import Self
 import torch
 
 from lt_shared import storage
+from lt_shared.console import warn
 from lt_train.config.settings.checkpointing import Checkpointing
 from lt_train.runtime import agreement
 
 FILE = "local-copies.json"
+HIDDEN = ".local-copies.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,14 +57,29 @@ class Identity:
 
     @classmethod
     def _read(cls, settings: Checkpointing) -> Self | None:
-        path = record_path(settings)
+        path, hidden, save = record_path(settings), record_path(settings, HIDDEN), _save(settings)
+        found, left = cls._parsed(path), cls._parsed(hidden)
+        if found is None and storage.exists(path):
+            warn(f"{path}: is damaged, no local copies count")
+        if found is not None and found.save != save and found.iteration is not None:
+            # Of a run that was copied they are still another's, and of one that was moved there is nobody else.
+            warn(
+                f"{path}: names the local copies of {found.save}, which do not count in {save}; if that run was moved, move it"
+                f" back to use them, or delete {os.path.join(found.place or 'SAVE_LOCAL', found.prefix)}*"
+            )
+        if found is not None and found.save == save:
+            return found
+        is_own = found is None and left is not None and left.save == save
+        return dataclasses.replace(left, generation=left.generation + 1, iteration=None) if left and is_own else None
+
+    @classmethod
+    def _parsed(cls, path: str) -> Self | None:
         try:
             read = json.loads(storage.read_bytes(path)) if storage.exists(path) else {}
             found = cls(**{name: value for name, value in read.items() if name != "v"}) if read else None
         except (ValueError, TypeError, AttributeError):
-            found = None
-        # A run that was copied, or moved, has no copies of its own yet.
-        return found if found is not None and found._is_sound and found.save == _save(settings) else None
+            return None
+        return found if found is not None and found._is_sound else None
 
     @property
     def _is_sound(self) -> bool:
@@ -69,17 +87,20 @@ class Identity:
         numbers = isinstance(self.generation, int) and isinstance(self.iteration, int | None)
         return numbers and isinstance(self.place, str | None) and bool(re.fullmatch("[0-9a-f]{12}", str(self.run)))
 
-    def write(self, settings: Checkpointing) -> None:
-        """By the first rank."""
-        storage.write_bytes(record_path(settings), (json.dumps({"v": 1, **dataclasses.asdict(self)}) + "\n").encode())
+    def write(self, settings: Checkpointing, is_new: bool = True) -> None:
+        """By the first rank; unless it is new, only the iteration is another than before."""
+        content = (json.dumps({"v": 1, **dataclasses.asdict(self)}) + "\n").encode()
+        for name in (HIDDEN, FILE) if is_new else (FILE,):
+            storage.write_bytes(record_path(settings, name), content)
 
     def delete(self, settings: Checkpointing) -> None:
         """By the first rank: the run has no copies any more."""
-        storage.remove(record_path(settings))
+        for name in (FILE, HIDDEN):
+            storage.remove(record_path(settings, name))
 
 
-def record_path(settings: Checkpointing) -> str:
-    return os.path.join(str(settings.save), FILE)
+def record_path(settings: Checkpointing, name: str = FILE) -> str:
+    return os.path.join(str(settings.save), name)
 
 
 def _save(settings: Checkpointing) -> str:
