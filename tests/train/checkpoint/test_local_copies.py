@@ -12,12 +12,16 @@ import pytest
 import synthetic
 import torch
 from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing import serialization
+from megatron.core.dist_checkpointing.core import CheckpointingConfig
+from megatron.core.dist_checkpointing.strategies import common
 from running import Result, faulty, losses, quick_command, run_tasks, train
 
 from lt_shared import checkpoint_layout
 from lt_shared.console import BadConfig, CannotCreate
 from lt_train.checkpoint.local import identity, nodes
 from lt_train.checkpoint.object_reader import known_objects_only
+from lt_train.checkpoint.shards import first_rank_files
 from lt_train.planner import checkpoint_size
 from lt_train.runtime import agreement
 
@@ -115,11 +119,102 @@ def test_lost_nodes(tmp_path: Path) -> None:
     assert 0 < float(recovered[0][0]) < 600
 
 
+def test_disks_that_fail(tmp_path: Path) -> None:
+    """At the start, when a directory is made, when the first rank writes the index, and when the copies get their names."""
+    job = Job(tmp_path)
+    moments = ("1:mkdir:disk1:EROFS", "1:mkdir:.iter_0000002:EROFS", "0:fsync:.metadata:ENOSPC", "1:rename:.iter_0000008:EROFS")
+    done = job.run(",".join(f"{moment}:rank" for moment in moments))
+    assert [task.code for task in done] == [0, 0], done
+    assert re.findall(r"no local checkpoint (.*?): .*(Read-only|No space)", done[0].err) == [
+        ("for now", "Read-only"),
+        ("of iteration 8", "Read-only"),
+    ]
+    assert re.findall(r"saved local checkpoint from iteration +(\d+)", done[0].err) == ["6"]
+    assert checkpoint_layout.read_tracker(job.save) == 12
+    assert not [*job.disks[0].iterdir(), *job.disks[1].iterdir()]
+
+
+def test_the_first_ranks_own_files_fail(tmp_path: Path) -> None:
+    """The other ranks are in a collective then: it comes to it, too, and says so later."""
+    has_common = hasattr(common, "TorchCommonSaveStrategy")
+    files = ["common.pt", "metadata.json"] if has_common else ["metadata.json"]
+    for name in files:
+        (tmp_path / name).mkdir()
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        with first_rank_files.failures_kept() as kept:
+            if has_common:
+                dist_checkpointing.save({"iteration": 4}, str(tmp_path), async_sharded_save=True)
+            serialization.save_config(CheckpointingConfig("torch_dist", 1), str(tmp_path))
+    finally:
+        torch.distributed.destroy_process_group()
+    assert len(kept) == len(files)
+    assert "metadata.json" in str(kept[-1])
+    with pytest.raises(IsADirectoryError):
+        serialization.save_config(CheckpointingConfig("torch_dist", 1), str(tmp_path))
+
+
+OF_FOURS = (*OPTIONS, "--save-interval", "4", "--ranks", "1")
+
+
+def interrupted(job: Job) -> tuple[str, ...]:
+    """A run of one node with a checkpoint of 4 in SAVE and a local one of 6; returns the options for its copies."""
+    local = ("--save-local", str(job.disks[0]), "--save-local-interval", "3")
+    assert train(*OF_FOURS, *local, "--save", str(job.save), **faulty("0:fsync:iter_0000008:SIGKILL:launcher")).code == -9
+    assert [path.name for path in job.held(0)] == ["iter_0000006"]
+    return local
+
+
+def test_a_run_that_went_on_without_its_copies(tmp_path: Path) -> None:
+    """What it has trained since is not in them."""
+    job = Job(tmp_path)
+    local, options = interrupted(job), (*OF_FOURS, "--save", str(job.save))
+    without = train(*options, "--lr", "1e-5", "--min-lr", "0", "--exit-interval", "5")
+    assert without.code == 75, without.err
+    assert "local copies of iteration 6 are not used without --save-local, the run continues from iteration 4" in without.err
+    assert not list(job.disks[0].iterdir())
+    again = train(*options, *local)
+    assert again.code == 0, again.err
+    assert not re.search(NEWER, again.err)
+    assert f"from {job.save} at iteration 5" in again.err
+    assert not list(job.disks[0].iterdir())
+    assert not list(job.save.glob(f"*{identity.FILE}"))
+
+
+def test_copies_that_no_file_names_any_more(tmp_path: Path) -> None:
+    """Deleted on purpose, damaged, and of a SAVE that was moved, which could have been copied as well."""
+    job = Job(tmp_path)
+    local = interrupted(job)
+    for place in (job.save, job.disks[0]):
+        shutil.copytree(place, tmp_path / "before" / place.name)
+    named, moved = job.save / identity.FILE, tmp_path / "moved"
+    found = {}
+    for name, change in (
+        ("deleted", named.unlink),
+        ("damaged", lambda: named.write_text("{")),
+        ("moved", lambda: job.save.rename(moved)),
+    ):
+        change()
+        found[name] = train(*OF_FOURS, *local, "--save", str(moved if name == "moved" else job.save))
+        assert found[name].code == 0, found[name].err
+        assert not re.search(NEWER, found[name].err)
+        assert bool(list(job.disks[0].iterdir())) == (name == "moved")
+        if name != "moved":
+            for place in (job.save, job.disks[0]):
+                shutil.rmtree(place)
+                shutil.copytree(tmp_path / "before" / place.name, place)
+    assert identity.FILE not in found["deleted"].err
+    assert f"{named}: is damaged, no local copies count" in found["damaged"].err
+    assert f"names the local copies of {job.save}, which do not count in {moved}" in found["moved"].err
+    (left,) = job.disks[0].iterdir()
+    assert f"or delete {left.with_suffix('')}.*" in found["moved"].err
+
+
 def test_a_directory_that_machines_share_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
     monkeypatch.setattr(agreement, "from_first_rank", lambda value: value)
     monkeypatch.setattr(agreement, "largest", lambda value, where: value)
-    monkeypatch.setattr(agreement, "gathered", lambda value, where: [["n1", [0, 1]], ["n2", [0, 1]]])
+    monkeypatch.setattr(agreement, "gathered", lambda value, where: [[host, [0, 1], value[2]] for host in ("n1", "n2")])
     with pytest.raises(BadConfig, match=r"is the same directory on n1 and n2"):
         nodes.find(tmp_path / "shared", torch.device("cpu"))
     assert not list((tmp_path / "shared").iterdir())

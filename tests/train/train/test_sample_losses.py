@@ -30,8 +30,10 @@ def logged(directory: Path) -> dict[int, float]:
 
 @pytest.fixture(scope="module")
 def one_rank(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> Path:
+    """With options that whoever scores has no use for."""
     directory = tmp_path_factory.mktemp("sample-losses") / "run"
-    result = train(*SMALL, *STEPS, "--ranks", "1", "--save", str(directory), dataset.prefix)
+    local = ("--save-local", str(directory.parent / "local"), "--save-local-interval", "2")
+    result = train(*SMALL, *STEPS, *local, "--ranks", "1", "--save", str(directory), dataset.prefix)
     assert result.code == 0, result.err
     return directory
 

@@ -44,6 +44,14 @@ def test_places_that_keep_no_checkpoint(place: str, reason: str) -> None:
 def test_options_that_contradict_each_other() -> None:
     assert "--keep-every says what --keep-last must not delete" in problems("--save", "run", "--keep-every", "10")
     assert any("not a multiple" in each for each in problems("--save", "run", "--keep-every", "7", "--keep-last", "1"))
+    assert problems("--save", "run", "--save-local-interval", "5") == [
+        "--save-local-interval without --save-local: there will be no copies"
+    ]
+    local = ("--save", "run", "--save-local", "disk")
+    for interval in ("50", "100"):
+        (problem,) = problems(*local, "--save-interval", interval)
+        assert problem.startswith(f"--save-local-interval 100 is a multiple of --save-interval {interval}: there will be no")
+    assert problems(*local) == problems(*local, "--save-interval", "10", "--save-local-interval", "15") == []
     for option in (("--async-save",), ("--keep-last", "2")):
         assert f"{option[0]} without --save: nothing will be saved" in problems(*option)
     assert any("the run could not resume" in each for each in problems("--exit-interval", "5"))

@@ -132,6 +132,8 @@ def _parts(
     datasets = tuple(_dataset(dataset) for dataset in attempt.datasets)
     settled = {
         "save": None,
+        "save_local": None,
+        "save_local_interval": None,
         "keep_last": None,
         "keep_every": None,
         "async_save": False,

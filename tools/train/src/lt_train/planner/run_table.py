@@ -31,7 +31,7 @@ def table(config: RunConfig, cluster: Cluster, is_finished: bool) -> str:
 def _local(config: RunConfig, directory: str, nodes: int) -> str:
     """The bound of a node's disk: the newest set, and the next while it is written."""
     needed = 2 * checkpoint_size.local_set_bytes(config, nodes) / GIB
-    return f"{directory}, every {config.checkpointing.save_local_interval:,} steps: at most {needed:.2f} GiB on a node's disk"
+    return f"{directory}, every {config.checkpointing.local_interval:,} steps: at most {needed:.2f} GiB on a node's disk"
 
 
 def model_row(config: RunConfig) -> str:

@@ -23,6 +23,7 @@ from lt_shared.sample_order.samples import Samples
 from lt_train.checkpoint import starting_point, training_state
 from lt_train.checkpoint.local.copies import LocalCopies
 from lt_train.checkpoint.local.local_saver import LocalSaver
+from lt_train.checkpoint.local.unused import UnusedCopies
 from lt_train.checkpoint.saver import Saver
 from lt_train.checkpoint.training_state import TrainingState, Unlogged
 from lt_train.config import megatron_arguments, optional_packages
@@ -76,6 +77,7 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, where: torch.de
     if start is not None:
         config = config.starting_at(start, continues)
     copies = LocalCopies(config, where) if config.checkpointing.save_local else None
+    unused = None if copies else UnusedCopies(config)
     if copies:
         config = starting_point.fetched(copies.starting(config), ranks_decide=False)
         start = config.checkpointing.start
@@ -103,6 +105,8 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, where: torch.de
             starting_point.forget(config)
         if copies:
             copies.forget_others()
+        elif unused:
+            unused.delete()
         optimizer.create_state(state.optimizer)
         clock.lap("loading")
         loop = Loop(config, chosen, state, log, where, rank_environment, copies)

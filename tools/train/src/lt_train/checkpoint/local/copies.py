@@ -7,7 +7,6 @@ those that its ranks read when they load. The files of sets that do not count an
 
 import contextlib
 import dataclasses
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,12 +16,14 @@ import torch
 from torch.distributed.checkpoint import filesystem
 
 from lt_shared import checkpoint_layout
-from lt_shared.console import IoFailure, note, warn
+from lt_shared.console import CannotCreate, IoFailure, ToolError, note, warn
 from lt_train.checkpoint import remote_run, resume
 from lt_train.checkpoint.local import holdings, nodes
 from lt_train.checkpoint.local.exchange import Exchange, Transfer
 from lt_train.checkpoint.local.holdings import LocalSet
 from lt_train.checkpoint.local.identity import Identity
+from lt_train.checkpoint.local.nodes import Nodes
+from lt_train.checkpoint.local.unused import delete_copies, own_iteration
 from lt_train.config.run_config import RunConfig
 from lt_train.runtime import agreement
 
@@ -30,18 +31,51 @@ SHARDS = ".distcp"
 
 
 class LocalCopies:
-    """All ranks make it together, and call its methods together."""
+    """All ranks make it together, and call its methods together.
+
+    `failure` says why there are none for now: some node's disk cannot be used. Then the run starts from SAVE. `is_told`: it was
+    said with what is lost by it.
+    """
 
     def __init__(self, config: RunConfig, where: torch.device):
-        settings = config.checkpointing
         self.where = where
-        self.settings = settings
+        self.settings = settings = config.checkpointing
         self.place = Path(str(settings.save_local)).absolute()
-        self.nodes = nodes.find(self.place, where)
-        self.exchange = Exchange(2 * config.faults.timeout_seconds) if len(self.nodes) > 1 else None
+        self.nodes: Nodes | None = None
+        self.exchange: Exchange | None = None
+        self._timeout_seconds = 2 * config.faults.timeout_seconds
+        self.failure, self.is_told = self._open(), False
         self.identity = Identity.agreed(settings)
         self._set: LocalSet | None = None
-        remote_run.make_spool(self.directory)
+
+    def _open(self) -> str | None:
+        """Find the nodes, unless they are; returns why one of them has no disk."""
+        if self.nodes is None:
+            try:
+                self.nodes = nodes.find(self.place, self.where)
+            except nodes.DiskFailure as error:
+                return str(error)
+            self.exchange = Exchange(self._timeout_seconds) if len(self.nodes) > 1 else None
+        return None
+
+    def prepare(self) -> str | None:
+        """Before anything is written: let each node have its directory, also when it was deleted. Returns why one cannot."""
+        try:
+            self.failure = self._open() or self._make_directory()
+        except ToolError as error:
+            # A directory that cannot be one ends a run at its start alone.
+            self.failure = str(error)
+        return self.failure
+
+    def _make_directory(self) -> str | None:
+        problem = None
+        try:
+            remote_run.make_spool(self.directory)
+        except CannotCreate as error:
+            problem = str(error)
+        except OSError as error:
+            problem = f"{self.directory}: {error.strerror}"
+        return nodes.first_failure(problem, self.where)
 
     @property
     def directory(self) -> Path:
@@ -58,17 +92,12 @@ class LocalCopies:
 
         Raises BadConfig when the copies are of another model.
         """
-        start = config.checkpointing.start
-        own = start is not None and config.checkpointing.continues
-        shared = (checkpoint_layout.iteration_of(Path(str(start))) or 0) if own else 0
-        last = config.batches.train_iters
-        found = holdings.newest_complete(self.directory, self.nodes, self.where, shared, last, config.checkpointing.verify)
+        start, shared, last = config.checkpointing.start, own_iteration(config), config.batches.train_iters
+        found = self._set = self._newest(shared, last, config.checkpointing.verify)
         if found is None:
             self._go_back(shared, last, start)
             return config
-        self._set = found
         checkpoint = checkpoint_layout.iteration_directory(self.directory, found.iteration)
-        self._complete_small_files(checkpoint)
         config = config.starting_at(str(checkpoint), continues=True)
         if self.is_first:
             note(f"the local copies of iteration {found.iteration} are newer than {start or 'any checkpoint in SAVE'}")
@@ -85,7 +114,7 @@ class LocalCopies:
         original = reader.read_data
 
         def read_data(self_: Any, plan: Any, planner: Any) -> Any:
-            self._fetch({str(self_.storage_data[item.storage_index].relative_path) for item in plan.items})
+            self._fetch(found, {str(self_.storage_data[item.storage_index].relative_path) for item in plan.items})
             return original(self_, plan, planner)
 
         reader.read_data = read_data  # type: ignore[method-assign,assignment]
@@ -96,88 +125,119 @@ class LocalCopies:
 
     def forget_others(self) -> None:
         """Delete all but the set that the run has started from, when its state is in memory: no other is its newest any more."""
-        if self.nodes.is_leader:
-            for path in self.place.glob(f"{self.identity.prefix}*"):
-                if path != self.directory:
-                    shutil.rmtree(path, ignore_errors=True)
-            for path in self.directory.iterdir():
-                if path != self.start:
-                    shutil.rmtree(path, ignore_errors=True)
+        if self.is_leader:
+            self._delete(but=self.identity.directory)
+            with contextlib.suppress(OSError):
+                for path in self.directory.iterdir():
+                    if path != self.start:
+                        shutil.rmtree(path, ignore_errors=True)
         agreement.largest(0, self.where)
+        self._record(self.identity.iteration)
 
     def saved(self, iteration: int) -> None:
-        """There is a complete set of `iteration`."""
-        self.identity = dataclasses.replace(self.identity, iteration=iteration)
-        if self.is_first:
-            self.identity.write(self.settings)
+        """There is a complete set of `iteration`. It counts also where SAVE has no room to say which it is."""
+        with contextlib.suppress(OSError, ToolError):
+            self._record(iteration)
+
+    def _record(self, iteration: int | None) -> None:
+        before, self.identity = self.identity, dataclasses.replace(self.identity, iteration=iteration, place=str(self.place))
+        if self.is_first and self.identity != before:
+            self.identity.write(self.settings, is_new=self.identity.place != before.place)
 
     def delete(self) -> None:
         """The run has done all its steps."""
-        if self.nodes.is_leader:
-            shutil.rmtree(self.directory, ignore_errors=True)
+        if self.is_leader:
+            self._delete()
         if self.is_first:
             self.identity.delete(self.settings)
+
+    def _delete(self, but: str | None = None) -> None:
+        """Delete what this node has, also where earlier starts had it, but for directories of that name."""
+        for place in {str(self.place), self.identity.place}:
+            delete_copies(self.identity, place, but)
 
     @property
     def is_first(self) -> bool:
         return torch.distributed.get_rank() == 0
 
+    @property
+    def is_leader(self) -> bool:
+        """Whether this rank is its node's first; while it is not known who that is, each may be."""
+        return self.nodes is None or self.nodes.is_leader
+
+    @property
+    def found_nodes(self) -> Nodes:
+        """Once `prepare` has not failed."""
+        assert self.nodes is not None
+        return self.nodes
+
+    def _newest(self, shared: int, last: int, verify: bool) -> LocalSet | None:
+        """The newest set that counts, when every node has its small files."""
+        if self.failure:
+            return None
+        found = holdings.newest_complete(self.directory, self.found_nodes, self.where, shared, last, verify)
+        if found is None:
+            return None
+        self.failure = self._make_directory() or self._complete_small_files(found)
+        return None if self.failure else found
+
     def _go_back(self, shared: int, last: int, start: str | None) -> None:
         """There is no newer set: say what is lost, and let none of the present ones count any more."""
         newest = self.identity.iteration
-        if newest is None or not shared < newest < last:
-            return
-        since = start or "the beginning"
-        if self.is_first:
-            warn(
-                f"the local copies of iteration {newest} are on no node any more, or not all of them: the run continues"
-                f" from {since}, and {newest - shared} step(s) are lost"
-            )
+        if newest is not None and shared < newest < last:
+            self.is_told = self.failure is not None
+            why = f"cannot be used, {self.failure}" if self.failure else "are on no node any more, or not all of them"
+            if self.is_first:
+                since, lost = start or "the beginning", newest - shared
+                warn(f"the local copies of iteration {newest} {why}: the run continues from {since}, and {lost} step(s) are lost")
+        self._let_none_count()
+        self.failure = self.failure or self._make_directory()
+
+    def _let_none_count(self) -> None:
         self.identity = dataclasses.replace(self.identity, generation=self.identity.generation + 1, iteration=None)
         if self.is_first:
             self.identity.write(self.settings)
-        remote_run.make_spool(self.directory)
 
-    def _complete_small_files(self, checkpoint: Path) -> None:
-        assert self._set is not None
+    def _complete_small_files(self, found: LocalSet) -> str | None:
         transfers = []
-        for name in sorted(name for name in self._set.files if not name.endswith(SHARDS)):
-            holders = self._set.holders[name]
-            lacking = [node for node in range(len(self.nodes)) if node not in holders]
-            transfers += [self._transfer(name, holders, self.nodes.ranks[node][0]) for node in lacking]
+        for name in sorted(name for name in found.files if not name.endswith(SHARDS)):
+            holders = found.holders[name]
+            lacking = [node for node in range(len(self.found_nodes)) if node not in holders]
+            transfers += [self._transfer(found, name, self.found_nodes.ranks[node][0]) for node in lacking]
             holders += lacking
-        self._run(transfers, checkpoint)
+        return self._run(found, transfers)
 
-    def _fetch(self, names: set[str]) -> None:
-        """Let every node have the files that its ranks name."""
-        assert self._set is not None
-        checkpoint = checkpoint_layout.iteration_directory(self.directory, self._set.iteration)
-        lacking = sorted(name for name in names if self.nodes.own not in self._set.holders.get(name, []))
+    def _fetch(self, found: LocalSet, names: set[str]) -> None:
+        """Let every node have the files that its ranks name. Raises IoFailure on all ranks when one cannot read or write."""
+        lacking = sorted(name for name in names if self.found_nodes.own not in found.holders.get(name, []))
         asked = agreement.gathered(lacking, self.where)
         transfers = []
-        for node, ranks in enumerate(self.nodes.ranks):
-            wanted = sorted({name for rank in ranks for name in asked[rank] if name in self._set.files})
+        for node, ranks in enumerate(self.found_nodes.ranks):
+            wanted = sorted({name for rank in ranks for name in asked[rank] if name in found.files})
             for number, name in enumerate(wanted):
-                transfers.append(self._transfer(name, self._set.holders[name], ranks[number % len(ranks)]))
-                self._set.holders[name].append(node)
-        if transfers:
-            self._run(transfers, checkpoint)
+                transfers.append(self._transfer(found, name, ranks[number % len(ranks)]))
+                found.holders[name].append(node)
+        if problem := self._run(found, transfers):
+            # The model is no longer what it was: the next start is from SAVE.
+            self._let_none_count()
+            hint = "run the same command again: it starts from SAVE"
+            raise IoFailure(f"a local copy could not be brought to another node: {problem}", hint)
 
-    def _transfer(self, name: str, holders: list[int], target: int) -> Transfer:
+    def _transfer(self, found: LocalSet, name: str, target: int) -> Transfer:
         """From one of the nodes that hold the file, each node's ranks in turn."""
-        assert self._set is not None
-        number = sum(name.encode()) + target
-        ranks = self.nodes.ranks[holders[number % len(holders)]]
-        return Transfer(ranks[number % len(ranks)], target, name, self._set.files[name])
+        number, holders = sum(name.encode()) + target, found.holders[name]
+        ranks = self.found_nodes.ranks[holders[number % len(holders)]]
+        return Transfer(ranks[number % len(ranks)], target, name, found.files[name])
 
-    def _run(self, transfers: list[Transfer], checkpoint: Path) -> None:
-        """All ranks make these transfers. Raises IoFailure on all when one of them cannot read or write."""
+    def _run(self, found: LocalSet, transfers: list[Transfer]) -> str | None:
+        """All ranks make these transfers; returns what one of them could not read or write."""
         if self.exchange is None or not transfers:
-            return
-        checkpoint.mkdir(exist_ok=True)
-        agreement.largest(0, self.where)
-        if problem := agreement.first_problem(self.exchange.run(transfers, checkpoint, checkpoint), self.where):
-            raise IoFailure(
-                f"a local copy could not be brought to another node: {problem}",
-                f"make room there; without {os.path.join(str(self.settings.save), 'local-copies.json')} the run starts from SAVE",
-            )
+            return None
+        checkpoint, problem = checkpoint_layout.iteration_directory(self.directory, found.iteration), None
+        try:
+            checkpoint.mkdir(exist_ok=True)
+        except OSError as error:
+            problem = f"{checkpoint}: {error.strerror}"
+        if problem := nodes.first_failure(problem, self.where):
+            return problem
+        return nodes.first_failure(self.exchange.run(transfers, checkpoint, checkpoint), self.where)

@@ -6,6 +6,7 @@ A rank takes two buffers of CHUNK_BYTES. A file that cannot be read or written i
 the failure told afterwards: the other rank must not wait for it.
 """
 
+import contextlib
 import dataclasses
 import datetime
 import os
@@ -101,16 +102,9 @@ class Exchange:
             problem = problem or _write(file, content)
         sent = torch.tensor([0])
         torch.distributed.recv(sent, transfer.source, self._group)
-        if file:
-            problem = problem or _sync(file)
-            file.close()
         if problem is None and sent.item() != checksum:
             problem = f"{transfer.name}: rank {transfer.source} could not read it"
-        if problem is None:
-            partial.rename(into / transfer.name)
-        else:
-            partial.unlink(missing_ok=True)
-        return problem
+        return _finish(file, partial, into / transfer.name, problem)
 
 
 class Beside(threading.Thread):
@@ -168,9 +162,17 @@ def _write(file: Any, content: memoryview) -> str | None:
     return None
 
 
-def _sync(file: Any) -> str | None:
+def _finish(file: Any, partial: Path, target: Path, problem: str | None) -> str | None:
+    """Give the file its name, when all of it is on disk, or delete it."""
     try:
-        os.fsync(file.fileno())
+        if file:
+            with file:
+                os.fsync(file.fileno())
+        if problem is None:
+            partial.rename(target)
+            return None
     except OSError as error:
-        return f"{file.name}: {error.strerror}"
-    return None
+        problem = problem or f"{partial}: {error.strerror}"
+    with contextlib.suppress(OSError):
+        partial.unlink()
+    return problem

@@ -6,6 +6,7 @@ which files there must be. Before a set counts, every node compares what it hold
 files: a damaged file counts as missing, and the other copy of it is used.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -49,14 +50,18 @@ def newest_complete(
 
 
 def digest_of(checkpoint: Path) -> str | None:
-    """What tells the set of a directory from others; None when it has no `checksums.json`."""
-    path = checkpoint / FileChecksums.NAME
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else None
+    """What tells the set of a directory from others; None when it has no `checksums.json`, or the disk does not give it."""
+    try:
+        return hashlib.sha256((checkpoint / FileChecksums.NAME).read_bytes()).hexdigest()[:16]
+    except OSError:
+        return None
 
 
 def _own_sets(directory: Path, later_than: int, earlier_than: int) -> list[tuple[int, str]]:
-    found = []
-    for checkpoint in checkpoint_layout.checkpoints(directory):
+    found, there = [], []
+    with contextlib.suppress(OSError):
+        there = checkpoint_layout.checkpoints(directory)
+    for checkpoint in there:
         iteration, digest = checkpoint_layout.iteration_of(checkpoint) or 0, digest_of(checkpoint)
         if digest is not None and later_than < iteration < earlier_than:
             found.append((iteration, digest))
@@ -69,17 +74,18 @@ def _inspected(checkpoint: Path, iteration: int, digest: str, nodes: Nodes, wher
     if digest_of(checkpoint) == digest:
         try:
             recorded = FileChecksums.read(checkpoint)
-        except ToolError as error:
+        except (ToolError, OSError) as error:
             warn(f"passing over a local copy: {error}")
     names = sorted(recorded.ranges) if recorded else []
     sizes = {name: whole[0] for name in names if recorded and (whole := recorded.whole(name))}
     ranks = nodes.own_ranks
     part = ranks.index(torch.distributed.get_rank())
     undamaged = [name for name in names[part :: len(ranks)] if recorded and _is_there(checkpoint, name, recorded, verify)]
+    path = checkpoint / FileChecksums.NAME
     if recorded and nodes.is_leader:
-        path = checkpoint / FileChecksums.NAME
-        sizes[path.name] = path.stat().st_size
-        undamaged.append(path.name)
+        with contextlib.suppress(OSError):
+            sizes[path.name] = path.stat().st_size
+            undamaged.append(path.name)
     told: list[tuple[dict[str, int], list[str]]] = agreement.gathered((sizes if nodes.is_leader else {}, undamaged), where)
     files: dict[str, int] = next((dict(found) for found, _ in told if found), {FileChecksums.NAME: 0})
     return LocalSet(iteration, digest, files, _holders(files, told, nodes))
@@ -95,14 +101,14 @@ def _holders(files: Iterable[str], told: Sequence[tuple[dict[str, int], list[str
 
 def _is_there(checkpoint: Path, name: str, recorded: FileChecksums, verify: bool) -> bool:
     path = checkpoint / name
-    if not path.is_file():
-        return False
     whole = recorded.whole(name)
-    if not verify:
-        return whole is not None and path.stat().st_size == whole[0]
     try:
+        if not path.is_file():
+            return False
+        if not verify:
+            return whole is not None and path.stat().st_size == whole[0]
         recorded.check_file(checkpoint, name)
-    except BadData as error:
+    except (BadData, OSError) as error:
         warn(f"a local copy is damaged: {error}")
         return False
     return True

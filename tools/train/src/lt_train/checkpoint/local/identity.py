@@ -1,33 +1,38 @@
 """Which local copies are a run's own: SAVE/local-copies.json names them, since a node's disk may have those of many runs.
 
-`run` is drawn when the run begins, `generation` counts how often it has gone back behind its newest copies, which do not count
-any more from then on: a node that was away and comes back with them would otherwise bring back steps that were done again.
-Without the file no copies count: whoever deletes it starts from SAVE.
+`run` is drawn when the run begins, `generation` counts the starts that were not from its copies: those that there were do not
+count any more from then on. A node that was away and comes back with them would otherwise bring back steps that were done again.
+Without the file no copies count: whoever deletes it starts from SAVE. A hidden file beside it still says whose the copies on the
+disks are then, so that they are deleted.
 """
 
 import dataclasses
 import json
 import os
+import re
 import secrets
 from typing import Self
 
 import torch
 
 from lt_shared import storage
+from lt_shared.console import warn
 from lt_train.config.settings.checkpointing import Checkpointing
 from lt_train.runtime import agreement
 
 FILE = "local-copies.json"
+HIDDEN = ".local-copies.json"
 
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """`iteration` is that of the newest copies that were complete."""
+    """`iteration` is that of the newest copies that were complete, `place` the directory of the first node for them."""
 
     run: str
     save: str
-    generation: int = 1
+    generation: int = 0
     iteration: int | None = None
+    place: str | None = None
 
     @property
     def prefix(self) -> str:
@@ -40,36 +45,63 @@ class Identity:
 
     @classmethod
     def agreed(cls, settings: Checkpointing) -> Self:
-        """That of the run, as its first rank reads or makes it. All ranks call it."""
-        found: dict[str, int | str | None] | None = None
-        if torch.distributed.get_rank() == 0:
-            found = dataclasses.asdict(cls._of(settings))
-        return cls(**agreement.from_first_rank(found))
+        """That of the run, as its first rank reads or draws it. All ranks call it."""
+        return cls.recorded(settings) or cls(**agreement.from_first_rank({"run": secrets.token_hex(6), "save": _save(settings)}))
 
     @classmethod
-    def _of(cls, settings: Checkpointing) -> Self:
-        save = str(settings.save) if settings.is_remote else os.path.realpath(str(settings.save))
-        path = _path(settings)
+    def recorded(cls, settings: Checkpointing) -> Self | None:
+        """That of the run, as its first rank reads it; None when SAVE names none. All ranks call it."""
+        found = cls._read(settings) if torch.distributed.get_rank() == 0 else None
+        told = agreement.from_first_rank(found and dataclasses.asdict(found))
+        return None if told is None else cls(**told)
+
+    @classmethod
+    def _read(cls, settings: Checkpointing) -> Self | None:
+        path, hidden, save = record_path(settings), record_path(settings, HIDDEN), _save(settings)
+        found, left = cls._parsed(path), cls._parsed(hidden)
+        if found is None and storage.exists(path):
+            warn(f"{path}: is damaged, no local copies count")
+        if found is not None and found.save != save and found.iteration is not None:
+            # Of a run that was copied they are still another's, and of one that was moved there is nobody else.
+            warn(
+                f"{path}: names the local copies of {found.save}, which do not count in {save}; if that run was moved, move it"
+                f" back to use them, or delete {os.path.join(found.place or 'SAVE_LOCAL', found.prefix)}*"
+            )
+        if found is not None and found.save == save:
+            return found
+        is_own = found is None and left is not None and left.save == save
+        return dataclasses.replace(left, generation=left.generation + 1, iteration=None) if left and is_own else None
+
+    @classmethod
+    def _parsed(cls, path: str) -> Self | None:
         try:
             read = json.loads(storage.read_bytes(path)) if storage.exists(path) else {}
             found = cls(**{name: value for name, value in read.items() if name != "v"}) if read else None
         except (ValueError, TypeError, AttributeError):
-            found = None
-        if found is not None and found.save == save:
-            return found
-        # A run that was copied, or moved, has no copies of its own yet.
-        made = cls(secrets.token_hex(6), save)
-        made.write(settings)
-        return made
+            return None
+        return found if found is not None and found._is_sound else None
 
-    def write(self, settings: Checkpointing) -> None:
-        """By the first rank."""
-        storage.write_bytes(_path(settings), (json.dumps({"v": 1, **dataclasses.asdict(self)}) + "\n").encode())
+    @property
+    def _is_sound(self) -> bool:
+        """Whether the file says what this class writes: directories are deleted by it."""
+        numbers = isinstance(self.generation, int) and isinstance(self.iteration, int | None)
+        return numbers and isinstance(self.place, str | None) and bool(re.fullmatch("[0-9a-f]{12}", str(self.run)))
+
+    def write(self, settings: Checkpointing, is_new: bool = True) -> None:
+        """By the first rank; unless it is new, only the iteration is another than before."""
+        content = (json.dumps({"v": 1, **dataclasses.asdict(self)}) + "\n").encode()
+        for name in (HIDDEN, FILE) if is_new else (FILE,):
+            storage.write_bytes(record_path(settings, name), content)
 
     def delete(self, settings: Checkpointing) -> None:
         """By the first rank: the run has no copies any more."""
-        storage.remove(_path(settings))
+        for name in (FILE, HIDDEN):
+            storage.remove(record_path(settings, name))
 
 
-def _path(settings: Checkpointing) -> str:
-    return os.path.join(str(settings.save), FILE)
+def record_path(settings: Checkpointing, name: str = FILE) -> str:
+    return os.path.join(str(settings.save), name)
+
+
+def _save(settings: Checkpointing) -> str:
+    return str(settings.save) if settings.is_remote else os.path.realpath(str(settings.save))

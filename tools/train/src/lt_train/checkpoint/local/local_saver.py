@@ -5,8 +5,9 @@
    the small files of the first rank.
 3. When all nodes have all of it on disk, the directories get their names, and the set before, which was whole until then, goes.
 
-A local disk that is full or broken ends no run: a warning says so, and the set before stays. While a checkpoint for SAVE is being
-written no local one begins; the next step after it has one.
+A local disk that is full or broken, on any node and at any time, ends no run: all ranks agree on it before one of them would wait
+for another, the first failure since a success is told, and each later checkpoint tries again. While a checkpoint for SAVE is
+being written no local one begins; the next step after it has one.
 """
 
 import contextlib
@@ -20,13 +21,16 @@ from types import TracebackType
 from torch.distributed.checkpoint.api import CheckpointException
 
 from lt_shared import checkpoint_layout, local_files
+from lt_shared.console import ToolError
 from lt_shared.recovery_notes import LocalCheckpoint
 from lt_train.checkpoint import disk_space, saver
 from lt_train.checkpoint.local.copies import SHARDS, LocalCopies
 from lt_train.checkpoint.local.exchange import Beside, Transfer
+from lt_train.checkpoint.local.nodes import DiskFailure, first_failure
 from lt_train.checkpoint.saver import Save, Saver, Slow
+from lt_train.checkpoint.shards import first_rank_files
 from lt_train.planner import checkpoint_size
-from lt_train.runtime import agreement, device
+from lt_train.runtime import agreement, device, signals
 
 
 class LocalSaver(Saver):
@@ -37,11 +41,16 @@ class LocalSaver(Saver):
         self._copies = copies
         self._copying: Beside | None = None
         self._is_due = False
-        self._lacked_room = False
+        # Since the last one that was saved.
+        self._is_failing = copies.is_told
         super().__init__(shared.config, shared.kernels, shared.state, shared.where, shared.log, shared.arrivals)
         shared.before_saving = self._give_way
+        self._start = self.state.iteration
         self._last = copies.start
-        self._has_room(is_final=False)
+        if copies.failure:
+            self._fail(copies.failure)
+        else:
+            self._has_room(is_final=False)
 
     def _open(self, directory: str) -> None:
         self.run, self.url, self.is_publisher = self._copies.directory, None, self._copies.is_first
@@ -53,13 +62,35 @@ class LocalSaver(Saver):
 
     def after_step(self, loss: float | None, slow: Slow) -> None:
         """Save when it is time for it and no checkpoint is being written; publish what is written. All ranks call it."""
-        self._is_due |= self.state.iteration % self.config.checkpointing.save_local_interval == 0
+        self._is_due |= self.state.iteration % self.config.checkpointing.local_interval == 0
         self.poll(slow=slow)
         if self._is_due and not self.is_writing and not self._shared.is_writing:
             self._is_due = False
             with slow():
                 device.release(self.where)
                 self.save(loss, is_final=False)
+
+    def save(self, loss: float | None, is_final: bool = True) -> None:
+        self.finish()
+        if self._saved == self.state.iteration or not self._has_room(is_final):
+            return
+        partial, problem = self._partial(), None
+        try:
+            partial.mkdir(exist_ok=True)
+        except OSError as error:
+            problem = f"{partial}: {error.strerror}"
+        problem = first_failure(problem, self.where)
+        if problem is None:
+            try:
+                with first_rank_files.failures_kept() as self._kept, signals.held_back():
+                    self._saves = self._begun(loss, partial)
+            except CheckpointException as error:
+                # Of all ranks: some could not plan.
+                problem = saver.reason(error)
+        if problem is not None:
+            self._fail(problem, partial)
+        elif not self.is_async:
+            self.finish()
 
     def _give_way(self) -> None:
         """A checkpoint for SAVE is about to be written: it stands for the local one that is due."""
@@ -93,37 +124,48 @@ class LocalSaver(Saver):
             if self._copying is None:
                 problem = self._written(save)
                 if problem is None:
-                    exchange = self._copies.exchange
-                    copy = exchange.run if exchange else _copy_nothing
-                    self._copying = Beside(copy, self._transfers(save), save.partial, save.partial)
+                    problem = self._copy(save)
+                if problem is None:
                     return
             else:
                 copying, self._copying = self._copying, None
                 problem = self._published(save, copying.result())
         self._saves = None
         if problem is None:
-            self._saved = save.record.iteration
+            self._saved, self._is_failing = save.record.iteration, False
             self._last = checkpoint_layout.iteration_directory(self.run, save.record.iteration)
             self._report(save, str(self.run))
         else:
-            shutil.rmtree(save.partial, ignore_errors=True)
-            self._warn(problem)
+            self._fail(problem, save.partial)
 
-    def _warn(self, reason: str) -> None:
-        self.log.warning(f"no local checkpoint of iteration {self.state.iteration}: {reason}; the one before stays")
+    def _fail(self, reason: str, partial: Path | None = None) -> None:
+        """All ranks have agreed that there is no local checkpoint now, of which `partial` is what there is."""
+        if partial:
+            shutil.rmtree(partial, ignore_errors=True)
+        if not self._is_failing:
+            what = f"of iteration {self.state.iteration}" if self.state.iteration > self._start else "for now"
+            self.log.warning(f"no local checkpoint {what}: {reason}; training goes on, the next ones are tried silently")
+        self._is_failing = True
 
     def _has_room(self, is_final: bool) -> bool:
-        """On all nodes; says so when that changes."""
-        needed = checkpoint_size.local_set_bytes(self.config, len(self._copies.nodes))
-        if self._last is not None and self._last.is_dir():
-            needed = int(disk_space.directory_bytes(self._last) * (1 + disk_space.MORE_SHARE)) + disk_space.MORE_BYTES
-        free = disk_space.free_bytes(self.run)
-        shortage = f"{self.run} needs {needed / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free" if free < needed else None
-        found = agreement.first_problem(shortage, self.where)
-        if found and not self._lacked_room:
-            self._warn(found)
-        self._lacked_room = found is not None
-        return found is None
+        """On all nodes."""
+        problem = self._copies.prepare()
+        if problem is None:
+            problem = first_failure(self._shortage(), self.where)
+        if problem is not None:
+            self._fail(problem)
+        return problem is None
+
+    def _shortage(self) -> str | None:
+        """Why a set would not fit on this node."""
+        needed = checkpoint_size.local_set_bytes(self.config, len(self._copies.found_nodes))
+        try:
+            if self._last is not None and self._last.is_dir():
+                needed = int(disk_space.directory_bytes(self._last) * (1 + disk_space.MORE_SHARE)) + disk_space.MORE_BYTES
+            free = disk_space.free_bytes(self.run)
+        except OSError as error:
+            return f"{self.run}: {error.strerror}"
+        return f"{self.run} needs {needed / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free" if free < needed else None
 
     def _written(self, save: Save) -> str | None:
         """Wait for the writers; returns why the shards of a rank are not written."""
@@ -131,25 +173,46 @@ class LocalSaver(Saver):
         problem = save.writer.error[0] if save.writer.error else "the disk became full" if save.writer.lacks_room() else None
         if problem is None and self._kept:
             problem = saver.reason(self._kept[0])
-        if found := agreement.first_problem(problem, self.where):
+        if found := first_failure(problem, self.where):
             return found
         try:
-            for finalize in save.request.finalize_fns:
-                finalize()
-            if self.is_publisher:
+            with first_rank_files.failures_kept() as kept:
+                for finalize in save.request.finalize_fns:
+                    finalize()
+            if self.is_publisher and not kept:
                 saver.complete_files(save)
-        except (CheckpointException, OSError) as error:
+            problem = saver.reason(kept[0]) if kept else None
+        except (CheckpointException, OSError, ToolError) as error:
             problem = saver.reason(error)
-        return agreement.first_problem(problem, self.where)
+        return first_failure(problem, self.where)
+
+    def _copy(self, save: Save) -> str | None:
+        """Begin to send and receive; returns why that cannot be."""
+        exchange = self._copies.exchange
+        try:
+            transfers = self._transfers(save)
+        except DiskFailure as error:
+            return str(error)
+        self._copying = Beside(exchange.run if exchange else _copy_nothing, transfers, save.partial, save.partial)
+        return None
 
     def _transfers(self, save: Save) -> list[Transfer]:
-        """Each rank's shards to a rank of the next node, and what the first rank has beside them to all nodes."""
-        nodes = self._copies.nodes
+        """Each rank's shards to a rank of the next node, and what the first rank has beside them to all nodes.
+
+        Raises DiskFailure on all ranks when some cannot find its own.
+        """
+        nodes = self._copies.found_nodes
         if len(nodes) == 1:
             return []
-        shards = [(path.name, path.stat().st_size) for path in save.writer.paths if path.is_file()]
-        beside = save.partial.iterdir() if self.is_publisher else ()
-        small = [(path.name, path.stat().st_size) for path in beside if path.is_file() and path.suffix != SHARDS]
+        shards, small, problem = [], [], None
+        try:
+            shards = [(path.name, path.stat().st_size) for path in save.writer.paths]
+            beside = save.partial.iterdir() if self.is_publisher else ()
+            small = [(path.name, path.stat().st_size) for path in beside if path.is_file() and path.suffix != SHARDS]
+        except OSError as error:
+            problem = f"{save.partial}: {error.strerror}"
+        if found_problem := first_failure(problem, self.where):
+            raise DiskFailure(found_problem)
         told = agreement.gathered({"shards": shards, "small": small}, self.where)
         found = [Transfer(0, leader, name, size) for leader in nodes.leaders[1:] for name, size in told[0]["small"]]
         for node, ranks in enumerate(nodes.ranks):
@@ -161,23 +224,24 @@ class LocalSaver(Saver):
 
     def _published(self, save: Save, problem: str | None) -> str | None:
         """Give the directories of all nodes their names, or of none; returns why not."""
-        if found := agreement.first_problem(problem, self.where):
+        if found := first_failure(problem, self.where):
             return found
         target = checkpoint_layout.iteration_directory(self.run, save.record.iteration)
-        if self._copies.nodes.is_leader:
+        if self._copies.is_leader:
             try:
                 local_files.publish_prepared_directory(save.partial, target)
-            except OSError as error:
-                problem = f"{target}: {error.strerror}"
-        if found := agreement.first_problem(problem, self.where):
-            if self._copies.nodes.is_leader:
+            except (OSError, ToolError) as error:
+                problem = f"{target}: {saver.reason(error)}"
+        if found := first_failure(problem, self.where):
+            if self._copies.is_leader:
                 shutil.rmtree(target, ignore_errors=True)
             return found
         self._copies.saved(save.record.iteration)
-        if self._copies.nodes.is_leader:
-            for path in checkpoint_layout.checkpoints(self.run):
-                if path != target:
-                    _delete(path)
+        if self._copies.is_leader:
+            with contextlib.suppress(OSError):
+                for path in checkpoint_layout.checkpoints(self.run):
+                    if path != target:
+                        _delete(path)
         return None
 
     def _report(self, save: Save, path: str) -> None:

@@ -4,16 +4,26 @@ It is tried, not read from the environment: each rank makes a file there and loo
 every launcher, and a directory that several machines share is found out, where a copy would be lost with its original.
 """
 
+import contextlib
 import dataclasses
+import errno
 import secrets
 import socket
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from lt_shared.console import BadConfig
 from lt_shared.local_files import creating
 from lt_train.runtime import agreement
+
+# What is wrong with a path and not with a disk.
+OF_THE_PATH = (errno.ENOTDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG)
+
+
+class DiskFailure(Exception):
+    """A node's disk cannot be used; raised on all ranks."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,18 +55,30 @@ class Nodes:
 
 
 def find(directory: Path, where: torch.device) -> Nodes:
-    """Look which ranks share `directory`; all ranks call it. Raises BadConfig for one that machines share."""
+    """Look which ranks share `directory`; all ranks call it.
+
+    Raises, on all of them, DiskFailure where some node's disk is broken, BadConfig for a directory that machines share, and
+    CannotCreate for what can be one on no node.
+    """
     rank = torch.distributed.get_rank()
     prefix = f".rank-{agreement.from_first_rank(secrets.token_hex(4))}-"
     mark = directory / f"{prefix}{rank}"
-    with creating(f"--save-local {directory}"):
+    failure: OSError | None = None
+    seen: list[int] = []
+    try:
         directory.mkdir(parents=True, exist_ok=True)
         mark.touch()
+    except OSError as error:
+        failure = error
     agreement.largest(0, where)
-    seen = sorted(int(path.name.removeprefix(prefix)) for path in directory.glob(f"{prefix}*"))
-    answers = agreement.gathered([socket.gethostname(), seen], where)
-    mark.unlink()
-    ranks = tuple(sorted({tuple(found) for _, found in answers}))
+    with contextlib.suppress(OSError):
+        seen = sorted(int(path.name.removeprefix(prefix)) for path in directory.glob(f"{prefix}*"))
+    said = failure and [f"{directory}: {failure.strerror}", failure.errno in OF_THE_PATH]
+    answers = agreement.gathered([socket.gethostname(), seen, said], where)
+    with contextlib.suppress(OSError):
+        mark.unlink()
+    _raise_failure(directory, answers, failure)
+    ranks = tuple(sorted({tuple(found) for _, found, _ in answers}))
     for found in ranks:
         if len(hosts := {answers[each][0] for each in found}) > 1:
             raise BadConfig(
@@ -64,3 +86,17 @@ def find(directory: Path, where: torch.device) -> Nodes:
                 "name one that each node has for itself, such as /local_nvme/copies or /dev/shm/copies",
             )
     return Nodes(ranks, next(number for number, found in enumerate(ranks) if rank in found))
+
+
+def first_failure(problem: str | None, where: torch.device) -> str | None:
+    """The problem of the first rank that has one with its node's disk, and where. All ranks call it."""
+    return agreement.first_problem(problem and f"{problem} ({socket.gethostname()})", where)
+
+
+def _raise_failure(directory: Path, answers: list[Any], own: OSError | None) -> None:
+    if own and all(said and said[1] for _, _, said in answers):
+        with creating(f"--save-local {directory}"):
+            raise own
+    for host, seen, said in answers:
+        if said or not seen:
+            raise DiskFailure(f"{said[0] if said else f'{directory}: it cannot be read'} ({host})")

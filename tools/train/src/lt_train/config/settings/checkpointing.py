@@ -5,7 +5,6 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import click
@@ -14,6 +13,7 @@ from lt_shared import console, storage
 from lt_shared.console import BadConfig, ToolError, UsageError
 
 POSITIVE = click.IntRange(min=1)
+LOCAL_INTERVAL = 100
 
 OPTIONS = console.section(
     "Checkpoints and stopping",
@@ -32,8 +32,7 @@ OPTIONS = console.section(
         "--save-local-interval",
         "--non-persistent-save-interval",
         type=POSITIVE,
-        default=100,
-        help="Steps between copies in SAVE_LOCAL; the next node keeps a second one.",
+        help=f"Steps between copies in SAVE_LOCAL, by default {LOCAL_INTERVAL}; the next node keeps a second one.",
     ),
     click.option("--keep-last", type=POSITIVE, help="Checkpoints to keep; older ones are deleted. By default all."),
     click.option("--keep-every", type=POSITIVE, help="With --keep-last: also keep those whose step is a multiple of this."),
@@ -67,7 +66,7 @@ class Checkpointing:
     save_interval: int
     async_save: bool | None
     save_local: str | None
-    save_local_interval: int
+    save_local_interval: int | None
     keep_last: int | None
     keep_every: int | None
     finetune: bool
@@ -80,6 +79,10 @@ class Checkpointing:
     exit_duration_minutes: float | None
     start: str | None = None
     continues: bool = False
+
+    @property
+    def local_interval(self) -> int:
+        return self.save_local_interval or LOCAL_INTERVAL
 
     @property
     def is_remote(self) -> bool:
@@ -147,6 +150,14 @@ def check(settings: Checkpointing) -> Iterator[ToolError]:
     for name, asked in with_save.items():
         if asked and not settings.save:
             yield BadConfig(f"{name} without --save: nothing will be saved", "add --save DIRECTORY")
+    if settings.save_local_interval and not settings.save_local:
+        yield BadConfig("--save-local-interval without --save-local: there will be no copies", "add --save-local DIRECTORY")
+    if settings.save_local and settings.local_interval % settings.save_interval == 0:
+        yield BadConfig(
+            f"--save-local-interval {settings.local_interval} is a multiple of --save-interval {settings.save_interval}:"
+            " there will be no copies, since what is saved in SAVE has none",
+            "drop --save-local" if settings.save_interval == 1 else f"use one below {settings.save_interval}",
+        )
     if settings.save_local and settings.no_save_optim:
         yield BadConfig("--save-local with --no-save-optim: the run could not resume", "drop one of them")
     if settings.save_local and storage.is_remote(settings.save_local):
@@ -159,5 +170,5 @@ def check(settings: Checkpointing) -> Iterator[ToolError]:
             yield BadConfig(f"{name} {path}: is the memory of one process", "name a directory or an s3:// URL")
         if name == "--save" and path and path.startswith(("http:", "https:")):
             yield BadConfig(f"{name} {path}: nothing can be written to a web server", "name a directory or an s3:// URL")
-        if path and not storage.is_remote(path) and Path(path).exists() and not Path(path).is_dir():
+        if path and not storage.is_remote(path) and os.path.exists(path) and not os.path.isdir(path):
             yield BadConfig(f"{name} {path}: exists and is not a directory", "name a directory")

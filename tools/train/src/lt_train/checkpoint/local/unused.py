@@ -1,0 +1,52 @@
+"""The local copies of a run that goes on without --save-local: what it trains from here on is not in them, none may count again.
+
+That is said at the start and done when the state is in memory: whoever has forgotten the option can still end the run in between.
+"""
+
+import contextlib
+import shutil
+from pathlib import Path
+
+import torch
+
+from lt_shared import checkpoint_layout
+from lt_shared.console import warn
+from lt_train.checkpoint.local.identity import Identity, record_path
+from lt_train.config.run_config import RunConfig
+
+
+class UnusedCopies:
+    """All ranks make it together, and call its method together."""
+
+    def __init__(self, config: RunConfig):
+        self._settings = settings = config.checkpointing
+        self._identity = Identity.recorded(settings) if settings.save else None
+        self._is_first = torch.distributed.get_rank() == 0
+        newest, own = self._identity.iteration if self._identity else None, own_iteration(config)
+        if self._is_first and newest is not None and newest > own:
+            warn(
+                f"{record_path(settings)}: the local copies of iteration {newest} are not used without --save-local, the run"
+                f" continues from iteration {own}; they are deleted when its training begins"
+            )
+
+    def delete(self) -> None:
+        if self._identity is None:
+            return
+        if self._is_first:
+            self._identity.delete(self._settings)
+        delete_copies(self._identity, self._identity.place)
+
+
+def own_iteration(config: RunConfig) -> int:
+    """That of the checkpoint in SAVE which the run starts from; 0 when it starts from none of its own."""
+    start = config.checkpointing.start
+    own = start is not None and config.checkpointing.continues
+    return (checkpoint_layout.iteration_of(Path(str(start))) or 0) if own else 0
+
+
+def delete_copies(identity: Identity, place: str | None, but: str | None = None) -> None:
+    """Delete what this node has of the run's copies in `place`, but for directories of that name, as far as the disk lets it."""
+    with contextlib.suppress(OSError):
+        for path in Path(place).glob(f"{identity.prefix}*") if place else ():
+            if path.name != but:
+                shutil.rmtree(path, ignore_errors=True)
