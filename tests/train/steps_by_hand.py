@@ -376,7 +376,30 @@ def muon(prefix: str) -> dict[str, Any]:
         "on two ranks": losses_of_experts("--expert-model-parallel-size", "2"),
         "on two stages": losses_of_experts("--pipeline-model-parallel-size", "2"),
     }
-    return {"refused": None, "dp2": data_parallel, "tp2": tensor_parallel, "adam": losses(), "experts": experts}
+    errors = expert_updates(Run(prefix, "--model", "tiny-mixtral", "--num-layers", "1", "--optimizer", "muon", "--lr", "2e-3"))
+    trained = {"dp2": data_parallel, "tp2": tensor_parallel, "adam": losses(), "experts": experts}
+    return {"refused": None, "errors": errors, **trained}
+
+
+def expert_updates(run: Run) -> list[float]:
+    """How far a step's update of each expert's matrices is from that of its own momentum alone."""
+    from emerging_optimizers.orthogonalized_optimizers.muon_utils import newton_schulz
+
+    (part,) = (part for part in run.state.optimizer.chained_optimizers if part.get_parameters()[0].dim() == 3)
+    # The first step warms up from a learning rate of zero.
+    run.step()
+    before, group = run.weights(), dict(part.optimizer.param_groups[0])
+    run.step()
+    errors = []
+    for name, weight in run.weights().items():
+        if ".experts." not in name:
+            continue
+        (momentum,) = (state["momentum_buffer"] for p, state in part.optimizer.state.items() if torch.equal(p, weight))
+        found = before[name] * (1 - group["lr"] * group["weight_decay"]) - weight
+        for one, update in zip(momentum, found, strict=True):
+            expected = newton_schulz(one, 5) * max(one.shape) ** 0.5 * group["lr"]
+            errors.append(_error(update, expected))
+    return errors
 
 
 def sharded(prefix: str) -> dict[str, Any]:
