@@ -65,7 +65,13 @@ class Run:
 
         self.plan: RunConfig = plan_of([*SIZES, *options, prefix])
         leave_groups()
-        parallel_state.initialize_model_parallel(tensor_model_parallel_size=self.plan.parallelism.tensor)
+        sizes = self.plan.parallelism
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=sizes.tensor,
+            pipeline_model_parallel_size=sizes.pipeline,
+            expert_model_parallel_size=sizes.expert,
+            expert_tensor_parallel_size=self.plan.expert_tensor_parallel,
+        )
         model_parallel_cuda_manual_seed(self.plan.seed)
         chosen = kernels.choose(self.plan, None)
         chunks = build_gpt.build(self.plan, chosen, CPU)
@@ -348,11 +354,15 @@ def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def muon(prefix: str) -> dict[str, Any]:
-    """Losses under Muon, of both ranks' data and of one model split between them; or why it cannot be."""
+    """Losses under Muon, of both ranks' data and of one model split between them; or why it cannot be. The same of `experts`."""
     from lt_shared.console import BadConfig
 
     def losses(*options: str) -> list[float]:
         run = Run(prefix, *options, "--lr", "1e-2")
+        return [run.step().loss for _ in range(4)]
+
+    def losses_of_experts(*options: str) -> list[float]:
+        run = Run(prefix, "--model", "tiny-mixtral", "--num-layers", "2", "--optimizer", "muon", "--lr", "2e-3", *options)
         return [run.step().loss for _ in range(4)]
 
     try:
@@ -360,7 +370,36 @@ def muon(prefix: str) -> dict[str, Any]:
     except BadConfig as error:
         return {"refused": str(error)}
     tensor_parallel = losses("--optimizer", "muon", "--tensor-model-parallel-size", "2")
-    return {"refused": None, "dp2": data_parallel, "tp2": tensor_parallel, "adam": losses()}
+    experts = {
+        "grouped": losses_of_experts(),
+        "one by one": losses_of_experts("--tensor-model-parallel-size", "2", "--sequence-parallel"),
+        "on two ranks": losses_of_experts("--expert-model-parallel-size", "2"),
+        "on two stages": losses_of_experts("--pipeline-model-parallel-size", "2"),
+    }
+    errors = expert_updates(Run(prefix, "--model", "tiny-mixtral", "--num-layers", "1", "--optimizer", "muon", "--lr", "2e-3"))
+    trained = {"dp2": data_parallel, "tp2": tensor_parallel, "adam": losses(), "experts": experts}
+    return {"refused": None, "errors": errors, **trained}
+
+
+def expert_updates(run: Run) -> list[float]:
+    """How far a step's update of each expert's matrices is from that of its own momentum alone."""
+    from emerging_optimizers.orthogonalized_optimizers.muon_utils import newton_schulz
+
+    (part,) = (part for part in run.state.optimizer.chained_optimizers if part.get_parameters()[0].dim() == 3)
+    # The first step warms up from a learning rate of zero.
+    run.step()
+    before, group = run.weights(), dict(part.optimizer.param_groups[0])
+    run.step()
+    errors = []
+    for name, weight in run.weights().items():
+        if ".experts." not in name:
+            continue
+        (momentum,) = (state["momentum_buffer"] for p, state in part.optimizer.state.items() if torch.equal(p, weight))
+        found = before[name] * (1 - group["lr"] * group["weight_decay"]) - weight
+        for one, update in zip(momentum, found, strict=True):
+            expected = newton_schulz(one, 5) * max(one.shape) ** 0.5 * group["lr"]
+            errors.append(_error(update, expected))
+    return errors
 
 
 def sharded(prefix: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pickle
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -204,3 +205,37 @@ def test_without_the_optimizer_weights_are_a_release(runs: Runs, tmp_path: Path)
     assert path == tmp_path / "run" / "release"
     with Files() as files:
         assert opened(path, files).optimizer is None
+
+
+@pytest.mark.parametrize(("to", "optimizer"), [("hf", True), ("torchtitan", True), ("torchtitan", False)])
+def test_a_run_with_muon_gives_its_weights(
+    to: str, optimizer: bool, runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No other format has a form for its momentum."""
+    run = trained_with_muon(runs.root / "back" / "iter_0000004", tmp_path / "run")
+    found = convert(run, to, tmp_path / "found", optimizer=optimizer)
+    expected = convert(runs.root / "back" / "iter_0000004", to, tmp_path / "expected", optimizer=False)
+    assert ("its optimizer is Muon" in capsys.readouterr().err) == (to == "torchtitan" and optimizer)
+    assert len(written(found)) > 10
+    assert written(found) == written(expected)
+
+
+def written(result: Path) -> dict[str, str]:
+    """The SHA-256 of every tensor."""
+    files = json.loads((result / "lt-convert.json").read_text())["files"].values()
+    return {name: digest for file in files for _, _, digest, name, _ in file.get("pieces", ()) if name}
+
+
+def trained_with_muon(checkpoint: Path, copy: Path) -> Path:
+    """A copy with the keys that megatron-core's Muon stores: a momentum for each matrix of the decoder in place of moments."""
+    shutil.copytree(checkpoint, copy, ignore=shutil.ignore_patterns("run.json", "checksums.json"))
+    metadata = pickle.loads((copy / ".metadata").read_bytes())
+    for table in (metadata.state_dict_metadata, metadata.storage_data):
+        for key in list(table):
+            name = key if isinstance(key, str) else key.fqn
+            if "optimizer.state" in name and ".linear_" in name and name.endswith("weight"):
+                entry, renamed = table.pop(key), name.replace("exp_avg", "momentum_buffer")
+                if "exp_avg_sq" not in name:
+                    table[renamed if isinstance(key, str) else type(key)(renamed, key.offset, key.index)] = entry
+    (copy / ".metadata").write_bytes(pickle.dumps(metadata))
+    return copy

@@ -123,6 +123,11 @@ def test_muon_is_the_same_in_every_layout_or_refused_by_version(found: Found) ->
     # Muon's iteration rounds to less than fp32.
     assert outcome["tp2"] == pytest.approx(outcome["dp2"], abs=1e-4)
     assert outcome["dp2"] != outcome["adam"]
+    assert len(outcome["errors"]) == 8
+    assert max(outcome["errors"]) < 2e-2
+    # megatron-core's Muon has one by one as a matrix each.
+    for place, losses in outcome["experts"].items():
+        assert losses == pytest.approx(outcome["experts"]["one by one"], abs=2e-4), place
 
 
 def test_fused_layers_split_between_ranks_compute_the_whole_ones(found: Found) -> None:

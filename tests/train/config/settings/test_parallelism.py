@@ -1,6 +1,7 @@
 """The losses of a run do not depend on how the ranks share the model and the data."""
 
 import math
+from importlib.metadata import version
 
 import pytest
 from layouts import Outcome, train_all
@@ -135,3 +136,50 @@ def test_checkpoints_move_between_layouts(
     assert [key for outcome in found.values() for key in outcome.losses] == [("step", 1), ("step", 2), ("step", 3), ("eval", 3)]
     for outcome in found.values():
         assert outcome.losses == pytest.approx({key: alone[key] for key in outcome.losses}, abs=TOLERANCE)
+
+
+# The first layer is dense: the first of two stages has no experts.
+MUON = (
+    *(
+        "--optimizer",
+        "muon",
+        "--model",
+        "tiny-deepseek-v2",
+        "--num-layers",
+        "3",
+        "--seq-length",
+        "64",
+        "--global-batch-size",
+        "4",
+    ),
+    *("--train-iters", "4", "--lr", "2e-3", "--log-interval", "1", "--eval-iters", "1", "--device", "cpu"),
+)
+DENSE_STAGE = (*PP2, "--decoder-first-pipeline-num-layers", "1")
+
+
+@pytest.mark.skipif(not version("megatron-core").startswith("0.19"), reason="Muon is there from megatron-core 0.19 on")
+def test_checkpoints_of_muon_move_between_layouts(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> None:
+    place = tmp_path_factory.mktemp("muon")
+    data = ("--data-cache-path", str(place / "cache"), dataset.prefix)
+
+    def go_on(name: str, *options: str) -> tuple[str, ...]:
+        return (*MUON, *options, "--load", str(place / name), *data)
+
+    commands = {
+        "alone": (*MUON, *data),
+        "split": (*MUON, *TP2, *SP, "--exit-interval", "1", *data),
+        "stages": go_on("split", *DENSE_STAGE, "--exit-interval", "2"),
+        "one": go_on("stages"),
+        "half": (*MUON, "--bf16", *EP2, *DP2, "--exit-interval", "2", *data),
+        "half-stages": go_on("half", "--bf16", *DENSE_STAGE),
+        "adam": go_on("split", "--optimizer", "adam"),
+    }
+    found = train_all(commands, place, 2, saving=True)
+    alone = found["alone"].losses
+    for name in ("split", "stages", "one"):
+        # Muon's iteration rounds to 16 bits.
+        assert found[name].losses == pytest.approx({key: alone[key] for key in found[name].losses}, abs=2e-4), name
+    for name in ("half", "half-stages"):
+        assert found[name].losses == pytest.approx({key: alone[key] for key in found[name].losses}, abs=3e-3), name
+    assert ("step", 4) in found["one"].losses.keys() & found["half-stages"].losses.keys()
+    assert "other groups of parameters" in str(found["adam"].error)

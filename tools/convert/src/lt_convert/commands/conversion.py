@@ -146,6 +146,8 @@ def _plan(request: Request, files: Files, reads_values: bool) -> Plan:
         megatron_args.warn_of_absent(source.model.architecture, directory)
     if not request.optimizer or request.to not in WITH_OPTIMIZER:
         source = dataclasses.replace(source, optimizer=None)
+    elif adamw_state.is_of_muon(source.left_out):
+        warn(f"{directory}: its optimizer is Muon, whose state is not converted: the result has the weights alone")
     if reads_values:
         check_aliases(source, files)
     if source.optimizer:

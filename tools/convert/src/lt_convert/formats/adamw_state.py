@@ -9,7 +9,7 @@ import itertools
 import math
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from lt_convert.containers import torch_archive
@@ -57,6 +57,8 @@ REMEDY = "save it once with Megatron-LM's --dist-ckpt-optim-fully-reshardable, o
 SAMPLED_ROWS = 8
 
 _MEGATRON = re.compile(r"(?:chained_\d+\.)?optimizer\.state\.(?P<kind>exp_avg|exp_avg_sq|param|fp32_param)\.(?P<name>.+)")
+# Of the matrices that Muon updates; AdamW has the other parameters.
+_MUON = re.compile(r"(?:chained_\d+\.)?optimizer\.state\.momentum_buffer\..+")
 _TORCHTITAN = re.compile(r"optimizer\.state\.(?P<name>.+)\.(?P<kind>exp_avg|exp_avg_sq|step)")
 _FUSED = re.compile(r"(?P<stem>.*)wqkv\.(?P<leaf>weight|bias)")
 _SEPARATE = re.compile(r"(?P<stem>.*attention\.(?:qkv_linear\.)?)w(?P<which>[qkv])\.(?P<leaf>weight|bias)")
@@ -65,7 +67,7 @@ _SEPARATE = re.compile(r"(?P<stem>.*attention\.(?:qkv_linear\.)?)w(?P<which>[qkv
 def from_megatron(
     contents: Contents, model: Model, weights: Mapping[str, Tensor], arguments: Mapping[str, Any], origin: str
 ) -> OptimizerState | None:
-    """The optimizer state in a torch_dist checkpoint, None when it has none.
+    """The optimizer state in a torch_dist checkpoint, None when it has none, or that of Muon.
 
     `weights` are the model's canonical tensors, `arguments` Megatron's, as far as they are stored.
     Flat buffers that cannot be taken apart have only their `problem`. Raises BadData for tensors that do not fit the model.
@@ -78,7 +80,7 @@ def from_megatron(
             kind = PARAM if match["kind"] == "fp32_param" else match["kind"]
             whole = contents.tensor(key)
             found.setdefault(kind, {}).update(stacked_layers.unstacked(whole.named(match["name"])))
-    if not all(found.get(kind) for kind in MOMENTS):
+    if is_of_muon(contents.entries) or not all(found.get(kind) for kind in MOMENTS):
         return None
     family = families.family_of(model.architecture).of_parameters()
     prefix = stacked_layers.prefix_of(found[EXP_AVG])
@@ -92,6 +94,11 @@ def from_megatron(
     # Where run.json says what the model is, nobody has read the arguments.
     stored = vars(common["args"]) if isinstance(common.get("args"), Record) else {}
     return OptimizerState(by_kind, *_counters(common, arguments or stored, common.get("optimizer"), locate, contents, origin))
+
+
+def is_of_muon(keys: Iterable[str]) -> bool:
+    """Whether the training state with these keys is Muon's, for which no other format has a form."""
+    return any(_MUON.fullmatch(key) for key in keys)
 
 
 def _from_flat_buffers(

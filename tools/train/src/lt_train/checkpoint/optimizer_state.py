@@ -13,7 +13,10 @@ import torch
 from megatron.core.dist_checkpointing.dict_utils import extract_matching_values, merge, nested_values
 from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject, ShardedBase
 
-MOMENT = "optimizer.state.exp_avg."
+from lt_train.optim.fused_adamw import FP32_WEIGHTS
+
+# AdamW's, and Muon's of matrices.
+MOMENTS = ("optimizer.state.exp_avg.", "optimizer.state.momentum_buffer.")
 # What a group of parameters is, and what its schedule is: a saved group is the present one's by the former.
 STRUCTURE = ("wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr")
 SCHEDULE = ("max_lr", "min_lr", "start_wd", "end_wd")
@@ -43,7 +46,8 @@ def requests(sharded: dict[str, Any], saved: Kind, present: Kind) -> tuple[dict[
     """
     optimizer = sharded["optimizer"]
     models = {name: part for name, part in sharded.items() if name != "optimizer"}
-    parameters = {base.key.removeprefix(MOMENT) for base in _bases(optimizer) if base.key.startswith(MOMENT)}
+    keys = [base.key for base in _bases(optimizer)]
+    parameters = {key.removeprefix(moment) for moment in MOMENTS for key in keys if key.startswith(moment)}
     if present.weights_prefix:
         for base in _bases(optimizer):
             if base.key.startswith(present.weights_prefix):
@@ -78,13 +82,30 @@ def count_as_torch(state: dict[str, Any]) -> None:
 
     In `state` as it was loaded, in place. Of the distributed optimizer all kinds count in the groups.
     """
-    if "state" in state and "common_step" not in state["state"]:
+    if counts_steps(state) and "common_step" not in state["state"]:
         counts = [group.pop("step") for group in state["param_groups"] if "step" in group]
         # megatron-core does not save that no step was made.
         state["state"]["common_step"] = torch.tensor(float(max(counts, default=0)))
     for name, part in state.items():
         if isinstance(part, dict) and name not in ("state", "param_state"):
             count_as_torch(part)
+
+
+def counts_steps(tree: dict[str, Any]) -> bool:
+    """Whether `tree` is the state of an AdamW; Muon has a momentum instead."""
+    return "state" in tree and not any("momentum" in group for group in tree.get("param_groups", ()))
+
+
+def complete(state: dict[str, Any]) -> None:
+    """Give the parts in `state`, of Muon as it was loaded, in place, what an optimizer without parameters on this rank has: that
+    of the experts, in a pipeline stage of dense layers. megatron-core does not save what is empty."""
+    if "param_groups" in state:
+        state.setdefault("state", {})
+    elif "param_groups" in state.get("optimizer", {}):
+        state.setdefault(FP32_WEIGHTS, [])
+    for name, part in state.items():
+        if isinstance(part, dict) and name not in ("state", "param_state"):
+            complete(part)
 
 
 def take_schedule(state: dict[str, Any], groups: Sequence[dict[str, Any]]) -> None:
@@ -132,7 +153,7 @@ def _set_steps(tree: dict[str, Any], steps: float) -> None:
     for group in tree.get("param_groups", ()):
         if "step" in group:
             group["step"] = steps
-    if "state" in tree:
+    if counts_steps(tree):
         tree["state"]["common_step"] = torch.tensor(steps)
     for name, part in tree.items():
         if isinstance(part, dict) and name not in ("state", "param_state"):

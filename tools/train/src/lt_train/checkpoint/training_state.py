@@ -38,6 +38,8 @@ from lt_train.optim.optimizer import create_state, float32_masters, separate_ste
 from lt_train.parallel.ddp import Chunk, gather, gathered
 
 CHECKPOINT_VERSION = 3.0
+# What megatron-core says of an optimizer of another kind.
+OTHER_GROUPS = ("Cannot merge two lists", "Different dict keys")
 # TransformerEngine's variable.
 ALLOW_PICKLES = "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"
 # The form of a sharded optimizer state that loads with other parallel sizes, see parallel/flat_shards.py. The other two are
@@ -221,6 +223,8 @@ def _load_with_optimizer(directory: Path, config: RunConfig, state: TrainingStat
         # The optimizer's fp32 weights may be the model's: they are read into place, after those that may be rounded.
         _load_weights(state, loaded)
         optimizer = optimizer_state.assemble(sharded, _read(of_optimizer, directory))
+    if config.optimization.optimizer == "muon":
+        optimizer_state.complete(optimizer)
     optimizer_state.take_schedule(optimizer, state.optimizer.param_groups)
     state.optimizer.load_state_dict(optimizer)
     if kernels.fuses_adamw(config):
@@ -283,7 +287,16 @@ def _read(sharded: dict[str, Any], directory: Path) -> dict[str, Any]:
     layers have none of it."""
     merge_in_place(sharded)
     loaded: dict[str, Any]
-    loaded, _, absent = dist_checkpointing.load(sharded, str(directory), strict=StrictHandling.RETURN_UNEXPECTED)
+    try:
+        loaded, _, absent = dist_checkpointing.load(sharded, str(directory), strict=StrictHandling.RETURN_UNEXPECTED)
+    except ValueError as error:
+        # What is saved of an optimizer's groups of parameters is merged with the present ones.
+        if not str(error).startswith(OTHER_GROUPS):
+            raise
+        raise BadData(
+            f"{directory}: the optimizer has other groups of parameters than it had there",
+            f"give the --optimizer that it was trained with, or start another --save with --load {directory} and --no-load-optim",
+        ) from error
     problems = sorted(key for key in absent if not key.endswith("_extra_state"))
     if problems:
         raise BadData(f"{directory}: has no {', '.join(problems[:5])}", "it was saved from another model or another optimizer")

@@ -20,7 +20,7 @@ from lt_train.config.kernels import Kernels
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.layers import TRITON
 from lt_train.kernels import split_master_weights
-from lt_train.optim import fused_adamw
+from lt_train.optim import fused_adamw, muon
 from lt_train.optim.fused_adamw import FusedAdamW
 from lt_train.parallel.ddp import Chunk
 from lt_train.parallel.flat_shards import save_own_shards
@@ -35,6 +35,9 @@ def build(run_config: RunConfig, kernels: Kernels, chunks: list[Chunk]) -> tuple
     """The optimizer of this rank and the schedule that sets its learning rates; the schedule counts samples."""
     _take_torchs()
     settings, precision = run_config.optimization, run_config.precision
+    is_muon = settings.optimizer == "muon"
+    if is_muon:
+        muon.use_muon_for_stacked_matrices()
     config = OptimizerConfig(
         optimizer=settings.optimizer,
         lr=settings.lr,
@@ -56,9 +59,11 @@ def build(run_config: RunConfig, kernels: Kernels, chunks: list[Chunk]) -> tuple
         use_distributed_optimizer=run_config.parallelism.distributed_optimizer,
         overlap_param_gather=run_config.memory.overlap_param_gather,
         # Each tensor-parallel rank orthogonalizes whole matrices: their parts alone would give another update than one rank.
-        **({"muon_tp_mode": "duplicated"} if settings.optimizer == "muon" else {}),
+        **({"muon_tp_mode": "duplicated"} if is_muon else {}),
     )
     optimizer = get_megatron_optimizer(config, chunks)
+    if is_muon:
+        muon.order_alike(optimizer)
     if run_config.memory.fully_sharded:
         parts = [ShardOptimizer(inner.optimizer, config, inner.init_state_fn, chunks[0]) for inner in _inner(optimizer)]
         optimizer = ChainedOptimizer(parts)
