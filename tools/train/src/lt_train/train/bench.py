@@ -179,7 +179,7 @@ def check_against(config: RunConfig, device_name: str, other: dict[str, Any]) ->
 def _differences(name: str, here: Any, there: Any) -> list[str]:
     """In words; of objects, those of their fields."""
     if isinstance(here, dict) and isinstance(there, dict):
-        return [text for field in here.keys() | there for text in _differences(field, here.get(field), there.get(field))]
+        return [text for field in {**here, **there} for text in _differences(field, here.get(field), there.get(field))]
     is_same = json.loads(json.dumps(here)) == json.loads(json.dumps(there))
     return [] if is_same else [f"{name} {there}, here {here}"]
 
