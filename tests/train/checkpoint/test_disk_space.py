@@ -135,24 +135,26 @@ def test_training_continues_on_a_disk_without_a_byte(disk: Callable[[int], Path]
     place = disk(16)
     run, filler = place / "run", place / "filler"
 
-    def wait_for(step: int) -> None:
-        while not (run / ".step").exists() or int.from_bytes((run / ".step").read_bytes(), "little") < step:
-            time.sleep(0.002)
+    def is_behind(step: int) -> bool:
+        return not (run / ".step").exists() or int.from_bytes((run / ".step").read_bytes(), "little") < step
 
     def fill_for_a_while() -> None:
-        wait_for(20)
-        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-            while True:
-                file.write(bytes(1 << 14))
-        wait_for(60)
+        while is_behind(25):
+            time.sleep(0.002)
+        # Also what a checkpoint gives back that was being written.
+        with filler.open("wb", buffering=0) as file:
+            while is_behind(60):
+                with contextlib.suppress(OSError):
+                    file.write(bytes(1 << 14))
         filler.unlink()
 
     thread = threading.Thread(target=fill_for_a_while, daemon=True)
     thread.start()
     done = running(run, dataset, 100, 20, "--keep-last", "1")
     assert done.code == 0, done.err
-    assert done.err.count("no space left on device; training continues, and lines are left out") == 1
-    assert "line(s) before this are missing: the disk was full" in done.err
+    # Once each time that the disk is full, of which mostly there is one; the end of that in each file.
+    times = done.err.count("no space left on device; training continues, and lines are left out")
+    assert 1 <= times <= done.err.count("line(s) before this are missing: the disk was full") <= 3 * times
     assert "training continues, and tries again" in done.err
     assert saved(run) == [100]
     found = steps(run)
