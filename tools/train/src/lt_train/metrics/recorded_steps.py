@@ -12,6 +12,7 @@ from typing import Any
 from lt_shared import storage
 from lt_shared.console import BadData, NoInput
 from lt_train.config.run_config import RunConfig
+from lt_train.runtime import run_files
 
 METRICS = "metrics.jsonl"
 # As lt-monitor names them: `first_step` and `arguments`, which are Megatron's, are for it.
@@ -71,7 +72,7 @@ def parse(lines: Iterable[str], path: str) -> dict[int, RecordedStep]:
     found: dict[int, RecordedStep] = {}
     attempt = None
     for line in lines:
-        record = _record(line)
+        record = run_files.record(line)
         kind = record.get("kind")
         if not record and f'"kind":"{START}"' in line:
             attempt = None
@@ -81,15 +82,6 @@ def parse(lines: Iterable[str], path: str) -> dict[int, RecordedStep]:
             step = record["step"]
             found[step] = RecordedStep(step, record.get("loss"), record.get("grad_norm"), attempt)
     return found
-
-
-def _record(line: str) -> dict[str, Any]:
-    """Empty for what is no record."""
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _attempt(record: dict[str, Any], path: str) -> Attempt:

@@ -6,11 +6,12 @@ one with a second name, which could be anywhere.
 
 import errno
 import io
+import json
 import os
 import shutil
 import stat
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from lt_shared.console import CannotCreate, IoFailure
 
@@ -95,6 +96,15 @@ def content(path: Path) -> bytes:
     """All of a file. Raises FileNotFoundError and CannotCreate."""
     with os.fdopen(_opened(path, os.O_RDONLY), "rb") as file:
         return file.read()
+
+
+def record(line: str | bytes) -> dict[str, Any]:
+    """The JSON object in a line; empty for what is none, such as a line that was cut off."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def abandoned(run: Path) -> list[Path]:

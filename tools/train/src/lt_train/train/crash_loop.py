@@ -134,16 +134,7 @@ def _lines(run: Path) -> list[dict[str, Any]]:
         content = run_files.content(run / FILE)
     except FileNotFoundError:
         return []
-    return [_attempt(line) for line in content.splitlines()]
-
-
-def _attempt(line: bytes) -> dict[str, Any]:
-    """Empty for what is no attempt, such as a line that was cut off."""
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    return [run_files.record(line) for line in content.splitlines()]
 
 
 def _read_step(run: Path) -> int:
