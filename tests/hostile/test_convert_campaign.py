@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 CAMPAIGN = Path(__file__).parent / "campaigns" / "convert.py"
-RUNS = 12
+RUNS = 16
 
 
 def test_the_old_result_the_new_one_or_one_that_resumes() -> None:
@@ -20,5 +20,5 @@ def test_the_old_result_the_new_one_or_one_that_resumes() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     counts = re.search(rf"^{RUNS} runs, (\d+) resumed, 0 broken$", done.stdout, re.MULTILINE)
     assert counts is not None, done.stdout
-    assert int(counts[1]) > 0
+    assert int(counts[1]) > 1
     assert len(done.stdout.splitlines()) > RUNS * 3 // 4, "kinds of faults"

@@ -1,5 +1,7 @@
 """Counts the bytes that the ranks of a plan hold in tensors; a program of test_memory.py: `memory_probe.py WORK.json RANK`."""
 
+import ctypes
+import gc
 import json
 import os
 import sys
@@ -89,6 +91,9 @@ class Growth:
         self.size_bytes = 0
 
     def __call__(self, *arguments: Any) -> Any:
+        # What earlier models have freed would be taken again without a growth.
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
         before = resident_bytes("VmRSS")
         built = self.build(*arguments)

@@ -92,8 +92,8 @@ def test_no_rank_ever_holds_a_model_that_is_split_among_ranks(held: dict[str, di
     plan = plan_of((*SMALL, *LARGE["large-fsdp"]))
     whole_bytes = 4 * plan.architecture.parameters(plan.padded_vocab_size)
     assert whole_bytes > 200e6
-    # Its half, but for pages that were resident before, one layer of four, and what drawing the weights takes.
-    assert whole_bytes * 0.45 < held["large-fsdp"]["building"] < whole_bytes * 0.85
+    # Its half, one layer of four, and what drawing the weights takes.
+    assert whole_bytes / 2 < held["large-fsdp"]["building"] < whole_bytes * 0.85
 
 
 def test_weights_of_all_stages_add_up_to_the_architecture() -> None:
