@@ -255,6 +255,45 @@ def test_output_that_does_not_fit_is_an_io_error(program: list[str]) -> None:
         assert (done.returncode, done.stderr) == (ExitCode.IO, "lt-x: error: no space left on device\n")
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "console.print_json({'text': 'x' * 5000})",
+        "click.echo('x' * 5000)",
+        "sys.stdout.buffer.write(b'x' * 5000)",
+        "note('x' * 5000)",
+    ],
+)
+def test_a_file_that_takes_a_part_of_the_output_is_an_io_error(
+    program: list[str], tmp_path: Path, code: str, unbuffered: str
+) -> None:
+    """A limit on the size of files takes what fits and reports no error, as a disk does that becomes full."""
+    code = code.replace("note(", "console.note(")
+    with open(tmp_path / "output", "wb") as output:
+        done = subprocess.run(
+            ["bash", "-c", 'ulimit -f 4; exec "$@"', "bash", *program, "work", code],
+            stdout=output, stderr=output if "note" in code else subprocess.PIPE,
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+        )  # fmt: skip
+    # What cannot be said on standard error does not stop the work.
+    assert done.returncode == (ExitCode.OK if "note" in code else ExitCode.IO)
+    assert (tmp_path / "output").stat().st_size == 4096
+
+
+def test_a_pipe_that_does_not_block_gets_all_of_the_output(program: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        [*program, "work", "sys.stdout.write('x' * 300_000 + 'end')"], stdout=writer, env=environment
+    ) as process:
+        os.close(writer)
+        with open(reader, "rb") as pipe:
+            content = pipe.read()
+    assert (process.returncode, len(content), content[-4:]) == (ExitCode.OK, 300_003, b"xend")
+
+
 def closed(program: list[str], code: str, streams: str) -> subprocess.CompletedProcess[str]:
     script = f'code=$1; shift; "$@" work "$code" {streams}; echo $?'
     return subprocess.run(["bash", "-c", script, "bash", code, *program], capture_output=True, text=True)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nursery
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -25,8 +26,11 @@ def pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     _, _, section = (ROOT / "README.md").read_text().partition("## The pipeline\n")
     script = section.partition("```sh\n")[2].partition("```")[0].replace("--micro-batch-size 4", "--micro-batch-size 1")
-    binaries = Path(sys.executable).parent
-    command = ["bash", "-c", f"PATH={binaries}:$PATH; set -eo pipefail\n{script}"]
+    # tests/pipeline/test_readme.py runs the commands as they are installed; here, copies of what has been imported.
+    for tool in ("preprocess", "convert", "monitor"):
+        nursery.executable(tmp_path / f"lt-{tool}", nursery.light_python(), "-m", f"lt_{tool}")
+    folders = f"{tmp_path}:{nursery.programs()}:{Path(sys.executable).parent}"
+    command = ["bash", "-c", f"PATH={folders}:$PATH; set -eo pipefail\n{script}"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     monkeypatch.chdir(tmp_path)

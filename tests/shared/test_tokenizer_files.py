@@ -35,6 +35,7 @@ def make(directory: Path, **files: bytes) -> Path:
         ({"tokenizer__json": TOKENIZER_JSON}, "tokenizer.json", ["tokenizer.json"]),
         ({"tokenizer__json": TOKENIZER_JSON, "vocab__json": b"{}", "merges__txt": b""}, "tokenizer.json", ["tokenizer.json"]),
         ({"tokenizer__json": TOKENIZER_JSON, "tokenizer__model": TIKTOKEN}, "tiktoken", ["tokenizer.model"]),
+        ({"tokenizer__json": TOKENIZER_JSON, "tokenizer__model": SENTENCEPIECE}, "tokenizer.json", ["tokenizer.json"]),
     ],
 )
 def test_directories(tmp_path: Path, files: dict[str, bytes], kind: str, names: list[str]) -> None:
@@ -223,3 +224,45 @@ def test_the_code_beside_a_tiktoken_file_belongs_to_it(tmp_path: Path) -> None:
     before = found.sha256()
     (directory / "tokenization_x.py").write_bytes(b"PATTERN = 2")
     assert tokenizer_files.find(directory).sha256() != before
+
+
+def test_a_dataset_made_with_the_model_beside_a_tokenizer_json(tmp_path: Path) -> None:
+    place = make(tmp_path / "tok", tokenizer__json=TOKENIZER_JSON, tokenizer__model=SENTENCEPIECE)
+    model, converted = tokenizer_files.find(place / "tokenizer.model"), tokenizer_files.find(place / "tokenizer.json")
+    assert tokenizer_files.find_made_with(place, model.sha256()).files == model.files
+    assert tokenizer_files.find_made_with(place, converted.sha256()).files == converted.files
+    assert tokenizer_files.find_made_with(place, "0" * 64).files == converted.files
+
+
+ADDED = {"content": "<tool>", "lstrip": False, "normalized": True, "rstrip": False, "single_word": False, "special": False}
+
+
+@pytest.mark.parametrize(
+    ("config", "is_another"),
+    [
+        ({"chat_template": "x", "eos_token": "a"}, False),
+        ({"added_tokens_decoder": {"0": ADDED | {"content": "a", "special": True}}}, False),
+        ({"added_tokens_decoder": {"1": ADDED}}, True),
+        ({"pad_token": "[PAD]"}, True),
+        ({"add_prefix_space": True}, True),
+        ({"add_prefix_space": False}, False),
+    ],
+)
+def test_what_companions_add_is_part_of_the_hash(tmp_path: Path, config: dict[str, object], is_another: bool) -> None:
+    place = make(tmp_path / "tok", vocab__json=b'{"a": 0}', merges__txt=b"")
+    before = tokenizer_files.find(place).sha256()
+    (place / "tokenizer_config.json").write_text(json.dumps(config))
+    assert (tokenizer_files.find(place).sha256() != before) is is_another
+
+
+def test_a_tokenizer_json_that_has_the_added_tokens_keeps_its_hash(tmp_path: Path) -> None:
+    content = json.dumps({"model": {"type": "BPE", "vocab": {"caf\u00e9": 0}}, "added_tokens": [ADDED | {"id": 1}]})
+    place = make(tmp_path / "tok", tokenizer__json=content.encode())
+    before = tokenizer_files.find(place).sha256()
+    config = {"added_tokens_decoder": {"1": ADDED}, "pad_token": "caf\u00e9"}
+    (place / "tokenizer_config.json").write_text(json.dumps(config))
+    assert tokenizer_files.find(place).sha256() == before
+    (place / "added_tokens.json").write_text('{"<new>": 2}')
+    assert tokenizer_files.find(place).sha256() == before, "the decoder of tokenizer_config.json comes first"
+    (place / "tokenizer_config.json").unlink()
+    assert tokenizer_files.find(place).sha256() != before

@@ -43,7 +43,12 @@ WORD = rf"{_NO_TEXT}token|pwd|secrets?|credentials?|signature|authorization|webh
 _WHICH = r"(?:[_-]?\d{1,3}|[_-](?:value|base64|b64|ci|dev|prod|test|staging|default|main|old|new|backup))?"
 NAME = re.compile(rf"(.*[._-])?({WORD}){_WHICH}", re.IGNORECASE)
 # USER:PASSWORD@, also with a slash in the password; HOST:PORT/... and the digest of an image after its tag are none.
-PASSWORD = re.compile(r"(?<=://)[^/@\s:#]*:(?!\d+[/#])\S*@(?!sha256:)")
+_USER_OF_PASSWORD = r"(?<=://)[^/@\s:#]*:(?!\d+[/#])"
+# It stops where the next one begins: each would look through the rest of a long word for an @ that is not there.
+PASSWORD = re.compile(rf"{_USER_OF_PASSWORD}(?:(?!{_USER_OF_PASSWORD})\S)*@(?!sha256:)")
+_URL_USER = re.compile(_USER_OF_PASSWORD)
+_AT_DIGEST = "@sha256:"
+_WORD = re.compile(r"\S+")
 # A user without a password is a token at the addresses of git's hosts; to a registry it is a name.
 WEB_USER = re.compile(r"(?<=http://)[^/@\s]+@|(?<=https://)[^/@\s]+@")
 _FORMS = (
@@ -167,11 +172,24 @@ def covered(value: Any) -> Any:
 
 def without_tokens(text: str) -> str:
     """`text` without what is a secret by its form, whatever stands before it, or a parameter of a URL."""
-    for pattern in (PASSWORD, WEB_USER):
-        text = pattern.sub(f"{NOT_SHOWN}@", text)
+    text = WEB_USER.sub(f"{NOT_SHOWN}@", _without_passwords(text))
     for pattern in (PRIVATE_KEY, TOKEN):
         text = pattern.sub(NOT_SHOWN, text)
     return QUERY.sub(rf"\1{NOT_SHOWN}", text)
+
+
+def _without_passwords(text: str) -> str:
+    """`text` without the part from a user to the last @ of a word, because a password may look like another URL."""
+    return _WORD.sub(_without_password, text) if "://" in text and "@" in text else text
+
+
+def _without_password(match: re.Match[str]) -> str:
+    word = match[0]
+    end = word.rfind("@")
+    while end >= 0 and word.startswith(_AT_DIGEST, end):
+        end = word.rfind("@", 0, end)
+    user = _URL_USER.search(word, 0, end) if end >= 0 else None
+    return word if user is None else f"{word[: user.start()]}{NOT_SHOWN}{word[end:]}"
 
 
 @functools.lru_cache(4096)

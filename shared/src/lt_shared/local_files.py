@@ -331,6 +331,22 @@ def lock(descriptor: int, name: str) -> None:
             raise
 
 
+def read_at(descriptor: int, size_bytes: int, offset: int) -> bytes:
+    """Read from `offset` of an open file, less than `size_bytes` only at its end: one read may return a part."""
+    content = os.pread(descriptor, size_bytes, offset)
+    while len(content) < size_bytes and (part := os.pread(descriptor, size_bytes - len(content), offset + len(content))):
+        content += part
+    return content
+
+
+def write_at(descriptor: int, content: bytes, offset: int) -> None:
+    """Write all of `content` at `offset` of an open file."""
+    view = memoryview(content)
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written
+
+
 @contextlib.contextmanager
 def creating(name: str, hint: str | None = None) -> Iterator[None]:
     """Turn the errors of opening an output into CannotCreate; `hint` is for a missing directory."""

@@ -226,8 +226,8 @@ def is_directory(path: str | os.PathLike[str]) -> bool:
 def files_below(directory: str | os.PathLike[str]) -> list[str]:
     """All regular files in a directory and its subdirectories, sorted; names that begin with a dot are left out.
 
-    Links are followed, and each directory is visited once, but no link leads upwards, and none that another user made leads out
-    of the directory. Warns of what is left out.
+    Links are followed, and each directory is visited once, but none that leads upwards. Warns of what is left out. Raises BadData
+    for a link that another user made to what is not his, as opening it would.
     """
     name = os.fspath(directory)
     if is_remote(name):
@@ -252,7 +252,7 @@ def files_below(directory: str | os.PathLike[str]) -> list[str]:
         paths += [os.path.join(parent, each) for each in files]
     if left_out:
         more = f" and {len(left_out) - 1:,} more" if len(left_out) > 1 else ""
-        warn(f"{min(left_out)}{more}: not read: no file, or a link that leads out of {name}; name it to read it")
+        warn(f"{min(left_out)}{more}: not read: no file, or a link that leads upwards; name it to read it")
     return sorted(paths)
 
 
@@ -262,9 +262,10 @@ def _is_left_out(path: str, root: str) -> bool:
         return True
     if not os.path.islink(path):
         return False
+    if os.path.exists(path):
+        ownership.check_link(path)
     target, parent = (os.path.join(os.path.realpath(each), "") for each in (path, os.path.dirname(path)))
-    leads_upwards = root != target and (root.startswith(target) or (parent.startswith(target) and not target.startswith(root)))
-    return leads_upwards or (not target.startswith(root) and os.lstat(path).st_uid not in (0, os.geteuid()))
+    return root != target and (root.startswith(target) or (parent.startswith(target) and not target.startswith(root)))
 
 
 def is_special(path: str) -> bool:

@@ -5,6 +5,7 @@ run on data from another tokenizer is refused instead of trained. It covers the 
 not their paths: the same tokenizer has the same hash on every machine.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -12,14 +13,21 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from lt_shared import ownership, storage, strict_json
 from lt_shared.console import BadData, NoInput
+from lt_shared.tokenizers import configuration
+from lt_shared.tokenizers.configuration import Configuration
 
 Kind = Literal["gpt2", "tiktoken", "sentencepiece", "tokenizer.json", "tekken"]
 
-COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+COMPANIONS = (
+    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "generation_config.json"),
+    *("chat_template.jinja", "chat_template.json"),
+)
+# Folders of further chat templates: transformers' name, and an older one.
+TEMPLATE_FOLDERS = ("additional_chat_templates", "chat_templates")
 NAMED_FILES = (
     "tokenizer.model",
     "tiktoken.model",
@@ -28,6 +36,16 @@ NAMED_FILES = (
     "vocab.json",
     "encoder.json",
     "gpt2-vocab.json",
+)
+# The same tokenizer in the files of another library, which some programs load instead: copied, never read here.
+_OTHER_FORMS = (
+    *NAMED_FILES,
+    "merges.txt",
+    "gpt2-merges.txt",
+    "vocab.bpe",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
 )
 _BEGINNING_CHARACTERS = 1 << 16
 REPOSITORIES = {
@@ -45,15 +63,23 @@ REPOSITORIES = {
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerFiles:
-    """The files of one tokenizer. `files` define the encoding, in a fixed order; `companions` only describe it."""
+    """The files of one tokenizer. `files` define the encoding, in a fixed order; `companions` describe it, and may add tokens.
+
+    `other_forms` hold the same tokenizer for other libraries. They are copied with the tokenizer and never read.
+    """
 
     kind: Kind
     files: tuple[Path, ...]
     companions: tuple[Path, ...]
+    other_forms: tuple[Path, ...] = ()
 
     @property
     def directory(self) -> Path:
         return self.files[0].parent
+
+    @property
+    def all_files(self) -> tuple[Path, ...]:
+        return (*self.companions, *self.other_forms, *self.files)
 
     @property
     def name(self) -> str:
@@ -63,27 +89,60 @@ class TokenizerFiles:
             return directory.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
         return directory.name or self.files[0].name
 
+    def relative_name(self, path: Path) -> str:
+        """The name of one of the files below `directory`."""
+        return path.relative_to(self.directory).as_posix()
+
     def sha256(self) -> str:
-        """Hash of the kind and of every defining file's content."""
+        """Hash of the kind, of every defining file's content and of what the companions add to it, if anything."""
         digest = hashlib.sha256(self.kind.encode())
         for path in self.files:
             digest.update(hashlib.sha256(path.read_bytes()).digest())
+        if additions := self._additions():
+            digest.update(hashlib.sha256(json.dumps(additions, sort_keys=True).encode()).digest())
         return digest.hexdigest()
+
+    def _additions(self) -> list[Any]:
+        """What the companions add to the encoding. Those that only repeat the main file leave the hash as it is."""
+        if self.kind not in ("gpt2", "sentencepiece", "tokenizer.json"):
+            return []
+        config = self.configuration()
+        content = self.files[0].read_bytes()
+        added = config.missing_from(content, quoted=self.kind != "sentencepiece")
+        if self.kind == "tokenizer.json":
+            added += config.changed_flags(content)
+        else:
+            added += [token for token in config.added_tokens if not token["special"] and token not in added]
+        prefix: list[Any] = []
+        if self.kind == "gpt2" and config.add_prefix_space:
+            prefix = ["add_prefix_space"]
+        elif self.kind == "sentencepiece" and (config.add_prefix_space is False or (added and config.legacy)):
+            prefix = [config.add_prefix_space, bool(config.legacy)]
+        elif self.kind == "tokenizer.json" and (changed := config.changed_prefix_spaces(content)):
+            prefix = [changed, config.add_prefix_space]
+        elif self.kind == "tokenizer.json" and (scheme := config.changed_metaspace(content)):
+            prefix = ["prepend_scheme", scheme]
+        return [*added, *prefix]
+
+    def configuration(self) -> Configuration:
+        """What the files beside the main one say. Raises BadData as `configuration.read`."""
+        return configuration.read(self.companions, self.kind == "sentencepiece")
 
     def copy_to(self, directory: Path) -> None:
         """Copy all files into `directory`, each appearing whole."""
-        directory.mkdir(parents=True, exist_ok=True)
-        for path in (*self.companions, *self.files):
-            storage.write_bytes(directory / path.name, path.read_bytes())
+        for path in self.all_files:
+            copy = directory / self.relative_name(path)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            storage.write_bytes(copy, path.read_bytes())
 
 
 def find(path: str | Path) -> TokenizerFiles:
     """Recognise the tokenizer at `path`: a directory, one of its files, or the name of a tokenizer (see `search_path`).
 
-    In a directory, a SentencePiece or tiktoken `tokenizer.model` comes first, then `tekken.json`, then `tokenizer.json`, then
-    GPT-2's `vocab.json` + `merges.txt`. The original files come before a tokenizer.json, whose conversion from them may have
-    been wrong. In a directory with the last two kinds (Qwen, for instance) the pre-tokenizer may not be GPT-2's, and only
-    `tokenizer.json` says so.
+    In a directory, a tiktoken `tokenizer.model` comes first, then `tekken.json`, then `tokenizer.json`, then a SentencePiece
+    `tokenizer.model`, then GPT-2's `vocab.json` + `merges.txt`. A tokenizer.json comes before the SentencePiece model that it was
+    made from, as in transformers: it has the added tokens. In a directory with `tokenizer.json` and GPT-2's files (Qwen, for
+    instance) the pre-tokenizer may not be GPT-2's, and only `tokenizer.json` says so.
 
     Raises: NoInput when nothing is there, BadData when the files are not a tokenizer that is known here.
     """
@@ -92,7 +151,7 @@ def find(path: str | Path) -> TokenizerFiles:
         return find(_named(str(path)))
     if place.is_dir():
         for name in NAMED_FILES:
-            if (place / name).is_file():
+            if (place / name).is_file() and not (name == "tokenizer.model" and _is_replaced(place)):
                 return find(place / name)
         ranks = sorted(place.glob("*.tiktoken"))
         if len(ranks) == 1:
@@ -105,7 +164,7 @@ def find(path: str | Path) -> TokenizerFiles:
         )
     if not place.is_file():
         raise BadData(f"{place}: not a regular file")
-    companions = tuple(found for name in COMPANIONS if (found := place.parent / name).is_file())
+    companions = _companions(place.parent)
     if place.name == "tokenizer.json":
         return _own(TokenizerFiles("tokenizer.json", (place,), companions))
     if place.suffix == ".json":
@@ -120,11 +179,48 @@ def find(path: str | Path) -> TokenizerFiles:
     return _own(TokenizerFiles(kind, (place, *code), companions))
 
 
+def find_made_with(path: str | Path, sha256: str) -> TokenizerFiles:
+    """As `find`, but of several tokenizers in a directory the one with this hash, if there is one.
+
+    Before 2026-11-29 a SentencePiece model came before a tokenizer.json beside it.
+    """
+    found = find(path)
+    place = Path(path)
+    if not place.is_dir() or found.sha256() == sha256:
+        return found
+    for name in NAMED_FILES:
+        if (place / name).is_file():
+            with contextlib.suppress(BadData, NoInput):
+                other = find(place / name)
+                if other.sha256() == sha256:
+                    return other
+    return found
+
+
+def _is_replaced(directory: Path) -> bool:
+    """Whether the SentencePiece model of a directory has been made into a tokenizer.json."""
+    if not (directory / "tokenizer.json").is_file():
+        return False
+    try:
+        return _model_kind(directory / "tokenizer.model") == "sentencepiece"
+    except BadData:
+        return False
+
+
 def _own(found: TokenizerFiles) -> TokenizerFiles:
     """Raises BadData for a link of a stranger: all files are copied into checkpoints, which others may read."""
-    for path in (*found.files, *found.companions):
+    paths = (found.directory / name for name in _OTHER_FORMS)
+    found = dataclasses.replace(found, other_forms=tuple(path for path in paths if path.is_file() and path not in found.files))
+    for path in found.all_files:
         ownership.check_link(path)
     return found
+
+
+def _companions(directory: Path) -> tuple[Path, ...]:
+    """The files that describe the tokenizer in a directory, with its chat templates."""
+    beside = (path for name in COMPANIONS if (path := directory / name).is_file())
+    templates = (path for folder in TEMPLATE_FOLDERS for path in sorted((directory / folder).glob("*.jinja")) if path.is_file())
+    return (*beside, *templates)
 
 
 def search_path() -> list[Path]:

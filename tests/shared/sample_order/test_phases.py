@@ -57,7 +57,7 @@ WEIGHTS = st.lists(st.sampled_from([0.0, 0.1, 1.0, 2.5]), min_size=3, max_size=3
 PHASES = st.lists(st.builds(Phase, st.integers(1, 12), st.integers(1, 6), WEIGHTS), min_size=1, max_size=4)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(LENGTHS, min_size=3, max_size=3), PHASES, st.integers(0, 2**32 - 1))
 def test_each_dataset_is_read_on_where_the_phase_before_ended(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[list[int]], phases: list[Phase], seed: int
@@ -91,7 +91,7 @@ def test_each_dataset_is_read_on_where_the_phase_before_ended(
         first += phase.samples
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(LENGTHS, st.lists(LENGTHS, min_size=1, max_size=3), PHASES)
 def test_a_stream_is_read_on_where_the_phase_before_ended(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], shards: list[list[int]], phases: list[Phase]

@@ -49,7 +49,7 @@ def whole(lengths: list[list[int]], window: int, seed: int = 7) -> Stream:
 
 
 @given(lengths=lists, sequence_length=st.integers(1, 60), window=st.sampled_from([1, 40, 100, 10**6]))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_the_order_does_not_depend_on_when_shards_arrive(lengths: list[list[int]], sequence_length: int, window: int) -> None:
     stream = Stream(7, window)
     samples = StreamSamples(stream, sequence_length, 10**6)
@@ -70,7 +70,7 @@ def test_the_order_does_not_depend_on_when_shards_arrive(lengths: list[list[int]
 
 
 @given(lengths=lists, sequence_length=st.integers(1, 60), window=st.sampled_from([1, 40, 10**6]))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_an_epoch_has_every_token_once(lengths: list[list[int]], sequence_length: int, window: int) -> None:
     """But for the tail after the last whole sample, which the next epoch goes on with."""
     tokens = sum(map(sum, lengths))
@@ -102,7 +102,7 @@ def test_samples_stay_within_their_windows_and_move_there() -> None:
 
 
 @given(lengths=lists, sequence_length=st.integers(1, 60), window=st.sampled_from([1, 40, 10**6]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_spans_are_where_the_tokens_are(lengths: list[list[int]], sequence_length: int, window: int) -> None:
     stream = StreamSamples(whole(lengths, window), sequence_length, 2 * sum(map(sum, lengths)) // sequence_length)
     for number in range(len(stream)):
@@ -140,7 +140,7 @@ def test_what_is_not_there_is_not_read() -> None:
 
 
 @given(lengths=lists, sizes=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 15)), min_size=1, max_size=4))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_phases_of_a_stream_go_on_where_the_one_before_has_ended(lengths: list[list[int]], sizes: list[tuple[int, int]]) -> None:
     """Each token of the stream is in one phase; `sizes` are the sequence length and the samples of each."""
     total = sum(length * samples for length, samples in sizes)

@@ -11,12 +11,12 @@ import time
 import traceback
 from collections.abc import Callable
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 import click
 
 from lt_shared import memory
-from lt_shared.console import output
+from lt_shared.console import output, streams
 from lt_shared.console.default_command import DefaultCommand
 from lt_shared.console.errors import ExitCode, Terminated, ToolError
 
@@ -58,6 +58,9 @@ def run(command: click.Command, tool: str, handle_signals: Callable[[], None] | 
     else:
         with contextlib.suppress(OSError):
             _flush_output()
+    with contextlib.suppress(OSError, ValueError):
+        # With messages that cannot be written the interpreter would end with 120.
+        _flush(sys.stderr)
     sys.exit(code)
 
 
@@ -74,7 +77,8 @@ def _end_by_signals() -> None:
 
 
 def _prepare_streams() -> None:
-    """UTF-8 on both ends of a pipe whatever the locale, file names that are no UTF-8 unchanged, closed streams as empty ones.
+    """UTF-8 on both ends of a pipe whatever the locale, file names that are no UTF-8 unchanged, closed streams as empty ones, and
+    no text that is written in part.
 
     What is written to a closed stdout must not vanish: it is a descriptor that refuses it, and nothing else can get its number.
     """
@@ -84,19 +88,24 @@ def _prepare_streams() -> None:
         sys.stdout = open(os.open(os.devnull, os.O_RDONLY), "w")
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")
+    sys.stdout, sys.stderr = streams.whole(sys.stdout, "surrogateescape"), streams.whole(sys.stderr, "backslashreplace")
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="surrogateescape")
 
 
 def _flush_output() -> int:
+    _flush(sys.stdout)
+    return ExitCode.OK
+
+
+def _flush(stream: TextIO) -> None:
     try:
-        sys.stdout.flush()
+        stream.flush()
     except OSError:
         # The interpreter flushes once more when it ends; what could not be written is given up here.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         raise
-    return ExitCode.OK
 
 
 def _raise_terminated(signal_number: int, frame: FrameType | None) -> None:

@@ -5,6 +5,6 @@ for what all have and `rope_parameters` for the rotary embedding. lt-train reads
 reads and writes checkpoints.
 """
 
-from lt_shared.huggingface.model_types import MODEL_TYPES, from_config, model_type, to_config
+from lt_shared.huggingface.model_types import MODEL_TYPES, from_config, model_type, nearest, to_config
 
-__all__ = ["MODEL_TYPES", "from_config", "model_type", "to_config"]
+__all__ = ["MODEL_TYPES", "from_config", "model_type", "nearest", "to_config"]

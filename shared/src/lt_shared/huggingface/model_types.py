@@ -19,7 +19,7 @@ from lt_shared.huggingface.gpt_oss import GPT_OSS
 from lt_shared.huggingface.granite import GRANITE
 from lt_shared.huggingface.llama import LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3
 from lt_shared.huggingface.olmo import OLMO2, OLMO3
-from lt_shared.huggingface.phi3 import PHI3
+from lt_shared.huggingface.phi3 import PHI3, architecture_without_usual_factor
 from lt_shared.huggingface.qwen3_moe import QWEN3_MOE
 
 _ALL = (
@@ -74,15 +74,17 @@ def _read_back(kind: ModelType, architecture: Architecture) -> Architecture | No
         return None
 
 
-def _nearest(architecture: Architecture) -> str | None:
-    """The type that loses the least, and what that is."""
+def nearest(architecture: Architecture) -> str | None:
+    """The type that loses the least, and the fields that it loses; None if no type can hold the model."""
     own = dataclasses.asdict(_computed(architecture))
     changes = {}
     for kind in _ALL:
         back = _read_back(kind, architecture)
         if back is not None:
             fields = dataclasses.asdict(_computed(back)).items()
-            changes[kind.name] = [f"{field} {value}, not {own[field]}" for field, value in fields if value != own[field]]
+            changes[kind.name] = [
+                f"{field} {value!s:.80}, not {own[field]!s:.80}" for field, value in fields if value != own[field]
+            ]
     if not changes:
         return None
     name = min(changes, key=lambda name: len(changes[name]))
@@ -91,7 +93,8 @@ def _nearest(architecture: Architecture) -> str | None:
 
 def _computed(architecture: Architecture) -> Architecture:
     """What decides what the model computes."""
-    return dataclasses.replace(architecture, init_std=0.0, moe_aux_loss_coeff=0.0)
+    same = architecture_without_usual_factor(architecture)
+    return dataclasses.replace(same, init_std=0.0, moe_aux_loss_coeff=0.0)
 
 
 def to_config(architecture: Architecture, dtype: str) -> dict[str, Any]:
@@ -102,7 +105,7 @@ def to_config(architecture: Architecture, dtype: str) -> dict[str, Any]:
     found = _type(architecture)
     if found is None:
         kinds = ", ".join(MODEL_TYPES)
-        raise BadConfig(f"{architecture.name}: has no Hugging Face form here, which are {kinds}", _nearest(architecture))
+        raise BadConfig(f"{architecture.name}: has no Hugging Face form here, which are {kinds}", nearest(architecture))
     return _config(found, architecture, dtype)
 
 

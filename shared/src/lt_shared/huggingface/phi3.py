@@ -4,6 +4,7 @@ The sizes alone would be a Llama or a Mistral, so the architecture keeps the typ
 `su`. `original_max_position_embeddings` beside the scaling, not in it, is the one that transformers takes.
 """
 
+import dataclasses
 from typing import Any
 
 from lt_shared.architecture import Architecture
@@ -17,10 +18,13 @@ _OLD_NAMES = ("su", "yarn")
 
 
 def _write(architecture: Architecture) -> dict[str, Any]:
+    architecture = architecture_without_usual_factor(architecture)
     scaling = architecture.rope_scaling
     original = scaling.original_max_position_embeddings if isinstance(scaling, LongRopeScaling) else None
     fields = config_fields.written(architecture)
     fields["rope_parameters"]["partial_rotary_factor"] = architecture.rotary_percent
+    if isinstance(scaling, LongRopeScaling):
+        fields |= _published(scaling)
     return fields | {
         _ORIGINAL: original or architecture.max_position_embeddings,
         "partial_rotary_factor": architecture.rotary_percent,
@@ -34,9 +38,30 @@ def _write(architecture: Architecture) -> dict[str, Any]:
     }
 
 
+def architecture_without_usual_factor(architecture: Architecture) -> Architecture:
+    """The architecture without LongRoPE's factor if that is the ratio of both numbers of positions, which is the default."""
+    scaling = architecture.rope_scaling
+    if not isinstance(scaling, LongRopeScaling) or scaling.factor is None:
+        return architecture
+    if scaling.factor * scaling.original_max_position_embeddings != architecture.max_position_embeddings:
+        return architecture
+    return dataclasses.replace(architecture, rope_scaling=dataclasses.replace(scaling, factor=None))
+
+
+def _published(scaling: LongRopeScaling) -> dict[str, Any]:
+    """`rope_scaling` as in published files, which transformers to 4.57 takes with these three fields alone; 5 reads it, too.
+
+    A factor or attention factor that those files cannot say needs `rope_parameters`, which is for transformers 5 alone.
+    """
+    if scaling.attention_factor is not None or scaling.factor is not None:
+        return {}
+    lists = {"short_factor": list(scaling.short_factor), "long_factor": list(scaling.long_factor)}
+    return {"rope_scaling": {"type": "longrope", **lists}}
+
+
 def _read(config: dict[str, Any], name: str) -> Architecture:
     given = {**config, **{field: _renamed(config, field) for field in ("rope_scaling", "rope_parameters") if config.get(field)}}
-    return config_fields.read(
+    found = config_fields.read(
         given,
         name,
         "phi3",
@@ -45,6 +70,7 @@ def _read(config: dict[str, Any], name: str) -> Architecture:
         sliding_window=config.get("sliding_window"),
         model_type="phi3",
     )
+    return architecture_without_usual_factor(found)
 
 
 def _renamed(config: dict[str, Any], field: str) -> dict[str, Any]:

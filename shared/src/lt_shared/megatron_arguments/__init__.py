@@ -4,3 +4,5 @@ from lt_shared.megatron_arguments.arguments import absent_in_megatron as absent_
 from lt_shared.megatron_arguments.arguments import dense_layers as dense_layers
 from lt_shared.megatron_arguments.arguments import from_arguments as from_arguments
 from lt_shared.megatron_arguments.arguments import to_arguments as to_arguments
+from lt_shared.megatron_arguments.known_fields import is_known as is_known
+from lt_shared.megatron_arguments.known_fields import remarks as remarks

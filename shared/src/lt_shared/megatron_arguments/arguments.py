@@ -13,30 +13,11 @@ from typing import Any
 
 from lt_shared.architecture import CLAMPED_SWIGLU_LIMIT, Architecture, LatentAttention
 from lt_shared.console import BadConfig
-from lt_shared.megatron_arguments import rope
+from lt_shared.megatron_arguments import known_fields, rope
 
 PREFIX = "lt_"
 # Of transformers' DeepSeek models, whatever that of their other norms is.
 LATENT_NORM_EPSILON = 1e-6
-# Arguments of unsupported features, with the value that turns them off.
-_ABSENT_HERE = {
-    "qk_l2_norm": False,
-    "rotary_interleaved": False,
-    "rotary_seq_len_interpolation_factor": None,
-    "no_rope_freq": None,
-    "apply_residual_connection_post_layernorm": False,
-    "squared_relu": False,
-    "moe_apply_probs_on_input": False,
-    "use_mup": False,
-}
-# Arguments of layers that are not a transformer's, with what they are.
-_HYBRIDS = {
-    "hybrid_override_pattern": "a state-space layer (Mamba)",
-    "hybrid_layer_pattern": "a state-space layer (Mamba)",
-    "is_hybrid_model": "a state-space layer (Mamba)",
-    "linear_attention_freq": "linear attention",
-    "experimental_attention_variant": "linear or sparse attention",
-}
 # Fields that a model may lack, and Megatron's argument of the same meaning.
 _FEATURES = {
     "sliding_window": "window_size",
@@ -130,16 +111,13 @@ def _experts(architecture: Architecture) -> dict[str, Any]:
 
 def from_arguments(arguments: Mapping[str, Any], name: str) -> Architecture:
     """The architecture of Megatron's arguments, as parsed values. Raises BadConfig for an unsupported model or a missing size."""
-    for argument, layers in _HYBRIDS.items():
-        if arguments.get(argument):
-            value = f"{arguments[argument]!r:.80}"
-            raise BadConfig(f"{name}: {argument} is {value}: {layers} would need a scan or an indexer, and is not supported")
+    known_fields.check(arguments, name)
     try:
         llama = rope.is_rotary(arguments, name)
         latent = _latent_attention(arguments)
         features = _read_features(arguments, name)
         style = {"llama": llama, "activation": features["activation"], "biases": bool(arguments.get("add_bias_linear"))}
-        for field, value in (_style(**style) | _ABSENT_HERE).items():
+        for field, value in _style(**style).items():
             if arguments.get(field, value) != value:
                 position = arguments["position_embedding_type"]
                 raise BadConfig(f"{name}: {field} is {arguments[field]!r} with {position} positions, expected {value!r}")
@@ -164,11 +142,11 @@ def from_arguments(arguments: Mapping[str, Any], name: str) -> Architecture:
             latent_attention=latent,
             **rope.from_arguments(arguments),
             **_read_experts(arguments, name),
-            **(features | {"sliding_window": _sliding_window(arguments.get("window_size"), name)}),
+            **(features | _windows(arguments, name)),
         )
     except KeyError as error:
         raise BadConfig(f"{name}: the Megatron arguments have no {error}") from None
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise BadConfig(f"{name}: the Megatron arguments are malformed: {error}") from None
 
 
@@ -178,6 +156,9 @@ def _read_features(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
         value = arguments.get(_FEATURES.get(field, PREFIX + field))
         if value is not None and (not field.startswith("moe_") or arguments.get("num_experts")):
             found[field] = value
+    if found.get("moe_router_num_groups") == found.get("moe_router_group_topk") == 1:
+        # One group of all experts is none.
+        found |= {"moe_router_num_groups": None, "moe_router_group_topk": None}
     clamped = _is_clamped_swiglu(arguments, name)
     softmax = arguments.get("softmax_type") or "vanilla"
     if softmax not in ("vanilla", "learnable"):
@@ -223,6 +204,8 @@ def _first(value: Any) -> Any:
 
 def dense_layers(frequency: Any, layers: int, name: str) -> int:
     """How many layers at the start have no experts, of Megatron's `moe_layer_freq`. Raises BadConfig for another pattern."""
+    if not isinstance(frequency, int | list | tuple) or not frequency:
+        raise BadConfig(f"{name}: moe_layer_freq is {frequency!r:.80}, neither a number of layers nor a list of 0 and 1")
     pattern = list(frequency) if isinstance(frequency, list | tuple) else [int(layer % frequency == 0) for layer in range(layers)]
     dense = pattern.index(1) if 1 in pattern else layers
     if len(pattern) != layers:
@@ -238,10 +221,29 @@ def _latent_attention(arguments: Mapping[str, Any]) -> LatentAttention | None:
     return LatentAttention(**{field.name: arguments[field.name] for field in dataclasses.fields(LatentAttention)})
 
 
+def _windows(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The window, and every how many layers one has none. Megatron-LM also takes a list with 1 for each layer with a window."""
+    window, frequency = _sliding_window(arguments.get("window_size"), name), arguments.get("window_attn_skip_freq")
+    if not isinstance(frequency, list | tuple):
+        return {"sliding_window": window, "window_attn_skip_freq": frequency or None}
+    pattern, layers = list(frequency), arguments["num_layers"]
+    every = pattern.index(0) + 1 if 0 in pattern else None
+    if pattern != [int(every is None or (layer + 1) % every != 0) for layer in range(layers)]:
+        raise BadConfig(
+            f"{name}: window_attn_skip_freq is {frequency!r:.80}, and only every so many layers may be without a window"
+        )
+    return {"sliding_window": window if any(pattern) else None, "window_attn_skip_freq": every if any(pattern) else None}
+
+
 def _sliding_window(window_size: Any, name: str) -> int | None:
     if window_size is None:
         return None
+    if not isinstance(window_size, list | tuple) or [type(side) for side in window_size] != [int, int]:
+        raise BadConfig(f"{name}: window_size is {window_size!r:.80}, not two numbers of tokens")
     left, right = window_size
+    if left == -1 and right in (-1, 0):
+        # TransformerEngine's words for no window, beside a causal mask.
+        return None
     if right != 0 or left < 0:
         raise BadConfig(f"{name}: a window of {left} tokens to the left and {right} to the right is not a causal sliding window")
     return int(left) + 1

@@ -41,6 +41,11 @@ class PackedPart:
     sequence_length: int
 
     @property
+    def order(self) -> tuple[Any, ...]:
+        """Each epoch is shuffled by itself: more samples come after the others."""
+        return ()
+
+    @property
     def indices(self) -> "list[PackedPart]":
         return [self]
 

@@ -49,6 +49,11 @@ class DatasetPart:
             raise BadData(f"{self.origin}: no tokens in its sequences {first} to {last}, which are a part of their own")
         return Reading(first, last, tokens, self.samples, self.sequence_length, self.seed)
 
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """Parts that differ in their number of samples alone, and are equal in this, begin with the same samples."""
+        return self.reading.epochs, self.reading.separate_epochs
+
     def name(self) -> str:
         """Readings that differ in nothing but the number of samples have the same indices, unless they need more epochs."""
         reading = self.reading
@@ -77,6 +82,10 @@ class StreamPart:
     end: int | None = None
 
     @property
+    def order(self) -> tuple[Any, ...]:
+        return ()
+
+    @property
     def indices(self) -> "list[DatasetPart | Blend]":
         return []
 
@@ -92,6 +101,10 @@ class Blend:
     weights: list[float]
     samples: int
     draw: Callable[..., None] = sample_index.draw_blend
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        return tuple(member.order for member in self.members)
 
     @property
     def indices(self) -> list["DatasetPart | PackedPart | Blend"]:

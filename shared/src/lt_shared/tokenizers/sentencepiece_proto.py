@@ -8,9 +8,9 @@ The sentencepiece package does not say how a model normalizes, and its generated
 import dataclasses
 import functools
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from lt_shared.console import BadData
 
@@ -29,6 +29,7 @@ _MAX_VARINT_BITS = 70
 _PIECES, _TRAINER, _NORMALIZER, _DENORMALIZER = 1, 2, 3, 5
 
 Fields = dict[int, int | bytes]
+Parsed = TypeVar("Parsed")
 
 
 class Piece(NamedTuple):
@@ -71,10 +72,31 @@ class SentencePieceModel:
 
 def read(path: Path) -> SentencePieceModel:
     """Raises BadData when the file is not a SentencePiece model, is truncated, or has no pieces."""
+    return _parsed(path, _parse_model)
+
+
+def read_model_type(path: Path) -> int:
+    """The algorithm of a model, such as BPE; its pieces are not parsed. Raises BadData as `read`."""
+    return _parsed(path, _parse_model_type)
+
+
+def _parsed(path: Path, parse: Callable[[bytes], Parsed]) -> Parsed:
     try:
-        return _parse_model(path.read_bytes())
+        return parse(path.read_bytes())
     except ValueError as error:
         raise BadData(f"{path}: not a SentencePiece model: {error}", "is the file truncated?") from None
+
+
+def _parse_model_type(message: bytes) -> int:
+    trainer: Fields = {}
+    for number, value in _fields(message):
+        if number == _TRAINER:
+            trainer.update(_fields(value))
+    return _model_type(trainer)
+
+
+def _model_type(trainer: Fields) -> int:
+    return _integer(trainer, 3, UNIGRAM)
 
 
 def _parse_model(message: bytes) -> SentencePieceModel:
@@ -90,7 +112,7 @@ def _parse_model(message: bytes) -> SentencePieceModel:
     trainer, normalizer, denormalizer = specs[_TRAINER], specs[_NORMALIZER], specs[_DENORMALIZER]
     return SentencePieceModel(
         pieces=pieces,
-        model_type=_integer(trainer, 3, UNIGRAM),
+        model_type=_model_type(trainer),
         byte_fallback=bool(_integer(trainer, 35, 0)),
         treat_whitespace_as_suffix=bool(_integer(trainer, 24, 0)),
         bos_id=_integer(trainer, 41, 1),
