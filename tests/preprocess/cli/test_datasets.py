@@ -8,12 +8,12 @@ import shlex
 import shutil
 import stat
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import click
 import numpy as np
+import nursery
 import pytest
 
 from lt_preprocess.cli.datasets import commands
@@ -53,7 +53,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, run: Run, demo_tokenizer
     (directory / "parts.manifest").write_text(result.stdout)
     program = directory / "bin/lt-preprocess"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m lt_preprocess "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(nursery.light_python())} -m lt_preprocess "$@"\n')
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     return directory
 
@@ -158,3 +158,18 @@ def test_a_directory_whose_name_is_not_utf8(run: Run, tmp_path: Path, demo_token
         assert result.returncode == 0, (command, result.stderr)
     described = json.loads((place / "merged.json").read_bytes())["dataset"]
     assert os.fsencode(described["prefix"]) == os.fsencode(place / "merged")
+
+
+@pytest.mark.parametrize("command", ["merge a -o out", "shuffle a -o out", "split a -o out --ratios 1,1"])
+def test_the_output_of_another_tool_is_not_replaced_unasked(run: Run, dataset: Path, command: str) -> None:
+    path = dataset / ("out_train" if command.startswith("split") else "out")
+    for end in (".bin", ".idx"):
+        shutil.copy(dataset / f"a{end}", f"{path}{end}")
+    Path(f"{path}.bin").write_bytes(b"other")
+    refused = run(*command.split(), "--dry-run", cwd=dataset)
+    assert (refused.returncode, refused.stdout) == (73, "")
+    assert f"{path.name}: holds documents that another tool wrote, which this command does not read" in refused.stderr
+    assert "choose another output, or pass --force to replace it" in refused.stderr
+    assert run(*command.split(), cwd=dataset).returncode == 73
+    assert Path(f"{path}.bin").read_bytes() == b"other"
+    assert run(*command.split(), "--dry-run", "--force", cwd=dataset).returncode == 0

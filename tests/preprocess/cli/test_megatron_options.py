@@ -100,6 +100,28 @@ def test_flags_without_effect_say_so(run: Run, data: Path) -> None:
     assert sorted(noted) == sorted(flag for flag in flags.split() if flag.startswith("--"))
 
 
+WITHOUT_EFFECT_ON_IDS = [
+    *("--lang german", "--vocab-size 2048", "--padded-vocab-size 2304", "--no-pad-vocab-size", "--vocab-extra-ids 0"),
+    *("--make-vocab-size-divisible-by 128", "--legacy-tokenizer", "--trust-remote-code", "--use-gigatoken"),
+    *("--tokenizer-hf-no-include-special-tokens", "--chat-template x", "--null-tokenizer-eod-id 0", "--max-documents 9"),
+    *("--null-tokenizer-pad-id -1", "--tokenizer-sentencepiece-ignore-extra-whitespaces", "--tiktoken-pattern v2"),
+    *("--tiktoken-num-special-tokens 1000", "--tokenizer-sentencepiece-legacy", "--tokenizer-hf-no-use-fast"),
+]
+
+
+def test_every_option_of_the_script_that_changes_no_id_is_taken(run: Run, data: Path) -> None:
+    flags = " ".join(WITHOUT_EFFECT_ON_IDS).split()
+    command = shlex.split(MEGATRON_GPT2_SLURM.replace("${DATA_PATH}", str(data)))
+    assert run(*command).returncode == 0
+    expected = (data / "my-gpt2_text_document.bin").read_bytes()
+    done = run(*command, *flags, "--force")
+    assert done.returncode == 0, done.stderr
+    assert (data / "my-gpt2_text_document.bin").read_bytes() == expected
+    noted = {line.split()[1] for line in done.stderr.splitlines() if "has no effect" in line}
+    named = {flag.split()[0].replace("--no-pad", "--pad") for flag in WITHOUT_EFFECT_ON_IDS}
+    assert noted == named
+
+
 def test_vocabulary_and_merges_of_any_name_and_place(run: Run, data: Path) -> None:
     (data / "elsewhere").mkdir()
     (data / "gpt2-vocab.json").rename(data / "v.json")
@@ -129,7 +151,18 @@ def test_lists_end_at_the_next_flag_and_need_input() -> None:
 
 
 REFUSED = {
-    "sentences": (["--split-sentences"], "No such option"),
+    "sentences": (["--split-sentences"], "--split-sentences: sentences are not split"),
+    "metadata": (["--tokenizer-metadata", "m.json"], "--tokenizer-metadata: "),
+    "more tokens": (["--tokenizer-special-tokens", "<a>", "<b>"], "--tokenizer-special-tokens: tokens are not added"),
+    "white space": (["--no-tokenizer-sentencepiece-ignore-extra-whitespaces"], "white space"),
+    "a pattern": (["--tokenizer-type", "TikTokenizer", "--tiktoken-pattern", "v2"], "--tiktoken-pattern: "),
+    "reserved tokens": (["--tokenizer-type", "TikTokenizer", "--tiktoken-num-special-tokens", "7"], "-num-special-tokens: "),
+    "special tokens": (["--tokenizer-type", "TikTokenizer", "--tiktoken-special-tokens", "<s>", "</s>"], "-special-tokens: "),
+    "special tokens of a model": (
+        ["--tokenizer-type", "Llama2Tokenizer", "--tokenizer-sentencepiece-legacy"],
+        "--tokenizer-sentencepiece-legacy: special tokens in text stay text",
+    ),
+    "slow": (["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-hf-no-use-fast"], "--tokenizer-hf-no-use-fast: "),
     "another format": (["--dataset-impl", "lazy"], "'lazy' is not"),
     "an unknown type": (["--tokenizer-type", "BertWordPieceCase"], "BertWordPieceCase is not known"),
     "a type without its model": (["--tokenizer-type", "Llama2Tokenizer"], "Llama2Tokenizer needs --tokenizer-model"),

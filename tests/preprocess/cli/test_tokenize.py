@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import nursery
 import pytest
 import zstandard
 from tokenizers import ByteLevelBPETokenizer
@@ -106,7 +107,7 @@ def test_documented_examples(
     made.save(str(tmp_path / "tokenizer.json"))
     program = tmp_path / "bin/lt-preprocess"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m lt_preprocess "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(nursery.light_python())} -m lt_preprocess "$@"\n')
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     environment = os.environ | {"PATH": f"{program.parent}:{os.environ['PATH']}"}
     result = subprocess.run(

@@ -53,6 +53,19 @@ def test_cat_a_dataset_of_megatron(run: Run, prefix: str, demo_tokenizer: Path) 
     assert lines(run("cat", prefix, "--tokenizer", demo_tokenizer)) == [{"text": text} for text in TEXTS]
 
 
+@pytest.mark.parametrize("dtype", [np.int16, np.int32, np.int64])
+def test_cat_and_info_take_integers_of_any_size_that_holds_the_ids(
+    run: Run, tmp_path: Path, demo_tokenizer: Path, dtype: type[np.signedinteger[Any]]
+) -> None:
+    builder = IndexedDatasetBuilder(str(tmp_path / "a.bin"), dtype=dtype)
+    builder.add_document(torch.tensor([66, 433, EOD]), [3])
+    builder.finalize(str(tmp_path / "a.idx"))
+    prefix = tmp_path / "a"
+    assert lines(run("cat", prefix, "--tokenizer", demo_tokenizer)) == [{"text": "call"}]
+    assert "call" in run("info", prefix, "--tokenizer", demo_tokenizer).stdout
+    assert run("grep", "call", prefix, "--tokenizer", demo_tokenizer).returncode == 0
+
+
 def test_cat_finds_the_tokenizer_and_the_key(run: Run, prefix: str, demo_tokenizer: Path) -> None:
     describe(prefix, demo_tokenizer, json_key="content", append_eod=True)
     assert lines(run("cat", prefix)) == [{"content": text} for text in TEXTS]
@@ -96,7 +109,7 @@ def test_tokenizers_that_are_not_known_or_do_not_fit(
 
     with pytest.raises(NoInput, match="nothing says which tokenizer made it"):
         cat()
-    with pytest.raises(BadData, match="gives int32"):
+    with pytest.raises(BadData, match="holds uint16, too small for the 128,256 entries"):
         cat(llama3_model)
     own = tmp_path / "own"
     shutil.copytree(demo_tokenizer, own)

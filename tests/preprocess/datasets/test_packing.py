@@ -48,7 +48,7 @@ def plainly(sizes: list[int], capacity: int) -> int:
     return len(spaces)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.lists(st.integers(0, 19), max_size=40), st.integers(20, 40))
 def test_bins_are_those_of_best_fit_decreasing(sizes: list[int], capacity: int) -> None:
     bins, count = packing.best_fit_decreasing(np.array(sizes, np.int64), capacity)

@@ -8,20 +8,30 @@ import random
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import nursery
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
 
 from lt_preprocess.datasets import decoding, source_places
+from lt_shared import manifest
 from lt_shared.document_origins import packing
 from lt_shared.manifest import Dataset
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 LINES = 300
-MANY_LINES = 20_000
+MANY_LINES = 1000
+# The program, which reads what is in files of many MB as chunks of 1 MiB.
+SMALL_CHUNKS = """
+from lt_preprocess.readers import byte_ranges, chunks
+chunks.CHUNK_BYTES = byte_ranges.LocalFile.chunk_bytes = 20_000
+from lt_preprocess.cli import main
+main()
+"""
 SUFFIXES = {
     ".jsonl": lambda content: content,
     ".jsonl.gz": gzip.compress,
@@ -59,10 +69,10 @@ def write(directory: Path, name: str, seed: int, suffix: str, count: int = LINES
     return path
 
 
-def check(run: Run, prefix: Path, numbered: bool = True) -> list[str]:
+def check(prefix: Path, numbered: bool = True) -> list[str]:
     """Every document is where its text says. Returns what the documents say."""
-    texts = [json.loads(line)["text"] for line in run("cat", str(prefix)).stdout.splitlines()]
-    places = [json.loads(line) for line in run("cat", "--where", str(prefix)).stdout.splitlines()]
+    texts = list(decoding.texts(manifest.describe(str(prefix))))
+    places = list(source_places.records(str(prefix), None))
     assert len(texts) == len(places) > 0
     said = []
     for number, (text, place) in enumerate(zip(texts, places, strict=True)):
@@ -80,6 +90,21 @@ def check(run: Run, prefix: Path, numbered: bool = True) -> list[str]:
     return said
 
 
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lt_preprocess.readers.chunks.CHUNK_BYTES", 20_000)
+    monkeypatch.setattr("lt_preprocess.readers.byte_ranges.LocalFile.chunk_bytes", 20_000)
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    def run_program(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+        command = [nursery.light_python(), "-c", SMALL_CHUNKS, *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, timeout=900, check=False, text=True, **options)
+
+    return run_program
+
+
 @pytest.fixture
 def tokenize(run: Run, demo_tokenizer: Path):
     def tokenized(*arguments: str | Path) -> None:
@@ -92,21 +117,21 @@ def tokenize(run: Run, demo_tokenizer: Path):
 def test_every_kind_of_file_of_lines(run: Run, tokenize, tmp_path: Path) -> None:
     paths = [write(tmp_path, f"file{seed}", seed, suffix) for seed, suffix in enumerate(SUFFIXES)]
     tokenize(*paths, "-o", tmp_path / "all")
-    said = check(run, tmp_path / "all_text_document")
+    said = check(tmp_path / "all_text_document")
     assert {word.split(":")[0] for word in said if word} == {f"file{seed}" for seed in range(len(SUFFIXES))}
 
 
 def test_several_chunks_and_parts(run: Run, tokenize, tmp_path: Path) -> None:
     """A part begins in the middle of a chunk; some files belong to two parts."""
     paths = [write(tmp_path, f"file{seed}", seed, suffix, MANY_LINES) for seed, suffix in ((0, ".jsonl"), (1, ".jsonl.zst"))]
-    tokenize(*paths, "-o", tmp_path / "parts", "--max-shard-size", "1MB")
+    tokenize(*paths, "-o", tmp_path / "parts", "--max-shard-size", "120k")
     parts = sorted(tmp_path.glob("parts-part*.idx"))
     assert len(parts) > 2
-    said = [word for part in parts for word in check(run, part.with_suffix(""))]
+    said = [word for part in parts for word in check(part.with_suffix(""))]
     tokenize(*paths, "-o", tmp_path / "whole")
-    assert said == check(run, tmp_path / "whole_text_document")
+    assert said == check(tmp_path / "whole_text_document")
     assert run("merge", tmp_path / "parts-part*", "-o", tmp_path / "merged").returncode == 0
-    assert said == check(run, tmp_path / "merged")
+    assert said == check(tmp_path / "merged")
 
 
 def test_shards(run: Run, tokenize, tmp_path: Path) -> None:
@@ -114,12 +139,12 @@ def test_shards(run: Run, tokenize, tmp_path: Path) -> None:
     path = write(tmp_path, "file0", 0, ".jsonl", MANY_LINES)
     said = []
     for shard in range(3):
-        tokenize(path, "-o", tmp_path / "shard", "--shard", f"{shard}/3", "--max-shard-size", "500k")
+        tokenize(path, "-o", tmp_path / "shard", "--shard", f"{shard}/3", "--max-shard-size", "40k")
         parts = sorted(tmp_path.glob(f"shard-*{shard}-of-*3-part*.idx"))
         assert len(parts) > 1
-        said += [word for part in parts for word in check(run, part.with_suffix(""), numbered=shard == 0)]
+        said += [word for part in parts for word in check(part.with_suffix(""), numbered=shard == 0)]
     tokenize(path, "-o", tmp_path / "whole")
-    assert said == check(run, tmp_path / "whole_text_document")
+    assert said == check(tmp_path / "whole_text_document")
 
 
 def test_merged_shuffled_and_split(run: Run, tokenize, tmp_path: Path) -> None:
@@ -134,9 +159,9 @@ def test_merged_shuffled_and_split(run: Run, tokenize, tmp_path: Path) -> None:
     ):
         done = run(*command, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-    of_all = check(run, tmp_path / "merged")
+    of_all = check(tmp_path / "merged")
     for name in ("shuffled", "last"):
-        assert sorted(check(run, tmp_path / name)) == sorted(of_all) != check(run, tmp_path / name)
+        assert sorted(check(tmp_path / name)) == sorted(of_all) != check(tmp_path / name)
 
 
 def test_rows_of_parquet_and_plain_texts(run: Run, tokenize, tmp_path: Path) -> None:

@@ -447,7 +447,7 @@ def test_what_an_unfinished_run_left(prefix: Path) -> None:
     ]
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(
     documents=st.lists(st.lists(st.lists(st.integers(0, 65535), max_size=3), max_size=3), max_size=4),
     extension=st.sampled_from([".idx", ".idx", ".idx", ".bin"]),

@@ -68,6 +68,18 @@ def test_a_changed_input_is_not_up_to_date(done: Callable[..., Any], tmp_path: P
     assert done() is None
 
 
+def test_an_input_exchanged_for_one_of_the_same_size_and_time_is_not_up_to_date(done: Callable[..., Any], tmp_path: Path) -> None:
+    """As `cp -p` and `rsync -t` exchange it; the same bytes in a new file are up to date."""
+    path = tmp_path / "a.jsonl"
+    for text, is_current in ((path.read_text(), True), (path.read_text().replace('"a"', '"c"', 1), False)):
+        status = path.stat()
+        (tmp_path / "new").write_text(text)
+        os.utime(tmp_path / "new", ns=(status.st_atime_ns, status.st_mtime_ns))
+        (tmp_path / "new").replace(path)
+        assert (path.stat().st_size, path.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
+        assert (done() is not None) is is_current
+
+
 def test_another_tokenizer_is_not_up_to_date(done: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "tokenizer/merges.txt").write_text("#version: 0.2\n")
     assert done() is None
@@ -288,3 +300,59 @@ def test_a_dataset_that_is_not_as_described(done: Callable[..., Any], tmp_path: 
     record["dataset"][field] = value
     path.write_text(json.dumps(record))
     assert done() is None
+
+
+def test_an_output_beside_the_input_is_up_to_date(run: Run, tmp_path: Path, demo_tokenizer: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'bad\n{"text": "a"}\n')
+    arguments = [tmp_path, "--tokenizer", demo_tokenizer, "--on-error", "quarantine", "-o", tmp_path / "web"]
+    first = run(*arguments)
+    assert first.returncode == 0, first.stderr
+    assert (tmp_path / "web_quarantine.jsonl").exists()
+    second = run(*arguments)
+    assert (second.returncode, second.stdout) == (0, first.stdout), second.stderr
+    assert "web: up to date" in second.stderr
+    # Neither are the outputs of other runs input.
+    other = run(tmp_path, "--tokenizer", demo_tokenizer, "--on-error", "skip", "-o", tmp_path / "other")
+    assert json.loads(other.stdout.splitlines()[0])["documents"] == 1
+
+
+def test_the_output_of_another_corpus_is_not_replaced_unasked(
+    run: Run, tmp_path: Path, demo_tokenizer: Path, write_lines: WriteLines
+) -> None:
+    def made(*inputs: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        names = [tmp_path / name if name.endswith("l") else name for name in inputs]
+        return run(*names, "--tokenizer", demo_tokenizer, "-o", tmp_path / "out", **options)
+
+    for name in ("a", "b", "c"):
+        write_lines(tmp_path / f"{name}.jsonl", [{"text": f"{name} {number}"} for number in range(3)])
+    assert made("a.jsonl").returncode == 0
+    before = (tmp_path / "out_text_document.bin").read_bytes()
+    refused = made("b.jsonl")
+    assert refused.returncode == 73
+    assert f"out_text_document: holds the documents of {tmp_path}/a.jsonl, which this command does not read" in refused.stderr
+    assert "--force" in refused.stderr
+    with (tmp_path / "b.jsonl").open("rb") as lines:
+        assert made("-", stdin=lines).returncode == 73
+    assert (tmp_path / "out_text_document.bin").read_bytes() == before
+    # The same corpus, which has grown, was changed, or was moved.
+    assert made("a.jsonl", "b.jsonl").returncode == 0
+    assert made("a.jsonl").returncode == 73
+    write_lines(tmp_path / "b.jsonl", [{"text": "new"}])
+    assert made("a.jsonl", "b.jsonl", "--append-eod").returncode == 0
+    (tmp_path / "a.jsonl").rename(tmp_path / "moved.jsonl")
+    assert made("moved.jsonl", "b.jsonl").returncode == 0
+    assert made("c.jsonl", "--force").returncode == 0
+    (tmp_path / "out_text_document.json").unlink()
+    foreign = made("c.jsonl")
+    assert foreign.returncode == 73
+    assert "holds documents that another tool wrote" in foreign.stderr
+
+
+def test_parts_of_another_corpus_are_not_replaced_unasked(
+    planned: Planned, tmp_path: Path, demo_tokenizer: Path, write_lines: WriteLines
+) -> None:
+    files = [write_lines(tmp_path / f"{name}.jsonl", [{"text": f"{name} {number}"} for number in range(9)]) for name in "ab"]
+    runs.build(planned(files, demo_tokenizer, tmp_path / "out", max_shard_bytes=20), 1)
+    sidecar.check_corpus(planned(files, demo_tokenizer, tmp_path / "out", max_shard_bytes=50))
+    with pytest.raises(CannotCreate, match=r"part0000\d_text_document: holds the documents of .*b.jsonl"):
+        sidecar.check_corpus(planned(files[:1], demo_tokenizer, tmp_path / "out", max_shard_bytes=20))

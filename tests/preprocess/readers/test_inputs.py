@@ -120,7 +120,7 @@ def stored(directory: Path, kind: str, content: bytes) -> str:
     return f"memory://{directory}/file"
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(
     st.lists(st.binary(max_size=30).filter(lambda line: b"\n" not in line), max_size=30),
     st.booleans(),
@@ -140,7 +140,8 @@ def test_any_lines_chunks_slices_and_positions_to_resume_from(
     has_mark: bool,
     parts: int,
 ) -> None:
-    content = b"{" + b"\n".join(lines) + (b"\n" if ends else b"")
+    # It begins as JSON does: `{` and a zero byte are UTF-16.
+    content = b'{"' + b"\n".join(lines) + (b"\n" if ends else b"")
     mark = b"\xef\xbb\xbf" if has_mark else b""
     path = stored(tmp_path_factory.getbasetemp(), kind, mark + content)
     with pytest.MonkeyPatch.context() as patch:
@@ -257,13 +258,26 @@ def texts_of(paths: list[str], part: Slice = WHOLE, keys: tuple[str, ...] = ("te
 
 def test_plain_texts_are_one_document_each(tmp_path: Path) -> None:
     text = b'\xef\xbb\xbfa\n\n"b" \xc3\xa9\n'
-    contents = {"a.txt": text, "b.txt.gz": gzip.compress(text), "empty.txt": b"", "wrong.txt": b"a\n\xff", "c.txt": b"c"}
+    contents = {
+        "a.txt": text,
+        "b.txt.gz": gzip.compress(text),
+        "empty.txt": b"",
+        "marked.txt": b"\xef\xbb\xbf",
+        "wrong.txt": b"a\n\xff",
+        "empty.txt.gz": gzip.compress(b""),
+        "c.txt": b"c",
+    }
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
     paths = [str(tmp_path / name) for name in contents]
     found, bad_lines = texts_of(paths)
     assert found == [text[3:], text[3:], b"c"]
-    assert bad_lines == [f"{tmp_path}/wrong.txt, line 1, byte 0: invalid UTF-8: invalid start byte at byte 3 of the text"]
+    assert bad_lines == [
+        f"{tmp_path}/empty.txt, line 1, byte 0: the file is empty: a failed copy, or no document",
+        f"{tmp_path}/marked.txt, line 1, byte 0: the file is empty: a failed copy, or no document",
+        f"{tmp_path}/wrong.txt, line 1, byte 0: invalid UTF-8: invalid start byte at byte 3 of the text",
+        f"{tmp_path}/empty.txt.gz, line 1, byte 0: the file is empty: a failed copy, or no document",
+    ]
     for count in (2, 3, 7):
         parts = [texts_of(paths, Slice(index, count)) for index in range(count)]
         assert [text for each in parts for text in each[0]] == found

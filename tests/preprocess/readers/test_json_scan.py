@@ -93,14 +93,14 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(max_examples=500)
+@settings(max_examples=120)
 @given(st.lists(PIECES, max_size=30).map(b"".join))
 @example(b'{"text":"' + b"x" * 63 + b"\xe6\x97" + b'","title":""}')
 def test_anything(content: bytes) -> None:
     assert scanned(content) == parsed(content)
 
 
-@settings(max_examples=500)
+@settings(max_examples=120)
 @given(st.lists(PIECES | st.binary(max_size=3), max_size=8).map(b"".join), st.integers(0, 70))
 def test_anything_in_a_string(content: bytes, before: int) -> None:
     line = b'{"title": "t", "text": "' + b"x" * before + content + b'"}\n{"text": "", "title": "u"}'
@@ -109,7 +109,7 @@ def test_anything_in_a_string(content: bytes, before: int) -> None:
     assert scanned(key) == parsed(key)
 
 
-@settings(max_examples=500)
+@settings(max_examples=120)
 @given(st.lists(PIECES, max_size=8).map(b"".join))
 def test_anything_as_a_value(content: bytes) -> None:
     line = b'{"other": ' + content + b', "text": "a", "title": ' + content + b"}\n"
@@ -118,7 +118,7 @@ def test_anything_as_a_value(content: bytes) -> None:
     assert scanned(line) == parsed(line)
 
 
-@settings(max_examples=200)
+@settings(max_examples=120)
 @given(RECORDS, st.booleans(), st.integers(0, 10**6), st.integers(0, 3), PIECES)
 def test_a_damaged_line(record: Any, ascii_only: bool, place: int, removed: int, inserted: bytes) -> None:
     line = json.dumps(record, ensure_ascii=ascii_only).encode()

@@ -120,7 +120,6 @@ def test_invalid_utf8_is_a_bad_row(tmp_path: Path) -> None:
         (pa.array([1]), "column 'text' is of type int64, expected strings or lists of strings"),
         (pa.array([b"a"]), "column 'text' is of type binary"),
         (pa.array([[1]]), "column 'text' is of type list<.*int64>"),
-        (pa.array([None]), "column 'text' is of type null"),
     ],
 )
 def test_columns_that_hold_no_texts(tmp_path: Path, column: Any, message: str) -> None:
@@ -158,3 +157,72 @@ def test_a_pipe_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             read("-", keys=("text",))
         with pytest.raises(UsageError):
             list(inputs.chunks(["-"], Slice(0, 2), BEGINNING, lambda size: None, ("text",)))
+
+
+@pytest.mark.parametrize("values", [pa.nulls(2), pa.array([None, []], pa.list_(pa.null())), pa.array([[None], None])])
+def test_a_column_of_nulls_is_what_null_is_in_json_lines(tmp_path: Path, values: Any) -> None:
+    path = write(tmp_path / "rows", values)
+    lines = b"".join(json.dumps({"text": value}).encode() + b"\n" for value in values.to_pylist())
+    expected = json_batch.json_lines(Lines.of(lines), "", ("text",))
+    [found] = [chunk.batch(("text",)) for chunk in read(path, keys=("text",))[0]]
+    assert content_of([found]) == content_of([expected])
+    assert [bad.reason for bad in found.bad_lines] == [bad.reason for bad in expected.bad_lines]
+
+
+def test_two_columns_of_one_name(tmp_path: Path) -> None:
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"]), pa.array(["c"])], names=["text", "text", "title"])
+    pq.write_table(table, tmp_path / "rows")
+    with pytest.raises(BadData, match="rows: 2 columns are called 'text'"):
+        read(tmp_path / "rows", keys=("text",))
+    [found] = [chunk.batch(("title",)) for chunk in read(tmp_path / "rows", keys=("title",))[0]]
+    assert content_of([found]) == [([b"c"], [1])]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"compression": "none"},
+        {"use_dictionary": False, "compression": "none"},
+        {"data_page_version": "2.0", "compression": "none"},
+    ],
+)
+def test_a_flipped_bit_in_a_page_with_a_checksum_is_noticed(tmp_path: Path, options: dict[str, Any]) -> None:
+    texts = [f"text number {number}" for number in range(200)]
+    path = write(tmp_path / "rows", texts, write_page_checksum=True, **options)
+    data = path.read_bytes()
+    at = data.index(b"number 150")
+    path.write_bytes(data[:at] + b"M" + data[at + 1 :])
+    with pytest.raises(BadData, match=r"rows: damaged Parquet: .*CRC"):
+        read(path, keys=("text",))
+
+
+# A large value many times, in some bytes of file: by a dictionary, by a prefix shared with the row before, by lists.
+LARGE = ["x" * 200_000 + str(number) for number in range(4)]
+ENCODINGS: dict[str, tuple[pa.Table, dict[str, Any]]] = {
+    "dictionary": (pa.table({"text": LARGE * 50}), {}),
+    "dictionary of Arrow": (pa.table({"text": pa.array(LARGE * 50).dictionary_encode()}), {}),
+    "shared prefix": (pa.table({"text": LARGE * 50}), {"use_dictionary": False, "column_encoding": "DELTA_BYTE_ARRAY"}),
+    "lists": (pa.table({"text": [LARGE] * 50}), {}),
+    "small rows first": (pa.table({"text": ["y"] * 5000 + LARGE * 50}), {}),
+}
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_rows_that_are_a_thousand_times_larger_than_their_file(tmp_path: Path, encoding: str) -> None:
+    table, options = ENCODINGS[encoding]
+    path = tmp_path / "rows"
+    pq.write_table(table, path, row_group_size=len(table), **options)
+    assert path.stat().st_size < 100_000
+    del table
+    before = pa.total_allocated_bytes()
+    most_bytes, texts = 0, []
+    for chunk in inputs.chunks([str(path)], WHOLE, BEGINNING, lambda size: None, ("text",)):
+        most_bytes = max(most_bytes, pa.total_allocated_bytes() - before)
+        found = chunk.batch(("text",)).columns[0].texts
+        assert int(found.offsets[-1]) <= chunks.CHUNK_BYTES + 4 * 200_010
+        texts += found.to_list()
+    del chunk
+    values = ENCODINGS[encoding][0]["text"].to_pylist()
+    assert texts == [text.encode() for value in values for text in ([value] if isinstance(value, str) else value)]
+    # 40 MB in all; where small rows come first, many are decoded at once.
+    assert most_bytes < (60e6 if encoding == "small rows first" else 25e6)

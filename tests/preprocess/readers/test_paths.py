@@ -60,6 +60,17 @@ def test_links_are_followed_once(corpus: Path) -> None:
     assert len(found) == len(BELOW) + 2
 
 
+def test_a_pattern_reads_a_file_once_whatever_links_lead_to_it(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (corpus / "corpus/loop").symlink_to(".")
+    (corpus / "corpus/deep/again").symlink_to("er")
+    assert paths.expand_patterns(["corpus/**/*.jsonl"]) == [BELOW[0]]
+    assert "not read again behind links to directories: 40 files, such as corpus/loop/" in capsys.readouterr().err
+    assert len(paths.expand_patterns(["corpus/*"])) == len(BELOW) + 1
+    # A link to a file is a file of its own.
+    (corpus / "corpus/z.jsonl").symlink_to("a.jsonl")
+    assert paths.expand_patterns(["corpus/*.jsonl"]) == [BELOW[0], "corpus/z.jsonl"]
+
+
 def test_lists(corpus: Path) -> None:
     Path("list").write_text("other\n\n@inner\r\n-\n")
     Path("inner").write_text("corpus/*.jsonl\ncorpus/deep")
@@ -118,3 +129,53 @@ def test_pipes_are_read_when_they_are_named(tmp_path: Path, capsys: pytest.Captu
     assert paths.expand_patterns([f"{tmp_path}/*.jsonl"]) == [file]
     assert capsys.readouterr().err.count(f"{pipe}: not read") == 2
     assert paths.expand_patterns([pipe]) == [pipe]
+
+
+def test_what_the_tool_wrote_is_not_read_again(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sidecar = '{\n  "v": 3,\n  "dataset": {\n    "prefix": "/corpus/web_text_document"\n  }\n}\n'
+    Path("corpus/web_text_document.json").write_text(sidecar)
+    Path("corpus/merged.json").write_text(sidecar)
+    Path("corpus/merged.idx").touch()
+    line = '{"source": "a", "line": 1, "offset": 0, "reason": "not JSON", "raw": "x"}\n'
+    Path("corpus/web_quarantine.jsonl").write_text(line)
+    assert paths.expand_patterns(["corpus"]) == BELOW
+    assert "not read because lt-preprocess wrote them: 3 files, such as corpus/merged.json" in capsys.readouterr().err
+    assert paths.expand_patterns(["corpus/*.json*"]) == [BELOW[0], BELOW[1], BELOW[2]]
+    # What is named alone is read, and left out as one of the names that a shell makes of d/*.
+    assert paths.expand_patterns(["corpus/merged.json"]) == ["corpus/merged.json"]
+    Path("corpus/web.idx").write_bytes(b"MMIDIDX\0\0")
+    named = ["corpus/a.jsonl", "corpus/merged.json", "corpus/web.bin", "corpus/web.idx"]
+    assert paths.expand_patterns(named) == ["corpus/a.jsonl"]
+    assert paths.expand_patterns(["corpus/[aw]*"]) == ["corpus/a.jsonl"]
+    Path("corpus/web.idx").unlink()
+    # Documents may have such names, too.
+    Path("corpus/my_text_document.json").write_text('{"text": "a"}\n')
+    Path("corpus/my_quarantine.jsonl").write_text('{"text": "a"}\n')
+    assert {"corpus/my_text_document.json", "corpus/my_quarantine.jsonl"} < set(paths.expand_patterns(["corpus"]))
+
+
+def test_a_directory_of_outputs_alone(corpus: Path) -> None:
+    Path("made").mkdir()
+    Path("made/web_text_document.json").write_text(
+        '{\n  "v": 3,\n  "dataset": {\n    "prefix": "/made/web_text_document"\n  }\n}\n'
+    )
+    with pytest.raises(NoInput, match=r"made/web_text_document.json: an output of lt-preprocess, and there is no other input"):
+        paths.expand_patterns(["made"])
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.lz4", "a.json.gz.zip", "a.txt.br", "a.PARQUET.ZIP"])
+def test_documents_in_a_compression_that_is_not_read_are_not_left_out(corpus: Path, name: str) -> None:
+    Path("corpus", name).touch()
+    with pytest.raises(BadData, match=f"corpus/{name}: cannot be read"):
+        paths.expand_patterns(["corpus"])
+    assert paths.expand_patterns(["corpus/a.jsonl"]) == ["corpus/a.jsonl"]
+
+
+def test_a_directory_behind_a_link_that_is_gone(corpus: Path) -> None:
+    Path("corpus/LICENSE.md").symlink_to("nowhere")
+    assert paths.expand_patterns(["corpus"]) == BELOW
+    for name in ("more", "dolma.v1"):
+        Path("corpus", name).symlink_to("nowhere")
+        with pytest.raises(NoInput, match=f"corpus/{name}: a link to nothing"):
+            paths.expand_patterns(["corpus"])
+        Path("corpus", name).unlink()

@@ -40,7 +40,7 @@ def normalized(documents: list[str]) -> list[str]:
     return recording.texts
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(marks, max_size=6))
 def test_any_texts(documents: list[str]) -> None:
     assert normalized(documents) == [LIBRARY.normalize_str(document) for document in documents]

@@ -20,7 +20,7 @@ def encoders(ranks: dict[bytes, int], regex: str) -> tuple[UncompiledEncoder, ti
     return UncompiledEncoder(read), tiktoken.Encoding("random", pat_str=regex, mergeable_ranks=ranks, special_tokens={})
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.randoms(use_true_random=False),
     st.lists(st.lists(st.sampled_from(b"ab '\n1"), min_size=2, max_size=6).map(bytes), unique=True, max_size=40),
@@ -38,7 +38,7 @@ def test_random_ranks(shuffler: random.Random, tokens: list[bytes], texts: list[
 
 def test_a_very_long_word_takes_no_quadratic_time() -> None:
     encoder, _ = encoders({token: rank for rank, token in enumerate([*BYTES, b"aa", b"aaaa"])}, r"\S+|\s+")
-    start = time.perf_counter()
+    start = time.process_time()
     ids, _ = encoder.encode(Texts.of([b"a" * 100_000]))
     assert len(ids) == 25_000
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5

@@ -87,7 +87,7 @@ def test_no_pattern() -> None:
     assert find(f"# {LLAMA3}\n'''{LLAMA3}'''\n") is None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.sampled_from([*KNOWN]), st.text(max_size=5), st.text(max_size=5), st.booleans())
 def test_a_known_pattern_within_a_longer_string(pattern: str, before: str, after: str, is_used: bool) -> None:
     longer = before + pattern + after
@@ -99,7 +99,7 @@ def test_a_known_pattern_within_a_longer_string(pattern: str, before: str, after
             find(code)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.text(max_size=60) | st.lists(st.sampled_from([*"()[]='\"+\n", "P", "pat_str", "join", " ", "self.", "f'"])).map("".join)
 )

@@ -34,6 +34,7 @@ def metaspace(scheme: str, split: bool) -> pre_tokenizers.Metaspace:
     return pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme, split=split)
 
 
+FEW = 4000
 SPELLINGS: dict[str, tuple[Any, Any, bool]] = {
     "llama": (normalizers.Sequence([normalizers.Prepend(SPACE), MARK]), None, True),
     "gemma": (MARK, CUT, False),
@@ -116,7 +117,21 @@ def pieces(sentencepiece_model: Path) -> dict[str, float]:
 
 @pytest.fixture(scope="session")
 def make_json(pieces: dict[str, float], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """`make_json(spelling, added)`: a tokenizer.json as transformers makes them of Mistral's model, with runs of white space."""
+    """`make_json(spelling, added)`: a tokenizer.json as transformers makes them of Mistral's model, with runs of white space.
+
+    Of the first pieces and of all characters: reading and comparing all 32,000 takes five times as long.
+    """
+    few = {text: score for number, (text, score) in enumerate(pieces.items()) if number < FEW or len(text) == 1}
+    return json_maker(few, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def make_large_json(pieces: dict[str, float], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """The same with all pieces."""
+    return json_maker(pieces, tmp_path_factory)
+
+
+def json_maker(pieces: dict[str, float], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     scores = pieces | dict.fromkeys(RUNS, 0.0)
     ids = {text: number for number, text in enumerate(scores)}
     merges = generate_merges(ids, scores)
@@ -194,16 +209,16 @@ def both(request: pytest.FixtureRequest, make_json: Callable[..., Path]) -> tupl
 
 def test_corpus(both: tuple[Tokenizer, tokenizers.Tokenizer], texts: list[str]) -> None:
     check(both, HARD_TEXTS)
-    check(both, texts[:150])
+    check(both, texts[:60])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(texts, max_size=5))
 def test_any_texts(both: tuple[Tokenizer, tokenizers.Tokenizer], documents: list[str]) -> None:
     check(both, documents)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.data())
 def test_decode(both: tuple[Tokenizer, tokenizers.Tokenizer], data: st.DataObject) -> None:
     """As the library, but for bytes that are no character: those stay what they are."""
@@ -217,19 +232,25 @@ def test_decode(both: tuple[Tokenizer, tokenizers.Tokenizer], data: st.DataObjec
 
 
 @pytest.mark.parametrize("spelling", ["llama", "gemma", "first"])
-def test_every_code_point_and_every_piece(make_json: Callable[..., Path], pieces: dict[str, float], spelling: str) -> None:
+def test_every_code_point(make_json: Callable[..., Path], spelling: str) -> None:
     path = make_json(spelling, CONTROLS)
-    points = [chr(point) for point in range(0x110000) if not 0xD800 <= point < 0xE000]
+    # Beyond white space and the pieces, how texts are put together makes no difference: all for one spelling.
+    steps = range(0x110000) if spelling == "gemma" else [*range(0x3100), *range(0x3100, 0x110000, 13)]
+    points = [chr(point) for point in steps if not 0xD800 <= point < 0xE000]
     documents = ["".join(points[first : first + 1000]) for first in range(0, len(points), 1000)]
     documents += [f"a{one} {one}{one}'{one}" for one in points[:0x1000] + points[0x1000::797]]
-    documents += [one + other for one, other in zip(pieces, reversed(pieces), strict=True)]
     check((load(path), reference(path)), documents)
+
+
+def test_every_piece(make_large_json: Callable[..., Path], pieces: dict[str, float]) -> None:
+    path = make_large_json("gemma", CONTROLS)
+    check((load(path), reference(path)), [one + other for one, other in zip(pieces, reversed(pieces), strict=True)])
 
 
 random_texts = st.lists(st.text("ab\u2581 \xe9\u4e2d\U0001f44dc<0x>\0", max_size=80), min_size=1, max_size=3)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(sorted(SPELLINGS)), random_texts, st.text("ab", min_size=60, max_size=200))
 def test_random_merges(
     tmp_path_factory: pytest.TempPathFactory, seed: int, spelling: str, documents: list[str], long_word: str
@@ -266,7 +287,7 @@ def test_random_merges(
 def test_very_long_words_take_no_quadratic_time(make_json: Callable[..., Path]) -> None:
     tokenizer = load(make_json("gemma", CONTROLS))
     encoder = tokenizer.new_encoder()
-    for word in ("a" * 1_000_000, "ab" * 500_000, "=" * 1_000_000, "\u0430\u0431" * 250_000):
+    for word in ("a" * 500_000, "ab" * 250_000, "=" * 500_000, "\u0430\u0431" * 125_000):
         start = time.thread_time()
         ids, _ = encoder.encode(Texts.of([word.encode()]))
         assert time.thread_time() - start < 3

@@ -166,10 +166,10 @@ def mistral(mistral_models: dict[str, bytes], tmp_path_factory: pytest.TempPathF
 
 def test_texts(pair: Pair, texts: list[str]) -> None:
     pair.check(HARD_TEXTS)
-    pair.check(texts[:100])
+    pair.check(texts[:50])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(mixed_text, max_size=4))
 def test_any_texts(pair: Pair, documents: list[str]) -> None:
     pair.check(documents)
@@ -178,7 +178,7 @@ def test_any_texts(pair: Pair, documents: list[str]) -> None:
 def test_every_piece_and_every_code_point(mistral: Pair) -> None:
     pieces = [mistral.reference.id_to_piece(number) for number in range(mistral.tokenizer.vocab_size)]
     points = [chr(point) for point in range(0x110000) if not 0xD800 <= point < 0xE000]
-    mistral.check([*pieces, *(piece + other for piece, other in zip(pieces, pieces[::-1], strict=True))])
+    mistral.check([*pieces, *(piece + other for piece, other in zip(pieces[::4], pieces[::-4], strict=True))])
     mistral.check([f"a{one} {one}{one}'{one}" for one in points[:0x1000] + points[0x1000::397]])
 
 
@@ -212,7 +212,7 @@ def special_pieces(fallback: bool) -> list[tuple[str, float, int]]:
 random_text = st.text("ab\u2581\xe9\u4e2d", min_size=1, max_size=5)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(random_text, st.integers(-6, 0)), unique_by=lambda piece: piece[0], max_size=40),
     st.lists(st.text("ab\xe9\u4e2d", min_size=1, max_size=3), unique=True, max_size=2),
@@ -239,7 +239,7 @@ def test_random_pieces(
 def test_equal_scores_in_long_words(tmp_path: Path) -> None:
     """Of equal scores the leftmost merges first, also when it became possible later than others."""
     numbers = random.Random(1)
-    for _ in range(60):
+    for _ in range(30):
         texts = {"".join(numbers.choices("ab", k=numbers.randint(1, 6))) for _ in range(numbers.randint(3, 30))}
         normal = [(text, float(numbers.randint(-2, 0)), NORMAL) for text in sorted(texts)]
         made = [*special_pieces(True), ("\u2581", -3.0, NORMAL), *normal]
@@ -253,9 +253,10 @@ def test_more_words_than_the_caches_hold(mistral: Pair) -> None:
     words = ["".join(numbers.choices(letters, k=3)) for _ in range(200)]
     short = " ".join("".join(numbers.sample(words, 2)) for _ in range(100_000))
     long = " ".join("".join(numbers.sample(words, 8)) for _ in range(18_000))
-    mistral.check([short, long])
-    again, _ = mistral.encoder.encode(Texts.of([text.encode() for text in (short, long)]))
-    assert again.tolist() == mistral.reference.encode(short) + mistral.reference.encode(long)
+    expected = mistral.reference.encode(short) + mistral.reference.encode(long)
+    for _ in range(2):
+        ids, _ = mistral.encoder.encode(Texts.of([short.encode(), long.encode()]))
+        assert ids.tolist() == expected
 
 
 def test_words_that_differ_in_nul_bytes_only(pair: Pair) -> None:
@@ -271,13 +272,13 @@ def test_no_texts(mistral: Pair) -> None:
 @pytest.mark.parametrize(
     "word",
     [
-        "a" * 1_000_000,
-        "ab" * 500_000,
-        " " * 1_000_000,
-        "=" * 1_000_000,
-        "\u4e2d" * 300_000,
-        "\u0430\u0431" * 250_000,
-        base64.b64encode(random.Random(0).randbytes(750_000)).decode(),
+        "a" * 400_000,
+        "ab" * 200_000,
+        " " * 400_000,
+        "=" * 400_000,
+        "\u4e2d" * 130_000,
+        "\u0430\u0431" * 100_000,
+        base64.b64encode(random.Random(0).randbytes(300_000)).decode(),
     ],
     ids=lambda word: ascii(word[:2]),
 )

@@ -13,7 +13,7 @@ from lt_shared import console
 MERGE_EXAMPLES = """
 lt-preprocess merge 'parts/web-*_text_document' -o data/all_text_document
 lt-preprocess merge --input parts/ --output-prefix data/all_text_document
-lt-preprocess merge @parts.manifest -o data/all_text_document --plain
+lt-preprocess merge @parts.manifest -o data/listed_text_document --plain
 """
 
 
@@ -91,12 +91,14 @@ def _print_manifest(made: list[Any], plain: bool) -> None:
 
 def _make(plan: Any, build: Callable[[Any], Any], force: bool, plain: bool, dry_run: bool) -> None:
     """Make the one dataset that a plan describes, unless it is up to date, and print its manifest."""
-    from lt_preprocess.datasets import provenance
+    from lt_preprocess.datasets import provenance, replacement
 
+    made = None if force else provenance.finished(plan.result.prefix, plan.derivation)
+    if made is None and not force:
+        replacement.check_derived(plan.result, plan.derivation, plan.files)
     if dry_run:
         console.print_json(plan.to_record())
         return
-    made = None if force else provenance.finished(plan.result.prefix, plan.derivation)
     if made is None:
         made = build(plan)
     else:
@@ -179,13 +181,16 @@ def split(
 
     PREFIX is a dataset, or - or @FILE for a manifest of one. Documents that are equal land in the same part.
     """
-    from lt_preprocess.datasets import split
+    from lt_preprocess.datasets import replacement, split
 
     plan = split.plan(source, output_prefix, ratios, names, seed)
+    made = None if force else plan.finished()
+    if made is None and not force:
+        for result, derivation in zip(plan.results, plan.derivations, strict=True):
+            replacement.check_derived(result, derivation, plan.files)
     if dry_run:
         console.print_json(plan.to_record())
         return
-    made = None if force else plan.finished()
     if made is None:
         made = split.build(plan)
     else:

@@ -1,7 +1,7 @@
 """The flags of Megatron-LM's preprocess_data.py and NeMo's preprocess_data_for_megatron.py: their command lines keep working.
 
-Flags that say what ours say are translated. Flags that choose how those scripts work have no effect here and say so. Flags that
-would change the result in a way that is not offered here do not exist, so that they are refused.
+Flags that say what ours say are translated. Flags that choose how those scripts work have no effect here and say so, and so do
+flags of another kind of tokenizer. Flags that would change the result in a way that is not offered here are refused by name.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 # Of those that list more than one value after the flag, with the name of the option here.
-LISTS = ("--json-keys", "--workers-to-check")
+LISTS = ("--json-keys", "--workers-to-check", "--tokenizer-special-tokens", "--tiktoken-special-tokens")
 
 GPT2_TYPES = ("GPT2BPETokenizer",)
 MODEL_TYPES = (
@@ -37,7 +37,60 @@ WITHOUT_EFFECT = {
     "max_documents": "it belongs to --find-optimal-num-workers",
     "need_pad_id": "no token id depends on it",
     "keep_newlines": "it belongs to --split-sentences; line breaks are always kept",
+    "lang": "it belongs to --split-sentences",
+    "vocab_size": "the tokenizer's files have the size of the vocabulary",
+    "padded_vocab_size": "no token id depends on it: the model pads its vocabulary",
+    "pad_vocab_size": "no token id depends on it: the model pads its vocabulary",
+    "make_vocab_size_divisible_by": "no token id depends on it: the model pads its vocabulary",
+    "vocab_extra_ids": "preprocess_data.py sets it to 0",
+    "legacy_tokenizer": "it chooses how Megatron-LM calls the same tokenizers",
+    "use_gigatoken": "it chooses how Megatron-LM calls the same tokenizers",
+    "trust_remote_code": "no code of a tokenizer is run",
+    "tokenizer_hf_no_include_special_tokens": "nothing but --append-eod adds special tokens",
+    "tokenizer_sentencepiece_ignore_extra_whitespaces": "the model says what becomes of white space",
+    "chat_template": "it belongs to conversations",
+    "tokenizer_prompt_format": "it belongs to conversations",
+    "sft_tokenizer_prompt_format": "it belongs to conversations",
+    "null_tokenizer_eod_id": "it belongs to NullTokenizer",
+    "null_tokenizer_pad_id": "it belongs to NullTokenizer",
 }
+_NUMBERS = (
+    *("partitions", "log_interval", "max_documents", "vocab_size", "padded_vocab_size", "make_vocab_size_divisible_by"),
+    *("vocab_extra_ids", "null_tokenizer_eod_id", "null_tokenizer_pad_id"),
+)
+_TEXTS = ("lang", "chat_template", "tokenizer_prompt_format", "sft_tokenizer_prompt_format")
+REFUSED = {
+    "split_sentences": ("sentences are not split here", "tokenize whole documents, as GPT models are trained"),
+    "tokenizer_metadata": ("the metadata of Megatron-LM are not read", "--tokenizer PATH names the tokenizer's files"),
+    "tokenizer_special_tokens": ("tokens are not added here", "add them to the tokenizer's files"),
+    "no_tokenizer_sentencepiece_ignore_extra_whitespaces": (
+        "the model says what becomes of white space",
+        "leave the option out",
+    ),
+}
+"""Options that would change the result: why each is refused, and what to do instead."""
+
+REFUSED_FOR_TYPE = {
+    "tiktoken_pattern": (("TikTokenizer",), "the tokenizer's file says how text is cut", "leave the option out"),
+    "tiktoken_num_special_tokens": (("TikTokenizer",), "the tokenizer's file has its special tokens", "leave the option out"),
+    "tiktoken_special_tokens": (("TikTokenizer",), "the tokenizer's file has its special tokens", "leave the option out"),
+    "tokenizer_sentencepiece_legacy": (
+        ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer"),
+        "special tokens in text stay text by default",
+        "--special-tokens parse",
+    ),
+    "tokenizer_hf_no_use_fast": (
+        ("HuggingFaceTokenizer",),
+        "tokenizers written in Python are not run",
+        "leave the option out",
+    ),
+}
+"""As `REFUSED`, but only with the types that read the option; with another type it has no effect."""
+
+_REFUSED_FLAGS = (
+    *("split_sentences", "no_tokenizer_sentencepiece_ignore_extra_whitespaces"),
+    *("tokenizer_sentencepiece_legacy", "tokenizer_hf_no_use_fast"),
+)
 
 
 class MegatronOption(click.Option):
@@ -74,18 +127,45 @@ def megatron_options(function: Function) -> Function:
                 type=click.Choice(["mmap"]),
                 help="NeMo's other formats are not written.",
             ),
-            click.option("--partitions", cls=MegatronOption, type=int, hidden=True, help="No effect."),
-            click.option("--log-interval", cls=MegatronOption, type=int, hidden=True, help="No effect."),
-            click.option("--keep-sequential-samples", cls=MegatronOption, is_flag=True, hidden=True, help="No effect."),
-            click.option("--keep-newlines", cls=MegatronOption, is_flag=True, hidden=True, help="No effect."),
-            click.option("--need-pad-id", cls=MegatronOption, is_flag=True, hidden=True, help="No effect."),
-            click.option("--find-optimal-num-workers", cls=MegatronOption, is_flag=True, hidden=True, help="No effect."),
             click.option("--workers-to-check", cls=MegatronOption, multiple=True, type=int, hidden=True, help="No effect."),
-            click.option("--max-documents", cls=MegatronOption, type=int, hidden=True, help="No effect."),
+            *map(_without_effect, (name for name in WITHOUT_EFFECT if name != "workers_to_check")),
+            *map(_refused, (*REFUSED, *REFUSED_FOR_TYPE)),
         )
     ):
         function = option(function)
     return function
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _without_effect(name: str) -> Callable[[Function], Function]:
+    """A hidden option that is taken and changes nothing."""
+    options: dict[str, Any] = {"cls": MegatronOption, "hidden": True, "default": None, "help": "No effect."}
+    if name == "pad_vocab_size":
+        return click.option("--pad-vocab-size/--no-pad-vocab-size", **options)
+    if name in _NUMBERS or name in _TEXTS:
+        return click.option(_flag(name), type=int if name in _NUMBERS else str, **options)
+    return click.option(_flag(name), is_flag=True, **options)
+
+
+def _refused(name: str) -> Callable[[Function], Function]:
+    """A hidden option that `check_refused` looks at."""
+    options: dict[str, Any] = {"cls": MegatronOption, "hidden": True, "help": "Refused."}
+    if name in _REFUSED_FLAGS:
+        return click.option(_flag(name), is_flag=True, **options)
+    return click.option(_flag(name), multiple=_flag(name) in LISTS, **options)
+
+
+def check_refused(given: dict[str, Any]) -> None:
+    """Raise UsageError for an option that would change the result in a way that is not offered here."""
+    for name, (reason, remedy) in REFUSED.items():
+        if given[name]:
+            raise console.UsageError(f"{_flag(name)}: {reason}", remedy)
+    for name, (types, reason, remedy) in REFUSED_FOR_TYPE.items():
+        if given[name] and given["tokenizer_type"] in types:
+            raise console.UsageError(f"{_flag(name)}: {reason}", remedy)
 
 
 def with_lists_repeated(arguments: Sequence[str]) -> list[str]:
@@ -112,8 +192,11 @@ def with_lists_repeated(arguments: Sequence[str]) -> list[str]:
 def note_those_without_effect(given: dict[str, Any]) -> None:
     """Tell the user of every flag that does nothing here, and why."""
     for name, reason in WITHOUT_EFFECT.items():
+        if given[name] not in (None, ()):
+            console.note(f"{_flag(name)} has no effect: {reason}")
+    for name, (types, _, _) in REFUSED_FOR_TYPE.items():
         if given[name]:
-            console.note(f"--{name.replace('_', '-')} has no effect: {reason}")
+            console.note(f"{_flag(name)} has no effect: it belongs to {' and '.join(types)}")
 
 
 def find_tokenizer(tokenizer: str | None, given: dict[str, Any]) -> "tuple[TokenizerFiles, str]":
@@ -124,7 +207,7 @@ def find_tokenizer(tokenizer: str | None, given: dict[str, Any]) -> "tuple[Token
     from lt_shared import tokenizer_files
 
     names = ("tokenizer_type", "tokenizer_model", "vocab_file", "merge_file", "tokenizer_library")
-    used = [f"--{name.replace('_', '-')}" for name in names if given[name]]
+    used = [_flag(name) for name in names if given[name]]
     if tokenizer is not None:
         if used:
             raise console.UsageError(f"--tokenizer and {used[0]} both name a tokenizer", "--tokenizer alone is enough")
@@ -137,7 +220,7 @@ def find_tokenizer(tokenizer: str | None, given: dict[str, Any]) -> "tuple[Token
     if kind in GPT2_TYPES or (kind is None and given["vocab_file"]):
         for name in ("vocab_file", "merge_file"):
             if not given[name]:
-                raise console.UsageError(f"a GPT-2 tokenizer needs --{name.replace('_', '-')}")
+                raise console.UsageError(f"a GPT-2 tokenizer needs {_flag(name)}")
         return _gpt2_files(Path(given["vocab_file"]), Path(given["merge_file"])), given["vocab_file"]
     if library == "huggingface" and kind is not None and kind not in MODEL_TYPES:
         return tokenizer_files.find(kind), kind

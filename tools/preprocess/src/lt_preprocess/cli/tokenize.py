@@ -125,6 +125,7 @@ def command(
         input = ()
     if not files and not input:
         raise click.UsageError("Missing argument 'FILE...'.")
+    megatron_options.check_refused(megatron)
     from lt_preprocess.datasets import provenance
     from lt_preprocess.pipeline import journal, plan, run, sidecar
 
@@ -133,6 +134,9 @@ def command(
     tokenizer_files, given = megatron_options.find_tokenizer(tokenizer, megatron)
     wanted = plan.plan([*files, *input], tokenizer_files, given, output_prefix, options, eod_token)
     made = sidecar.up_to_date(wanted)
+    if made is None and not force:
+        sidecar.check_tokenizer(wanted)
+        sidecar.check_corpus(wanted)
     if dry_run:
         console.print_json(wanted.to_record() | {"up_to_date": made is not None, "workers": workers})
         return
@@ -142,8 +146,6 @@ def command(
         console.warn("without --append-eod nothing tells a model where a document ends, and it trains across their borders")
     writer = _Printer(plain, wanted)
     if made is None or force:
-        if not force:
-            sidecar.check_tokenizer(wanted)
         made = run.build(wanted, workers, force, writer.write if stream else None)
         if not stream:
             writer.write(made)

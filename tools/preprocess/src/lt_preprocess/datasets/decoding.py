@@ -17,7 +17,7 @@ from lt_preprocess.datasets import provenance, source_datasets
 from lt_preprocess.datasets.block_reader import BlockReader, Documents, bounds_of
 from lt_preprocess.tokenizers import loading as tokenizers
 from lt_preprocess.tokenizers.base import SpecialTokens, Tokenizer
-from lt_shared import indexed_dataset, tokenizer_files
+from lt_shared import tokenizer_files
 from lt_shared.console import BadData, NoInput, UsageError
 from lt_shared.manifest import Dataset
 
@@ -34,18 +34,25 @@ def load_tokenizer(dataset: Dataset, given: Path | None, special_tokens: Special
     if path is None:
         raise NoInput(f"{dataset.prefix}: nothing says which tokenizer made it", "pass --tokenizer PATH")
     try:
-        files = tokenizer_files.find(path)
+        files = tokenizer_files.find(path) if known is None else tokenizer_files.find_made_with(path, known.sha256)
     except NoInput as error:
         raise NoInput(str(error), error.hint if given else "the tokenizer has been moved: pass --tokenizer PATH") from None
     if known is not None and files.sha256() != known.sha256:
         raise BadData(f"{path}: not the tokenizer that made {dataset.prefix} ({known.name}, sha256 {known.sha256[:12]}...)")
     loaded = tokenizers.load(files, special_tokens)
-    expected = indexed_dataset.dtype_for(loaded.vocab_size).name
-    if known is None and dataset.dtype not in (None, expected):
+    # A dataset of another tool may hold any integers that are large enough: IndexedDatasetBuilder writes int32 by default.
+    if known is None and dataset.dtype is not None and not _holds(dataset.dtype, loaded.vocab_size):
         raise BadData(
-            f"{path}: this tokenizer of {loaded.vocab_size:,} entries gives {expected}, {dataset.prefix} holds {dataset.dtype}"
+            f"{path}: {dataset.prefix} holds {dataset.dtype}, too small for the {loaded.vocab_size:,} entries of this tokenizer",
+            "name the tokenizer that made the dataset",
         )
     return loaded
+
+
+def _holds(dtype: str, vocab_size: int) -> bool:
+    """Whether a token type has a value for every id of a vocabulary."""
+    kind = np.dtype(dtype)
+    return kind.kind in "iu" and vocab_size - 1 <= np.iinfo(kind).max
 
 
 def end_of_document(dataset: Dataset, tokenizer: Tokenizer) -> int | None:

@@ -202,6 +202,11 @@ class OneSourcePlan:
     options: dict[str, Any]
     derivation: Derivation
 
+    @property
+    def files(self) -> list[dict[str, Any]] | None:
+        """The text files that the source was tokenized from, None when they are not known."""
+        return shared_sources([self.source])
+
     def to_record(self) -> dict[str, Any]:
         """The plan as `--dry-run` prints it, with the command's own options."""
         return {

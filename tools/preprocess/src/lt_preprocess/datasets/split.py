@@ -42,6 +42,11 @@ class Plan:
     options: dict[str, Any]
     derivations: list[Derivation]
 
+    @property
+    def files(self) -> list[dict[str, Any]] | None:
+        """The text files that the source was tokenized from, None when they are not known."""
+        return provenance.shared_sources([self.source])
+
     def finished(self) -> list[Dataset] | None:
         """The parts that an earlier run of the same command left whole, or None when one is not there."""
         pairs = zip(self.results, self.derivations, strict=True)

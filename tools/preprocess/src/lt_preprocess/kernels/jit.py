@@ -171,4 +171,6 @@ class AnnounceCompilation:
             warn("compiling the encoder at every start: no cache directory is writable and yours alone; set NUMBA_CACHE_DIR")
         else:
             note(f"compiling the encoder for this processor, once, {COMPILE_SECONDS}: cached in {directory}")
-        cls._active[0]._stopwatch = Stopwatch(f"compiling, {COMPILE_SECONDS}").__enter__()
+        # Known before it starts: an interrupt meanwhile has to give the terminal its cursor back.
+        stopwatch = cls._active[0]._stopwatch = Stopwatch(f"compiling, {COMPILE_SECONDS}")
+        stopwatch.__enter__()

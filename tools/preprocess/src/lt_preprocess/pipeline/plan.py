@@ -171,8 +171,8 @@ def plan(
         raise UsageError("- (standard input) is given twice; it can be read once")
     if inputs.STDIN in paths and options.shard is not None:
         raise UsageError("- (standard input) cannot be read in shards", "write it to a file first")
-    if len(set(paths)) < len(paths):
-        warn("some inputs are given more than once, and are read as often")
+    if twice := _given_twice(paths):
+        warn(f"{twice}: some inputs are given more than once, and are read as often")
     sources = _fingerprints(paths) if all(map(_can_be_read_again, paths)) else None
     loaded = tokenizers.load(files, options.special_tokens)
     if eod_token is not None:
@@ -186,6 +186,19 @@ def plan(
     if options.shard is not None:
         prefix = f"{prefix}-{options.shard.index:05d}-of-{options.shard.count:05d}"
     return Plan(prefix, paths, sources, loaded, tokenizers.identity(files, given), options)
+
+
+def _given_twice(paths: Sequence[str]) -> str | None:
+    """The first input that is another one again: the same path, or another path to the same file."""
+    seen: set[object] = set()
+    for path in paths:
+        is_local = path != inputs.STDIN and not storage.is_remote(path) and os.path.isfile(path)
+        status = os.stat(path) if is_local else None
+        file = path if status is None else (status.st_dev, status.st_ino)
+        if file in seen:
+            return inputs.display_name(path)
+        seen.add(file)
+    return None
 
 
 def _end_with(tokenizer: Tokenizer, token: str, options: Options) -> None:

@@ -7,6 +7,7 @@ rest.
 
 import contextlib
 import dataclasses
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Self
@@ -21,8 +22,9 @@ from lt_preprocess.pipeline.origin_rows import NOTHING_READ
 from lt_preprocess.pipeline.output import OutputPart
 from lt_preprocess.pipeline.plan import Plan
 from lt_preprocess.pipeline.state import State
-from lt_preprocess.readers import inputs, json_batch
+from lt_preprocess.readers import inputs, json_batch, json_line
 from lt_preprocess.readers.batch import BadLine
+from lt_preprocess.readers.byte_ranges import BYTE_ORDER_MARK
 from lt_preprocess.readers.slices import Slice
 from lt_preprocess.tokenizers.base import Encoder
 from lt_shared import manifest
@@ -32,6 +34,9 @@ from lt_shared.indexed_dataset import Extent
 JOURNAL_INTERVAL_SECONDS = 5.0
 MAX_SYNC_SHARE = 0.1
 REPORTED_LINES = 5
+# The end of an object and the beginning of another one.
+_MORE_OBJECTS = re.compile(rb"\}\s*\{\s*\"")
+_MOST_SEARCHED = 1 << 20
 
 
 Report = Callable[[Sequence[manifest.Dataset]], None]
@@ -124,8 +129,9 @@ class _Run:
         """Write the documents of one chunk but those that were written already, into as many parts as they need."""
         if encoded.bad_lines and self._plan.options.on_error == "fail":
             line = encoded.bad_lines[0]
-            keys = "--json-keys names the key that has the text; " if line.reason.startswith("no key") else ""
-            raise BadData(str(line), f"{keys}--on-error skip or quarantine leaves such lines out and reports them")
+            raise BadData(str(line), f"{_remedy(line)}--on-error skip or quarantine leaves such lines out and reports them")
+        if self._plan.options.on_error == "skip" and len(self._plan.paths) > 1:
+            _check_kind(encoded)
         is_same_input = encoded.end.input == self._state.position.input
         lines = (self._state.lines if is_same_input else NOTHING_READ).at(encoded)
         taken = min(self._state.taken, encoded.documents)
@@ -216,6 +222,28 @@ def _prepared_encoders(plan: Plan, workers: int) -> list[Encoder]:
         return [plan.tokenizer.new_encoder() for _ in range(workers)]
 
     return jit.apart(prepare)
+
+
+def _check_kind(encoded: Encoded) -> None:
+    """Raise BadData for an input that begins with a chunk in which no line is JSON: to skip those is to drop another format."""
+    if encoded.documents or not encoded.bad_lines or encoded.lines.offset > len(BYTE_ORDER_MARK):
+        return
+    if all(line.reason.startswith(json_line.NO_OBJECT_REASONS) for line in encoded.bad_lines):
+        first, count = encoded.bad_lines[0], len(encoded.bad_lines)
+        lines = "its only line is not" if count == 1 else f"none of its first {count:,} lines is"
+        raise BadData(
+            f"{first.source}: no JSON lines: {lines} a JSON object; {first}",
+            "leave the file out; --on-error quarantine goes on and keeps its lines",
+        )
+
+
+def _remedy(line: BadLine) -> str:
+    """How to make documents of a line like this one, if that is known."""
+    if line.reason.startswith("no key"):
+        return "--json-keys names the key that has the text; "
+    if "Extra data" in line.reason and _MORE_OBJECTS.search(line.raw[:_MOST_SEARCHED]):
+        return "jq -c . FILE | lt-preprocess - ... separates several objects on a line; "
+    return ""
 
 
 def _named(lines: list[BadLine]) -> Iterator[str]:

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lt_preprocess.datasets import provenance
+from lt_preprocess.datasets import provenance, replacement
 from lt_preprocess.pipeline.origin_rows import OriginRows
 from lt_preprocess.pipeline.plan import REQUESTS_AT_ONCE, Plan
 from lt_preprocess.pipeline.state import State
 from lt_preprocess.readers import inputs
 from lt_shared import credentials, indexed_dataset, installed_versions, manifest, storage
 from lt_shared.checksums import FileChecksum
-from lt_shared.console import BadData, CannotCreate, NoInput
+from lt_shared.console import BadData, NoInput
 from lt_shared.document_origins.origins import KEY, File
 from lt_shared.indexed_dataset import Extent
 
@@ -100,20 +100,33 @@ def read(prefix: str) -> dict[str, Any] | None:
 
 
 def up_to_date(plan: Plan) -> list[manifest.Dataset] | None:
-    """All datasets of a plan, if an earlier run has left them whole, else None."""
+    """All datasets of a plan, if an earlier run has left them whole, else None.
+
+    An input that was exchanged for one of the same size and modification time (`cp -p`, `rsync -t`) shows in its first bytes.
+    """
     made: list[manifest.Dataset] = []
+    stored_sources: list[dict[str, Any]] = []
     part = 0
     while plan.fingerprint is not None:
-        for prefix in plan.dataset_prefixes(part):
-            found = _made(prefix, plan, part)
-            if found is None:
-                return None
-            made.append(dataclasses.replace(found.dataset, tokenizer=plan.identity))
-            is_last = found.is_last
-        if is_last:
-            return made
+        outcomes = [_made(prefix, plan, part) for prefix in plan.dataset_prefixes(part)]
+        whole = [outcome for outcome in outcomes if outcome is not None]
+        if len(whole) < len(outcomes):
+            return None
+        made += [dataclasses.replace(outcome.dataset, tokenizer=plan.identity) for outcome in whole]
+        # All datasets of a part have the same sources.
+        stored_sources += whole[0].sources
+        if whole[-1].is_last:
+            return made if _begin_alike(stored_sources, plan) else None
         part += 1
     return None
+
+
+def _begin_alike(stored_sources: list[dict[str, Any]], plan: Plan) -> bool:
+    """Whether the plan's local inputs begin with the bytes whose hashes were recorded. Reads 64 KiB of each input once."""
+    heads = {source["path"]: source["head_sha256"] for source in stored_sources if "head_sha256" in source}
+    planned = [source for source in plan.sources or () if source["path"] in heads]
+    with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
+        return all(source.get("head_sha256") == heads[source["path"]] for source in pool.map(_with_hash, planned))
 
 
 def is_whole(prefix: str, plan: Plan, part: int) -> bool:
@@ -124,6 +137,7 @@ def is_whole(prefix: str, plan: Plan, part: int) -> bool:
 class _Made(NamedTuple):
     dataset: manifest.Dataset
     is_last: bool
+    sources: list[dict[str, Any]]
 
 
 def _made(prefix: str, plan: Plan, part: int) -> _Made | None:
@@ -131,24 +145,50 @@ def _made(prefix: str, plan: Plan, part: int) -> _Made | None:
     if not _is_of(record, plan, part, _json_key(plan, prefix, part)):
         return None
     found = _whole(prefix, plan.dtype, record)
-    return None if found is None else _Made(found, record["part"]["is_last"])
+    return None if found is None else _Made(found, record["part"]["is_last"], record.get("sources") or [])
 
 
 def check_tokenizer(plan: Plan) -> None:
-    """Raise CannotCreate when a dataset of another tokenizer is where the output goes: hours of work, or a wrong name."""
+    """Raise CannotCreate when a dataset of another tokenizer is where the output goes."""
     for prefix in plan.dataset_prefixes(0):
-        try:
-            tokenizer = manifest.describe(prefix).tokenizer
-        except BadData:
-            continue
-        if tokenizer is None or not storage.exists(indexed_dataset.idx_path(prefix)):
-            continue
-        if tokenizer.sha256 != plan.identity.sha256:
-            raise CannotCreate(
-                f"{prefix}: was made with another tokenizer, {tokenizer.name} ({tokenizer.sha256[:12]}), "
-                f"not {plan.identity.name} ({plan.identity.sha256[:12]})",
-                "choose another output, or pass --force to replace it",
-            )
+        replacement.check_tokenizer(prefix, plan.identity)
+
+
+def check_corpus(plan: Plan) -> None:
+    """Raise CannotCreate when the output is there and holds documents that the plan does not read.
+
+    Another output of the same inputs, of inputs that were added to or of moved ones is replaced.
+    """
+    part = 0
+    while any(storage.exists(indexed_dataset.idx_path(prefix)) for prefix in plan.dataset_prefixes(part)):
+        for prefix in plan.dataset_prefixes(part):
+            replacement.check_documents(prefix, _documents_not_read(prefix, plan))
+        if not plan.options.has_parts:
+            return
+        part += 1
+
+
+def _documents_not_read(prefix: str, plan: Plan) -> str | None:
+    """Which documents of an existing dataset the plan does not read, in words; None when it reads them all."""
+    if not storage.exists(indexed_dataset.idx_path(prefix)):
+        return None
+    if not storage.exists(manifest.sidecar_path(prefix)):
+        return replacement.OF_ANOTHER_TOOL
+    record = read(prefix)
+    if record is None or "sources" not in record:
+        return None
+    stored_sources: list[dict[str, Any]] | None = record["sources"]
+    if stored_sources is None or plan.sources is None:
+        return "documents of other inputs" if stored_sources is not plan.sources else None
+    planned_paths = {source["path"] for source in plan.sources} | {credentials.without_tokens(path) for path in plan.paths}
+    missing = [source for source in stored_sources if source["path"] not in planned_paths and not _is_moved(source, plan)]
+    return replacement.name_missing([source["path"] for source in missing], "inputs")
+
+
+def _is_moved(source: dict[str, Any], plan: Plan) -> bool:
+    """Whether a recorded source is one of the plan's inputs under another name, by its size and its first bytes."""
+    same_size = [each for each in plan.sources or () if each.get("size_bytes") == source.get("size_bytes") is not None]
+    return any(_with_hash(each)["head_sha256"] == source.get("head_sha256") for each in same_size)
 
 
 def is_of_part(prefix: str, part: int) -> bool:

@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import IO
 
 from lt_preprocess.readers import chunks as chunk_limits
+from lt_preprocess.readers import foreign_formats
 from lt_preprocess.readers.byte_ranges import BYTE_ORDER_MARK, LocalFile, RangeFile, RemoteFile, range_chunks
 from lt_preprocess.readers.chunks import Chunk, Position
 from lt_preprocess.readers.decompression import RECOGNISED_BYTES, decompressed, decompressor_for
+from lt_preprocess.readers.foreign_formats import HEAD_BYTES, PARQUET_MAGIC
 from lt_preprocess.readers.line_streams import line_chunks, skipped
-from lt_preprocess.readers.parquet import MAGIC, row_chunks
+from lt_preprocess.readers.parquet import row_chunks
 from lt_preprocess.readers.paths import STDIN as STDIN
 from lt_preprocess.readers.paths import display_name as display_name
 from lt_preprocess.readers.paths import expand_patterns as expand_patterns
@@ -84,7 +86,7 @@ def _is_seekable(path: str) -> bool:
 
 def _can_be_cut(path: str) -> bool:
     start = _range_file(path).read(0, RECOGNISED_BYTES)
-    return not (is_text(path) or start.startswith(MAGIC) or decompressor_for(start))
+    return not (is_text(path) or start.startswith(PARQUET_MAGIC) or decompressor_for(start))
 
 
 def _range_file(path: str) -> RangeFile:
@@ -99,19 +101,27 @@ def _chunks_of(path: str, piece: Piece, start: Position, advance: Advance, json_
             yield from _stream_chunks(path, stream, start, advance)
         return
     file = _range_file(path)
-    first_bytes = file.read(0, RECOGNISED_BYTES)
+    first_bytes = file.read(0, HEAD_BYTES)
     if not first_bytes and is_never_empty(path):
         raise BadData(f"{path}: the file is empty", "it was not copied: copy it again")
     if decompressor_for(first_bytes):
         with storage.open_read(path) as stream:
             yield from _stream_chunks(path, stream, start, advance)
         file.check_unchanged()
-    elif first_bytes.startswith(MAGIC):
+    elif first_bytes.startswith(PARQUET_MAGIC):
         with storage.open_read(path) as stream:
             rows = stream if storage.is_remote(path) else path
             yield from row_chunks(path, rows, json_keys, start, file.size_bytes, advance)
         file.check_unchanged()
-    elif is_text(path):
+    else:
+        foreign_formats.check(path, first_bytes)
+        foreign_formats.check_compression(path, first_bytes)
+        yield from _plain_chunks(path, file, piece, start, advance)
+
+
+def _plain_chunks(path: str, file: RangeFile, piece: Piece, start: Position, advance: Advance) -> Iterator[Chunk]:
+    """The chunks of a file that is stored as it is read: one text, or lines."""
+    if is_text(path):
         if file.size_bytes > chunk_limits.LONGEST_LINE_BYTES:
             raise _text_too_long(path)
         if start.offset == 0:
@@ -128,7 +138,7 @@ def _chunks_of(path: str, piece: Piece, start: Position, advance: Advance, json_
 def _stream_chunks(path: str, stream: IO[bytes], start: Position, advance: Advance) -> Iterator[Chunk]:
     """The chunks of an input that is read from its beginning."""
     name = display_name(path)
-    parts = _content(name, stream, advance)
+    parts = _content(path, stream, advance)
     if not is_text(path):
         yield from line_chunks(name, skipped(parts, start.offset), start)
     elif start.offset == 0:
@@ -136,8 +146,9 @@ def _stream_chunks(path: str, stream: IO[bytes], start: Position, advance: Advan
         yield TextChunk(name, _after_text(start, len(content)), lambda: _without_byte_order_mark(content))
 
 
-def _content(name: str, stream: IO[bytes], advance: Advance) -> Iterator[bytes]:
+def _content(path: str, stream: IO[bytes], advance: Advance) -> Iterator[bytes]:
     """The decompressed content in pieces."""
+    name = display_name(path)
 
     def read(size: int) -> bytes:
         # A slow producer at the other end of a pipe is not waited for.
@@ -148,14 +159,30 @@ def _content(name: str, stream: IO[bytes], advance: Advance) -> Iterator[bytes]:
     start = b""
     while len(start) < RECOGNISED_BYTES and (more := read(_COMPRESSED_READ_BYTES)):
         start += more
-    if start.startswith(MAGIC):
+    if start.startswith(PARQUET_MAGIC):
         raise BadData(f"{name}: Parquet cannot be read from a pipe", "name the file")
     if decompressor_for(start):
-        yield from decompressed(name, start, lambda: read(_COMPRESSED_READ_BYTES))
+        yield from _checked(path, decompressed(name, start, lambda: read(_COMPRESSED_READ_BYTES)))
         return
+    foreign_formats.check(path, start[:HEAD_BYTES])
     while start:
         yield start
         start = read(_READ_BYTES)
+
+
+def _checked(path: str, parts: Iterator[bytes]) -> Iterator[bytes]:
+    """The decompressed content, when it holds documents."""
+    start: bytes | None = b""
+    for part in parts:
+        if start is None:
+            yield part
+        elif len(start := start + part) >= HEAD_BYTES:
+            foreign_formats.check_decompressed(path, start[:HEAD_BYTES])
+            yield start
+            start = None
+    if start:
+        foreign_formats.check_decompressed(path, start)
+        yield start
 
 
 def _all_of(name: str, parts: Iterator[bytes]) -> bytes:
@@ -172,7 +199,7 @@ def _text_too_long(name: str) -> BadData:
 
 
 def _after_text(start: Position, size: int) -> Position:
-    """The position after a text; never the beginning, since an empty text is a document too."""
+    """The position after a text; never the beginning, since an empty text is counted, too."""
     return Position(start.input, max(size, 1))
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import orjson
 
 NAMED_KEYS = 8
+NO_OBJECT_REASONS = ("not JSON", "not usable JSON", "not a JSON object", "invalid UTF-8")
+"""How the reasons of lines begin that hold no JSON object at all."""
 
 
 class Unusable(ValueError):

@@ -1,30 +1,36 @@
 """Parquet files: a row is a document, a column of strings or of lists of strings is a key.
 
-Rows are read about 1 MiB at a time and the pages of a column as they are needed, so that a row group of gigabytes needs no more
-memory than a small one. A null is a bad row, as null is in JSON; a file without the column is an error.
+The pages of a column are read as they are needed, so that a row group of gigabytes needs no more memory than a small one. How
+many rows are decoded at once depends on their decoded size, which a file does not state: a dictionary or a shared prefix may be a
+thousandth of it. Chunks are rows of about 1 MiB, cut from what was decoded or joined. A null is a bad row, as null is in JSON; a
+file without the column is an error. Page checksums, where a file has them, are verified.
 """
 
 import dataclasses
 import functools
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from lt_preprocess.readers import chunks, json_line, utf8
 from lt_preprocess.readers.batch import BadLine, Batch, ChunkLines, Column
 from lt_preprocess.readers.chunks import Chunk, Position
-from lt_preprocess.tokenizers.base import PADDING_BYTES, Texts
+from lt_preprocess.tokenizers.base import PADDING_BYTES, Lengths, Texts
 from lt_shared.console import BadData, Unavailable
 from lt_shared.document_origins.origins import Kind
 
-MAGIC = b"PAR1"
+FIRST_ROWS, FEWEST_ROWS, MOST_ROWS, GROWTH = 16, 8, 1024, 8
+"""Rows that are decoded at once: at first, when they are large, when they are small; and by what factor it grows."""
+
+MOST_TIMES_TOO_LARGE = 4
 
 
 def _pyarrow() -> Any:
     try:
+        import pyarrow.compute
         import pyarrow.parquet
     except ImportError:
         raise Unavailable("reading Parquet needs pyarrow", "pip install 'lt-preprocess[parquet]'") from None
@@ -71,7 +77,7 @@ def _as_json(scalar: Any) -> Any:
     return scalar.as_buffer().to_pybytes().decode(errors="surrogateescape")
 
 
-def _flat(array: Any) -> tuple[Texts, npt.NDArray[np.int64]]:
+def _flat(array: Any) -> tuple[Texts, Lengths]:
     """All texts of an array, empty and null ones too, and the number of texts in each row."""
     if not _is_list(array.type):
         return _texts(array), np.ones(len(array), np.int64)
@@ -97,7 +103,7 @@ def _is_list(kind: Any) -> bool:
     return bool(types.is_list(kind) or types.is_large_list(kind))
 
 
-def _unusable(array: Any, key: str, texts: Texts, per_row: npt.NDArray[np.int64]) -> Iterator[tuple[int, str]]:
+def _unusable(array: Any, key: str, texts: Texts, per_row: Lengths) -> Iterator[tuple[int, str]]:
     """The rows that are no document, and why."""
     for row in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)).tolist():
         yield row, json_line.wrong_type(key, None)
@@ -109,7 +115,7 @@ def _unusable(array: Any, key: str, texts: Texts, per_row: npt.NDArray[np.int64]
         yield int(row_of_text[text]), f"{key!r} is invalid UTF-8"
 
 
-def _column(texts: Texts, per_row: npt.NDArray[np.int64]) -> Column:
+def _column(texts: Texts, per_row: Lengths) -> Column:
     """Leave empty texts out."""
     is_text = np.diff(texts.offsets) > 0
     if is_text.all():
@@ -126,10 +132,12 @@ def row_chunks(
     """The rows from `start` on. Raises BadData for a file that is damaged or has no such column of texts."""
     pyarrow = _pyarrow()
     try:
-        with pyarrow.parquet.ParquetFile(file, buffer_size=chunks.CHUNK_BYTES, pre_buffer=False) as rows:
+        with pyarrow.parquet.ParquetFile(
+            file, buffer_size=chunks.CHUNK_BYTES, pre_buffer=False, page_checksum_verification=True
+        ) as rows:
             yield from _row_chunks(source, rows, json_keys, start, size_bytes, advance)
     except (pyarrow.ArrowException, OSError) as error:
-        raise BadData(f"{source}: damaged Parquet: {error}") from None
+        raise BadData(f"{source}: damaged Parquet: {error}", "copy the file again") from None
 
 
 def _row_chunks(
@@ -137,41 +145,148 @@ def _row_chunks(
 ) -> Iterator[RowsChunk]:
     types = [_text_type(source, file.schema_arrow, key) for key in json_keys]
     advanced = functools.partial(_share, size_bytes, file.metadata.num_rows)
+    waiting = _WaitingRows(json_keys, types)
+    step = _Step()
     first_row = 0
     for group in range(file.num_row_groups):
         group_rows = file.metadata.row_group(group).num_rows
-        if first_row + group_rows <= start.offset:
-            advance(advanced(first_row + group_rows) - advanced(first_row))
-            first_row += group_rows
-            continue
-        rows_at_once = _rows_at_once(file.metadata.row_group(group), json_keys)
+        begin = min(max(start.offset - first_row, 0), group_rows)
+        advance(advanced(first_row + begin) - advanced(first_row))
+        row = first_row + begin
+        for batch, row_bytes in _batches(file, group, json_keys, begin, step):
+            for first, last in _cuts(row_bytes):
+                size_bytes_here = int(row_bytes[first:last].sum())
+                if waiting.rows and waiting.size_bytes + size_bytes_here > chunks.CHUNK_BYTES:
+                    yield waiting.chunk(source, start.input)
+                waiting.add(batch.slice(first, last - first), size_bytes_here, row + first)
+            advance(advanced(row + len(batch)) - advanced(row))
+            row += len(batch)
+        first_row += group_rows
+        if row != first_row:
+            raise BadData(
+                f"{source}: damaged Parquet: row group {group} has {row - first_row + group_rows} rows, not {group_rows}"
+            )
+    if waiting.rows:
+        yield waiting.chunk(source, start.input)
+
+
+class _WaitingRows:
+    """Rows that are not in a chunk yet."""
+
+    def __init__(self, json_keys: Sequence[str], types: Sequence[Any]):
+        self._json_keys = json_keys
+        self._types = types
+        self._batches: list[Any] = []
+        self._first_row = self.rows = self.size_bytes = 0
+
+    def add(self, batch: Any, size_bytes: int, first_row: int) -> None:
+        if not self._batches:
+            self._first_row = first_row
+        self._batches.append(batch)
+        self.rows += len(batch)
+        self.size_bytes += size_bytes
+
+    def chunk(self, source: str, input_number: int) -> RowsChunk:
+        """All of them."""
+        arrays = [
+            _joined([batch.column(key).cast(kind) for batch in self._batches])
+            for key, kind in zip(self._json_keys, self._types, strict=True)
+        ]
+        first_row, next_row = self._first_row, self._first_row + self.rows
+        self._batches, self.rows, self.size_bytes = [], 0, 0
+        return RowsChunk(source, Position(input_number, next_row, next_row + 1), first_row, arrays)
+
+
+def _joined(arrays: list[Any]) -> Any:
+    return arrays[0] if len(arrays) == 1 else _pyarrow().concat_arrays(arrays)
+
+
+class _Step:
+    """How many rows are decoded at once, and at most."""
+
+    rows = FIRST_ROWS
+
+
+def _batches(file: Any, group: int, json_keys: Sequence[str], begin: int, step: _Step) -> Iterator[tuple[Any, Lengths]]:
+    """The rows of a row group from `begin` on, decoded a few at a time, and the bytes of text in each.
+
+    The library decodes a fixed number of rows at once, so another number means to decode the row group again up to here. That
+    happens when rows turn out small, at the beginning, and when they turn out large, each time by a factor.
+    """
+    while begin < file.metadata.row_group(group).num_rows:
+        rows_at_once = step.rows
+        next_row = 0
         for batch in file.iter_batches(rows_at_once, [group], list(json_keys), use_threads=False):
-            skip = min(max(start.offset - first_row, 0), len(batch))
-            next_row = first_row + len(batch)
-            if skip < len(batch):
-                arrays = [batch.column(key).slice(skip).cast(kind) for key, kind in zip(json_keys, types, strict=True)]
-                yield RowsChunk(source, Position(start.input, next_row, next_row + 1), first_row + skip, arrays)
-            advance(advanced(next_row) - advanced(first_row))
-            first_row = next_row
+            first, next_row = next_row, next_row + len(batch)
+            if next_row <= begin:
+                continue
+            row_bytes = _row_bytes(batch)
+            skip = max(begin - first, 0)
+            yield batch.slice(skip), row_bytes[skip:]
+            begin = next_row
+            step.rows = _next_rows(rows_at_once, int(row_bytes.sum()), len(batch))
+            if step.rows != rows_at_once:
+                break
+        else:
+            return
+
+
+def _next_rows(rows: int, size_bytes: int, decoded_rows: int) -> int:
+    """How many rows to decode at once, when `rows` were asked for and `decoded_rows` of `size_bytes` came."""
+    if size_bytes > MOST_TIMES_TOO_LARGE * chunks.CHUNK_BYTES:
+        return max(chunks.CHUNK_BYTES * decoded_rows // size_bytes, min(rows, FEWEST_ROWS))
+    if rows < MOST_ROWS and decoded_rows == rows and size_bytes * GROWTH <= chunks.CHUNK_BYTES:
+        return min(rows * GROWTH, MOST_ROWS)
+    return rows
+
+
+def _cuts(row_bytes: Lengths) -> Iterator[tuple[int, int]]:
+    """Where to cut rows so that the pieces have about CHUNK_BYTES, or one row."""
+    cuts = np.flatnonzero(np.diff(np.cumsum(row_bytes) // chunks.CHUNK_BYTES, prepend=0)) + 1
+    bounds = np.unique(np.concatenate([[0], cuts, [len(row_bytes)]]))
+    return itertools.pairwise(bounds.tolist())
+
+
+def _row_bytes(batch: Any) -> Lengths:
+    """The bytes of text that each row has when it is decoded."""
+    sizes = np.zeros(len(batch), np.int64)
+    for array in batch.columns:
+        sizes += _sizes(array)
+    return sizes
+
+
+def _sizes(array: Any) -> Lengths:
+    pyarrow = _pyarrow()
+    if _is_list(array.type):
+        lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+        before = np.concatenate([[0], np.cumsum(_sizes(array.flatten()))])
+        ends = np.cumsum(lengths)
+        found: Lengths = before[ends] - before[ends - lengths]
+        return found
+    if pyarrow.types.is_dictionary(array.type):
+        lengths = _sizes(array.dictionary)
+        indices = array.indices.fill_null(0).to_numpy(zero_copy_only=False)
+        return lengths[indices] if len(lengths) else np.zeros(len(array), np.int64)
+    if pyarrow.types.is_null(array.type):
+        return np.zeros(len(array), np.int64)
+    if pyarrow.types.is_string_view(array.type):
+        array = array.cast(pyarrow.large_string())
+    sizes: Lengths = pyarrow.compute.binary_length(array).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return sizes
 
 
 def _share(size_bytes: int, rows: int, row: int) -> int:
     return size_bytes * row // max(rows, 1)
 
 
-def _rows_at_once(group: Any, json_keys: Sequence[str]) -> int:
-    """Rows of a row group that hold about CHUNK_BYTES of the wanted columns."""
-    columns = (group.column(number) for number in range(group.num_columns))
-    size = sum(column.total_uncompressed_size for column in columns if column.path_in_schema.split(".")[0] in json_keys)
-    return max(1, int(chunks.CHUNK_BYTES * group.num_rows // max(size, 1)))
-
-
 def _text_type(source: str, schema: Any, key: str) -> Any:
-    """The Arrow type that a column is read as."""
+    """The Arrow type that a column is read as. One of type null has no value, and is read as one of texts."""
     pyarrow = _pyarrow()
     if key not in schema.names:
         raise BadData(f"{source}: no column {key!r}; there are {', '.join(schema.names)}")
-    kind = schema.field(key).type
+    if schema.names.count(key) > 1:
+        raise BadData(f"{source}: {schema.names.count(key)} columns are called {key!r}", "rename all but one of them")
+    kind = schema.field(schema.names.index(key)).type
     text = pyarrow.large_string()
     if _is_text(kind):
         return text
@@ -184,4 +299,4 @@ def _is_text(kind: Any) -> bool:
     types = _pyarrow().types
     if types.is_dictionary(kind):
         return _is_text(kind.value_type)
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+    return bool(types.is_null(kind) or types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))

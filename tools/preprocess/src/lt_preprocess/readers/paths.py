@@ -3,14 +3,20 @@
 import os
 from collections.abc import Iterator, Sequence
 
-from lt_shared import storage
+from lt_shared import manifest, storage
 from lt_shared.console import BadData, NoInput, note, warn
+from lt_shared.indexed_dataset import idx_path
+from lt_shared.indexed_dataset.layout import MAGIC
 
 STDIN = "-"
 LIST_MARK = "@"
 
 TEXT_SUFFIX = ".txt"
 COMPRESSION_SUFFIXES = (".gz", ".bz2", ".xz", ".zst", ".zstd")
+# Of archives and compressions that are not read.
+_OTHER_SUFFIXES = (".lz4", ".br", ".lzma", ".lz", ".lzo", ".sz", ".z", ".zip", ".7z", ".rar")
+_OUTPUT_HEAD_BYTES = 1 << 12
+_QUARANTINE = "_quarantine.jsonl"
 _SUFFIXES = (".jsonl", ".json", ".ndjson", ".parquet", TEXT_SUFFIX)
 
 
@@ -21,7 +27,7 @@ def display_name(path: str) -> str:
 
 def is_text(path: str) -> bool:
     """Whether a file is one plain text, by its name."""
-    return _without_compression(path.lower()).endswith(TEXT_SUFFIX)
+    return without_compression(path.lower()).endswith(TEXT_SUFFIX)
 
 
 def is_never_empty(path: str) -> bool:
@@ -29,7 +35,8 @@ def is_never_empty(path: str) -> bool:
     return path.lower().endswith((*COMPRESSION_SUFFIXES, ".parquet"))
 
 
-def _without_compression(path: str) -> str:
+def without_compression(path: str) -> str:
+    """The name without the suffix of a compression; in lower case it must be."""
     for suffix in COMPRESSION_SUFFIXES:
         path = path.removesuffix(suffix)
     return path
@@ -41,7 +48,57 @@ def expand_patterns(patterns: Sequence[str]) -> list[str]:
 
     Raises NoInput for a pattern that matches nothing and for a directory or list without inputs.
     """
-    return [path for pattern in patterns for path in _expand(pattern, ())]
+    paths = [path for pattern in patterns for path in _read_once(pattern, _expand(pattern, ()))]
+    # A shell that expands d/* names the outputs one by one. Only a quarantine file can be meant when it is named.
+    outputs = {path for path in paths if is_output(path) and not (path in patterns and path.endswith(_QUARANTINE))}
+    if not outputs or outputs == set(paths) <= set(patterns):
+        return paths
+    if len(outputs) == len(set(paths)):
+        raise NoInput(f"{min(outputs)}: an output of lt-preprocess, and there is no other input", "name the files of documents")
+    note(f"not read because lt-preprocess wrote them: {len(outputs):,} files, such as {min(outputs)}")
+    return [path for path in paths if path not in outputs]
+
+
+def _read_once(pattern: str, paths: Iterator[str]) -> Iterator[str]:
+    """Leave out files that one directory or glob pattern reaches again through a link to a directory; `**` follows loops."""
+    if pattern.startswith(LIST_MARK) or storage.is_remote(pattern):
+        yield from paths
+        return
+    seen: set[str] = set()
+    repeated: list[str] = []
+    directories: dict[str, str] = {}
+    for path in paths:
+        parent, name = os.path.split(path)
+        if parent not in directories:
+            directories[parent] = os.path.realpath(parent)
+        place = os.path.join(directories[parent], name)
+        if place in seen:
+            repeated.append(path)
+        else:
+            seen.add(place)
+            yield path
+    if repeated:
+        note(f"not read again behind links to directories: {len(repeated):,} files, such as {repeated[0]}")
+
+
+def is_output(path: str) -> bool:
+    """Whether a file is what this tool writes: a dataset, its sidecar, or the lines that it put in quarantine."""
+    if path.endswith(_QUARANTINE):
+        return all(b'"%s"' % key in _head(path) for key in (b"source", b"line", b"offset", b"reason"))
+    if path.endswith((".bin", ".idx")):
+        return _head(idx_path(path[: -len(".idx")])).startswith(MAGIC)
+    prefix = path.removesuffix(".json")
+    if manifest.sidecar_path(prefix) != path or not (prefix.endswith("_document") or storage.exists(idx_path(prefix))):
+        return False
+    return all(key in _head(path) for key in (b'"v"', b'"dataset"', b'"prefix"'))
+
+
+def _head(path: str) -> bytes:
+    try:
+        with storage.open_read(path) as file:
+            return file.read(_OUTPUT_HEAD_BYTES)
+    except NoInput:
+        return b""
 
 
 def _expand(pattern: str, lists: tuple[str, ...]) -> Iterator[str]:
@@ -71,10 +128,35 @@ def _listed(path: str, lists: tuple[str, ...]) -> Iterator[str]:
 
 def _files_below(directory: str) -> Iterator[str]:
     files = storage.files_below(directory)
-    known = [path for path in files if _without_compression(path.lower()).endswith(_SUFFIXES)]
+    known = [path for path in files if without_compression(path.lower()).endswith(_SUFFIXES)]
+    if gone := [path for path in files if _is_gone(path)]:
+        raise NoInput(f"{gone[0]}: a link to nothing", "remove the link, or name the files to read")
+    unread = [path for path in files if _is_of_documents(path)]
+    if unread:
+        more = f" and {len(unread) - 1:,} more" if len(unread) > 1 else ""
+        raise BadData(
+            f"{unread[0]}{more}: cannot be read: {_other_suffix(unread[0])}", "decompress it, or name the files to read"
+        )
     if not known:
         raise NoInput(f"{directory}: no file below ends in {', '.join(_SUFFIXES)}, compressed or not")
     reading = set(known)
     if others := [path for path in files if path not in reading]:
         note(f"{directory}: not read because of their names: {len(others):,} files, such as {others[0]}")
     yield from known
+
+
+def _is_gone(path: str) -> bool:
+    """Whether a link that may have led to a directory of documents leads nowhere: its name has no suffix, or one like `.v1`."""
+    if storage.is_remote(path) or os.path.splitext(path)[1][1:].isalpha():
+        return False
+    return os.path.islink(path) and not os.path.exists(path)
+
+
+def _other_suffix(path: str) -> str | None:
+    return next((suffix for suffix in _OTHER_SUFFIXES if path.lower().endswith(suffix)), None)
+
+
+def _is_of_documents(path: str) -> bool:
+    """Whether a file has documents by its name, in an archive or a compression that is not read."""
+    suffix = _other_suffix(path)
+    return suffix is not None and without_compression(path.lower().removesuffix(suffix)).endswith(_SUFFIXES)

@@ -1,4 +1,4 @@
-"""A plain text file: one document as it is."""
+"""A plain text file: one document as it is. A file without text is a bad line, as most such files are failed copies."""
 
 import dataclasses
 from collections.abc import Callable
@@ -25,7 +25,8 @@ class TextChunk(Chunk):
 
         content = self.read()
         texts = Texts.of([content] if content else [])
-        if utf8.invalid(texts):
-            bad = BadLine(self.source, 0, json_line.invalid_utf8(content, "text"), content, lambda: 1)
+        if not content or utf8.invalid(texts):
+            reason = json_line.invalid_utf8(content, "text") if content else "the file is empty: a failed copy, or no document"
+            bad = BadLine(self.source, 0, reason, content, lambda: 1)
             return Batch([Column(Texts.of([]), np.zeros(0, np.int64))], [bad], ChunkLines(0, 1, [0]))
-        return Batch([Column(texts, np.array([len(content) > 0], np.int64))], [], ChunkLines(0, 1, []))
+        return Batch([Column(texts, np.ones(1, np.int64))], [], ChunkLines(0, 1, []))

@@ -3,7 +3,7 @@
 from lt_preprocess.tokenizers import layers, pattern_codes, self_check, vocabulary_cache
 from lt_preprocess.tokenizers.base import Tokenizer
 from lt_preprocess.tokenizers.byte_level import ByteLevel, obstacle
-from lt_preprocess.tokenizers.files import tokenizer_json
+from lt_preprocess.tokenizers.files import class_pipelines, tokenizer_json
 from lt_preprocess.tokenizers.sentencepiece.byte_fallback_tokenizer import ByteFallbackBpe
 from lt_preprocess.tokenizers.vocabulary import Unrecognised, Vocabulary
 from lt_shared import memory
@@ -14,6 +14,8 @@ def load(files: TokenizerFiles, parse: bool) -> Tokenizer:
     """Raises BadData for a file that is malformed. With `parse`, special tokens in text become tokens."""
     from lt_preprocess.tokenizers import reference_libraries
 
+    if files.kind == "tokenizer.json":
+        class_pipelines.check(files)
     try:
         with memory.garbage_collection_paused():
             vocabulary = vocabulary_cache.read(files, tokenizer_json.read)
@@ -23,7 +25,8 @@ def load(files: TokenizerFiles, parse: bool) -> Tokenizer:
     if reason:
         return reference_libraries.HuggingFace(files, parse, reason)
     loaded = layers.around(_compiled(vocabulary), vocabulary, parse)
-    return self_check.Checked(loaded, lambda: reference_libraries.HuggingFace(files, parse), files, f"parse={parse}")
+    added = [token.content for token in vocabulary.added_tokens if not token.is_special]
+    return self_check.Checked(loaded, lambda: reference_libraries.HuggingFace(files, parse), files, f"parse={parse}", added)
 
 
 def _compiled(vocabulary: Vocabulary) -> Tokenizer:

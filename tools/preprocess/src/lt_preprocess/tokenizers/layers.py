@@ -27,12 +27,22 @@ def obstacle(vocabulary: Vocabulary, parse: bool) -> str | None:
 
 def around(tokenizer: Tokenizer, vocabulary: Vocabulary, parse: bool) -> Tokenizer:
     """The tokenizer, in the layers that its vocabulary needs. With `parse`, special tokens in text become tokens."""
-    tokenizer = _with_added_tokens(tokenizer, [token for token in vocabulary.added_tokens if token.is_normalized], parse)
+    normalized = [_in_normal_form(token, vocabulary) for token in vocabulary.added_tokens if token.is_normalized]
+    tokenizer = _with_added_tokens(tokenizer, normalized, parse)
     if vocabulary.is_nfc:
         from lt_preprocess.tokenizers.normalization import Normalizing
 
         tokenizer = Normalizing(tokenizer)
     return _with_added_tokens(tokenizer, [token for token in vocabulary.added_tokens if not token.is_normalized], parse)
+
+
+def _in_normal_form(token: AddedToken, vocabulary: Vocabulary) -> AddedToken:
+    """The token as it reads in a normalized text: the library normalizes the tokens that it looks for there."""
+    if not vocabulary.is_nfc:
+        return token
+    from tokenizers import normalizers
+
+    return token._replace(content=normalizers.NFC().normalize_str(token.content))
 
 
 def _with_added_tokens(tokenizer: Tokenizer, added: Sequence[AddedToken], parse: bool) -> Tokenizer:

@@ -16,10 +16,13 @@ By default a special token that is written out in a document stays text. `load(f
 import os
 from pathlib import Path
 
+from lt_preprocess.tokenizers import end_of_document
 from lt_preprocess.tokenizers.base import SpecialTokens, Tokenizer
+from lt_preprocess.tokenizers.files import directories, json_files
 from lt_shared.manifest import Tokenizer as Identity
 from lt_shared.manifest import absolute
 from lt_shared.tokenizer_files import TokenizerFiles
+from lt_shared.tokenizers import sentencepiece_proto
 
 
 def identity(files: TokenizerFiles, given: str | Path) -> Identity:
@@ -30,9 +33,10 @@ def identity(files: TokenizerFiles, given: str | Path) -> Identity:
 def load(files: TokenizerFiles, special_tokens: SpecialTokens = "text") -> Tokenizer:
     """Raises BadData for files that are malformed or not supported."""
     parse = special_tokens == "parse"
-    if files.kind == "sentencepiece":
+    is_one_file = files.kind in ("gpt2", "sentencepiece") and directories.additions(files) is None
+    if files.kind == "sentencepiece" and is_one_file:
         loaded = _sentencepiece(files, parse)
-    elif files.kind == "tokenizer.json":
+    elif files.kind == "tokenizer.json" or (files.kind in ("gpt2", "sentencepiece") and not is_one_file):
         from lt_preprocess.tokenizers import hugging_face
 
         loaded = hugging_face.load(files, parse)
@@ -58,8 +62,22 @@ def _sentencepiece(files: TokenizerFiles, parse: bool) -> Tokenizer:
         loaded = self_check.Checked(compiled, lambda: reference_libraries.SentencePiece(files), files)
     except Unrecognised as reason:
         loaded = reference_libraries.SentencePiece(files, str(reason))
+    _end_with_named(loaded, files)
     if parse and loaded.special_tokens:
         from lt_preprocess.tokenizers.special_tokens import Splitting
 
         return Splitting(loaded, loaded.special_tokens)
     return loaded
+
+
+def _end_with_named(tokenizer: Tokenizer, files: TokenizerFiles) -> None:
+    """End documents with the `eos_token` of the files beside a SentencePiece model, whatever kind of piece that is."""
+    eos_token = json_files.eos_token(files.companions)
+    if eos_token is None:
+        return
+    name = end_of_document.choose(eos_token, tokenizer.special_tokens)
+    if name is not None and name in tokenizer.special_tokens:
+        tokenizer.eod = tokenizer.special_tokens[name]
+        return
+    pieces = sentencepiece_proto.read(files.files[0]).pieces
+    tokenizer.eod = next((number for number, piece in enumerate(pieces) if piece.text == name), tokenizer.eod)

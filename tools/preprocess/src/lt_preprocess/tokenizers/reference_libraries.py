@@ -5,6 +5,7 @@ default that changes documents is switched off: special tokens added or recognis
 """
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from lt_preprocess.tokenizers.base import Encoder, Ids, Lengths, Texts, Tokenizer
-from lt_preprocess.tokenizers.files import json_files, json_models
+from lt_preprocess.tokenizers.files import directories, json_files, json_models
 from lt_preprocess.tokenizers.vocabulary import token_bytes
 from lt_shared.console import BadData, note
 from lt_shared.tokenizer_files import TokenizerFiles
@@ -129,14 +130,15 @@ class HuggingFace(_Noting):
     def __init__(self, files: TokenizerFiles, parse: bool, reason: str | None = None):
         path = files.files[0]
         super().__init__(path, reason)
+        changed = directories.additions(files)
         if reason is not None:
-            content = json_files.read_object(path)
+            content = changed or json_files.read_object(path)
             json_models.check_normalizer(path, content.get("normalizer"))
             json_models.check_dropout(path, content.get("model"))
-        self._tokenizer = _read(path)
+        self._tokenizer = _read(path, path.read_bytes() if changed is None else json.dumps(changed).encode())
         self._tokenizer.encode_special_tokens = not parse
         if not parse:
-            _check_special_tokens(path, self._tokenizer)
+            _check_special_tokens(path, self._tokenizer, changed)
         ids = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(ids.values(), default=-1) + 1
         if not 0 < self.vocab_size <= 2**31:
@@ -163,35 +165,34 @@ class HuggingFace(_Noting):
         return b"".join([self._bytes[number] for number in numbers])
 
 
-def _read(path: Path) -> Any:
+def _read(path: Path, content: bytes) -> Any:
     # The library's own pool would compete with this tool's threads; it reads the variable at the first call.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     import tokenizers
 
     with _failures(path, "not a tokenizer"):
-        tokenizer = tokenizers.Tokenizer.from_buffer(path.read_bytes())
+        tokenizer = tokenizers.Tokenizer.from_buffer(content)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
-def _check_special_tokens(path: Path, tokenizer: Any) -> None:
+def _check_special_tokens(path: Path, tokenizer: Any, changed: dict[str, Any] | None) -> None:
     """A model may hold a special token as an ordinary entry and find it in text; the unknown token is no danger."""
     for number, token in tokenizer.get_added_tokens_decoder().items():
         if not token.special:
             continue
         with _failures(path, f"its library cannot encode {token.content}"):
             is_found = number in tokenizer.encode(token.content, add_special_tokens=False).ids
-        if is_found and token.content != _unknown_token(path):
+        if is_found and token.content != _unknown_token((changed or json_files.read_object(path))["model"]):
             raise BadData(
                 f"{path}: text that reads {token.content} would become that special token",
                 "use the model's SentencePiece or tiktoken file, or --special-tokens parse",
             )
 
 
-def _unknown_token(path: Path) -> str | None:
+def _unknown_token(model: dict[str, Any]) -> str | None:
     """The token for what the model has no other for: given by its text, or in a Unigram model by its id."""
-    model: dict[str, Any] = json_files.read_object(path)["model"]
     number = model.get("unk_id")
     token: str | None = model.get("unk_token") if number is None else model["vocab"][number][0]
     return token

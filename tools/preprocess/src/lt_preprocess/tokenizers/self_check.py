@@ -8,7 +8,7 @@ recorded beside the compiled code, until this package, the library or the tokeni
 
 import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -40,14 +40,28 @@ _SAMPLE = (
 )
 
 
-class Checked(Wrapper):
-    """A compiled tokenizer, or the `library`'s where the two disagree. The library's is loaded only when needed."""
+_ADDED_IN_SAMPLE = 100
 
-    def __init__(self, fast: Tokenizer, library: Callable[[], Tokenizer], files: TokenizerFiles, options: str = ""):
+
+class Checked(Wrapper):
+    """A compiled tokenizer, or the `library`'s where the two disagree. The library's is loaded only when needed.
+
+    `added` are tokens that are looked for in every text.
+    """
+
+    def __init__(
+        self,
+        fast: Tokenizer,
+        library: Callable[[], Tokenizer],
+        files: TokenizerFiles,
+        options: str = "",
+        added: Sequence[str] = (),
+    ):
         super().__init__(fast)
         self._library = library
         self._files = files
         self._options = options
+        self._added = added
         self._chosen: Tokenizer | None = None
 
     def new_encoder(self) -> Encoder:
@@ -72,6 +86,7 @@ class Checked(Wrapper):
 
     def _sample(self) -> Texts:
         spelled_out = [f"a {content}b{content}{content} c" for content in [*self.special_tokens][:20]]
+        spelled_out += [f"a {content}b {content} c{content}" for content in self._added[:_ADDED_IN_SAMPLE]]
         return Texts.of([text.encode() for text in (*_SAMPLE, *_SAMPLE[::-1], *spelled_out)])
 
     def _marker(self) -> Path | None:

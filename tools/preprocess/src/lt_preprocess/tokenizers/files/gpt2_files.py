@@ -19,7 +19,7 @@ END_OF_TEXT = "<|endoftext|>"
 def read(files: TokenizerFiles) -> Vocabulary:
     """Raises BadData when a file is malformed, or its configuration says that it is another model's."""
     vocabulary_path, merges_path = files.files
-    _check_class(files)
+    check_class(files)
     ids = json_files.check_ids(vocabulary_path, json_files.read_object(vocabulary_path))
     missing = [f"0x{byte:02X}" for symbol, byte in BYTE_OF_SYMBOL.items() if symbol not in ids]
     if missing:
@@ -49,23 +49,32 @@ def byte_ids(ids: dict[str, int]) -> npt.NDArray[np.int32]:
     return np.array([ids.get(symbol, 0) for symbol in SYMBOL_OF_BYTE], np.int32)
 
 
-def _check_class(files: TokenizerFiles) -> None:
+def check_class(files: TokenizerFiles) -> None:
     """Other models use the same two files with another pre-tokenizer; their configuration says so."""
     name = json_files.configuration(files.companions).get("tokenizer_class")
     if isinstance(name, str) and not name.startswith("GPT2"):
         raise BadData(
             f"{files.directory / 'tokenizer_config.json'}: tokenizer class {name}, which may cut text otherwise than GPT-2",
-            "use its tokenizer.json instead",
+            "use its tokenizer.json instead; AutoTokenizer.from_pretrained(...).save_pretrained(...) of transformers makes one",
         )
 
 
+def merges_of(path: Path, ids: dict[str, int]) -> list[list[str]]:
+    """The pairs of a merges.txt in their order. Raises BadData for a malformed one."""
+    return [[*pair] for pair, _ in _numbered_merges(path, ids)]
+
+
 def _read_merges(path: Path, ids: dict[str, int]) -> npt.NDArray[np.int64]:
+    numbered = _numbered_merges(path, ids)
+    return merge_table([pair for pair, _ in numbered], [number for _, number in numbered], ids)
+
+
+def _numbered_merges(path: Path, ids: dict[str, int]) -> list[tuple[tuple[str, str], int]]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise BadData(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from None
-    pairs: list[tuple[str, str]] = []
-    numbers: list[int] = []
+    numbered: list[tuple[tuple[str, str], int]] = []
     for number, line in enumerate(lines, 1):
         if not line.strip() or (number == 1 and line.startswith("#version")):
             continue
@@ -76,6 +85,5 @@ def _read_merges(path: Path, ids: dict[str, int]) -> npt.NDArray[np.int64]:
         for symbol in (left, right, left + right):
             if symbol not in ids:
                 raise BadData(f"{path}, line {number}: {symbol!r} is not in the vocabulary")
-        pairs.append((left, right))
-        numbers.append(number)
-    return merge_table(pairs, numbers, ids)
+        numbered.append(((left, right), number))
+    return numbered

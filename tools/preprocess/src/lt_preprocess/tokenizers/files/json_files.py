@@ -6,6 +6,7 @@ from typing import Any
 
 from lt_shared import strict_json
 from lt_shared.console import BadData
+from lt_shared.tokenizers import configuration as beside
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -40,8 +41,5 @@ def configuration(companions: Iterable[Path]) -> dict[str, Any]:
 
 
 def eos_token(companions: Iterable[Path]) -> str | None:
-    """The `eos_token` that a configuration beside the tokenizer names."""
-    token = configuration(companions).get("eos_token")
-    if isinstance(token, dict):
-        token = token.get("content")
-    return token if isinstance(token, str) else None
+    """The `eos_token` that the files beside the tokenizer name."""
+    return beside.read(companions).eos_token

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lt_preprocess.tokenizers import split_patterns
-from lt_preprocess.tokenizers.files import byte_fallback, gpt2_files, json_files, json_models
+from lt_preprocess.tokenizers.files import byte_fallback, directories, gpt2_files, json_files, json_models
 from lt_preprocess.tokenizers.vocabulary import Unrecognised, Vocabulary, token_bytes
 from lt_shared.tokenizer_files import TokenizerFiles
 from lt_shared.tokenizers.byte_symbols import BYTE_OF_SYMBOL
@@ -21,7 +21,7 @@ from lt_shared.tokenizers.byte_symbols import BYTE_OF_SYMBOL
 def read(files: TokenizerFiles) -> Vocabulary:
     """Raises Unrecognised for what only the library covers, BadData for a file that is malformed."""
     path = files.files[0]
-    content = json_files.read_object(path)
+    content = directories.additions(files) or json_files.read_object(path)
     try:
         return _read(path, content, files.companions)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:

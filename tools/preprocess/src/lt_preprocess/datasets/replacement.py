@@ -1,0 +1,83 @@
+"""Which datasets an output may replace: those made with the same tokenizer of documents that the command reads, too.
+
+Another dataset is hours of work, or the output has a wrong name. Tokenizing compares text files (`pipeline.sidecar`), the
+commands on finished datasets compare the datasets that they read.
+"""
+
+from typing import Any
+
+from lt_preprocess.datasets import provenance
+from lt_preprocess.datasets.provenance import Derivation
+from lt_shared import indexed_dataset, manifest, storage
+from lt_shared.console import BadData, CannotCreate
+
+OF_ANOTHER_TOOL = "documents that another tool wrote"
+HINT = "choose another output, or pass --force to replace it"
+
+
+def check_tokenizer(prefix: str, tokenizer: manifest.Tokenizer | None) -> None:
+    """Raise CannotCreate when a dataset of another tokenizer is at `prefix`."""
+    try:
+        stored = manifest.describe(prefix).tokenizer
+    except BadData:
+        return
+    if stored is None or tokenizer is None or not storage.exists(indexed_dataset.idx_path(prefix)):
+        return
+    if stored.sha256 != tokenizer.sha256:
+        raise CannotCreate(
+            f"{prefix}: was made with another tokenizer, {stored.name} ({stored.sha256[:12]}), "
+            f"not {tokenizer.name} ({tokenizer.sha256[:12]})",
+            HINT,
+        )
+
+
+def check_documents(prefix: str, unread_documents: str | None) -> None:
+    """Raise CannotCreate when the dataset at `prefix` holds documents that the command does not read, named in words."""
+    if unread_documents is not None:
+        raise CannotCreate(f"{prefix}: holds {unread_documents}, which this command does not read", HINT)
+
+
+def name_missing(paths: list[str], kind: str) -> str | None:
+    """Documents that no source of the command holds, in words; None without such `paths`."""
+    if not paths:
+        return None
+    return f"the documents of {paths[0]}" + (f" and {len(paths) - 1:,} more {kind}" if len(paths) > 1 else "")
+
+
+def check_derived(result: manifest.Dataset, derivation: Derivation, text_files: list[dict[str, Any]] | None) -> None:
+    """Raise CannotCreate when the output of a command on finished datasets would replace other documents.
+
+    Another output of the same datasets, of datasets that were added to or of moved ones is replaced, and so is a tokenized one
+    of the same `text_files`.
+    """
+    check_tokenizer(result.prefix, result.tokenizer)
+    check_documents(result.prefix, _documents_not_read(result.prefix, derivation, text_files))
+
+
+def _documents_not_read(prefix: str, derivation: Derivation, text_files: list[dict[str, Any]] | None) -> str | None:
+    if not storage.exists(indexed_dataset.idx_path(prefix)):
+        return None
+    if not storage.exists(manifest.sidecar_path(prefix)):
+        return OF_ANOTHER_TOOL
+    try:
+        record = provenance.read_sidecar(prefix) or {}
+    except BadData:
+        return None
+    stored = record.get("derivation")
+    if not isinstance(stored, dict) or not isinstance(stored.get("sources"), list):
+        planned_paths = {file["path"] for file in text_files or ()}
+        stored_files = record.get("sources") or []
+        missing = [file["path"] for file in stored_files if file["path"] not in planned_paths]
+        return name_missing(missing, "inputs") if stored_files else "documents of other datasets"
+    unread = [source for source in stored["sources"] if not _is_read(source, derivation)]
+    return name_missing([str(source.get("prefix")) for source in unread], "datasets")
+
+
+def _is_read(stored: dict[str, Any], derivation: Derivation) -> bool:
+    """Whether the command reads a recorded dataset, under the same name or moved: its size and time are then the same."""
+    return any(source["prefix"] == stored.get("prefix") or _unnamed(source) == _unnamed(stored) for source in derivation.sources)
+
+
+def _unnamed(source: dict[str, Any]) -> list[dict[str, Any]]:
+    files = [source.get(name) or {} for name in ("bin", "idx")]
+    return [{key: value for key, value in file.items() if key != "path"} for file in files]

@@ -1,0 +1,250 @@
+"""Classes of transformers 5 that cut texts in a way of their own, whatever the tokenizer.json beside their name says.
+
+GPT2Tokenizer, GPTNeoXTokenizer, Qwen2Tokenizer and others take vocabulary and merges from a tokenizer.json and make the
+pre-tokenizer and normalizer again, and RobertaTokenizer and others add `<s>` and `</s>` to it. If the file has other rules, or
+lacks those tokens, AutoTokenizer gives other ids than the file: the directory has two meanings and is refused. The flag
+`fix_mistral_regex` replaces the first pattern of a Mistral model's tokenizer.
+"""
+
+import dataclasses
+import json
+import re
+import unicodedata
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lt_preprocess.tokenizers.files import json_files
+from lt_preprocess.tokenizers.split_patterns import QWEN2
+from lt_shared.console import BadData
+from lt_shared.tokenizer_files import TokenizerFiles
+from lt_shared.tokenizers.byte_symbols import BYTE_OF_SYMBOL
+from lt_shared.tokenizers.configuration import value_behind
+
+_ENDS = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
+_ROBERTA = {
+    **dict.fromkeys(("bos_token", "cls_token"), "<s>"),
+    **dict.fromkeys(("eos_token", "sep_token"), "</s>"),
+    "unk_token": "<unk>",
+    "pad_token": "<pad>",
+    "mask_token": "<mask>",
+}
+_BERT = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]", "mask_token": "[MASK]"}
+_BERT_ENDS = {"bos_token": "[CLS]", "eos_token": "[SEP]"}
+# Each digit by itself, and the rest by ByteLevel's pattern.
+_DIGITS_APART = json.dumps(
+    {
+        "type": "Sequence",
+        "pretokenizers": [
+            {"type": "Digits", "individual_digits": True},
+            {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
+        ],
+    },
+    sort_keys=True,
+)
+_QWEN35 = QWEN2.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]+", r"[^\s\p{L}\p{M}\p{N}]+")
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassRules:
+    """The rules that a class of transformers has instead of those in tokenizer.json.
+
+    `pattern` is None for the pattern that ByteLevel's `use_regex` stands for; `tokens` are added if no file names or has them.
+    `rebuilds` is False for a class that keeps the rules of the file.
+    """
+
+    pattern: str | None = None
+    normalizers: tuple[str, ...] = ()
+    tokens: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    rebuilds: bool = True
+
+
+_RULES = {
+    **dict.fromkeys(("GPT2Tokenizer", "CodeGenTokenizer", "WhisperTokenizer"), ClassRules(tokens=_ENDS)),
+    "GPTNeoXTokenizer": ClassRules(None, ("NFC",), {**_ENDS, "pad_token": "<|padding|>"}),
+    "Qwen2Tokenizer": ClassRules(QWEN2, ("NFC",)),
+    "Qwen3_5Tokenizer": ClassRules(_QWEN35, ("NFC",)),
+    **dict.fromkeys(
+        ("RobertaTokenizer", "BartTokenizer", "LEDTokenizer", "LongformerTokenizer", "MvpTokenizer"), ClassRules(tokens=_ROBERTA)
+    ),
+    "DebertaTokenizer": ClassRules(tokens=_BERT | _BERT_ENDS),
+    "CohereTokenizer": ClassRules(
+        _DIGITS_APART,
+        ("NFC",),
+        {
+            "bos_token": "<BOS_TOKEN>",
+            "eos_token": "<|END_OF_TURN_TOKEN|>",
+            "unk_token": "<UNK>",
+            "sep_token": "<SEP>",
+            "pad_token": "<PAD>",
+            "cls_token": "<CLS>",
+            "mask_token": "<MASK_TOKEN>",
+        },
+    ),
+    "FNetTokenizer": ClassRules(tokens=_BERT | _BERT_ENDS | {"unk_token": "<unk>", "pad_token": "<pad>"}, rebuilds=False),
+    "ConvBertTokenizer": ClassRules(tokens=_BERT, rebuilds=False),
+}
+# They add a space or a token of their own to texts, lower the case, spell bytes by other ids, or look for phrases.
+_REFUSED = frozenset(
+    [
+        *("BlenderbotTokenizer", "CLIPTokenizer", "NougatTokenizer", "LukeTokenizer", "LayoutLMv3Tokenizer", "Tipsv2Tokenizer"),
+        *("ByT5Tokenizer", "MyT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer", "DiaTokenizer", "EsmcTokenizer"),
+    ]
+)
+_CLASS_OF_MODEL = {
+    **dict.fromkeys(("gpt2", "gpt_neo", "gptj", "opt", "phi", "starcoder2", "dbrx", "codegen"), "GPT2Tokenizer"),
+    **dict.fromkeys(("gpt_neox", "mpt", "olmo", "olmoe", "mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"), "GPTNeoXTokenizer"),
+    **dict.fromkeys(("roberta", "bart", "longformer", "data2vec-text", "ibert", "led", "mvp", "mega", "mra"), "RobertaTokenizer"),
+    "whisper": "WhisperTokenizer",
+    **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next"), "Qwen2Tokenizer"),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text"), "Qwen3_5Tokenizer"),
+    **dict.fromkeys(("cohere", "cohere2"), "CohereTokenizer"),
+    "deberta": "DebertaTokenizer",
+    "blenderbot": "BlenderbotTokenizer",
+    "clip": "CLIPTokenizer",
+    "nougat": "NougatTokenizer",
+    "luke": "LukeTokenizer",
+    "fnet": "FNetTokenizer",
+}
+# AutoTokenizer takes the class of these types of models, whatever tokenizer_config.json says, ...
+_OWN_CLASS = frozenset(["qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text"])
+# ... and the file's rules for these.
+_FILE_RULES = frozenset(
+    [
+        *("phi3", "phi3_v", "phimoe", "olmo2", "olmo3", "olmo_hybrid", "flex_olmo", "glm", "glm4", "glm4_moe", "glm4_moe_lite"),
+        *("granite", "granitemoe", "granitemoehybrid", "granitemoeshared", "gpt_bigcode", "stablelm", "persimmon", "fuyu"),
+        *("mistral", "mistral3", "ministral", "ministral3", "mixtral", "pixtral", "voxtral", "internlm2", "internlm3", "jamba"),
+        *("modernbert", "modernbert-decoder", "nemotron", "minicpm3", "minimax_m2", "mimo_v2_flash", "arctic", "ernie4_5"),
+        *("ernie4_5_moe", "kimi_linear", "kimi_k25", "smolvlm", "llava", "llava_next", "molmo", "hyperclovax", "umt5"),
+    ]
+)
+_MISTRAL_MODELS = ("mistral", "mistral3", "voxtral", "ministral", "pixtral", None)
+_MISTRAL_SIGN = r"[^\s\p{L}\p{N}]+[\r\n/]*|"
+_UNKNOWN = "unknown"
+_IGNORES_MERGES = re.compile(rb'"ignore_merges"\s*:\s*true')
+_NORMALIZER = re.compile(rb'"normalizer"\s*:\s*(?=\{)')
+_ADDED_TOKENS = re.compile(rb'"added_tokens"\s*:\s*(?=\[)')
+_MODEL = re.compile(rb'"model"\s*:\s*(?=\{)')
+_PRE_TOKENIZER = re.compile(rb'"pre_tokenizer"\s*:\s*(?=\{)')
+
+
+def check(files: TokenizerFiles) -> None:
+    """Raise BadData for a tokenizer.json whose pre-tokenizer transformers would replace by another one."""
+    configured = files.configuration()
+    path = files.directory / "config.json"
+    model = json_files.read_object(path) if path.is_file() else {}
+    config = json_files.configuration(files.companions)
+    has_fix = config.get("fix_mistral_regex") is True and path.is_file() and _is_old_mistral(model)
+    name = _class_name(configured.class_name, model.get("model_type"))
+    if config.get("auto_map") or not (has_fix or name in _RULES or name in _REFUSED):
+        return
+    content = files.files[0].read_bytes()
+    pattern = _pattern(content)
+    directory = str(files.directory)
+    new = f"transformers.AutoTokenizer.from_pretrained('{directory}').save_pretrained('NEW')"
+    if has_fix and pattern is not None and _MISTRAL_SIGN not in pattern:
+        raise BadData(
+            f"{directory}: fix_mistral_regex in tokenizer_config.json replaces the pattern of tokenizer.json",
+            f'python -c "import transformers; {new}" and --tokenizer NEW',
+        )
+    if name in _REFUSED:
+        raise BadData(
+            f"{files.files[0]}: {name} of transformers 5 has rules of its own in place of this file's: the ids would differ",
+            f'python -c "import transformers; {new}", set tokenizer_class to TokenizersBackend in NEW/tokenizer_config.json, and'
+            " --tokenizer NEW",
+        )
+    if name in _RULES:
+        _check_rules(files.files[0], content, pattern, name, config, new)
+
+
+def _check_rules(path: Path, content: bytes, pattern: str | None, name: str, config: Mapping[str, Any], new: str) -> None:
+    """Raise BadData for a file whose rules differ from those of the class `name`, or that lacks a token that the class adds."""
+    rules = _RULES[name]
+    remedy = (
+        "set tokenizer_class to TokenizersBackend in tokenizer_config.json to cut as the file says, or "
+        f'python -c "import transformers; {new}" and --tokenizer NEW'
+    )
+    if rules.rebuilds and pattern not in (rules.pattern, _UNKNOWN) and not _cuts_alike(content, pattern, rules):
+        raise BadData(f"{path}: {name} of transformers 5 cuts texts otherwise than this file: the ids would differ", remedy)
+    normalizers = _normalizers(content)
+    if rules.rebuilds and normalizers not in (rules.normalizers, _UNKNOWN):
+        raise BadData(f"{path}: {name} of transformers 5 normalizes texts otherwise than this file: the ids would differ", remedy)
+    if rules.rebuilds and _IGNORES_MERGES.search(content):
+        raise BadData(f"{path}: {name} of transformers 5 leaves out ignore_merges of this file: the ids would differ", remedy)
+    lacking = dict.fromkeys(
+        token for kind, token in rules.tokens.items() if kind not in config and not _has_token(content, token)
+    )
+    if lacking:
+        raise BadData(
+            f"{path}: {name} of transformers 5 adds its own tokens {', '.join(lacking)} to this file: the ids would differ",
+            remedy,
+        )
+
+
+def _cuts_alike(content: bytes, pattern: str | None, rules: ClassRules) -> bool:
+    """Whether the class gives the file's ids though it takes digits together: no token has a digit beside another character.
+
+    So have SmolLM2 and StarCoder2, whose vocabularies were trained with digits apart.
+    """
+    if rules.pattern is not None or pattern != _DIGITS_APART:
+        return False
+    model = value_behind(_MODEL, content)
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if not isinstance(vocabulary, dict):
+        return False
+    # No merge makes these: they are looked for before.
+    added = {token.get("content") for token in value_behind(_ADDED_TOKENS, content) or [] if isinstance(token, dict)}
+    return not any(_joins_digits(token) for token in vocabulary if token not in added)
+
+
+def _joins_digits(token: str) -> bool:
+    """Of a token in the symbols of bytes."""
+    if len(token) < 2 or not all(symbol in BYTE_OF_SYMBOL for symbol in token):
+        return False
+    text = bytes(BYTE_OF_SYMBOL[symbol] for symbol in token).decode(errors="replace")
+    return len(text) > 1 and any(unicodedata.category(character)[0] == "N" for character in text)
+
+
+def _has_token(content: bytes, token: str) -> bool:
+    """Whether a tokenizer.json has a token in its vocabulary or among the added tokens."""
+    quoted = re.escape(json.dumps(token).encode())
+    return re.search(rb'"content"\s*:\s*' + quoted + rb"|" + quoted + rb"\s*:\s*\d", content) is not None
+
+
+def _class_name(configured: str | None, model_type: Any) -> str | None:
+    """The class that AutoTokenizer takes; None if it takes the rules of the file."""
+    if model_type in _FILE_RULES:
+        return None
+    registered = _CLASS_OF_MODEL.get(model_type)
+    return registered if model_type in _OWN_CLASS else configured or registered
+
+
+def _is_old_mistral(model: dict[str, Any]) -> bool:
+    return model.get("model_type") in _MISTRAL_MODELS and str(model.get("transformers_version") or "0") < "5"
+
+
+def _pattern(content: bytes) -> str | None:
+    """How a tokenizer.json cuts texts before it spells bytes: its patterns and steps in one text, None for ByteLevel's own."""
+    stored = value_behind(_PRE_TOKENIZER, content)
+    try:
+        steps = stored["pretokenizers"] if stored["type"] == "Sequence" else [stored]
+        kinds = [step["type"] for step in steps]
+        if kinds == ["ByteLevel"] and steps[0].get("use_regex", True):
+            return None
+        if kinds == ["Split", "ByteLevel"] and not steps[1].get("use_regex", True):
+            return str(steps[0]["pattern"]["Regex"]) if steps[0]["behavior"] == "Isolated" else json.dumps(stored)
+        # It concerns the places of tokens in texts, and no ids.
+        untrimmed = [{key: value for key, value in step.items() if key != "trim_offsets"} for step in steps]
+        return json.dumps(dict(stored, pretokenizers=untrimmed) if stored["type"] == "Sequence" else untrimmed[0], sort_keys=True)
+    except (KeyError, TypeError, AttributeError, IndexError, RecursionError):
+        return _UNKNOWN
+
+
+def _normalizers(content: bytes) -> tuple[str, ...] | str:
+    """The kinds of the normalizers in a tokenizer.json."""
+    stored = value_behind(_NORMALIZER, content)
+    try:
+        steps = [] if stored is None else stored["normalizers"] if stored["type"] == "Sequence" else [stored]
+        return tuple(str(step["type"]) for step in steps)
+    except (KeyError, TypeError, AttributeError, IndexError, RecursionError):
+        return _UNKNOWN
