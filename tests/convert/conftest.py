@@ -7,14 +7,15 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import nursery
 import pytest
 import s3_server
 from s3_server import Server
+from unsynced_files import unsynced_files
 
 from lt_convert.weights import families
 from lt_convert.weights.mapping import Model
@@ -41,6 +42,12 @@ Job = dict[str, Any]
 LIMIT_SECONDS = 1800
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _unsynced() -> Iterator[None]:
+    with unsynced_files():
+        yield
+
+
 @pytest.fixture(scope="session")
 def architectures() -> dict[str, Architecture]:
     return ARCHITECTURES
@@ -60,7 +67,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
         (place / "jobs.json").write_text(json.dumps(jobs))
         program = Path(__file__).with_name("forked_ranks.py")
         arguments = [script.removesuffix(".py"), place / "jobs.json", str(world_size), place]
-        command = [sys.executable, "-W", "ignore", program, *arguments]
+        command = [nursery.python(), program, *arguments]
         with (place / "all.log").open("wb") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         try:

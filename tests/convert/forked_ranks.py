@@ -1,7 +1,8 @@
 """Ranks that run one of the scripts beside this file: `forked_ranks.py SCRIPT JOBS.json WORLD_SIZE DIRECTORY`.
 
-The script is imported once and its ranks are copies of this process: torch and megatron-core take six seconds of processor time
-to import. Each rank writes what it prints into RANK.log in DIRECTORY. The first that fails ends all.
+The script is imported once and its ranks are copies of this process, which is a copy of Python with torch and megatron-core
+(tests/train/nursery.py): these take six seconds of processor time to import. Each rank writes what it prints into RANK.log in
+DIRECTORY. The first that fails ends all.
 """
 
 import gc
@@ -15,11 +16,14 @@ from typing import Any
 
 import torch
 
+from lt_train.runtime import process_lifetime
+
 # Where groups_left.py is.
 sys.path.append(str(Path(__file__).parents[1] / "train"))
 
 
 def run_rank(program: Any, rank: int, world_size: str, jobs: str, directory: Path) -> None:
+    process_lifetime.die_with(os.getppid())
     log = os.open(directory / f"{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -26,7 +26,7 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.tensor_parallel import random as megatron_random
 from megatron.core.transformer.transformer_config import TransformerConfig
-from megatron_model import without_cuda
+from megatron_model import without_transformer_engine
 
 from lt_convert.commands import conversion
 from lt_convert.commands.conversion import Request
@@ -218,9 +218,9 @@ def main() -> None:
     jobs, rank, world_size, rendezvous = sys.argv[1:]
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", f"file://{rendezvous}", rank=int(rank), world_size=int(world_size))
-    with without_cuda():
-        for job in json.loads(Path(jobs).read_text()):
-            run(job)
+    without_transformer_engine()
+    for job in json.loads(Path(jobs).read_text()):
+        run(job)
     torch.distributed.destroy_process_group()
 
 

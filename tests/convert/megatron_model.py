@@ -3,55 +3,51 @@
     python megatron_model.py JOBS.json RANK WORLD_SIZE RENDEZVOUS_FILE
 
 Each job names an architecture and what to do with it: fill the weights from the hash of their global names or `load` a
-checkpoint, then `save` one, write `logits` of the given tokens, or both. megatron-core calls CUDA in places; `without_cuda`
-answers those.
+checkpoint, then `save` one, write `logits` of the given tokens, or both. megatron-core calls CUDA in places; cpu_backend answers
+those, and `without_transformer_engine` what it asks of TransformerEngine.
 """
 
 import argparse
-import contextlib
 import functools
 import json
 import queue
 import sys
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy
 import torch
-from groups_left import leave_groups
-from megatron.core import dist_checkpointing, parallel_state
-from megatron.core.dist_checkpointing.dict_utils import nested_values
-from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, apply_factories
-from megatron.core.dist_checkpointing.strategies import filesystem_async
-from megatron.core.fusions.fused_bias_geglu import quick_gelu
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec
-from megatron.core.models.gpt.gpt_model import GPTModel
-from megatron.core.tensor_parallel import random as megatron_random
-from megatron.core.transformer import multi_latent_attention
-from megatron.core.transformer.dot_product_attention import DotProductAttention
-from megatron.core.transformer.moe import moe_utils
-from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
-from torch.overrides import TorchFunctionMode
 
-from lt_shared import megatron_arguments
-from lt_shared.architecture import Architecture
-from lt_shared.rope_scaling import YarnScaling
+from lt_train.runtime import cpu_backend
+
+cpu_backend.install("cuda")
+
+from groups_left import leave_groups  # noqa: E402
+from megatron.core import dist_checkpointing, parallel_state  # noqa: E402
+from megatron.core.dist_checkpointing.dict_utils import nested_values  # noqa: E402
+from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, apply_factories  # noqa: E402
+from megatron.core.dist_checkpointing.strategies import filesystem_async  # noqa: E402
+from megatron.core.fusions.fused_bias_geglu import quick_gelu  # noqa: E402
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec  # noqa: E402
+from megatron.core.models.gpt.gpt_model import GPTModel  # noqa: E402
+from megatron.core.tensor_parallel import random as megatron_random  # noqa: E402
+from megatron.core.transformer import multi_latent_attention  # noqa: E402
+from megatron.core.transformer.dot_product_attention import DotProductAttention  # noqa: E402
+from megatron.core.transformer.identity_op import IdentityOp  # noqa: E402
+from megatron.core.transformer.moe import moe_utils  # noqa: E402
+from megatron.core.transformer.multi_latent_attention import MLASelfAttention  # noqa: E402
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig  # noqa: E402
+
+from lt_shared import megatron_arguments  # noqa: E402
+from lt_shared.architecture import Architecture  # noqa: E402
+from lt_shared.rope_scaling import YarnScaling  # noqa: E402
 
 _OF_LATENT_ATTENTION = (
     *("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"),
     *("rope_type", "rotary_base", "rotary_scaling_factor", "original_max_position_embeddings", "beta_fast", "beta_slow"),
     *("mscale", "mscale_all_dim"),
 )
-
-
-class _CpuForCuda(TorchFunctionMode):
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if "cuda" in str(kwargs.get("device")):
-            kwargs["device"] = "cpu"
-        return function(*args, **kwargs)
 
 
 def _with_channels(
@@ -62,13 +58,14 @@ def _with_channels(
         self.hidden_size_per_partition = v_channels * self.num_attention_heads_per_partition
 
 
-@contextlib.contextmanager
-def without_cuda() -> Iterator[None]:
-    torch.cuda.current_device = lambda: torch.device("cpu")
-    torch.cuda.synchronize = lambda *_: None
-    torch.cuda.get_rng_state = lambda *_: torch.get_rng_state()
-    torch.cuda.manual_seed = lambda seed: torch.manual_seed(seed)
-    torch.Tensor.cuda = lambda tensor, *_, **__: tensor
+def _local(self: Any, resolve: Any, submodules: Any) -> dict[str, Any]:
+    resolved: dict[str, Any] = resolve(self, submodules)
+    return resolved | ({"linear_q_proj": submodules.linear_q_proj} if self.config.q_lora_rank is None else {})
+
+
+def without_transformer_engine() -> None:
+    # torch.manual_seed describes its callers for each kind of GPU: a tenth of all that a job takes.
+    torch.cuda.manual_seed = torch.default_generator.manual_seed
     # A save that is waited for needs no manager process, which would import torch once more.
     filesystem_async._results_queue = queue.Queue()
     # megatron-core 0.16's router asks whether it is None, and does not define it without TransformerEngine.
@@ -76,11 +73,10 @@ def without_cuda() -> Iterator[None]:
     # megatron-core 0.16's latent attention takes its guarded import for TransformerEngine, and its local attention knows heads of
     # one size only.
     multi_latent_attention.HAVE_TE = False
+    # megatron-core 0.19 takes TransformerEngine's linear layer for queries without a latent, whatever the spec has.
+    if hasattr(MLASelfAttention, "_resolve_qk_norm_config"):
+        MLASelfAttention._resolve_qk_norm_config = functools.partialmethod(_local, MLASelfAttention._resolve_qk_norm_config)
     DotProductAttention.__init__ = functools.partialmethod(_with_channels, DotProductAttention.__init__)
-    megatron_random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
-    megatron_random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
-    with _CpuForCuda():
-        yield
 
 
 def build(
@@ -146,6 +142,10 @@ def build(
         vars(config).update({name: value for name, value in arguments.items() if name.startswith("yarn_")})
     if latent or dense:
         layers = get_gpt_decoder_block_spec(config, use_transformer_engine=False)
+        if latent and latent["q_lora_rank"] is None:
+            # The spec has a norm of the latent that queries do not have; megatron-core 0.19 refuses it.
+            for layer in layers.layer_specs:
+                layer.submodules.self_attention.submodules.q_layernorm = IdentityOp
     if latent:
         scaling = None
     return GPTModel(
@@ -281,9 +281,9 @@ def main() -> None:
     jobs, rank, world_size, rendezvous = sys.argv[1:]
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", f"file://{rendezvous}", rank=int(rank), world_size=int(world_size))
-    with without_cuda():
-        for job in json.loads(Path(jobs).read_text()):
-            run(job)
+    without_transformer_engine()
+    for job in json.loads(Path(jobs).read_text()):
+        run(job)
     torch.distributed.destroy_process_group()
 
 

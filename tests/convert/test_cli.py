@@ -81,7 +81,7 @@ def test_examples(example: str, place: Path) -> None:
         command += " --once"
     if not example.startswith(("lt-convert verify", "lt-convert merge")):
         shutil.rmtree(place / "run1-hf")
-    environment = os.environ | {"PATH": f"{BINARIES}:{os.environ['PATH']}"}
+    environment = os.environ | {"PATH": f"{nursery.light_programs()}:{BINARIES}:{os.environ['PATH']}"}
     done = subprocess.run(["bash", "-c", command], cwd=place, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout

@@ -12,12 +12,13 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint import FileSystemReader
 
 from lt_convert.commands import conversion
 from lt_convert.commands.conversion import Request
 from lt_convert.containers import dcp
-from lt_convert.formats import huggingface
 from lt_convert.formats.checkpoint import LegacyTarget
+from lt_convert.formats.huggingface import safetensors_files
 from lt_convert.tensors import blocks
 from lt_shared import checkpoint_layout
 from lt_shared.architecture import Architecture
@@ -54,7 +55,7 @@ def test_large_models_are_cut_into_files_and_chunks(
 ) -> None:
     monkeypatch.setattr(dcp, "CHUNK_BYTES", 3000)
     monkeypatch.setattr(dcp, "FILE_BYTES", 20_000)
-    monkeypatch.setattr(huggingface, "SHARD_BYTES", 30_000)
+    monkeypatch.setattr(safetensors_files, "SHARD_BYTES", 30_000)
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 1000)
     monkeypatch.setattr(blocks, "TRANSPOSED_BLOCK_BYTES", 2000)
     monkeypatch.setattr(blocks, "MATRIX_BYTES", 4000)
@@ -122,6 +123,27 @@ def test_dtypes_are_kept_tensor_by_tensor_and_never_mixed(models: dict[str, Path
         convert(source, "megatron-dist", tmp_path / "other", dtype="bfloat16")
     same = convert(source, "hf", tmp_path / "same", dtype="bfloat16")
     assert convert(same, "megatron-dist", tmp_path / "other").is_dir()
+
+
+def test_layers_of_two_dtypes_are_not_stacked(models: dict[str, Path], tmp_path: Path) -> None:
+    source = shutil.copytree(models["grouped"], tmp_path / "source")
+    layer = "model.layers.1."
+    _edit(
+        source / "model.safetensors",
+        lambda t: t.update({name: value.to(torch.float16) for name, value in t.items() if name.startswith(layer)}),
+    )
+    message = r"layers\.0\.input_layernorm\.weight is float32, and \S+layers\.1\.input_layernorm\.weight is float16"
+    with pytest.raises(BadData, match=message) as refusal:
+        convert(source, "megatron-dist", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert "--dtype bfloat16" in str(refusal.value.hint)
+    same = convert(source, "hf", tmp_path / "same", dtype="bfloat16")
+    for checkpoint in (convert(same, "megatron-dist", tmp_path / "run"), convert(source, "torchtitan", tmp_path / "titan")):
+        assert len(FileSystemReader(_release(checkpoint)).read_metadata().state_dict_metadata) > 10
+
+
+def _release(checkpoint: Path) -> Path:
+    return checkpoint / "release" if (checkpoint / "release").is_dir() else checkpoint
 
 
 def test_same_command_again_is_up_to_date(models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import nursery
 import pytest
 
 import lt_convert
@@ -19,7 +20,7 @@ from lt_shared.manifest import record_of
 
 
 def run(*arguments: object) -> Any:
-    command = [sys.executable, "-m", "lt_convert", *map(str, arguments)]
+    command = [nursery.light_python(), "-m", "lt_convert", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     return json.loads(done.stdout.splitlines()[0])
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from convert_models import run_here
 from s3_server import Server, names, upload
 
 from lt_convert.commands import checkpoint_comparison, checksum_verification, conversion, inspection, remote_writer
@@ -129,12 +130,12 @@ def test_killed_upload_goes_on(bucket: str, server: Server, write_model: Callabl
     child = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     before = len(server.requests())
     while child.poll() is None and not any("__0_0.distcp" in request for request in server.requests()[before:]):
-        time.sleep(0.002)
+        time.sleep(0.01)
     child.send_signal(signal.SIGKILL)
     child.communicate()
     assert child.returncode == -signal.SIGKILL, "it ended before it could be killed"
     assert "latest_checkpointed_iteration.txt" not in names(f"{bucket}/run")
-    done = subprocess.run(arguments, capture_output=True, text=True)
+    done = run_here(*arguments[1:])
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[0])["path"] == f"{bucket}/run/release"
     assert checkpoint_comparison.compare(f"{bucket}/run", str(model))["same"]
@@ -157,7 +158,7 @@ def test_tokenizers_travel(bucket: str, small: Path, tmp_path: Path) -> None:
 GUIDE = Path(__file__).parents[3] / "docs/guides/conversion.md"
 
 
-def test_examples(server: Server, small: Path, tmp_path: Path) -> None:
+def test_examples(server: Server, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the guide that name a store, one after the other."""
     import s3fs
 
@@ -166,8 +167,9 @@ def test_examples(server: Server, small: Path, tmp_path: Path) -> None:
     upload(small, "s3://models/Llama-3.2-1B")
     examples = [line for line in GUIDE.read_text().splitlines() if line.startswith("lt-convert ") and "s3://" in line]
     assert len(examples) > 2
+    monkeypatch.chdir(tmp_path)
     for example in examples:
-        done = subprocess.run([COMMAND, *example.split()[1:]], cwd=tmp_path, capture_output=True, text=True)
+        done = run_here(*example.split()[1:])
         assert done.returncode == 0, done.stderr
     assert (tmp_path / "llama-hf" / "config.json").is_file()
 

@@ -142,7 +142,8 @@ def test_lt_train_goes_on_with_the_same_losses(runs: Runs, name: str) -> None:
 
 def test_torchtitan_goes_on_with_the_same_losses(runs: Runs) -> None:
     expected, found = runs.record("titan-6"), runs.record("went-on")
-    assert found["losses"] == expected["losses"][3:]
+    # Where a tensor lies in memory decides which of MKL's loops computes it: the last bit of a loss may differ (8e-8 of 5.6).
+    assert found["losses"] == pytest.approx(expected["losses"][3:], rel=3e-7)
     counters = ("step", "tokens", "rates")
     assert [found[key] for key in counters] == [expected[key] for key in counters]
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from common_state import move_beside_the_tensors
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -22,15 +23,12 @@ from lt_shared.console import BadData
 
 # No size is a multiple of 64, so every parameter but the embedding is followed by padding.
 LLAMA = Architecture("flat", "llama", 3, 30, 90, 6, 2, 251, 64, kv_channels=6)
-TIED = dataclasses.replace(LLAMA, tie_embeddings=True)
 MIXTRAL = dataclasses.replace(LLAMA, num_experts=4, ffn_hidden_size=40)
 QWEN3 = dataclasses.replace(LLAMA, qk_layernorm=True, kv_channels=16)
 GPT2 = Architecture("flat", "gpt", 3, 36, 90, 6, 6, 251, 64, tie_embeddings=True)
 RUNS: dict[str, tuple[Architecture, dict[str, Any]]] = {
     "data": (LLAMA, {}),
     "tensor": (LLAMA, {"tensor_parallel": 2}),
-    "pipeline": (LLAMA, {"pipeline_parallel": 2}),
-    "pipeline-tied": (TIED, {"pipeline_parallel": 2}),
     "virtual-pipeline": (dataclasses.replace(LLAMA, num_layers=4), {"pipeline_parallel": 2, "virtual_pipeline_parallel": 2}),
     "experts": (MIXTRAL, {}),
     "expert-parallel": (MIXTRAL, {"expert_parallel": 2}),
@@ -42,6 +40,8 @@ RUNS: dict[str, tuple[Architecture, dict[str, Any]]] = {
     "buckets": (LLAMA, {"bucket_size": 3000}),
 }
 FLAT, GATHERED, PER_WEIGHT = "dp_reshardable", "dp_zero_gather_scatter", "fully_reshardable"
+# In which buffers a weight lies, and where, is the same in both flat forms: one run of each kind of buffers.
+BOTH_FORMS = ("virtual-pipeline", "expert-parallel", "fp32")
 STEPS = 3
 ITERATION = "iter_0000003"
 
@@ -52,7 +52,8 @@ def stock(ranks: Callable[..., None], tmp_path_factory: pytest.TempPathFactory) 
     root = tmp_path_factory.mktemp("flat")
 
     def job(name: str, architecture: Architecture, **more: Any) -> dict[str, Any]:
-        save = {form: str(root / name / form / ITERATION) for form in (FLAT, GATHERED, PER_WEIGHT)}
+        forms = (FLAT, GATHERED, PER_WEIGHT) if name in BOTH_FORMS else (FLAT, PER_WEIGHT)
+        save = {form: str(root / name / form / ITERATION) for form in forms}
         return {"architecture": architecture.to_record(), "padded_vocab_size": 256, "steps": STEPS, "save": save, **more}
 
     ranks("megatron_optimizer.py", [job(name, architecture, **more) for name, (architecture, more) in RUNS.items()], world_size=2)
@@ -75,8 +76,9 @@ def values(directory: Path) -> dict[str, torch.Tensor]:
     return {name.replace("state.fp32_param.", "state.param."): tensor for name, tensor in tensors.items()}
 
 
-@pytest.mark.parametrize("form", [FLAT, GATHERED])
-@pytest.mark.parametrize("name", [name for name in RUNS if name != "buckets"])
+@pytest.mark.parametrize(
+    ("name", "form"), [*((name, FLAT) for name in RUNS if name != "buckets"), *((name, GATHERED) for name in BOTH_FORMS)]
+)
 def test_state_is_that_of_megatron_core_bit_for_bit(stock: Path, name: str, form: str, tmp_path: Path) -> None:
     converted = values(convert(stock / name / form / ITERATION, "megatron-dist", tmp_path / "run"))
     expected = values(stock / name / PER_WEIGHT / ITERATION)
@@ -139,6 +141,7 @@ def test_what_does_not_fit_is_refused_and_weights_are_not(
 ) -> None:
     source = tmp_path / "iter_0000003"
     shutil.copytree(stock / "tensor" / FLAT / "iter_0000003", source)
+    move_beside_the_tensors(source)
     common = torch.load(source / "common.pt", weights_only=False)
     vars(common["args"]).update(change)
     torch.save(common, source / "common.pt")
@@ -168,7 +171,9 @@ def test_buffers_under_other_names_are_refused_with_the_remedy(stock: Path, tmp_
 
 def test_fragments_of_older_versions(stock: Path, tmp_path: Path) -> None:
     """`fully_sharded_model_space` of megatron-core up to 0.15, of two tensor parallel ranks: (fragments ..., values of one)."""
-    source, older = stock / "tensor" / PER_WEIGHT / ITERATION, tmp_path / ITERATION
+    source = shutil.copytree(stock / "tensor" / PER_WEIGHT / ITERATION, tmp_path / "source" / ITERATION)
+    move_beside_the_tensors(source)
+    older = tmp_path / ITERATION
     tensors = values(source)
     for name, tensor in tensors.items():
         if name.startswith("optimizer.state."):

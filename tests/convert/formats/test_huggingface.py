@@ -15,6 +15,7 @@ from lt_convert.commands import conversion
 from lt_convert.commands.conversion import Request
 from lt_convert.commands.output_writer import contents
 from lt_convert.formats import huggingface
+from lt_convert.formats.huggingface import safetensors_files
 from lt_convert.tensors import blocks
 from lt_convert.tensors.output_files import OutputFile
 from lt_convert.tensors.source_files import Files
@@ -54,7 +55,7 @@ def write(directory: Path, outputs: list[OutputFile]) -> None:
 
 @pytest.mark.parametrize(("shard_bytes", "count"), [(1, 4), (100, 2), (10**9, 1)])
 def test_the_library_reads_what_is_written(shard_bytes: int, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface, "SHARD_BYTES", shard_bytes)
+    monkeypatch.setattr(safetensors_files, "SHARD_BYTES", shard_bytes)
     save_file(TENSORS, tmp_path / "model.safetensors")
     with Files() as files:
         write(tmp_path / "out", huggingface.model_files(huggingface.read_model(str(tmp_path), files)))
@@ -132,6 +133,10 @@ def test_damaged_shards_are_refused(models: dict[str, Path], tmp_path: Path) -> 
         index.write_text(malformed)
         refuse("not an index")
     index.unlink()
+    shards[0].unlink()
+    refuse("shards without a model.safetensors.index.json, and number 1 of")
+    for path in shards[1:]:
+        path.unlink()
     refuse("model.safetensors: missing")
 
 

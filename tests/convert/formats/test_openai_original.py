@@ -170,7 +170,7 @@ def test_experts_that_are_not_quantized(tmp_path: Path) -> None:
 
 def test_the_published_sizes(tmp_path: Path) -> None:
     """OpenAI's class has the sizes of the 120B model as defaults; both files say them."""
-    from lt_convert.formats import openai_original
+    from lt_convert.formats.huggingface import openai_original
 
     for name, layers, experts in (("gpt-oss-120b", 36, 128), ("gpt-oss-20b", 24, 32)):
         config = {"num_hidden_layers": layers, "num_experts": experts, "experts_per_token": 4, "rope_ntk_alpha": 1.0}

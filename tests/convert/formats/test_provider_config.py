@@ -25,6 +25,7 @@ from lt_shared.console import BadData, NoInput
 LLAMA = Architecture("run", "llama", 3, 32, 96, 4, 2, 250, 64, rotary_base=500000.0, rope_scaling=RopeScaling(32.0))
 QWEN2 = dataclasses.replace(LLAMA, add_qkv_bias=True, tie_embeddings=True, rope_scaling=None)
 GPT = Architecture("run", "gpt", 3, 32, 96, 4, 4, 250, 64)
+MODELS = {"llama": LLAMA, "qwen2": QWEN2, "gpt": GPT}
 LLAMA_31 = {"scale_factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "old_context_len": 8192}
 FLAT, PER_WEIGHT = "dp_reshardable", "fully_reshardable"
 BRIDGE = {"trainer": "bridge"}
@@ -49,20 +50,24 @@ RUNS: dict[str, tuple[Architecture, str, dict[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def stock(ranks: Callable[..., None], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """NAME/iter_0000003 or NAME/weights of each run, and the same run in Megatron-LM's form in NAME-expected."""
+    """NAME/iter_0000003 or NAME/weights of each run. Megatron-LM's form, which is the same on any ranks, once for each model."""
     root = tmp_path_factory.mktemp("providers")
 
     def job(architecture: Architecture, form: str, directory: Path, **more: Any) -> dict[str, Any]:
         record = architecture.to_record()
         return {"architecture": record, "padded_vocab_size": 256, "steps": 3, "save": {form: str(directory)}, **more}
 
-    jobs = []
+    jobs = [job(architecture, PER_WEIGHT, expected(root, name)) for name, architecture in MODELS.items()]
     for name, (architecture, form, more) in RUNS.items():
         jobs.append(job(architecture, form, root / name / ("weights" if more["trainer"] == "nemo" else "iter_0000003"), **more))
-        sizes = {key: value for key, value in more.items() if key.endswith("_parallel")}
-        jobs.append(job(architecture, PER_WEIGHT, root / f"{name}-expected" / "iter_0000003", **sizes))
     ranks("megatron_optimizer.py", jobs, world_size=2)
     return root
+
+
+def expected(stock: Path, name: str) -> Path:
+    """Megatron-LM's checkpoint of a model, or of a run's model."""
+    model = name if name in MODELS else next(key for key, architecture in MODELS.items() if architecture == RUNS[name][0])
+    return stock / f"{model}-expected" / "iter_0000003"
 
 
 def convert(source: Path, to: str, destination: Path, **options: Any) -> Path:
@@ -87,18 +92,18 @@ def test_is_the_same_model_as_megatron_lms(stock: Path, name: str, tmp_path: Pat
     assert dataclasses.replace(source.model.architecture, name="run") == architecture
     assert (source.iteration, source.model.padded_vocab_size) == (3, 256)
     convert(stock / name, "hf", tmp_path / "found")
-    convert(stock / f"{name}-expected" / "iter_0000003", "hf", tmp_path / "expected")
-    found, expected = load_file(tmp_path / "found" / "model.safetensors"), load_file(tmp_path / "expected" / "model.safetensors")
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(tensor, found[key]) for key, tensor in expected.items())
+    convert(expected(stock, name), "hf", tmp_path / "expected")
+    found, theirs = (load_file(tmp_path / place / "model.safetensors") for place in ("found", "expected"))
+    assert found.keys() == theirs.keys()
+    assert all(torch.equal(tensor, found[key]) for key, tensor in theirs.items())
     assert (tmp_path / "found" / "config.json").read_text() == (tmp_path / "expected" / "config.json").read_text()
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_has_the_same_optimizer_state(stock: Path, name: str) -> None:
-    found, expected = state(stock / name), state(stock / f"{name}-expected" / "iter_0000003")
+    found = state(stock / name)
     assert set(found) >= {"param", "exp_avg", "exp_avg_sq"}
-    assert found == expected
+    assert found == state(expected(stock, name))
 
 
 def test_counters_of_bridge(stock: Path) -> None:
@@ -125,13 +130,26 @@ def changed(stock: Path, tmp_path: Path, name: str, section: str, **fields: Any)
     ("fields", "message"),
     [
         ({"layernorm_zero_centered_gamma": True}, "layernorm_zero_centered_gamma"),
-        ({"multi_latent_attention": True}, "multi_latent_attention"),
+        ({"multi_latent_attention": True}, "latent|q_lora_rank|rotary_scaling_factor"),
         ({"position_embedding_type": "yarn"}, "yarn"),
         ({"softmax_scale": 0.1}, "softmax_scale"),
-        ({"mtp_num_layers": 1}, "mtp_num_layers"),
+        (
+            {"mtp_num_layers": 1},
+            "no supported family has this .* of features: the nearest is llama, which has mtp_num_layers 0, not 1",
+        ),
+        ({"_target_": "acme.models.GPTModelProvider"}, "acme.models.GPTModelProvider, a class outside"),
+        ({"rotary_base": {"_target_": "acme.Bases", "local": 10000}}, "rotary_base"),
+        ({"layernorm_epsilon": {"_target_": "acme.Epsilon"}}, "layernorm_epsilon"),
         ({"activation_func": {"_target_": "torch.nn.functional.gelu", "_call_": False}}, "gelu with gates"),
         ({"_target_": "megatron.bridge.models.gemma.gemma_provider.GemmaModelProvider"}, "GemmaModelProvider"),
         ({"_target_": "megatron.bridge.models.qwen_vl.Qwen25VLModelProvider"}, "Qwen25VLModelProvider"),
+        ({"transformer_layer_spec": {"_target_": "acme.layers.build", "_call_": False}}, "acme.layers.build"),
+        (
+            {"transformer_layer_spec": {"_target_": "megatron.core.ModuleSpec", "submodules": {"mlp": {"_target_": "acme.MLP"}}}},
+            "acme.MLP",
+        ),
+        ({"heterogeneous_block_specs": {"_target_": "acme.Blocks"}}, "heterogeneous_block_specs"),
+        ({"rotary_base_per_layer": {"_target_": "acme.Bases"}}, "rotary_base_per_layer"),
         ({"hidden_size": None}, "does not describe a model|hidden_size"),
         ({"num_layers": "three"}, "three|malformed"),
     ],
@@ -139,6 +157,23 @@ def changed(stock: Path, tmp_path: Path, name: str, section: str, **fields: Any)
 def test_what_has_no_place_is_refused_by_name(stock: Path, tmp_path: Path, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(BadData, match=message):
         convert(changed(stock, tmp_path, "bridge", "model", **fields), "hf", tmp_path / "hf")
+
+
+def test_objects_that_change_nothing_and_one_that_is_not_known(
+    stock: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    objects = {
+        "transformer_layer_spec": {"_target_": "megatron.bridge.models.gpt_provider.default_layer_spec", "_call_": False},
+        "init_method": {"_target_": "torch.nn.init.normal_", "_partial_": True, "std": 0.02},
+        "generation_config": {"_target_": "transformers.GenerationConfig", "_call_": True},
+        "attention_of_acme": {"_target_": "acme.Attention"},
+    }
+    with Files() as files:
+        architecture = location.open_source(str(changed(stock, tmp_path, "bridge", "model", **objects)), files).model.architecture
+    assert dataclasses.replace(architecture, name="run") == LLAMA
+    remarks = capsys.readouterr().err
+    assert "attention_of_acme" in remarks
+    assert not any(name in remarks for name in list(objects)[:3])
 
 
 def test_a_number_without_a_point_and_a_vocabulary_that_is_not_stored(

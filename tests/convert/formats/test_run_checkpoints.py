@@ -69,6 +69,19 @@ def test_megatron_lm_writes_the_tracker_last(checkpoint: Path, tmp_path: Path) -
     assert complete(run) == ["iter_0000020"]
 
 
+def test_what_was_completed_since_the_list_was_read_is_not_damaged(checkpoint: Path, tmp_path: Path) -> None:
+    """A run goes on between both looks at it."""
+    run = tmp_path / "run"
+    for iteration in (10, 20):
+        shutil.copytree(checkpoint, checkpoint_layout.iteration_directory(run, iteration), ignore=shutil.ignore_patterns(RECORD))
+    (run / TRACKER).write_text("10")
+    whole = run_checkpoints.complete(str(run))
+    (run / TRACKER).write_text("20")
+    assert run_checkpoints.damaged(str(run), whole) == []
+    (run / "iter_0000020" / ".metadata").unlink()
+    assert [one.name for one in run_checkpoints.damaged(str(run), whole)] == ["iter_0000020"]
+
+
 def test_legacy_checkpoints(models: dict[str, Path], tmp_path: Path) -> None:
     made = conversion.convert(Request(str(models["grouped"]), "megatron-legacy", str(tmp_path / "made"))).path
     shutil.copytree(made, tmp_path / "run" / "iter_0000010")

@@ -1,7 +1,6 @@
 """torch_dist against megatron-core, which saves and loads on both sides, and damage of every kind: one error, nothing written."""
 
 import dataclasses
-import io
 import os
 import pickle
 import shutil
@@ -12,6 +11,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from common_state import edit_metadata, move_among_the_tensors, move_beside_the_tensors
 
 from lt_convert.commands import conversion
 from lt_convert.commands.conversion import Request
@@ -151,15 +151,8 @@ def _model_tensors(directory: Path) -> dict[str, bytes]:
 def checkpoint(stock: Stock, tmp_path: Path) -> Path:
     """A copy to damage, as stock Megatron leaves it: without run.json, and with common.pt whatever its version."""
     copy = Path(shutil.copytree(stock.checkpoints["tensor"][0], tmp_path / "place" / "checkpoint"))
-    if not (copy / "common.pt").exists():
-        move_common_beside_the_tensors(copy)
+    move_beside_the_tensors(copy)
     return copy
-
-
-def edit_metadata(directory: Path, change: Callable[[Any], None]) -> None:
-    metadata = pickle.loads((directory / ".metadata").read_bytes())
-    change(metadata)
-    (directory / ".metadata").write_bytes(pickle.dumps(metadata))
 
 
 def edit_common(directory: Path, **arguments: Any) -> None:
@@ -169,48 +162,13 @@ def edit_common(directory: Path, **arguments: Any) -> None:
     torch.save(common, directory / "common.pt")
 
 
-COMMON_STATE = "common_state/shard_0_1"
-
-
-def move_common_beside_the_tensors(directory: Path) -> None:
-    """Store what megatron-core 0.19 keeps among the tensors as 0.16 does, in common.pt."""
-
-    def remove(metadata: Any) -> None:
-        key = next(key for key in metadata.storage_data if key.fqn == COMMON_STATE)
-        place = metadata.storage_data.pop(key)
-        del metadata.state_dict_metadata[COMMON_STATE]
-        content = (directory / place.relative_path).read_bytes()[place.offset : place.offset + place.length]
-        (common,) = torch.load(io.BytesIO(content), weights_only=False)
-        torch.save(common, directory / "common.pt")
-
-    edit_metadata(directory, remove)
-
-
-def move_common_among_the_tensors(directory: Path) -> None:
-    """Store the content of common.pt as megatron-core 0.19 does: an object in a list, beside the tensors."""
-    common = torch.load(directory / "common.pt", weights_only=False)
-    (directory / "common.pt").unlink()
-    content = io.BytesIO()
-    torch.save([common], content)
-
-    def add(metadata: Any) -> None:
-        key, place = next((key, place) for key, place in metadata.storage_data.items() if key.fqn.startswith("rng_state/"))
-        shard = directory / place.relative_path
-        start = shard.stat().st_size
-        shard.write_bytes(shard.read_bytes() + content.getvalue())
-        metadata.state_dict_metadata[COMMON_STATE] = metadata.state_dict_metadata[key.fqn]
-        metadata.storage_data[type(key)(COMMON_STATE)] = type(place)(place.relative_path, start, content.tell())
-
-    edit_metadata(directory, add)
-
-
 def first_place(metadata: Any) -> Any:
     return next(place for key, place in metadata.storage_data.items() if key.fqn == "output_layer.weight")
 
 
 def test_arguments_among_the_tensors(checkpoint: Path, tmp_path: Path) -> None:
     convert(checkpoint, "hf", tmp_path / "before")
-    move_common_among_the_tensors(checkpoint)
+    move_among_the_tensors(checkpoint)
     convert(checkpoint, "hf", tmp_path / "after")
     for name in ("config.json", "model.safetensors"):
         assert (tmp_path / "before" / name).read_bytes() == (tmp_path / "after" / name).read_bytes()
@@ -376,7 +334,7 @@ def test_missing_arguments(checkpoint: Path) -> None:
         ({"vocab_size": 300}, "the embedding has 256 rows for a vocabulary of 300"),
         ({"position_embedding_type": "learned_absolute"}, "normalization is 'RMSNorm'"),
         ({"position_embedding_type": "mrope"}, "position embedding type 'mrope'"),
-        ({"rotary_percent": 0.5}, "no supported family has this combination"),
+        ({"rotary_percent": 0.5}, "of features: the nearest is llama, which has rotary_percent 1.0, not 0.5"),
         ({"rotary_interleaved": True}, "rotary_interleaved is True"),
     ],
 )

@@ -62,6 +62,7 @@ def test_tokenizer_keeps_its_hash_on_the_way_back(run: Path, tmp_path: Path) -> 
     assert again and again.sha256 == original.sha256
     assert sorted(path.name for path in (tmp_path / "back" / "tokenizer").iterdir() if "config" not in path.name) == [
         "merges.txt",
+        "tokenizer.json",
         "vocab.json",
     ]
 

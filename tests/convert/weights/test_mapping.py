@@ -39,7 +39,7 @@ from lt_convert.weights.weight_ops import (
 from lt_shared.architecture import Architecture
 from lt_shared.console import BadData, UsageError
 
-SETTINGS = settings(max_examples=30, deadline=None)
+SETTINGS = settings(max_examples=10, deadline=None)
 VALUES = 1 << 16
 
 
@@ -113,10 +113,11 @@ def test_from_canonical_and_back_is_the_identity(numbers: str, name: str, table:
     back = family.to_canonical(table, model, result, "there")
     padded = table.startswith("megatron")
     assert list(back) == [name for name in original if padded or not name.startswith(PADDING)]
-    for key, tensor in back.items():
-        assert numpy.array_equal(values(tensor), values(original[key])), key
-    for key, again, first in family.aliases(table, model, result):
-        assert numpy.array_equal(values(again), values(first)), key
+    with Files() as files:
+        for key, tensor in back.items():
+            assert numpy.array_equal(blocks.read(tensor, files), blocks.read(original[key], files)), key
+        for key, again, first in family.aliases(table, model, result):
+            assert numpy.array_equal(blocks.read(again, files), blocks.read(first, files)), key
 
 
 @pytest.mark.parametrize("name", FEATURES)

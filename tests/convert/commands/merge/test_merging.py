@@ -18,6 +18,7 @@ from lt_convert.commands import checkpoint_comparison, checksum_verification, in
 from lt_convert.commands.receipt import ConversionRecord
 from lt_convert.containers import dcp
 from lt_convert.formats import huggingface
+from lt_convert.formats.huggingface import safetensors_files
 from lt_convert.tensors import blocks
 from lt_shared import checkpoint_layout
 from lt_shared.architecture import Architecture
@@ -278,7 +279,7 @@ def test_large_models_are_cut_alike(to: str, tmp_path: Path, monkeypatch: pytest
     given = [as_format(models[0], "megatron-dist", tmp_path), as_format(models[1], "torchtitan", tmp_path)]
     monkeypatch.setattr(dcp, "CHUNK_BYTES", 3000)
     monkeypatch.setattr(dcp, "FILE_BYTES", 20_000)
-    monkeypatch.setattr(huggingface, "SHARD_BYTES", 30_000)
+    monkeypatch.setattr(safetensors_files, "SHARD_BYTES", 30_000)
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 1000)
     monkeypatch.setattr(blocks, "TRANSPOSED_BLOCK_BYTES", 2000)
     monkeypatch.setattr(blocks, "MATRIX_BYTES", 4000)

@@ -3,11 +3,11 @@
 import dataclasses
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy
+import nursery
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -71,6 +71,8 @@ REFUSED: list[tuple[str, AnyScaling, str]] = [
     ("deepseek", YarnScaling(4.0, 16, mscale=0.7, mscale_all_dim=1.0), "keys by 0.963475, in"),
     ("deepseek", LinearScaling(4.0), r"\(linear\) that TorchTitan's deepseek_v3 lacks"),
 ]
+# By TorchTitan's name: ours, and in what they differ beside lengths and norms.
+FLAVORS: dict[str, tuple[str, list[str]]] = {"16B": ("deepseek-v2-lite", ["mscale"]), "671B": ("deepseek-v3", [])}
 TOKENS = [[(7 * position * position + 3) % 250 for position in range(60)]]
 CLOSE = 1e-5
 
@@ -78,13 +80,21 @@ CLOSE = 1e-5
 def torchtitan(directory: Path, jobs: list[dict[str, object]]) -> None:
     (directory / "jobs.json").write_text(json.dumps(jobs))
     script = Path(__file__).parents[2] / "torchtitan_families.py"
-    done = subprocess.run([sys.executable, "-W", "ignore", script, directory / "jobs.json"], capture_output=True, text=True)
+    done = subprocess.run([nursery.python(), script, directory / "jobs.json"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """`logits` of every model in SAME, by transformers and by TorchTitan; by flavor, in what its configuration is `differing`."""
+
+    logits: dict[str, tuple[numpy.ndarray, numpy.ndarray]]
+    differing: dict[str, list[str]]
+
+
 @pytest.fixture(scope="module")
-def logits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[numpy.ndarray, numpy.ndarray]]:
-    """Of every model in SAME: by transformers and by TorchTitan."""
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """By one process: TorchTitan takes longer to import than all of this to compute."""
     root = tmp_path_factory.mktemp("settings")
     jobs: list[dict[str, object]] = []
     expected = {}
@@ -99,13 +109,19 @@ def logits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[numpy.nd
         convert(Request(str(root / name), "torchtitan", str(root / f"{name} there")))
         job: dict[str, object] = {"architecture": architecture.to_record(), "tokens": TOKENS, "hf": str(root / name)}
         jobs.append(job | {"load": str(root / f"{name} there"), "logits": str(root / f"{name}.npy")})
+    for flavor, (name, _) in FLAVORS.items():
+        differing = str(root / f"{flavor}.json")
+        jobs.append({"architecture": preset(name).to_record(), "flavor": flavor, "differing": differing})
     torchtitan(root, jobs)
-    return {name: (expected[name], numpy.load(root / f"{name}.npy")) for name in SAME}
+    return Results(
+        {name: (expected[name], numpy.load(root / f"{name}.npy")) for name in SAME},
+        {flavor: json.loads((root / f"{flavor}.json").read_text()) for flavor in FLAVORS},
+    )
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_torchtitan_computes_what_transformers_does(logits: dict[str, tuple[numpy.ndarray, numpy.ndarray]], name: str) -> None:
-    expected, found = logits[name]
+def test_torchtitan_computes_what_transformers_does(results: Results, name: str) -> None:
+    expected, found = results.logits[name]
     assert numpy.abs(found - expected).max() < CLOSE * numpy.abs(expected).max()
 
 
@@ -128,8 +144,6 @@ def test_the_settings_that_torchtitans_own_configurations_need_are_named(
     assert "norms with an epsilon of 1e-05: give yours 1e-06, and an mscale of 0.707\n" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("flavor", "name", "more"), [("16B", "deepseek-v2-lite", ["mscale"]), ("671B", "deepseek-v3", [])])
-def test_in_what_torchtitans_own_configurations_differ(flavor: str, name: str, more: list[str], tmp_path: Path) -> None:
-    architecture = preset(name).to_record()
-    torchtitan(tmp_path, [{"architecture": architecture, "flavor": flavor, "differing": str(tmp_path / "differing.json")}])
-    assert json.loads((tmp_path / "differing.json").read_text()) == sorted(["eps", "max_seq_len", *more])
+@pytest.mark.parametrize("flavor", FLAVORS)
+def test_in_what_torchtitans_own_configurations_differ(results: Results, flavor: str) -> None:
+    assert results.differing[flavor] == sorted(["eps", "max_seq_len", *FLAVORS[flavor][1]])

@@ -20,6 +20,7 @@ from lt_shared import checkpoint_layout, memory
 from lt_shared.console import BadData, UsageError, note, warn
 from lt_shared.manifest import Checkpoint, absolute
 
+SHOWN_FILES = 12
 WITH_OPTIMIZER = ("megatron-dist", "torchtitan")
 
 
@@ -132,7 +133,7 @@ def _plan(request: Request, files: Files, reads_values: bool) -> Plan:
     directory, source_format = location.locate(request.source, files)
     source: Source = formats.module(source_format).open_source(directory, files)
     is_flat = source.optimizer is not None and source.optimizer.is_flat and request.optimizer
-    is_changed = request.dtype or request.quantize or source.quantization or is_flat
+    is_changed = request.dtype or request.quantize or source.quantization or is_flat or source.is_partial
     if source_format == request.to and request.to != "megatron-legacy" and not is_changed:
         raise UsageError(f"{directory}: is in the format {source_format} already")
     if request.quantize and (request.to != "hf" or source.quantization):
@@ -220,5 +221,8 @@ def tell_what_is_missing(source: Source) -> None:
         note(f"{source.directory}: left out the training state ({len(source.left_out)} keys)")
     if source.other_parts:
         note(f"{source.directory}: left out what is not the language model: {abbreviated(source.other_parts)}")
+    if source.not_carried:
+        names = ", ".join(source.not_carried[:SHOWN_FILES]) + (" ..." if len(source.not_carried) > SHOWN_FILES else "")
+        warn(f"{source.directory}: not taken along: {names} ({len(source.not_carried)} in all)")
     if source.tokenizer is None:
         warn(f"{source.directory}: no tokenizer beside it: the result has none")

@@ -23,7 +23,8 @@ _TOKENIZER = "|".join(
     [
         *map(re.escape, (*tokenizer_files.NAMED_FILES, *tokenizer_files.COMPANIONS)),
         r"merges\.txt|gpt2-merges\.txt|vocab\.bpe|vocab\.txt|added_tokens\.json|[\w.-]+\.tiktoken|tokenization_\w+\.py",
-        r"tokenizer\.model\.v\d\w*|chat_template\.(?:json|jinja)",
+        r"tokenizer\.model\.v\d\w*|chat_template\.(?:json|jinja)|spiece\.model|sentencepiece\.bpe\.model",
+        rf"(?:{'|'.join(tokenizer_files.TEMPLATE_FOLDERS)})/[^/]+\.jinja",
     ]
 )
 _DCP = r"\.metadata|__\d+_\d+\.distcp"

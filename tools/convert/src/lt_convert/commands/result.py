@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from lt_convert import formats
 from lt_convert.commands import leftovers, occupancy
 from lt_convert.commands.output_writer import write_outputs
 from lt_convert.commands.receipt import ConversionRecord
-from lt_convert.formats import provider_config
+from lt_convert.formats import beside_model, location, provider_config
 from lt_convert.tensors.checksums import Checksums
 from lt_convert.tensors.output_files import OutputFile
 from lt_convert.tensors.source_files import Reader
@@ -117,9 +116,9 @@ def fingerprint(directory: str, source_format: str, destination: str) -> Fingerp
     paths = [path for path in Path(directory).rglob("*") if path.is_file() and not str(path).startswith(own)]
     if source_format in MEGATRON:
         run = Path(directory).parent
-        beside = (checkpoint_layout.tokenizer_directory(run), run / provider_config.CONTEXT)
+        beside = (checkpoint_layout.tokenizer_directory(run), run / beside_model.DIRECTORY, run / provider_config.CONTEXT)
         paths += [path for place in beside for path in place.rglob("*") if path.is_file()]
-    if source_format == "torchtitan":
-        candidates = formats.module(source_format).configuration_directories(directory)[1:]
+    if source_format in ("torchtitan", "hf"):
+        candidates = location.configuration_directories(directory)[1:]
         paths += [path for candidate in candidates if (path := Path(candidate) / "config.json").is_file()]
     return [storage.fingerprint(path) for path in sorted(paths)]

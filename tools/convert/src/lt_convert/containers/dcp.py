@@ -5,6 +5,7 @@ which file and at which offset each of them is. The tensors may have been sharde
 """
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,9 +14,9 @@ from lt_convert.containers.pickle_writer import Call, Global, Instance, Pairs, d
 from lt_convert.containers.torch_archive import Scalar
 from lt_convert.tensors.blocks import flat
 from lt_convert.tensors.output_files import OutputFile, Payload
-from lt_convert.tensors.source_files import Files
+from lt_convert.tensors.source_files import INCOMPLETE, LFS_POINTER_BYTES, Files
 from lt_convert.tensors.tensor import ITEM_BYTES, Chunk, Tensor
-from lt_shared import checkpoint_layout, pickles
+from lt_shared import checkpoint_layout, pickles, storage
 from lt_shared.console import BadData
 
 METADATA = ".metadata"
@@ -128,8 +129,22 @@ def read(directory: str, files: Files) -> Contents:
         stored_tensors = {key: entry for key, entry in entries.items() if entry.name == f"{_PACKAGE}.TensorStorageMetadata"}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise BadData(f"{path}: not the metadata of a distributed checkpoint: {error}") from None
+    _check_lengths(locations.values())
     objects = {key: location for (key, _), location in locations.items() if key not in stored_tensors}
     return Contents(directory, files, stored_tensors, objects, locations)
+
+
+def _check_lengths(locations: Iterable[ShardLocation]) -> None:
+    """Raises BadData for a local file that ends before what the metadata place in it, whether that is read or not."""
+    ends: dict[str, int] = {}
+    for location in locations:
+        ends[location.file] = max(ends.get(location.file, 0), location.offset_bytes + location.length_bytes)
+    for path, end in ends.items():
+        # A file that is missing is named when it is read: training state that is not converted may have been deleted.
+        if not storage.is_remote(path) and os.path.isfile(path) and os.path.getsize(path) < end:
+            size = os.path.getsize(path)
+            if size > LFS_POINTER_BYTES:
+                raise BadData(f"{path}: has {size} bytes: data up to byte {end} lies beyond the end", INCOMPLETE)
 
 
 def _location(directory: str, path: str, stored: Any) -> ShardLocation:

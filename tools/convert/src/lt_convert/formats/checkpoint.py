@@ -40,7 +40,9 @@ class Source:
     state that are not converted, `other_parts` those of what is not the language model. `details` is what `inspect` shows of the
     training. `special_ids` are the ids of special tokens in the model's configuration, None for a format that has no such ids;
     `generation` is the content of its `generation_config.json`. `quantization` says how its weights are stored, where they are
-    quantized; `tensors` have their values.
+    quantized; `tensors` have their values. `is_partial` says that files of the format are missing (an index, config.json), so
+    that a conversion to the same format is of use. `beside` are files that are carried unchanged (model card, licence),
+    `not_carried` the names of those that are not.
     """
 
     directory: str
@@ -59,6 +61,9 @@ class Source:
     special_ids: Mapping[str, Any] | None = None
     generation: bytes | None = None
     quantization: str = ""
+    is_partial: bool = False
+    beside: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
+    not_carried: tuple[str, ...] = ()
 
     @property
     def dtype(self) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lt_convert.containers import torch_archive
-from lt_convert.formats import megatron_args, range_checksums
+from lt_convert.formats import beside_model, megatron_args, range_checksums
 from lt_convert.formats.checkpoint import LegacyTarget, Source, Target
 from lt_convert.formats.location import listing
 from lt_convert.tensors.output_files import OutputFile, Payload
@@ -99,6 +99,7 @@ def open_source(directory: str, files: Files) -> Source:
     iteration = first.content.get("iteration")
     sizes = [max(coordinates[axis] for coordinates in ranks) + 1 for axis in range(3)]
     stages = len(first.model_chunks())
+    tokenizer = discovery.of_run(run, None, files)
     return Source(
         directory=directory,
         format="megatron-legacy",
@@ -106,7 +107,9 @@ def open_source(directory: str, files: Files) -> Source:
         model=model,
         tensors=family.to_canonical(table, model, tensors, directory),
         aliases=tuple(family.aliases(table, model, tensors)),
-        tokenizer=discovery.of_run(run, None, files),
+        tokenizer=tokenizer,
+        not_carried=beside_model.not_carried("megatron-legacy", listing(directory), (), None, ()),
+        **beside_model.kept(run, tokenizer, files),
         iteration=iteration if type(iteration) is int and not directory.endswith(checkpoint_layout.RELEASE) else None,
         left_out=tuple(key for key in STATE if key in first.content),
         details={
@@ -248,6 +251,7 @@ def outputs(target: Target) -> list[OutputFile]:
         made.append(_by_tensor(OutputFile(f"{checkpoint_layout.RELEASE}/{name}/{FILE}", torch_archive.archive(common | chunks))))
     made.append(range_checksums.summary(f"{checkpoint_layout.RELEASE}/", made))
     made += discovery.outputs(source.tokenizer)
+    made += beside_model.outputs(source.beside, source.special_ids, source.tokenizer)
     return [*made, OutputFile(checkpoint_layout.TRACKER, (checkpoint_layout.RELEASE.encode(),))]
 
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from lt_convert import formats
 from lt_convert.containers.dcp import METADATA
-from lt_convert.formats import train_state
+from lt_convert.formats import train_state, unread
 from lt_convert.formats.checkpoint import Source
 from lt_convert.tensors.source_files import INCOMPLETE, Files
 from lt_shared import checkpoint_layout, manifest, ownership, storage
-from lt_shared.console import BadData, NoInput, UsageError
+from lt_shared.console import BadData, NoInput, UsageError, warn
 from lt_shared.manifest import Checkpoint, Dataset
 
 MEGATRON_FSDP = "megatron-fsdp"
@@ -34,6 +34,8 @@ def locate(argument: str, files: Files) -> tuple[str, str]:
     path = normalized(given)
     if path.endswith(".nemo") and not os.path.isdir(path):
         raise BadData(f"{path}: an archive of NeMo 1, which is not read", "convert it first: convert_nemo1_to_nemo2.py of NeMo")
+    if not storage.is_remote(path) and os.path.isfile(path):
+        raise unread.name(os.path.dirname(path), [os.path.basename(path)]) or NoInput(f"{path}: not a directory")
     names = listing(path)
     if not storage.is_remote(path):
         ownership.check_link(given.removeprefix("file://"))
@@ -57,7 +59,7 @@ def locate(argument: str, files: Files) -> tuple[str, str]:
     if found is None and any(name.endswith(".distcp") for name in names):
         raise BadData(f"{path}/.metadata: missing", "the checkpoint is incomplete: use another one or copy it again")
     if found is None:
-        raise NoInput(
+        raise unread.name(path, names) or NoInput(
             f"{path}: no checkpoint of a supported format",
             "expected config.json with safetensors, .metadata with .distcp files, mp_rank_* directories, or "
             f"{checkpoint_layout.TRACKER}",
@@ -142,10 +144,32 @@ def _weights_of_nemo(path: str) -> str:
     return f"{path}/weights"
 
 
+def is_finished_step(directory: str) -> bool:
+    """Whether TorchTitan takes a `step-*` directory for a checkpoint: it writes `.metadata` or the index of safetensors last."""
+    try:
+        return formats.recognise(listing(directory)) is not None
+    except NoInput:
+        return False
+
+
 def _newest_step(path: str, steps: list[tuple[int, str]]) -> str:
-    """The newest complete TorchTitan checkpoint of a run."""
-    for _, name in sorted(steps, reverse=True):
-        directory = f"{path}/{name}"
-        if formats.recognise(listing(directory)):
-            return directory
+    """The newest complete TorchTitan checkpoint of a run. Warns of newer ones that are not complete."""
+    for position, (_, name) in enumerate(ordered := sorted(steps, reverse=True)):
+        if is_finished_step(f"{path}/{name}"):
+            if position:
+                newer = ", ".join(name for _, name in ordered[:position])
+                warn(f"{path}: {newer}: not complete (no {METADATA}): the newest complete one is {name}")
+            return f"{path}/{name}"
     raise BadData(f"{path}: none of its {len(steps)} checkpoints is complete", INCOMPLETE)
+
+
+def steps_directory(directory: str) -> str:
+    """The parent of a `step-*` directory; any other directory itself."""
+    parent, _, name = directory.rpartition("/")
+    return parent or "." if TORCHTITAN_STEP.fullmatch(name) else directory
+
+
+def configuration_directories(directory: str) -> list[str]:
+    """Where a checkpoint's config.json may be: in it, in the directory of the `step-*` directories, or in the run's."""
+    steps = steps_directory(directory)
+    return [directory] if steps == directory else [directory, steps, steps.rpartition("/")[0] or "."]

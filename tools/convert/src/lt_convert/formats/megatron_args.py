@@ -11,14 +11,20 @@ from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, BadData, warn
 
 
-def architecture(arguments: Mapping[str, Any], origin: str, name: str) -> Architecture:
-    """The architecture that stored arguments describe. Raises BadData, naming `origin`, for an unsupported one."""
+def architecture(arguments: Mapping[str, Any], origin: str, name: str, all_describe_model: bool = False) -> Architecture:
+    """The architecture that stored arguments describe, with a warning for arguments that are not known (`remarks`).
+
+    Raises BadData, naming `origin`, for an unsupported one.
+    """
     given = dict(arguments)
     if given.get("vocab_size") is None and given.get("padded_vocab_size"):
         warn(f"{origin}: the vocabulary size is not stored; all {given['padded_vocab_size']} rows are kept, padding included")
         given["vocab_size"] = given["padded_vocab_size"]
     try:
-        return dataclasses.replace(megatron_arguments.from_arguments(given, origin), name=name)
+        found = dataclasses.replace(megatron_arguments.from_arguments(given, origin), name=name)
+        for remark in megatron_arguments.remarks(given, all_describe_model):
+            warn(f"{origin}: {remark}")
+        return found
     except BadConfig as error:
         raise BadData(str(error), error.hint) from None
     except TypeError as error:

@@ -12,7 +12,7 @@ from typing import Any
 
 from lt_convert.containers import dcp
 from lt_convert.containers.dcp import METADATA, Contents
-from lt_convert.formats import adamw_state, megatron_args, provider_config, train_state
+from lt_convert.formats import adamw_state, beside_model, megatron_args, provider_config, train_state
 from lt_convert.formats.adamw_state import MOMENTS
 from lt_convert.formats.checkpoint import OptimizerState, Source
 from lt_convert.formats.location import listing
@@ -57,6 +57,7 @@ def open_source(directory: str, files: Files) -> Source:
     table = MEGATRON_LOCAL if any(_LOCAL_NAME.fullmatch(name) for name in tensors) else MEGATRON_TE
     family = families.family_of(architecture)
     has_own = checkpoint_layout.TOKENIZER_DIRECTORY in names
+    tokenizer = discovery.of_run(directory if has_own else run, None, files)
     return Source(
         directory=directory,
         format=FORMAT,
@@ -64,7 +65,9 @@ def open_source(directory: str, files: Files) -> Source:
         model=model,
         tensors=family.to_canonical(table, model, tensors, directory),
         aliases=tuple(family.aliases(table, model, tensors)),
-        tokenizer=discovery.of_run(directory if has_own else run, None, files),
+        tokenizer=tokenizer,
+        not_carried=beside_model.not_carried(FORMAT, listing(directory), (), None, ()),
+        **beside_model.kept(run, tokenizer, files),
         iteration=_iteration(contents, directory),
         optimizer=_optimizer(contents, table, model, arguments, directory),
         left_out=tuple(key for key in (*contents.entries, *contents.objects) if not _MODEL.fullmatch(key) and key != "args"),

@@ -15,6 +15,7 @@ from lt_convert.formats.location import listing
 from lt_convert.tensors.source_files import Files
 from lt_shared import strict_yaml
 from lt_shared.console import BadData
+from lt_shared.megatron_arguments.known_fields import READ
 
 RUN_CONFIG = "run_config.yaml"
 WEIGHTS, CONTEXT, MODEL_YAML = "weights", "context", "model.yaml"
@@ -37,12 +38,15 @@ SCALING = {
 UNSUPPORTED = (
     *("activation_func_clamp_value", "attention_output_gate", "attn_logit_softcapping", "enable_hyper_connections"),
     *("final_logit_softcapping", "glu_linear_offset", "heterogeneous_block_specs", "layernorm_zero_centered_gamma"),
-    *("moe_latent_size", "mrope_section", "mtp_num_layers", "multi_latent_attention", "query_pre_attn_scalar", "softmax_scale"),
-    *("use_mup", "yarn_rotary_scaling_factor"),
+    *("moe_latent_size", "mrope_section", "query_pre_attn_scalar", "softmax_scale", "use_mup", "yarn_rotary_scaling_factor"),
 )
 POSITIONS = ("rope", "learned_absolute")
-_FAMILIES = re.compile(r"GPT|Llama|Mistral|Mixtral|Qwen")
-_OTHERS = re.compile(r"Llama4|OSS|VL|Vision|Audio|Omni|Next|Embed|Reranker|Nemotron|Hybrid|Mamba|Bidirectional|Heterogeneous")
+_FAMILIES = re.compile(r"GPT|Llama|Mistral|Mixtral|Qwen|MLA|DeepSeek|Kimi|Moonlight|GLM")
+_OTHERS = re.compile(
+    r"Llama4|OSS|VL|Vision|Audio|Omni|Next|Embed|Reranker|Nemotron|Hybrid|Mamba|Bidirectional|Heterogeneous|GLM5|DSA|KimiK3|V32|V4"
+)
+# Modules of the programs that write these files: a class from elsewhere may compute another model from the same fields.
+_MODULES = ("megatron.bridge.", "megatron.core.", "nemo.collections.llm.")
 _NUMBER = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
@@ -78,7 +82,10 @@ def _arguments(fields: Mapping[str, Any], path: str) -> dict[str, Any]:
             raise BadData(f"{path}: {name} is {merged[name]!r:.80}, which no other format supports")
     if merged.get("position_embedding_type") not in POSITIONS:
         raise BadData(f"{path}: position_embedding_type is {merged.get('position_embedding_type')!r:.80}, known are {POSITIONS}")
-    given = {RENAMED.get(name, name): _number(value) for name, value in merged.items() if not isinstance(value, dict)}
+    for name, value in merged.items():
+        if isinstance(value, dict) and name in READ and name != "activation_func":
+            raise BadData(f"{path}: {name} is an object, {str(value.get('_target_'))!r:.80}, not a plain value")
+    given = {RENAMED.get(name, name): _number(value) for name, value in merged.items() if name != "transformer"}
     try:
         arguments = given | {
             "untie_embeddings_and_output_weights": not given["share_embeddings_and_output_weights"],
@@ -96,9 +103,15 @@ def _arguments(fields: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 def _check_class(target: str, path: str) -> None:
     name = target.rpartition(".")[2]
+    if target and not target.startswith(_MODULES):
+        raise BadData(
+            f"{path}: the model is a {target}, a class outside of Megatron-Bridge and NeMo, which may change the model",
+            "export it to Hugging Face with the program that wrote it",
+        )
     if not _FAMILIES.search(name) or _OTHERS.search(name):
         raise BadData(
-            f"{path}: the model is a {target or 'class without a name'}, not one of GPT, Llama, Mistral, Mixtral and Qwen",
+            f"{path}: the model is a {target or 'class without a name'}, not one of "
+            "GPT, Llama, Mistral, Mixtral, Qwen, DeepSeek, Kimi and GLM",
             "export it to Hugging Face with the program that wrote it",
         )
 

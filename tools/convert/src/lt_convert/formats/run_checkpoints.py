@@ -6,7 +6,8 @@ A checkpoint that is being written must not be read, and each trainer shows in a
 - Megatron-LM writes into the final directory from the beginning, and the iteration into `latest_checkpointed_iteration.txt` when
   all ranks have written. So what is newer than the tracker says is not complete, and neither is an older one that a crash left
   without `.metadata`, which torch writes last.
-- TorchTitan writes into the final directory, and `.metadata` appears by rename when all ranks have written.
+- TorchTitan writes into the final directory, and `.metadata` appears by rename when all ranks have written. Its last checkpoint
+  may be in Hugging Face's format, where the index of the safetensors files is last.
 - Megatron-Bridge writes as Megatron-LM does, then `train_state.pt`, its own tracker `latest_train_state.pt`, Megatron-LM's
   tracker and, last, `run_config.yaml`, without which the model is unknown. Its first versions had only their own tracker.
 - NeMo 2 has an empty file `NAME-unfinished` beside the directory NAME while it writes, and also while it deletes. NAME ends in
@@ -23,7 +24,7 @@ from collections.abc import Collection
 from lt_convert import formats
 from lt_convert.containers import torch_archive
 from lt_convert.formats import provider_config, train_state
-from lt_convert.formats.location import TORCHTITAN_STEP, listing, tracked_iteration
+from lt_convert.formats.location import TORCHTITAN_STEP, is_finished_step, listing, tracked_iteration
 from lt_convert.tensors.source_files import Files
 from lt_shared import storage
 from lt_shared.checkpoint_layout import COMMON, RECORD, TRACKER, RunRecord
@@ -61,18 +62,55 @@ def complete(run: str) -> list[RunCheckpoint]:
 
 
 def damaged(run: str, whole: Collection[RunCheckpoint]) -> list[RunCheckpoint]:
-    """Those older than the newest complete one of a run's, `whole`, that are not complete, and that nobody writes or deletes:
-    nothing in them has appeared or gone for `_SETTLED_SECONDS`. On a remote store none are known."""
-    if storage.is_remote(run) or not whole:
-        return []
-    names, newest = {one.name for one in whole}, max(one.iteration for one in whole)
-    older = [one for one in _numbered(run, listing(run)) if one.iteration < newest and one.name not in names]
-    return sorted(one for one in older if _is_settled(one.directory))
+    """The checkpoints of a run that are not complete, are not among the complete ones `whole`, and that nobody writes or deletes.
+
+    A checkpoint that is newer than all of `whole` counts if its trainer has finished it: it has `run.json`, which lt-train writes
+    before the directory gets its name, or the tracker names it or a later one. Otherwise nothing in it must have appeared or
+    gone for `_SETTLED_SECONDS`, which is not known on a remote store.
+    """
+    names, newest = {one.name for one in whole}, max((one.iteration for one in whole), default=-1)
+    listed = listing(run)
+    broken = []
+    with Files() as files:
+        tracked = _tracked(run, listed, files)
+        for one in _numbered(run, listed):
+            if one.name in names:
+                continue
+            is_newer = one.iteration > newest
+            is_over = (is_newer and _is_finished(one, tracked)) or (whole and _is_settled(one, is_newer))
+            # It may have been completed since `whole` was read.
+            if is_over and not _is_complete(one, tracked, files):
+                broken.append(one)
+    missing = [] if tracked <= newest or any(one.iteration == tracked for one in _numbered(run, listed)) else [tracked]
+    broken += [RunCheckpoint(step, f"{run}/iter_{step:07d}", f"iter_{step:07d}") for step in missing]
+    return sorted(broken)
 
 
-def _is_settled(directory: str) -> bool:
+def unfinished(run: str, whole: Collection[RunCheckpoint]) -> list[RunCheckpoint]:
+    """TorchTitan's checkpoints that are newer than the complete ones and lack what it writes last, `.metadata` or an index."""
+    newest = max((one.iteration for one in whole), default=-1)
+    newer = [one for one in _numbered(run, listing(run)) if one.iteration > newest and TORCHTITAN_STEP.fullmatch(one.name)]
+    return sorted(one for one in newer if not is_finished_step(one.directory))
+
+
+def _is_finished(one: RunCheckpoint, tracked: int) -> bool:
+    """Whether a trainer has said that it finished a checkpoint."""
+    if TORCHTITAN_STEP.fullmatch(one.name):
+        return is_finished_step(one.directory)
+    with contextlib.suppress(NoInput):
+        names = listing(one.directory)
+        # Megatron-Bridge writes the tracker before the last file of a checkpoint.
+        is_being_written = train_state.FILE in names and provider_config.RUN_CONFIG not in names
+        return RECORD in names or (one.iteration <= tracked and not is_being_written)
+    return False
+
+
+def _is_settled(one: RunCheckpoint, is_newer: bool) -> bool:
+    """Whether nothing in a directory has changed for a while. Megatron-LM leaves what it did not finish, and writes it again."""
+    if storage.is_remote(one.directory) or (is_newer and not TORCHTITAN_STEP.fullmatch(one.name)):
+        return False
     try:
-        return os.stat(directory).st_mtime < time.time() - _SETTLED_SECONDS
+        return os.stat(one.directory).st_mtime < time.time() - _SETTLED_SECONDS
     except OSError:
         return False
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from lt_convert.containers.dcp import Entry
-from lt_convert.tensors.tensor import Tensor
+from lt_convert.tensors.tensor import ONE_DTYPE, Tensor
 from lt_shared.console import BadData
 
 EMBEDDING = "embedding.word_embeddings.weight"
@@ -34,7 +34,10 @@ def unstacked(stacked: Tensor) -> dict[str, Tensor]:
 
 
 def entries(tensors: Mapping[str, Tensor], count: int) -> list[Entry]:
-    """The tensors of the `count` layers stacked under one key with one chunk per layer; other tensors, or all if 0, whole."""
+    """The tensors of the `count` layers stacked under one key with one chunk per layer; other tensors, or all if 0, whole.
+
+    Raises BadData if a stack's layers differ in dtype: a DCP tensor has one dtype, and torch would refuse the checkpoint.
+    """
     stacks: dict[str, list[tuple[int, str, Tensor]]] = {}
     found: list[Entry] = []
     for name, tensor in tensors.items():
@@ -45,6 +48,12 @@ def entries(tensors: Mapping[str, Tensor], count: int) -> list[Entry]:
             found.append(Entry.whole(name, tensor))
     for key, stack in stacks.items():
         first = stack[0][2]
+        if differing := next((tensor for _, _, tensor in stack if tensor.dtype != first.dtype), None):
+            raise BadData(
+                f"{first.name} is {first.dtype}, and {differing.name} is {differing.dtype}: megatron-dist has one dtype for"
+                f" {key} of all layers",
+                ONE_DTYPE,
+            )
         chunks = tuple(((layer,) + (0,) * len(tensor.shape), name, tensor.expanded(1)) for layer, name, tensor in stack)
         found.append(Entry(key, first.dtype, (count, *first.shape), chunks))
     return found

@@ -13,6 +13,7 @@ from lt_convert.containers import dcp, torch_archive
 from lt_convert.containers.dcp import METADATA
 from lt_convert.formats import (
     adamw_state,
+    beside_model,
     flat_optimizer_state,
     megatron_args,
     provider_config,
@@ -72,7 +73,7 @@ def open_source(directory: str, files: Files) -> Source:
     else:
         rows = {"padded_vocab_size": tensors[EMBEDDING].shape[0]} if provided else {}
         origin = provided[1] if provided else f"{directory}/{COMMON}"
-        architecture = megatron_args.architecture(arguments | rows, origin, run.rsplit("/", 1)[-1])
+        architecture = megatron_args.architecture(arguments | rows, origin, run.rsplit("/", 1)[-1], provided is not None)
     model = Model(architecture, tensors[EMBEDDING].shape[0])
     family = families.family_of(architecture)
     states = [key for key in (*contents.entries, *contents.objects) if _STATE.fullmatch(key)]
@@ -81,6 +82,7 @@ def open_source(directory: str, files: Files) -> Source:
     if unknown:
         raise BadData(f"{directory}: this model has no {abbreviated(unknown)}", "the model family is another one")
     canonical = family.to_canonical(MEGATRON, model, tensors, directory)
+    tokenizer = _tokenizer(directory, names, saved, files)
     return Source(
         directory=directory,
         format="megatron-dist",
@@ -88,7 +90,9 @@ def open_source(directory: str, files: Files) -> Source:
         model=model,
         tensors=canonical,
         aliases=tuple(family.aliases(MEGATRON, model, tensors)),
-        tokenizer=_tokenizer(directory, names, saved, files),
+        tokenizer=tokenizer,
+        not_carried=beside_model.not_carried("megatron-dist", names, (), None, ()),
+        **beside_model.kept(run, tokenizer, files),
         iteration=_iteration(directory, {} if saved else common),
         loss=saved.loss if saved else None,
         optimizer=adamw_state.from_megatron(contents, model, canonical, arguments, directory),
@@ -220,6 +224,7 @@ def outputs(target: Target) -> list[OutputFile]:
     made.append(OutputFile(f"{directory}{checkpoint_layout.RECORD}", (record.to_bytes(),)))
     made.append(range_checksums.summary(directory, made))
     made += discovery.outputs(source.tokenizer)
+    made += beside_model.outputs(source.beside, source.special_ids, source.tokenizer)
     return [*made, OutputFile(checkpoint_layout.TRACKER, (tracked.encode(),))]
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from lt_convert.containers import dcp
 from lt_convert.containers.dcp import METADATA, Contents, Entry
-from lt_convert.formats import adamw_state, range_checksums
+from lt_convert.formats import adamw_state, beside_model, range_checksums
 from lt_convert.formats.checkpoint import Source, Target
-from lt_convert.formats.location import TORCHTITAN_STEP, listing
+from lt_convert.formats.location import TORCHTITAN_STEP, configuration_directories, listing, steps_directory
 from lt_convert.tensors.blocks import TensorReader, flat
 from lt_convert.tensors.output_files import OutputFile
 from lt_convert.tensors.source_files import Files
@@ -76,7 +76,8 @@ def open_source(directory: str, files: Files) -> Source:
     tensors = _without_foreign_biases(tensors, architecture, directory, files)
     table = TORCHTITAN if any(_SINCE_2026.fullmatch(name) for name in tensors) else TORCHTITAN_2025
     iteration = _step(contents, directory)
-    run = directory if saved else _run_of(directory)
+    run = directory if saved else steps_directory(directory)
+    tokenizer = discovery.of_run(run, saved.tokenizer if saved else None, files)
     return Source(
         directory=directory,
         format="torchtitan",
@@ -84,7 +85,9 @@ def open_source(directory: str, files: Files) -> Source:
         model=model,
         tensors=family.to_canonical(table, model, tensors, directory) | padding,
         aliases=tuple(family.aliases(table, model, tensors)),
-        tokenizer=discovery.of_run(run, saved.tokenizer if saved else None, files),
+        tokenizer=tokenizer,
+        not_carried=beside_model.not_carried("torchtitan", names, (), None, ()),
+        **beside_model.kept(run, tokenizer, files),
         iteration=iteration,
         loss=saved.loss if saved else None,
         optimizer=adamw_state.from_torchtitan(contents, table, model, directory),
@@ -132,18 +135,6 @@ def _record(directory: str, names: Sequence[str], files: Files) -> RunRecord | N
         return None
     path = f"{directory}/{checkpoint_layout.RECORD}"
     return RunRecord.parse(files.read(path, 0, files.size_bytes(path)), path)
-
-
-def _run_of(directory: str) -> str:
-    """The parent of a `step-*` directory; any other directory itself."""
-    parent, _, name = directory.rpartition("/")
-    return parent or "." if TORCHTITAN_STEP.fullmatch(name) else directory
-
-
-def configuration_directories(directory: str) -> list[str]:
-    """Where a checkpoint's config.json may be: in it, in the directory of the `step-*` directories, or in the run's."""
-    steps = _run_of(directory)
-    return [directory] if steps == directory else [directory, steps, steps.rpartition("/")[0] or "."]
 
 
 def _configuration(directory: str, tensors: Mapping[str, Tensor], files: Files) -> Architecture:
@@ -204,6 +195,7 @@ def outputs(target: Target) -> list[OutputFile]:
     )
     run_record = OutputFile(checkpoint_layout.RECORD, (record.to_bytes(),))
     beside = [run_record, range_checksums.summary("", [*made, run_record]), *discovery.outputs(source.tokenizer)]
+    beside += beside_model.outputs(source.beside, source.special_ids, source.tokenizer)
     return [*made[:-1], *beside, made[-1]]
 
 

@@ -17,6 +17,8 @@ from lt_shared.console import BadData
 
 INCOMPLETE = "the checkpoint is incomplete: copy it again"
 DAMAGED = "copy it again, or use another one; --no-verify takes it as it is"
+# The beginning of what git-lfs leaves in place of a file that was not downloaded, about 130 bytes.
+LFS_POINTER, LFS_POINTER_BYTES = b"version https://git-lfs.github.com/spec/", 1024
 OPEN_FILES = 64
 # The end of one archive and the beginning of the next are mostly in one block.
 REMOTE_BLOCK_BYTES = 16 << 10
@@ -64,6 +66,8 @@ class Files:
             size = storage.size_bytes(path) if storage.is_remote(path) else os.fstat(self._descriptor(path)).st_size
             self.reader.opened(path, size)
             self._sizes[path] = size
+            if size <= LFS_POINTER_BYTES and not storage.is_remote(path):
+                check_downloaded(path, os.pread(self._descriptor(path), len(LFS_POINTER), 0))
         return self._sizes[path]
 
     def read(self, path: str, offset: int, length: int) -> bytes:
@@ -147,6 +151,15 @@ class Files:
 
     def __exit__(self, *error: Any) -> None:
         self.close()
+
+
+def check_downloaded(path: str, beginning: bytes) -> None:
+    """Raises BadData if a file begins as a git-lfs pointer, which stands in place of a file that was not downloaded."""
+    if beginning.startswith(LFS_POINTER):
+        raise BadData(
+            f"{path}: a git-lfs pointer: the file itself was not downloaded",
+            "run `git lfs pull` in the repository, or download it with: hf download REPOSITORY",
+        )
 
 
 def _open(path: str) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lt_convert.tensors.checksums import Checksums
 from lt_convert.tensors.output_files import OutputFile
-from lt_convert.tensors.source_files import Files
+from lt_convert.tensors.source_files import Files, check_downloaded
 from lt_shared import checkpoint_layout, ownership, storage, strict_json, tokenizer_files
 from lt_shared.console import BadData, NoInput
 from lt_shared.manifest import Tokenizer, absolute
@@ -16,7 +16,7 @@ from lt_shared.tokenizer_files import TokenizerFiles
 
 # Vocabularies of 256,000 tokens take 35 MB as tokenizer.json.
 MAXIMUM_BYTES = 200_000_000
-SUFFIXES = (".json", ".model", ".txt", ".tiktoken", ".bpe", ".py")
+SUFFIXES = (".json", ".model", ".txt", ".tiktoken", ".bpe", ".py", ".jinja")
 
 
 def beside_model(directory: str, files: Files) -> TokenizerFiles | None:
@@ -41,12 +41,13 @@ def of_run(run: str, saved: Tokenizer | None, files: Files, name: str = "tokeniz
     trained with.
     """
     directory = f"{run}/{name}"
-    _check_owner(run, directory, run)
-    found = _checked(_find(_local(directory)), directory, files)
-    for path in (*found.files, *found.companions) if found else ():
-        _check_owner(directory, f"{directory}/{path.name}", run)
+    check_owner(run, directory, run)
+    sha256 = saved.sha256 if saved else None
+    found = _checked(_find(_local(directory), sha256), directory, files)
+    for name in map(found.relative_name, found.all_files) if found else ():
+        check_owner(directory, f"{directory}/{name}", run)
     if saved and found is None and saved.path and not storage.is_remote(saved.path):
-        found = _find(_local(saved.path))
+        found = _find(_local(saved.path), sha256)
     if saved and found and found.sha256() != saved.sha256:
         raise BadData(
             f"{found.directory}: not the tokenizer {saved.name} that the checkpoint was trained with",
@@ -57,7 +58,7 @@ def of_run(run: str, saved: Tokenizer | None, files: Files, name: str = "tokeniz
 
 def outputs(tokenizer: TokenizerFiles | None) -> list[OutputFile]:
     """The files of a tokenizer unchanged, in the directory that a run has for them."""
-    files = {path.name: path.read_bytes() for path in (*tokenizer.companions, *tokenizer.files)} if tokenizer else {}
+    files = {tokenizer.relative_name(path): path.read_bytes() for path in tokenizer.all_files} if tokenizer else {}
     return [OutputFile(f"{checkpoint_layout.TOKENIZER_DIRECTORY}/{name}", (content,)) for name, content in files.items()]
 
 
@@ -74,18 +75,23 @@ def _checked(found: TokenizerFiles | None, directory: str, files: Files) -> Toke
 
     The files are copied as they are: whoever reads the copy must find in it what was read here.
     """
-    for path in (*found.files, *found.companions) if found else ():
+    if found is None:
+        return None
+    for path in found.all_files:
+        name = f"{directory}/{found.relative_name(path)}"
+        content = path.read_bytes()
+        check_downloaded(name, content)
         if path.suffix == ".json":
             try:
-                strict_json.loads(path.read_bytes())
+                strict_json.loads(content)
             except ValueError as error:
-                raise BadData(f"{directory}/{path.name}: not as one reads it for all: {error}", "mend the file") from None
-        if files.reader.is_recorded(f"{directory}/{path.name}"):
-            files.read(f"{directory}/{path.name}", 0, files.size_bytes(f"{directory}/{path.name}"))
+                raise BadData(f"{name}: not as one reads it for all: {error}", "mend the file") from None
+        if files.reader.is_recorded(name):
+            files.read(name, 0, files.size_bytes(name))
     return found
 
 
-def _check_owner(directory: str, path: str, run: str) -> None:
+def check_owner(directory: str, path: str, run: str) -> None:
     """Raises BadData for what somebody has put beside another's checkpoint, in a directory where anyone may."""
     if storage.is_remote(run) or not os.path.lexists(path):
         return
@@ -95,11 +101,12 @@ def _check_owner(directory: str, path: str, run: str) -> None:
         raise BadData(f"{path}: {other}, who has not made {run}", "copy the checkpoint and its own tokenizer elsewhere")
 
 
-def _find(path: Path) -> TokenizerFiles | None:
+def _find(path: Path, sha256: str | None = None) -> TokenizerFiles | None:
+    """The tokenizer at `path`, of several in a directory the one with this hash, if there is one."""
     if not path.exists():
         return None
     try:
-        return tokenizer_files.find(path)
+        return tokenizer_files.find(path) if sha256 is None else tokenizer_files.find_made_with(path, sha256)
     except NoInput:
         return None
 
@@ -113,6 +120,9 @@ def _local(directory: str) -> Path:
     copy = temporary / directory.rstrip("/").rsplit("/", 1)[-1]
     copy.mkdir()
     for name, size in storage.sizes_below(directory).items():
-        if "/" not in name and name.endswith(SUFFIXES) and size <= MAXIMUM_BYTES and not name.endswith(".index.json"):
+        folder, _, _ = name.rpartition("/")
+        is_beside = not folder or folder in tokenizer_files.TEMPLATE_FOLDERS
+        if is_beside and name.endswith(SUFFIXES) and size <= MAXIMUM_BYTES and not name.endswith(".index.json"):
+            (copy / folder).mkdir(exist_ok=True)
             (copy / name).write_bytes(storage.read_bytes(f"{directory}/{name}"))
     return copy

@@ -9,8 +9,9 @@ import base64
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from lt_convert.tokenizers import added_tokens
 from lt_shared import storage, strict_json
 from lt_shared.console import BadData, warn
 from lt_shared.tokenizer_files import TokenizerFiles
@@ -37,19 +38,36 @@ def write(files: TokenizerFiles, directory: Path, maximum_length: int, vocab_siz
     of the model.
     """
     files.copy_to(directory)
-    if files.kind == "gpt2":
-        _gpt2(files).save(str(directory / TOKENIZER))
-    elif files.kind == "tiktoken":
-        _llama3(files.files[0]).save(str(directory / TOKENIZER))
-    elif files.kind == "tekken":
-        _tekken(files.files[0]).save(str(directory / TOKENIZER))
-    elif files.kind == "sentencepiece":
-        from lt_convert.tokenizers import sentencepiece_conversion
-
-        sentencepiece_conversion.convert(files.files[0]).save(str(directory / TOKENIZER))
-    elif files.files[0].name != TOKENIZER:
+    if files.kind == "tokenizer.json":
         storage.write_bytes(directory / TOKENIZER, files.files[0].read_bytes())
+    elif all(path.name != TOKENIZER for path in files.other_forms):
+        configuration = _read_json(directory / CONFIGURATION) if (directory / CONFIGURATION).is_file() else {}
+        tokenizer = _build(files, configuration)
+        added_tokens.add(tokenizer, files.configuration(), configuration, directory)
+        tokenizer.save(str(directory / TOKENIZER))
     return _describe(directory, maximum_length, vocab_size)
+
+
+def _build(files: TokenizerFiles, configuration: Mapping[str, Any]) -> Any:
+    """The tokenizer that the files define, as the `tokenizers` library has it."""
+    if files.kind == "gpt2":
+        return _gpt2(files, bool(configuration.get("add_prefix_space")))
+    if files.kind == "tiktoken":
+        return _llama3(files.files[0])
+    if files.kind == "tekken":
+        return _tekken(files.files[0])
+    from lt_convert.tokenizers import sentencepiece_conversion
+
+    return sentencepiece_conversion.convert(files.files[0], _prepend_scheme(configuration))
+
+
+def _prepend_scheme(configuration: Mapping[str, Any]) -> Literal["first", "always", "never"] | None:
+    """Where transformers' Llama class, if the configuration names it, puts a space; None for SentencePiece's own way."""
+    if configuration.get("tokenizer_class") not in ("LlamaTokenizer", "LlamaTokenizerFast"):
+        return None
+    if configuration.get("add_prefix_space") is False:
+        return "never"
+    return "always" if configuration.get("legacy") else "first"
 
 
 def check_ids(ids: Mapping[str, Any], vocab_size: int, origin: str) -> dict[str, Any]:
@@ -105,7 +123,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise BadData(f"{path}: not a JSON object: {error}") from None
 
 
-def _gpt2(files: TokenizerFiles) -> Any:
+def _gpt2(files: TokenizerFiles, adds_prefix_space: bool) -> Any:
     from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, processors
     from tokenizers.models import BPE
 
@@ -115,7 +133,7 @@ def _gpt2(files: TokenizerFiles) -> Any:
         tokenizer = Tokenizer(BPE.from_file(str(vocabulary), str(merges)))
     except Exception as error:  # tokenizers raises nothing more specific
         raise BadData(f"{vocabulary}: not a GPT-2 vocabulary: {error}") from None
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=adds_prefix_space)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     for token in END_OF_TEXT:

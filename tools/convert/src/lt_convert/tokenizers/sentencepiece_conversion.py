@@ -11,15 +11,22 @@ from lt_shared.tokenizers import sentencepiece_proto
 from lt_shared.tokenizers.sentencepiece_proto import BPE, CONTROL, SPACE, UNIGRAM, UNKNOWN, USER_DEFINED, SentencePieceModel
 
 
-def convert(path: Path) -> Any:
-    """The `tokenizers.Tokenizer` that encodes like the model. Raises BadData for a damaged file or another type of model."""
-    from tokenizers import AddedToken, Tokenizer, processors
+def convert(path: Path, prepend_scheme: str | None = None) -> Any:
+    """The `tokenizers.Tokenizer` that encodes like the model, or like transformers' Llama class with a `prepend_scheme`.
+
+    That class puts a space before the `first` part of a text, before `always` each part between added tokens, or `never`.
+    Raises BadData for a damaged file or another type of model.
+    """
+    from tokenizers import AddedToken, Tokenizer, pre_tokenizers, processors
 
     model = sentencepiece_proto.read(path)
     if model.model_type not in (UNIGRAM, BPE):
         raise BadData(f"{path}: a SentencePiece model of type {model.model_type}, only unigram (1) and BPE (2) are supported")
     tokenizer = Tokenizer(_unigram(model) if model.model_type == UNIGRAM else _bpe(model))
-    tokenizer.normalizer = _normalizer(model)
+    if prepend_scheme is None:
+        tokenizer.normalizer = _normalizer(model)
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme, split=False)
     tokenizer.decoder = _decoder(model)
     for piece in model.pieces:
         if piece.type in (UNKNOWN, CONTROL, USER_DEFINED):

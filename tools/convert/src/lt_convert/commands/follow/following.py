@@ -24,7 +24,13 @@ from lt_shared.manifest import Checkpoint
 
 PASSING = (BadData, NoInput, IoFailure, TryAgain, CannotCreate)
 # What a trainer writes last in a checkpoint, or as good as.
-_LAST_WRITTEN = (".metadata", "weights/.metadata", "mp_rank_00/model_optim_rng.pt", "mp_rank_00_000/model_optim_rng.pt")
+_LAST_WRITTEN = (
+    ".metadata",
+    "weights/.metadata",
+    "model.safetensors.index.json",
+    "mp_rank_00/model_optim_rng.pt",
+    "mp_rank_00_000/model_optim_rng.pt",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,13 +79,20 @@ class Follower:
             self.state.entries[name] = Entry(one.iteration, written)
 
     def _tell_of_damaged(self, whole: Collection[RunCheckpoint]) -> bool:
-        """Warn of each checkpoint that is older than complete ones and not complete, once; whether there is none."""
-        found = {one.directory for one in run_checkpoints.damaged(self.request.run, whole)}
-        for directory in sorted(found - self._told):
-            newest = max(one.iteration for one in whole)
-            warn(f"{directory}: is not complete, and older than iteration {newest}: not converted")
-        self._told |= found
-        return not found
+        """Warn once of each checkpoint that is not complete and that nobody writes any more; return whether there is none.
+
+        Also warn of a newest checkpoint of TorchTitan that is not complete, which may still be written.
+        """
+        broken = {one.directory: one.iteration for one in run_checkpoints.damaged(self.request.run, whole)}
+        pending = {one.directory for one in run_checkpoints.unfinished(self.request.run, whole)} - broken.keys()
+        newest = max((one.iteration for one in whole), default=-1)
+        for directory in sorted(broken.keys() - self._told):
+            age = f"older than iteration {newest}" if broken[directory] < newest else "the newest of the run"
+            warn(f"{directory}: is not complete, and {age}: not converted")
+        for directory in sorted(pending - self._told):
+            warn(f"{directory}: is not complete yet, or was left so: not converted")
+        self._told |= broken.keys() | pending
+        return not broken
 
     def _is_settled(self, written: int | None) -> bool:
         """Whether nothing of a checkpoint is newer than the run's tracker, which Megatron-LM writes after it."""

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 from lt_convert.commands.merge import weights
 from lt_convert.formats import location, run_checkpoints
+from lt_convert.tensors.source_files import INCOMPLETE
 from lt_shared import storage
-from lt_shared.console import NoInput, UsageError
+from lt_shared.console import BadData, NoInput, UsageError, warn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,11 +42,24 @@ def _from_word(word: str) -> Chosen:
 
 
 def last_of_run(run: str, count: int) -> list[Chosen]:
-    """The newest `count` complete checkpoints of a run, oldest first. Raises NoInput when it has fewer."""
-    found = run_checkpoints.complete(location.normalized(run))
+    """The newest `count` complete checkpoints of a run, oldest first.
+
+    Warns of checkpoints among them that are not complete. Raises NoInput when the run has fewer, BadData when its trainer has
+    finished a newer one that is not complete: converting the run would fail, too.
+    """
+    path = location.normalized(run)
+    found = run_checkpoints.complete(path)
+    broken = run_checkpoints.damaged(path, found)
+    newer = [one for one in broken if not found or one.iteration > found[-1].iteration]
+    if newer:
+        raise BadData(f"{newer[-1].directory}: is not complete, and the newest checkpoint of the run", INCOMPLETE)
     if len(found) < count:
         names = ", ".join(one.name for one in found) or "none"
         raise NoInput(f"{run}: {len(found)} complete checkpoints ({names}), --last asks for {count}")
+    oldest = found[-count].iteration
+    left_out = {one.directory for one in (*broken, *run_checkpoints.unfinished(path, found)) if one.iteration > oldest}
+    for directory in sorted(left_out):
+        warn(f"{directory}: is not complete: left out")
     return [Chosen(one.directory, None) for one in found[-count:]]
 
 

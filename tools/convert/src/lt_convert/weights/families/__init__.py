@@ -46,8 +46,9 @@ def family_of(architecture: Architecture) -> Family:
     """The family of an architecture. Raises BadData for a combination of features that no family has."""
     kind = huggingface.model_type(architecture)
     if kind is None:
+        difference = huggingface.nearest(architecture)
         raise BadData(
-            f"{architecture.name}: no supported family has this combination of features",
-            f"families: {', '.join(FAMILIES)}; lt-convert inspect prints the features",
+            f"{architecture.name}: no supported family has this combination of features{f': {difference}' if difference else ''}",
+            "docs/guides/models.md lists the families and their features",
         )
     return FAMILIES[kind]

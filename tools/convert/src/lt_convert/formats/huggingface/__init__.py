@@ -1,0 +1,233 @@
+"""Hugging Face: `config.json`, tensors in one or several safetensors files, and the tokenizer."""
+
+import dataclasses
+import json
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lt_convert.formats import beside_model
+from lt_convert.formats.checkpoint import Source, Target
+from lt_convert.formats.dequantization import dequantized
+from lt_convert.formats.huggingface import fused_experts, openai_original
+from lt_convert.formats.huggingface.safetensors_files import INDEX as INDEX
+from lt_convert.formats.huggingface.safetensors_files import SINGLE as SINGLE
+from lt_convert.formats.huggingface.safetensors_files import file, model_files, read_file, read_model, weight_files
+from lt_convert.formats.location import TORCHTITAN_STEP, configuration_directories, listing
+from lt_convert.formats.quantization import Written, quantized
+from lt_convert.tensors.output_files import OutputFile
+from lt_convert.tensors.source_files import Files
+from lt_convert.tensors.tensor import Tensor
+from lt_convert.tokenizers import discovery, huggingface_tokenizer
+from lt_convert.weights import families
+from lt_convert.weights.mapping import HF, PADDING, Model, is_balancing_bias
+from lt_shared import huggingface, quantization, strict_json
+from lt_shared.architecture import Architecture
+from lt_shared.console import BadConfig, BadData, warn
+from lt_shared.tokenizer_files import TokenizerFiles
+
+TABLE = HF
+CONFIG = "config.json"
+ADAPTER = "adapter_config.json"
+# Named so that no loader looks at it: vLLM reads each *.safetensors of a directory without an index.
+PADDING_FILE = "lt-convert.padding"
+FORMER_PADDING_FILE = "padding.safetensors"
+
+
+def recognise(names: Sequence[str]) -> bool:
+    """A directory with `config.json` and weights. TorchTitan's last step may have weights alone, and an index."""
+    return (CONFIG in names and bool(weight_files(names))) or INDEX in names
+
+
+def open_source(directory: str, files: Files) -> Source:
+    """Raises BadData for anything malformed, and for models of an unsupported family."""
+    names = listing(directory)
+    place = _place_of_config(directory, names)
+    path = f"{place}/{CONFIG}"
+    try:
+        config = dict(strict_json.loads(files.read(path, 0, files.size_bytes(path))))
+        openai = config if openai_original.is_original(config) else None
+        config = config if openai is None else openai_original.config_for_transformers(openai, path)
+        architecture = huggingface.from_config(config, place.rstrip("/").rsplit("/", 1)[-1])
+    except (ValueError, TypeError, RecursionError) as error:
+        raise BadData(f"{path}: not a model configuration: {error}") from None
+    except BadConfig as error:
+        raise BadData(f"{path}: {error}", error.hint) from None
+    if ADAPTER in names:
+        raise BadData(f"{directory}: {ADAPTER}: transformers would add that adapter to the model", "merge it first, or remove it")
+    stored = read_model(directory, files)
+    if openai is not None:
+        stored = openai_original.renamed(stored, openai, directory)
+    stored_as = quantization.of_config(config, directory) if openai is None else openai_original.quantization_of(stored)
+    found = fused_experts.split(dequantized(stored, stored_as, directory), str(config.get("model_type")), directory)
+    architecture = _without_absent_layers(architecture, found, directory)
+    padding_file = next((name for name in (PADDING_FILE, FORMER_PADDING_FILE) if name in names), None)
+    padding = None if padding_file is None else _padding(f"{directory}/{padding_file}", files)
+    padded = architecture.padded_vocab_size()
+    if padding is not None:
+        padded = architecture.vocab_size + max((tensor.shape[0] for tensor in padding.values()), default=0)
+    family = families.family_of(architecture)
+    model = Model(architecture, padded)
+    tensors = family.to_canonical(HF, model, found, directory)
+    aliases = family.aliases(HF, model, found)
+    tokenizer, beside = _tokenizer(directory, place, openai is not None, files), beside_model.read(directory, files)
+    stored_names = {path.rpartition("/")[2] for tensor in stored.values() for path in tensor.files}
+    generation = f"{directory}/{huggingface_tokenizer.GENERATION}"
+    generates = huggingface_tokenizer.GENERATION in names
+    return Source(
+        directory=directory,
+        format="hf",
+        table=HF,
+        model=model,
+        tensors=tensors | (padding or {}),
+        tokenizer=tokenizer,
+        iteration=_step(directory) if place != directory else None,
+        aliases=tuple(aliases),
+        other_parts=tuple(name for name in found if re.fullmatch(family.other_parts, name)),
+        special_ids=None if openai else {name: config[name] for name in huggingface_tokenizer.SPECIAL_IDS if name in config},
+        generation=files.read(generation, 0, files.size_bytes(generation)) if generates else None,
+        quantization=str(stored_as or ""),
+        beside=beside,
+        not_carried=beside_model.not_carried("hf", names, stored_names, tokenizer, beside),
+        is_partial=place != directory or weight_files(names)[0] not in (INDEX, SINGLE),
+    )
+
+
+def _place_of_config(directory: str, names: Sequence[str]) -> str:
+    """The directory of `config.json`: the model's, or for a step of TorchTitan one of `configuration_directories`.
+
+    Raises BadData when there is none.
+    """
+    if CONFIG in names:
+        return directory
+    candidates = configuration_directories(directory)
+    for candidate in candidates:
+        if CONFIG in listing(candidate):
+            return candidate
+    raise BadData(
+        f"{directory}/{CONFIG}: missing: it has weights in Hugging Face's format, and no configuration",
+        f"put the {CONFIG} of the model into {candidates[-1]}",
+    )
+
+
+def _step(directory: str) -> int | None:
+    match = TORCHTITAN_STEP.fullmatch(directory.rsplit("/", 1)[-1])
+    return int(match[1]) if match else None
+
+
+def _tokenizer(directory: str, place: str, is_original: bool, files: Files) -> TokenizerFiles | None:
+    """That beside the model; OpenAI's own files have it in the directory above, a step of TorchTitan's in the run's."""
+    if place != directory:
+        return discovery.beside_model(directory, files) or discovery.of_run(place, None, files)
+    above, _, name = directory.rpartition("/")
+    found = discovery.beside_model(directory, files)
+    if found is None and is_original and name == openai_original.DIRECTORY:
+        return discovery.beside_model(above, files)
+    return found
+
+
+def _without_absent_layers(architecture: Architecture, tensors: Mapping[str, Tensor], origin: str) -> Architecture:
+    """Without multi-token prediction layers where the files have none of them: transformers drops them when it saves a model."""
+    layers = range(architecture.num_layers, architecture.num_layers + architecture.mtp_num_layers)
+    if not layers or any(f"layers.{layer}." in name for layer in layers for name in tensors):
+        return architecture
+    warn(f"{origin}: {CONFIG} names {len(layers)} multi-token prediction layers that the files lack: converted without them")
+    return dataclasses.replace(architecture, mtp_num_layers=0)
+
+
+def _padding(path: str, files: Files) -> dict[str, Tensor]:
+    """The padding rows of the vocabulary, which a conversion to this format stored in a file of their own."""
+    tensors = read_file(path, files)
+    for name, tensor in tensors.items():
+        if not name.startswith(PADDING) or not tensor.shape:
+            raise BadData(
+                f"{path}: {name} is not a padding tensor of a vocabulary", "delete the file: padding rows then become zeros"
+            )
+    return tensors
+
+
+def outputs(target: Target) -> list[OutputFile]:
+    """The files, `config.json` last: without it no tool takes the directory for a model."""
+    architecture = target.model.architecture
+    tensors = families.family_of(architecture).from_canonical(HF, target.model, target.tensors, target.source.directory)
+    padding = {name: tensor for name, tensor in target.tensors.items() if name.startswith(PADDING)}
+    stored, quantization_config = _as_stored(tensors, target)
+    made = model_files(stored)
+    if padding:
+        made.append(file(PADDING_FILE, padding))
+    special: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
+    written: dict[str, bytes] = {}
+    if target.source.tokenizer:
+        with tempfile.TemporaryDirectory() as directory:
+            sizes = (architecture.max_position_embeddings, architecture.vocab_size)
+            special = huggingface_tokenizer.write(target.source.tokenizer, Path(directory), *sizes)
+            paths = [path for path in sorted(Path(directory).rglob("*")) if path.is_file()]
+            written = {path.relative_to(directory).as_posix(): path.read_bytes() for path in paths}
+    special, written[huggingface_tokenizer.GENERATION] = _special_ids(
+        target.source, special, written.get(huggingface_tokenizer.GENERATION)
+    )
+    written = dict(target.source.beside) | written
+    made += [OutputFile(name, (content,)) for name, content in written.items()]
+    dtype = _dtype(tensors, target.source.directory)
+    config = huggingface.to_config(architecture, dtype) | special | quantization_config
+    return [*made, OutputFile(CONFIG, (_json(config),))]
+
+
+def _dtype(tensors: Mapping[str, Tensor], origin: str) -> str:
+    """The dtype of most bytes, in which transformers loads all of them; warns of other ones.
+
+    Balancing biases are float32 in every model, and stay so when transformers loads them.
+    """
+    sizes: dict[str, int] = {}
+    for name, tensor in tensors.items():
+        if not is_balancing_bias(name):
+            sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.size_bytes
+    dtype = max(sizes, key=lambda each: sizes[each])
+    others = [f"{each} ({sizes[each]:,} bytes)" for each in sorted(sizes) if each != dtype]
+    if others:
+        warn(f"{origin}: its tensors are stored as {dtype} and as {', '.join(others)}: {CONFIG} has dtype {dtype}, to which "
+             "transformers casts all of them")  # fmt: skip
+    return dtype
+
+
+def _as_stored(tensors: Mapping[str, Tensor], target: Target) -> tuple[Mapping[str, Written], dict[str, Any]]:
+    """The tensors of the files, and what config.json says of how they are quantized."""
+    if not target.quantize:
+        return tensors, {}
+    written, config = quantized(tensors, target.source.directory)
+    return written, {quantization.FIELD: config}
+
+
+def _special_ids(source: Source, of_tokenizer: Mapping[str, Any], kept: bytes | None) -> tuple[dict[str, Any], bytes]:
+    """The ids of special tokens for `config.json`, and the content of `generation_config.json`.
+
+    A model of this format keeps its own ids. Other models get those in the `generation_config.json` that was `kept` with the
+    tokenizer, then those in the tokenizer's files. An id outside the vocabulary is not written: transformers would look up an
+    embedding row that does not exist.
+    """
+    vocab_size = source.model.architecture.vocab_size
+    content = source.generation or kept
+    path = f"{source.directory}/{huggingface_tokenizer.GENERATION}"
+    generation: dict[str, Any] = {}
+    if content is not None:
+        try:
+            generation = dict(strict_json.loads(content))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise BadData(f"{path}: not a JSON object: {error}", "mend or delete it") from None
+    given = {name: generation[name] for name in huggingface_tokenizer.SPECIAL_IDS if name in generation}
+    checked = huggingface_tokenizer.check_ids(given, vocab_size, path)
+    if source.special_ids is None:
+        special = huggingface_tokenizer.check_ids(of_tokenizer, vocab_size, "the tokenizer") | checked
+    else:
+        special = huggingface_tokenizer.check_ids(source.special_ids, vocab_size, f"{source.directory}/{CONFIG}")
+    if content is None or checked != given:
+        left = {name: value for name, value in generation.items() if name not in given}
+        ids = special if content is None else checked
+        content = _json(left | {name: value for name, value in ids.items() if value is not None})
+    return special, content
+
+
+def _json(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, indent=2) + "\n").encode()
