@@ -16,6 +16,13 @@ FAILURES = Path(__file__).parent / "samples/failures"
 CODES = {Action.NONE: 0, Action.AGAIN: 75, Action.WITHOUT_NODE: 69, Action.STOP: 78, Action.UNKNOWN: 1}
 
 
+def verdict(log: Path, text: str) -> tuple[str | None, int]:
+    """The fault that `log` ends in when it holds `text`, and the exit code for it."""
+    log.write_text(text)
+    cause = tail_cause.tail_cause([str(log)])
+    return cause.fault, CODES[cause.action]
+
+
 def expected() -> dict[str, tuple[str, int]]:
     """Of each log the fault that a careful reader names, `none` where nothing went wrong, and the exit code."""
     with open(FAILURES / "EXPECTED.tsv") as file:

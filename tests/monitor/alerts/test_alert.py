@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from monitor_command import monitor
 
 from lt_shared import run_log
 
@@ -39,7 +40,7 @@ def healthy(count: int = 30) -> str:
 
 def alert(*arguments: str, cwd: Path, stdin: str) -> subprocess.CompletedProcess[str]:
     """In a process of its own."""
-    return subprocess.run([*TOOL, "alert", *arguments], cwd=cwd, input=stdin, capture_output=True, text=True)
+    return subprocess.run(monitor("alert", *arguments), cwd=cwd, input=stdin, capture_output=True, text=True)
 
 
 def event(kind: str, offset: int, **fields: Any) -> str:

@@ -25,7 +25,8 @@ TOOL = [sys.executable, "-m", "lt_monitor"]
 
 
 def run(*arguments: str, cwd: Path = LOGS, stdin: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([*TOOL, *arguments], capture_output=True, cwd=cwd, input=stdin)
+    command = [nursery.light_python(), *TOOL[1:], *arguments]
+    return subprocess.run(command, capture_output=True, cwd=cwd, input=stdin)
 
 
 def shell(command: str, cwd: Path) -> subprocess.CompletedProcess[bytes]:

@@ -127,7 +127,7 @@ def test_sacct_columns() -> None:
         "78|75_3|gpt|PENDING|0:0|2026-11-21T10:00:00|Unknown|Unknown|2|None assigned|ann|p5|/fsx/ann\n"
     )
     found = slurm_jobs.parse(answer, "-")
-    assert [(record["job"], record["state"]) for record in found] == [("77", "CANCELLED"), ("78", "PENDING")]
+    assert [(record["job"], record["state"]) for record in found] == [("77", "CANCELLED"), ("75_3", "PENDING")]
     assert (found[0]["exit_code"], found[0]["signal"]) == (0, 15)
     assert found[0]["start_time"].startswith("2026-11-21T10:01:00")
     assert "start_time" not in found[1]
@@ -232,3 +232,124 @@ def test_any_shape_of_a_job_gives_valid_records(changes: dict[str, Any]) -> None
 def test_any_text_gives_valid_records(text: str) -> None:
     for record in slurm_jobs.parse("JobId=7 JobState=RUNNING " + text, "-"):
         assert records.problem(record) is None
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "state", "expected"),
+    [
+        ("0:0", "COMPLETED", {"exit_code": 0}),
+        ("75:0", "FAILED", {"exit_codes": [75, 203]}),
+        ("1:0", "FAILED", {"exit_codes": [1, 129]}),
+        ("0:9", "FAILED", {"exit_code": 0, "signal": 9}),
+        ("0:0", "FAILED", {}),
+        ("0:0", "CANCELLED by 0", {}),
+        ({"status": "SUCCESS", "return_code": 0}, "FAILED", {}),
+        ({"status": "SUCCESS", "return_code": 0}, "COMPLETED", {"exit_code": 0}),
+        ({"status": ["ERROR"], "return_code": number(203)}, "FAILED", {"exit_code": 203}),
+        (
+            {"status": ["SIGNALED"], "return_code": number(0), "signal": {"id": number(9)}},
+            "FAILED",
+            {"exit_code": 0, "signal": 9},
+        ),
+    ],
+)
+def test_an_exit_code_that_accounting_does_not_know(exit_code: Any, state: str, expected: dict[str, Any]) -> None:
+    """sacct takes 128 off every code from 128 on; the JSON of 22.05 says SUCCESS and 0 of every job."""
+    if isinstance(exit_code, str):
+        answer = f"JobIDRaw|JobID|State|ExitCode|WorkDir\n1|1|{state}|{exit_code}|/fsx\n"
+    else:
+        answer = json.dumps({"jobs": [{"job_id": 1, "state": {"current": state.split()[0]}, "exit_code": exit_code}]})
+    (found,) = slurm_jobs.parse(answer, "-")
+    assert {key: found[key] for key in ("exit_code", "exit_codes", "signal") if key in found} == expected
+    assert (found["run"], "log" in found) == ("job-1", False)
+
+
+@pytest.mark.parametrize(
+    ("line", "log"),
+    [
+        ("sbatch -N2 -o gpt-%j.log job.sh", "/fsx/gpt-1.log"),
+        ("sbatch -ogpt-%j.log job.sh", "/fsx/gpt-1.log"),
+        ("sbatch --output=/logs/a|b-%x.log job.sh", "/logs/a|b-gpt.log"),
+        ("sbatch --output 'my log' job.sh", "/fsx/my log"),
+        ("sbatch --out gpt.log job.sh", "/fsx/gpt.log"),
+        ("sbatch -Ho first.log -N 2 --parsable --output=last.log job.sh", "/fsx/last.log"),
+        ("sbatch job.sh -o of-the-script.log", None),
+        ("sbatch --mem 8G --exclusive job.sh --output of-the-script.log", None),
+        ("salloc -N2 srun -o of-a-step.log job.sh", None),
+        ("sbatch -o %N-%u-%b.log job.sh", None),
+        ("sbatch -o %N-%u.log job.sh", "/fsx/n1-ann.log"),
+        ("sbatch -o %5j-%9x.log job.sh", "/fsx/00001-gpt.log"),
+        (r"sbatch -o '\%j.log' job.sh", "/fsx/%j.log"),
+        ("sbatch -e errors-%j.log job.sh", None),
+        ("sbatch job.sh", None),
+        ("sbatch 'job.sh", None),
+        ("", None),
+    ],
+)
+def test_the_log_of_a_job_that_only_accounting_knows(line: str, log: str | None) -> None:
+    head = "JobIDRaw|JobID|JobName|User|NodeList|State|ExitCode|WorkDir|SubmitLine\n"
+    answer = f"{head}1|1|gpt|ann|n[1-4,7]|FAILED|3:0|/fsx|{line}\n"
+    (found,) = slurm_jobs.parse(answer, "-")
+    assert found.get("log") == log
+
+
+def test_a_job_is_one_truth_from_the_queue_to_accounting(tool: Any, tmp_path: Path) -> None:
+    log = tmp_path / "gpt-1.log"
+    line = " [2026-01-01 10:00:{:02}] iteration {:8d}/     100 | elapsed time per iteration (ms): 1000.0 | lm loss: 2.0E+00 |\n"
+    log.write_text("".join(line.format(number, number) for number in range(1, 30)))
+    job = OLD | {"job_id": 1, "standard_output": str(log)}
+    failed = job | {"job_state": "FAILED", "exit_code": 203 << 8, "state_reason": "NonZeroExitCode"}
+    accounted = "JobIDRaw|JobID|JobName|State|ExitCode|WorkDir|SubmitLine\n1|1|gpt|FAILED|75:0|/fsx|sbatch job.sh\n"
+    found = []
+    for answer in (json.dumps({"jobs": [job]}), json.dumps({"jobs": [failed]}), accounted, accounted):
+        events = tool("scrape", str(log)).stdout + tool("slurm", "-", stdin=answer).stdout
+        done = tool("alert", "--json", "--state", "alert.state", "-", stdin=events)
+        found.append([(one["rule"], one["run"], one["message"]) for one in map(json.loads, done.stdout.splitlines())])
+    run = str(tmp_path / "gpt-1")
+    assert [rule for rule, _, _ in found[0]] == ["hang"]
+    assert found[1:] == [[("job-failed", run, "job 1 is FAILED, exit code 203, NonZeroExitCode")], [], []]
+
+
+def test_a_code_that_is_one_of_two_is_told_as_both(tool: Any) -> None:
+    accounted = "JobIDRaw|JobID|JobName|State|ExitCode|WorkDir\n1|1|gpt|FAILED|75:0|/fsx\n"
+    done = tool("alert", "-", stdin=tool("slurm", "-", stdin=accounted).stdout)
+    assert done.stdout == "CRITICAL job-failed job-1: job 1 is FAILED, exit code 75 or 203\n"
+
+
+ACCOUNTED = "JobIDRaw|JobID|State|ExitCode|WorkDir|SubmitLine\n"
+TABLE = """\
+JobID           JobName  Partition    Account  AllocCPUS      State ExitCode
+------------ ---------- ---------- ---------- ---------- ---------- --------
+76                  gpt         p5          a          8 OUT_OF_ME+    0:125
+76.batch          batch                     a          8 OUT_OF_ME+    0:125
+"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "jobs"),
+    [
+        # A task of an array, tasks that wait, the parts of a heterogeneous job, and a job that was requeued
+        (ACCOUNTED + "90|88_3|FAILED|1:0|/fsx|sbatch -o %A_%a.log x\n", [("88_3", "FAILED", "/fsx/88_3.log", None)]),
+        (ACCOUNTED + "90|88_3|FAILED|1:0|/fsx|sbatch -o %j.log x\n", [("88_3", "FAILED", "/fsx/90.log", None)]),
+        (ACCOUNTED + "88|88_[4-9%2]|PENDING|0:0|/fsx|\n", [("88", "PENDING", None, None)]),
+        (
+            ACCOUNTED + "70|70+0|COMPLETED|0:0|/fsx|sbatch -o %j.log x\n71|70+1|FAILED|1:0|/fsx|sbatch -o %j.log x\n",
+            [("70", "COMPLETED", "/fsx/70.log", None), ("71", "FAILED", "/fsx/70.log", None)],
+        ),
+        (
+            ACCOUNTED + "77|77|NODE_FAIL|0:0|/fsx|sbatch -o a x\n77|77|COMPLETED|0:0|/fsx|sbatch -o a x\n",
+            [("77", "COMPLETED", "/fsx/a", 1)],
+        ),
+        (
+            json.dumps({"jobs": [{"job_id": 7, "state": {"current": [state]}} for state in ("REQUEUED", "FAILED")]}),
+            [("7", "FAILED", None, 1)],
+        ),
+        # Without -P, and columns without JobIDRaw
+        (TABLE, [("76", "OUT_OF_MEMORY", None, None)]),
+        ("JobID|JobName|State|ExitCode\n76|gpt|FAILED|1:0\n76.batch|batch|FAILED|1:0\n", [("76", "FAILED", None, None)]),
+    ],
+)
+def test_accounting_gives_what_the_queue_gave(answer: str, jobs: list[tuple[str, str, str | None, int | None]]) -> None:
+    found = slurm_jobs.parse(answer, "-")
+    assert [(one["job"], one["state"], one.get("log"), one.get("restarts")) for one in found] == jobs
+    assert all(one.get("signal", 0) <= 64 for one in found)

@@ -189,6 +189,39 @@ def test_a_call_that_all_have_joined_is_held_up_by_another(tool: Tool, tmp_path:
     assert "  also 2 collectives that all ranks of the group have joined" in done.stdout.splitlines()
 
 
+def test_a_rank_whose_gpu_does_not_go_on(tool: Tool, tmp_path: Path) -> None:
+    """As in tests/attribution/unit/fr_traces/gpu_error_1st of NVIDIA/nvidia-resiliency-ext, where ranks 12 and 14 stopped.
+
+    Dumps have unfinished calls only. One rank has not finished what its partner has; others wait for the partner in vain.
+    """
+    job = tensor_and_data_parallel(2, 2, steps=4)
+    job.programs[2] = job.programs[2][:-1]
+    dumps = job.play()
+    # What the GPU of each rank waits in: rank 3 in the all_gather that rank 2 has finished, the others in what comes of that.
+    for rank, first in {3: 5, 2: 8, 0: 10, 1: 6}.items():
+        dumps[rank]["entries"] = dumps[rank]["entries"][first:]
+        for entry in dumps[rank]["entries"]:
+            entry |= {"state": "scheduled", "retired": False, "time_discovered_completed_ns": None}
+    record = found(tool, *write(dumps, tmp_path))
+    assert record["suspects"] == [3]
+    first = record["findings"][0]
+    assert (first["finding"], first["waiting"], first["finished"], first["consequence"]) == ("behind", [3], [2], False)
+    assert all(each["consequence"] for each in record["findings"][1:])
+    said = "rank 3 is behind in _all_gather_base #4 of process group 2 (group_2, ranks 2-3), which rank 2 has finished"
+    assert said in first["message"]
+
+
+def test_a_broadcast_ends_where_it_began_before_all_have_it(tool: Tool, tmp_path: Path) -> None:
+    job = Job({"0": (0, 1, 2)}, {rank: [Step("0", "broadcast")] * 3 for rank in range(3)})
+    dumps = job.play()
+    for rank, first in {0: 2, 1: 1, 2: 1}.items():
+        dumps[rank]["entries"] = dumps[rank]["entries"][first:]
+        for entry in dumps[rank]["entries"]:
+            entry |= {"state": "scheduled", "retired": False}
+    record = found(tool, *write(dumps, tmp_path))
+    assert (record["suspects"], record["findings"][0]["finding"]) == ([], "unfinished")
+
+
 def test_more_than_half_call_something_else(tool: Tool, tmp_path: Path) -> None:
     job = tensor_and_data_parallel(8, 1, steps=2)
     job.programs[5] = changed(job.programs[5], 4, operation="broadcast")

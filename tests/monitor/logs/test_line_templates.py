@@ -122,7 +122,7 @@ def one_by_one(content: bytes) -> list[bytes]:
     return lines
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", list(WRITERS))
 def test_a_block_says_what_its_lines_say(name: str, seed: int) -> None:
     choice = random.Random(seed)
@@ -143,10 +143,10 @@ def test_a_block_says_what_its_lines_say(name: str, seed: int) -> None:
 @pytest.mark.parametrize("name", list(WRITERS))
 def test_most_lines_are_read_by_columns_and_curves_are_the_same(name: str) -> None:
     choice = Steady(1)
-    content = "\n".join(WRITERS[name](choice, step) for step in range(1, 3000)).encode() + b"\n"
+    content = "\n".join(WRITERS[name](choice, step) for step in range(1, 1500)).encode() + b"\n"
     parser = LogParser()
     block = parser.parse(content, 0)
-    assert sum(len(part.offsets) for part in block.rows) > 900
+    assert sum(len(part.offsets) for part in block.rows) > 450
     records = block.records("a", "a")
     assert [
         json.loads(line) for line in Deduplicator().new_lines(LogParser().parse(content, 0), "a", "a")

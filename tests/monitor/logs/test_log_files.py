@@ -1,7 +1,9 @@
 """Blocks of lines are whole however the bytes arrive, and a log's name tells its run."""
 
+import bz2
 import gzip
 import io
+import lzma
 import os
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lt_monitor.collect.scrape import scrape
 from lt_monitor.logs import log_files
-from lt_shared.console import NoInput
+from lt_monitor.runs import run_loader
+from lt_monitor.runs.tail_cause import tail_cause
+from lt_shared.console import BadData, NoInput
 
 
 class Drip(io.RawIOBase):
@@ -40,6 +45,12 @@ def test_a_line_without_end_does_not_fill_the_memory() -> None:
     assert sum(map(len, blocks)) == 12 * len(piece) + 5
 
 
+STEPS = b"".join(
+    b" iteration %8d/     100 | consumed samples: 8 | elapsed time per iteration (ms): 490.0 | lm loss: 2.5E+00 |\n" % number
+    for number in (1, 2, 3)
+)
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -53,8 +64,84 @@ def test_a_line_without_end_does_not_fill_the_memory() -> None:
 def test_a_log_that_is_no_text_is_said(tool: Any, tmp_path: Path, content: bytes, said: str, command: tuple[str, ...]) -> None:
     (tmp_path / "a.log").write_bytes(content)
     done = tool(*command, "a.log")
-    assert f"lt-monitor: warning: a.log: {said}" in done.stderr
-    assert done.returncode == (65 if command == ("summarize",) else 0)
+    if command in (("summarize",), ("scrape",)):
+        assert done.returncode == 65
+        assert (
+            f"lt-monitor: error: a.log: {said}".replace(": zcat", "\nhint: zcat").replace(": iconv", "\nhint: iconv")
+            in done.stderr
+        )
+    else:
+        assert done.returncode == 0
+        assert f"lt-monitor: warning: a.log: {said}" in done.stderr
+
+
+NO_LOGS = {
+    "empty": (b"", 66, "is empty"),
+    "gzip": (gzip.compress(STEPS), 65, "is compressed with gzip, not text"),
+    "xz": (lzma.compress(STEPS), 65, "is compressed with xz, not text"),
+    "bzip2": (bz2.compress(STEPS), 65, "is compressed with bzip2, not text"),
+    "zstd": (b"\x28\xb5\x2f\xfd" + bytes(40), 65, "is compressed with zstd, not text"),
+    "lz4": (b"\x04\x22\x4d\x18" + bytes(40), 65, "is compressed with lz4, not text"),
+    "zip": (b"PK\x03\x04" + bytes(40), 65, "is a ZIP archive, not text"),
+    "program": (b"\x7fELF\x02\x01\x01" + bytes(9) + os.urandom(4000), 65, "is binary, not text"),
+    "UTF-16 without its mark": (STEPS.decode().encode("utf-16-le"), 65, "is binary, not text"),
+    "zeros": (bytes(5000), 65, "holds nothing but zeros"),
+    "few zeros": (bytes(7), 65, "is binary, not text"),
+    "zeros and line ends": (bytes(60_000) + b"\n\n", 65, "holds nothing but zeros"),
+    "blank lines": (b"\n \r\n\t\n", 66, "holds nothing but blank lines"),
+    "many blank lines": (b" \n" * 40_000, 66, "holds nothing but blank lines"),
+    "a byte order mark": (b"\xef\xbb\xbf", 66, "holds nothing but blank lines"),
+    "binary behind text": (STEPS + os.urandom(100_000), 65, "is binary, not text"),
+}
+
+
+@pytest.mark.parametrize("kind", NO_LOGS)
+def test_what_is_no_log_is_an_error_of_every_command(kind: str, tmp_path: Path) -> None:
+    content, code, said = NO_LOGS[kind]
+    bad, good = tmp_path / "a.log", tmp_path / "b.log"
+    bad.write_bytes(content)
+    good.write_bytes(STEPS)
+    with open(tmp_path / "events", "wb") as output:
+        for command in (tail_cause, run_loader.read, lambda paths: scrape(paths, None, output)):
+            with pytest.raises(BadData if code == 65 else NoInput, match=f"a.log: {said}"):
+                command([str(bad)])
+            command([str(bad), str(good)])
+
+
+@pytest.mark.parametrize("blank", [bytes(100_000), b"\n" * 100_000], ids=["zeros", "line ends"])
+def test_text_between_blanks_is_read(blank: bytes, tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_bytes(blank + b"\n" + STEPS + blank)
+    assert tail_cause([str(log)]).last_step == 3
+
+
+@pytest.mark.parametrize("name", ["rank1.log.gz", "a.out.xz", "node1/rank_2.log.gz", "worker-3/stderr.bz2"])
+def test_a_compressed_log_in_a_directory_is_left_out_with_a_warning(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    packed = tmp_path / "run" / name
+    packed.parent.mkdir(parents=True)
+    packed.write_bytes(gzip.compress(STEPS))
+    with pytest.raises(BadData, match=f"{name}: is compressed with gzip, not text"):
+        log_files.expand([str(tmp_path / "run")])
+    log = tmp_path / "run/ok.log"
+    log.write_bytes(STEPS)
+    assert log_files.expand([str(tmp_path / "run")]) == [str(log)]
+    assert f"{packed}: is compressed with gzip, not text: left out" in capsys.readouterr().err
+    packed.with_suffix("").write_bytes(STEPS)
+    assert sorted(log_files.expand([str(tmp_path / "run")])) == sorted([str(log), str(packed.with_suffix(""))])
+    assert capsys.readouterr().err == ""
+
+
+def test_text_with_the_name_of_a_compressed_log_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.log.gz").write_bytes(STEPS)
+    assert log_files.expand([str(tmp_path)]) == [str(tmp_path / "a.log.gz")]
+
+
+def test_a_hole_of_zeros_is_no_binary_file(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_bytes(bytes(100_000) + b"\n" + STEPS)
+    assert tail_cause([str(log)]).last_step == 3
 
 
 @pytest.mark.parametrize(
@@ -71,6 +158,26 @@ def test_a_log_that_is_no_text_is_said(tool: Any, tmp_path: Path, content: bytes
         ("./train.log", "./train"),
         ("/fsx/gpt/slurm-77_rank12.out", "/fsx/gpt/slurm-77"),
         ("/fsx/gpt/none_x1/attempt_0/3/stdout.log", "/fsx/gpt/none_x1"),
+        ("logs/rank_0.log", "logs"),
+        ("logs/rank_0000.log", "logs"),
+        ("logs/rank3", "logs"),
+        ("logs/local_rank-3.err", "logs"),
+        ("logs/rank_3_of_8.log", "logs"),
+        ("logs/worker-3/stderr", "logs"),
+        ("logs/worker_3/stderr.log", "logs"),
+        ("logs/node1/rank_2.log", "logs"),
+        ("logs/node1/2.log", "logs"),
+        ("logs/node-1/rank-2/stdout", "logs"),
+        ("logs/node1_rank2.log", "logs"),
+        ("logs/gpu5.log", "logs"),
+        ("logs/gpt.node-1.rank-2.log", "logs/gpt"),
+        ("logs/gpt-worker-3.out", "logs/gpt"),
+        ("rank_0.log", "rank"),
+        ("./worker-3/stderr", "./worker"),
+        ("logs/llama-gpu8.log", "logs/llama-gpu8"),
+        ("logs/7.log", "logs/7"),
+        ("logs/attempt_2/stdout.log", "logs"),
+        ("runs/ranking.log", "runs/ranking"),
         (os.fsdecode(b"/fsx/\xff.log"), "/fsx/\ufffd"),
         (".log", ".log"),
     ],

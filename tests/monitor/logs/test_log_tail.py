@@ -60,3 +60,21 @@ def test_a_line_without_an_end(tmp_path: Path) -> None:
     before = time.process_time()
     assert [name for name, _ in faults(LogTail(str(log)))] == ["out-of-memory"]
     assert time.process_time() - before < 4
+
+
+def test_bars_number_the_dicts_of_hugging_face(tmp_path: Path) -> None:
+    lines = "".join(
+        f"  1%|          | {number}/1752 [00:29<1:22:01,  2.83s/it]\n{' ' * 52}\n"
+        f"{{'loss': 3.5, 'grad_norm': 1.4, 'epoch': 0.0{number}}}\n\n"
+        for number in (10, 20, 30)
+    )
+    log = tmp_path / "a.log"
+    log.write_text(lines)
+    assert [record["step"] for record in LogTail(str(log)).records] == [10, 20, 30]
+
+
+def test_steps_of_many_lines(tmp_path: Path) -> None:
+    head = "[2025-02-20 15:18:0{0}] INFO     [olmo_core.train.callbacks.console_logger:62, rank=0] [step={0}/7,epoch=1]\n"
+    log = tmp_path / "a.log"
+    log.write_text("".join(head.format(number) + "    train/CE loss=11.03\n" for number in (1, 2, 3)))
+    assert [record["step"] for record in LogTail(str(log)).records] == [1, 2, 3]

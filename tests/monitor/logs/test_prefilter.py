@@ -28,12 +28,13 @@ def test_a_hit_lies_within_its_keyword() -> None:
     assert 1001 <= position < 1001 + len(KEYWORDS[-1])
 
 
-@pytest.mark.parametrize("keyword", list(keywords()))
 @pytest.mark.parametrize("begin", range(4))
-def test_every_keyword_of_the_table_is_found_at_every_place(keyword: bytes, begin: int) -> None:
-    block = b"." * begin + keyword
-    hits = [meaning for _, meaning in TABLE.confirmed(block, TABLE.candidates(block).tolist())]
-    assert keywords()[keyword] in hits
+def test_every_keyword_of_the_table_is_found_at_every_place(begin: int) -> None:
+    def is_seen(keyword: bytes, meaning: object) -> bool:
+        block = b"." * begin + keyword
+        return meaning in [seen for _, seen in TABLE.confirmed(block, TABLE.candidates(block).tolist())]
+
+    assert [keyword for keyword, meaning in keywords().items() if not is_seen(keyword, meaning)] == []
 
 
 def test_a_keyword_must_not_be_short() -> None:

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from lt_monitor.logs.log_parser import LogParser
 from lt_monitor.logs.step_numbers import LOOK_BACK_BYTES
 from lt_monitor.runs import run_loader
@@ -66,6 +68,37 @@ def test_a_frame_in_a_line_of_something_else_counts_too() -> None:
 def test_speed_and_total_are_those_of_the_bar() -> None:
     (record,) = LogParser().parse((bar(10) + figures(0.04)).encode(), 0).records("log", "run")
     assert (record["total_steps"], record["step_seconds"]) == (230, 1 / 8.1)
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "2026-11-01 10:00:00,123 - INFO - ",
+        "11/01/2026 10:00:00 - INFO - __main__ - ",
+        "INFO:root:",
+        "[INFO|trainer.py:2345] 2026-11-01 10:00:00,123 >> ",
+        "2026-11-01 10:00:00.123 | INFO     | train:log:20 - ",
+        "[2026-11-01 10:00:00] {trainer.py:20} INFO - ",
+        "INFO trainer: ",
+        "train.py --seed 3\t",
+        "[2026-11-01T10:00:00.1Z] 8de2ca81 [rank=3] || ",
+        "<6>",
+        "Nov 29 12:00:06 node7 train: ",
+        "1732881106.123456 ",
+        "3:node07: ",
+        "Rank 3: ",
+        "\x1b[34m",
+    ],
+)
+def test_bars_behind_a_prefix_of_a_logger_count(prefix: str) -> None:
+    bars = [bar(position)[1:].removeprefix(" ") for position in (10, 20)]
+    text = "".join(f"{prefix}{frame}\n{prefix}{figures(epoch)[22:]}" for epoch, frame in enumerate(bars, 1))
+    assert numbers(text) == [(10, False), (20, False)]
+
+
+def test_bars_behind_another_label_than_the_figures_do_not_count() -> None:
+    text = "Map: 10%|#         | 10/100 [00:10<02:05, 1.39s/it]\nalpha\t" + figures(0.04)[22:]
+    assert numbers(text) == [(1, True)]
 
 
 def test_bars_of_other_loops_do_not_count() -> None:

@@ -8,9 +8,10 @@ import pytest
 
 from lt_monitor.prometheus import alerting_rules, exposition
 
-RUN = '{run="r"}'
+RUN = '{run="r",monitor="lt"}'
+LAST_RUN = 'lt_monitor_last_run_timestamp_seconds{monitor="lt"}'
 HEALTHY = {
-    "lt_monitor_last_run_timestamp_seconds": "0+60x240",
+    LAST_RUN: "0+60x240",
     f"lt_train_last_step_timestamp_seconds{RUN}": "0+60x240",
     f"lt_train_last_checkpoint_timestamp_seconds{RUN}": "0+60x240",
     f"lt_train_checkpoint_interval_seconds{RUN}": "900x240",
@@ -27,7 +28,7 @@ HEALTHY = {
     f"lt_train_restarts_total{RUN}": "0x240",
 }
 TROUBLE = {
-    "LtMonitorStale": {"lt_monitor_last_run_timestamp_seconds": "0x240"},
+    "LtMonitorStale": {LAST_RUN: "0x240"},
     "LtTrainHang": {f"lt_train_last_step_timestamp_seconds{RUN}": "0+60x100 6000x140"},
     "LtTrainFailed": {f"lt_train_failed{RUN}": "0x100 1x140"},
     "LtTrainNan": {f"lt_train_nan_steps_total{RUN}": "0x195 1+1x5 6x40"},

@@ -23,7 +23,10 @@ from lt_monitor.prometheus import exposition
 from lt_monitor.runs.run_state import RunState
 
 HOSTILE = 'run "one"\\\n\x1b[31m{x="y"}\u202e 100\n# TYPE lt_train_step counter'
-LINE = re.compile(r'(\w+)(?:\{run="((?:[^"\\\n]|\\[\\n"])*)"(?:,(\w+)="([^"]*)")?\})? (\S+)')
+VALUE = r'((?:[^"\\\n]|\\[\\n"])*)'
+LINE = re.compile(
+    rf'(\w+)\{{(?:run="{VALUE}")?(?:,(?!monitor)(\w+)="([^"]*)")?(?:(?:,|(?<=\{{))monitor="(?:[^"\\\n]|\\[\\n"])*")?\}} (\S+)'
+)
 
 
 def event(kind: str, offset: int, run: str = "r", **fields: Any) -> str:
@@ -77,12 +80,43 @@ def test_a_real_node_exporter_serves_the_file(tool: Any, exporter: tuple[Path, s
     assert tool("prom", "-o", str(folder / "lt.prom"), "-", stdin=steps(1, 30) + steps(1, 5, HOSTILE)).returncode == 0
     with urllib.request.urlopen(url) as answer:
         served = answer.read().decode()
-    assert 'lt_train_step{run="r"} 30\n' in served
+    assert 'lt_train_step{monitor="lt",run="r"} 30\n' in served
     assert "node_textfile_scrape_error 0\n" in served
     assert 'node_textfile_mtime_seconds{file="' in served
     ours = [line for line in served.splitlines() if line.startswith("lt_train_step{")]
     assert len(ours) == 2
     assert {re.split("[{ ]", line)[0] for line in served.splitlines() if line.startswith("lt_")} <= set(exposition.BY_NAME)
+
+
+def test_two_monitors_in_one_directory_have_no_series_in_common(
+    exporter: tuple[Path, str], promtool: str, tmp_path: Path
+) -> None:
+    """node_exporter keeps one of two equal series, and a monitor that is dead looks like the one that lives."""
+    folder, url = exporter
+    for name, last in (("base", 30), ("large", 20)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.log").write_text(steps(1, last, "train"))
+        command = [sys.executable, "-m", "lt_monitor", "prom", "-o", str(folder / f"{name}.prom"), "train.log"]
+        subprocess.run(command, cwd=tmp_path / name, check=True)
+    texts = [(folder / f"{name}.prom").read_text() for name in ("base", "large")]
+    series = [line.rpartition(" ")[0] for text in texts for line in text.splitlines() if not line.startswith("#")]
+    assert len(series) == len(set(series)) > 20
+    for text in texts:
+        checked = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True)
+        assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
+    with urllib.request.urlopen(url) as answer:
+        served = answer.read().decode()
+    assert "node_textfile_scrape_error 0\n" in served
+    for line in ('lt_train_step{monitor="base",run="train"} 30', 'lt_train_step{monitor="large",run="train"} 20'):
+        assert f"{line}\n" in served
+    assert served.count("\nlt_monitor_last_run_timestamp_seconds{") == 2
+
+
+def test_monitors_on_standard_output_are_told_apart_by_their_logs(tool: Any, tmp_path: Path) -> None:
+    for name in ("a.log", "b.log"):
+        (tmp_path / name).write_text(steps(1, 3))
+    lines = [tool("prom", name).stdout.splitlines()[-1].rpartition(" ")[0] for name in ("a.log", "b.log")]
+    assert lines == [f'lt_monitor_last_run_timestamp_seconds{{monitor="{tmp_path}/{name}"}}' for name in ("a.log", "b.log")]
 
 
 def test_promtool_finds_nothing_to_complain_about(tool: Any, promtool: str) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from monitor_command import monitor
 
 from lt_monitor.runs import run_loader, time_accounting
 from lt_monitor.runs.attempt_boundary import begins_attempt, guessed_resume, interval_begin, log_interval, start_key
 from lt_monitor.runs.run_state import RunState
-
-TOOL = [sys.executable, "-m", "lt_monitor"]
 
 
 class Story:
@@ -114,7 +112,7 @@ def test_the_commands_agree(tmp_path: Path) -> None:
     (tmp_path / "run.log").write_text("".join(lines))
 
     def said(*words: str) -> str:
-        return subprocess.run([*TOOL, *words, "run.log"], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+        return subprocess.run(monitor(*words, "run.log"), cwd=tmp_path, check=True, capture_output=True, text=True).stdout
 
     summary, goodput = json.loads(said("summarize", "--json")), json.loads(said("goodput", "--json"))
     assert (summary["runs"][0]["lost_steps"], goodput["lost_steps"]) == (20, 20)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lt_monitor.logs import log_files
-from lt_monitor.runs import run_loader
+from lt_monitor.runs import run_loader, run_state
 from lt_monitor.runs.run_state import RunState, seconds_of
 from lt_monitor.runs.time_accounting import account
 
@@ -163,3 +163,26 @@ def test_times() -> None:
     assert seconds_of("2026-01-16T07:32:24Z") == 1768548744
     assert seconds_of("2026-01-16 07:32:24.5") == pytest.approx(seconds_of("2026-01-16T07:32:24") + 0.5)
     assert [seconds_of(text) for text in (None, "yesterday", "9999-99-99 99:99:99", 7)] == [None] * 4
+
+
+def test_only_a_job_without_a_log_is_looked_for_among_all_runs() -> None:
+    """Cron reads thousands of runs, and a record of each: looking through all of them for each took minutes."""
+
+    class Runs(dict[str, RunState]):
+        searches = 0
+
+        def values(self) -> Any:
+            self.searches += 1
+            return super().values()
+
+    runs = Runs()
+    for record in (
+        {"kind": "step", "run": "a", "step": 1},
+        {"kind": "start", "run": "b"},
+        {"kind": "job", "run": "c", "job": "7", "log": "c.log"},
+    ):
+        assert run_state.state_for(runs, record) is runs[record["run"]]
+    assert runs.searches == 0
+    runs["c"].job = {"job": "7"}
+    assert run_state.state_for(runs, {"kind": "job", "run": "slurm-7", "job": "7"}) is runs["c"]
+    assert runs.searches == 1

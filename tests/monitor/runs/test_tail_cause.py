@@ -1,6 +1,8 @@
 """Why a job ended, as `lt-monitor tail-cause` says it of logs that nobody here wrote, and of what may stand around a fault."""
 
 import json
+import os
+import resource
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +10,8 @@ from typing import Any
 
 import failure_tally
 import pytest
+
+from lt_monitor.runs.tail_cause import tail_cause
 
 Tool = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -194,7 +198,7 @@ def test_the_nodes_to_exclude(text: str, printed: str, tool: Tool, tmp_path: Pat
 def test_standard_input(tool: Tool) -> None:
     done = tool("tail-cause", "-", stdin=STEPS + OOM)
     assert (done.returncode, done.stdout.startswith("out-of-memory: rank 3: ")) == (78, True)
-    assert tool("tail-cause", "-", stdin="").returncode == 0
+    assert tool("tail-cause", "-", stdin="").returncode == 66
 
 
 def test_secrets_are_covered(tool: Tool) -> None:
@@ -219,3 +223,42 @@ def test_a_new_attempt_forgets_the_failure_before(tool: Tool, tmp_path: Path) ->
     start = "[after megatron is initialized] datetime: 2026-08-25 19:54:10 \n"
     found, code = cause_of(tool, tmp_path, STEPS + BUG + start + "time to initialize megatron (seconds): 15.424\n" + OOM)
     assert (found["fault"], code) == ("out-of-memory", 78)
+
+
+@pytest.mark.parametrize(("text", "fault", "code"), [("Killed\n", "killed", 1), ("MemoryError\n", "host-out-of-memory", 78)])
+@pytest.mark.parametrize(
+    "label",
+    [
+        *("train-worker-0 pytorch ", "default train-worker-0 pytorch ", "train-worker-0 \u203a pytorch ", "trainer/0 "),
+        *("trainer-1  | ", "train.1.abc123@n7    | ", "10.0.0.3: ", "[pod/train-0/pytorch] ", "[1,0]<stderr>: ", "3: "),
+        *("[rank3]: ", "[default3]:", "2026-11-01T10:00:00.123456789Z ", "[2026-11-01 10:00:00] ", "[gpu-0] "),
+        *("(task, pid=123) ", "(worker1, rank=1, pid=123, ip=10.0.0.4) ", "train\tRun\t2026-11-01T10:00:00.1234567Z "),
+    ],
+)
+def test_labels_of_a_log_of_a_few_lines(label: str, text: str, fault: str, code: int, tmp_path: Path) -> None:
+    log = tmp_path / "slurm-7.out"
+    for lines in ([text], ["starting\n", text]):
+        log.write_text("".join(label + line for line in lines))
+        cause = tail_cause([str(log)])
+        assert (cause.fault, failure_tally.CODES[cause.action]) == (fault, code), lines
+
+
+def test_ctrl_c_is_a_request_to_end(tmp_path: Path) -> None:
+    log = tmp_path / "run.log"
+    log.write_text(BUG.replace("ValueError: bad batch", "KeyboardInterrupt"))
+    cause = tail_cause([str(log)])
+    assert (cause.fault, failure_tally.CODES[cause.action]) == ("killed", 75)
+
+
+def test_more_logs_than_a_process_may_open(tmp_path: Path) -> None:
+    for number in range(200):
+        text = "Killed\n" if number == 150 else " iteration 1/ 10 | elapsed time per iteration (ms): 1.0 | lm loss: 2.0E+00 |\n"
+        (tmp_path / f"rank_{number}.log").write_text(f"begins\n{text}")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 100, limits[1]))
+    try:
+        cause = tail_cause([str(tmp_path)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert (cause.fault, Path(cause.file or "").name, cause.line) == ("killed", "rank_150.log", 2)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from monitor_command import monitor
 
 import lt_monitor
 from lt_shared import NoInput, Unavailable, UsageError
@@ -39,7 +40,7 @@ def resumed(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("log", LOGS, ids=lambda path: path.name)
 def test_events_are_those_of_scrape(log: Path) -> None:
-    done = subprocess.run([sys.executable, "-m", "lt_monitor", "scrape", log], capture_output=True, check=True)
+    done = subprocess.run(monitor("scrape", log), capture_output=True, check=True)
     assert list(lt_monitor.read(log)) == [json.loads(event) for event in done.stdout.splitlines()]
 
 

@@ -2,10 +2,10 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from monitor_command import monitor
 
 from lt_monitor.views import divergence
 from lt_shared import run_log
@@ -74,7 +74,7 @@ def test_validation_losses_are_a_field(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("scale", "code"), [(1.0, 0), (1.5, 1)])
 def test_the_command_ends_with_1_when_runs_part(tmp_path: Path, scale: float, code: int) -> None:
     a, b = log(tmp_path / "a.log", SAME), log(tmp_path / "b.log", {step: loss * scale for step, loss in SAME.items()})
-    command = [sys.executable, "-m", "lt_monitor", "diff", a, b]
+    command = monitor("diff", a, b)
     plain = subprocess.run(command, capture_output=True, text=True)
     assert (plain.returncode, plain.stderr) == (code, "")
     assert plain.stdout.startswith(

@@ -133,9 +133,8 @@ def test_settings_in_the_current_directory_are_of_no_effect(form: str, tmp_path:
         return done.stdout
 
     plain = rendered()
-    for setting in SETTINGS:
-        (tmp_path / "matplotlibrc").write_text(f"{setting}\n")
-        assert rendered() == plain, setting
+    (tmp_path / "matplotlibrc").write_text("\n".join(SETTINGS))
+    assert rendered() == plain
 
 
 def test_names_are_drawn_as_they_are_and_cannot_break_the_file() -> None:

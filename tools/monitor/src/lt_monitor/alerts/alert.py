@@ -20,7 +20,7 @@ from lt_monitor.events.alert_findings import Finding, duration, worst
 from lt_monitor.events.records import Record
 from lt_monitor.logs import log_files
 from lt_monitor.runs import failure_causes
-from lt_monitor.runs.run_state import RunState, state_of
+from lt_monitor.runs.run_state import RunState, state_for
 from lt_shared import checkpoint_layout, console
 from lt_shared.console import BadData, ExitCode, IoFailure, warn
 
@@ -86,7 +86,7 @@ class AlertPass:
                 state.faults = []
 
     def take(self, record: Record) -> None:
-        state = state_of(self._runs, record["run"])
+        state = state_for(self._runs, record)
         if state.faults and record["kind"] in ("step", "start", "load"):
             self._add(failure_causes.failure_findings(state))
         if state.take(record, self._now):

@@ -87,7 +87,11 @@ def post(url: str, findings: Sequence[Finding]) -> str | None:
     try:
         return outcome.get(timeout=WEBHOOK_SECONDS)
     except queue.Empty:
-        return f"--webhook: {urllib.parse.urlsplit(url).hostname}: no answer within {WEBHOOK_SECONDS} s"
+        return _no_answer(url)
+
+
+def _no_answer(url: str) -> str:
+    return f"--webhook: {urllib.parse.urlsplit(url).hostname}: no answer within {WEBHOOK_SECONDS} s"
 
 
 def _post(url: str, findings: Sequence[Finding]) -> str | None:
@@ -103,6 +107,9 @@ def _post(url: str, findings: Sequence[Finding]) -> str | None:
         return f"--webhook: {host} answers {error.code}"
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
+        if isinstance(reason, TimeoutError):
+            # The socket's time limit, which began later: on a busy machine it can still be noticed first.
+            return _no_answer(url)
         return f"--webhook: {host}: {getattr(reason, 'strerror', None) or type(reason).__name__}"
 
 

@@ -146,13 +146,16 @@ def _value_and_rank(field: object) -> tuple[float, int] | None:
 
 
 def _job(state: RunState, record: Record, thresholds: Thresholds) -> Iterator[Finding]:
+    # With what the controller told of the job before.
+    record = record | state.job
     stopped = STOPPED_JOB_STATES.get(record["state"])
     if stopped is None or (stopped[0] == "job-failed" and state.has_failed):
         return
     rule, severity = stopped
-    code = f", exit code {record['exit_code']}" if record.get("exit_code") else ""
+    codes = [record["exit_code"]] if record.get("exit_code") else record.get("exit_codes") or ()
+    code = f", exit code {' or '.join(map(str, codes))}" if codes else ""
     said = f"job {record['job']} is {record['state']}{code}{', ' + record['reason'] if record.get('reason') else ''}"
-    fields = _chosen(record, "job", "state", "exit_code", "node")
+    fields = _chosen(record, "job", "state", "exit_code", "exit_codes", "node")
     yield Finding(rule, severity, state.run, f"job:{record['job']}:{record.get('restarts', 0)}:{record['state']}", said, fields)
 
 

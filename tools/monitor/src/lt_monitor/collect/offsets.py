@@ -9,9 +9,11 @@ The state keeps what the parser and the deduplicator carry from line to line, so
 import dataclasses
 import hashlib
 import os
-from typing import Self
+from collections.abc import Iterable, Iterator
+from typing import IO, Self
 
 from lt_monitor.collect import state_file
+from lt_monitor.collect.generations import is_rotated, originals
 from lt_monitor.events.records import Record
 
 HEAD_BYTES = 1024
@@ -76,15 +78,18 @@ class SavedLogOffset:
     def is_unchanged(self, status: os.stat_result) -> bool:
         return (self.inode, self.size_bytes, self.mtime_ns) == (status.st_ino, status.st_size, status.st_mtime_ns)
 
-    def resume(self, descriptor: int, path: str) -> LogOffset | None:
-        """The offset in an open file, or None when that file does not begin with what was read."""
-        status = os.fstat(descriptor)
-        head = os.pread(descriptor, min(HEAD_BYTES, self.offset), 0)
-        tail_bytes = min(TAIL_BYTES, self.offset)
-        tail = os.pread(descriptor, tail_bytes, self.offset - tail_bytes)
-        if hashlib.sha256(head).hexdigest() != self.head_sha256 or hashlib.sha256(tail).hexdigest() != self.tail_sha256:
+    def resume(self, log: IO[bytes], path: str) -> LogOffset | None:
+        """The offset in an open log, or None when that log does not begin with what was read."""
+        log.seek(0)
+        head = log.read(min(HEAD_BYTES, self.offset))
+        if hashlib.sha256(head).hexdigest() != self.head_sha256:
             return None
-        log_offset = LogOffset.at_start(path, status)
+        tail_bytes = min(TAIL_BYTES, self.offset)
+        log.seek(self.offset - tail_bytes)
+        tail = log.read(tail_bytes)
+        if hashlib.sha256(tail).hexdigest() != self.tail_sha256:
+            return None
+        log_offset = LogOffset.at_start(path, os.fstat(log.fileno()))
         return dataclasses.replace(
             log_offset, offset=self.offset, head=head, tail=tail, parser=self.parser, deduplicator=self.merger
         )
@@ -100,7 +105,13 @@ class LogOffsets:
         self.saved = {log_offset.path: log_offset for log_offset in saved}
         self.output = output
         self.new: dict[str, LogOffset] = {}
-        self._by_inode = {log_offset.inode: log_offset for log_offset in saved}
+        self._by_inode: dict[int, list[SavedLogOffset]] = {}
+        self._rotated: dict[str, list[SavedLogOffset]] = {}
+        for log_offset in saved:
+            self._by_inode.setdefault(log_offset.inode, []).append(log_offset)
+            if is_rotated(log_offset.path):
+                for original in originals(log_offset.path):
+                    self._rotated.setdefault(original, []).append(log_offset)
 
     @classmethod
     def read(cls, path: str) -> Self:
@@ -120,33 +131,35 @@ class LogOffsets:
         logs = [vars(log_offset) for _, log_offset in sorted(self.saved.items())]
         return state_file.content("scrape-state", {"output": self.output, "logs": logs})
 
-    def find(self, path: str, descriptor: int) -> LogOffset:
+    def find(self, path: str, log: IO[bytes]) -> LogOffset:
         """Where to continue in the open log `path`: at the beginning when it was never read or was replaced."""
         if path in self.new:
             return self.new[path]
-        status = os.fstat(descriptor)
-        candidates = [self._by_inode.get(status.st_ino), self.saved.get(path)]
-        candidates += [self.saved.get(original) for original in _originals(path)]
-        for saved in candidates:
-            log_offset = saved.resume(descriptor, path) if saved is not None else None
+        status = os.fstat(log.fileno())
+        # Every log begins with nothing, so an offset of 0 recognises none.
+        candidates = {id(saved): saved for saved in self._candidates(path, status.st_ino) if saved.offset}
+        for saved in sorted(candidates.values(), key=lambda saved: -saved.offset):
+            log_offset = saved.resume(log, path)
             if log_offset is not None:
                 return log_offset
         return LogOffset.at_start(path, status)
 
-    def replaced(self, log_offset: LogOffset) -> SavedLogOffset | None:
-        """How far the earlier file at this path was read, when another file is there now."""
-        saved = self.saved.get(log_offset.path)
-        return saved if log_offset.offset == 0 and saved is not None and saved.offset > 0 else None
+    def _candidates(self, path: str, inode: int) -> Iterator[SavedLogOffset]:
+        yield from self._by_inode.get(inode, ())
+        names = [path, *originals(path)]
+        yield from (self.saved[name] for name in names if name in self.saved)
+        if is_rotated(path):
+            # A log that was read as `path.1` may be `path.2.gz` by now.
+            for name in names[1:]:
+                yield from self.rotated(name)
 
+    def rotated(self, path: str) -> Iterable[SavedLogOffset]:
+        """The saved offsets of files that were rotated from the log `path`."""
+        return self._rotated.get(path, ()) if path in self.saved else ()
 
-def rotated_siblings(path: str) -> list[str]:
-    """Files beside `path` that log rotation names after it, such as `path.1` and `path-20261121`."""
-    beginnings = (path + ".", path + "-")
-    directory = os.path.dirname(path)
-    return sorted(entry.path for entry in os.scandir(directory) if entry.path.startswith(beginnings) and entry.is_file())
-
-
-def _originals(path: str) -> list[str]:
-    """The paths that log rotation may have renamed to `path`."""
-    first = len(path) - len(os.path.basename(path)) + 1
-    return [path[:end] for end in range(first, len(path)) if path[end] in ".-"]
+    def replaced(self, path: str, log_offset: LogOffset) -> SavedLogOffset | None:
+        """How far the log at `path` was read before, when the open log of `log_offset` may be another one."""
+        saved = self.saved.get(path)
+        if saved is None or path in self.new or (log_offset.offset and log_offset.inode == saved.inode):
+            return None
+        return saved

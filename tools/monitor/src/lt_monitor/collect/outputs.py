@@ -16,7 +16,7 @@ from lt_monitor.events.escaping import json_for_terminals
 from lt_monitor.events.records import Record
 from lt_monitor.logs.deduplication import Deduplicator
 from lt_monitor.logs.parsed_block import ParsedBlock
-from lt_shared.console import IoFailure, warn
+from lt_shared.console import IoFailure, streams, warn
 
 
 class Output:
@@ -77,7 +77,7 @@ class Output:
             text = text[len(self._unfinished) :] if lines[0].startswith(self._unfinished) else b"\n" + text
             self._unfinished = b""
         with writing():
-            self._stream.write(text)
+            streams.write_all(self._stream, text)
             self._stream.flush()
 
     def _is_written(self, line: bytes) -> bool:

@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import IO, Protocol
 
-from lt_monitor.collect import state_file
-from lt_monitor.collect.offsets import LogOffset, LogOffsets, SavedLogOffset, rotated_siblings
+from lt_monitor.collect import generations, state_file
+from lt_monitor.collect.generations import Generation
+from lt_monitor.collect.offsets import LogOffset, LogOffsets, SavedLogOffset
 from lt_monitor.collect.outputs import Output
 from lt_monitor.collect.state_lock import locked
 from lt_monitor.events import records
@@ -21,7 +22,7 @@ from lt_monitor.logs.deduplication import Deduplicator
 from lt_monitor.logs.log_parser import LogParser
 from lt_monitor.logs.parsed_block import ParsedBlock
 from lt_shared import storage
-from lt_shared.console import BadData, NoInput, UsageError, note
+from lt_shared.console import BadData, NoInput, UsageError, note, warn
 
 FOLLOW_SECONDS = 1.0
 
@@ -34,6 +35,7 @@ def scrape(patterns: Sequence[str], state: str | None, stream: IO[bytes], follow
     """
     paths = log_files.expand(patterns)
     if state is None and not follow:
+        log_files.require_text(paths)
         output = Output(stream)
         for path in paths:
             deduplicator = Deduplicator()
@@ -109,35 +111,127 @@ class Sink(Protocol):
 
 def scrape_log(path: str, offsets: LogOffsets, output: Sink) -> None:
     """Give `output` the records of one log that are new since `offsets`, and move these on."""
-    absolute = os.path.abspath(path)
+    absolute, run = os.path.abspath(path), log_files.run_name(path)
+    for rotated in offsets.rotated(absolute):
+        _read_appended(path, rotated, offsets, output)
     saved = offsets.saved.get(absolute)
     if saved is not None and absolute not in offsets.new and saved.is_unchanged(os.stat(path)):
         return
     with log_files.open_file(path) as log:
-        log_offset = offsets.find(absolute, log.fileno())
-        earlier = offsets.replaced(log_offset)
+        log_offset = offsets.find(absolute, log)
+        earlier = offsets.replaced(absolute, log_offset)
         if earlier is not None:
-            _finish_rotated(path, earlier, offsets, output)
-            _tell_replaced(path, earlier, output)
-        _read_on(path, log_files.run_name(path), log, log_offset, output)
+            with generations.opened(absolute, log) as rotated_logs:
+                if _is_renamed(earlier, rotated_logs):
+                    # The new log may begin with the same lines as the one before.
+                    log_offset = LogOffset.at_start(absolute, os.fstat(log.fileno()))
+                if log_offset.offset == 0:
+                    _read_generations(path, earlier, rotated_logs, offsets, output)
+                    if earlier.offset:
+                        _tell_replaced(path, run, earlier, output)
+        _read_on(path, run, log, log_offset, output)
     offsets.new[absolute] = log_offset
 
 
-def _finish_rotated(path: str, earlier: SavedLogOffset, offsets: LogOffsets, output: Sink) -> None:
-    """Read the rest of the log that was at `path` before rotation."""
-    for sibling in rotated_siblings(earlier.path):
-        with contextlib.suppress(PermissionError, FileNotFoundError, BadData), log_files.open_file(sibling) as log:
-            log_offset = earlier.resume(log.fileno(), sibling)
-            if log_offset is not None:
-                if sibling not in offsets.new:
-                    shown = os.path.join(os.path.dirname(path), os.path.basename(sibling))
-                    _read_on(shown, log_files.run_name(path), log, log_offset, output)
-                    offsets.new[sibling] = log_offset
-                return
-    note(f"{log_files.printable(path)}: was replaced by another log, which is read from its beginning")
+def _read_appended(path: str, rotated: SavedLogOffset, offsets: LogOffsets, output: Sink) -> None:
+    """Read what was appended to a rotated file: a program writes there until it opens the new log."""
+    if rotated.path in offsets.new:
+        return
+    with contextlib.suppress(*generations.UNREADABLE):
+        status = os.stat(rotated.path)
+        if rotated.is_unchanged(status) or status.st_ino != rotated.inode or status.st_size <= rotated.offset:
+            return
+        with log_files.open_file(rotated.path) as log:
+            log_offset = offsets.find(rotated.path, log)
+            if log_offset.offset >= rotated.offset:
+                _read_on(_shown(path, rotated.path), log_files.run_name(path), log, log_offset, output)
+                offsets.new[rotated.path] = log_offset
 
 
-def _tell_replaced(path: str, earlier: SavedLogOffset, output: Sink) -> None:
+def _read_generations(
+    path: str, earlier: SavedLogOffset, rotated_logs: Sequence[Generation], offsets: LogOffsets, output: Sink
+) -> None:
+    """Read the rest of the log that was at `path` before, and all that were there between it and the present one."""
+    first = _continuation(earlier, rotated_logs)
+    unread = _unread(earlier, rotated_logs, first)
+    if first is None and earlier.offset and not generations.is_rotated(path):
+        note(
+            f"{log_files.printable(path)}: was replaced by another log, which is read from its beginning; what the one before "
+            f"got after its byte {earlier.offset} is in no rotated file beside it and is not read"
+        )
+    shown_run = log_files.run_name(path)
+    for one in unread:
+        if one.path in offsets.new:
+            continue
+        shown = _shown(path, one.path)
+        try:
+            log_offset = offsets.find(one.path, one.log)
+            if one is first and log_offset.offset < earlier.offset:
+                log_offset = earlier.resume(one.log, one.path) or log_offset
+            before = offsets.saved.get(one.path)
+            if log_offset.offset == 0 and before is not None and before.offset:
+                _tell_replaced(shown, shown_run, before, output)
+            _read_on(shown, shown_run, one.log, log_offset, output, final=one.is_compressed)
+        except generations.UNREADABLE as error:
+            warn(f"{log_files.printable(one.path)}: cannot be read to its end: {error}")
+            continue
+        offsets.new[one.path] = log_offset
+
+
+def _unread(earlier: SavedLogOffset, rotated_logs: Sequence[Generation], first: Generation | None) -> list[Generation]:
+    """`first` and what was rotated after it; without it, what was written since `earlier`.
+
+    An inode alone recognises a log of which nothing was read, and a later log may have got it: times decide there, too.
+    """
+    begin = rotated_logs.index(first) if first is not None else len(rotated_logs)
+    is_sure = first is not None and earlier.offset > 0
+    return [
+        one
+        for index, one in enumerate(rotated_logs)
+        if one is first
+        or (
+            _is_generation(one, first)
+            and one.status.st_mtime_ns >= earlier.mtime_ns + (index < begin)
+            and (index > begin or not is_sure)
+        )
+    ]
+
+
+def _is_generation(one: Generation, first: Generation | None) -> bool:
+    """Whether the name alone says that this is a generation of the log: by its form, or by the form of one that is."""
+    return one.is_numbered or (first is not None and one.series is not None and one.series == first.series)
+
+
+def _continuation(earlier: SavedLogOffset, rotated_logs: Sequence[Generation]) -> Generation | None:
+    """The file that goes on with what was read before: the one with the inode, else the newest with the content."""
+    with_content = None
+    for one in reversed(rotated_logs):
+        with contextlib.suppress(*generations.UNREADABLE):
+            has_inode = _has_inode(one, earlier)
+            if (has_inode or earlier.offset) and earlier.resume(one.log, one.path) is not None:
+                if has_inode:
+                    return one
+                with_content = with_content or one
+    return with_content
+
+
+def _is_renamed(earlier: SavedLogOffset, rotated_logs: Sequence[Generation]) -> bool:
+    logs = [one for one in rotated_logs if one.is_numbered or one.series is not None]
+    first = _continuation(earlier, [one for one in logs if _has_inode(one, earlier)])
+    return first is not None
+
+
+def _has_inode(one: Generation, earlier: SavedLogOffset) -> bool:
+    return not one.is_compressed and one.status.st_ino == earlier.inode
+
+
+def _shown(path: str, rotated_path: str) -> str:
+    """A rotated file, as its log is named on the command line."""
+    directory = os.path.dirname(os.path.abspath(path))
+    return os.path.join(os.path.dirname(path), os.path.relpath(rotated_path, directory))
+
+
+def _tell_replaced(path: str, run: str, earlier: SavedLogOffset, output: Sink) -> None:
     """An event before those of the new log: two logs may begin alike, and its reader must not take one for a repetition.
 
     The fields identify the earlier log, so two replacements differ, and a repetition of this event is recognised.
@@ -150,14 +244,14 @@ def _tell_replaced(path: str, earlier: SavedLogOffset, output: Sink) -> None:
         "fields": {"offset": earlier.offset, "tail_sha256": earlier.tail_sha256},
         "src": {"offset": 0},
     }
-    output.take(ParsedBlock([(0, item)], []), Deduplicator(), log_files.printable(path), log_files.run_name(path))
+    output.take(ParsedBlock([(0, item)], []), Deduplicator(), log_files.printable(path), run)
 
 
-def _read_on(path: str, run: str, log: IO[bytes], log_offset: LogOffset, output: Sink) -> None:
+def _read_on(path: str, run: str, log: IO[bytes], log_offset: LogOffset, output: Sink, final: bool = False) -> None:
     parser, deduplicator = LogParser(log_offset.parser), Deduplicator(log_offset.deduplicator)
     shown = log_files.printable(path)
     log.seek(log_offset.offset)
-    for block in log_files.blocks(log.read):
+    for block in log_files.blocks(log.read, final):
         if log_offset.offset == 0:
             log_files.warn_of_no_text(block, path)
         output.take(parser.parse(block, log_offset.offset), deduplicator, shown, run)

@@ -3,7 +3,8 @@
 The record of a job carries the run's name that its log would have, so that `alert` knows whether a silent run should be
 running. `squeue --json` comes first; its shape changed with every data parser (a state is a text or a list, a number may be an
 object), and old versions do not have it, so plain columns are the second choice. Jobs that squeue has forgotten are asked for
-from sacct, and where accounting is off from scontrol.
+from scontrol, which knows the same, and then from sacct, which knows less: no log but that of the command line, and no exit code
+but 0 for sure. Its text has 128 taken off every code from 128 on, and `sacct --json` of 22.05 says SUCCESS and 0 for all.
 """
 
 import datetime
@@ -12,7 +13,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from lt_monitor.collect import external_programs
+from lt_monitor.collect import external_programs, submit_line
 from lt_monitor.collect.sampling import missing, read_text, record
 from lt_monitor.events.records import Record
 from lt_monitor.logs import log_files
@@ -24,19 +25,38 @@ COLUMN_NAMES = (
     "partition", "state_reason", "current_working_directory", "name",
 )  # fmt: skip
 SACCT_FIELDS = "JobIDRaw,JobID,JobName,State,ExitCode,Submit,Start,End,NNodes,NodeList,User,Partition,WorkDir"
+# Since 21.08; the last because it may have bars in it.
+SACCT_SUBMIT_LINE = "SubmitLine"
 SACCT_NAMES = {
     "JobIDRaw": "job_id", "JobID": "shown_id", "JobName": "name", "State": "job_state", "ExitCode": "exit_code",
     "Submit": "submit_time", "Start": "start_time", "End": "end_time", "NNodes": "node_count", "NodeList": "nodes",
     "User": "user_name", "Partition": "partition", "WorkDir": "current_working_directory",
+    "SubmitLine": "submit_line", "AllocTRES": "tres_alloc_str",
 }  # fmt: skip
 SCONTROL_NAMES = {
     "JobId": "job_id", "ArrayJobId": "array_job_id", "ArrayTaskId": "array_task_id", "JobName": "name", "JobState": "job_state",
     "Reason": "state_reason", "Restarts": "restart_cnt", "ExitCode": "exit_code", "SubmitTime": "submit_time",
     "StartTime": "start_time", "EndTime": "end_time", "NumNodes": "node_count", "NodeList": "nodes", "UserId": "user_name",
     "Partition": "partition", "WorkDir": "current_working_directory", "StdOut": "standard_output",
-    "TRES": "tres_alloc_str", "AllocTRES": "tres_alloc_str",
+    "TRES": "tres_alloc_str", "AllocTRES": "tres_alloc_str", "BatchHost": "batch_host", "HetJobId": "het_job_id",
 }  # fmt: skip
 _JOB = re.compile(r"\d{1,12}(?:_\d{1,9})?")
+# sacct's JobID: 77, 88_3, 88_[4-9%2] of tasks that wait, 70+1 of a heterogeneous job.
+_SHOWN = re.compile(r"(?P<job>\d{1,12})|(?P<array>\d{1,12})_(?:(?P<task>\d{1,9})|\[.{1,200})|(?P<leader>\d{1,12})\+\d{1,6}")
+_RULER = re.compile(r"-+(?: +-+)* *")
+# Longer states end with + in narrow columns.
+_LONG_STATES = (
+    "CANCELLED",
+    "COMPLETED",
+    "COMPLETING",
+    "OUT_OF_MEMORY",
+    "NODE_FAIL",
+    "PREEMPTED",
+    "BOOT_FAIL",
+    "REQUEUED",
+    "TIMEOUT",
+)
+_HIGHEST_SIGNAL = 64
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z][\w/:]{0,30})=")
 
 
@@ -76,16 +96,19 @@ def _finished(jobs: Sequence[str]) -> list[Record]:
     """Jobs that are no longer queued."""
     found: list[Record] = []
     for job in jobs:
+        sacct = ["sacct", "-X", "-P", "-D", "-j", job, "-o"]
         answers = (
-            ["sacct", "-X", "-P", "-D", "-j", job, "-o", SACCT_FIELDS],
             ["scontrol", "-o", "show", "job", job],
+            [*sacct, f"{SACCT_FIELDS},{SACCT_SUBMIT_LINE}"],
+            [*sacct, SACCT_FIELDS],
         )
         reasons = []
         for arguments in answers:
             try:
                 records = parse(external_programs.answer(arguments), arguments[0])
             except external_programs.NoAnswer as error:
-                reasons.append(str(error))
+                if SACCT_SUBMIT_LINE not in str(error):
+                    reasons.append(str(error))
                 continue
             if any(each["kind"] == "job" for each in records):
                 found += records
@@ -101,11 +124,30 @@ def parse(text: str, file: str) -> list[Record]:
     if text.lstrip().startswith("{"):
         return _parse_json(text, file)
     lines = text.splitlines()
-    if lines and "JobIDRaw" in lines[0].split("|"):
-        names = [SACCT_NAMES.get(name, name) for name in lines[0].split("|")]
-        return _jobs((dict(zip(names, line.split("|"), strict=False)) for line in lines[1:]), file)
+    if lines and (header := lines[0].split("|")) and not {"JobIDRaw", "JobID"}.isdisjoint(header):
+        return _accounted((line.split("|", len(header) - 1) for line in lines[1:]), header, file)
+    if len(lines) > 1 and _RULER.fullmatch(lines[1]) is not None and "JobID" in lines[0]:
+        spans = [column.span() for column in re.finditer(r"-+", lines[1])]
+        header, *rows = [[line[begin:end].strip() for begin, end in spans] for line in (lines[0], *lines[2:])]
+        return _accounted(rows, header, file)
     jobs = [_scontrol(line) for line in _joined(lines) if line.lstrip().startswith("JobId=")]
     return _jobs(jobs, file) if jobs else [missing(file, f"{file}: no job in it")]
+
+
+def _accounted(rows: Iterable[Sequence[str]], header: Sequence[str], file: str) -> list[Record]:
+    """The jobs of sacct's columns."""
+    names = [SACCT_NAMES.get(name, name) for name in header]
+    return _jobs(_last_of_each([{**dict(zip(names, row, strict=False)), "is_accounted": True} for row in rows]), file)
+
+
+def _last_of_each(jobs: Sequence[Record]) -> list[Record]:
+    """The last of the records that accounting has of each job: a requeued one has one for each start, as the queue has not."""
+    last: dict[str, Record] = {}
+    for job in jobs:
+        identity = str(job.get("job_id") or job.get("shown_id"))
+        earlier = last.pop(identity, None)
+        last[identity] = job if earlier is None else {**job, "restart_cnt": earlier.get("restart_cnt", 0) + 1}
+    return list(last.values())
 
 
 def _parse_json(text: str, file: str) -> list[Record]:
@@ -120,7 +162,9 @@ def _parse_json(text: str, file: str) -> list[Record]:
         return [missing(file, f"{file}: {_text(said.get('description')) or _text(said.get('error')) or 'failed'}")]
     if not isinstance(jobs, list):
         return [missing(file, f"{file}: JSON without jobs")]
-    return _jobs((job for job in jobs if isinstance(job, dict)), file)
+    objects = [{**job, "is_accounted": "job_state" not in job} for job in jobs if isinstance(job, dict)]
+    is_accounted = bool(objects) and all(job["is_accounted"] for job in objects)
+    return _jobs(_last_of_each(objects) if is_accounted else objects, file)
 
 
 def _columns(line: str) -> Record:
@@ -158,13 +202,22 @@ def _jobs(jobs: Iterable[Record], file: str) -> list[Record]:
 def _job(job: Record, file: str) -> Record | None:
     """The record of one job, whatever the shape of its fields; None for what has no id or state."""
     number, array, task = _whole(job.get("job_id")), _whole(job.get("array_job_id")), _whole(job.get("array_task_id"))
+    if (numbers := _SHOWN.fullmatch(_text(job.get("shown_id")))) is not None:
+        # Of an array, or of a job of several kinds of nodes, whose script and log are the first part's.
+        array, task = _whole(numbers["array"]) or array, _whole(numbers["task"]) if numbers["task"] else task
+        number = number or _whole(numbers["job"])
     shown = f"{array}_{task}" if array and task is not None else str(number or array or "")
     if not (number or array):
         shown = str(job.get("shown_id", ""))
     state = _state(job)
     if not is_job(shown) or not state:
         return None
-    log = _log(job, shown, number or array or 0, array, task)
+    leader = (
+        _whole(numbers["leader"])
+        if numbers is not None
+        else _whole(job.get("het_job_id") or _object(job.get("het")).get("job_id"))
+    )
+    log = _log(job, shown, leader or number or array or 0, array, task)
     details: Record = {"job": shown, "state": state}
     details |= {field: text for field in ("name", "partition") if (text := _text(job.get(field)))}
     details |= {"user": user} if (user := _text(job.get("user_name") or job.get("user"))) else {}
@@ -185,7 +238,7 @@ def _job(job: Record, file: str) -> Record | None:
         if moment and (field != "end_time" or state not in ("RUNNING", "PENDING")):
             details[field] = moment
     if state not in ("RUNNING", "PENDING"):
-        details |= _exit(job.get("exit_code"))
+        details |= _accounted_exit(job.get("exit_code"), state) if job.get("is_accounted") else _exit(job.get("exit_code"))
     if log:
         details["log"] = log
     return record("job", file, run=log_files.run_name(log) if log else f"job-{shown}", **details)
@@ -203,26 +256,35 @@ def _state(job: Record) -> str:
     if isinstance(state, list):
         state = state[0] if state else ""
     words = _text(state).split()
-    return words[0].rstrip("+") if words else ""
+    word = words[0] if words else ""
+    if not word.endswith("+"):
+        return word
+    return next((name for name in _LONG_STATES if name.startswith(word[:-1])), word[:-1])
 
 
 def _log(job: Record, shown: str, number: int, array: int | None, task: int | None) -> str:
     """The file of the job's output: Slurm before 24.05 gives the pattern only, and nothing for its default."""
     expanded = _text(job.get("stdout_expanded"))
     directory = _text(job.get("current_working_directory"))
-    pattern = expanded or _text(job.get("standard_output")) or _text(job.get("stdout"))
+    pattern = (
+        expanded
+        or _text(job.get("standard_output"))
+        or _text(job.get("stdout"))
+        or submit_line.output(_text(job.get("submit_line")))
+    )
     if not pattern:
-        if not directory:
+        if not directory or job.get("is_accounted"):
+            # Accounting does not say whether the script had an #SBATCH --output.
             return ""
         pattern = "slurm-%A_%a.out" if task is not None and array else "slurm-%j.out"
     if not expanded:
-        values = {
+        host = _text(job.get("batch_host")) or submit_line.first_host(_text(job.get("nodes")))
+        pattern = submit_line.expanded(pattern, {
             "%": "%", "A": str(array or number), "a": "4294967294" if task is None else str(task), "j": str(number),
-            "J": str(number), "x": _text(job.get("name")), "u": _text(job.get("user_name")), "n": "0", "t": "0",
-            "N": _text(job.get("batch_host")),
-        }  # fmt: skip
-        pattern = re.sub(r"%(\d{0,2})([%AajJxuntN])", lambda match: values[match[2]].zfill(int(match[1] or 0)), pattern)
-    return pattern if pattern.startswith("/") or not directory else f"{directory.rstrip('/')}/{pattern}"
+            "J": str(number), "x": _text(job.get("name")), "u": _text(job.get("user_name") or job.get("user")), "n": "0",
+            "t": "0", "s": "batch", "b": "" if task is None else str(task % 10), "N": host,
+        })  # fmt: skip
+    return pattern if not pattern or pattern.startswith("/") or not directory else f"{directory.rstrip('/')}/{pattern}"
 
 
 def _exit(value: object) -> Record:
@@ -235,7 +297,16 @@ def _exit(value: object) -> Record:
         code, signal = (int(part) for part in value.split(":"))
     elif isinstance(value, int):
         code, signal = value >> 8, value & 0x7F
-    return {"exit_code": code} | ({"signal": signal} if signal else {}) if code is not None else {}
+    return {"exit_code": code} | ({"signal": signal} if signal and signal <= _HIGHEST_SIGNAL else {}) if code is not None else {}
+
+
+def _accounted_exit(value: object, state: str) -> Record:
+    """`_exit` from sacct. A code of its text below 128 may be that code and 128. 0 is known only of success."""
+    exit_status = _exit(value)
+    code, is_success = exit_status.get("exit_code"), state == "COMPLETED"
+    if code is None or is_success or exit_status.get("signal") or (code and not isinstance(value, str)):
+        return exit_status
+    return {"exit_codes": [code, code + 128]} if 0 < code < 128 else {}
 
 
 def _moment(value: object) -> str | None:

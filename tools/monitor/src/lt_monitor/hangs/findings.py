@@ -1,10 +1,11 @@
 """What is wrong in each process group, and which of it is the cause of the rest.
 
 In a group, the first collective that is not finished decides: a rank that has not enqueued it is missing, a rank without a dump
-may be. Calls of one number that differ are a mismatch, finished or not. torch's own analyzer asks the same of every group
-alone; a job with several kinds of parallelism then shows a missing rank in each of them. Here, what a missing rank itself waits
-for is followed: a finding whose missing ranks all wait in another one is its consequence. When nothing is left after that, the
-ranks wait for each other in a circle, which is a different order of calls.
+may be. Calls of one number that differ are a mismatch, finished or not. A rank whose first unfinished call others have finished
+is behind: its own GPU does not go on. torch's own analyzer asks the same of every group alone; a job with several kinds of
+parallelism then shows a missing rank in each of them. Here, what a missing rank itself waits for is followed: a finding whose
+missing ranks all wait in another one is its consequence. When nothing is left after that, the ranks wait for each other in a
+circle, which is a different order of calls.
 """
 
 import collections
@@ -15,9 +16,12 @@ from lt_monitor.hangs.flight_recorder import Call
 from lt_monitor.hangs.process_groups import GroupCalls, GroupName, Job, operations
 from lt_monitor.hangs.stack_dumps import place
 
-MISSING, ABSENT, MISMATCH, UNFINISHED, UNMATCHED, ELSEWHERE = (
-    "missing", "absent", "mismatch", "unfinished", "unmatched", "elsewhere",
+MISSING, ABSENT, MISMATCH, UNFINISHED, UNMATCHED, ELSEWHERE, BEHIND = (
+    "missing", "absent", "mismatch", "unfinished", "unmatched", "elsewhere", "behind",
 )  # fmt: skip
+# No rank can finish these before every rank of the group has joined in on its GPU.
+_JOINT = ("all_reduce", "allreduce", "all_gather", "_all_gather", "allgather", "_allgather", "barrier",
+          "reduce_scatter", "_reduce_scatter", "all_to_all", "alltoall")  # fmt: skip
 # A dump of a healthy run has calls that are on their way.
 ON_THEIR_WAY_SECONDS = 30.0
 # Their sizes, or types, may differ from rank to rank.
@@ -54,7 +58,7 @@ class Finding:
     @property
     def is_stuck(self) -> bool:
         """Whether it is more than a call that was on its way when the dump was written."""
-        return self.kind != UNFINISHED or self.seconds is None or self.seconds >= ON_THEIR_WAY_SECONDS
+        return self.kind not in (UNFINISHED, BEHIND) or self.seconds is None or self.seconds >= ON_THEIR_WAY_SECONDS
 
     @property
     def odd(self) -> tuple[int, ...]:
@@ -72,7 +76,7 @@ def find(job: Job) -> list[Finding]:
         found = list(_elsewhere(job))
     elif not found:
         found = list(_without_dump(job))
-    return sorted(_with_causes(found), key=_rank_of)
+    return sorted(_with_causes(found, job), key=_rank_of)
 
 
 def _rank_of(finding: Finding) -> tuple[bool, bool, bool, int]:
@@ -97,19 +101,31 @@ def _unfinished(group: GroupCalls, sequence: int, job: Job) -> Finding:
     )
     waiting = tuple(sorted(rank for rank, found in calls.items() if not all(call.is_finished for call in found)))
     shown = calls[waiting[0]][0]
+    joined = BEHIND if _are_behind(waiting, shown, group, job) else UNFINISHED
     finding = Finding(
-        kind=MISSING if missing else ABSENT if absent else UNFINISHED,
+        kind=MISSING if missing else ABSENT if absent else joined,
         group=group.name,
         operation=shown.operation,
         sequence=sequence,
         members=members,
         waiting=waiting,
-        finished=tuple(sorted(calls.keys() - set(waiting))),
+        finished=tuple(sorted({*(members if joined == BEHIND else calls)}.difference(waiting, missing, absent))),
         missing=missing,
         absent=absent,
         last=_last_calls(group, missing),
     )
     return _timed(finding, [call for rank in waiting for call in calls[rank]], job)
+
+
+def _are_behind(waiting: tuple[int, ...], call: Call, group: GroupCalls, job: Job) -> bool:
+    """Whether `waiting` are held up by nothing else, while other ranks of the group have finished this call.
+
+    Newer dumps leave finished calls out, so a rank that has gone on to later numbers has finished it, too.
+    """
+    if len(waiting) == len(group.members) or not call.operation.startswith(_JOINT):
+        return False
+    firsts = [job.first_unfinished(rank) for rank in waiting]
+    return all(first is not None and (first.group, first.sequence) == (call.group, call.sequence) for first in firsts)
 
 
 def _timed(finding: Finding, calls: Sequence[Call], job: Job) -> Finding:
@@ -259,10 +275,25 @@ def _elsewhere(job: Job) -> Iterator[Finding]:
         yield Finding(ELSEWHERE, GroupName("", "", ()), members=tuple(job.ranks), waiting=most, missing=odd)
 
 
-def _with_causes(found: list[Finding]) -> list[Finding]:
+def _held_by(behind: set[int], job: Job) -> set[int]:
+    """The ranks that are behind, and those that wait for one of them, or for a rank that does."""
+    firsts = {rank: call for rank in job.flights if (call := job.first_unfinished(rank)) is not None}
+    members = {(group.name.name, group.name.description): set(group.members) for group in job.groups()}
+    held = set(behind)
+    while more := {
+        rank for rank, call in firsts.items() if rank not in held and held & members.get((call.group, call.description), set())
+    }:
+        held |= more
+    return held
+
+
+def _with_causes(found: list[Finding], job: Job) -> list[Finding]:
+    behind = {rank for each in found if each.kind == BEHIND and each.is_stuck for rank in each.waiting}
     holding = [each for each in found if each.blocking or each.kind == MISMATCH]
     # By rank, in how many of them it waits.
     waits = collections.Counter(rank for each in holding for rank in each.waiting)
+    if behind:
+        waits.update(_held_by(behind, job))
     marked = _with_held([_with_suspects(each, waits) for each in found], set(waits))
     if not holding or any(each.kind == MISMATCH or each.suspects for each in marked):
         return marked
@@ -273,6 +304,8 @@ def _with_suspects(finding: Finding, waits: collections.Counter[int]) -> Finding
     """A rank that waits in another finding is held up itself."""
     if finding.kind in (MISMATCH, UNFINISHED):
         return dataclasses.replace(finding, suspects=finding.odd)
+    if finding.kind == BEHIND:
+        return dataclasses.replace(finding, suspects=finding.waiting if finding.is_stuck else ())
     free = tuple(rank for rank in finding.blocking if waits[rank] <= (rank in finding.waiting))
     return dataclasses.replace(finding, suspects=free, is_consequence=not free)
 

@@ -104,6 +104,11 @@ class Job:
         dump = self.flights.get(rank)
         return max(dump.calls, key=lambda call: call.record, default=None) if dump else None
 
+    def first_unfinished(self, rank: int) -> Call | None:
+        """The call that a rank's GPU waits in."""
+        unfinished = (call for call in self.flights[rank].calls if not call.is_finished)
+        return min(unfinished, key=lambda call: call.record, default=None)
+
     def wrapped(self, rank: int) -> bool:
         """Whether a rank has called more than its dump has room for."""
         calls = self.flights[rank].calls

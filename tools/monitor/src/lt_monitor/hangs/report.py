@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lt_monitor.events.escaping import counted
-from lt_monitor.hangs.findings import ABSENT, ELSEWHERE, MISMATCH, MISSING, UNFINISHED, UNMATCHED, Finding, find
+from lt_monitor.hangs.findings import ABSENT, BEHIND, ELSEWHERE, MISMATCH, MISSING, UNFINISHED, UNMATCHED, Finding, find
 from lt_monitor.hangs.flight_recorder import Call
 from lt_monitor.hangs.process_groups import GroupName, Job
 from lt_monitor.hangs.stack_dumps import Frame, place
@@ -105,8 +105,7 @@ class Report:
 
     def _call(self, rank: int) -> tuple[Call | None, bool]:
         """The first call that is not finished, else the last one."""
-        dump = self.job.flights[rank]
-        waiting = min((call for call in dump.calls if not call.is_finished), key=lambda call: call.record, default=None)
+        waiting = self.job.first_unfinished(rank)
         return (waiting, True) if waiting else (self.job.last_call(rank), False)
 
     def _together(self) -> list[tuple[str, list[int]]]:
@@ -150,6 +149,9 @@ def in_words(finding: Finding) -> str:
         half = "send" if finding.operation.startswith("recv") else "recv"
         of = _group(finding.group, finding.members)
         return f"{lacks} the {half} for {finding.operation} of {of}: {_named(finding.waiting)} waits{_since(finding)}"
+    if finding.kind == BEHIND:
+        have = f"{_named(finding.finished)} {'has' if len(finding.finished) == 1 else 'have'} finished"
+        return f"{_named(finding.waiting)} {_is(finding.waiting)} behind in {of}, which {have}: {waiting}"
     finished = f", {len(finding.finished)} have finished" if finding.finished else ""
     known = "no rank" if finding.group.ranks else "no rank with a dump"
     return f"{known} is missing in {of}: {waiting}{finished}"

@@ -6,7 +6,7 @@ written so far: what was read of it is part of the parser's state, which can be 
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from lt_monitor.events.records import MESSAGE_CHARACTERS, Record
@@ -73,6 +73,13 @@ class Dumps:
 
     def to_record(self) -> Record:
         return dataclasses.asdict(self)
+
+    def relocate(self, offset: int, origin: Callable[[int], int]) -> None:
+        """Move where the dumps of the block at `offset` began to where these lines were before their labels came off."""
+        if self.arguments_offset >= offset:
+            self.arguments_offset = offset + origin(self.arguments_offset - offset)
+        if self.timers_offset >= offset:
+            self.timers_offset = offset + origin(self.timers_offset - offset)
 
     def heading(self, line: Line) -> tuple[int, Record] | None:
         """Take the first or last line of a dump; the whole dump's record with the offset to sort it by at its end."""

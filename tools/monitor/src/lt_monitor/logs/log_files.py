@@ -11,11 +11,12 @@ import re
 import shlex
 import stat
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO
 
 from lt_monitor.events.escaping import counted
 from lt_monitor.events.records import Record
+from lt_monitor.logs import file_contents
 from lt_monitor.logs.log_parser import LogParser
 from lt_monitor.logs.parsed_block import ParsedBlock
 from lt_shared import ownership, storage
@@ -28,16 +29,20 @@ STANDARD_INPUT = "-"
 _EXTENSION = re.compile(r"\.(?:log|out|err|txt|jsonl)(?:[.-]\d+)?$")
 RUN_LOGS = ("train.log", "metrics.jsonl")
 LOG_ENDINGS = (".log", ".out", ".txt", ".err")
-_NO_TEXT = {
-    b"\x1f\x8b": ("compressed with gzip", "zcat"),
-    b"\x28\xb5\x2f\xfd": ("compressed with zstd", "zstdcat"),
-    b"\xfd7zXZ": ("compressed with xz", "xzcat"),
-    b"BZh": ("compressed with bzip2", "bzcat"),
-    b"\xff\xfe": ("UTF-16", "iconv -f UTF-16 -t UTF-8"),
-    b"\xfe\xff": ("UTF-16", "iconv -f UTF-16 -t UTF-8"),
-}
-_RANK = re.compile(r"[._-](?:rank|task|node|proc)[._-]?\d+$|/attempt_\d+/\d+(?=/|$)")
 _NAMES_FOR_ANY_RUN = ("train", "metrics", "log", "output", "stdout", "stderr", "progress")
+# Of the directories that are searched for logs of ranks.
+RANK_DEPTH = 4
+# Streams that a launcher names without an ending.
+_STREAM_NAMES = ("stdout", "stderr", "output", "log")
+
+_OF_HOW_MANY = r"(?:[._-]?of[._-]?\d+)?"
+_RANK_WORD = r"(?:global|local)?[._-]?rank|task|node|proc(?:ess)?|worker|master"
+# A whole name may be any of these. Behind another name `gpu8` and `host2` tell what the run had.
+_NAME_WORD = rf"{_RANK_WORD}|host|gpu|device|pod|replica"
+_RANK_SUFFIX = re.compile(rf"(?:[._-](?:{_RANK_WORD})[._-]?\d+{_OF_HOW_MANY})+$", re.IGNORECASE)
+_RANK_NAME = re.compile(rf"(?P<word>{_NAME_WORD})[._-]?\d+{_OF_HOW_MANY}(?:[._-](?:{_NAME_WORD})[._-]?\d+)*", re.IGNORECASE)
+_ATTEMPT = re.compile(r"/attempt_\d+(?:/\d+)?(?=/|$)")
+_NUMBER = re.compile(r"\d+")
 
 
 def expand(patterns: Sequence[str], quiet: bool = False) -> list[str]:
@@ -145,12 +150,17 @@ def open_file(path: str) -> IO[bytes]:
 
 
 def _logs_in(directory: str, left_out: dict[str, ToolError]) -> list[str]:
-    """What lt-train wrote there, one of two files that say the same, else all that is called like a log."""
+    """What lt-train wrote there, one of two files that say the same, else all that is called like a log or is a rank's."""
     paths = {name: os.path.join(directory, name) for name in sorted(os.listdir(directory))}
     files = {name: path for name, path in paths.items() if os.path.isfile(path)}
     own = [files[name] for name in RUN_LOGS if name in files and os.path.getsize(files[name])]
-    called_so = [path for name, path in files.items() if name.endswith(LOG_ENDINGS) and not name.startswith(".")]
-    if not own and not called_so:
+    called_so = [path for name, path in files.items() if _is_called_log(name) and not name.startswith(".")]
+    called_so = list(dict.fromkeys([*called_so, *(() if own else _rank_logs(directory))]))
+    compressed: dict[str, ToolError] = {}
+    called_so = list(_uncompressed(called_so, compressed))
+    if not own:
+        left_out |= compressed
+    if not own and not called_so and not compressed:
         endings = ", ".join(f"*{ending}" for ending in LOG_ENDINGS)
         raise NoInput(
             f"{directory}: no log in this directory, neither {' nor '.join(RUN_LOGS)} nor {endings}",
@@ -161,17 +171,87 @@ def _logs_in(directory: str, left_out: dict[str, ToolError]) -> list[str]:
     ]
 
 
+def _is_called_log(name: str) -> bool:
+    return file_contents.COMPRESSION.sub("", name).endswith(LOG_ENDINGS)
+
+
+def _beginning(path: str) -> bytes:
+    with open_file(path) as file:
+        return file.read(file_contents.PROBE_BYTES)
+
+
+def _uncompressed(paths: Iterable[str], compressed: dict[str, ToolError]) -> Iterator[str]:
+    """Those of the paths that are not compressed; says in `compressed` how the others are, unless the log itself is there."""
+    for path in paths:
+        plain = file_contents.COMPRESSION.sub("", path)
+        try:
+            problem = None if plain == path else file_contents.compression(printable(path), _beginning(path))
+        except OSError as error:
+            problem = NoInput(f"{path}: {error.strerror}")
+        except BadData as error:
+            problem = error
+        if problem is None:
+            yield path
+        elif not os.path.exists(plain):
+            compressed[path] = problem
+
+
 def run_name(path: str) -> str:
     """A run's name from its log: the path without extension and rank, or the directory when the file's own name says nothing.
 
-    `/fsx/gpt/slurm-77.out` and its rotated `slurm-77.out.1` are `/fsx/gpt/slurm-77`; `/fsx/gpt/train.log` and
-    `/fsx/gpt/attempt_0/3/stdout.log` are `/fsx/gpt`.
+    `/fsx/gpt/slurm-77.out` and its rotated `slurm-77.out.1` are `/fsx/gpt/slurm-77`; `/fsx/gpt/train.log`,
+    `/fsx/gpt/attempt_0/3/stdout.log` and `/fsx/gpt/node1/rank_2.log` are `/fsx/gpt`.
     """
     if path == STANDARD_INPUT:
         return path
-    name = _RANK.sub("", _EXTENSION.sub("", printable(path))) or printable(path)
+    name = _without_rank(_EXTENSION.sub("", printable(path)) or printable(path))
     directory, base = os.path.split(name)
-    return directory if base in _NAMES_FOR_ANY_RUN and directory.strip("./") else name
+    return _directory_of_run(directory) if base in _NAMES_FOR_ANY_RUN and directory.strip("./") else name
+
+
+def _without_rank(name: str) -> str:
+    """`name`, a path without its ending, without the parts that tell ranks apart.
+
+    A path of nothing else is the directory, or the word before the number: `gpt/node1/rank_2` is `gpt`, `rank_2` is `rank`.
+    """
+    name = _ATTEMPT.sub("", name)
+    whole = _directory_of_run(name)
+    return whole if whole != name else _RANK_SUFFIX.sub("", name) or name
+
+
+def _directory_of_run(path: str) -> str:
+    """`path`, or the directory above when `path` is that of a rank or a node."""
+    directory, base = os.path.split(path)
+    while directory.strip("./") and (_is_rank(base) or (_NUMBER.fullmatch(base) and _is_rank(os.path.basename(directory)))):
+        path = directory
+        directory, base = os.path.split(path)
+    match = _RANK_NAME.fullmatch(base)
+    return os.path.join(directory, match["word"]) if match is not None else path
+
+
+def _rank_logs(directory: str, depth: int = RANK_DEPTH, is_of_rank: bool = False) -> Iterator[str]:
+    """The logs of ranks below `directory`: what is named after a rank, and all logs in directories that are."""
+    try:
+        entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
+    except OSError:
+        return
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        stem = name = file_contents.COMPRESSION.sub("", entry.name)
+        for ending in LOG_ENDINGS:
+            stem = stem.removesuffix(ending)
+        is_log = stem != name or stem in _STREAM_NAMES
+        if entry.is_dir(follow_symlinks=False):
+            is_rank = is_of_rank or _is_rank(entry.name) or _ATTEMPT.fullmatch(f"/{entry.name}") is not None
+            if depth > 1:
+                yield from _rank_logs(entry.path, depth - 1, is_rank)
+        elif os.path.isfile(entry.path) and (_is_rank(stem) or (is_of_rank and (is_log or _NUMBER.fullmatch(stem)))):
+            yield entry.path
+
+
+def _is_rank(name: str) -> bool:
+    return _RANK_NAME.fullmatch(name) is not None
 
 
 def printable(path: str) -> str:
@@ -233,12 +313,33 @@ def _open(path: str) -> IO[bytes]:
         return open(path, "rb") if storage.is_special(path) else open_file(path)
 
 
+def require_text(paths: Sequence[str]) -> None:
+    """Raise NoInput or BadData when none of the logs has text; what cannot be read twice is not looked at."""
+    problems = {}
+    for path in paths:
+        if path == STANDARD_INPUT or storage.is_remote(path) or storage.is_special(path):
+            continue
+        with storage.reading(path), open_file(path) as file:
+            problem = file_contents.text_problem(printable(path), file)
+        if problem is not None:
+            problems[path] = problem
+    require_one_text(problems, len(paths), is_warned=True)
+
+
+def require_one_text(problems: Mapping[str, ToolError], count: int, is_warned: bool = False) -> None:
+    """Raise the first problem when all of `count` logs have one; else warn of those that are no text, unless somebody does."""
+    if problems and len(problems) == count:
+        raise next(iter(problems.values()))
+    for problem in () if is_warned else problems.values():
+        if isinstance(problem, BadData):
+            warn(f"{problem}: left out")
+
+
 def warn_of_no_text(begin: bytes, path: str) -> None:
     """Warn about a log that is compressed or UTF-16, and say how to read it. No error: patterns may match rotated logs too."""
-    for magic, (name, program) in _NO_TEXT.items():
-        if begin.startswith(magic):
-            shown = printable(path)
-            warn(f"{shown}: is {name}, not text: {program} {shlex.quote(shown)} | lt-monitor ... -")
+    if (packed := file_contents.packed(begin)) is not None:
+        shown = printable(path)
+        warn(f"{shown}: is {packed[0]}, not text: {packed[1]} {shlex.quote(shown)} | lt-monitor ... -")
 
 
 def warn_of_malformed(parser: LogParser, path: str) -> None:

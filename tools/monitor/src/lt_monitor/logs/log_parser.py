@@ -20,8 +20,10 @@ from lt_monitor.events.records import Record
 from lt_monitor.logs import many_line_steps, user_patterns
 from lt_monitor.logs.dumps import Dumps
 from lt_monitor.logs.fields import TASK, read_values
-from lt_monitor.logs.formats import StepLine
+from lt_monitor.logs.formats import StepLine, tracebacks
 from lt_monitor.logs.formats.table import HEADS, PARSERS, keywords
+from lt_monitor.logs.formats.tracebacks import OpenTracebacks
+from lt_monitor.logs.labels.removal import LabelRemoval
 from lt_monitor.logs.lines import Line
 from lt_monitor.logs.many_line_steps import OpenStep
 from lt_monitor.logs.parsed_block import Item, ParsedBlock, in_order
@@ -41,12 +43,13 @@ MAXIMUM_GLUED_BYTES = 1 << 16
 MANIFEST = {"dataset": "tokens", "checkpoint": "format", "end": "count"}
 
 _RECORD = re.compile(rb'\{"v": ?1, ?"kind": ?')
-_EVENT_RECORD, _DUMP, _STEP_HEAD, _USER_PATTERN = -1, -2, -3, -4
+_EVENT_RECORD, _DUMP, _STEP_HEAD, _TRACEBACK, _USER_PATTERN = -1, -2, -3, -4, -5
 _PREFILTER = Prefilter(
     {
         **keywords(),
         **{head: [_STEP_HEAD] for head in HEADS},
         b'"kind":': [_EVENT_RECORD],
+        tracebacks.HEADING: [_TRACEBACK],
         b" arguments -": [_DUMP],
         b" across ranks (ms)": [_DUMP],
     }
@@ -75,8 +78,10 @@ class LogParser:
 
     def __init__(self, state: Record | None = None):
         state = state or {}
+        self._labels = LabelRemoval(state.get("labels"))
         self._dumps = Dumps(**state.get("dumps", {}))
         self._step_numbers = StepNumbers(state.get("step_numbers"))
+        self._tracebacks = OpenTracebacks(state.get("tracebacks"))
         self._open_step = OpenStep(state.get("open_step"))
         self._last_step: int | None = state.get("last_step")
         self._has_step_lines: bool = state.get("has_step_lines", False)
@@ -88,7 +93,9 @@ class LogParser:
 
     def to_record(self) -> Record:
         return {
+            "labels": self._labels.to_record(),
             "dumps": self._dumps.to_record(),
+            "tracebacks": self._tracebacks.to_record(),
             "open_step": self._open_step.to_record(),
             "step_numbers": self._step_numbers.to_record(),
             "last_step": self._last_step,
@@ -99,10 +106,19 @@ class LogParser:
         """The events of whole lines that begin at byte `offset` of the log. The last line may lack its line end."""
         if b"\r" in block:
             block = block.replace(b"\r", b"\n")
+        unlabelled = self._labels.remove(block)
+        if unlabelled is None:
+            return self._parse(block, offset)
+        parsed = self._parse(unlabelled.text, offset).relabelled(offset, unlabelled.origins)
+        self._dumps.relocate(offset, lambda at: int(unlabelled.origins(np.array([at]))[0][0]))
+        return parsed
+
+    def _parse(self, block: bytes, offset: int) -> ParsedBlock:
         items: list[Item] = []
         rows: list[StepRows] = []
         self._resume_dumps(block, 0, offset, items)
         self._resume_step(block, 0, offset, items)
+        self._tracebacks.resume(block, offset)
         candidates = self._read_all_with_templates(block, offset, rows) if self._is_dense else self._candidates(block)
         patience = MINIMUM_ALIKE_LINES
         while len(candidates):
@@ -113,6 +129,7 @@ class LogParser:
             patience *= 2
         self._is_dense = sum(part.cells.size for part in rows) > DENSE * len(block)
         self._step_numbers.end_block(block)
+        items += self._tracebacks.missing(items)
         self._add_steps(items, rows)
         return ParsedBlock(items, rows)
 
@@ -196,6 +213,9 @@ class LogParser:
             if record is not None:
                 items.append((offset + begin, record))
             return False
+        # Of several headings on one line the frames are those of the last.
+        for heading in hits.get(_TRACEBACK, [])[-1:]:
+            self._tracebacks.read(block, block.find(tracebacks.HEADING, max(begin, heading - len(tracebacks.HEADING))), offset)
         line = Line(raw, offset + begin)
         if _DUMP in hits:
             whole = self._dumps.heading(line)
@@ -224,6 +244,7 @@ class LogParser:
                 keywords_at = [at - begin for found in hits.values() for at in found]
                 return self._read_step(raw, line, parsed, record, keywords_at, items, depth)
             if parsed is not None:
+                self._step_numbers.note_batch_size(parsed)
                 items.append((offset + begin, _completed(parsed, line)))
                 return False
         return False

@@ -7,6 +7,7 @@ So the work is bounded by the bytes and not by the lines, at the price of ranks 
 """
 
 import bisect
+import contextlib
 import re
 import shutil
 import sys
@@ -17,10 +18,15 @@ from typing import IO
 import numpy as np
 
 from lt_monitor.events.records import Record
-from lt_monitor.logs import log_files
-from lt_monitor.logs.formats.table import keywords
+from lt_monitor.logs import file_contents, log_files
+from lt_monitor.logs.formats import tracebacks
+from lt_monitor.logs.formats.table import HEADS, PARSERS, keywords
+from lt_monitor.logs.formats.trainers import huggingface
+from lt_monitor.logs.labels.removal import LabelRemoval
 from lt_monitor.logs.log_parser import LogParser
+from lt_monitor.logs.parsed_block import attributed
 from lt_monitor.logs.prefilter import GROUP_BYTES, Prefilter
+from lt_monitor.logs.step_numbers import last_bar
 from lt_shared import storage
 
 FIRST_WINDOW_BYTES = 1 << 20
@@ -38,7 +44,11 @@ CONTEXT_GROUPS = 5
 PROGRESS_BYTES = 1 << 26
 
 _EVENT = b'"kind":'
-_PREFILTER = Prefilter({**keywords(), _EVENT: [-1]})
+_TRACEBACK, _STEP_HEAD = -2, -3
+_FIGURES = frozenset(index for index, (parser, _) in enumerate(PARSERS) if parser is huggingface.figures)
+_MLPERF = b":::MLLOG "
+_BATCH_SIZE = re.compile(rb':::MLLOG \{[^\n]{0,400}"global_batch_size", "value": (?P<size>\d{1,12}),')
+_PREFILTER = Prefilter({**{head: [_STEP_HEAD] for head in HEADS}, **keywords(), _EVENT: [-1], tracebacks.HEADING: [_TRACEBACK]})
 _HASH_BITS = 16
 _MULTIPLIER = np.uint32(2654435761)
 _PROGRESS_TOKENS = (b"it/s", b"s/it", b"'loss': ")
@@ -51,7 +61,8 @@ _PROGRESS_CONTEXT_BYTES = 1 << 16
 class LogTail:
     """The end of the log `path` (`-` is standard input): `records` are its events with their offsets in the log, in its order.
 
-    `progress` are the offsets and texts of progress bars and logged losses of trainers that have no parser.
+    `progress` are the offsets and texts of progress bars and logged losses of trainers that have no parser. `problem` says why
+    the file is no log, and then both are empty.
     """
 
     def __init__(self, path: str):
@@ -60,26 +71,45 @@ class LogTail:
         self.records: list[Record] = []
         self.progress: list[tuple[int, bytes]] = []
         self._budget = MAXIMUM_CANDIDATES
+        self._labels = LabelRemoval()
         self._file = _seekable(path)
         self.size = self._file.seek(0, 2)
-        self._read_backwards()
+        self.problem = file_contents.text_problem(self.shown, self._file)
+        if self.problem is None:
+            self._read_backwards()
 
     def close(self) -> None:
         self._file.close()
 
+    def release(self) -> None:
+        """Close the file until it is read again: a process may open fewer files than a job has logs."""
+        if not _is_copied(self.path):
+            self._file.close()
+
     def text(self, begin: int, end: int) -> bytes:
         """The bytes from `begin` to `end` of the log, as far as it has them."""
         begin = max(0, begin)
-        self._file.seek(begin)
-        return self._file.read(max(0, end - begin))
+        with self._opened() as file:
+            file.seek(begin)
+            return file.read(max(0, end - begin))
+
+    def _opened(self) -> contextlib.AbstractContextManager[IO[bytes]]:
+        return _seekable(self.path) if self._file.closed else contextlib.nullcontext(self._file)
+
+    def context(self, begin: int, end: int) -> bytes:
+        """The same without the labels in front of the lines."""
+        text = self.text(begin, end).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        unlabelled = self._labels.remove(text)
+        return text if unlabelled is None else unlabelled.text
 
     def line_number(self, offset: int) -> int:
         """The number of the line that begins at `offset`, from 1."""
-        self._file.seek(0)
         number, left = 1, offset
-        while left > 0 and (block := self._file.read(min(left, BLOCK_BYTES))):
-            number += int(np.count_nonzero(np.frombuffer(block, np.uint8) == ord("\n")))
-            left -= len(block)
+        with self._opened() as file:
+            file.seek(0)
+            while left > 0 and (block := file.read(min(left, BLOCK_BYTES))):
+                number += int(np.count_nonzero(np.frombuffer(block, np.uint8) == ord("\n")))
+                left -= len(block)
         return number
 
     def _read_backwards(self) -> None:
@@ -88,7 +118,7 @@ class LogTail:
             begin = self._line_begin(self.size - window, end)
             found: list[Record] = []
             for offset, block in self._blocks(begin, end):
-                found += self._events(block.replace(b"\r", b"\n"), offset)
+                found += self._unlabelled_events(block.replace(b"\r", b"\n"), offset)
             self.records = found + self.records
             end, window = begin, window * GROWTH
 
@@ -113,8 +143,26 @@ class LogTail:
             yield begin, block
             begin += len(block)
 
-    def _events(self, block: bytes, offset: int) -> list[Record]:
-        """What the block's lines say, as far as the prefilter lets them through."""
+    def _unlabelled_events(self, block: bytes, offset: int) -> list[Record]:
+        unlabelled = self._labels.remove(block)
+        is_last = offset + len(block) >= self.size
+        if unlabelled is None:
+            return self._events(block, offset, is_last)
+        progress = self.progress
+        self.progress = []
+        records = self._events(unlabelled.text, offset, is_last)
+        here = [record for record in records if record["src"].get("file") == self.shown]
+        at = [*(record["src"]["offset"] for record in here), *(mark for mark, _ in self.progress)]
+        begins, labels = unlabelled.origins(np.array(at, dtype=np.int64) - offset)
+        for record, begin, label in zip(here, begins.tolist(), labels, strict=False):
+            record |= {field: value for field, value in label.items() if field not in record}
+            record["src"]["offset"] = offset + begin
+        marks = zip(begins[len(here) :].tolist(), self.progress, strict=True)
+        self.progress = sorted(progress + [(offset + begin, text) for begin, (_, text) in marks])
+        return records
+
+    def _events(self, block: bytes, offset: int, is_last: bool) -> list[Record]:
+        """What the lines of a block without labels say, as far as the prefilter lets them through."""
         if offset > self.size - PROGRESS_BYTES:
             self._note_progress(block, offset)
         candidates = _PREFILTER.candidates(block)
@@ -125,30 +173,49 @@ class LogTail:
                 candidates = np.unique(np.concatenate([candidates[:half], candidates[-half:]]))
         self._budget = max(0, self._budget - len(candidates))
         lines, begins, origins, length = [], [], [], 0
-        last_end = -1
-        for hit, _ in _PREFILTER.confirmed(block, candidates.tolist()):
+        cut: list[Record] = []
+        run, last_end = log_files.run_name(self.path), -1
+        for hit, meaning in _PREFILTER.confirmed(block, candidates.tolist()):
             if hit < last_end:
                 continue
             begin = max(block.rfind(b"\n", max(0, hit - LINE_BYTES), hit) + 1, hit - LINE_BYTES, 0)
             end = block.find(b"\n", hit, hit + LINE_BYTES)
+            if not _FIGURES.isdisjoint(meaning) and (bar := last_bar(block, max(last_end + 1, 0), begin)) is not None:
+                lines.append(block[bar[0] : bar[1]])
+                begins.append(length)
+                origins.append(offset + bar[0])
+                length += bar[1] - bar[0] + 1
             last_end = end if end >= 0 else min(hit + LINE_BYTES, len(block))
+            if _TRACEBACK in meaning:
+                traceback = tracebacks.read(block, block.find(tracebacks.HEADING, max(begin, hit - len(tracebacks.HEADING))))
+                last_end = max(last_end, traceback.end)
+                if traceback.is_open and is_last:
+                    cut.append(attributed(tracebacks.cut_off(block[begin:last_end], traceback, offset + begin), self.shown, run))
             lines.append(block[begin:last_end])
             begins.append(length)
             origins.append(offset + begin)
             length += last_end - begin + 1
-        return self._parsed(b"\n".join(lines), begins, origins) if lines else []
+        parsed = self._parsed(b"\n".join(lines), begins, origins) if lines else []
+        return sorted(parsed + cut, key=_offset) if cut else parsed
 
     def _parsed(self, text: bytes, begins: list[int], origins: list[int]) -> list[Record]:
         """The events of chosen lines, which begin at `begins` in `text` and at `origins` in the log."""
-        parsed = LogParser().parse(text, 0)
+        parser = LogParser({"step_numbers": {"batch_size": self._batch_size()}} if _MLPERF in text else None)
+        parsed = parser.parse(text, 0)
         run = log_files.run_name(self.path)
         found = [*parsed.ordered_items(), *((0, record) for part in parsed.rows for record in part.records(self.shown, run))]
         for _, record in found:
             source = record["src"]
             if "file" not in source or source["file"] == self.shown:
-                at = origins[bisect.bisect_right(begins, source["offset"]) - 1]
-                record["src"] = {"file": self.shown, "offset": at}
-        return sorted((record for _, record in found), key=lambda record: int(record["src"].get("offset", 0)))
+                chunk = bisect.bisect_right(begins, source["offset"]) - 1
+                line_begin = max(begins[chunk], text.rfind(b"\n", begins[chunk], source["offset"]) + 1)
+                record["src"] = {"file": self.shown, "offset": origins[chunk] + line_begin - begins[chunk]}
+        return sorted((record for _, record in found), key=_offset)
+
+    def _batch_size(self) -> int | None:
+        """What MLPerf's entry at the beginning of the log says."""
+        match = _BATCH_SIZE.search(self.context(0, FIRST_WINDOW_BYTES))
+        return int(match["size"]) if match is not None else None
 
     def _note_progress(self, block: bytes, offset: int) -> None:
         """The last bars and losses of a block; the windows are read from the end, so those of an earlier block come before."""
@@ -159,6 +226,10 @@ class LogTail:
         end = last + LINE_BYTES
         found = [(offset + match.start(), match["bar"] or match["dict"]) for match in _PROGRESS.finditer(block, begin, end)]
         self.progress = sorted(self.progress + found)
+
+
+def _offset(record: Record) -> int:
+    return int(record["src"].get("offset", 0))
 
 
 def _distinct(block: bytes, candidates: np.ndarray) -> np.ndarray:
@@ -189,14 +260,17 @@ def _without_digits(groups: np.ndarray) -> np.ndarray:
 
 def _seekable(path: str) -> IO[bytes]:
     """The log, open; a pipe is copied into a temporary file first."""
-    if path == log_files.STANDARD_INPUT:
-        return _copied(open(sys.stdin.fileno(), "rb", closefd=False))
+    if _is_copied(path):
+        is_input = path == log_files.STANDARD_INPUT
+        return _copied(open(sys.stdin.fileno(), "rb", closefd=False) if is_input else open(path, "rb"))
     if storage.is_remote(path):
         return storage.open_read(path)
-    if storage.is_special(path):
-        return _copied(open(path, "rb"))
     with storage.reading(path):
         return log_files.open_file(path)
+
+
+def _is_copied(path: str) -> bool:
+    return path == log_files.STANDARD_INPUT or (not storage.is_remote(path) and storage.is_special(path))
 
 
 def _copied(pipe: IO[bytes]) -> IO[bytes]:

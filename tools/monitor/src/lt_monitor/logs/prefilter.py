@@ -7,6 +7,7 @@ keywords in Python. This runs at 2 to 3 GB/s on one core where one `bytes.find` 
 alternation 200 MB/s; it finds exactly the same lines.
 """
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
@@ -21,12 +22,16 @@ GROUPS = 1 << 17
 _MULTIPLIER = np.uint32(2654435761)
 # Groups of frequent bytes are avoided: a group of rarer ones lets fewer lines through.
 _FREQUENT = b" etaoinsrhldcum0123456789._-:/"
+_WEIGHTS = [len(_FREQUENT) - _FREQUENT.index(byte) if byte in _FREQUENT else 0 for byte in range(256)]
 _NOISE = (
     b"NCCL INFO Channel 00/32 : 0[0] -> 1[1] via P2P/IPC/read NET/OFI Using transport protocol Connected all rings trees comm 0x"
     b"UserWarning: warnings.warn( FutureWarning: Please use torch.distributed DeprecationWarning: with process group will be set "
     b"/usr/local/lib/python3.12/dist-packages/ [INFO] [WARNING] - INFO - root - DEBUG - building loading wandb: Tracking run "
     b"2026-01-16 07:32:24,123 2025-03-04T00:44:44 [rank0]: [default0]: Running initialize initialized init_process_group device "
     b"> building train, validation, and test datasets for GPT ... iteration configuration optimizer parameters of the learning "
+    b"worker 3 handled request GET /health HTTP/1.1 200 OK, queue and handler enabled, called, scheduled and handed over in 3 ms "
+    b"found 12 files on each node, reading file, memory usage 3 GB, memory of all steps, epochs start, work started, unchanged "
+    b"shard 3 of 10 with 10000 documents and 30000 tokens, cache size 12 and depth 4, added to the index, saved to disk, 0000 "
     b"from that this there which could number not available module object is not self, torch.nn. return import File line in "
 )
 
@@ -71,12 +76,11 @@ def _rarest_window(keyword: bytes) -> int:
     """Where the WINDOW_BYTES begin whose commonest group is the rarest."""
     if len(keyword) < WINDOW_BYTES:
         raise ValueError(f"{keyword!r} is shorter than {WINDOW_BYTES} bytes")
-    return min(
-        range(len(keyword) - WINDOW_BYTES + 1), key=lambda start: max(_commonness(keyword[start + shift :]) for shift in range(4))
-    )
+    costs = [_commonness(keyword[begin : begin + GROUP_BYTES]) for begin in range(len(keyword) - GROUP_BYTES + 1)]
+    return min(range(len(keyword) - WINDOW_BYTES + 1), key=lambda start: max(costs[start : start + GROUP_BYTES]))
 
 
-def _commonness(text: bytes) -> int:
+@functools.cache
+def _commonness(group: bytes) -> int:
     """How often a group is to be expected in logs: by its bytes, and first of all by what fills most logs."""
-    indexes = (_FREQUENT.find(byte) for byte in text[:GROUP_BYTES])
-    return sum(len(_FREQUENT) - index if index >= 0 else 0 for index in indexes) + 1000 * _NOISE.count(text[:GROUP_BYTES])
+    return sum(map(_WEIGHTS.__getitem__, group)) + 1000 * _NOISE.count(group)

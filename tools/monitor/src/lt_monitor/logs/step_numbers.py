@@ -15,10 +15,12 @@ from typing import Any
 
 from lt_monitor.events.records import Record
 from lt_monitor.logs.formats import last_match
-from lt_monitor.logs.formats.trainers.huggingface import BAR, from_bar
+from lt_monitor.logs.formats.trainers.huggingface import BAR, from_bar, labelled_bar
 from lt_monitor.logs.formats.trainers.nemo import MAXIMUM_LAG, SHOWN_DIGITS, exact_lag
 
 LOOK_BACK_BYTES = 4096
+MAXIMUM_LABEL_BYTES = 300
+_NUMBER = re.compile(rb"\d+")
 
 
 class StepNumbers:
@@ -28,7 +30,12 @@ class StepNumbers:
         state = state or {}
         self._last: int = state.get("last", 0)
         self._epoch: float = state.get("epoch", 0.0)
+        # MLPerf's, where its steps count samples.
+        self._batch_size: int | None = state.get("batch_size")
         self._used: list[int] | None = state.get("used")
+        # The last dict as it was printed, and the number that it got: another process prints the same one.
+        self._figures: Record = state.get("figures", {})
+        self._number: Record = state.get("number", {})
         # The last bar of the blocks so far, and how many bytes of them came after it.
         self._bar: Record = state.get("bar", {})
         self._bar_distance: int = state.get("bar_distance", LOOK_BACK_BYTES)
@@ -40,7 +47,10 @@ class StepNumbers:
         return {
             "last": self._last,
             "epoch": self._epoch,
+            "batch_size": self._batch_size,
             "used": self._used,
+            "figures": self._figures,
+            "number": self._number,
             "bar": self._bar,
             "bar_distance": self._bar_distance,
             "lag": self._lag,
@@ -50,6 +60,13 @@ class StepNumbers:
     def note(self, record: Record) -> None:
         """Remember a step that another line names."""
         self._last = record.get("step", self._last)
+
+    def note_batch_size(self, record: Record) -> None:
+        """Remember the batch size that an entry of MLPerf's log names."""
+        fields = record.get("fields", {})
+        if record.get("note") == "mlperf" and fields.get("key") == "global_batch_size":
+            size = fields.get("value")
+            self._batch_size = size if type(size) is int and size > 0 else None
 
     def complete(self, record: Record, block: bytes, begin: int) -> None:
         """Number a step that stands at `begin` of the block; one that has a number is remembered only."""
@@ -62,12 +79,19 @@ class StepNumbers:
         if epoch < self._epoch:
             self._last = 0
         self._epoch = epoch
+        samples = record.get("consumed_samples")
+        if "step" not in record and samples and self._batch_size is not None:
+            record["step"] = samples // self._batch_size
         if "step" not in record:
             self._add_number(record, self._bar_before(block, begin))
         self._last = record["step"]
 
     def _add_number(self, record: Record, bar: Record) -> None:
         frame = [bar["step"], bar["total_steps"]] if bar else None
+        figures = {field: value for field, value in record.items() if field != "time"}
+        if figures == self._figures and (frame is None or frame == self._used):
+            record.update(self._number)
+            return
         if frame is None or frame == self._used:
             record.update(step=self._last + 1, step_is_counted=True)
         else:
@@ -75,6 +99,8 @@ class StepNumbers:
             is_behind = 0 < self._last - bar["step"] <= MAXIMUM_LAG
             record.update(bar | {"step": self._last} if is_behind else bar)
         self._used = frame
+        self._figures = figures
+        self._number = {field: value for field, value in record.items() if field not in figures and field != "time"}
 
     def _separate(self, record: Record, position: int, lag: int | None) -> None:
         """Number a step that is shown with three digits as others are. `lag` is that of an exact step just before it."""
@@ -89,7 +115,7 @@ class StepNumbers:
             record["step_is_counted"] = True
 
     def _bar_before(self, block: bytes, begin: int) -> Record:
-        found = _last_bar(block[max(0, begin - LOOK_BACK_BYTES) : begin])
+        found = last_bar_in(block[max(0, begin - LOOK_BACK_BYTES) : begin], label_at(block, begin))
         if found is not None:
             return from_bar(found)
         return self._bar if self._bar_distance + begin <= LOOK_BACK_BYTES else {}
@@ -97,15 +123,37 @@ class StepNumbers:
     def end_block(self, block: bytes) -> None:
         """Remember the last bar of a block that was read."""
         tail = block[-LOOK_BACK_BYTES:]
-        found = _last_bar(tail)
+        found = last_bar_in(tail)
         if found is not None:
             self._bar, self._bar_distance = from_bar(found), len(tail) - found.start()
         else:
             self._bar_distance = min(LOOK_BACK_BYTES + 1, self._bar_distance + len(block))
 
 
-def _last_bar(text: bytes) -> re.Match[bytes] | None:
-    return last_match(BAR, text) if b"it/s" in text or b"s/it" in text else None
+def last_bar(block: bytes, first: int, begin: int) -> tuple[int, int] | None:
+    """Where the line of the last bar before `begin` begins and ends; none that is before `first` or too far away."""
+    first = max(first, begin - LOOK_BACK_BYTES)
+    bar = last_bar_in(block[first:begin], label_at(block, begin))
+    if bar is None:
+        return None
+    at = first + bar.start("position")
+    end = block.find(b"\n", at)
+    return max(first, block.rfind(b"\n", first, at) + 1), end if end >= 0 else begin
+
+
+def last_bar_in(text: bytes, label: bytes = b"") -> re.Match[bytes] | None:
+    """The last bar in a text, or the last one behind `label`, which stands before the figures of its step."""
+    if b"it/s" not in text and b"s/it" not in text:
+        return None
+    bar = last_match(BAR, text)
+    return last_match(labelled_bar(_NUMBER.sub(b"0", label)), text) if bar is None and label else bar
+
+
+def label_at(block: bytes, begin: int) -> bytes:
+    """What stands before the figures that a trainer printed as a dict, on the line that begins at `begin`."""
+    end = block.find(b"{", begin, begin + MAXIMUM_LABEL_BYTES)
+    label = block[begin : max(begin, end)]
+    return b"" if b"\n" in label or b"%|" in label else label.rstrip(b" ")
 
 
 def _number(value: Any) -> float:

@@ -25,7 +25,7 @@ ALERTS = (
         "LtMonitorStale",
         "time() - lt_monitor_last_run_timestamp_seconds > 900",
         "warning",
-        "lt-monitor has not read the logs for {{ $value | humanizeDuration }}",
+        "lt-monitor {{ $labels.monitor }} has not read the logs for {{ $value | humanizeDuration }}",
     ),
     Alert(
         "LtTrainHang",

@@ -4,14 +4,16 @@ With an output file the command remembers what it has read in `FILE.state` besid
 and a run that hangs gives none at all, just when its metrics matter most. The collector reads `*.prom` only.
 """
 
+import os
 import sys
 import time
 from collections.abc import Sequence
 
 from lt_monitor.collect.command_state import CommandState
-from lt_monitor.logs.plausible_times import PlausibleTimes
+from lt_monitor.events.plausible_times import PlausibleTimes
+from lt_monitor.logs import log_files
 from lt_monitor.prometheus import exposition
-from lt_monitor.runs.run_state import state_of
+from lt_monitor.runs.run_state import state_for
 from lt_monitor.runs.speed import Known
 from lt_shared import storage
 from lt_shared.console import UsageError
@@ -32,12 +34,21 @@ def prom(patterns: Sequence[str], output: str = STANDARD_OUTPUT, now: float | No
     state_file = None if output == STANDARD_OUTPUT else f"{output}.state"
     times = PlausibleTimes(moment)
     with CommandState.open(state_file, "prom", patterns) as state:
-        state.feed(lambda record: state_of(state.runs, record["run"]).take(times.checked(record), moment))
+        state.feed(lambda record: state_for(state.runs, record).take(times.checked(record), moment))
         times.warn()
-        text = exposition.render(state.runs.values(), moment, known or Known())
+        is_file = output != STANDARD_OUTPUT
+        blocks = exposition.blocks(state.runs.values(), moment, known or Known(), _monitor(patterns, output), is_file)
         if output == STANDARD_OUTPUT:
-            sys.stdout.write(text)
+            sys.stdout.writelines(blocks)
         else:
             with storage.publish(output, MODE) as file:
-                file.write(text.encode())
+                file.writelines(block.encode() for block in blocks)
         state.save()
+
+
+def _monitor(patterns: Sequence[str], output: str) -> str:
+    """What tells this monitor from others on the machine: its file's name, on standard output its logs."""
+    if output != STANDARD_OUTPUT:
+        return log_files.printable(os.path.basename(output)).removesuffix(".prom")
+    logs = (one if one == log_files.STANDARD_INPUT or storage.is_remote(one) else os.path.abspath(one) for one in patterns)
+    return log_files.printable(" ".join(logs))

@@ -51,6 +51,9 @@ ADVICE: dict[str, Advice] = {
     "loss-spike": Advice("watch the loss; if it stays high, go back to an earlier checkpoint and skip the batch", Action.STOP),
     "disk-full": Advice("free the disk or raise the quota, then resume from the last checkpoint", Action.STOP),
     "hung-task": Advice("check the filesystem that the process waits for (dmesg), then start it again", Action.AGAIN),
+    "filesystem": Advice("start it again; if it recurs, check the mount of this path on its node (df, dmesg)", Action.AGAIN),
+    "launch": Advice("exclude the node and have its Slurm daemon, clock and munge checked", Action.WITHOUT_NODE),
+    "npu-error": Advice("look for the first error in the Ascend log (ascend/log, ASCEND_SLOG_PRINT_TO_STDOUT=1)", Action.UNKNOWN),
     "configuration": Advice("correct the command line, the configuration or the installation", Action.STOP),
     "killed": Advice("find out what ended the process: look for an OOM killer in dmesg on its node", Action.UNKNOWN),
     "exit": Advice("look at the output of the process that ended first: this log does not have its reason", Action.UNKNOWN),
@@ -67,6 +70,25 @@ ADVICE: dict[str, Advice] = {
         "exclude the node and test its processors; find the last right checkpoint with lt-train replay", Action.WITHOUT_NODE
     ),
 }
+_PAGE_FAULT = Advice(
+    "run it with AMD_SERIALIZE_KERNEL=3 to find the kernel; if it recurs on this node alone, have its GPU checked", Action.UNKNOWN
+)
+_CONTAINED = Advice("start it again: the driver has set the memory aside; reset the GPU when the node is idle", Action.AGAIN)
+_BUSY_CONTROLLER = Advice(
+    "start it again; if it recurs, ask whether Slurm's controller and its network are overloaded", Action.AGAIN
+)
+_REFUSED_JOB = Advice("correct the program's path, or the options and the account of the job", Action.STOP)
+_LOCAL_DISK = Advice("exclude the node and have its disk checked", Action.WITHOUT_NODE)
+# By fault and the record's `action`.
+_BY_ACTION = {
+    ("xid", "restart"): _CONTAINED,
+    ("cuda-error", "page-fault"): _PAGE_FAULT,
+    ("launch", "again"): _BUSY_CONTROLLER,
+    ("launch", "stop"): _REFUSED_JOB,
+    ("filesystem", "isolate"): _LOCAL_DISK,
+}
+# Filesystems of several directories, so that the second name is the mount's.
+_MOUNT_ROOTS = frozenset({"mnt", "media", "home", "net", "nfs", "run"})
 _LOST_GPU = frozenset({54, 79})
 # Of programs as much as of GPUs.
 _XID_OF_PROGRAM = Advice("fix the program if it recurs on other nodes, else have this node's GPU checked", Action.UNKNOWN)
@@ -82,13 +104,17 @@ assert set(ADVICE) == set(FAULTS)
 def advice(fault: Record) -> Advice:
     """What to do about a fault."""
     name = fault["fault"]
-    known = ADVICE.get(name, _OTHER)
+    known = _BY_ACTION.get((name, str(fault.get("action")))) or ADVICE.get(name, _OTHER)
     if name == "xid":
         return _of_xid(fault, known)
     if name == "killed":
         return _of_signal(fault.get("signal"), known)
+    if name == "filesystem" and isinstance(fault.get("path"), str):
+        return Advice(known.text.replace("this path", _mount(fault["path"])), known.action)
     if name == "traceback" and fault["cause"] != "root":
         return _ELSEWHERE
+    if name == "nccl-error" and fault.get("action") == "again":
+        return _FABRIC
     if name == "nccl-error" and any(
         word in fault["message"] for word in ("ncclSystemError", "ncclRemoteError", "unhandled system", "network error")
     ):
@@ -99,12 +125,20 @@ def advice(fault: Record) -> Advice:
 
 
 def _of_xid(fault: Record, known: Advice) -> Advice:
+    if known is _CONTAINED:
+        return known
     if fault.get("xid") in _LOST_GPU:
         return ADVICE["gpu-lost"]
     return known if fault.get("cause") == "root" and fault.get("action") != "monitor" else _XID_OF_PROGRAM
 
 
 def _of_signal(number: int | None, known: Advice) -> Advice:
-    if number in (2, 10, 12, 15):
+    if number in (1, 2, 10, 12, 15):
         return _ASKED
     return _CRASHED if number in (4, 6, 8, 11) else known
+
+
+def _mount(path: str) -> str:
+    """The directory of `path` that most likely is the mount: its first name, or the first two below /mnt, /home and the like."""
+    names = path.strip("/").split("/")
+    return "/" + "/".join(names[: 2 if names[0] in _MOUNT_ROOTS and len(names) > 2 else 1])

@@ -10,7 +10,7 @@ and the kernel's lines are in another file than the exceptions that followed. So
 from collections.abc import Iterable, Sequence
 
 from lt_monitor.events.alert_findings import Finding, worst
-from lt_monitor.events.records import Record
+from lt_monitor.events.records import MESSAGE_CHARACTERS, Record
 from lt_monitor.runs.advice import advice
 from lt_monitor.runs.run_state import RunState, positive
 
@@ -22,10 +22,16 @@ SCHEDULER_FAULTS = ("preemption", "time-limit", "cancelled", "requeue")
 EXPLAINING = frozenset(
     {
         *("node-failure", "xid", "sxid", "ecc", "gpu-lost", "network-device", "host-out-of-memory", "shared-memory", "disk-full"),
-        *("out-of-memory", "neuron-error", "nan", "evicted", "miscomputation"),
+        *("out-of-memory", "neuron-error", "nan", "evicted", "miscomputation", "filesystem"),
     }
 )
 _DEVICES = frozenset({"xid", "sxid", "hung-task"})
+# Signals by which a job is asked to end.
+ASKED = frozenset({1, 2, 10, 12, 15})
+# What a part of a job says when it fails by itself, though it may be a consequence for others.
+_FAILING = frozenset({"exit", "rendezvous", "traceback"})
+# Operations that two ranks call differently for one transfer, or that stand for several.
+_MESSAGES = ("SEND", "RECV", "COALESCED", "UNKNOWN")
 _LAST = frozenset({"killed", "exit", "cancelled", "hyperpod"})
 
 
@@ -47,17 +53,49 @@ def root_cause(faults: Iterable[Record]) -> Record | None:
     """The fault of a failure that explains the others, of its `faults` in the order of their lines."""
     known = list(faults)
     cause = min(known, key=precedence, default=None)
+    if cause is not None and cause["fault"] == "cancelled" and (before := _failed_before(known, cause)):
+        cause = min(before, key=precedence)
     if cause is not None and cause["fault"] in SCHEDULER_FAULTS and known[0]["fault"] == "nccl-timeout":
         # The scheduler came minutes later, to clear away a job that hung.
         return known[0]
     return cause
 
 
+def _failed_before(faults: Sequence[Record], cancelled: Record) -> list[Record]:
+    """What ended before the job was cancelled: a script, or srun, cancels what is left of a job of which a part has failed."""
+    before = faults[: next(index for index, fault in enumerate(faults) if fault is cancelled)]
+    ended = [fault for fault in before if fault["severity"] == "critical" and fault.get("signal") not in ASKED]
+    return ended if any(fault["fault"] in _FAILING or fault["cause"] != "cascade" for fault in ended) else []
+
+
+def with_mismatches(faults: Sequence[Record]) -> list[Record]:
+    """The faults, with time-outs of ranks that were in different collectives at one number of one process group told as that."""
+    group_of = {
+        fault["rank"]: fault["process_group"] for fault in faults if type(fault.get("rank")) is int and "process_group" in fault
+    }
+    calls: dict[tuple[object, object], dict[str, Record]] = {}
+    for fault in faults:
+        operation, rank = fault.get("operation"), fault.get("rank")
+        if fault["fault"] != "nccl-timeout" or not isinstance(operation, str) or type(rank) is not int:
+            continue
+        if type(fault.get("sequence")) is int and not operation.startswith(_MESSAGES):
+            calls.setdefault((fault["sequence"], fault.get("process_group", group_of.get(rank))), {}).setdefault(operation, fault)
+    changed: dict[int, Record] = {}
+    for (sequence, _), by_operation in calls.items():
+        if len(by_operation) > 1 and len({fault["rank"] for fault in by_operation.values()}) > 1:
+            said = ", ".join(f"rank {fault['rank']} is in {operation}" for operation, fault in by_operation.items())
+            for fault in by_operation.values():
+                message = f"at number {sequence} {said}: {fault['message']}"[:MESSAGE_CHARACTERS]
+                changed[id(fault)] = fault | {"fault": "collective-mismatch", "cause": "unknown", "message": message}
+    return [changed.get(id(fault), fault) for fault in faults]
+
+
 def failure_findings(state: RunState) -> list[Finding]:
     """The findings about the faults since the last step, roots first; one for each kind of root."""
-    groups = sorted(_grouped(state.faults), key=lambda group: precedence(group[0]))
+    faults = with_mismatches(state.faults)
+    groups = sorted(_grouped(faults), key=lambda group: precedence(group[0]))
     reported = [group for group in groups if group[0]["cause"] == "root"] or groups[:1]
-    cause = root_cause(state.faults)
+    cause = root_cause(faults)
     if cause is not None and cause is not reported[0][0]:
         reported = [group for group in groups if group[0] is cause] + reported
     followed = [group for group in groups if group not in reported]

@@ -1,6 +1,7 @@
 """From logs to runs: the attempts of each log (`log_attempts`), and those of several logs of one run merged."""
 
 import dataclasses
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -69,6 +70,8 @@ def read(patterns: Sequence[str], need_steps: bool = True, or_faults: bool = Fal
     Raises: NoInput when a log is missing, BadData when no log has what is needed. Warns about a log without events.
     """
     paths = log_files.expand(patterns)
+    if need_steps:
+        log_files.require_text(paths)
     loader = RunLoader()
     for path in paths:
         shown, run = log_files.printable(path), log_files.run_name(path)
@@ -155,33 +158,35 @@ def _run(name: str, logs: Sequence[list[Attempt]]) -> Run:
     for other in logs[1:]:
         attempts = _merged(attempts, other)
     arguments: Record = {}
-    intervals: list[int | None] = []
+    interval_before: int | None = None
     begins: list[int | None] = []
+    # Of earlier attempts, in order: a job that restarts a thousand times has a thousand of them.
+    saved_steps: list[int] = []
+    is_first = True
     for index, attempt in enumerate(attempts):
         attempt.number = index + 1
         arguments |= attempt.arguments
         numbers = attempt.steps.numbers
         own = int(numbers[1] - numbers[0]) if len(numbers) > 1 else None
-        interval = log_interval(positive(arguments.get("log_interval")), own, intervals)
-        intervals.append(own)
-        if attempt.resumed_at is None:
-            attempt.resumed_at = _guessed_resume(attempt, attempts[:index], interval)
+        interval = log_interval(positive(arguments.get("log_interval")), own, [interval_before])
+        interval_before = own if own and own > 0 else interval_before
         first = attempt.first_step
+        if attempt.resumed_at is None and first is not None:
+            before = bisect_left(saved_steps, first)
+            attempt.resumed_at = guessed_resume(first, interval, saved_steps[before - 1 : before] if before else (), is_first)
         begins.append(None if first is None else interval_begin(first, interval, attempt.resumed_at))
-    for index, (attempt, begin) in enumerate(zip(attempts, begins, strict=True)):
-        later = [other.resumed_at for other in attempts[index + 1 :] if other.resumed_at is not None]
-        if attempt.last_step is not None and begin is not None and later:
-            attempt.lost_steps = max(0, attempt.last_step - max(min(later), begin))
+        for event in attempt.of_kind("checkpoint"):
+            if not event.get("begun") and event.get("step") is not None:
+                insort(saved_steps, event["step"])
+        is_first = is_first and first is None
+    resumed_later: int | None = None
+    for attempt, begin in zip(reversed(attempts), reversed(begins), strict=True):
+        if attempt.last_step is not None and begin is not None and resumed_later is not None:
+            attempt.lost_steps = max(0, attempt.last_step - max(resumed_later, begin))
+        if attempt.resumed_at is not None:
+            resumed_later = attempt.resumed_at if resumed_later is None else min(resumed_later, attempt.resumed_at)
     files = dict.fromkeys(file for attempt in attempts for file in attempt.files)
     return Run(name, attempts, list(files))
-
-
-def _guessed_resume(attempt: Attempt, earlier: Sequence[Attempt], interval: int) -> int | None:
-    if attempt.first_step is None:
-        return None
-    saved = [event for other in earlier for event in other.of_kind("checkpoint") if not event.get("begun")]
-    steps = [event["step"] for event in saved if event.get("step") is not None]
-    return guessed_resume(attempt.first_step, interval, steps, is_first=not any(len(other.steps) for other in earlier))
 
 
 def _merged(attempts: list[Attempt], others: list[Attempt]) -> list[Attempt]:

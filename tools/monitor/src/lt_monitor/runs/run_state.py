@@ -123,7 +123,7 @@ class RunState:
                 forget_oldest(self.gpus, MAXIMUM_GPUS)
             return True
         if kind == "job":
-            self.job = {**{key: value for key, value in record.items() if key not in ("v", "kind", "run", "src")}, "seen": now}
+            self.job = _with_earlier(self.job, record) | {"seen": now}
             return True
         time = seconds_of(record.get("time"))
         at = min(time, now) if time is not None else None
@@ -358,6 +358,21 @@ def state_of(runs: dict[str, RunState], name: str) -> RunState:
         runs[name] = RunState(name)
         forget_oldest(runs, MAXIMUM_RUNS)
     return runs[name]
+
+
+def state_for(runs: dict[str, RunState], record: Record) -> RunState:
+    """The state of the run of `record`. A job whose log is not known any more belongs to the run that it had before."""
+    candidates = runs.values() if record["kind"] == "job" and "log" not in record else ()
+    same = (state for state in candidates if state.job.get("job") == record["job"])
+    return next(same, None) or state_of(runs, record["run"])
+
+
+def _with_earlier(earlier: Record, record: Record) -> Record:
+    """A job with what Slurm's controller told of it and accounting does not."""
+    job = {key: value for key, value in record.items() if key not in ("v", "kind", "run", "src")}
+    names = ("log", "restarts", "gpus", *(("exit_code", "signal", "reason") if earlier.get("state") == job["state"] else ()))
+    known = {name: earlier[name] for name in names if name in earlier and earlier.get("job") == job["job"]}
+    return {key: value for key, value in (known | job).items() if key != "exit_codes" or "exit_code" not in known}
 
 
 def forget_oldest(known: dict[str, Any], most: int) -> None:

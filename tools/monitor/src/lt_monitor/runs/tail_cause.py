@@ -14,9 +14,11 @@ from lt_monitor.events.escaping import printable
 from lt_monitor.events.records import MESSAGE_CHARACTERS, Record
 from lt_monitor.events.steps import epoch_seconds
 from lt_monitor.logs import log_files
+from lt_monitor.logs.formats import last_words, xids
 from lt_monitor.logs.log_tail import LogTail
 from lt_monitor.runs.advice import ADVICE, Action, advice
 from lt_monitor.runs.failure_causes import (
+    ASKED,
     MAXIMUM_NAMED,
     NAN_STEPS,
     SCHEDULER_FAULTS,
@@ -24,24 +26,27 @@ from lt_monitor.runs.failure_causes import (
     ranks_text,
     root_cause,
     suspect_ranks,
+    with_mismatches,
 )
 from lt_shared import credentials
 
 # Of those that steps follow: a dying process writes its buffered step lines after its traceback.
 LATE_OUTPUT_BYTES = 1 << 16
 CONTEXT_BYTES = 1 << 13
-_ENDING_XIDS = frozenset({13, 31, 43, 45, 94})
+# A log that is rotated meanwhile is read to its end as long as it is open.
+MAXIMUM_OPEN_LOGS = 64
 _EARLY_ENDS = ("signal", "duration")
 _COMPLETED = re.compile(
     rb"'train_runtime': |[Tt]raining (?:is )?(?:completed?|finished|done)\b|[Ff]inished training|`Trainer\.fit` stopped: `max_"
-    rb"|[Tt]raining has (?:ended|finished|completed)|\*{3,9} train metrics \*{3,9}|Training run complete"
+    rb"|[Tt]raining has (?:finished|completed)|\*{3,9} train metrics \*{3,9}|Training run complete"
 )
 _THREAD = re.compile(
     rb"(?:Exception in thread |Exception ignored in|Exception in callback|Error in atexit|Process ForkPoolWorker)"
 )
+# Before the heading of a traceback or in the line above it; the program that said so goes on.
+_WARNED = re.compile(rb"\b(?:WARNING|WARN|Warning|DEBUG)\b|\[W\d{0,4}[ \]]|(?:^|\n|\s)W\d{4} ")
+MINIMUM_LINES_AFTER_WARNING = 5
 _TRACEBACK = b"Traceback (most recent call last)"
-# bash's, whose next line may be its prompt.
-_LAST_WORD = re.compile(rb"\n(?P<line>Killed)[ \t]{0,80}(?:\n[^\n]{0,200}){0,2}\s{0,20}$")
 _ELASTIC_HOST = re.compile(rb"host {1,8}: (?P<host>[A-Za-z0-9][\w.-]{0,252})\r?\n.{0,60}?rank {1,8}: (?P<rank>\d{1,7}) ")
 
 
@@ -91,9 +96,15 @@ class Cause:
 
 def tail_cause(patterns: Sequence[str]) -> Cause:
     """Why the job whose logs these are has ended. Raises what opening a log raises."""
-    tails = [LogTail(path) for path in log_files.expand(patterns)]
+    tails: list[LogTail] = []
     try:
-        return _of_job(tails)
+        for path in log_files.expand(patterns):
+            tails.append(LogTail(path))
+            if len(tails) > MAXIMUM_OPEN_LOGS:
+                tails[-1].release()
+        problems = {tail.path: tail.problem for tail in tails if tail.problem is not None}
+        log_files.require_one_text(problems, len(tails))
+        return _of_job([tail for tail in tails if tail.problem is None])
     finally:
         for tail in tails:
             tail.close()
@@ -102,14 +113,14 @@ def tail_cause(patterns: Sequence[str]) -> Cause:
 def _of_job(tails: Sequence[LogTail]) -> Cause:
     known = {tail.shown: tail for tail in tails}
     last_step = max((step for tail in tails if (step := _last_step(tail)) is not None), default=None)
-    faults = _in_order([fault for tail in tails for fault in _open_faults(tail)])
+    faults = with_mismatches(_in_order([fault for tail in tails for fault in _open_faults(tail)]))
     is_completed = any(_is_completed(tail) for tail in tails)
     if is_completed:
         faults = [fault for fault in faults if fault["cause"] == "root" and fault["severity"] == "critical"]
     while _says_failure(faults):
         chosen = root_cause(faults)
         assert chosen is not None
-        if not _is_harmless(chosen, known):
+        if not _is_harmless(chosen, faults, known):
             return _cause(chosen, faults, known, last_step)
         faults = [fault for fault in faults if fault is not chosen]
     if not is_completed and (reason := next((end for tail in tails if (end := _end(tail)) is not None), None)) is not None:
@@ -117,6 +128,11 @@ def _of_job(tails: Sequence[LogTail]) -> Cause:
         return _nothing(f"ended early: {reason}" if action is not Action.NONE else "completed", action, last_step)
     if (nan := next((fault for tail in tails if (fault := _nan(tail)) is not None), None)) is not None:
         return _cause(nan, [nan], known, last_step)
+    if (
+        not is_completed
+        and (last := next((fault for tail in tails if (fault := _last_error(tail)) is not None), None)) is not None
+    ):
+        return _cause(last, [last], known, last_step)
     return _nothing("completed" if is_completed else "no failure", Action.NONE, last_step)
 
 
@@ -167,6 +183,8 @@ def _open_faults(tail: LogTail) -> list[Record]:
     started = max((record["src"]["offset"] for record in tail.records if record["kind"] == "start"), default=-1)
     faults = [record for record in tail.records if record["kind"] == "fault"]
     left = [fault for fault in faults if fault["src"]["offset"] > max(over, started)]
+    # A cloud's notice comes a minute before the end, and steps go on until then.
+    left = [fault for fault in faults if fault.get("is_notice") and started < fault["src"]["offset"] <= over] + left
     left += _last_word(tail, left)
     if left and all(precedence(fault) >= 4 for fault in left):
         # It failed, and what it says of that is in lines that buffered steps follow.
@@ -176,13 +194,33 @@ def _open_faults(tail: LogTail) -> list[Record]:
 
 
 def _last_word(tail: LogTail, faults: Sequence[Record]) -> list[Record]:
-    """What a shell says of a program that SIGKILL has ended, where it is the last line."""
+    """What a shell says of a program that a signal has ended, where it is the last line."""
     begin = tail.size - CONTEXT_BYTES
-    match = _LAST_WORD.search(b"\n" + tail.text(begin, tail.size))
-    if match is None or any(fault["fault"] == "killed" for fault in faults):
+    signalled = last_words.signalled(tail.context(begin, tail.size))
+    if signalled is None or any(fault["fault"] == "killed" for fault in faults):
         return []
-    source = {"file": tail.shown, "offset": max(0, begin) + match.start("line") - 1}
-    return [_fault("killed", "unknown", "Killed", source, signal=9)]
+    word, number = signalled
+    text = tail.text(begin, tail.size)
+    line_begin = text.rfind(b"\n", 0, text.rfind(word)) + 1
+    source = {"file": tail.shown, "offset": max(0, begin) + line_begin}
+    return [_fault("killed", "cascade" if number in ASKED else "unknown", word.decode(), source, signal=number)]
+
+
+def _last_error(tail: LogTail) -> Record | None:
+    """The error that the last lines tell of in a form that no format knows, if no steps follow it."""
+    begin = max(0, tail.size - CONTEXT_BYTES)
+    raw = tail.text(begin, tail.size)
+    error = last_words.last_error(tail.context(begin, tail.size))
+    if error is None:
+        return None
+    line, name, cause = error
+    at = begin + max(0, raw.rfind(line))
+    at = begin + raw.rfind(b"\n", 0, at - begin) + 1
+    is_known = any(record["kind"] == "fault" and record["src"].get("offset") == at for record in tail.records)
+    if is_known or at < max(_recovered(tail)):
+        return None
+    source = {"file": tail.shown, "offset": at}
+    return _fault(name, cause, line.decode(errors="replace")[:MESSAGE_CHARACTERS], source)
 
 
 def _nan(tail: LogTail) -> Record | None:
@@ -192,9 +230,16 @@ def _nan(tail: LogTail) -> Record | None:
         source = {"file": tail.shown, "offset": logged[0][0]}
         return _fault("nan", "root", f"the last {NAN_STEPS} losses are not a number", source)
     steps = [record for record in tail.records if record["kind"] == "step"][-NAN_STEPS:]
-    if len(steps) < NAN_STEPS or not all(step.get("nan_steps") or step.get("loss", 0) is None for step in steps):
+    if len(steps) < NAN_STEPS or not all(map(_has_no_loss, steps)):
         return None
     return _fault("nan", "root", f"the loss of the last {NAN_STEPS} step lines is not a number", steps[0]["src"])
+
+
+def _has_no_loss(step: Record) -> bool:
+    """Whether the loss is no number; Megatron-DeepSpeed leaves such a loss out, and its gradients' norm is none either."""
+    if step.get("nan_steps") or step.get("loss", 0) is None:
+        return True
+    return "loss" not in step and step.get("grad_norm", 0) is None
 
 
 def _fault(name: str, cause: str, message: str, source: Record, **fields: Any) -> Record:
@@ -202,9 +247,11 @@ def _fault(name: str, cause: str, message: str, source: Record, **fields: Any) -
 
 
 def _says_failure(faults: Sequence[Record]) -> bool:
-    """Whether there is more than a warning; some Xids are one for the GPU, but end the process."""
+    """Whether there is more than a warning; some Xids and signals are one for the GPU and the user, but end the process."""
     return any(
-        fault["severity"] == "critical" or fault["fault"] in SCHEDULER_FAULTS or fault.get("xid") in _ENDING_XIDS
+        fault["severity"] == "critical"
+        or fault["fault"] in (*SCHEDULER_FAULTS, "killed")
+        or (fault["fault"] == "xid" and fault.get("xid") in xids.ENDING)
         for fault in faults
     )
 
@@ -216,15 +263,22 @@ def _in_order(faults: list[Record]) -> list[Record]:
     return faults
 
 
-def _is_harmless(fault: Record, tails: dict[str, LogTail]) -> bool:
-    """Whether it is the exception of a thread or of a destructor, which end no process."""
+def _is_harmless(fault: Record, faults: Sequence[Record], tails: dict[str, LogTail]) -> bool:
+    """Whether it is the exception of a thread or of a destructor, which end no process, or was logged as a warning."""
     tail = tails.get(str(fault["src"].get("file")))
-    if fault["fault"] not in ("traceback", "rendezvous") or tail is None:
+    if tail is None or (fault["fault"] not in ("traceback", "rendezvous") and "exception" not in fault):
         return False
     offset = fault["src"]["offset"]
-    before = tail.text(offset - CONTEXT_BYTES, offset)
+    before = tail.context(offset - CONTEXT_BYTES, offset)
     traceback = before.rfind(_TRACEBACK)
-    return traceback >= 0 and _THREAD.search(before, max(0, traceback - 200), traceback) is not None
+    if traceback < 0:
+        return False
+    if _THREAD.search(before, max(0, traceback - 200), traceback) is not None:
+        return True
+    logged = before.rfind(b"\n", 0, max(0, before.rfind(b"\n", 0, traceback))) + 1
+    goes_on = tail.context(offset, offset + CONTEXT_BYTES).count(b"\n") > MINIMUM_LINES_AFTER_WARNING
+    is_last = all(other["src"]["offset"] <= offset for other in faults if other["src"].get("file") == tail.shown)
+    return goes_on and is_last and _WARNED.search(before, logged, traceback) is not None
 
 
 def _cause(chosen: Record, faults: Sequence[Record], tails: dict[str, LogTail], last_step: int | None) -> Cause:
@@ -260,7 +314,7 @@ def _without_prefix(message: str) -> str:
 
 
 def _line(tail: LogTail, offset: int) -> str:
-    text = tail.text(offset, offset + MESSAGE_CHARACTERS * 4).lstrip(b"\r\n")
+    text = tail.context(offset, offset + MESSAGE_CHARACTERS * 4).lstrip(b"\r\n")
     return re.split(rb"[\r\n]", text, maxsplit=1)[0].decode(errors="replace")[:MESSAGE_CHARACTERS]
 
 
@@ -296,5 +350,5 @@ def _hosts(alike: Sequence[Record], tails: dict[str, LogTail]) -> Iterator[tuple
     for file in {str(fault["src"].get("file")) for fault in alike}:
         tail = tails.get(file)
         if tail is not None:
-            for match in _ELASTIC_HOST.finditer(tail.text(tail.size - LATE_OUTPUT_BYTES, tail.size)):
+            for match in _ELASTIC_HOST.finditer(tail.context(tail.size - LATE_OUTPUT_BYTES, tail.size)):
                 yield int(match["rank"]), match["host"].decode()

@@ -11,12 +11,12 @@ from typing import Any
 
 from lt_monitor.events.alert_findings import duration
 from lt_monitor.events.escaping import counted, printable
+from lt_monitor.events.plausible_times import PlausibleTimes
 from lt_monitor.logs import log_files
-from lt_monitor.logs.plausible_times import PlausibleTimes
 from lt_monitor.runs import time_accounting
 from lt_monitor.runs.fault_costs import FaultCosts
 from lt_monitor.runs.run_loader import Job, checkpoint_directory, jobs_of_one_run
-from lt_monitor.runs.run_state import RunState, positive, state_of
+from lt_monitor.runs.run_state import RunState, positive, state_for
 from lt_monitor.runs.time_accounting import Account
 from lt_shared.console import BadData, warn
 
@@ -67,7 +67,7 @@ def goodput(patterns: Sequence[str], price_per_gpu_hour: float | None = None, gp
     for path in log_files.expand(patterns):
         for block in log_files.event_blocks(path):
             for record in block:
-                state_of(runs, record["run"]).take(times.checked(record), times.latest)
+                state_for(runs, record).take(times.checked(record), times.latest)
     times.warn()
     trained = [run for run in runs.values() if run.step_lines]
     if not trained:

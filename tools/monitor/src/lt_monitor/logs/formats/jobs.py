@@ -1,15 +1,17 @@
-"""What Slurm, PBS, LSF, Kubernetes and HyperPod say about a job: preempted, out of time, cancelled, exited, resumed."""
+"""What Slurm, Kubernetes and HyperPod say about a job: preempted, out of time, cancelled, exited, resumed.
 
-import re
+PBS, LSF, Grid Engine and HTCondor are in `batch_systems`.
+"""
 
 from lt_monitor.events.records import Record
-from lt_monitor.logs.formats import fault, is_warning, note
+from lt_monitor.logs.formats import fault, is_warning, note, regex
 from lt_monitor.logs.lines import Line
 
-_CANCELLED = re.compile(
+_CANCELLED = regex(
     rb"\*\*\* (?P<what>JOB|STEP) (?P<job>[\d._+]{1,40})(?: ON (?P<node>\S{1,255}))? CANCELLED"
     rb"(?: AT (?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d))?"
-    rb"(?: (?:DUE TO|due to|TO) (?:JOB )?(?P<reason>PREEMPTION|TIME LIMIT|NODE FAILURE|REQUEUE|\w{1,40})[^*]{0,80})? ?\*\*\*"
+    rb"(?: (?:DUE TO|due to|TO) (?:JOB )?(?P<reason>PREEMPTION|TIME LIMIT|NODE FAILURE|REQUEUE|\w{1,40})[^*]{0,80}"
+    rb"| by [^*]{1,80})? ?\*\*\*"
 )
 _REASONS = {
     b"PREEMPTION": ("preemption", "root", "warning"),
@@ -17,31 +19,45 @@ _REASONS = {
     b"NODE FAILURE": ("node-failure", "root", "critical"),
     b"REQUEUE": ("requeue", "root", "info"),
 }
-_NODE_FAILURE = re.compile(
+_NODE_FAILURE = regex(
     rb"(?:srun|salloc|sbatch): (?:error: )?Node failure on (?P<node>\S{1,255})"
     rb"|(?:job_id|JobId)=\S{1,40} on failed node (?P<failed>\S{1,255})|\bNODE_FAIL\b|DUE TO NODE FAILURE"
     rb"|error: Nodes (?P<silent>\S{1,255}) not responding, setting DOWN"
 )
-_NODE_LIST = re.compile(rb"(?:NodeList|BatchHost|FailedNode)=(?P<node>[A-Za-z][\w.-]{0,252})\b(?!\[|,)")
-_TASKS = re.compile(rb"srun: error: (?P<node>\S{1,255}): tasks? (?P<tasks>[\d,-]{1,200}): (?P<how>[A-Z].{1,100})")
-_EXIT_CODE = re.compile(rb"Exited with exit code (?P<code>\d{1,5})")
+_NODE_LIST = regex(rb"(?:NodeList|BatchHost|FailedNode)=(?P<node>[A-Za-z][\w.-]{0,252})\b(?!\[|,)")
+_TASKS = regex(rb"srun: error: (?P<node>\S{1,255}): tasks? (?P<tasks>[\d,-]{1,200}): (?P<how>[A-Z].{1,100})")
+_EXIT_CODE = regex(rb"Exited with exit code (?P<code>\d{1,5})")
 _SIGNALS = {b"Killed": 9, b"Terminated": 15, b"Segmentation fault": 11, b"Aborted": 6, b"Bus error": 7, b"Interrupt": 2}
-_ABORTED = re.compile(
+_SIGNALS |= {b"User defined signal 1": 10, b"User defined signal 2": 12, b"Hangup": 1, b"Illegal instruction": 4}
+_SIGNALS |= {b"Floating point exception": 8, b"Quit": 3, b"Trace/breakpoint trap": 5, b"CPU time limit exceeded": 24}
+_SIGNALS |= {b"Broken pipe": 13, b"Alarm clock": 14, b"Bad system call": 31, b"File size limit exceeded": 25}
+_ABORTED = regex(
     rb"srun: Job step aborted: Waiting up to \d{1,9} seconds|srun: (?:Force T|t)erminat\w{1,5} (?:JobId|StepId|job step)"
 )
-_LIMIT = re.compile(rb"PBS: job killed: walltime|TERM_RUNLIMIT|job killed after reaching LSF run time limit")
-_POD_EXIT = re.compile(rb"(?:Exit Code: {1,8}|exitCode\"?: ?|exit code |exited with code |ExitCode: ?)(?P<code>137|143)\b")
-_EVICTED = re.compile(
+# PBS and LSF; how much memory a job had is `memory`'s.
+_LIMIT = regex(rb"PBS: job killed: (?:walltime|cput)|TERM_(?:RUN|CPU)LIMIT|job killed after reaching LSF (?:run time|CPU) limit")
+_ENDED_BY = regex(rb"TERM_(?:(?P<preempt>PREEMPT)|(?:FORCE_)?(?:OWNER|ADMIN): job killed by )")
+_POD_EXIT = regex(rb"(?:Exit Code: {1,8}|exitCode\"?: ?|exit code |exited with code |ExitCode: ?)(?P<code>137|143)\b")
+_EVICTED = regex(
     rb"(?:Reason|reason|Status|STATUS)\"?[:=]? {0,12}\"?Evicted\b|The node was low on resource: |TaintManagerEviction"
     rb"|\bEvicted {1,8}(?:pod|Pod|\d)"
     rb"|[Pp]od .{1,120} (?:was|has been) evicted|\bPreempted by |DisruptionTarget"
+    rb"|^\s{0,12}Message: {1,12}Pod was rejected: "
 )
-_AUTO_RESUME = re.compile(
+# Reasons of a pod's end, of its condition and of its events, where they stand as such.
+_REASON = regex(
+    rb"(?:^\s{0,40}|[Rr]eason\"?[:=] {0,12}\"?|^\s{0,12}(?:Warning|Normal) {1,12})(?:(?P<preempted>Preempting"
+    rb"|PreemptionByScheduler|Preempted in order to admit critical pod)"
+    rb"|TerminationByKubelet|DeletionByTaintManager|EvictionByEvictionAPI|DeletionByPodGC)"
+    rb"(?=[\s:\",}]|$)"
+    rb"|^\s{0,12}(?:[Mm]essage|MESSAGE)\"?[:=] {0,12}\"?Preempted in order to admit (?P<critical>critical pod)"
+)
+_AUTO_RESUME = regex(
     rb"\[Auto Resume\] (?P<level>\w{1,10}): JobID: (?P<job>\d{1,12}) StepID: (?P<step_id>\d{1,12}) (?P<text>.{1,500})"
 )
-_ACTION = re.compile(rb"ResumeAction=(?P<action>\w{1,40})")
-_ATTEMPT = re.compile(rb"Attempt number: (?P<attempt>\d{1,9})")
-_FAILURE = re.compile(rb"Job failed|unhealthy nodes|Failed|Error")
+_ACTION = regex(rb"ResumeAction=(?P<action>\w{1,40})")
+_ATTEMPT = regex(rb"Attempt number: (?P<attempt>\d{1,9})")
+_FAILURE = regex(rb"Job failed|unhealthy nodes|Failed|Error")
 
 
 def cancellation(line: Line) -> Record | None:
@@ -52,7 +68,9 @@ def cancellation(line: Line) -> Record | None:
     # Slurm ends the steps of a job whose task failed: without a reason that is a consequence.
     other = ("cancelled", "cascade" if match["what"] == b"STEP" else "root", "info")
     name, cause, severity = _REASONS.get(reason, other)
-    record = fault(line, name, cause, severity, match.start(), job=match["job"].decode(), node=_text(match["node"]))
+    # Of a failed node, slurmstepd tells on a node that works: the first of the job.
+    node = None if name == "node-failure" else _text(match["node"])
+    record = fault(line, name, cause, severity, match.start(), job=match["job"].decode(), node=node)
     return {**record, "time": match["time"].decode()} if match["time"] else record
 
 
@@ -87,7 +105,9 @@ def node_failure(line: Line) -> Record | None:
 
 
 def limit(line: Line) -> Record | None:
-    """The time limit of PBS and LSF, whose words differ from Slurm's."""
+    """The time limit of PBS and LSF, whose words differ from Slurm's, and by whom LSF says that a job was ended."""
+    if (match := _ENDED_BY.search(line.text)) is not None:
+        return fault(line, *(_REASONS[b"PREEMPTION"] if match["preempt"] else ("cancelled", "root", "info")))
     return fault(line, "time-limit", "root", "warning") if _LIMIT.search(line.text) is not None else None
 
 
@@ -97,6 +117,9 @@ def pod(line: Line) -> Record | None:
     if (match := _POD_EXIT.search(text)) is not None:
         number = int(match["code"]) - 128
         return fault(line, "killed", "cascade" if number == 15 else "unknown", "critical", signal=number)
+    if (reason := _REASON.search(text[line.body :])) is not None:
+        is_preempted = reason["preempted"] is not None or reason["critical"] is not None
+        return fault(line, "preemption" if is_preempted else "evicted", "root", "warning" if is_preempted else "critical")
     if _EVICTED.search(text) is not None:
         return fault(line, "evicted", "root", "critical")
     return None

@@ -4,23 +4,21 @@ A time-out names a victim: every rank waits for one that is late or dead. The ra
 first suspect, so those numbers are kept. Without EFA, NCCL falls back to sockets, which are ten to a hundred times slower.
 """
 
-import re
-
 from lt_monitor.events.records import Record
-from lt_monitor.logs.formats import fault, is_warning, note
+from lt_monitor.logs.formats import fault, is_warning, note, regex
 from lt_monitor.logs.lines import Line
 
-_RANK = re.compile(rb"\bRank (?P<rank>\d{1,6})\]")
-_TIMEOUT = re.compile(
+_RANK = regex(rb"\bRank (?P<rank>\d{1,6})\]")
+_TIMEOUT = regex(
     rb"collective operation timeout: Work\w{1,20}\((?:SeqNum=(?P<sequence>\d{1,15}), )?OpType=(?P<operation>\w{1,40})"
     rb"(?:.{0,400}?ran for (?P<ran>\d{1,15}) milliseconds)?"
 )
-_STATUS = re.compile(
+_STATUS = regex(
     rb"[Ll]ast enqueued (?:NCCL )?work: (?P<enqueued>-?\d{1,15}), last completed (?:NCCL )?work: (?P<completed>-?\d{1,15})"
 )
 # Of torch 2.2 to 2.11: what the monitor of the watchdog says before and after it has dumped its records; a terminal may have
 # broken the line at any place.
-_HEARTBEAT = re.compile(
+_HEARTBEAT = regex(
     rb"[Hh]eartbeat monitor timed out|terminated? (?:the )?process due to watchdog timeout"
     rb"|watchdog got stuck for \d{1,9} seconds"
     rb"|no heartbeat of its watchdog|attempting to dump debug info, due to|watchdog hang\b|NCCL_BLOCKING_WAIT.{0,40}timed out"
@@ -29,8 +27,8 @@ _HEARTBEAT = re.compile(
     rb"|possible GIL induced hang"
     rb"|failed to pass monitoredBarrier|Timed out waiting \d{1,12}ms for (?:recv|send) operation"
 )
-_MISMATCH = re.compile(rb"Detected mismatch between collectives on ranks")
-_RENDEZVOUS = re.compile(
+_MISMATCH = regex(rb"Detected mismatch between collectives on ranks")
+_RENDEZVOUS = regex(
     rb"Rendezvous(?:Timeout|Connection|Closed|State|Graceful\w{1,20})Error|DistNetworkError|DistStoreError"
     rb"|client socket has timed out after"
     rb"|client socket has failed to connect to any|Timed out after \d{1,9} seconds waiting for clients"
@@ -39,14 +37,25 @@ _RENDEZVOUS = re.compile(
     rb"|[Ss]ocket [Tt]imeout"
 )
 # What a watchdog says behind the error or the time-out that it found.
-_ENDS = re.compile(rb"Some NCCL operations have failed or timed out|taking the entire process down")
-_ERROR = re.compile(
-    rb"nccl(?:SystemError|RemoteError|InternalError|UnhandledCudaError|InvalidUsage|InvalidArgument)|NCCL error(?: in)?:"
+_ENDS = regex(rb"Some NCCL operations have failed or timed out|taking the entire process down")
+_ERROR = regex(
+    rb"nccl(?:SystemError|RemoteError|InternalError|UnhandledCudaError|InvalidUsage|InvalidArgument)"
+    rb"|NCCL (?:error(?: in)?|Error \d{1,2}):"
     rb"|NCCL WARN "
 )
-_PROVIDER = re.compile(rb"NET/OFI [Ss]elected [Pp]rovider is (?P<provider>[\w;-]{1,40})")
-_SOCKET = re.compile(rb"NET/Socket : Using (?P<interfaces>.{1,200})")
-_FROM_RANK = re.compile(rb"timeout from {1,3}rank {1,3}(?P<rank>\d{1,6})\b")
+# A network card gave up: 12 and 13 after all retries, others as the connection was torn down.
+_COMPLETION = regex(
+    rb"NET/(?:IB|OFI|MLX\w{0,10}|Socket)\b[^\r\n]{0,200}?(?:Got completion from peer [^\r\n]{1,200}? (?:with (?:error"
+    rb"|status)|status)[ =]"
+    rb"|[Cc]ompletion with error|Request [^\r\n]{1,80} completed with error)"
+    rb"|Got completion from peer [^\r\n]{1,200}?status=\S{0,40}?\d"
+    rb"|IBV_WC_(?:RETRY_EXC|RNR_RETRY_EXC|REM_\w{1,12}|LOC_\w{1,12}|FATAL)_ERR|ibv_poll_cq\(\) failed"
+    rb"|transport retry counter exceeded"
+)
+_GROUP = regex(rb"\[PG (?:ID )?(?P<group>\d{1,6})\b")
+_PROVIDER = regex(rb"NET/OFI [Ss]elected [Pp]rovider is (?P<provider>[\w;-]{1,40})")
+_SOCKET = regex(rb"NET/Socket : Using (?P<interfaces>.{1,200})")
+_FROM_RANK = regex(rb"timeout from {1,3}rank {1,3}(?P<rank>\d{1,6})\b")
 
 
 def timeout(line: Line) -> Record | None:
@@ -54,7 +63,8 @@ def timeout(line: Line) -> Record | None:
     if b"Work update periodically" in text:
         return None
     rank = _RANK.search(text)
-    fields = {"rank": int(rank["rank"]) if rank else None}
+    group = _GROUP.search(text)
+    fields = {"rank": int(rank["rank"]) if rank else None, "process_group": int(group["group"]) if group else None}
     if (match := _TIMEOUT.search(text)) is not None:
         ran = int(match["ran"]) / 1000 if match["ran"] else None
         return fault(
@@ -99,9 +109,16 @@ def rendezvous(line: Line) -> Record | None:
     return fault(line, "rendezvous", "cascade", "critical")
 
 
+def duplicate(line: Line) -> Record | None:
+    """Two ranks that were given one GPU."""
+    return fault(line, "configuration", "root", "critical") if b"Duplicate GPU detected" in line.text else None
+
+
 def error(line: Line) -> Record | None:
     if _ENDS.search(line.text) is not None:
         return fault(line, "nccl-error", "cascade", "critical")
+    if (match := _COMPLETION.search(line.text)) is not None and not is_warning(line, match.start()):
+        return fault(line, "nccl-error", "unknown", "critical", action="again")
     match = _ERROR.search(line.text)
     # What a CUDA call returned to NCCL is CUDA's.
     if match is None or b"Cuda failure" in line.text or is_warning(line, match.start()):

@@ -10,55 +10,90 @@ import signal
 from typing import Any
 
 from lt_monitor.events.records import Record
-from lt_monitor.logs.formats import fault, is_warning
+from lt_monitor.logs.formats import BRACKETS, fault, is_warning, regex
 from lt_monitor.logs.lines import Line
 
-_EXCEPTION = re.compile(
-    rb"(?:\([\w.:<>+-]{1,80} pid=\d{1,10}(?:, ip=[\d.:a-f]{1,40})?\) ?)?\s{0,4}"
-    rb"(?P<name>(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception|Interrupt|Died|Full|Empty|NotFound))"
+_EXCEPTION = regex(
+    BRACKETS + rb"(?:\([\w.:<>+-]{1,80} pid=\d{1,10}(?:, ip=[\d.:a-f]{1,40})?\) ?)?\s{0,4}"
+    rb"(?P<name>(?:[A-Za-z_]\w{0,60}\.){0,8}(?:[A-Z]\w{0,60}(?:Error|Exception|Interrupt|Died|Full|Empty|NotFound)|Exception))"
     rb"(?:\((?P<inner>\w{1,60})\))?(?:: |:?\s{0,200}$)"
 )
-_UNCAUGHT = re.compile(
+_UNCAUGHT = regex(
     rb"\bUncaught (?:exception:? )?(?P<name>(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception))(?:: |\s*$)"
 )
-_GONE = re.compile(
+_GONE = regex(
     rb"ConnectionResetError|ConnectionRefusedError|BrokenPipeError|EOFError|ChildFailedError|DistNetworkError|DistStoreError"
     rb"|Connection (?:closed|reset) by|Rendezvous|Broken pipe|Socket [Tt]imeout|BrokenProcessPool|ProcessExitedException"
     rb"|ProcessRaisedException|RayTaskError|CalledProcessError"
-    rb"|[Ww]orker \(pid(?:\(s\))? [\d, ]{1,200}\) exited unexpectedly|ActorDiedError"
+    rb"|[Ww]orker \(pid(?:\(s\))? [\d, ]{1,200}\) exited unexpectedly|ActorDiedError|NodeDiedError|LocalRayletDiedError"
+    rb"|WorkerCrashedError|OwnerDiedError"
     rb"|RayActorError|One or more (?:workers|processes)|TrainingFailedError|Pin memory thread exited"
 )
-_DISK_FULL = re.compile(
+_DISK_FULL = regex(
     rb"No space left on device|Disk quota exceeded|PytorchStreamWriter failed writing|StorageFull|os error 28\)"
     rb"|\[Errno (?:28|122)\]"
-    rb"|inline_container\.cc:\d{1,6}\] \. unexpected pos \d{1,20} vs \d{1,20}|Error while serializing: (?:I/O error|IoError)"
+    rb"|inline_container\.cc:\d{1,6}\] \. (?:unexpected pos \d{1,20} vs \d{1,20}|file write failed)|database or disk is full"
+    rb"|Error while serializing: (?:I/O error|IoError)"
 )
-_CONFIGURATION = re.compile(
+_CONFIGURATION = regex(
     rb"^(?:ModuleNotFoundError|ImportError|\w{0,60}ConfigurationError|\w{0,40}ConfigError|\w{0,40}ConfigException"
     rb"|Misconfiguration(?:Exception|Error)"
     rb"|ConfigAttributeError|ConfigKeyError|MissingConfigException|\w{0,20}OptionError|UsageError)$"
 )
-_NETWORK = re.compile(
+_NETWORK = regex(
     rb"Network is unreachable|Temporary failure in name resolution|Name or service not known|Failed to resolve"
     rb"|NewConnectionError"
     rb"|ReadTimeoutError|ConnectTimeout(?:Error)?|Max retries exceeded|No route to host|ReadTimeout\b|EndpointConnectionError"
     rb"|ServiceUnavailable|(?:Server Error|HTTP Error|status code:?) 5\d\d|\b50[0234] (?:Server Error|Bad Gateway"
     rb"|Service Unavailable|Gateway)"
-    rb"|Connection timed out|SSLEOFError|SlowDown\b"
+    rb"|check your (?:internet )?connection|Internet connection is on"
+    rb"|Connection timed out|SSLEOFError|SlowDown\b|\b429 Client Error|\b429 Too Many Requests|IncompleteRead\b"
+    # boto3's codes of errors that pass, and the first words of Google's.
+    rb"|An error occurred \((?:50\d|InternalError|InternalFailure|RequestTimeout|RequestLimitExceeded|Throttling\w{0,20}"
+    rb"|TooManyRequests\w{0,20})\)|: (?:429|50[0234]) (?:GET|PUT|POST|PATCH|HEAD|DELETE) https?://"
+    # Arrow's codes, Rust's object_store and xet.
+    rb"|AWS Error (?:NETWORK_CONNECTION|SLOW_DOWN|SERVICE_UNAVAILABLE|INTERNAL_FAILURE|REQUEST_TIMEOUT|THROTTLING)\b"
+    rb"|error sending request for url|CAS service error"
+    rb"|We couldn't connect to '|All connection attempts failed|Server disconnected\b|Connection (?:broken|aborted)\b"
+    rb"|Remote end closed connection|TimeoutError: (?:timed out|The (?:read|write|handshake) operation timed out)"
 )
-_OF_NETWORK = re.compile(rb"^(?:ConnectionError|ProxyError|SSLError|ConnectTimeout|ClientConnectorError)$")
-_NAN = re.compile(
+_OF_NETWORK = regex(
+    rb"(?:^|\.)(?:ConnectionError|ProxyError|SSLError|ConnectTimeout|ProtocolError|IncompleteRead|RemoteDisconnected"
+    rb"|ChunkedEncodingError|IncompleteReadError"
+    rb"|Client(?:Connect\w{1,30}|Connection\w{0,20}|Payload|OS)Error|Server(?:Disconnected|Timeout)Error"
+    rb"|(?:Socket|Connection)TimeoutError|FSTimeoutError)$"
+    # Names that mean something else elsewhere.
+    rb"|^(?:httpx|httpcore)\.(?:\w{1,20}\.)?(?:Connect|Read|Write|Close|Network|RemoteProtocol|Transport)Error$"
+    rb"|^(?:httpx|httpcore)\.(?:\w{1,20}\.)?(?:Connect|Read|Write|Pool)Timeout$"
+    rb"|^botocore\.(?:\w{1,20}\.)?(?:ConnectionClosed|HTTPClient|ResponseStreaming|ProxyConnection|ReadTimeout|ConnectTimeout)Error$"
+    rb"|^azure\.core\.(?:\w{1,20}\.)?Service(?:Request|Response)(?:Timeout)?Error$"
+    rb"|^google\.api_core\.(?:\w{1,20}\.)?(?:TooManyRequests|ServiceUnavailable|InternalServerError|BadGateway|GatewayTimeout"
+    rb"|DeadlineExceeded|RetryError)$|^grpc\.(?:\w{1,20}\.){0,3}_?(?:InactiveRpcError|MultiThreadedRendezvous|AioRpcError)$|^(?:socket\.)?(?:timeout|gaierror)$"
+)
+# curl's numbers of what a second try may mend.
+_DOWNLOAD = regex(
+    rb"(?:^|[\s\]])curl: \((?:5|6|7|18|28|35|52|55|56|92)\) |^wget: unable to resolve host address "
+    rb"|^(?:fatal|error): unable to access '[^'\r\n]{1,300}': (?:Could not resolve host|Failed to connect"
+    rb"|The requested URL returned error: (?:429|50\d)|gnutls_handshake|Operation timed out|SSL connection timeout)"
+)
+# wandb's exceptions, which end a program that does not catch them; without a traceback, wandb only tells of them.
+_WANDB_SETUP = regex(rb"^wandb\.(?:\w{1,30}\.){0,4}(?:UsageError|AuthenticationError)$")
+# A certificate that no second start makes valid.
+_CERTIFICATE = regex(rb"CERTIFICATE_VERIFY_FAILED|certificate verify failed")
+_NAN = regex(
     rb"loss scale already at minimum|Minimum loss scale reached|loss is (?:nan|inf)\b|Loss is (?:nan|inf)\b"
     rb"|contains? NaN|is NaN\b"
 )
-_WANDB = re.compile(rb"\bwandb\b|api\.wandb\.ai")
-_ARGUMENTS = re.compile(
-    rb"(?:^|\s)[\w./-]{1,200}: error: (?:unrecognized arguments|the following arguments are required|argument "
+_WANDB = regex(rb"\bwandb\b|api\.wandb\.ai")
+_ARGUMENTS = regex(
+    rb"(?<![\w./-])[\w./-]{1,200}: error: (?:unrecognized arguments|the following arguments are required|argument "
     rb"|ambiguous option"
     rb"|invalid choice|expected )|Some specified arguments are not used by the HfArgumentParser|Error: No such option"
+    # Hydra, without its whole traceback.
+    rb"|^Could not (?:override|append|delete) '|^Key '[^'\r\n]{1,200}' is not in struct"
 )
-_SIGNAL_EXCEPTION = re.compile(rb"SignalException: Process (?P<pid>\d{1,12}) got signal: (?P<signal>\d{1,3})")
-_LOADER_KILLED = re.compile(
+_SIGNAL_EXCEPTION = regex(rb"SignalException: Process (?P<pid>\d{1,12}) got signal: (?P<signal>\d{1,3})")
+_LOADER_KILLED = regex(
     rb"DataLoader worker \(pid (?:\(s\) )?\d{1,12}\) is killed by signal: (?P<name>Killed|Segmentation fault|Aborted"
     rb"|Terminated)"
     rb"|died with <Signals\.SIG\w{1,10}: (?P<number>\d{1,3})>|terminated with signal SIG(?P<short>KILL|SEGV|ABRT|TERM)\b"
@@ -73,34 +108,44 @@ _SIGNAL_NAMES = {
     b"ABRT": 6,
     b"TERM": 15,
 }
-_RECEIVED = re.compile(rb"Signal (?P<signal>\d{1,3}) \(SIG[A-Z0-9]{1,10}\) received by PID")
-_FAILED = re.compile(rb"failed \(exitcode: (?P<code>-?\d{1,5})\) local_rank: (?P<local_rank>\d{1,6}) \(pid: (?P<pid>\d{1,12})\)")
-_REPORTED = re.compile(rb"^(?:\[[\w:-]{1,60}\]:? ?)?\s{0,8}exitcode {0,4}: (?P<code>-?\d{1,5}) \(pid: \d{1,12}\)")
+# PaddlePaddle's names of signals, in an exception of its own.
+_PADDLE_SIGNALS = {
+    b"Segmentation fault": 11,
+    b"Termination signal": 15,
+    b"Process abort signal": 6,
+    b"Access to an undefined portion of a memory object": 7,
+    b"Erroneous arithmetic operation": 8,
+    b"Illegal instruction": 4,
+}
+_PADDLE = regex(rb"FatalError: `(?P<what>" + b"|".join(_PADDLE_SIGNALS) + rb")` is detected by the operating system")
+_RECEIVED = regex(rb"Signal (?P<signal>\d{1,3}) \(SIG[A-Z0-9]{1,10}\) received by PID")
+_FAILED = regex(rb"failed \(exitcode: (?P<code>-?\d{1,5})\) local_rank: (?P<local_rank>\d{1,6}) \(pid: (?P<pid>\d{1,12})\)")
+_REPORTED = regex(rb"^(?:\[[\w:-]{1,60}\]:? ?)?\s{0,8}exitcode {0,4}: (?P<code>-?\d{1,5}) \(pid: \d{1,12}\)")
 # DeepSpeed's launcher, and Composer's.
-_RETURNED = re.compile(
-    rb"(?:exits with return code =|crashed with exit code|\(PID \d{1,12}\) exited with code) (?P<code>-?\d{1,5})"
-)
+_RETURNED = regex(rb"(?:exits with return code =|crashed with exit code|\(PID \d{1,12}\) exited with code) (?P<code>-?\d{1,5})")
 # torchelastic's and Hydra's word that a program has failed, without why.
-_REPORTS = re.compile(rb"errors\.ChildFailedError: |^ChildFailedError:|Error executing job with overrides: ")
-_RAY_DIED = re.compile(
+_REPORTS = regex(rb"errors\.ChildFailedError: |^ChildFailedError:|Error executing job with overrides: ")
+_RAY_DIED = regex(
     rb"[Aa] worker died or was killed while executing a task|The actor (?:died unexpectedly"
     rb"|is dead because its worker process has died)"
     rb"|Worker exit type: SYSTEM_ERROR"
 )
-_CRASH = re.compile(
+_CRASH = regex(
     rb"^(?:.{0,200}: (?:line )?\d{1,9}:? {1,8}\d{0,12} {0,8})?(?P<what>Segmentation fault|Killed(?= |\s{0,200}$)"
-    rb"|Aborted \(core dumped\))"
+    rb"|Aborted(?: \(core dumped\)|\s{0,200}$))"
     rb"|Fatal Python error: (?P<fatal>[^\r\n]{1,60})|\*\*\* Process received signal \*\*\*"
-    rb"|Caught signal (?P<signal>\d{1,2}) \("
+    rb"|Caught signal (?P<signal>\d{1,2}) \(|ERROR: Unexpected (?P<loader>segmentation fault) encountered in worker"
 )
-_TOOL = re.compile(rb"lt-train: error: ")
-_OTHERS_GONE = re.compile(rb"communication with the other ranks failed|the connection to rank 0 was lost")
-_RANK_KILLED = re.compile(
+# An interpreter that does not come up: its standard library or its environment variables are wrong.
+_INITIALIZATION = regex(rb"(?:config_\w{1,40}|init\w{1,40}|[Pp]y_?\w{0,20}[Ii]nit\w{0,20}): ")
+_TOOL = regex(rb"lt-train: error: ")
+_OTHERS_GONE = regex(rb"communication with the other ranks failed|the connection to rank 0 was lost")
+_RANK_KILLED = regex(
     rb"rank (?P<rank>\d{1,7}) on (?P<node>\S{1,200}) was ended by (?P<signal>SIG(?:KILL|TERM|SEGV|BUS|ABRT|ILL|FPE|INT"
     rb"|HUP|USR1|USR2)); "
 )
 # Of a step that was computed twice, or of weights that several ranks share; `others` where other ranks may be the cause.
-_MISCOMPUTED = re.compile(
+_MISCOMPUTED = regex(
     rb"rank (?P<rank>\d{1,7}) on (?P<node>\S{1,200}): (?:computed step \d{1,15} twice, and the results differ: [^;]{1,400}"
     rb"|holds at step \d{1,15} other weights than|at step \d{1,15} the weights of ranks that share them differ)"
     rb"(?P<others>; so do)?"
@@ -112,26 +157,37 @@ _ASKED = frozenset({signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGIN
 def exception(line: Line) -> Record | None:
     """The last line of a traceback."""
     match = _EXCEPTION.match(line.text, line.body) or _UNCAUGHT.search(line.text)
-    if match is None:
-        return None
+    return None if match is None else raised(line, match["name"], match.start())
+
+
+def raised(line: Line, name: bytes, begin: int, message: int | None = None) -> Record | None:
+    """The fault of an exception whose class `name` stands at `begin` of its line; its message begins at `message`."""
     if (signalled := _SIGNAL_EXCEPTION.search(line.text)) is not None:
         return fault(line, "killed", "cascade", "warning", signal=int(signalled["signal"]))
-    name = match["name"]
     if name.endswith(b"ChildFailedError"):
         return None
     if name == b"KeyboardInterrupt":
         return fault(line, "killed", "unknown", "warning", signal=2)
-    if (killed := _LOADER_KILLED.search(line.text)) is not None:
-        return _killed(line, int(killed["number"]) if killed["number"] else _SIGNAL_NAMES[killed["name"] or killed["short"]])
+    if (worker := _LOADER_KILLED.search(line.text)) is not None:
+        return killed(line, int(worker["number"]) if worker["number"] else _SIGNAL_NAMES[worker["name"] or worker["short"]])
+    if (paddle := _PADDLE.search(line.text, begin)) is not None:
+        return killed(line, _PADDLE_SIGNALS[paddle["what"]])
     told = name.decode()
-    if _WANDB.search(line.text, match.start()) is not None:
-        return fault(line, "traceback", "unknown", "warning", exception=told)
-    if _CONFIGURATION.match(name.rpartition(b".")[2]) is not None:
-        return fault(line, "configuration", "root", "critical", exception=told)
-    if _OF_NETWORK.match(name.rpartition(b".")[2]) is not None or _NETWORK.search(line.text, match.start()) is not None:
-        return fault(line, "network", "root", "critical", exception=told)
-    is_gone = _GONE.search(line.text, match.start()) is not None
-    return fault(line, "traceback", "cascade" if is_gone else "root", "critical", exception=told)
+    if name.endswith(b"ResourceExhaustedError"):
+        return fault(line, "out-of-memory", "root", "critical", message)
+    if message is not None and _WANDB_SETUP.match(name) is not None:
+        return fault(line, "configuration", "root", "critical", message, exception=told)
+    if message is not None and name.startswith(b"wandb.") and name.endswith(b".CommError"):
+        return fault(line, "network", "unknown", "critical", message, exception=told)
+    if _WANDB.search(line.text, begin) is not None:
+        return fault(line, "traceback", "unknown", "warning", message, exception=told)
+    is_refused = _CERTIFICATE.search(line.text, begin) is not None
+    if is_refused or _CONFIGURATION.match(name.rpartition(b".")[2]) is not None:
+        return fault(line, "configuration", "root", "critical", message, exception=told)
+    if _OF_NETWORK.search(name) is not None or _NETWORK.search(line.text, begin) is not None:
+        return fault(line, "network", "root", "critical", message, exception=told)
+    is_gone = _GONE.search(line.text, begin) is not None
+    return fault(line, "traceback", "cascade" if is_gone else "root", "critical", message, exception=told)
 
 
 def not_a_number(line: Line) -> Record | None:
@@ -147,6 +203,11 @@ def tracker(line: Line) -> Record | None:
     return fault(line, "network", "unknown", "critical") if is_error else None
 
 
+def download(line: Line) -> Record | None:
+    """curl, wget or git that did not reach a server, in a script that may go on without."""
+    return fault(line, "network", "unknown", "critical") if _DOWNLOAD.search(line.text) is not None else None
+
+
 def arguments(line: Line) -> Record | None:
     """A command line that its program does not take, as argparse and click say it."""
     return fault(line, "configuration", "root", "critical", exit_code=2) if _ARGUMENTS.search(line.text) is not None else None
@@ -156,11 +217,11 @@ def tool_error(line: Line) -> Record | None:
     match = _TOOL.search(line.text)
     if match is None:
         return None
-    if (killed := _RANK_KILLED.match(line.text, match.end())) is not None:
-        number = int(signal.Signals[killed["signal"].decode()])
+    if (ended := _RANK_KILLED.match(line.text, match.end())) is not None:
+        number = int(signal.Signals[ended["signal"].decode()])
         cause = "cascade" if number == signal.SIGTERM else "root"
-        node = killed["node"].decode(errors="replace")
-        return fault(line, "killed", cause, "critical", match.start(), rank=int(killed["rank"]), node=node, signal=number)
+        node = ended["node"].decode(errors="replace")
+        return fault(line, "killed", cause, "critical", match.start(), rank=int(ended["rank"]), node=node, signal=number)
     if (wrong := _MISCOMPUTED.match(line.text, match.end())) is not None:
         return _miscomputed(line, match.start(), wrong)
     cause = "cascade" if _OTHERS_GONE.search(line.text) is not None else "root"
@@ -184,11 +245,11 @@ def ending(line: Line) -> Record | None:
     """Signals and exit codes. Launchers report them after the fact; a process that crashed says so itself."""
     text = line.text
     if (match := _RECEIVED.search(text)) is not None:
-        return _killed(line, int(match["signal"]))
+        return killed(line, int(match["signal"]))
     if (match := _FAILED.search(text)) is not None:
-        return _ended(line, int(match["code"]), local_rank=int(match["local_rank"]))
+        return ended(line, int(match["code"]), local_rank=int(match["local_rank"]))
     if (match := _REPORTED.search(text) or _RETURNED.search(text)) is not None:
-        return _ended(line, int(match["code"])) if int(match["code"]) else None
+        return ended(line, int(match["code"])) if int(match["code"]) else None
     if _REPORTS.search(text, line.body) is not None:
         return fault(line, "exit", "cascade", "critical")
     if _RAY_DIED.search(text) is not None:
@@ -197,25 +258,28 @@ def ending(line: Line) -> Record | None:
 
 
 def _crash(line: Line) -> Record | None:
-    match = _CRASH.search(line.text)
+    match = _CRASH.search(line.text) or _CRASH.search(line.text[line.body :])
     if match is None:
         return None
     if match["what"] == b"Killed":
-        return _killed(line, 9)
+        return killed(line, 9)
     is_aborted = match["fatal"] is not None and match["fatal"].startswith(b"Aborted")
     if is_aborted or (match["what"] or b"").startswith(b"Aborted"):
-        return _killed(line, 6)
-    number = 11 if match["what"] else int(match["signal"]) if match["signal"] else None
+        return killed(line, 6)
+    if match["fatal"] is not None and _INITIALIZATION.match(match["fatal"]) is not None:
+        return fault(line, "configuration", "root", "critical")
+    number = 11 if match["what"] or match["loader"] else int(match["signal"]) if match["signal"] else None
     number = 11 if match["fatal"] is not None and match["fatal"].startswith(b"Segmentation") else number
     return fault(line, "killed", "root", "critical", signal=number or 6)
 
 
-def _ended(line: Line, code: int, **fields: int) -> Record:
+def ended(line: Line, code: int, **fields: Any) -> Record:
     """A process with an exit code as Python counts it (below 0: a signal), or as a shell does (above 128)."""
     if code < 0 or 128 < code < 160:
-        return _killed(line, -code if code < 0 else code - 128, **fields)
+        return killed(line, -code if code < 0 else code - 128, **fields)
     return fault(line, "exit", "cascade", "critical", exit_code=code, **fields)
 
 
-def _killed(line: Line, number: int, **fields: int) -> Record:
+def killed(line: Line, number: int, **fields: Any) -> Record:
+    """The fault of a process that a signal has ended."""
     return fault(line, "killed", "cascade" if number in _ASKED else "unknown", "critical", signal=number, **fields)

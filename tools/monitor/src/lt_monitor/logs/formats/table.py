@@ -4,7 +4,19 @@ Keywords are at least seven bytes long (see `prefilter`). A line goes to the par
 table, until one of them recognises it.
 """
 
-from lt_monitor.logs.formats import Parser, benchmarks, devices, jobs, memory, nccl, process_exits
+from lt_monitor.logs.formats import (
+    Parser,
+    benchmarks,
+    crashes,
+    devices,
+    filesystems,
+    jobs,
+    memory,
+    nccl,
+    notices,
+    process_exits,
+)
+from lt_monitor.logs.formats.machine_table import MACHINE_PARSERS
 from lt_monitor.logs.formats.trainers import (
     automodel,
     aws_fsdp,
@@ -23,6 +35,8 @@ from lt_monitor.logs.formats.trainers import (
     neuronx,
     olmo,
     torchtitan,
+    torchtune,
+    verl,
 )
 
 PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
@@ -44,6 +58,9 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
     (levanter.step, (b"Progress on:train ",)),
     (levanter.tracked, (b'"event": "log"',)),
     (composer.step, (b"loss/train/total",)),
+    (verl.step, (b" - actor/", b" - train/loss:", b"/global_step:", b" - timing_s/", b" - global_seqlen/", b" - val/loss:")),
+    (torchtune.bar, (b"|Loss: ",)),
+    (torchtune.step, (b" | loss:",)),
     (benchmarks.mlperf, (b":::MLLOG",)),
     (megatron.evaluation, (b"lm loss value", b"lm_loss value", b"lm-loss value")),
     (aws_fsdp.evaluation, (b" Validation loss: ",)),
@@ -94,17 +111,52 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
         (b"waiting for data since",),
     ),
     (benchmarks.wandb, (b"Syncing run ", b"View run ", b"Run summary:", b"wandb sync ")),
+    (devices.lost, (b"CUDA driver initialization", b"for platform CUDA", b"cuInit failed", b"No visible GPU")),
     (devices.xid, (b"NVRM: Xid", b"SXid (PCI")),
+    *MACHINE_PARSERS,
+    (
+        devices.fabric,
+        (b"detected NVSwitch", b"number of NVSwitches", b"abric manager", b"abric Manager", b"in the multicast team"),
+    ),
+    (devices.fabric, (b"abricmanager", b"available NVSwitches")),
     (devices.lost, (b"RmInitAdapter failed", b"rm_init_adapter failed")),
     (devices.lost, (b"fallen off the bus", b"GPU is lost", b"GPU_IS_LOST", b"GPU lost from", b"determine the device handle")),
     (
         devices.lost,
         (b"uncorrectable NVLink", b"no CUDA-capable", b"system not yet init", b"SYSTEM_NOT_READY", b"busy or unavailable"),
     ),
-    (devices.lost, (b"launch timed out", b"Got async event", b" Link DOWN", b"Link is Down", b"health compromised")),
+    (
+        devices.lost,
+        (
+            b"CUDA error: unknown error",
+            b"CUDA unknown error",
+            b"error: unknown error",
+            b"No CUDA GPUs",
+            b"ERROR_UNKNOWN",
+            b"ERROR_NO_DEVICE",
+        ),
+    ),
+    (
+        devices.lost,
+        (b"ERROR_DEVICE_UNAVAIL", b"ERROR_OPERATING_SYSTEM", b"NVLINK_UNCORR", b"ERROR_LAUNCH_TIMEOUT", b"rrorUnknown"),
+    ),
+    (
+        devices.lost,
+        (
+            b"rrorSystemNotReady",
+            b"rrorDevicesUnavail",
+            b"rrorNoDevice",
+            b"rrorOperatingSys",
+            b"rrorNvlinkUncorr",
+            b"rrorLaunchTimeout",
+        ),
+    ),
+    (devices.lost, (b"rrorContained", b"OS call failed", b"peer GPU memory", b"NVIDIA-SMI has failed", b"to initialize NVML")),
+    (devices.lost, (b"async error event", b" Link down", b" link down", b"Fatal error ", b"state changed to DOWN")),
+    (devices.lost, (b"launch timed out", b" async event", b" Link DOWN", b"Link is Down", b"health compromised")),
     (devices.hung_task, (b"INFO: task ",)),
     (memory.shared, (b"shared memory", b"</torch_", b"to extend /dev/shm", b"posix_fallocate failed", b"No space left on")),
-    (memory.shared, (b"Bus error", b"(SIGBUS)", b"failed (exitcode", b"exitcode  : ", b"with return code = ")),
+    (memory.shared, (b"Bus error", b"(SIGBUS)", b"failed (exitcode", b"exitcode  : ", b"with return code = ", b"*** SIGBUS (")),
     (memory.memory, (b"OutOfMemoryError", b"out of memory", b"oom_kill", b"oom-kill", b"OOMKilled", b"Out of memory")),
     (memory.memory, (b"OutOfMemory: ", b"DefaultCPUAllocator", b"RESOURCE_EXHAUSTED", b"NEURON_RT_RESOURCE", b"MemoryError")),
     (memory.memory, (b"_STATUS_ALLOC_FAILED", b"Resource exhausted", b"_OUT_OF_MEMORY", b"MemoryAllocation", b"bad_alloc")),
@@ -113,12 +165,23 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
         (b"OOM when allocating", b"NRT_RESOURCE", b"Cannot allocate memory", b"memory pressure", b"running low on memory"),
     ),
     (memory.memory, (b"on resource: memory", b"TERM_MEMLIMIT", b"memory limit")),
+    (
+        memory.memory,
+        (b"by the OOM killer", b"ran out-of-memory", b"allocate more memory than", b"job killed: mem", b"job killed: vmem"),
+    ),
+    (memory.memory, (b"job killed: pmem", b"job killed: pvmem")),
+    *((memory.memory, words) for words in memory.KILLERS),
     (jobs.cancellation, (b" CANCELLED",)),
     (jobs.tasks, (b"srun: error: ", b"srun: Job step aborted", b"srun: Force Terminat", b"srun: terminat")),
     (jobs.node_failure, (b"Node failure on ", b"on failed node ", b"NODE_FAIL", b"TO NODE FAILURE", b" not responding, setting")),
-    (jobs.limit, (b"PBS: job killed", b"TERM_RUNLIMIT", b"LSF run time limit")),
+    (
+        jobs.limit,
+        (b"PBS: job killed", b"TERM_RUNLIMIT", b"LSF run time limit", b": job killed by ", b"TERM_PREEMPT", b"TERM_CPULIMIT"),
+    ),
     (jobs.pod, (b"Exit Code: ", b"exitCode", b"exit code ", b"with code ", b"ExitCode: ", b"Evicted", b"low on resource: ")),
     (jobs.pod, (b"TaintManagerEviction", b" evicted", b"Preempted by ", b"DisruptionTarget")),
+    (jobs.pod, (b"Preempting", b"PreemptionByScheduler", b"admit critical pod", b"TerminationByKubelet")),
+    (jobs.pod, (b"DeletionByTaintManager", b"EvictionByEvictionAPI", b"DeletionByPodGC")),
     (jobs.hyperpod, (b"[Auto Resume]",)),
     (
         nccl.timeout,
@@ -146,7 +209,20 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
             b"ocket Timeout",
         ),
     ),
+    (nccl.duplicate, (b"Duplicate GPU detected",)),
     (nccl.error, (b"NCCL WARN", b"NCCL error", b"ncclSystemError", b"ncclRemoteError", b"ncclInternalError")),
+    (
+        nccl.error,
+        (
+            b"Got completion from",
+            b"ompletion with error",
+            b"completed with error",
+            b"IBV_WC_",
+            b"poll_cq() failed",
+            b"retry counter exceeded",
+        ),
+    ),
+    (nccl.error, (b"unhandled system e", b"unhandled cuda err")),
     (nccl.error, (b"Some NCCL operations", b"entire process down")),
     (nccl.error, (b"ncclUnhandledCudaError", b"ncclInvalidUsage", b"ncclInvalidArgument")),
     (nccl.network, (b"elected Provider is", b"elected provider is", b"NET/Socket : Using")),
@@ -156,7 +232,23 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
     (megatron.anomaly, (b"found NaN in", b"Unexpected result nan", b"gradients were not finite", b"loss spike at iteration")),
     (megatron.anomaly, (b" not saved: ",)),
     (process_exits.disk, (b"No space left on", b"Disk quota exceeded", b"StreamWriter failed", b"StorageFull", b"os error 28")),
-    (process_exits.disk, (b"[Errno 28]", b"[Errno 122]", b"inline_container.cc", b"Error while serializing")),
+    (process_exits.disk, (b"[Errno 28]", b"[Errno 122]", b"inline_container.cc", b"Error while serializing", b"or disk is full")),
+    (
+        filesystems.failed,
+        (
+            b"[Errno 5]",
+            b"[Errno 1",
+            b"[Errno 30]",
+            b"[Errno 37]",
+            b"[Errno 5",
+            b"[Errno 6",
+            b"[Errno 7",
+            b"(os error ",
+            b"errno = ",
+        ),
+    ),
+    (filesystems.failed, (b"Input/output error", b"Stale file handle", b"Stale NFS", b"No locks available", b"Structure needs")),
+    (filesystems.failed, (b"Remote I/O error", b"endpoint shutdown", b"ndpoint is not connected", b"Read-only file system")),
     (process_exits.tracker, (b"initialization has timed out",)),
     (
         process_exits.not_a_number,
@@ -171,7 +263,39 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
             b" is NaN",
         ),
     ),
-    (process_exits.arguments, (b": error: ", b"HfArgumentParser", b"No such option")),
+    (process_exits.exception, (b"ResourceExhaustedError",)),
+    (
+        process_exits.arguments,
+        (b": error: ", b"HfArgumentParser", b"No such option", b"Could not override ", b" is not in struct"),
+    ),
+    (
+        devices.numbered,
+        (
+            b"cuInit r",
+            b"cuInit f",
+            b"cuInit e",
+            b"cuInit: ",
+            b"CUDA initialization ",
+            b"cudaSet",
+            b"cuInit(",
+            b"GetDeviceCount",
+            b"CUDA error ",
+            b"CUDA Error ",
+        ),
+    ),
+    (
+        devices.numbered,
+        (
+            b"CUDA failure",
+            b"Cuda failure",
+            b"cuda error",
+            # With a number only: most of these lines have words.
+            *(b"CUDA error: " + first for first in (*map(bytes, zip(b"0123456789")), b"(", b" ", b"Error ")),
+            b"cuda runtime error",
+            b"CUDA driver error",
+            b"(cudaErr",
+        ),
+    ),
     (
         devices.driver,
         (b"CUDA error:", b"CUDA Error: ", b"CUDNN_STATUS_", b"CUBLAS_STATUS_", b"cuda runtime error", b"CUDA_ERROR_"),
@@ -192,10 +316,25 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
         ),
     ),
     (devices.driver, (b"NRT_EXEC", b"NRT_FAILURE", b"NRT_TIMEOUT", b"NRT_HW_ERROR", b"NRT_UNINIT", b"NRT_LOAD", b"NRT_INVALID")),
+    (devices.driver, (b"NRT_UNSUPPORTED", b"NRT_FAIL_", b"NRT_CLOSED", b"NRT_QUEUE", b"CUDA runtime error: ")),
     (
         devices.driver,
         (b"FATAL-RT-", b"NEURONCORE_NOT_AVAILABLE", b"Nrt::Load failed", b"nrt_load status", b"NetRegMr", b"R   ENC:"),
     ),
+    (
+        devices.driver,
+        (
+            b"CUDA runtime error",
+            b"an illegal instruction was",
+            b"an illegal memory access was",
+            b"unspecified launch failure",
+            b"misaligned address",
+            b"device-side assert triggered",
+            b"hardware stack error",
+            b"invalid program counter",
+        ),
+    ),
+    *((crashes.crash, words) for words in crashes.KEYWORDS),
     (process_exits.exception, (b"Error: ", b"Exception: ", b"KeyboardInterrupt", b"AssertionError", b"NotImplementedError")),
     (
         process_exits.exception,
@@ -218,10 +357,26 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
             b"process has died",
         ),
     ),
+    (process_exits.ending, (b"type: SYSTEM_ERROR", b" Killed  ", b"Killed\n", b"Aborted\n", b"Aborted (core dumped)")),
+    (process_exits.ending, (b"Process received signal", b"Caught signal ", b"encountered in worker")),
     (
-        process_exits.ending,
-        (b"type: SYSTEM_ERROR", b" Killed  ", b"Aborted (core dumped)", b"Process received signal", b"Caught signal "),
+        notices.signalled,
+        (
+            b"death signal",
+            b"received SIG",
+            b"eceived signal",
+            b"eceived SIG",
+            b"aught SIG",
+            b"aught signal",
+            b"Got SIGTERM",
+            b"ot signal",
+        ),
     ),
+    (
+        notices.signalled,
+        (b"Got signal", b"SIGTERMException", b"Terminated", b"User defined signal", b"Signals.SIG", b"signal SIG", b"Hangup "),
+    ),
+    (notices.signalled, (b" received by PID", b" received at time=", b"Hangup\n", b"Detected KeyboardInterrupt")),
     (process_exits.tool_error, (b"lt-train: error: ",)),
 )
 

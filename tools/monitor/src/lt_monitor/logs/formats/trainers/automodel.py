@@ -10,20 +10,20 @@ import re
 
 from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import Field, Value
-from lt_monitor.logs.formats import StepLine, last_match
+from lt_monitor.logs.formats import StepLine, last_match, regex
 from lt_monitor.logs.lines import Line
 from lt_shared.run_log import GIB, NUMBER
 
-_STEP = re.compile(
+_STEP = regex(
     rb"(?P<validation>\[val\] (?:name \"(?P<name>[^\"|]{1,80})\" \| |(?P<old_name>[^\"|]{1,80}) \| )?)?"
     rb"\bstep {1,8}(?P<step>\d{1,15}) {0,8}\| (?=(?:epoch|loss|val_loss) )"
 )
-_PAIR = re.compile(
+_PAIR = regex(
     rb"(?P<key>[A-Za-z_][\w/]{0,40}:?) {1,8}(?P<value>" + NUMBER + rb")"
     rb"(?P<unit> GiB|s|/gpu|\((?P<per_gpu>" + NUMBER + rb")/gpu\))?(?= {0,8}(?:\||\(n=|<--|$))"
 )
-_SAVING = re.compile(rb"Saving checkpoint to (?P<path>\S{1,4000}epoch_\d{1,9}_step_(?P<step>\d{1,15}))\s*$")
-_LOADING = re.compile(rb"Loading checkpoint from (?P<path>\S{1,4000}epoch_\d{1,9}_step_(?P<step>\d{1,15}))\s*$")
+_SAVING = regex(rb"Saving checkpoint to (?P<path>\S{1,4000}epoch_\d{1,9}_step_(?P<step>\d{1,15}))\s*$")
+_LOADING = regex(rb"Loading checkpoint from (?P<path>\S{1,4000}epoch_\d{1,9}_step_(?P<step>\d{1,15}))\s*$")
 
 _STEP_NUMBER = Field("step", is_count=True)
 _PER_GPU = Field("tokens_per_second_per_gpu")

@@ -5,26 +5,24 @@ steps it has behind it, one more than the batch in it that was last: that batch 
 The speed is that of all ranks together.
 """
 
-import re
-
 from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import Field, Value
-from lt_monitor.logs.formats import StepLine, last_match
+from lt_monitor.logs.formats import StepLine, last_match, regex
 from lt_monitor.logs.lines import Line
 from lt_shared.run_log import NUMBER
 
-_STEP = re.compile(
+_STEP = regex(
     rb"\bBatch (?P<step>\d{1,15}) Loss: (?P<loss>" + NUMBER + rb"), Speed: (?P<speed>" + NUMBER + rb") samples/sec"
     rb"(?:, Model TFLOPS/GPU: (?P<tflops>" + NUMBER + rb"))?"
     rb"(?:, lr: (?P<lr>" + NUMBER + rb"))?"
     rb"(?:, gradnorm: (?P<grad_norm>" + NUMBER + rb"))?"
 )
-_EVALUATION = re.compile(rb"\bBatch (?P<step>\d{1,15}) Validation loss: (?P<loss>" + NUMBER + rb")")
-_CHECKPOINT = re.compile(
+_EVALUATION = regex(rb"\bBatch (?P<step>\d{1,15}) Validation loss: (?P<loss>" + NUMBER + rb")")
+_CHECKPOINT = regex(
     rb"(?P<what>Writing checkpoint to|Loading checkpoint from|Checkpoint loaded from) "
     rb"(?P<path>\S{1,4000}-(?P<done>\d{1,15})steps)(?:\.| \.\.\.)?\s*$"
 )
-_COMPLETED = re.compile(rb" Completed checkpoint\.\s*$")
+_COMPLETED = regex(rb" Completed checkpoint\.\s*$")
 _KINDS = {b"Writing checkpoint to": "checkpoint", b"Loading checkpoint from": "load", b"Checkpoint loaded from": "load"}
 
 _FIELDS = {

@@ -4,28 +4,24 @@ The line of a step is `[batch=5/4800]:`, the ones below it are `  Train loss/tra
 or tokens, the first line does not name the step; the line `time/batch` does, which counts the batches before this one.
 """
 
-import re
-
 from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import Field, Value, decimal
-from lt_monitor.logs.formats import ManyLines, StepLine, last_match, pair
+from lt_monitor.logs.formats import ManyLines, StepLine, last_match, pair, regex
 from lt_monitor.logs.lines import Line
 from lt_shared.run_log import NUMBER
 
-_HEAD = re.compile(
+_HEAD = regex(
     rb"(?:\[epoch=(?P<epoch>\d{1,9})\])?\[(?P<unit>batch|token|sample)=(?P<count>\d{1,18})(?:/(?P<total>\d{1,18}))?\]:\s{0,200}$"
 )
-_BELOW = re.compile(
-    rb"[ \t]{1,40}Train (?P<key>[^\s:][^:]{0,200}): {0,4}(?:(?P<value>-?" + NUMBER + rb")\s{0,200}$|[^:]{0,500}$)"
-)
-_EVALUATION = re.compile(
+_BELOW = regex(rb"[ \t]{1,40}Train (?P<key>[^\s:][^:]{0,200}): {0,4}(?:(?P<value>-?" + NUMBER + rb")\s{0,200}$|[^:]{0,500}$)")
+_EVALUATION = regex(
     rb"Eval (?:metrics/(?P<split>[\w./-]{1,120})/LanguageCrossEntropy|loss/eval/total): (?P<loss>" + NUMBER + rb")\s{0,200}$"
 )
-_ONE_LINE = re.compile(
+_ONE_LINE = regex(
     rb"(?:\[epoch=(?P<epoch>\d{1,9})\])?\[batch=(?P<step>\d{1,15})/(?P<total>\d{1,15})\]: {1,4}"
     rb"loss/train/total: (?P<loss>" + NUMBER + rb")\s{0,20}$"
 )
-_BAR = re.compile(
+_BAR = regex(
     rb"\btrain {1,40}(?:Epoch {1,8}(?P<epoch>\d{1,9}): {1,8})?(?P<percent>\d{1,3})%\|[^|]{0,400}\| {0,9}"
     rb"(?P<step>\d{1,15})/(?P<total>\d{1,15})"
     rb" \[(?P<elapsed>[\d:]{4,20})<(?P<left>[\d:?]{1,20}), {1,9}(?:(?P<number>\d{1,9}(?:\.\d{0,9})?)|\?)(?P<unit>s/ba|ba/s)"

@@ -5,25 +5,23 @@ the start of the process, also after a checkpoint was loaded, so only the first 
 Megatron, GPT-NeoX and the Trainer of Hugging Face their own line of the same step follows, and counts from the first one on.
 """
 
-import re
-
 from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import Field, Value, decimal
-from lt_monitor.logs.formats import ManyLines, StepLine, last_match, note
+from lt_monitor.logs.formats import ManyLines, StepLine, last_match, note, regex
 from lt_monitor.logs.lines import Line
 from lt_shared.run_log import GIB, NUMBER
 
-_HEAD = re.compile(rb"\[Rank 0\] step=(?P<step>\d{1,15}), skipped=(?P<skipped>\d{1,15}), lr=\[(?P<lr>" + NUMBER + rb")?")
-_SPEED = re.compile(rb"\b(?:Curr)?SamplesPerSec=(?P<samples>" + NUMBER + rb")")
-_MEMORY = re.compile(rb"MaxMemAllocated=(?P<memory>" + NUMBER + rb")GB")
-_PIPELINE = re.compile(rb"\bsteps?: {1,8}(?P<step>\d{1,15})(?: / {1,8}(?P<total>\d{1,15}))? loss: (?P<loss>" + NUMBER + rb")")
-_PIPELINE_PAIR = re.compile(rb" (?P<key>[a-z][a-z_ ]{0,40}?(?: \(s\))?|samples/sec): (?P<value>" + NUMBER + rb")(?= |$)")
-_OVERFLOW = re.compile(
+_HEAD = regex(rb"\[Rank 0\] step=(?P<step>\d{1,15}), skipped=(?P<skipped>\d{1,15}), lr=\[(?P<lr>" + NUMBER + rb")?")
+_SPEED = regex(rb"\b(?:Curr)?SamplesPerSec=(?P<samples>" + NUMBER + rb")")
+_MEMORY = regex(rb"MaxMemAllocated=(?P<memory>" + NUMBER + rb")GB")
+_PIPELINE = regex(rb"\bsteps?: {1,8}(?P<step>\d{1,15})(?: / {1,8}(?P<total>\d{1,15}))? loss: (?P<loss>" + NUMBER + rb")")
+_PIPELINE_PAIR = regex(rb" (?P<key>[a-z][a-z_ ]{0,40}?(?: \(s\))?|samples/sec): (?P<value>" + NUMBER + rb")(?= |$)")
+_OVERFLOW = regex(
     rb"OVERFLOW! Rank (?P<rank>\d{1,9}) Skipping step\. Attempted loss scale: (?P<scale>[\d.e+]{1,40})"
     rb"(?:, reducing to (?P<next>[\d.e+]{1,40}))?"
 )
 
-_SUCCESS = re.compile(rb"\] Process \d{1,12} exits successfully")
+_SUCCESS = regex(rb"\] Process \d{1,12} exits successfully")
 
 _STEP, _TOTAL, _LOSS = Field("step", is_count=True), Field("total_steps", is_count=True), Field("loss")
 _PIPELINE_FIELDS = {b"iter time (s)": Field("step_seconds"), b"samples/sec": Field("samples_per_second"), b"lm loss": _LOSS}

@@ -8,26 +8,41 @@ took longer than a tenth of a second: the bar's count is the step, that of the o
 front may lag. A dict that has neither a step nor a bar beside it is completed by `step_numbers`.
 """
 
+import functools
 import re
 
 from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import Field, decimal, read_time
-from lt_monitor.logs.formats import StepLine, last_match
+from lt_monitor.logs.formats import StepLine, last_match, regex
 from lt_monitor.logs.lines import Line
 from lt_shared.run_log import GIB, NUMBER
 
-_FIGURES = re.compile(rb"\{(?P<body>(?P<quote>['\"])[^{}\r\n]{1,4000})\}")
-_PAIR = re.compile(rb"(?P<quote>['\"])(?P<key>[^'\"{},:]{1,80})(?P=quote): ['\"]?(?P<value>" + NUMBER + rb")['\"]?(?=,|$)")
-_STEP_OF_TOTAL = re.compile(rb"['\"]global_step/max_steps['\"]: ['\"](?P<step>\d{1,15})/(?P<total>\d{1,15})['\"]")
+_FIGURES = regex(rb"\{(?P<body>(?P<quote>['\"])[^{}\r\n]{1,4000})\}")
+_PAIR = regex(rb"(?P<quote>['\"])(?P<key>[^'\"{},:]{1,80})(?P=quote): ['\"]?(?P<value>" + NUMBER + rb")['\"]?(?=,|$)")
+_STEP_OF_TOTAL = regex(rb"['\"]global_step/max_steps['\"]: ['\"](?P<step>\d{1,15})/(?P<total>\d{1,15})['\"]")
 # The Trainer's own bar has no description before the percentage, ms-swift's has one; those of other loops have others.
-BAR = re.compile(
-    rb"(?:^|[\r\n\]}])(?:Train:)? {0,9}\d{1,3}%\|[^|\r\n]{0,999}\| {0,9}(?P<position>\d{1,15})/(?P<total>\d{1,15})"
+# Labels of kubectl, srun and torchrun may stand before it, and a logger's prefix, which ends in a dash, an arrow or a level.
+_FRAME = (
+    rb"(?:Train:)? {0,9}\d{1,3}%\|[^|\r\n]{0,999}\| {0,9}"
+    rb"(?P<position>\d{1,15})/(?P<total>\d{1,15})"
     rb" \[[\d:]{4,20}<[\d:?]{1,20}, {1,9}(?:(?P<number>\d{1,9}(?:\.\d{0,9})?)|\?)(?P<unit>s/it|it/s)"
 )
-_SAVING = re.compile(rb"Saving model checkpoint to (?P<path>\S{0,4000}checkpoint-(?P<step>\d{1,15}))/?\s*$")
-_TOTALS = re.compile(rb"(?P<what>Total optimization steps|Total train batch size \([^)]{1,80}\)) = (?P<number>[\d,]{1,20})\s*$")
-_LOGGED = re.compile(rb"\] (?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) >> ")
-_RESUMED = re.compile(rb"Continuing training from global step (?P<step>\d{1,15})")
+BAR = regex(
+    rb"(?:^|[\r\n\]}]|\]: ?|\dZ |:\d\d(?:[.,]\d{1,9})? | - |>> | \| |\b(?:DEBUG|INFO|WARNING|ERROR)(?::[\w.]{0,100}:| ))"
+    rb"(?: {0,8}\d{1,6}: )?" + _FRAME
+)
+
+
+@functools.lru_cache(maxsize=64)
+def labelled_bar(label: bytes) -> re.Pattern[bytes]:
+    """Matches a bar behind `label`, whatever its numbers are: whoever knows the label has seen it before a step's figures."""
+    return re.compile(rb"(?:^|[\r\n])" + re.escape(label).replace(b"0", rb"\d{1,20}") + rb" {0,9}" + _FRAME)
+
+
+_SAVING = regex(rb"Saving model checkpoint to (?P<path>\S{0,4000}checkpoint-(?P<step>\d{1,15}))/?\s*$")
+_TOTALS = regex(rb"(?P<what>Total optimization steps|Total train batch size \([^)]{1,80}\)) = (?P<number>[\d,]{1,20})\s*$")
+_LOGGED = regex(rb"\] (?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) >> ")
+_RESUMED = regex(rb"Continuing training from global step (?P<step>\d{1,15})")
 
 _FIELDS = {
     b"loss": Field("loss"),

@@ -5,22 +5,21 @@ last one counts. Its loss has three digits. The JSON tracker prints both in full
 """
 
 import json
-import re
 
 from lt_monitor.events.records import MAXIMUM_COUNT, Record
 from lt_monitor.logs.fields import Field, Value, decimal
-from lt_monitor.logs.formats import StepLine, last_match
+from lt_monitor.logs.formats import StepLine, last_match, regex
 from lt_monitor.logs.lines import Line
 from lt_shared.run_log import NUMBER
 
-_BAR = re.compile(
+_BAR = regex(
     rb"Progress on:train (?P<step>\d{1,6}(?:\.\d{1,3})?)(?P<step_scale>[kM]?)it/"
     rb"(?P<total>\d{1,6}(?:\.\d{1,3})?)(?P<total_scale>[kM]?)(?:it)?"
     rb" rate:(?P<rate>" + NUMBER + rb")(?P<unit>s/it|it/s)(?P<times>[^\r\n]{0,80}? postfix:)?(?:loss=(?P<loss>" + NUMBER + rb"))?"
 )
-_TRACKED = re.compile(rb'\{"tracker": "[^"]{1,60}", "event": "log", "step": \d{1,15}, ')
-_VALIDATION = re.compile(rb"(?:(?P<name>[\w/.-]{1,120}) )?(?:validation|\beval) loss: (?P<loss>" + NUMBER + rb")\s{0,20}$")
-_SAVING = re.compile(rb"Saving (?:temporary )?checkpoint at step (?P<step>\d{1,15})(?: to (?P<path>\S{1,4096}))?")
+_TRACKED = regex(rb'\{"tracker": "[^"]{1,60}", "event": "log", "step": \d{1,15}, ')
+_VALIDATION = regex(rb"(?:(?P<name>[\w/.-]{1,120}) )?(?:validation|\beval) loss: (?P<loss>" + NUMBER + rb")\s{0,20}$")
+_SAVING = regex(rb"Saving (?:temporary )?checkpoint at step (?P<step>\d{1,15})(?: to (?P<path>\S{1,4096}))?")
 
 _SCALES = {b"": 1.0, b"k": 1e3, b"M": 1e6}
 _TRACKED_FIELDS = {

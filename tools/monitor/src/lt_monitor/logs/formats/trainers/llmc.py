@@ -5,20 +5,18 @@ so what follows the loss is read item by item. A negative MFU means that the pro
 z-scores in brackets are, too. `val loss 3.3` names no step: `LogParser` adds the last one, and leaves out what comes before it.
 """
 
-import re
-
 from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import Field, Value
-from lt_monitor.logs.formats import StepLine, last_match
+from lt_monitor.logs.formats import StepLine, last_match, regex
 from lt_monitor.logs.lines import Line
 from lt_shared.run_log import NUMBER
 
-_STEP = re.compile(
+_STEP = regex(
     rb"\bstep {1,8}(?P<step>\d{1,15})(?:/(?P<total>\d{1,15}))?(?: \| (?:train )?|: train )loss {1,8}(?P<loss>"
     + NUMBER
     + rb")(?=[ |])"
 )
-_ITEM = re.compile(
+_ITEM = regex(
     rb"\((?:acc |z )?(?P<aside>[-+]?\d{1,9}\.\d{1,9})z?\)|norm {1,8}(?P<grad_norm>" + NUMBER + rb")|lr (?P<lr>" + NUMBER + rb")"
     rb"|(?P<milliseconds>"
     + NUMBER
@@ -29,8 +27,8 @@ _ITEM = re.compile(
     + rb") tok/s"
 )
 _ITEMS_BYTES = 300
-_EVALUATION = re.compile(rb"^val loss (?P<loss>" + NUMBER + rb")\s*$")
-_WRITING = re.compile(rb"\bWriting checkpoint at step (?P<step>\d{1,15})\s*$")
+_EVALUATION = regex(rb"^val loss (?P<loss>" + NUMBER + rb")\s*$")
+_WRITING = regex(rb"\bWriting checkpoint at step (?P<step>\d{1,15})\s*$")
 
 _LOSS = Field("loss")
 _FIELDS = {

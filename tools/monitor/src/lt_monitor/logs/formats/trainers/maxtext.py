@@ -4,22 +4,20 @@ A step line is `completed step: 5, seconds: 0.823, ...`. With several parts, its
 model is `lm_loss` or `main_model_loss`. The times of these lines have no year and are left out.
 """
 
-import re
-
 from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import Field, Value, decimal
-from lt_monitor.logs.formats import StepLine, last_match, note
+from lt_monitor.logs.formats import StepLine, last_match, note, regex
 from lt_monitor.logs.lines import Line
 from lt_shared.run_log import NUMBER
 
-_STEP = re.compile(rb"completed step: (?P<step>\d{1,15}), ")
-_PAIR = re.compile(rb"(?P<key>[A-Za-z][A-Za-z0-9_/]{0,60}): (?P<value>" + NUMBER + rb")")
-_EVALUATION = re.compile(rb"eval metrics after step: (?P<step>\d{1,15}), (?:eval_)?loss(?:=|: )(?P<loss>" + NUMBER + rb")")
-_BEGUN = re.compile(rb"Started an asynchronous checkpoint save for step (?P<step>\d{1,15})")
-_SAVED = re.compile(rb"(?:Saved|saved) a checkpoint at step (?P<step>\d{1,15})")
-_FINALIZED = re.compile(rb"\[step=(?P<step>\d{1,15})\] CheckpointManager Save Finalize is done on all hosts")
-_RESTORING = re.compile(rb"restoring from this run's directory step (?P<step>\d{1,15})")
-_PARAMETERS = re.compile(rb"number parameters: (?P<billions>\d{1,6}\.\d{1,9}) billion")
+_STEP = regex(rb"completed step: (?P<step>\d{1,15}), ")
+_PAIR = regex(rb"(?P<key>[A-Za-z][A-Za-z0-9_/]{0,60}): (?P<value>" + NUMBER + rb")")
+_EVALUATION = regex(rb"eval metrics after step: (?P<step>\d{1,15}), (?:eval_)?loss(?:=|: )(?P<loss>" + NUMBER + rb")")
+_BEGUN = regex(rb"Started an asynchronous checkpoint save for step (?P<step>\d{1,15})")
+_SAVED = regex(rb"(?:Saved|saved) a checkpoint at step (?P<step>\d{1,15})")
+_FINALIZED = regex(rb"\[step=(?P<step>\d{1,15})\] CheckpointManager Save Finalize is done on all hosts")
+_RESTORING = regex(rb"restoring from this run's directory step (?P<step>\d{1,15})")
+_PARAMETERS = regex(rb"number parameters: (?P<billions>\d{1,6}\.\d{1,9}) billion")
 
 _NUMBER = Field("step", is_count=True)
 _FIELDS = {

@@ -9,40 +9,38 @@ import re
 
 from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import TIME, Field, Value, decimal
-from lt_monitor.logs.formats import StepLine, fault, note
+from lt_monitor.logs.formats import StepLine, fault, note, regex
 from lt_monitor.logs.lines import Line
 from lt_shared import recovery_notes, run_log
 from lt_shared.sample_order import log_notes
 
-_SAVING = re.compile(run_log.TIMESTAMP + rb"saving checkpoint at iteration {1,16}(?P<step>\d{1,15}) to (?P<path>.{1,4096})")
-_SAVE_FORMAT = re.compile(rb" in (?P<format>\S{1,40}) format$")
-_DOCUMENTS = re.compile(
+_SAVING = regex(run_log.TIMESTAMP + rb"saving checkpoint at iteration {1,16}(?P<step>\d{1,15}) to (?P<path>.{1,4096})")
+_SAVE_FORMAT = regex(rb" in (?P<format>\S{1,40}) format$")
+_DOCUMENTS = regex(
     rb"Processed (?P<documents>\d{1,15}) documents \((?P<rate>[\d.e+]{1,40}) docs/s, (?P<megabytes>[\d.e+]{1,40}) MB/s\)"
 )
-_EXITING = re.compile(
+_EXITING = regex(
     rb"exiting program (?:after receiving (?P<signal>SIG[A-Z0-9]{1,10})|at iteration (?P<step>\d{1,15})|after [\d.]{1,20} min)"
 )
-_DATETIME = re.compile(rb"\] datetime: (?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
-_STARTED = re.compile(
-    rb"\[after megatron is initialized\] datetime|time to initialize megatron \(seconds\): (?P<seconds>[\d.]{1,20})"
-)
-_TRAINING_STARTS = re.compile(rb"\[before the start of training step\] datetime")
-_DONE = re.compile(rb"\[after training is done\] datetime")
-_PARAMETERS = re.compile(
+_DATETIME = regex(rb"\] datetime: (?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
+_STARTED = regex(rb"\[after megatron is initialized\] datetime|time to initialize megatron \(seconds\): (?P<seconds>[\d.]{1,20})")
+_TRAINING_STARTS = regex(rb"\[before the start of training step\] datetime")
+_DONE = regex(rb"\[after training is done\] datetime")
+_PARAMETERS = regex(
     rb"number of parameters on \(tensor, pipeline\) model parallel rank \((?P<tensor>\d{1,6}), (?P<pipeline>\d{1,6})\): "
     rb"(?P<parameters>\d{1,15})"
 )
-_MEMORY = re.compile(rb"\[Rank (?P<rank>\d{1,6})\] \(after (?P<step>\d{1,15}) iterations\) memory \(MB\) (?P<pairs>.{1,1000})")
-_MEMORY_PAIR = re.compile(rb"\| {0,4}(?P<key>[a-z][a-z -]{1,40}): (?P<value>[\d.]{1,20})")
-_STRAGGLER_PAIR = re.compile(rb"(?P<key>M[nx][A-Z][a-z]{2,4})/Rnk: (?P<value>[\d.]{1,20})[A-Za-z]{0,5}/(?P<rank>\d{1,6})")
-_SLOWEST = re.compile(rb"Bottom (?P<count>\d{1,6}) Ranks with lowest Etpt\(TF\): (?P<ranks>.{1,1000})")
-_BRIDGE = re.compile(rb"Step Time : (?P<seconds>[\d.]{1,20})s GPU utilization: (?P<tflops>[\d.]{1,20})(?:MODEL_)?TFLOP/s/GPU")
-_NAN = re.compile(rb"found NaN in|Unexpected result nan|gradients were not finite in \d{1,9} steps in a row")
-_RANK = re.compile(rb"\bRank (?P<rank>\d{1,6})\b")
-_JOB_ID = re.compile(
+_MEMORY = regex(rb"\[Rank (?P<rank>\d{1,6})\] \(after (?P<step>\d{1,15}) iterations\) memory \(MB\) (?P<pairs>.{1,1000})")
+_MEMORY_PAIR = regex(rb"\| {0,4}(?P<key>[a-z][a-z -]{1,40}): (?P<value>[\d.]{1,20})")
+_STRAGGLER_PAIR = regex(rb"(?P<key>M[nx][A-Z][a-z]{2,4})/Rnk: (?P<value>[\d.]{1,20})[A-Za-z]{0,5}/(?P<rank>\d{1,6})")
+_SLOWEST = regex(rb"Bottom (?P<count>\d{1,6}) Ranks with lowest Etpt\(TF\): (?P<ranks>.{1,1000})")
+_BRIDGE = regex(rb"Step Time : (?P<seconds>[\d.]{1,20})s GPU utilization: (?P<tflops>[\d.]{1,20})(?:MODEL_)?TFLOP/s/GPU")
+_NAN = regex(rb"found NaN in|Unexpected result nan|gradients were not finite in \d{1,9} steps in a row")
+_RANK = regex(rb"\bRank (?P<rank>\d{1,6})\b")
+_JOB_ID = regex(
     rb"^(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\tJob ID: (?P<job>[^\t]{0,40})\t# GPUs: (?P<gpus>\d{1,9})\t(?P<what>[^\t]{1,80})"
 )
-_PROGRESS_PAIR = re.compile(rb"\t(?P<key>[A-Z][^:\t]{1,60}): (?P<value>[\d.e+-]{1,40})")
+_PROGRESS_PAIR = regex(rb"\t(?P<key>[A-Z][^:\t]{1,60}): (?P<value>[\d.e+-]{1,40})")
 
 _CHECKPOINTS = (
     (run_log.CHECKPOINT_SAVED, "checkpoint", False),
@@ -63,7 +61,7 @@ _TFLOPS = Field("tflops_per_gpu")
 _TOKENS = Field("tokens_per_second_per_gpu")
 _SAMPLES = Field("samples_per_second")
 # GPT-NeoX prints its speed before the iteration.
-_BEFORE_HEAD = re.compile(rb"samples/sec: {0,8}(?P<value>" + run_log.NUMBER + rb") \| {0,4}$")
+_BEFORE_HEAD = regex(rb"samples/sec: {0,8}(?P<value>" + run_log.NUMBER + rb") \| {0,4}$")
 _BEFORE_HEAD_BYTES = 80
 # GPT-NeoX chooses the unit by the size of the number: `approx flops per GPU: 112.9TFLOPS`.
 _FLOPS = {

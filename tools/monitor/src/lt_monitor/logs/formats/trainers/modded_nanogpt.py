@@ -4,15 +4,13 @@
 printed. Since 2025 only validation has a loss. `train_time` leaves out validation and is not read.
 """
 
-import re
-
 from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import Field, Value
-from lt_monitor.logs.formats import StepLine, last_match
+from lt_monitor.logs.formats import StepLine, last_match, regex
 from lt_monitor.logs.lines import Line
 from lt_shared.run_log import NUMBER
 
-_STEP = re.compile(
+_STEP = regex(
     rb"\bstep:(?P<step>\d{1,15})/(?P<total>\d{1,15})"
     rb"(?: train_loss:(?P<loss>" + NUMBER + rb")| val_loss:(?P<validation>" + NUMBER + rb"))?(?: val_\w{1,20}:[\d.]{1,20}){0,4}"
     rb" train_time:(?P<time>" + NUMBER + rb")m?s step_avg:(?P<milliseconds>" + NUMBER + rb")ms"

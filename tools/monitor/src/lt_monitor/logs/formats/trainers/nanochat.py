@@ -4,22 +4,20 @@ Pretraining prints the total of steps, fine-tuning and programs derived from it 
 its sign. Validation in bits per byte (`Step 00250 | Validation bpb: 0.85`) has no loss to compare with, so it is no `eval`.
 """
 
-import re
-
 from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import Field, Value
-from lt_monitor.logs.formats import StepLine, last_match
+from lt_monitor.logs.formats import StepLine, last_match, regex
 from lt_monitor.logs.lines import Line
 from lt_shared.run_log import NUMBER
 
-_STEP = re.compile(
+_STEP = regex(
     rb"\bstep (?P<step>\d{1,15})(?:/(?P<total>\d{1,15}))?(?: \((?P<share>[\d.]{1,12})%\))? {1,4}\| loss: (?P<loss>"
     + NUMBER
     + rb")"
     rb" \| ?(?P<pairs>[^\r\n]{1,500})"
 )
-_PAIR = re.compile(rb"(?P<key>grad norm|dt|tok/sec|bf16_mfu|mfu|epoch): {0,4}(?P<value>" + NUMBER + rb")")
-_VALIDATION_LOSS = re.compile(rb"\bStep (?P<step>\d{1,15}) \| Validation loss: (?P<loss>" + NUMBER + rb")")
+_PAIR = regex(rb"(?P<key>grad norm|dt|tok/sec|bf16_mfu|mfu|epoch): {0,4}(?P<value>" + NUMBER + rb")")
+_VALIDATION_LOSS = regex(rb"\bStep (?P<step>\d{1,15}) \| Validation loss: (?P<loss>" + NUMBER + rb")")
 
 _FIELDS = {
     b"grad norm": Field("grad_norm"),

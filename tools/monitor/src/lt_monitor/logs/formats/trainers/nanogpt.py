@@ -5,26 +5,24 @@ there is none yet, and is left out. The line of a checkpoint names a directory a
 printed before the file is written, and none after.
 """
 
-import re
-
 from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import Field, Value
-from lt_monitor.logs.formats import StepLine, last_match
+from lt_monitor.logs.formats import StepLine, last_match, regex
 from lt_monitor.logs.lines import Line
 from lt_shared.run_log import NUMBER
 
-_STEP = re.compile(
+_STEP = regex(
     rb"\biter (?P<step>\d{1,15}): loss (?P<loss>" + NUMBER + rb"), time (?P<milliseconds>" + NUMBER + rb")ms"
     rb"(?:, mfu (?P<mfu>" + NUMBER + rb")%)?"
 )
-_BARE_STEP = re.compile(
+_BARE_STEP = regex(
     rb"(?:^|\s)(?P<step>\d{1,15}) \| loss (?P<loss>" + NUMBER + rb") \| lr (?P<lr>" + NUMBER + rb")"
     rb" \| (?P<milliseconds>" + NUMBER + rb")ms(?: \| mfu (?P<mfu>" + NUMBER + rb")%)?"
 )
-_EVALUATION = re.compile(
+_EVALUATION = regex(
     rb"\bstep (?P<step>\d{1,15}): train loss (?P<train>" + NUMBER + rb"), val loss (?P<validation>" + NUMBER + rb")"
 )
-_SAVING = re.compile(rb"\bsaving checkpoint to (?P<path>\S{1,4096})\s*$")
+_SAVING = regex(rb"\bsaving checkpoint to (?P<path>\S{1,4096})\s*$")
 
 _FIELDS = {
     "step": Field("step", is_count=True),

@@ -10,14 +10,14 @@ import re
 
 from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import decimal
-from lt_monitor.logs.formats import StepLine, last_match
+from lt_monitor.logs.formats import StepLine, last_match, regex
 from lt_monitor.logs.lines import Line
 from lt_shared.run_log import NUMBER
 
-_HEAD = re.compile(rb"\biteration: (?P<step>\d{1,15}) / (?P<total>\d{1,15}) \| ")
-_PAIR = re.compile(rb"(?P<key>[A-Za-z_][\w/.]{0,80}): {0,4}(?P<number>" + NUMBER + rb")(?P<suffix>[KMBGTPE]?)(?= {0,8}(?:\||$))")
-_TIME = re.compile(rb"\b(?P<month>\d\d)/(?P<day>\d\d)/(?P<year>20\d\d) (?P<clock>\d\d:\d\d:\d\d) \[[A-Z]{4,8}[|\]]")
-_CHECKPOINT = re.compile(rb"\]: (?P<what>Saving|Loading) checkpoint (?:at|from) (?P<path>\S{0,4000}?(?P<step>\d{1,15}))/?:?\s*$")
+_HEAD = regex(rb"\biteration: (?P<step>\d{1,15}) / (?P<total>\d{1,15}) \| ")
+_PAIR = regex(rb"(?P<key>[A-Za-z_][\w/.]{0,80}): {0,4}(?P<number>" + NUMBER + rb")(?P<suffix>[KMBGTPE]?)(?= {0,8}(?:\||$))")
+_TIME = regex(rb"\b(?P<month>\d\d)/(?P<day>\d\d)/(?P<year>20\d\d) (?P<clock>\d\d:\d\d:\d\d) \[[A-Z]{4,8}[|\]]")
+_CHECKPOINT = regex(rb"\]: (?P<what>Saving|Loading) checkpoint (?:at|from) (?P<path>\S{0,4000}?(?P<step>\d{1,15}))/?:?\s*$")
 
 _SUFFIXES = b" KMBTPE"
 _FIELDS = {

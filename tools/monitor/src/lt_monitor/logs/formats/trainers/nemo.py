@@ -14,7 +14,7 @@ import re
 
 from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import Field, Value, read_values
-from lt_monitor.logs.formats import StepLine, last_match
+from lt_monitor.logs.formats import StepLine, last_match, regex
 from lt_monitor.logs.lines import Line
 from lt_shared.run_log import NUMBER
 
@@ -22,24 +22,24 @@ from lt_shared.run_log import NUMBER
 MAXIMUM_LAG = 2
 SHOWN_DIGITS = 3
 
-_BAR = re.compile(rb"Epoch {1,4}(?P<epoch>\d{1,9}): ")
-_BAR_PAIRS = re.compile(rb"[ ,\[](?P<key>[A-Za-z_][A-Za-z0-9_ ./-]{0,60})=(?P<value>" + NUMBER + rb")(?:\.0)?(?=[,\]])")
-_BAR_SPEED = re.compile(
+_BAR = regex(rb"Epoch {1,4}(?P<epoch>\d{1,9}): ")
+_BAR_PAIRS = regex(rb"[ ,\[](?P<key>[A-Za-z_][A-Za-z0-9_ ./-]{0,60})=(?P<value>" + NUMBER + rb")(?:\.0)?(?=[,\]])")
+_BAR_SPEED = regex(
     rb"(?P<percent>\d{1,3})%\|[^|]{0,999}\| {0,9}(?P<position>\d{1,15})/(?P<total>\d{1,15})"
     rb" \[(?P<elapsed>[\d:]{4,20})<(?P<left>[\d:?]{1,20})(?:, {1,9}(?P<number>\d{1,9}(?:\.\d{0,9})?)(?P<unit>s/it|it/s))?"
 )
-_EXACT_FRAME = re.compile(
+_EXACT_FRAME = regex(
     rb"\| {0,9}(?P<position>\d{1,15})/\d{1,15} \[[^\]\r\n]{0,600}?\bglobal_step=(?P<step>\d{1,15})(?:\.\d{0,9})?[,\]]"
 )
-_LINE = re.compile(rb"Training epoch (?P<epoch>\d{1,9}), iteration (?P<iteration>\d{1,15})/(?P<total>\d{1,15}) \|")
-_LINE_PAIRS = re.compile(rb"\| (?P<key>[A-Za-z_][A-Za-z0-9_ ./-]{0,60}): (?P<value>" + NUMBER + rb")(?= \||\s*$)")
-_SAVED = re.compile(
+_LINE = regex(rb"Training epoch (?P<epoch>\d{1,9}), iteration (?P<iteration>\d{1,15})/(?P<total>\d{1,15}) \|")
+_LINE_PAIRS = regex(rb"\| (?P<key>[A-Za-z_][A-Za-z0-9_ ./-]{0,60}): (?P<value>" + NUMBER + rb")(?= \||\s*$)")
+_SAVED = regex(
     rb"global step (?P<step>\d{1,15}): '[^']{1,80}' (?:reached [\d.e+-]{1,40}.{0,80}|was not in top \d{1,9})"
     rb", saving model to '(?P<path>[^']{1,4096})'"
 )
-_RESUMED = re.compile(rb"Restored all states from the checkpoint at (?P<path>\S{1,4096})")
-_STEP_IN_PATH = re.compile(rb"step=(\d{1,15})")
-_FINISHED = re.compile(rb"`Trainer\.fit` stopped: `(?P<limit>max_steps|max_epochs|max_time)=")
+_RESUMED = regex(rb"Restored all states from the checkpoint at (?P<path>\S{1,4096})")
+_STEP_IN_PATH = regex(rb"step=(\d{1,15})")
+_FINISHED = regex(rb"`Trainer\.fit` stopped: `(?P<limit>max_steps|max_epochs|max_time)=")
 
 # Only the first epoch's count of steps is the run's.
 _EPOCH = Field("epoch", is_count=True, is_constant=True)

@@ -7,15 +7,15 @@ before, rounded to four characters, so only the step's own are read; it counts m
 import re
 
 from lt_monitor.logs.fields import RANK, Field, Value
-from lt_monitor.logs.formats import StepLine, last_match
+from lt_monitor.logs.formats import StepLine, last_match, regex
 from lt_monitor.logs.lines import Line
 from lt_shared.run_log import NUMBER
 
-_EXAMPLE = re.compile(
+_EXAMPLE = regex(
     rb"\bstep (?P<step>\d{1,15}) step_time (?P<seconds>" + NUMBER + rb")s throughput (?P<throughput>" + NUMBER + rb") seq/s"
     rb" loss (?P<loss>" + NUMBER + rb")(?: grad norm (?P<grad_norm>" + NUMBER + rb"))?"
 )
-_LIGHTNING = re.compile(
+_LIGHTNING = regex(
     rb"step (?P<step>\d{1,15}) loss is (?P<loss>" + NUMBER + rb"), lr is (?P<lr>" + NUMBER + rb"),"
     rb" throughput (?P<throughput>" + NUMBER + rb") seq/s, {1,4}input_ids (?P<input_ids>" + NUMBER + rb"),"
     rb" norm (?:tensor\(\[?)?(?P<grad_norm>" + NUMBER + rb")[^|\r\n]{0,80}?(?:, global rank (?P<rank>\d{1,6})|$)"

@@ -4,28 +4,26 @@ The line of a step is `[step=100/739328,epoch=0]`, the ones below it are `    tr
 first line alone for steps without metrics, and shortens large numbers (`4.2M`). An evaluation names no step: it has the last one.
 """
 
-import re
-
 from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import Field, decimal
-from lt_monitor.logs.formats import ManyLines, last_match, pair
+from lt_monitor.logs.formats import ManyLines, last_match, pair, regex
 from lt_monitor.logs.lines import Line
 from lt_shared.run_log import GIB, NUMBER
 
-_HEAD = re.compile(
+_HEAD = regex(
     rb"\[step=(?P<step>\d{1,15})/(?:(?P<total>\d{1,15})|\?\?\?)(?:,epoch=(?P<epoch>\d{1,9}))?(?:,eta=[^\]]{1,60})?\]\s{0,20}$"
 )
-_BELOW = re.compile(
+_BELOW = regex(
     rb"[ \t]{2,12}(?P<key>[A-Za-z][\w /().%-]{0,120})=(?:(?P<value>" + NUMBER + rb")(?P<scale>[KMBT]?)\s{0,20}$|\S{0,200}$)"
 )
-_EVALUATION = re.compile(
+_EVALUATION = regex(
     rb"[ \t]{2,12}(?:eval/)?(?P<split>[\w/.-]{1,120})/(?:CrossEntropyLoss|CE loss)=(?P<loss>" + NUMBER + rb")\s{0,20}$"
 )
-_SAVING = re.compile(rb"Saving checkpoint for step (?P<step>\d{1,15}) to '?(?P<path>[^\s']{1,4096}?)'?(?: asynchronously)?\.\.\.")
-_SAVED = re.compile(rb"Checkpoint for step (?P<step>[\d,]{1,20}) saved successfully")
-_SAVED_TO = re.compile(rb"Checkpoint saved to (?P<path>\S{1,4096}?/step(?P<step>\d{1,15})(?:-unsharded)?)/?\s{0,20}$")
-_LOADING = re.compile(rb"Loading checkpoint from '?(?P<path>[^\s']{1,4096}/step(?P<step>\d{1,15})(?:-unsharded)?)/?'?")
-_COMPLETE = re.compile(rb"(?:\]|INFO|\t) {0,8}Training complete\s{0,20}$")
+_SAVING = regex(rb"Saving checkpoint for step (?P<step>\d{1,15}) to '?(?P<path>[^\s']{1,4096}?)'?(?: asynchronously)?\.\.\.")
+_SAVED = regex(rb"Checkpoint for step (?P<step>[\d,]{1,20}) saved successfully")
+_SAVED_TO = regex(rb"Checkpoint saved to (?P<path>\S{1,4096}?/step(?P<step>\d{1,15})(?:-unsharded)?)/?\s{0,20}$")
+_LOADING = regex(rb"Loading checkpoint from '?(?P<path>[^\s']{1,4096}/step(?P<step>\d{1,15})(?:-unsharded)?)/?'?")
+_COMPLETE = regex(rb"(?:\]|INFO|\t) {0,8}Training complete\s{0,20}$")
 
 _SCALES = {b"": 1.0, b"K": 1e3, b"M": 1e6, b"B": 1e9, b"T": 1e12}
 _LOSS, _GRAD_NORM, _LEARNING_RATE = Field("loss"), Field("grad_norm"), Field("learning_rate")

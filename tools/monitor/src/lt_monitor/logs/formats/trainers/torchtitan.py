@@ -5,15 +5,14 @@ still in memory; only `Finished saving` means that it is on disk. These lines ha
 """
 
 import ast
-import re
 
 from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import Field, Value, decimal
-from lt_monitor.logs.formats import StepLine, last_match, note
+from lt_monitor.logs.formats import StepLine, last_match, note, regex
 from lt_monitor.logs.lines import Line
 from lt_shared.run_log import GIB, NUMBER
 
-_STEP = re.compile(
+_STEP = regex(
     rb"(?P<validate>validate )?step: {0,8}(?P<step>\d{1,15}) {1,8}loss: {0,8}(?P<loss>" + NUMBER + rb")"
     rb"(?: {1,8}grad_norm: {0,8}(?P<grad_norm>" + NUMBER + rb"))?"
     rb" {1,8}memory: {0,8}(?P<memory>" + NUMBER + rb")GiB\( {0,8}(?P<share>" + NUMBER + rb")%\)"
@@ -21,18 +20,18 @@ _STEP = re.compile(
     rb"(?: {1,8}tflops: {0,8}(?P<tflops>" + NUMBER + rb"))?"
     rb"(?: {1,8}mfu: {0,8}(?P<mfu>" + NUMBER + rb")%?)?"
 )
-_SAVING = re.compile(rb"(?P<what>Saving|Staging) the checkpoint\b")
-_SAVED = re.compile(rb"Finished (?P<what>saving|staging|loading) the checkpoint in (?P<seconds>[\d.]{1,20}) seconds")
-_LOADING = re.compile(rb"Loading the checkpoint (?:from|at) (?P<path>\S{1,4096}?)\.?$")
-_LAST_SAVED = re.compile(rb"Last step checkpoint completed in (?P<seconds>[\d.]{1,20})")
-_STEP_IN_PATH = re.compile(rb"step-(\d{1,15})/?$")
-_BEGINS = re.compile(rb"Training starts at step (?P<step>\d{1,15})")
-_COMPLETED = re.compile(rb"- Training completed")
-_RETRIES = re.compile(rb"(?P<count>\d{1,15}) CUDA memory allocation retries")
-_ARGUMENTS = re.compile(rb"\b(?P<key>local batch size|global batch size|sequence length|total steps) (?P<value>\d{1,15})")
-_CONFIGURATION = re.compile(rb"Running with (?:args|configs?): (?P<literal>\{.{1,60000}\})$")
-_WORLD = re.compile(rb"Building \d-D device mesh with \[.{1,200}?\], \[(?P<sizes>[\d, ]{1,80})\]")
-_PARAMETERS = re.compile(rb"size: (?P<parameters>[\d,]{1,20}) total parameters")
+_SAVING = regex(rb"(?P<what>Saving|Staging) the checkpoint\b")
+_SAVED = regex(rb"Finished (?P<what>saving|staging|loading) the checkpoint in (?P<seconds>[\d.]{1,20}) seconds")
+_LOADING = regex(rb"Loading the checkpoint (?:from|at) (?P<path>\S{1,4096}?)\.?$")
+_LAST_SAVED = regex(rb"Last step checkpoint completed in (?P<seconds>[\d.]{1,20})")
+_STEP_IN_PATH = regex(rb"step-(\d{1,15})/?$")
+_BEGINS = regex(rb"Training starts at step (?P<step>\d{1,15})")
+_COMPLETED = regex(rb"- Training completed")
+_RETRIES = regex(rb"(?P<count>\d{1,15}) CUDA memory allocation retries")
+_ARGUMENTS = regex(rb"\b(?P<key>local batch size|global batch size|sequence length|total steps) (?P<value>\d{1,15})")
+_CONFIGURATION = regex(rb"Running with (?:args|configs?): (?P<literal>\{.{1,60000}\})$")
+_WORLD = regex(rb"Building \d-D device mesh with \[.{1,200}?\], \[(?P<sizes>[\d, ]{1,80})\]")
+_PARAMETERS = regex(rb"size: (?P<parameters>[\d,]{1,20}) total parameters")
 
 _FIELDS = {
     "step": Field("step", is_count=True),

@@ -1,0 +1,204 @@
+"""The generations of a log: the files that log rotation renamed, copied or compressed, from the oldest to the newest.
+
+Rotation names them after the log: `train.log.1`, `train.log-20261121`, `train.log.2.gz`, with a date also `train-20261121.log`.
+`train.1.log` (logback, loguru) and `old/train.log.1` (logrotate's olddir) may be another rank's or run's: they count from the one
+on that goes on with what was read of the log.
+"""
+
+import bz2
+import contextlib
+import dataclasses
+import functools
+import gzip
+import importlib
+import lzma
+import os
+import re
+import sys
+import time
+import zlib
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from typing import IO, Any
+
+from lt_monitor.logs import log_files
+from lt_shared.console import BadData, warn
+
+# Rotation while the files are being opened shows in a second look at them.
+ATTEMPTS = 5
+MAXIMUM_GENERATIONS = 256
+# Directories beside a log that rotation may move files to.
+MAXIMUM_DIRECTORIES = 64
+# The clock that stamps files advances in steps of up to 10 ms.
+CLOCK_STEP_NS = 50_000_000
+# What the end of a file raises that is still being compressed, and a file that only looks compressed.
+UNREADABLE = (OSError, BadData, EOFError, lzma.LZMAError, zlib.error)
+
+_COMPRESSION = re.compile(r"\.(?:gz|xz|bz2|zst)$")
+_SUFFIX = re.compile(r"[.-](?:\d[\d._T:-]*|old)$")
+_DATED = re.compile(r"[.-](?:\d{8}|\d{4}-\d\d-\d\d)[\d._T:-]*$")
+_COUNTER = re.compile(r"[.-](\d{1,4})$")
+_ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """An open rotated file. `is_numbered` is False for a name that people give to copies, too.
+
+    `series` is where files of other logs may be called alike, None beside the log with its whole name in front.
+    """
+
+    path: str
+    log: IO[bytes]
+    status: os.stat_result
+    is_numbered: bool
+    is_compressed: bool
+    series: str | None = None
+
+
+def is_rotated(path: str) -> bool:
+    """Whether `path` ends as rotation ends names."""
+    return _SUFFIX.search(_COMPRESSION.sub("", path)) is not None
+
+
+def originals(path: str) -> list[str]:
+    """The paths that log rotation may have renamed to `path`."""
+    first = len(path) - len(os.path.basename(path)) + 1
+    return [path[:end] for end in range(first, len(path)) if path[end] in ".-"]
+
+
+def rotated_paths(path: str) -> list[str]:
+    """Files beside `path` that are named after it, the oldest first; not the compressed copy of a file that is there as well."""
+    directory, base = os.path.split(path)
+    stem, ending = os.path.splitext(base)
+    names = _names(directory or ".")
+    named = {name for beginning in (base + ".", base + "-") for name in _beginning_with(beginning, names)}
+    dated = [name for beginning in (stem + ".", stem + "-") for name in _beginning_with(beginning, names)]
+    named |= {name for name in dated if _is_dated(_COMPRESSION.sub("", name), stem, ending)} if ending else set()
+    whole = [name for name in named if name == (plain := _COMPRESSION.sub("", name)) or plain not in named]
+    paths = [os.path.join(directory, name) for name in sorted(whole, key=lambda name: _age(name, base))]
+    return [one for one in paths if os.path.isfile(one)][-MAXIMUM_GENERATIONS:]
+
+
+def possible_paths(path: str) -> list[str]:
+    """Files that rotation may have made of `path` and that may as well be other logs', the series one by one."""
+    directory, base = os.path.split(path)
+    paths = _counted(path)
+    for name in _directories(directory or "."):
+        with contextlib.suppress(OSError):
+            moved = os.path.join(directory, name, base)
+            paths += _counted(moved) + rotated_paths(moved)
+    return [one for one in paths if os.path.isfile(one)]
+
+
+def _counted(path: str) -> list[str]:
+    """Files beside `path` with a counter before the ending, the oldest first."""
+    directory, base = os.path.split(path)
+    stem, ending = os.path.splitext(base)
+    form = re.compile(rf"{re.escape(stem)}[.-](\d{{1,4}}){re.escape(ending)}(?:{_COMPRESSION.pattern.removesuffix('$')})?")
+    names = _names(directory or ".") if ending else []
+    matches = [match for start in (".", "-") for name in _beginning_with(stem + start, names) if (match := form.fullmatch(name))]
+    return [os.path.join(directory, match[0]) for match in sorted(matches, key=lambda match: -int(match[1]))]
+
+
+def _directories(directory: str) -> list[str]:
+    names = (entry.name for entry in os.scandir(directory) if entry.is_dir(follow_symlinks=False))
+    return sorted(names)[:MAXIMUM_DIRECTORIES]
+
+
+def _series(name: str, path: str) -> str | None:
+    """None for a file beside the log that begins with the log's name, or that has its date before the ending."""
+    directory, base = os.path.split(_COMPRESSION.sub("", name))
+    if directory != os.path.dirname(path):
+        return directory
+    stem, ending = os.path.splitext(os.path.basename(path))
+    return None if base.startswith(stem + ending) or _is_dated(base, stem, ending) else ""
+
+
+@contextlib.contextmanager
+def opened(path: str, log: IO[bytes]) -> Iterator[list[Generation]]:
+    """The rotated files of `path`, the oldest first, all open as they were at one moment.
+
+    `log` is the log that is open now. Rotation may have renamed it since; it is left out.
+    """
+    current = os.fstat(log.fileno())
+    for attempt in range(ATTEMPTS):
+        before = _identities(possible_paths(path) + rotated_paths(path))
+        with contextlib.ExitStack() as files:
+            generations = [one for name, *_ in before if (one := _opened(name, path, files)) is not None]
+            if _identities(possible_paths(path) + rotated_paths(path)) == before or attempt + 1 == ATTEMPTS:
+                yield [one for one in generations if not os.path.samestat(one.status, current)]
+                return
+
+
+def _names(directory: str) -> Sequence[str]:
+    """The sorted names in a directory. Ten thousand logs that begin in one directory need one list of it."""
+    status = os.stat(directory)
+    if time.time_ns() - status.st_mtime_ns < CLOCK_STEP_NS:
+        return sorted(os.listdir(directory))
+    return _listed(directory, status.st_dev, status.st_ino, status.st_mtime_ns)
+
+
+@functools.lru_cache(8)
+def _listed(directory: str, device: int, inode: int, mtime_ns: int) -> Sequence[str]:
+    return sorted(os.listdir(directory))
+
+
+def _beginning_with(text: str, names: Sequence[str]) -> Iterator[str]:
+    for index in range(bisect_left(names, text), len(names)):
+        if not names[index].startswith(text):
+            return
+        yield names[index]
+
+
+def _is_dated(name: str, stem: str, ending: str) -> bool:
+    return name.endswith(ending) and _DATED.fullmatch(name[len(stem) : -len(ending)]) is not None
+
+
+def _age(name: str, base: str) -> tuple[bool, Any]:
+    """Sorts from old to new: dates ascend; counters descend, and are newer than dates."""
+    plain = _COMPRESSION.sub("", name)
+    counter = _COUNTER.fullmatch(plain[len(base) :]) if plain.startswith(base) else None
+    if counter is not None:
+        return True, [("", -int(counter[1]))]
+    return False, [(text, int(number or 0)) for text, number in re.findall(r"(\D*)(\d*)", plain)]
+
+
+def _identities(paths: Sequence[str]) -> list[tuple[str, int, int]]:
+    identities = []
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            status = os.stat(path)
+            identities.append((path, status.st_dev, status.st_ino))
+    return identities
+
+
+def _opened(name: str, path: str, files: contextlib.ExitStack) -> Generation | None:
+    """None for a file that cannot be opened."""
+    try:
+        file = files.enter_context(log_files.open_file(name))
+        log = _decompressing(file, name)
+    except (OSError, BadData):
+        return None
+    plain = _COMPRESSION.sub("", name)
+    series = _series(name, path)
+    is_numbered = series is None and (not plain.startswith(path) or _SUFFIX.fullmatch(plain[len(path) :]) is not None)
+    return Generation(name, log, os.fstat(file.fileno()), is_numbered, log is not file, series)
+
+
+def _decompressing(file: Any, name: str) -> Any:
+    """`file`, or what reads its content if it is compressed."""
+    begin = file.peek(6)
+    if begin.startswith(b"\x1f\x8b"):
+        return gzip.open(file)
+    if begin.startswith(b"\xfd7zXZ"):
+        return lzma.open(file)
+    if begin.startswith(b"BZh"):
+        return bz2.open(file)
+    if begin.startswith(b"\x28\xb5\x2f\xfd"):
+        try:
+            return importlib.import_module(_ZSTD).open(file)
+        except ImportError:
+            warn(f"{log_files.printable(name)}: is compressed with zstd and passed over; pip install backports.zstd to read it")
+            raise BadData(f"{name}: is compressed with zstd") from None
+    return file

@@ -1,0 +1,80 @@
+"""What a file is that is no log: empty, blank, compressed, UTF-16 or binary."""
+
+import re
+import shlex
+from typing import IO
+
+from lt_shared.console import BadData, NoInput, ToolError
+
+COMPRESSION = re.compile(r"\.(?:gz|xz|bz2|zst|lz4|lz|Z)$")
+_NO_TEXT = {
+    b"\x1f\x8b": ("compressed with gzip", "zcat"),
+    b"\x28\xb5\x2f\xfd": ("compressed with zstd", "zstdcat"),
+    b"\xfd7zXZ": ("compressed with xz", "xzcat"),
+    b"BZh": ("compressed with bzip2", "bzcat"),
+    b"\x04\x22\x4d\x18": ("compressed with lz4", "lz4cat"),
+    b"LZIP": ("compressed with lzip", "lzip -dc"),
+    b"\x1f\x9d": ("compressed with compress", "zcat"),
+    b"PK\x03\x04": ("a ZIP archive", "unzip -p"),
+    b"\xff\xfe": ("UTF-16", "iconv -f UTF-16 -t UTF-8"),
+    b"\xfe\xff": ("UTF-16", "iconv -f UTF-16 -t UTF-8"),
+}
+PROBE_BYTES = 1 << 14
+# Control characters that no log has many of; a hole of zeros, as rotation by copying leaves it, is no sign of anything.
+_CONTROLS = bytes([*range(7), *range(14, 27), *range(28, 32), 127])
+_HOLE = re.compile(rb"\0{512,}")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_BLANKS = b" \t\r\n\f\v"
+MAXIMUM_CONTROL_SHARE = 0.05
+BLOCK_BYTES = 1 << 21
+
+
+def text_problem(shown: str, file: IO[bytes]) -> ToolError | None:
+    """Why a log `shown` that is open cannot be read: it is empty, blank, compressed, UTF-16 or binary."""
+    size = file.seek(0, 2)
+    file.seek(0)
+    begin = file.read(PROBE_BYTES)
+    file.seek(max(0, size - PROBE_BYTES))
+    end = file.read(PROBE_BYTES)
+    if not begin:
+        return NoInput(f"{shown}: is empty", "name the log that the job writes, or wait for its first line")
+    if (problem := compression(shown, begin)) is not None:
+        return problem
+    for part in (begin, end):
+        text = _HOLE.sub(b"", part)
+        if len(text) - len(text.translate(None, _CONTROLS)) > MAXIMUM_CONTROL_SHARE * len(text):
+            return BadData(f"{shown}: is binary, not text", "name the log that the job writes")
+    if _is_blank(begin) and _is_blank(end):
+        return _blank_problem(shown, file)
+    return None
+
+
+def _is_blank(text: bytes) -> bool:
+    return not text.removeprefix(_BYTE_ORDER_MARK).strip(_BLANKS + b"\0")
+
+
+def _blank_problem(shown: str, file: IO[bytes]) -> ToolError | None:
+    """Why a log that begins and ends with nothing cannot be read, if nothing stands between, either."""
+    file.seek(0)
+    has_zeros, block = False, file.read(BLOCK_BYTES)
+    while block:
+        if not _is_blank(block):
+            return None
+        has_zeros = has_zeros or b"\0" in block
+        block = file.read(BLOCK_BYTES)
+    if has_zeros:
+        return BadData(f"{shown}: holds nothing but zeros, no text", "name the log that the job writes")
+    return NoInput(f"{shown}: holds nothing but blank lines", "name the log that the job writes, or wait for its first line")
+
+
+def compression(shown: str, begin: bytes) -> ToolError | None:
+    """How a file that begins so is compressed or encoded, and how to read it; None for text and for what nothing is known of."""
+    how = packed(begin)
+    if how is None:
+        return None
+    return BadData(f"{shown}: is {how[0]}, not text", f"{how[1]} {shlex.quote(shown)} | lt-monitor ... -")
+
+
+def packed(begin: bytes) -> tuple[str, str] | None:
+    """How a file that begins so is packed, and the program that unpacks it."""
+    return next((how for magic, how in _NO_TEXT.items() if begin.startswith(magic)), None)

@@ -1,0 +1,83 @@
+"""What counts at the very end of a log alone: words that could mean anything elsewhere.
+
+A shell says of a program that a signal has ended no more than `Killed`. Whatever stands before that word is a label if lines
+before it begin with the same, apart from digits: a tag of GNU parallel, a task of Determined, a prefix of glog or of syslog.
+"""
+
+import re
+
+from lt_monitor.logs.formats import BRACKETS, regex
+from lt_monitor.logs.labels import prefixes
+from lt_monitor.logs.lines import Line
+
+# The last line, and what may come behind it, such as a prompt.
+MAXIMUM_LINES_AFTER = 2
+# Lines before it that are looked at for the label.
+LABELLED_LINES = 8
+MAXIMUM_LABEL_BYTES = 200
+LAST_BYTES = 1 << 13
+
+_SIGNALS = {b"Killed": 9, b"Terminated": 15, b"Hangup": 1, b"Segmentation fault": 11, b"Aborted": 6}
+_WORD = regex(
+    rb"(?P<word>"
+    + b"|".join(_SIGNALS)
+    + rb")(?: \(core dumped\))?(?: \[repeated \d{1,7}x across cluster\])?(?:\[0?m)?[ \t\"}]{0,80}$"
+)
+_ALONE = regex(BRACKETS + rb"$")
+# A bar or a spinner that the word overwrites.
+_BAR_END = regex(rb"(?:it/s|s/it|it/min|\d\d:\d\d)[^\[\]\r\n]{0,200}\] {0,80}$|[\d )][\\|/-]$")
+_COLOUR = regex(rb"\x1b\[[0-?]{0,64}[ -/]{0,8}[@-~]|\[\d{1,3}(?:;\d{1,3}){0,7}m|\x1b_bk;t=\d{1,20}\x07")
+_NUMBER = regex(rb"\d+")
+_LOST = regex(
+    rb"(?:^|\n)(?P<line>ssh: connect to host [^\n]{1,300}: (?:Connection timed out|Connection refused|No route to host"
+    rb"|Network is unreachable)|Connection to \S{1,253} closed by remote host\.|client_loop: send disconnect: Broken pipe"
+    rb"|Connection reset by \S{1,60} port \d{1,5})\s{0,99}$"
+)
+
+
+def signalled(text: bytes) -> tuple[bytes, int] | None:
+    """The word, and the number of the signal, by which the last of the lines of `text` tell that a shell's program was ended."""
+    lines = [_COLOUR.sub(b"", line) for line in text[-LAST_BYTES:].rstrip().split(b"\n")]
+    for index in range(max(0, len(lines) - 1 - MAXIMUM_LINES_AFTER), len(lines)):
+        match = _WORD.search(lines[index], max(0, len(lines[index]) - MAXIMUM_LABEL_BYTES * 2))
+        if match is not None and _is_said_by_shell(lines[:index], lines[index], match.start()):
+            return match["word"], _SIGNALS[match["word"]]
+    return None
+
+
+def _is_said_by_shell(before: list[bytes], line: bytes, begin: int) -> bool:
+    label = line[:begin]
+    if _ALONE.match(label, prefixes.chain_end(label)) is not None or _BAR_END.search(label) is not None:
+        return True
+    if len(label) > MAXIMUM_LABEL_BYTES or line[begin - 1 : begin].isalnum() or Line(line, 0).body == begin:
+        return Line(line, 0).body == begin
+    pattern = re.compile(_NUMBER.sub(rb"\\d+", re.escape(label)))
+    others = [other for other in before if other.strip()][-LABELLED_LINES:]
+    alike = sum(pattern.match(other) is not None for other in others)
+    return alike > 0 and alike > len(others) // 2
+
+
+# Without a heading before it, as where a log begins within a traceback.
+_BARE_EXCEPTION = regex(
+    rb"(?:^|\n)(?P<line>\s{0,4}(?P<name>(?:[A-Za-z_]\w{0,60}\.){1,10}[A-Z]\w{0,60}[a-z]\w{0,60})"
+    rb"(?:\(\w{1,60}\))?(?:: [^\n]{1,2000}|:?))\s{0,99}"
+    rb"(?:\n[^\n]{0,400}){0,8}$"
+)
+_LAST_ERROR = regex(
+    rb"(?:^|\n)(?P<line>(?:[\w./-]{1,200}: )?(?:\x1b\[[\d;]{0,20}m)?(?:fatal|FATAL|Fatal|error|ERROR|Error)(?: error)?"
+    rb"(?:\x1b\[[\d;]{0,20}m)?: [^\n]{1,2000})\s{0,99}(?:\n[^\n]{0,400}){0,2}$"
+)
+# Programs around the trainer, whose errors are no exceptions of it.
+_OUTSIDE = regex(rb"(?:srun|sbatch|salloc|scancel|slurmstepd|slurmd|kubectl|docker|podman|apptainer|singularity|enroot): ")
+
+
+def last_error(text: bytes) -> tuple[bytes, str, str] | None:
+    """The line by which the end of a log tells of an error in a form that no other format knows, its fault and its cause."""
+    begin = max(0, len(text) - LAST_BYTES)
+    for pattern in (_BARE_EXCEPTION, _LAST_ERROR):
+        match = pattern.search(text.rstrip(), begin)
+        if match is not None:
+            line = match["line"].strip()
+            return (line, "exit", "cascade") if _OUTSIDE.match(line) is not None else (line, "traceback", "root")
+    match = _LOST.search(text.rstrip(), begin)
+    return (match["line"], "network", "unknown") if match is not None else None

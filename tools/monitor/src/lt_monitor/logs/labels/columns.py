@@ -1,0 +1,175 @@
+"""Labels that have no form of their own.
+
+A host (pdsh, clush), a pod and its container (stern), a service (docker compose), a replica (torchx) or a stream (aws logs), a
+rank in brackets (Hydra's -prepend-rank), a tag and a tabulator (GNU parallel), the line numbers of a viewer, a process (pm2,
+supervisor, pueue), a set of nodes (clush).
+
+Any line may begin with a word and a colon. Such a word is a label when nearly all lines of a block begin with one, and when the
+words are few and repeat. What was recognised once holds for the rest of the log.
+"""
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from lt_monitor.events.records import Record
+
+MINIMUM_LINES = 4
+MINIMUM_SHARE = 0.9
+MAXIMUM_NAMES = 4096
+
+_COLOUR = rb"(?:\x1b\[[\d;]{0,20}m){0,4}"
+# What programs put before their lines to say who they are or how bad it is.
+_NO_NAMES = re.compile(
+    rb"(?i)(?:debug|info|note|notice|hint|warn|warning|error|err|critical|fatal|trace|exception|traceback|usage|srun|sbatch|slurmd"
+    rb"|slurmstepd|wandb|bash|sh|python\d{0,3}|python3?\.\d{1,2}|lt-\w{1,20}|make|pip|torchrun|deepspeed|accelerate|step|epoch"
+    rb"|iter"
+    rb"|iteration|loss|rank|train|val|valid|eval|test|cuda)[\d_]{0,9}$|.{0,200}\.(?:py|sh|cc|cpp|cu|c|h|rs|go|js|so|json|log|yaml)$"
+)
+
+
+class Column(NamedTuple):
+    """One kind of label: the name, which repeats, and what is before and behind it. Names of lines are consecutive numbers.
+
+    `is_certain`: what stands around the name is no text of a program, so the name may be any word.
+    """
+
+    before: bytes
+    name: bytes
+    behind: bytes
+    field: str | None
+    is_numbered: bool = False
+    is_certain: bool = False
+
+    def pattern(self) -> re.Pattern[bytes]:
+        return re.compile(self.before + rb"(?P<name>" + self.name + rb")" + self.behind)
+
+
+_WORD = rb"[A-Za-z][\w.-]{0,252}"
+_HOST = _WORD + rb"|\d{1,3}(?:\.\d{1,3}){3}"
+_POD = rb"(?=[a-z0-9.]{0,252}-)[a-z0-9][a-z0-9.-]{0,252}"
+COLUMNS: dict[str, Column] = {
+    # pm2's, and supervisor's with the output in its own log.
+    "process": Column(_COLOUR + rb"\d{1,4}\|", rb"[\w.@/-]{1,100}", rb" {1,60}\| ?" + _COLOUR, None, is_certain=True),
+    "supervised": Column(
+        rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]{4} '",
+        rb"[^'\r\n]{1,100}",
+        rb"' std(?:out|err) output: ?",
+        None,
+        is_certain=True,
+    ),
+    # pueue's.
+    "task": Column(_COLOUR, _WORD, _COLOUR + rb" > ", None),
+    # clush's, where it gathers nodes.
+    "nodes": Column(_COLOUR, _WORD + rb"\[\d[\d,-]{0,200}\]", rb": " + _COLOUR, None),
+    # With --all-namespaces the namespace stands first; old versions put an arrow between pod and container.
+    "pod": Column(
+        _COLOUR + rb"(?:[a-z0-9]{1,63} " + _COLOUR + rb")?",
+        _POD,
+        _COLOUR + rb" (?:\xe2\x80\xba )?" + _COLOUR + rb"[a-z][a-z0-9-]{0,62}" + _COLOUR + rb" ",
+        "node",
+    ),
+    # docker's of a swarm adds the task and the node.
+    "service": Column(_COLOUR, _WORD + rb"(?:@[\w.-]{1,252})?", rb" {1,60}\| ?" + _COLOUR, "node"),
+    "replica": Column(_COLOUR, rb"[a-z][\w.-]{0,60}(?:/[\w.$-]{1,100}){1,4}", _COLOUR + rb" ", "node"),
+    # mpiexec --label of HPE.
+    "host-rank": Column(_COLOUR, _WORD, rb" \d{1,7}: ", "node"),
+    "host": Column(_COLOUR, _HOST, rb": " + _COLOUR, "node"),
+    "tag": Column(_COLOUR, _WORD, rb"\t", "node"),
+    "rank": Column(rb"\[", rb"\d{1,7}", rb"\] ", "rank"),
+    "number": Column(rb" {0,9}", rb"\d{1,9}", rb"(?:\t| {0,2}(?:\||\xe2\x94\x82) ?|:(?! )| {1,2})", None, is_numbered=True),
+}
+# Labels that few lines suffice for: the name of a host has a number, the names of others end in one.
+_NO_NAME_WORDS = (
+    _NO_NAMES.pattern.replace(b"(?i)", b"").replace(b"$", b"(?: {1,60}\\||\\[|: )").replace(b".{0,200}", b"\\S{0,200}")
+)
+_NO_NAME_BEFORE = rb"(?!" + _NO_NAME_WORDS + rb")"
+_FEW_LINES = {
+    "process": COLUMNS["process"].pattern(),
+    "supervised": COLUMNS["supervised"].pattern(),
+    "task": re.compile(_COLOUR + _NO_NAME_BEFORE + rb"[a-z][a-z.-]{0,252}\d[\w.-]{0,200} > "),
+    "nodes": re.compile(_COLOUR + _NO_NAME_BEFORE + rb"[a-z][a-z.-]{0,252}\[\d[\d,-]{0,200}\]: "),
+    "pod": re.compile(
+        _COLOUR
+        + rb"(?:[a-z0-9]{1,63} )?[a-z0-9]{1,63}(?:[.-][a-z0-9]{1,63}){0,20}-\d{1,6}"
+        + _COLOUR
+        + rb" (?:\xe2\x80\xba )?(?!(?:exited|failed|died|killed|terminated|started|joined|is|was|has|and) )[a-z][a-z0-9-]{0,62} "
+    ),
+    "service": re.compile(
+        _COLOUR + _NO_NAME_BEFORE + rb"[A-Za-z][\w.-]{0,200}(?:[._-]\d{1,6}|\.\d{1,6}\.\w{1,60}@[\w.-]{1,252}) {1,60}\| "
+    ),
+    "replica": re.compile(_COLOUR + rb"[a-z][\w.-]{0,60}(?:/[\w.$-]{1,100}){0,3}/\d{1,6}" + _COLOUR + rb" "),
+    "host": re.compile(_NO_NAME_BEFORE + rb"(?:[a-z][a-z.-]{0,252}\d[\w.-]{0,200}|\d{1,3}(?:\.\d{1,3}){3}): "),
+}
+_PATTERNS = {kind: column.pattern() for kind, column in COLUMNS.items()}
+
+
+def recognise(lines: Sequence[bytes], samples: Sequence[Sequence[bytes]]) -> str | None:
+    """The kind of column in front of nearly all `lines`. `samples` are runs of consecutive lines, for line numbers."""
+    filled = [line for line in lines if line.strip()]
+    if len(filled) < MINIMUM_LINES:
+        return next((kind for kind, form in _FEW_LINES.items() if filled and all(map(form.match, filled))), None)
+    for kind, column in COLUMNS.items():
+        if column.is_numbered:
+            if _are_numbered(_PATTERNS[kind], samples):
+                return kind
+            continue
+        matches = [match for line in filled if (match := _PATTERNS[kind].match(line)) is not None]
+        if len(matches) < MINIMUM_SHARE * len(filled):
+            continue
+        names = Counter(match["name"] for match in matches)
+        if 2 * len(names) > len(matches):
+            continue
+        if column.is_certain or (not any(map(_NO_NAMES.match, names)) and _are_names(kind, names)):
+            return kind
+    return None
+
+
+def _are_names(kind: str, names: Counter[bytes]) -> bool:
+    """Hosts without a digit, a dot or a dash are words."""
+    if kind == "nodes":
+        return not any(_NO_NAMES.match(name.partition(b"[")[0]) for name in names)
+    return kind not in ("host", "host-rank", "tag", "task") or all(
+        re.search(rb"[\d.-]|^(?:localhost|master|worker|head)$", name) for name in names
+    )
+
+
+def _are_numbered(pattern: re.Pattern[bytes], samples: Sequence[Sequence[bytes]]) -> bool:
+    pairs = alike = 0
+    for run in samples:
+        numbers = [int(match["name"]) if (match := pattern.match(line)) is not None else -1 for line in run]
+        pairs += len(numbers) - 1
+        alike += sum(second == first + 1 and first >= 0 for first, second in itertools.pairwise(numbers))
+    return pairs >= MINIMUM_LINES - 1 and alike >= MINIMUM_SHARE * pairs
+
+
+def names_in(block: bytes, kind: str) -> set[bytes]:
+    """The labels of a kind that repeat in a block, whose first line has no line end before it."""
+    pattern = re.compile(rb"\n" + _PATTERNS[kind].pattern)
+    names = Counter(match["name"] for match in pattern.finditer(b"\n" + block))
+    few = block.count(b"\n") < MINIMUM_LINES
+    is_certain = COLUMNS[kind].is_certain
+    return {
+        name
+        for name, count in names.most_common(MAXIMUM_NAMES)
+        if (few or count > 1) and (is_certain or _NO_NAMES.match(name) is None)
+    }
+
+
+def lines_with(kind: str, names: frozenset[bytes]) -> re.Pattern[bytes]:
+    """Matches a line end and the label behind it, of the names that are known."""
+    column = COLUMNS[kind]
+    name = column.name if column.is_numbered else b"|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+    return re.compile(rb"\n" + column.before + rb"(?:" + name + rb")" + column.behind)
+
+
+def read(kind: str, line: bytes) -> Record:
+    """What the label in front of a line says."""
+    column = COLUMNS[kind]
+    match = _PATTERNS[kind].match(line)
+    if match is None or column.field is None:
+        return {}
+    name = match["name"]
+    return {"rank": int(name)} if column.field == "rank" else {column.field: name.decode(errors="replace")}

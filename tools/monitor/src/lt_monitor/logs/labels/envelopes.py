@@ -1,0 +1,164 @@
+"""Log lines inside JSON objects: docker's json-file, journald's JSON, fluent-bit, stern and logcli as JSON, clouds, loggers.
+
+Loggers (python-json-logger, structlog, loguru, bunyan) put an exception under a key of its own; its lines follow the text. One
+object holds one line, or more than one where a program wrote them at once. docker cuts a line longer than 16 KiB into several
+objects, of which only the last has a line end in its text; they become one line again.
+"""
+
+import datetime
+import math
+from typing import Any
+
+import orjson
+
+from lt_monitor.events.records import Record
+
+DOCKER_PART_BYTES = 1 << 14
+
+# The key of the text, and keys of which one has to be there too: lines of trainers and of lt tools are JSON as well.
+_TEXTS: tuple[tuple[str, frozenset[str]], ...] = (
+    ("log", frozenset({"stream", "time", "date", "timestamp", "@timestamp", "kubernetes"})),
+    ("MESSAGE", frozenset({"_HOSTNAME", "__REALTIME_TIMESTAMP", "_PID", "PRIORITY", "_SYSTEMD_UNIT"})),
+    ("message", frozenset({"podName", "nodeName", "kubernetes", "container_name", "@timestamp", "stream", "timestamp"})),
+    # Loggers of Python, Go and JavaScript; Datadog.
+    ("message", frozenset({"asctime", "levelname", "level", "severity", "logger", "ddsource", "status"})),
+    ("msg", frozenset({"level", "ts", "time"})),
+    ("event", frozenset({"level", "log_level", "logger"})),
+    ("text", frozenset({"record"})),
+    # Azure's container logs, old and new.
+    ("LogEntry", frozenset({"TimeGenerated", "ContainerID", "ContainerName"})),
+    ("LogMessage", frozenset({"TimeGenerated", "ContainerId", "PodName"})),
+    ("line", frozenset({"labels", "timestamp"})),
+    ("textPayload", frozenset({"timestamp", "resource", "insertId"})),
+)
+# Cloud Logging of programs that write JSON.
+_INNER = "jsonPayload"
+_NO_ENVELOPE = frozenset({"kind", "loss", "tracker"})
+_EXCEPTIONS = ("exc_info", "exception", "stack_trace", "stacktrace", "traceback", "error.stack_trace", "stack")
+_ANY_EXCEPTION = frozenset(_EXCEPTIONS)
+_TIMES = ("time", "timestamp", "@timestamp", "asctime", "ts", "date", "__REALTIME_TIMESTAMP", "TimeGenerated")
+_NODES = ("_HOSTNAME", "nodeName", "podName", "host", "hostname", "PodName", "Computer")
+_NODES_OF_KUBERNETES = ("host", "pod_name")
+
+
+def text_key(envelope: Any) -> str | None:
+    """The key under which an object holds a log line; None for any other JSON."""
+    if not isinstance(envelope, dict) or not _NO_ENVELOPE.isdisjoint(envelope):
+        return None
+    for key, companions in _TEXTS:
+        if key in envelope and not companions.isdisjoint(envelope):
+            return key
+    return _INNER if _inner_text(envelope) is not None else None
+
+
+def _inner_text(envelope: Record) -> str | None:
+    inner = envelope.get(_INNER)
+    text = inner.get("message") if isinstance(inner, dict) else None
+    return text if isinstance(text, str) else None
+
+
+def parse(line: bytes) -> Any:
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+
+
+def is_envelope(line: bytes) -> bool:
+    return line.startswith(b"{") and text_key(parse(line)) is not None
+
+
+def parse_all(lines: list[bytes]) -> list[Any]:
+    """The JSON of all lines, None for what is none."""
+    try:
+        values = orjson.loads(b"[" + b",".join(lines) + b"]")
+    except orjson.JSONDecodeError:
+        return [parse(line) if line.startswith(b"{") else None for line in lines]
+    return list(values) if len(values) == len(lines) else [parse(line) for line in lines]
+
+
+def text(envelope: Any) -> bytes | None:
+    """The text of an envelope; None for what is none. journald has lists of bytes for texts with control characters."""
+    key = text_key(envelope)
+    value = _inner_text(envelope) if key == _INNER else envelope[key] if key is not None else None
+    if isinstance(value, list):
+        try:
+            return bytes(value)
+        except (TypeError, ValueError):
+            return None
+    if not isinstance(value, str):
+        return None
+    exception = _exception(envelope) if _has_exception(envelope) else None
+    return (value if exception is None else f"{value.rstrip()}\n{exception}").encode(errors="replace")
+
+
+def _exception(envelope: Record) -> str | None:
+    """The lines of an exception that has a key of its own: a traceback, or structlog's list of what was raised."""
+    for key in _EXCEPTIONS:
+        value = envelope.get(key)
+        if isinstance(value, str) and "Traceback (most recent call last)" in value:
+            return value
+        first = value[0] if isinstance(value, list) and value else None
+        if isinstance(first, dict) and isinstance(first.get("exc_type"), str):
+            return f"{first['exc_type']}: {first.get('exc_value', '')}"
+    return None
+
+
+def whole_lines(values: list[Any]) -> bytes | None:
+    """The text of envelopes of one kind with a line each, which is quick; None if there are others among them."""
+    key = text_key(values[0]) if values else None
+    try:
+        if key == _INNER or any(map(_has_exception, values)):
+            return None
+        texts = [value[key] for value in values]
+        joined = "".join(texts)
+    except (KeyError, TypeError):
+        return None
+    count = joined.count("\n")
+    if "\r" in joined or (count and (count != len(texts) or not all(text.endswith("\n") for text in texts))):
+        return None
+    if not count:
+        if max(map(len, texts)) * 2 >= DOCKER_PART_BYTES:
+            return None
+        joined = "\n".join(texts) + "\n"
+    return joined.encode(errors="replace")
+
+
+def _has_exception(envelope: Record) -> bool:
+    return not _ANY_EXCEPTION.isdisjoint(envelope)
+
+
+def is_part(envelope: Record, line: bytes) -> bool:
+    """Whether the text `line` of an envelope goes on in the next one."""
+    if "partial_message" in envelope:
+        return str(envelope["partial_message"]).lower() == "true" and str(envelope.get("partial_last")).lower() != "true"
+    return len(line) >= DOCKER_PART_BYTES and not line.endswith(b"\n") and "log" in envelope
+
+
+def read(envelope: Record) -> Record:
+    """What an envelope says: `time`, `node`."""
+    labels: Record = {}
+    if (time := next((time for key in _TIMES if (time := _time(envelope.get(key))) is not None), None)) is not None:
+        labels["time"] = time
+    kubernetes = envelope.get("kubernetes")
+    nodes = [envelope.get(key) for key in _NODES]
+    if isinstance(kubernetes, dict):
+        nodes += [kubernetes.get(key) for key in _NODES_OF_KUBERNETES]
+    if (node := next((node for node in nodes if isinstance(node, str) and node), None)) is not None:
+        labels["node"] = node
+    return labels
+
+
+def _time(value: Any) -> str | None:
+    """ISO 8601 as it is; a number is seconds, milli-, micro- or nanoseconds since 1970."""
+    if isinstance(value, str) and not value.isdigit():
+        return value.replace(" ", "T", 1) if value[:4].isdigit() and value[4:5] == "-" else None
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        return None
+    while seconds > 1e11:
+        seconds /= 1000
+    if not math.isfinite(seconds) or seconds <= 0:
+        return None
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat().replace("+00:00", "Z")

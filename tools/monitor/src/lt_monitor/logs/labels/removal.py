@@ -1,0 +1,213 @@
+"""Labels taken off a block of lines, kind by kind, until none is left; what they say is read only for lines that have events.
+
+A block without labels costs a look at SAMPLES of its lines. Otherwise all lines of the block lose each label in one go. Labels of
+whose kind `lines.Line` takes care stay when no other stands before or behind them.
+"""
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from lt_monitor.events.records import Record
+from lt_monitor.logs.fields import read_time
+from lt_monitor.logs.labels import columns, envelopes, prefixes
+
+SAMPLES = 16
+SAMPLE_LINES = 4
+SAMPLE_BYTES = 1 << 12
+MAXIMUM_LAYERS = 6
+
+_PART = re.compile(rb"\n[^\n]{0,200}? std(?:out|err) P ")
+
+
+class Layer:
+    """One kind of label that came off: which line of the block each line of the text was, and how to read its label."""
+
+    def __init__(
+        self,
+        block: bytes,
+        text: bytes,
+        lines: np.ndarray | None,
+        read: Callable[[bytes], Record],
+        names_nobody: bool = False,
+    ):
+        self.text = text
+        self._block = block
+        self._lines = lines
+        self._read = read
+        self._names_nobody = names_nobody
+        self._block_begins: np.ndarray | None = None
+        self._text_begins: np.ndarray | None = None
+
+    def origins(self, positions: np.ndarray, with_times: bool) -> tuple[np.ndarray, list[Record]]:
+        """Where the lines that hold these bytes (int64) of the text begin in the block (int64), and what their labels say."""
+        if self._block_begins is None or self._text_begins is None:
+            self._block_begins, self._text_begins = _line_begins(self._block), _line_begins(self.text)
+        lines = np.searchsorted(self._text_begins, positions, side="right") - 1
+        lines = lines if self._lines is None else self._lines[np.minimum(lines, len(self._lines) - 1)]
+        lines = np.minimum(lines, len(self._block_begins) - 1)
+        if self._names_nobody and not with_times:
+            return self._block_begins[lines], [{}] * len(lines)
+        begins, ends = self._block_begins[lines], np.append(self._block_begins, len(self._block) + 1)[lines + 1] - 1
+        spans = zip(begins.tolist(), ends.tolist(), strict=True)
+        return begins, [self._read(self._block[begin:end]) for begin, end in spans]
+
+
+class UnlabelledBlock:
+    """The `text` of a block without its labels."""
+
+    def __init__(self, layers: list[Layer]):
+        self.text = layers[-1].text
+        self._layers = layers
+
+    def origins(self, positions: np.ndarray, with_times: bool = True) -> tuple[np.ndarray, list[Record]]:
+        """Where the lines that hold these bytes (int64) of the text begin in the block (int64), and what all their labels say.
+
+        Without `with_times` the time may be missing, which is quicker.
+        """
+        records: list[Record] = [{} for _ in range(len(positions))]
+        for layer in reversed(self._layers):
+            positions, outer = layer.origins(positions, with_times)
+            records = [labels | inner if labels else inner for labels, inner in zip(outer, records, strict=True)]
+        return positions, list(map(_with_checked_time, records)) if with_times else records
+
+
+def _with_checked_time(record: Record) -> Record:
+    if "time" not in record:
+        return record
+    time = read_time(record["time"].encode(errors="replace"))
+    return {field: value for field, value in {**record, "time": time}.items() if value is not None}
+
+
+class LabelRemoval:
+    """Takes labels off the blocks of one log. `state` continues another one's work, as `to_record` gave it."""
+
+    def __init__(self, state: Record | None = None):
+        state = state or {}
+        # The labels without a form of their own that this log has, by layer.
+        self._columns: dict[str, list[str]] = state.get("columns", {})
+
+    def to_record(self) -> Record:
+        return {"columns": self._columns}
+
+    def remove(self, block: bytes) -> UnlabelledBlock | None:
+        """The block, whose lines end in newlines, without its labels; None when it has none."""
+        layers: list[Layer] = []
+        text = block
+        while len(layers) < MAXIMUM_LAYERS and (layer := self._layer(text, len(layers))) is not None:
+            layers.append(layer)
+            text = layer.text
+        return UnlabelledBlock(layers) if layers else None
+
+    def _layer(self, block: bytes, depth: int) -> Layer | None:
+        runs = _samples(block)
+        lines = [line for run in runs for line in run]
+        if any(line[:1] == b"{" and envelopes.is_envelope(line) for line in lines):
+            return _without_envelopes(block)
+        ends = list(map(prefixes.chain_end, lines))
+        kinds = frozenset[int]().union(*(prefixes.kinds(line) for line, end in zip(lines, ends, strict=True) if end))
+        holds_envelopes = (end and envelopes.is_envelope(line[end:]) for line, end in zip(lines, ends, strict=True))
+        if any(map(prefixes.is_foreign, kinds)) or (kinds and any(holds_envelopes)):
+            return _without_prefixes(block, kinds)
+        return self._without_column(block, runs, lines, depth, kinds)
+
+    def _without_column(
+        self, block: bytes, runs: list[list[bytes]], lines: list[bytes], depth: int, native: frozenset[int]
+    ) -> Layer | None:
+        known = self._columns.get(str(depth))
+        kind = columns.recognise(lines, runs) if known is None else known[0]
+        if kind is None and native and known is None:
+            # Labels that lines.Line reads, with others behind them.
+            inner = [[line[prefixes.chain_end(line) :] for line in run] for run in runs]
+            if columns.recognise([line for run in inner for line in run], inner) is not None:
+                return _without_prefixes(block, native)
+        if kind is None:
+            return None
+        names = {name.encode() for name in known[1:]} if known is not None else set()
+        if not columns.COLUMNS[kind].is_numbered:
+            names |= columns.names_in(block, kind)
+        if not names and not columns.COLUMNS[kind].is_numbered:
+            return None
+        if len(lines) >= columns.MINIMUM_LINES:
+            self._columns[str(depth)] = [kind, *sorted(name.decode(errors="replace") for name in names)][: columns.MAXIMUM_NAMES]
+        text = columns.lines_with(kind, frozenset(names)).sub(b"\n", b"\n" + block)[1:]
+        if text == block:
+            return None
+        return Layer(block, text, None, lambda line: columns.read(kind, line))
+
+
+def _without_prefixes(block: bytes, kinds: frozenset[int]) -> Layer:
+    framed = b"\n" + block
+    read = functools.partial(prefixes.read_chain, kinds=kinds)
+    if (b" stdout P " in block or b" stderr P " in block) and _PART.search(framed) is not None:
+        return _without_parts(block, read)
+    text = prefixes.lines_with(kinds).sub(b"\n", framed)[1:]
+    return Layer(block, text, None, read, prefixes.names_nobody(kinds))
+
+
+def _without_parts(block: bytes, read: Callable[[bytes], Record]) -> Layer:
+    """Lines that the container runtime cut in parts, each marked P but the last."""
+    texts: list[bytes] = []
+    numbers: list[int] = []
+    is_open = False
+    for number, line in enumerate(block.split(b"\n")):
+        end = prefixes.chain_end(line)
+        if is_open:
+            texts[-1] += line[end:]
+        else:
+            texts.append(line[end:])
+            numbers.append(number)
+        is_open = _PART.match(b"\n" + line[:end]) is not None
+    return Layer(block, b"\n".join(texts), np.array(numbers), read)
+
+
+def _without_envelopes(block: bytes) -> Layer:
+    lines = block.split(b"\n")
+    if not lines[-1]:
+        del lines[-1]
+    values = envelopes.parse_all(lines)
+    whole = envelopes.whole_lines(values)
+    if whole is not None:
+        return Layer(block, whole, None, _read_envelope, envelopes.read(values[0]).keys() <= {"time"})
+    texts: list[bytes] = []
+    numbers: list[int] = []
+    is_open = False
+    for number, (line, envelope) in enumerate(zip(lines, values, strict=True)):
+        text = envelopes.text(envelope)
+        is_part = text is not None and envelopes.is_part(envelope, text)
+        text = line if text is None else text.removesuffix(b"\n").replace(b"\r", b"\n")
+        if is_open and texts:
+            texts[-1] += text
+        else:
+            texts.append(text)
+            numbers += [number] * (text.count(b"\n") + 1)
+        is_open = is_part
+    return Layer(block, b"\n".join(texts) + b"\n", np.array(numbers), _read_envelope)
+
+
+def _read_envelope(line: bytes) -> Record:
+    envelope: Any = envelopes.parse(line)
+    return envelopes.read(envelope) if envelopes.text_key(envelope) is not None else {}
+
+
+def _samples(block: bytes) -> list[list[bytes]]:
+    """Runs of consecutive lines from all over the block, each line without its end and no longer than it must be."""
+    if len(block) <= SAMPLES * SAMPLE_BYTES:
+        lines = block.split(b"\n")
+        if len(lines) <= SAMPLES * SAMPLE_LINES:
+            return [lines[:-1] if not lines[-1] else lines]
+    runs = []
+    for number in range(SAMPLES):
+        begin = len(block) * number // SAMPLES
+        part = block[begin : begin + SAMPLE_BYTES]
+        lines = part.split(b"\n", SAMPLE_LINES + 1)
+        runs.append(lines[(1 if number else 0) : SAMPLE_LINES + 1][: None if len(lines) > SAMPLE_LINES + 1 else -1])
+    return [run for run in runs if run]
+
+
+def _line_begins(text: bytes) -> np.ndarray:
+    ends = np.flatnonzero(np.frombuffer(text, dtype=np.uint8) == ord("\n"))
+    return np.concatenate(([0], ends + 1))
