@@ -66,7 +66,7 @@ def test_a_guide_with_keys_that_torchtitan_never_had(tmp_path: Path) -> None:
     assert set(reasons) == {
         *("model.norm_type", "model.tokenizer_path", "training.data_parallel_degree", "training.compile"),
         *("training.compile_mode", "checkpoint.resume_from_checkpoint", "metrics.wandb_entity", "profiling.profile_freq"),
-        "optimizer.name",
+        *("optimizer.name", "optimizer.weight_decay"),
         "model.name",
     }
     assert "lt-convert" in reasons["checkpoint.resume_from_checkpoint"]
@@ -479,6 +479,8 @@ def test_what_an_option_takes_in_words(option: str, words: str) -> None:
 def test_references() -> None:
     values = source._yaml("a: {b: 1, c: '${.b}', d: '${a.c}', e: 'x${a.b}y', f: '${nowhere}', g: '${.g}'}")
     assert values == {"a.b": 1, "a.c": 1, "a.d": 1, "a.e": "x1y", "a.f": "${nowhere}", "a.g": "${.g}"}
+    assert source._yaml("{a: 2, betas: [0.9, '${a}'], paths: ['${a}/x', '${multiply:${a}, 3}']}")["betas"] == [0.9, 2]
+    assert source._yaml("{a: 2, paths: ['${a}/x', '${multiply:${a}, 3}']}")["paths"] == ["2/x", 6]
 
 
 def test_flatten() -> None:

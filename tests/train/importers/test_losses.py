@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from running import train
 
+from lt_train.importers import megatron_bridge, nemo
 from lt_train.importers.effects import Effect
 from lt_train.importers.megatron_flags import effect_of_flag
 from lt_train.importers.megatron_lm import translate
@@ -161,13 +162,48 @@ def test_grouped_queries_without_a_number_are_one_group() -> None:
     assert translate(["pretrain_gpt.py", "--group-query-attention"]).options["num_query_groups"] == 1
 
 
-@pytest.mark.parametrize(("recipe", "carried"), [("blockwise", "blockwise"), ("tensorwise", "tensorwise"), ("mxfp8", None)])
-def test_a_recipe_of_fp8_is_carried_over_or_told(recipe: str, carried: str | None) -> None:
-    found = translate([*GPT.split(), "--bf16", "--fp8-format", "e4m3", "--fp8-recipe", recipe])
+@pytest.mark.parametrize(
+    ("recipe", "carried", "is_told"),
+    [
+        ("blockwise", "blockwise", False),
+        ("tensorwise", "tensorwise", False),
+        ("mxfp8", None, True),
+        ("delayed", "tensorwise", True),
+        # Megatron-LM's default is `delayed`.
+        (None, "tensorwise", True),
+        ("$RECIPE", None, True),
+    ],
+)
+def test_a_recipe_of_fp8_is_carried_over_or_told(recipe: str | None, carried: str | None, is_told: bool) -> None:
+    words = ("--fp8-recipe", recipe) if recipe else ()
+    found = translate([*GPT.split(), "--bf16", "--fp8-format", "e4m3", *words])
     assert (found.options["fp8_format"], found.options.get("fp8_recipe")) == ("e4m3", carried)
     assert [(entry.key, entry.effect) for entry in found.dropped if "fp8" in entry.key] == (
-        [] if carried else [("fp8_recipe", Effect.RESULT)]
+        [("fp8_recipe", Effect.RESULT)] if is_told else []
     )
+
+
+def test_delayed_scaling_of_megatron_bridge_is_told() -> None:
+    base = {"_target_": "megatron.bridge.training.config.ConfigContainer", "model.num_layers": 4, "model.fp8": "hybrid"}
+    for recipe, is_told in (("delayed", True), ("tensorwise", False)):
+        found = megatron_bridge.translate({**base, "model.fp8_recipe": recipe, "mixed_precision.fp8_recipe": recipe})
+        assert (found.options["fp8_format"], found.options["fp8_recipe"]) == ("hybrid", "tensorwise")
+        told = [(entry.key, entry.value) for entry in found.lost(Effect.RESULT) if "fp8" in entry.key]
+        assert told == ([("model.fp8_recipe", "delayed")] if is_told else [])
+
+
+def test_transformer_engines_layers_are_dropped_as_speed() -> None:
+    """Beside them offloading, and recomputed norms; nothing of it is refused, or changes a result."""
+    words = "--transformer-impl local --cpu-offloading-num-layers 2 --recompute-granularity selective --recompute-modules"
+    found = translate([*GPT.split(), *words.split(), "layernorm", "core_attn"])
+    assert not {"transformer_impl", "cpu_offloading_num_layers"} & found.options.keys()
+    assert found.options["recompute_modules"] == "core_attn"
+    lost = {"transformer_impl", "cpu_offloading_num_layers", "recompute_modules"}
+    assert {entry.key for entry in found.lost(Effect.SPEED)} == lost
+    engine = nemo.translate({"model.num_layers": 4, "model.transformer_engine": True, "model.fp8": True, "model.fp8_e4m3": True})
+    assert engine.options["fp8_format"] == "e4m3"
+    assert "transformer_impl" not in engine.options
+    assert "model.transformer_engine" in {entry.key for entry in engine.lost(Effect.SPEED)}
 
 
 def test_earlier_names_of_options() -> None:

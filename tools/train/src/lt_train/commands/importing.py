@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 # Keys of one section with one reason: more of them are one line, so that those that matter are seen.
 MOST_ALIKE = 3
+PARTIAL = "--partial writes it nevertheless"
 
 EXAMPLES = """
 lt-train import llama3_70b.toml | tee mine.toml
@@ -36,8 +37,8 @@ def command(as_json: bool, partial: bool, given: tuple[str, ...], source: tuple[
     FILE is a TorchTitan TOML, a HyperPod recipe or NeMo YAML, Megatron-Bridge's run_config.yaml, or a script or a manifest of
     Kubernetes that starts pretrain_gpt.py. The options go to standard output as TOML, and what is not carried over to standard
     error, with the reason.
-    Exit code 65, and no output, when the model would be another one, or when only a run of the script knows a value that decides
-    the model, the batches, the schedule or the layout.
+    Exit code 65, and no output, when the model would be another one, when the run would have another start or optimizer, or when
+    only a run of the script knows a value that decides the model, the start, the batches, the schedule or the layout.
     """
     from lt_train.importers import source as sources
 
@@ -74,22 +75,21 @@ def _tell_losses(translation: "Translation") -> None:
     """Those that matter in a line each, the others by their names, or with -v likewise."""
     from lt_train.importers.effects import Effect
 
+    more = "" if console.verbosity() == console.Verbosity.VERBOSE else "; -v lists them"
     for effect in Effect:
         lost = translation.lost(effect)
-        matters = effect in (Effect.MODEL, Effect.RESULT)
+        matters = effect in (Effect.MODEL, Effect.RUN, Effect.RESULT)
         for entries in _alike(lost):
             together = matters and len(entries) > MOST_ALIKE
             if together:
                 section = entries[0].key.rpartition(".")[0]
-                console.note(
-                    f"not carried over, changes {effect}: {section}, {len(entries)} keys: {entries[0].reason}; -v lists them"
-                )
+                console.note(f"not carried over, changes {effect}: {section}, {len(entries)} keys: {entries[0].reason}{more}")
             for entry in entries:
                 value = entry.value.replace("\n", "\\n") if isinstance(entry.value, str) else entry.value
                 tell = console.note if matters and not together else console.detail
                 tell(f"not carried over, changes {effect}: {entry.key} = {value}: {entry.reason}")
         if lost and not matters:
-            console.note(f"not carried over, changes {effect}: {len(lost)} keys; -v lists them")
+            console.note(f"not carried over, changes {effect}: {len(lost)} keys{more}")
 
 
 def _alike(lost: "Sequence[Dropped]") -> "list[list[Dropped]]":
@@ -121,7 +121,9 @@ def _model_problem(translation: "Translation", path: str) -> ToolError | None:
         )
     # Guides to Llama forget to leave biases out, and mean Llama.
     lost = ", ".join(entry.key for entry in translation.lost(Effect.MODEL) if entry.reason != BIASES)
-    another = BadData(f"{where}another model would result, without {lost}", "--partial writes it nevertheless") if lost else None
+    of_run = ", ".join(entry.key for entry in translation.lost(Effect.RUN))
+    kind = "model" if lost else "run"
+    another = BadData(f"{where}another {kind} would result, without {lost or of_run}", PARTIAL) if lost or of_run else None
     try:
         config = imported_run.resolve(translation)
         refused = imported_run.first_problem(config)

@@ -1,8 +1,7 @@
-"""What the loss of a key does to a run: to the model, to what it learns, to its speed, or nothing.
+"""What the loss of a key changes: the model, the run itself, what it learns, its speed, or nothing.
 
-Keys are classified by the words of their names, as the trainers name them: 70 configurations drop about 900 different keys. A key
-that no pattern knows may change the result; one below `model` or of a Megatron command that names a part of the network changes
-the model. Several values stand for a part that is not used, and are no loss.
+A key that no table in `upstream` and no section here names may change the result. A key below `model`, or an option of a Megatron
+command, whose name is a part of the network changes the model. Several values stand for a part that is not used, and are no loss.
 """
 
 import enum
@@ -14,6 +13,8 @@ class Effect(enum.StrEnum):
     """From the worst to none."""
 
     MODEL = "the model"
+    # Its first weights or step, its optimizer, or whether it trains at all.
+    RUN = "the run"
     RESULT = "the result"
     SPEED = "speed"
     NONE = "nothing"
@@ -58,20 +59,7 @@ MODEL_SECTIONS = re.compile(
     r"(recipes\.)?model\.(encoder|decoder|retro|hyena|mcore_customization_config|vision.*|mm_cfg|unet_config|first_stage_config|"
     r"cond_stage_config|language_model|moe|rope_scaling|mixed_attention|mamba)\."
 )
-SPEED = re.compile(
-    r".*(fusion|fused|overlap|offload|comp(i|)le|chunk_size|bucket|num_workers|prefetch|nccl|_buffers?$|dispatcher|grouped_gemm|"
-    r"flash|async|pin_memory|persist|checkpoint_(method|num_layers|granularity|layers)|micro_batches_with_partial|recompute|"
-    r"activation_checkpoint|activations_checkpoint|manual_gc|gc_|p2p|tp_comm|ub_|reduce_amax|wgrad|fsdp_|reshard|backward_fetch|"
-    r"forward_prefetch|limit_all_gathers|delayed_param|cpu_initialization|compile|barrier|deallocate|microbatch_group|buffer|"
-    r"attention_backend|batch_p2p|zero_bubble|delay_grad|delay_param|align_|cuda_graph|mmap|nvls|sharp|mscale|workers).*"
-)
 OF_JOBS = re.compile(r"(recipes\.)?(run|git|cluster|hydra|env_vars|job|comm|launcher [^ ]*)(\..*)?")
-NONE = re.compile(
-    r".*(name|dir|path|folder|wandb|tensorboard|logger|logging|_log_|profil|trace|monitor|timer|timing|descript|version|tokeniz|"
-    r"vocab_file|merge|print|color|debug|verbose|viztracer|mlflow|clearml|neptune|kwargs|exp_manager|checkpoint|save|load|resume|"
-    r"experiment|launcher|container|time_limit|hydra|defaults|prefix_to|nodes|devices|rdzv|rendezvous|account|partition|restore|"
-    r"inference|seconds|minutes|exit_|target|log_|ckpt|master|port).*"
-)
 
 
 def is_of_model(name: str) -> bool:
@@ -80,13 +68,11 @@ def is_of_model(name: str) -> bool:
 
 
 def effect_of(key: str, value: Any) -> Effect:
-    """What a key that is not carried over would have changed."""
+    """What a key that is not carried over, and that no table names, would have changed."""
     name = key.rpartition(".")[2].lower().replace("-", "_")
     of_model = key.startswith(("model.", "recipes.model.")) or "." not in key
-    if value in OFF or value in NEUTRAL.get(name, ()):
+    if value is None or value in NEUTRAL.get(name, ()) or OF_JOBS.fullmatch(key):
         return Effect.NONE
     if (of_model and MODEL.fullmatch(name)) or MODEL_SECTIONS.match(key):
-        return Effect.MODEL
-    if SPEED.fullmatch(name):
-        return Effect.SPEED
-    return Effect.NONE if OF_JOBS.fullmatch(key) or NONE.fullmatch(key.lower()) else Effect.RESULT
+        return Effect.NONE if value in OFF else Effect.MODEL
+    return Effect.RESULT

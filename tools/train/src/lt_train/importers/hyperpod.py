@@ -5,61 +5,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from lt_shared.console import BadData
+from lt_train.importers import evaluation
 from lt_train.importers.effects import Effect
-from lt_train.importers.ledger import Ledger, Translation
-from lt_train.importers.nemo import JOB, fp8_scales, optimizer, precision, tensorboard
+from lt_train.importers.layer_style import drop_scaling
+from lt_train.importers.ledger import IS_OFF, Ledger, Translation
+from lt_train.importers.lightning.loop import LIMIT, length, validation
+from lt_train.importers.lightning.optimizer import optimizer
+from lt_train.importers.nemo import UNKNOWN_EXPERTS, drop_known, fp8_scales, precision, tensorboard
+from lt_train.importers.upstream.nemo_keys import JOB, START, row
 
 SOURCE = "HyperPod recipes"
-FSDP = "FSDP2 does so by itself"
 LAUNCHER = "a setting of the launcher: see lt-train render"
-REASONS = {
-    "run.time_limit": "it belongs to the job: sbatch --time",
-    "run.": "a name or directory of the launcher's own; see --save",
-    "trainer.devices": JOB,
-    "trainer.num_nodes": JOB,
-    "trainer.accelerator": "see --device",
-    "trainer.": "a switch of PyTorch Lightning's",
-    "exp_manager.name": "a name of the experiment: see --save and --wandb-exp-name",
-    "exp_manager.auto_checkpoint.": "a run continues by itself; the interval is --save-interval",
-    "exp_manager.export_full_model.": "lt-convert --to hf makes a whole model of any checkpoint",
-    "exp_manager.checkpoint_callback_params.monitor": "the newest checkpoints are kept: --keep-last",
-    "exp_manager.checkpoint_callback_params.mode": "the newest checkpoints are kept: --keep-last",
-    "exp_manager.checkpoint_callback_params.save_last": "the last step always has a checkpoint",
-    "exp_manager.": "a switch of the experiment manager",
-    "use_smp_model": "the model is megatron-core's",
-    "distributed_backend": "it follows from --device",
-    "model.val_batch_size": "evaluation has the micro batch size",
-    "model.log_reduced_training_loss": "the loss is that of all ranks in any case",
-    "model.moe_all_to_all_dispatcher": "see --moe-token-dispatcher-type",
-    "model.global_token_shuffle": "the router sees all tokens of a rank",
-    "model.activation_loading_horizon": "lt-train has no such setting of offloading",
-    "model.delayed_param": "weights are made where they stay, in any case",
-    "model.forward_prefetch": FSDP,
-    "model.backward_fetch_policy": FSDP,
-    "model.auto_wrap_policy": FSDP,
-    "model.limit_all_gathers": FSDP,
-    "model.use_orig_param": FSDP,
-    "model.use_flash_attention": "attention is a fused kernel in any case",
-    "model.do_finetune": "lt-train pretrains; --finetune takes the weights of --load",
-    "model.hf_model_name_or_path": "lt-convert makes a checkpoint for --load from Hugging Face weights",
-    "model.peft.": "lt-train trains all weights",
-    "model.viztracer.": "lt-train has torch's profiler: --profile",
-    "model.nsys_profile.": "lt-train has torch's profiler: --profile",
-    "model.data.dataset_type": "data is tokenized first: lt-preprocess, then DATA",
-    "model.data.train_dir": "data is tokenized first: lt-preprocess, then DATA",
-    "model.data.val_dir": "data is tokenized first: lt-preprocess, then --valid-data-path",
-    "model.data.": "data is tokenized first: lt-preprocess, then DATA",
-    "model.lr_decay_iters": "the decay takes the whole run",
-    "model.precision": "trainer.precision says it",
-    "model.": "lt-train has no such setting of the model",
-    **dict.fromkeys(("defaults", "cluster_type", "instance_type", "base_results_dir", "container", "training_config"), LAUNCHER),
-    **dict.fromkeys(("hydra.", "git.", "env_vars.", "cluster.", "debug", "dry_run"), LAUNCHER),
-}
+LAUNCHERS = (
+    *("defaults", "cluster_type", "instance_type", "base_results_dir", "container", "training_config", "debug", "dry_run"),
+    *("run.", "hydra.", "git.", "env_vars.", "cluster."),
+)
+PRETRAINING = "lt-train pretrains; --finetune takes the weights of --load"
 RENAMED = {
     "trainer.max_steps": "train_iters",
     "trainer.log_every_n_steps": "log_interval",
-    "trainer.val_check_interval": "eval_interval",
-    "trainer.limit_val_batches": "eval_iters",
     "model.train_batch_size": "micro_batch_size",
     "model.seed": "seed",
     "model.grad_clip": "clip_grad",
@@ -78,7 +42,6 @@ RENAMED = {
     "model.vocab_size": "vocab_size",
     "model.optim.lr": "lr",
     "model.optim.weight_decay": "weight_decay",
-    "model.optim.sched.warmup_steps": "lr_warmup_iters",
     "model.optim.sched.min_lr": "min_lr",
 }
 # Keys of HyperPod's recipes alone, and of NeMo's models alone.
@@ -89,10 +52,32 @@ OF_RECIPES = (
 OF_NEMO = {"model.encoder_seq_length", "model.micro_batch_size", "model.mcore_gpt", "model.megatron_amp_O2"}
 OF_CONFIG = "--model takes the config.json of Hugging Face that it names"
 DENSE, EXPERTS = ("llama", "mistral"), ("mixtral",)
+# What the adapter's schema (conf/config_schemas.py) takes where a recipe says nothing.
+DEFAULTS: Mapping[str, Any] = {
+    "use_smp_model": True,
+    "model.train_batch_size": 2,
+    "model.max_context_width": 2048,
+    "model.activation_checkpointing": True,
+    "model.fp8": True,
+    "model.seed": 12345,
+    "model.grad_clip": 1.0,
+    "model.optim.lr": 2e-4,
+    "model.optim.weight_decay": 0.01,
+    "model.optim.betas": [0.9, 0.98],
+    "model.optim.sched.name": "CosineAnnealing",
+    "model.optim.sched.warmup_steps": 500,
+    "model.optim.sched.min_lr": 2e-5,
+    "trainer.precision": "bf16",
+    "trainer.max_steps": 50,
+    "trainer.limit_val_batches": 0.0,
+    "trainer.val_check_interval": -1,
+}
+BALANCING = "sinkhorn"
 LLAMA = {"position_embedding_type": "rope", "normalization": "RMSNorm", "swiglu": True, "disable_bias_linear": True}
 EXPERT_KEYS = {"model.num_local_experts": "num_experts", "model.num_experts_per_tok": "moe_router_topk"}
-# Of Llama 3.1's scaling only the factor is a setting, the others are Megatron's constants.
-SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+SCALING = {
+    field: f"model.rope_scaling.{field}" for field in ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+}
 
 
 def is_recipe(values: Mapping[str, Any]) -> bool:
@@ -110,19 +95,23 @@ def translate(values: dict[str, Any]) -> Translation:
         raise BadData("Amazon's Nova: its shape is not public", "lt-train models lists what --model knows")
     if any(key.startswith("distributed_strategy.") for key in values):
         raise BadData("a recipe for Trainium: the model's shape is in its model_config", OF_CONFIG)
-    ledger = Ledger(SOURCE, values)
+    if any(key.startswith("model.") for key in values):
+        values = {**DEFAULTS, **values}
+    ledger = Ledger(SOURCE, values, row=row)
     _model(ledger)
     for key, option in RENAMED.items():
         ledger.carry(key, option)
     if ledger.get("max_position_embeddings") is None and ledger.get("seq_length"):
         ledger.default("max_position_embeddings", ledger.get("seq_length"))
-    precision(ledger, "trainer.precision")
-    if ledger.take("model.fp8"):
+    _precision(ledger)
+    if values.get("use_smp_model") is False:
+        ledger.drop("model.fp8", "the adapter computes in fp8 with use_smp_model alone")
+    elif ledger.take("model.fp8"):
         ledger.set("fp8_format", "hybrid", "model.fp8")
     if ledger.take("model.activation_checkpointing"):
         ledger.set("recompute_granularity", "full", "model.activation_checkpointing")
     if ledger.take("model.offload_activations"):
-        ledger.drop_value("model.offload_activations", True, "see --cpu-offloading-num-layers")
+        ledger.drop_value("model.offload_activations", True, "see --recompute-granularity full")
     if (ledger.get("tensor_model_parallel_size") or 1) > 1:
         ledger.default("sequence_parallel", True)
     _sharding(ledger)
@@ -131,8 +120,59 @@ def translate(values: dict[str, Any]) -> Translation:
     optimizer(ledger, "model.optim")
     _saving(ledger)
     fp8_scales(ledger)
-    ledger.drop_all(REASONS)
+    _evaluation(ledger)
+    length(ledger)
+    _start(ledger)
+    for name in LAUNCHERS:
+        for key in [key for key in ledger.left() if key == name or (name.endswith(".") and key.startswith(name))]:
+            ledger.drop(key, LAUNCHER)
+    drop_known(ledger)
     return ledger.close("not a key of a recipe")
+
+
+def _precision(ledger: Ledger) -> None:
+    """Recipes state it of the trainer and of the model, the second as a reference to the first."""
+    of_model = ledger.take("model.precision")
+    if ledger.peek("trainer.precision") is None:
+        ledger.drop("trainer.precision", IS_OFF)
+        precision(ledger, "model.precision", of_model)
+        return
+    is_same = _type(of_model) == _type(ledger.peek("trainer.precision"))
+    reason = "lt-train takes trainer.precision"
+    ledger.drop_value("model.precision", of_model, reason, Effect.NONE if is_same else Effect.RESULT)
+    precision(ledger, "trainer.precision", ledger.take("trainer.precision"))
+
+
+def _type(precision_of_lightning: Any) -> str:
+    """bf16-mixed and bf16 are one type."""
+    return str(precision_of_lightning).lower().removesuffix("-mixed")
+
+
+def _evaluation(ledger: Ledger) -> None:
+    """A recipe evaluates with a directory of validation data alone; made-up data has one."""
+    size = ledger.take("model.val_batch_size")
+    if "model.data.val_dir" in ledger.given() and not ledger.peek("model.data.val_dir") and not ledger.get("mock_data"):
+        evaluation.switch_off(ledger)
+    if LIMIT in ledger.given():
+        validation(ledger)
+    is_other = ledger.get("eval_iters") != 0 and size != ledger.get("micro_batch_size")
+    reason = "lt-train evaluates with --micro-batch-size"
+    ledger.drop_value("model.val_batch_size", size, reason, Effect.RESULT if is_other else Effect.NONE)
+
+
+def _start(ledger: Ledger) -> None:
+    """Fine-tuning starts from Hugging Face weights, of some or all of which it trains others."""
+    is_tuned = ledger.take("model.do_finetune")
+    if is_tuned:
+        ledger.drop_value("model.do_finetune", is_tuned, PRETRAINING, Effect.RUN)
+    reason = START if is_tuned else "what the recipe leaves out of the model's shape is in the config.json that it names"
+    ledger.drop("model.hf_model_name_or_path", reason, Effect.RUN if is_tuned else Effect.RESULT)
+    if not ledger.peek("model.peft.peft_type"):
+        for key in [key for key in ledger.left() if key.startswith("model.peft.")]:
+            ledger.drop(key, "all weights are trained")
+    decay = ledger.take("model.lr_decay_iters")
+    effect = Effect.NONE if decay == ledger.get("train_iters") else Effect.RESULT
+    ledger.drop_value("model.lr_decay_iters", decay, "the decay takes the whole run", effect)
 
 
 def _model(ledger: Ledger) -> None:
@@ -140,9 +180,12 @@ def _model(ledger: Ledger) -> None:
     if kind is not None and not str(kind).startswith((*DENSE, *EXPERTS)):
         ledger.drop_value("model.model_type", kind, "lt-train has Llama, Mistral and Mixtral of those", Effect.MODEL)
     _experts(ledger)
+    if str(kind).startswith(EXPERTS) and not ledger.get("num_experts"):
+        ledger.drop_value("model.model_type", kind, UNKNOWN_EXPERTS, Effect.MODEL)
     window = ledger.take_number("model.sliding_window")
     if window:
-        ledger.set("window_size", f"{int(window)},0", "model.sliding_window")
+        # Hugging Face counts the token itself, Megatron those before it.
+        ledger.carry_value("model.sliding_window", "window_size", f"{int(window) - 1},0")
     if ledger.has("model.num_hidden_layers"):
         for option, value in LLAMA.items():
             ledger.default(option, value, "model.model_type")
@@ -157,8 +200,7 @@ def _model(ledger: Ledger) -> None:
     elif factor:
         for key, value in (("rope_type", kind), ("factor", factor)):
             ledger.drop_value(f"model.rope_scaling.{key}", value, "lt-train has Llama 3.1's scaling", Effect.MODEL)
-    for key, constant in SCALING.items():
-        ledger.drop(f"model.rope_scaling.{key}", f"it is {constant} in megatron-core")
+    drop_scaling(ledger, SCALING, kind == "llama3")
     ledger.take("model.rope_scaling")
 
 
@@ -170,8 +212,10 @@ def _experts(ledger: Ledger) -> None:
         return
     for key, option in EXPERT_KEYS.items():
         ledger.carry(key, option)
-    balancing = ledger.take_text("model.moe_load_balancing")
-    if balancing not in (None, "aux_loss"):
+    if (ledger.get("num_experts") or 1) == 1:
+        ledger.drop_value("model.moe", True, UNKNOWN_EXPERTS, Effect.MODEL)
+    balancing = ledger.take_text("model.moe_load_balancing") or BALANCING
+    if balancing != "aux_loss":
         ledger.drop_value("model.moe_load_balancing", balancing, "experts are balanced by --moe-aux-loss-coeff", Effect.RESULT)
 
 

@@ -1,9 +1,16 @@
 """Megatron's layers where nothing is said: LayerNorm, GELU and biases, which lt-train has with learned positions alone."""
 
+from collections.abc import Mapping
+
+from lt_shared.rope_scaling import RopeScaling
 from lt_train.importers.effects import Effect
 from lt_train.importers.ledger import Ledger
 
+# megatron/core/fusions/fused_bias_gelu.py has the tanh approximation, torch.nn.functional.gelu the error function.
+FUSED_GELU = "lt-train's GELU is Megatron's fused one, which approximates it by tanh"
 BIASES = "there are biases in linear layers then; lt-train's layers with rotary positions have none"
+# A window of these two numbers is none.
+EVERYTHING, SEES_EVERYTHING = "-1,-1", "attention sees all earlier tokens, as without it"
 ZERO_CENTERED = "the norms' weights are stored less one; without weight decay on them they learn alike"
 
 
@@ -18,3 +25,14 @@ def complete(ledger: Ledger, bias_key: str) -> None:
     ledger.default("swiglu", False)
     if not ledger.get("disable_bias_linear"):
         ledger.drop_value(bias_key, False, BIASES, Effect.MODEL)
+
+
+def drop_scaling(ledger: Ledger, keys: Mapping[str, str], is_scaled: bool) -> None:
+    """Drop the numbers of Llama 3.1's rotary scaling that are constants in megatron-core. `keys` are by fields of RopeScaling.
+
+    Another number is another model, if positions are scaled so.
+    """
+    for field, key in keys.items():
+        constant = getattr(RopeScaling, field)
+        is_other = is_scaled and ledger.peek(key) not in (None, constant)
+        ledger.drop(key, f"it is {constant} in megatron-core", Effect.MODEL if is_other else Effect.NONE)

@@ -8,7 +8,8 @@ import functools
 import json
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -18,6 +19,7 @@ from lt_shared.credentials import covered
 from lt_train.config import credentials
 from lt_train.config.options import schema
 from lt_train.importers.effects import Effect, effect_of
+from lt_train.importers.upstream.rows import Row, is_default
 
 MOST_KEYS = 10_000
 # Steps, sizes and seeds are 64-bit integers where they are used.
@@ -93,8 +95,19 @@ def _literal(value: Any) -> str:
 class Ledger:
     """Keys with dots, each to be taken once."""
 
-    def __init__(self, source: str, values: Mapping[str, Any], written: Mapping[str, str] | None = None):
-        """`written` has the names that keys have in the configuration, where those are others."""
+    def __init__(
+        self,
+        source: str,
+        values: Mapping[str, Any],
+        written: Mapping[str, str] | None = None,
+        row: Callable[[str], Row | None] = lambda key: None,
+        defaults: Mapping[str, Any] = MappingProxyType({}),
+    ):
+        """`written` has the names that keys have in the configuration, where those are others.
+
+        `row` says of a key what its loss changes, `defaults` which values the trainer takes where nothing is said.
+        """
+        self._row, self._upstream = row, defaults
         self.source = source
         self._written = written or {}
         self._left = dict(values)
@@ -109,6 +122,10 @@ class Ledger:
 
     def peek(self, key: str) -> Any:
         return self._left.get(key)
+
+    def given(self) -> Mapping[str, Any]:
+        """All keys with the values that they came with."""
+        return self._given
 
     def left(self) -> list[str]:
         """The keys that were neither taken nor dropped yet."""
@@ -145,7 +162,7 @@ class Ledger:
         try:
             self.set(option, accepted(options()[option], value), key)
         except click.BadParameter:
-            self._drop(key, value, f"lt-train takes {expected(options()[option])} there")
+            self._drop(key, value, f"lt-train takes {expected(options()[option])} there", self.effect(key, value))
 
     def flag(self, key: str, option: str) -> None:
         """Carry a switch over that is on."""
@@ -158,6 +175,7 @@ class Ledger:
             self._drop(keys[0] if keys else option, value, HOLDS_SECRET)
         else:
             self._options[option] = value
+            self._defaults.discard(option)
         self._carried.update(keys)
 
     def default(self, option: str, value: Any, *keys: str) -> None:
@@ -174,18 +192,39 @@ class Ledger:
     def get(self, option: str) -> Any:
         return self._options.get(option)
 
-    def drop(self, key: str, reason: str) -> None:
-        """Drop a key of which `reason` says why a run learns the same without it."""
+    def drop(self, key: str, reason: str, effect: Effect = Effect.NONE) -> None:
+        """Drop a key of which `reason` says why a run learns the same without it, or what `effect` it has."""
         if key in self._left:
-            value = self._left.pop(key)
-            self._drop(key, value, reason, Effect.SPEED if effect_of(key, value) is Effect.SPEED else Effect.NONE)
+            self._drop(key, self._left.pop(key), reason, effect)
+
+    def effect(self, key: str, value: Any) -> Effect:
+        """What the loss of `key` changes, by the trainer's tables or by its name."""
+        row = self._row(key)
+        return row.effect if row else effect_of(key, value)
+
+    def upstream(self, key: str) -> Any:
+        """The value that the trainer takes where nothing is said; None where that is not known."""
+        return self._upstream.get(key)
+
+    def is_default(self, key: str, value: Any) -> bool:
+        """Whether the trainer takes `value` where nothing is said."""
+        return key in self._upstream and is_default(value, self._upstream[key])
+
+    def drop_known(self) -> None:
+        """Drop keys that have the trainer's own default, and keys that stand in its table."""
+        for key in self.left():
+            value, row = self._left[key], self._row(key)
+            if self.is_default(key, value):
+                self.drop(key, f"{self.source}'s default, as without it")
+            elif row:
+                self.drop(key, row.reason, row.effect)
 
     def drop_value(self, key: str, value: Any, reason: str, effect: Effect | None = None) -> None:
         """Drop a key that was taken before. `effect` says what that changes where the key's name does not."""
         self._drop(key, value, reason, effect)
 
     def drop_all(self, reasons: Mapping[str, str]) -> None:
-        """Drop keys, and with a name that ends in a dot all keys below it, of which any may change the model."""
+        """Drop keys that change nothing, and with a name that ends in a dot all keys below it, which may change the run."""
         for name, reason in reasons.items():
             if name.endswith("."):
                 for key in [key for key in self._left if key.startswith(name)]:
@@ -195,15 +234,19 @@ class Ledger:
 
     def close(self, unknown: str, unknown_variables: Collection[str] = ()) -> Translation:
         for key, value in self._left.items():
-            self._drop(key, value, unknown)
+            self._drop(key, value, "lt-train has no such setting" if key in self._upstream else unknown)
         listed = {entry.key for entry in self._dropped}
         for key, value in self._given.items():
             if self._name(key) not in listed and key not in self._carried:
-                self._drop(key, value, IS_IMPLIED if value else IS_OFF)
+                self._close_taken(key, value)
         names = tuple(str(self._given[key]) for key in NAMING if isinstance(self._given.get(key), str | int | float))
         return Translation(
             self.source, self._options, frozenset(self._defaults), tuple(self._dropped), names, tuple(unknown_variables)
         )
+
+    def _close_taken(self, key: str, value: Any) -> None:
+        """Drop a key that a translation has read, and that led to no option."""
+        self._drop(key, value, IS_IMPLIED if value else IS_OFF, Effect.NONE)
 
     def _not_taken(self, key: str, value: Any, reason: str, otherwise: Any = None) -> Any:
         self._drop(key, value, reason)
@@ -212,12 +255,11 @@ class Ledger:
     def _drop(self, key: str, value: Any, reason: str, effect: Effect | None = None) -> None:
         if value is None:
             reason = NOT_SET
-        if reason in (NOT_SET, IS_OFF, IS_IMPLIED):
             effect = Effect.NONE
         if value is not None or key in self._given:
             shown = credentials.NOT_SHOWN if credentials.is_secret(key) else covered(value)
             shown = " ".join(map(str, shown)) if isinstance(shown, list) else shown
-            self._dropped.append(Dropped(self._name(key), shown, reason, effect or effect_of(key, value)))
+            self._dropped.append(Dropped(self._name(key), shown, reason, effect or self.effect(key, value)))
 
     def _name(self, key: str) -> str:
         return str(covered(self._written.get(key, key)))

@@ -9,25 +9,44 @@ from typing import Any
 
 from lt_shared.console import BadData
 from lt_train.config.settings.model import experts, latent_attention
-from lt_train.importers import megatron_latents
+from lt_train.config.settings.precision import DELAYED
+from lt_train.importers import evaluation, megatron_latents, muon
+from lt_train.importers.bridge import data, initialization, start
+from lt_train.importers.bridge.objects import plain
 from lt_train.importers.effects import Effect
-from lt_train.importers.layer_style import ZERO_CENTERED, complete
+from lt_train.importers.layer_style import EVERYTHING, FUSED_GELU, SEES_EVERYTHING, ZERO_CENTERED, complete, drop_scaling
 from lt_train.importers.ledger import Ledger, Translation, options
+from lt_train.importers.megatron.recomputation import recomputed
+from lt_train.importers.megatron.switches import delayed_scaling
+from lt_train.importers.upstream.bridge_fields import row
+from lt_train.importers.upstream.rows import options as upstream_options
 
 SOURCE = "Megatron-Bridge"
 CONTAINER, MODEL = "_target_", "model._target_"
+OF_FIRST_WEIGHTS = re.compile(r"model\.(output_layer_|embedding_)?init_method\.")
 OTHER_MODELS = re.compile(r"T5|Mamba|Hybrid|VL|Vision|Audio|Mimo|MIMO|Gemma|Nemotron|OSS")
 MEGATRONS = "megatron-core's own default, as in lt-train"
+DEFAULT = "Megatron-Bridge's default, as in lt-train"
+# Others, like quick_gelu, compute something else.
+GELU = re.compile(r"(^|\.)gelu$")
+SCALES = ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
+DEFAULTS = {"weight_decay": 0.01, "adam_beta2": 0.999, "lr_decay_style": "linear", "eval_iters": 100}
+# Objects whose kind is a choice.
+KINDS = {
+    "dataset": re.compile(r"(^|\.)(Mock)?GPTDatasetConfig$"),
+    "optimizer": re.compile(r"^megatron\..*\.(Adam)?OptimizerConfig$"),
+    "scheduler": re.compile(r"^megatron\..*\.SchedulerConfig$"),
+    "optimizer_config_override_provider": re.compile(r"\.OptimizerConfigOverrideProvider$"),
+}
+# Packages whose objects the tables know. What an object of another package does is not known.
+OF_UPSTREAM = re.compile(r"(megatron|torch|nvidia_resiliency_ext|builtins|functools|pathlib|signal)\b")
 REASONS = {
-    "model.make_vocab_size_divisible_by": "the vocabulary is padded to 128 x tensor parallel size",
     "model.layernorm_zero_centered_gamma": ZERO_CENTERED,
-    "model.generation_config.": "a setting of generation",
-    "model.low_freq_factor": "it is 1.0 in megatron-core",
-    "model.high_freq_factor": "it is 4.0 in megatron-core",
-    "model.old_context_len": "it is 8192 in megatron-core",
-    "dataset.random_seed": "the seed of the run orders the data",
-    "dataset.split_matrix": "dataset.split says it",
-    "optimizer.optimizer": "AdamW, as in lt-train",
+}
+SCALING = {
+    "low_freq_factor": "model.low_freq_factor",
+    "high_freq_factor": "model.high_freq_factor",
+    "original_max_position_embeddings": "model.old_context_len",
 }
 # Fields with what megatron-core has where nothing is said. Of the same value they say nothing.
 NEUTRAL = {
@@ -47,15 +66,20 @@ SAME_NAMES = {
         *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "expert_model_parallel_size"),
         *latent_attention.SIZES,
         *("mtp_num_layers", "mtp_loss_scaling_factor"),
-        *("recompute_granularity", "recompute_method", "recompute_num_layers"),
+        *("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules"),
     ),
-    "train": ("micro_batch_size", "global_batch_size", "train_iters", "train_samples", "rampup_batch_size"),
+    "train": (
+        *("micro_batch_size", "global_batch_size", "train_iters", "train_samples", "rampup_batch_size"),
+        *("exit_interval", "exit_duration_in_mins"),
+    ),
     "optimizer": ("lr", "min_lr", "weight_decay", "clip_grad", "adam_beta1", "adam_beta2", "adam_eps"),
     "scheduler": (
-        *("lr_decay_style", "lr_decay_iters", "lr_decay_samples", "lr_wsd_decay_style", "lr_wsd_decay_iters"),
-        *("lr_warmup_iters", "lr_warmup_fraction", "lr_warmup_samples"),
+        *("lr_decay_style", "lr_decay_iters", "lr_decay_samples"),
+        *("lr_wsd_decay_style", "lr_wsd_decay_iters", "lr_wsd_decay_samples"),
+        *("lr_warmup_iters", "lr_warmup_fraction", "lr_warmup_samples", "lr_warmup_init"),
     ),
     "checkpoint": ("save", "save_interval"),
+    "dataset": ("num_workers",),
     "logger": ("log_interval", "tensorboard_dir", "wandb_project", "wandb_exp_name"),
     "rng": ("seed",),
     "ddp": ("num_distributed_optimizer_instances",),
@@ -66,6 +90,7 @@ RENAMED = {
     "dataset.sequence_length": "seq_length",
     "dataset.seq_length": "seq_length",
     "dataset.split": "split",
+    "dataset.path_to_cache": "data_cache_path",
     "model.seq_length": "max_position_embeddings",
     "train.eval_iters": "eval_iters",
     "train.eval_interval": "eval_interval",
@@ -78,6 +103,14 @@ FLAGS = {
     "model.qk_layernorm": "qk_layernorm",
     "model.multi_latent_attention": "multi_latent_attention",
     "ddp.use_distributed_optimizer": "use_distributed_optimizer",
+    "optimizer.use_distributed_optimizer": "use_distributed_optimizer",
+    "optimizer.overlap_param_gather": "overlap_param_gather",
+    "dist.use_torch_fsdp2": "use_torch_fsdp2",
+    "dataset.reset_position_ids": "reset_position_ids",
+    "dataset.reset_attention_mask": "reset_attention_mask",
+    "dataset.eod_mask_loss": "eod_mask_loss",
+    "train.exit_signal_handler": "exit_signal_handler",
+    "model.deterministic_mode": "deterministic",
     "ddp.overlap_grad_reduce": "overlap_grad_reduce",
     "ddp.overlap_param_gather": "overlap_param_gather",
     "checkpoint.async_save": "async_save",
@@ -99,16 +132,16 @@ def translate(values: dict[str, Any]) -> Translation:
     provider = str(values.get(MODEL, "")).rpartition(".")[2]
     if OTHER_MODELS.search(provider):
         raise BadData(f"{provider}: lt-train has no such model", "lt-train models lists what it has")
-    ledger = Ledger(SOURCE, values)
+    values = plain(values)
+    ledger = Ledger(SOURCE, values, row=row, defaults=upstream_options("megatron_bridge"))
     for key, value in NEUTRAL.items():
         if values.get(key) == value:
             ledger.drop(key, MEGATRONS)
-    for key in [key for key in values if key.endswith(("._target_", "._call_", "._args_", "._partial_")) or key == CONTAINER]:
-        if key != "model.activation_func._target_":
-            ledger.drop(key, "how the object is made in Python")
+    _objects(ledger)
     _precision(ledger)
     _experts(ledger)
     megatron_latents.translate(ledger, "model.")
+    _optimizer(ledger)
     for section, names in SAME_NAMES.items():
         for name in names:
             _carry(ledger, f"{section}.{name}", name)
@@ -116,18 +149,97 @@ def translate(values: dict[str, Any]) -> Translation:
         _carry(ledger, key, option)
     for key, option in FLAGS.items():
         ledger.flag(key, option)
+    initialization.translate(ledger)
+    _defaults(ledger)
     if ledger.take("dataset.mock"):
         ledger.set("mock_data", True, "dataset.mock")
         ledger.drop_value("dataset.split", ledger.get("split"), "made-up data has no parts")
     _style(ledger)
-    ledger.drop("checkpoint.load", "a run continues from its own --save; lt-convert makes a checkpoint for --load of another")
+    start.translate(ledger)
+    data.translate(ledger)
+    evaluation.without_data(ledger, "validation.eval_iters")
+    if not ledger.peek("tensor_inspect.enabled"):
+        for key in [key for key in ledger.left() if key.startswith("tensor_inspect.")]:
+            ledger.drop(key, "tensors are not inspected")
     ledger.drop_all(REASONS)
+    for key in ledger.left():
+        known = row(key)
+        if ledger.is_default(key, ledger.peek(key)):
+            ledger.drop(key, DEFAULT)
+        elif known:
+            ledger.drop(key, known.reason, known.effect)
     return ledger.close("lt-train has no such setting")
+
+
+def _objects(ledger: Ledger) -> None:
+    """How Python makes the objects of sections, and which kind of one is no choice."""
+    for key in [
+        key
+        for key in ledger.left()
+        if (key.endswith(("._target_", "._call_", "._args_", "._partial_")) and not OF_FIRST_WEIGHTS.match(key))
+        or key == CONTAINER
+    ]:
+        is_target, target = key.endswith("_target_"), str(ledger.peek(key))
+        kind = KINDS.get(key.removesuffix("._target_")) if is_target else None
+        if kind and not kind.search(target):
+            ledger.drop(key, "lt-train trains on Megatron's datasets, and one optimizer for all weights", Effect.RUN)
+        elif is_target and not OF_UPSTREAM.match(target):
+            reason = f"{target.partition('.')[0]} is neither Megatron-Bridge nor megatron-core: its code is not read"
+            ledger.drop(key, reason, Effect.MODEL if key == MODEL else Effect.RUN)
+        else:
+            ledger.drop(key, "how the object is made in Python")
+
+
+def _optimizer(ledger: Ledger) -> None:
+    name = str(ledger.peek("optimizer.optimizer") or "adam")
+    if name == "adamw":
+        ledger.drop("optimizer.optimizer", "AdamW is --optimizer adam")
+    elif name not in muon.NAMES:
+        _carry(ledger, "optimizer.optimizer", "optimizer")
+    else:
+        for key in ("ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer"):
+            ledger.drop(key, "Muon needs whole matrices")
+    size = ledger.peek("model.tensor_model_parallel_size") or 1
+    muon.translate(ledger, "optimizer.", name, size, {"muon_tp_mode": "blockwise"})
+    for name in SCALES:
+        for key in (f"optimizer.{name}", f"mixed_precision.{name}"):
+            if ledger.get("fp16"):
+                _carry(ledger, key, name)
+            else:
+                ledger.drop(key, "gradients in bfloat16 need no scale")
+    style = ledger.take("scheduler.weight_decay_incr_style") or "constant"
+    decay = ledger.peek("optimizer.weight_decay")
+    for name in ("start_weight_decay", "end_weight_decay"):
+        value = ledger.take(f"scheduler.{name}")
+        if style != "constant":
+            ledger.carry_value(f"scheduler.{name}", name, value)
+        else:
+            effect = Effect.NONE if decay is None or value == decay else Effect.RESULT
+            ledger.drop_value(f"scheduler.{name}", value, "a constant decay is that of optimizer.weight_decay", effect)
+    if style != "constant":
+        ledger.carry_value("scheduler.weight_decay_incr_style", "weight_decay_incr_style", style)
+
+
+def _defaults(ledger: Ledger) -> None:
+    """What Megatron-Bridge does where an optimizer, a schedule or an evaluation is not described in full."""
+    for option, value in DEFAULTS.items():
+        ledger.default(option, value)
+    if not any(ledger.get(f"lr_warmup_{unit}") is not None for unit in ("iters", "samples", "fraction")):
+        ledger.default("lr_warmup_iters", 0)
+    interval = ("train.eval_interval", "validation.eval_interval")
+    is_asked = any(key in ledger.given() for key in interval)
+    if is_asked and ledger.get("eval_interval") is None and ledger.get("train_iters"):
+        # Without an interval the end alone is evaluated.
+        ledger.default("eval_interval", ledger.get("train_iters"))
 
 
 def _carry(ledger: Ledger, key: str, option: str) -> None:
     value = ledger.peek(key)
-    if isinstance(value, list) and option == "window_size":
+    if option == "recompute_modules" and isinstance(value, list):
+        recomputed(ledger, key, [str(word) for word in ledger.take(key)])
+    elif isinstance(value, list) and option == "window_size" and ",".join(map(str, value)) == EVERYTHING:
+        ledger.drop(key, SEES_EVERYTHING)
+    elif isinstance(value, list) and option == "window_size":
         ledger.take(key)
         ledger.carry_value(key, option, ",".join(map(str, value)))
     elif ledger.get(option) is None:
@@ -144,9 +256,35 @@ def _precision(ledger: Ledger) -> None:
             ledger.set(name, True, *keys)
     form = ledger.take("model.fp8") or ledger.take("mixed_precision.fp8")
     if form:
-        ledger.set("fp8_format", str(form), "model.fp8")
+        for key in ("model.fp8", "mixed_precision.fp8"):
+            if key in ledger.given():
+                ledger.carry_value(key, "fp8_format", str(form))
         for section in ("model", "mixed_precision"):
-            _carry(ledger, f"{section}.fp8_recipe", "fp8_recipe")
+            _fp8_recipe(ledger, f"{section}.fp8_recipe")
+    for kind in ("fp8", "fp4"):
+        if not (form if kind == "fp8" else ledger.peek("model.fp4") or ledger.peek("mixed_precision.fp4")):
+            for key in [key for key in ledger.left() if key.rpartition(".")[2].startswith(f"{kind}_")]:
+                ledger.drop(key, f"{kind} is off")
+    _gradients(ledger)
+
+
+def _fp8_recipe(ledger: Ledger, key: str) -> None:
+    if ledger.peek(key) == DELAYED and ledger.get("fp8_recipe") is None:
+        delayed_scaling(ledger, key)
+    else:
+        _carry(ledger, key, "fp8_recipe")
+
+
+def _gradients(ledger: Ledger) -> None:
+    """In which type gradients are summed; the mixed precision says it for the distributed data parallelism."""
+    keys = ("mixed_precision.grad_reduce_in_fp32", "ddp.grad_reduce_in_fp32")
+    stated = [(key, ledger.take(key)) for key in keys]
+    is_single = next((value for _, value in stated if value is not None), True)
+    for key, value in stated:
+        if value is not None and is_single is False and ledger.get("bf16"):
+            ledger.set("grad_reduce_in_bf16", True, key)
+        elif value is not None:
+            ledger.drop_value(key, value, "gradients are summed in float32, or in the type of the weights", Effect.NONE)
 
 
 def _experts(ledger: Ledger) -> None:
@@ -180,11 +318,14 @@ def _style(ledger: Ledger) -> None:
             ledger.drop_value(f"model.{option}", ledger.get(option), "it belongs to rotary positions", Effect.NONE)
             ledger.leave_out(option)
     ledger.carry("model.normalization", "normalization")
-    gated, function = ledger.take("model.gated_linear_unit"), str(ledger.take("model.activation_func._target_", "gelu"))
+    gated, function = ledger.take("model.gated_linear_unit"), str(ledger.take("model.activation_func", "gelu"))
     if gated and function.endswith((".silu", ".swish")):
-        ledger.set("swiglu", True, "model.gated_linear_unit", "model.activation_func._target_")
-    elif gated or not function.endswith("gelu"):
+        ledger.set("swiglu", True, "model.gated_linear_unit", "model.activation_func")
+        ledger.drop("model.bias_activation_fusion", "it chooses a kernel for the same computation", Effect.SPEED)
+    elif gated or not GELU.search(function):
         ledger.drop_value("model.activation_func", function, "lt-train has GELU and SwiGLU", Effect.MODEL)
+    elif ledger.take("model.bias_activation_fusion") is not True:
+        ledger.drop_value("model.bias_activation_fusion", False, FUSED_GELU, Effect.RESULT)
     if ledger.take("model.add_bias_linear", True) is False:
         ledger.set("disable_bias_linear", True, "model.add_bias_linear")
     if ledger.take("model.share_embeddings_and_output_weights", True) is False:
@@ -194,4 +335,5 @@ def _style(ledger: Ledger) -> None:
     if is_scaled and position == "rope":
         ledger.set("use_rope_scaling", True, "model.rope_scaling")
         ledger.carry_value("model.scale_factor", "rope_scaling_factor", factor)
+    drop_scaling(ledger, SCALING, bool(is_scaled))
     complete(ledger, "model.add_bias_linear")

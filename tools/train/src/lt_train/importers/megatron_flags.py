@@ -1,15 +1,14 @@
-"""Options of Megatron-LM and its forks that lt-train does not have, by what their loss does.
-
-The names follow the argument groups of Megatron-LM (megatron/training/arguments.py and megatron/core's TransformerConfig) and of
-Megatron-DeepSpeed. A name that stands in no table may be of any fork, and may change the result.
-"""
+"""What the loss of an option of Megatron-LM's command line changes, by its name and value."""
 
 import re
 from collections.abc import Sequence
 
 from lt_train.config.settings.layers import WITHOUT_EFFECT
-from lt_train.importers.effects import NEUTRAL, OFF, SPEED, Effect, is_of_model
+from lt_train.importers.effects import NEUTRAL, OFF, Effect, is_of_model
 from lt_train.importers.ledger import options
+from lt_train.importers.upstream.megatron_options import ROWS
+from lt_train.importers.upstream.rows import Row, is_default
+from lt_train.importers.upstream.rows import options as upstream_options
 
 MODEL = re.compile(
     r"multiple_of|hidden_dim_multiplier|language_model_type|patch_dim|img_[hw]|num_channels|wkv_.*|rwkv.*|peft_type|lora_.*"
@@ -30,7 +29,7 @@ SAYING_NOTHING: dict[str, tuple[str, ...]] = {
     "moe_router_load_balancing_type": ("aux_loss",),
     "moe_router_score_function": ("softmax",),
     "moe_router_topk_scaling_factor": ("1", "1.0"),
-    "expert_interval": ("2",),
+    "expert_interval": ("1",),
     "expert_tensor_parallel_size": ("1",),
     "ds_sequence_parallel_size": ("1",),
     "moe_expert_parallel_size": ("1",),
@@ -39,57 +38,50 @@ SAYING_NOTHING: dict[str, tuple[str, ...]] = {
     "rope_type": ("rope",),
     "spec": ("local",),
     "zero_stage": ("0",),
+    "exit_signal": ("15", "SIGTERM", "10", "SIGUSR1"),
+    "dataloader_type": ("single",),
 }
-NONE = re.compile(
-    # Logging, checkpoints, tokenizers, starting and restarting.
-    r"(no_)?log_.*|logging_level|timing_.*|tensorboard_.*|(use_)?wandb.*|(no_)?one_logger.*|app_tag_.*|otel_.*|profile_.*|use_pytorch_.*"
-    r"|memory_snapshot_path|.*straggler.*|run_workload_.*|config_logger_dir|inprocess_.*|.*ft_.*(package|timeouts|warmup_iters)"
-    r"|rerun_mode|error_injection_.*|result_rejected_.*|adlr_.*|kill_switch_file|trigger_path|exit_.*|inference_.*|flash_decode"
-    r"|ckpt_.*|(use_|auto_detect_)?dist_ckpt.*|no_ckpt_.*|(non_)?persistent_.*|override_.*|use_checkpoint_.*|use_mp_args_.*|load_tag"
-    r"|save_.*|no_(save|load)_.*|universal_checkpoint|reset_iteration|no_initialization|no_use_tokenizer_.*|.*tokenizer.*|tiktoken_.*"
-    r"|vocab_file|merge_file|trust_remote_code|(check_for|no_check_for)_.*|check_weight_hash_.*|train_sync_interval|dump_param_.*"
-    # Data in Megatron's format, however it is read.
-    r"|data_impl|dataloader_(type|fast.*|defer.*)|mmap_warmup|no_mmap_.*|num_dataset_builder_threads|.*_idx_path|.*_cache_path"
-    r"|no_data_sharding|repeated_dataloader|return_data_index"
-    # How ranks find each other and where weights are made.
-    r"|DDP_impl|distributed_backend|local_rank|rank|world_size|lazy_mpu_init|use_mpi|master_.*|use_cpu_initialization|query_gpu"
-    r"|nccl_.*|use_nccl_.*|.*_nccl_ub|empty_unused_memory_level|use_ring_exchange_p2p|no_scatter_gather_.*|standalone_embedding_stage"
-    r"|deepspeed|no_pipeline_parallel|ds_inference|remote_device|use_pin_memory|init_model_with_meta_device|disable_symmetric_.*"
-    r"|moe_per_layer_logging|create_moe_param_group|use_tutel|enable_msc|disable_msc|export_force_local_attention|use_legacy_models"
-    r"|no_query_key_layer_scaling|attention_softmax_in_fp32|deterministic_.*|use_tp_pp_dp_mapping|skip_train"
-)
-OF_SPEED = re.compile(
-    r"zero_.*|(deepspeed_)?activation_checkpointing|deepspeed_activation_.*|partition_activations|contigious_.*|checkpoint_in_cpu"
-    r"|checkpoint_num_layers|synchronize_each_layer|profile_backward|distribute_.*activations|.*_flash_attn_.*|cpu_optimizer|no_async_.*"
-    r"|cpu_torch_adam|enable_zbh1_.*|use_megatron_fsdp|data_parallel_sharding_strategy|outer_dp_.*|moe_permute_.*|moe_enable_deepep"
-    r"|force_ds_.*|memory_centric_.*|tile_factor|.*_cuda_graphs?.*|disable_mem_efficient_ln|moe_use_legacy_.*|moe_layer_recompute"
-    r"|moe_shared_expert_overlap|no_contiguous_buffers_.*|mlp_chunks_.*|use_te_.*|te_rng_tracker|mamba_mem_eff_.*"
-)
-# Names of files and experiments, and what is taken from a checkpoint.
+# Names of files and reports; the user has other ones.
 OF_PLACES = re.compile(
-    r"(.*_)?data_path|.*_(path|dir)|save|load|split|config|tokenizer_.*|vocab_file|merge_file|wandb_.*|profile_ranks|finetune"
-    r"|no_(load|save)_(optim|rng)|log_.*|plain|verbose|quiet|v|q|no_verify"
+    r"(.*_)?data_path|.*_(path|dir)|save|split|config|tokenizer_.*|vocab_file|merge_file|wandb_.*|profile_ranks|log_.*|plain|verbose"
+    r"|quiet|v|q|no_verify"
 )
+NOT_THERE = "lt-train has no such option"
+DEFAULT = "Megatron-LM's default, as without it"
+
+
+def row_of_flag(key: str, words: Sequence[str]) -> Row:
+    """What the loss of an option changes, and why; without words it is a switch, which is on."""
+    value = " ".join(words)
+    if value and value in SAYING_NOTHING.get(key, ()):
+        return Row(Effect.NONE, "it says what holds in any case")
+    kind, default = upstream_options("megatron_lm").get(key, ("", None))[:2]
+    if kind in ("value", "list") and words and _is_default(words, default):
+        return Row(Effect.NONE, DEFAULT)
+    if key in ROWS:
+        return ROWS[key]
+    if MODEL.fullmatch(key) or is_of_model(key):
+        # A model without positions is another one; lt-train's has learned ones by default.
+        is_off = words and value in OFF and key != "position_embedding_type"
+        return Row(Effect.NONE if is_off else Effect.MODEL, NOT_THERE)
+    return Row(Effect.RESULT, NOT_THERE)
+
+
+def _is_default(words: Sequence[str], default: object) -> bool:
+    if isinstance(default, list):
+        return list(words) == [str(entry) for entry in default]
+    return default is not None and is_default(" ".join(words), default)
 
 
 def effect_of_flag(key: str, words: Sequence[str]) -> Effect:
-    """What an option that is not carried over would have changed; without words it is a switch, which is on."""
-    value = " ".join(words)
-    if value and value in SAYING_NOTHING.get(key, ()):
-        return Effect.NONE
-    if OF_SPEED.fullmatch(key):
-        return Effect.SPEED
-    if MODEL.fullmatch(key) or is_of_model(key):
-        return Effect.NONE if words and value in OFF else Effect.MODEL
-    if NONE.fullmatch(key):
-        return Effect.NONE
-    return Effect.SPEED if SPEED.fullmatch(key) else Effect.RESULT
+    """What the loss of an option changes."""
+    return row_of_flag(key, words).effect
 
 
 def decides(key: str, words: Sequence[str]) -> bool:
-    """Whether the run is another one with another value: in its model, its batches, its schedule or its layout."""
+    """Whether the run is another one with another value: in its model, its start, its batches, its schedule or its layout."""
     if key in WITHOUT_EFFECT:
         return False
     if key in options():
         return not OF_PLACES.fullmatch(key)
-    return effect_of_flag(key, words) is Effect.MODEL
+    return effect_of_flag(key, words) in (Effect.MODEL, Effect.RUN)

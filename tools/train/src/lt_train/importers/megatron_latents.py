@@ -40,7 +40,6 @@ def translate(ledger: Ledger, section: str = "") -> None:
         return
     for key in ("kv_channels", "num_query_groups", "group_query_attention"):
         ledger.drop(section + key, "latent attention has heads of its own sizes")
-    ledger.drop(f"{section}transformer_impl", "lt-train computes latent attention by PyTorch's layers")
     norms = f"{section}qk_layernorm"
     if ledger.has(norms) and ledger.peek(norms) is not False:
         ledger.drop(norms, "the latents have norms in any case")

@@ -12,15 +12,18 @@ import click
 from lt_shared.console import BadData
 from lt_train.config.settings.layers import WITHOUT_EFFECT
 from lt_train.config.settings.model import experts
-from lt_train.importers import megatron_latents
+from lt_train.importers import evaluation, megatron_latents, muon
 from lt_train.importers.effects import Effect
-from lt_train.importers.layer_style import ZERO_CENTERED, complete
+from lt_train.importers.layer_style import EVERYTHING, SEES_EVERYTHING, ZERO_CENTERED, complete
 from lt_train.importers.ledger import Ledger, Translation, accepted, expected, options
-from lt_train.importers.megatron_flags import decides, effect_of_flag
+from lt_train.importers.megatron import start, switches
+from lt_train.importers.megatron.recomputation import recomputed
+from lt_train.importers.megatron_flags import OF_PLACES, effect_of_flag, row_of_flag
 from lt_train.importers.megatron_script import asked_for, command_in, sources_of_options
-from lt_train.importers.megatron_words import is_script, launcher, parse
+from lt_train.importers.megatron_words import full_name, is_script, launcher, parse
 from lt_train.importers.shell.command import ShellCommand
 from lt_train.importers.shell.unknown import needs_shell, variables_in
+from lt_train.importers.vocabulary import HERE
 
 __all__ = ["command_in", "translate", "translate_command"]
 
@@ -28,6 +31,7 @@ SOURCE = "Megatron-LM"
 TOKENIZER = "the tokenizer belongs to the data: lt-preprocess --tokenizer"
 OF_SHELL = "it needs the shell: pass the command line with its value"
 OTHER_PADDING = "the vocabulary is padded to 128 x tensor parallel size: the padded rows are others"
+END_OF_DOCUMENT = "before 0.18 Megatron-LM adds a token to --vocab-size, for which this one is padded to more rows"
 LAUNCHER = "the launcher's: lt-train reads the rank from the environment, or --ranks"
 REASONS = {
     "tokenizer_type": TOKENIZER,
@@ -36,7 +40,6 @@ REASONS = {
     "merge_file": TOKENIZER,
     "make_vocab_size_divisible_by": "the vocabulary is padded to 128 x tensor parallel size, as Megatron's default",
     "distributed_backend": "it follows from --device",
-    "use_checkpoint_args": "lt-train compares the model with the checkpoint's, and takes what the command line says",
     "ckpt_format": "checkpoints are torch_dist in any case",
     "use_dist_ckpt": "checkpoints are torch_dist in any case",
     "auto_detect_ckpt_format": "checkpoints are torch_dist in any case",
@@ -48,11 +51,9 @@ REASONS = {
     "sequence_parallel_size": "sequence parallelism has the tensor parallel size",
     "no_async_tensor_parallel_allreduce": "it changes no result",
     "no_gradient_accumulation_fusion": "it changes no result",
-    "no_bias_gelu_fusion": "GELU is Megatron's fused one",
     "no_bias_swiglu_fusion": "it changes no result",
     "no_bias_dropout_fusion": "it changes no result",
     "attention_softmax_in_fp32": "attention sums in float32 in any case",
-    "no_create_attention_mask_in_dataloader": "lt-train makes no mask there",
     "manual_gc": "Python's collector runs as usual",
     "log_params_norm": "lt-train has no such number",
     "log_num_zeros_in_grad": "lt-train has no such number",
@@ -68,6 +69,8 @@ RENAMED = {
     "rotary_position_embeddings_theta": "rotary_base",
     "rope_theta": "rotary_base",
 }
+# Of Megatron-LM until 2023, and of Megatron-DeepSpeed.
+FP8_SWITCHES = {"fp8_e4m3": "e4m3", "fp8_hybrid": "hybrid"}
 NORMS = {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}
 DEFAULTS = {
     "hidden_dropout": 0.1,
@@ -79,6 +82,10 @@ DEFAULTS = {
     "eval_iters": 100,
     "log_interval": 100,
 }
+# Options that lt-train takes for the sake of what it could do before, with no effect or to refuse them.
+EARLIER = ("transformer_impl", "cpu_offloading_num_layers")
+# Of the command line, other than megatron-core's.
+MUON_DEFAULTS = {"muon_momentum": 0.9, "muon_tp_mode": "blockwise"}
 
 
 def translate(words: Sequence[str], source: str = SOURCE) -> Translation:
@@ -93,6 +100,9 @@ def translate_command(command: ShellCommand, source: str = SOURCE) -> Translatio
         raise BadData("no pretrain_gpt.py in the command line", "pass the whole command: -- torchrun ... pretrain_gpt.py ...")
     values = _as_megatrons(parse(command.words[script + 1 :]))
     of_shell = {key: words for key, words in values.items() if any(map(needs_shell, words)) and not REASONS.get(key)}
+    is_own = values.get("load") == values.get("save")
+    if is_own:
+        of_shell.pop("load", None)
     of_launcher = launcher(command.words[:script])
     ledger = Ledger(source, values | of_launcher)
     for key in of_launcher:
@@ -104,6 +114,9 @@ def translate_command(command: ShellCommand, source: str = SOURCE) -> Translatio
         ledger.drop_value(f"source {file}", file, "what it sets is not known without running the script", Effect.RESULT)
     megatron_latents.translate(ledger)
     _contradictions(ledger)
+    start.translate(ledger, is_own)
+    switches.translate(ledger)
+    _optimizer(ledger)
     _skipped_steps(ledger)
     _vocabulary(ledger)
     _lengths(ledger)
@@ -113,10 +126,11 @@ def translate_command(command: ShellCommand, source: str = SOURCE) -> Translatio
     _without_a_directory(ledger)
     _defaults(ledger)
     complete(ledger, "disable_bias_linear")
+    evaluation.without_data(ledger, "eval_iters")
     for key in ledger.left():
         words = ledger.take(key)
-        value = " ".join(words) if words else True
-        ledger.drop_value(key, value, "lt-train has no such option", effect_of_flag(key, words))
+        row = row_of_flag(key, words)
+        ledger.drop_value(key, " ".join(words) if words else True, row.reason, row.effect)
     return ledger.close("lt-train has no such option", unknown)
 
 
@@ -128,9 +142,16 @@ def _drop_unknown(ledger: Ledger, key: str, command: ShellCommand) -> None:
         effect = Effect.RESULT if is_told else Effect.NONE
         ledger.drop_value(key, key, f"{OF_SHELL}, or the options that it holds", effect)
         return
-    of_model = effect_of_flag(key, words) is Effect.MODEL
-    effect = Effect.MODEL if of_model else Effect.RESULT if decides(key, words) else Effect.NONE
-    ledger.drop_value(key, " ".join(words), OF_SHELL, effect)
+    ledger.drop_value(key, " ".join(words), OF_SHELL, _effect_of_unknown(key, words))
+
+
+def _effect_of_unknown(key: str, words: Sequence[str]) -> Effect:
+    """A place is another one here; of any other option lt-train would take its default."""
+    if effect_of_flag(key, words) is Effect.MODEL:
+        return Effect.MODEL
+    if key in options() and key not in (*WITHOUT_EFFECT, *EARLIER) and (key == "split" or not OF_PLACES.fullmatch(key)):
+        return Effect.RESULT
+    return effect_of_flag(key, words) if key not in options() or key in EARLIER else Effect.NONE
 
 
 def _width(ledger: Ledger) -> None:
@@ -154,6 +175,10 @@ def _lengths(ledger: Ledger) -> None:
 
 
 def _vocabulary(ledger: Ledger) -> None:
+    size, tensor = "".join(ledger.peek("vocab_size") or ()), ledger.get("tensor_model_parallel_size") or 1
+    if ledger.peek("tokenizer_type") == ["NullTokenizer"] and size.isdigit() and int(size) % (HERE * tensor) == 0:
+        ledger.take("tokenizer_type")
+        ledger.drop_value("tokenizer_type", "NullTokenizer", END_OF_DOCUMENT, Effect.RESULT)
     multiple = ledger.peek("make_vocab_size_divisible_by")
     if multiple is not None and multiple != ["128"]:
         words = ledger.take("make_vocab_size_divisible_by")
@@ -162,7 +187,7 @@ def _vocabulary(ledger: Ledger) -> None:
 
 def _as_megatrons(values: dict[str, Any]) -> dict[str, Any]:
     """Options of Megatron-DeepSpeed, and earlier ones of Megatron-LM, under the names that they have now."""
-    found = {RENAMED.get(key, key): value for key, value in values.items()}
+    found = {RENAMED.get(name, name): value for name, value in ((full_name(key), value) for key, value in values.items())}
     if "use_rotary_position_embeddings" in found:
         del found["use_rotary_position_embeddings"]
         found.setdefault("position_embedding_type", ["rope"])
@@ -175,6 +200,9 @@ def _as_megatrons(values: dict[str, Any]) -> dict[str, Any]:
         del found["checkpoint_activations"]
         found |= {"recompute_granularity": ["full"], "recompute_method": ["uniform"]}
         found.setdefault("recompute_num_layers", found.pop("checkpoint_num_layers", ["1"]))
+    for name, form in FP8_SWITCHES.items():
+        if found.pop(name, None) is not None:
+            found.setdefault("fp8_format", [form])
     if "normalization" in found:
         found["normalization"] = [NORMS.get(word.lower(), word) for word in found["normalization"]]
     return found
@@ -184,14 +212,15 @@ def _without_a_directory(ledger: Ledger) -> None:
     """What lt-train refuses for want of one: the directory's name is often known to the shell alone."""
     if not ledger.get("save"):
         for option in ("exit_duration_in_mins", "exit_interval"):
-            _take_back(ledger, option, "a run that ends early needs a directory to resume from: add it with --save")
+            reason = "a run that ends early needs a directory to resume from: add it with --save"
+            _take_back(ledger, option, reason, Effect.RESULT)
         _take_back(ledger, "async_save", "nothing is saved without a directory: add it with --save")
     if not (ledger.get("save") or ledger.get("tensorboard_dir")):
         _take_back(ledger, "profile", "a profile needs a directory: --save or --tensorboard-dir")
 
 
-def _take_back(ledger: Ledger, option: str, reason: str) -> None:
-    ledger.drop_value(option, ledger.get(option), reason, Effect.NONE)
+def _take_back(ledger: Ledger, option: str, reason: str, effect: Effect = Effect.NONE) -> None:
+    ledger.drop_value(option, ledger.get(option), reason, effect)
     ledger.leave_out(option)
 
 
@@ -201,7 +230,7 @@ def _contradictions(ledger: Ledger) -> None:
         ledger.drop("recompute_method", "for full recomputation, which --recompute-activations excludes")
         ledger.drop("recompute_num_layers", "for full recomputation, which --recompute-activations excludes")
     if ledger.peek("num_experts") in (None, ["1"]):
-        for key in (*experts.FIELDS, "moe_layer_freq", "expert_model_parallel_size"):
+        for key in (*experts.FIELDS, "moe_layer_freq", "expert_model_parallel_size", "expert_interval"):
             ledger.drop(key, "the model has no experts")
     if ledger.has("bf16"):
         for key in ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"):
@@ -219,16 +248,6 @@ def _contradictions(ledger: Ledger) -> None:
         ledger.set("tensor_model_parallel_size", int(tensor[0]), "tensor_model_parallel_size")
     else:
         ledger.drop_value("tensor_model_parallel_size", tensor, "a number is needed there")
-    save, load = ledger.take("save"), ledger.take("load")
-    if save:
-        ledger.set("save", save[0], "save")
-    if load and load == save:
-        ledger.drop_value("load", load[0], "a run continues from its own --save")
-    elif load:
-        ledger.set("load", load[0], "load")
-    if not ledger.get("load"):
-        for key in ("no_load_optim", "no_load_rng", "finetune"):
-            ledger.drop(key, "it says what to take from --load; a run continues from its own --save with all that is there")
 
 
 def _skipped_steps(ledger: Ledger) -> None:
@@ -244,21 +263,45 @@ def _carry(ledger: Ledger, key: str) -> None:
     if REASONS.get(key):
         ledger.drop(key, REASONS[key])
     option = options().get(key)
-    if option is None or option.name in ("data", "config", "dry_run") or not ledger.has(key):
+    if option is None or option.name in ("data", "config", "dry_run", *EARLIER) or not ledger.has(key):
         return
     words = ledger.take(key)
     if option.is_flag:
         ledger.set(key, True, key)
         return
+    if key == "recompute_modules":
+        recomputed(ledger, key, words)
+        return
+    if key == "window_size" and _one_word(key, words).replace(" ", "") == EVERYTHING:
+        ledger.drop_value(key, " ".join(words), SEES_EVERYTHING, Effect.NONE)
+        return
     try:
         if option.multiple or option.nargs != 1:
             ledger.set(key, accepted(option, words), key)
-            return
-        # A list may be written with spaces.
-        (word,) = ["".join(words)] if key == "moe_layer_freq" else words
-        ledger.set(key, accepted(option, word), key)
+        else:
+            ledger.set(key, accepted(option, _one_word(key, words)), key)
     except (click.BadParameter, ValueError):
-        ledger.drop_value(key, " ".join(words), f"lt-train takes {expected(option)} there")
+        row = row_of_flag(key, words)
+        ledger.drop_value(key, " ".join(words), f"lt-train takes {expected(option)} there", row.effect)
+
+
+def _one_word(key: str, words: Sequence[str]) -> str:
+    """A list of Megatron-LM as lt-train takes it in one word. Raises ValueError for several words of an option that has one."""
+    if key == "moe_layer_freq":
+        return "".join(words)
+    if key == "window_size":
+        return " ".join(words).replace(", ", ",").strip("()")
+    if key == "profile_ranks":
+        return ",".join(words)
+    (word,) = words
+    return word
+
+
+def _optimizer(ledger: Ledger) -> None:
+    name = " ".join(ledger.peek("optimizer") or ["adam"])
+    if name in muon.NAMES:
+        ledger.drop("use_distributed_optimizer", "Muon needs whole matrices")
+    muon.translate(ledger, "", name, ledger.get("tensor_model_parallel_size") or 1, MUON_DEFAULTS)
 
 
 def _defaults(ledger: Ledger) -> None:

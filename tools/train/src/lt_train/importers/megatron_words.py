@@ -8,6 +8,8 @@ from typing import Any
 
 from lt_train.importers.ledger import options
 from lt_train.importers.shell.unknown import needs_shell
+from lt_train.importers.upstream.megatron_options import ROWS
+from lt_train.importers.upstream.rows import options as upstream_options
 
 # What stands behind an option of a launcher that has no value.
 PROGRAM = re.compile(r"(.*/)?(python[\d.]*|torchrun|(ba)?sh|env|srun|mpirun|numactl|nsys|deepspeed|accelerate)")
@@ -33,6 +35,14 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
         else:
             values[option].append(word)
     return values
+
+
+def full_name(key: str) -> str:
+    """The only option of Megatron-LM that begins with `key`: its parser takes abbreviations, too."""
+    if key in options() or key in upstream_options("megatron_lm") or key in ROWS:
+        return key
+    names = [name for name in upstream_options("megatron_lm") if name.startswith(key)]
+    return names[0] if len(names) == 1 else key
 
 
 def launcher(words: Sequence[str]) -> dict[str, Any]:

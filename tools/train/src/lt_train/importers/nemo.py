@@ -5,62 +5,21 @@ import re
 from typing import Any
 
 from lt_shared.console import BadData
+from lt_train.importers import evaluation
 from lt_train.importers.effects import Effect
-from lt_train.importers.layer_style import ZERO_CENTERED, complete
+from lt_train.importers.layer_style import FUSED_GELU, ZERO_CENTERED, complete
 from lt_train.importers.ledger import NAMING, Ledger, Translation
+from lt_train.importers.lightning.loop import length, validation
+from lt_train.importers.lightning.optimizer import optimizer
+from lt_train.importers.megatron.switches import NOT_DELAYED
+from lt_train.importers.upstream.nemo_keys import IN_ANY_CASE, row
+from lt_train.importers.upstream.rows import options as upstream_options
+from lt_train.importers.vocabulary import padding
 
 SOURCE = "NeMo"
-JOB = "it belongs to the job: lt-train render slurm --nodes, or srun and torchrun"
-TOKENIZER = "the tokenizer belongs to the data: lt-preprocess --tokenizer"
-IN_ANY_CASE = "lt-train does so in any case"
-NEURON = "a switch of AWS's Neuron fork"
-REASONS = {
-    "name": "a name of the experiment: see --save and --wandb-exp-name",
-    "restore_from_path": "a .nemo file: lt-convert makes a checkpoint for --load of it",
-    "trainer.devices": JOB,
-    "trainer.num_nodes": JOB,
-    "trainer.accelerator": "see --device",
-    "trainer.strategy": "it follows from the parallel sizes",
-    "trainer.accumulate_grad_batches": "it follows from the batch sizes",
-    "trainer.limit_test_batches": "lt-train evaluates the test part with --eval-iters",
-    "trainer.max_epochs": "the length of a run is in steps: --train-iters",
-    "trainer.max_time": "see --exit-duration-in-mins",
-    "trainer.": "a switch of PyTorch Lightning's",
-    "exp_manager.": "a switch of NeMo's experiment manager; a run continues by itself from its newest checkpoint",
-    "model.precision": "trainer.precision says it",
-    "model.mcore_gpt": IN_ANY_CASE,
-    "model.pre_process": IN_ANY_CASE,
-    "model.post_process": IN_ANY_CASE,
-    "model.persist_layer_norm": IN_ANY_CASE,
-    "model.layernorm_zero_centered_gamma": ZERO_CENTERED,
-    "model.apply_query_key_layer_scaling": "attention sums in float32 instead",
-    "model.make_vocab_size_divisible_by": "the vocabulary is padded to 128 x tensor parallel size",
-    "model.tokenizer.": TOKENIZER,
-    "model.use_flash_attention": "attention is a fused kernel in any case",
-    "model.megatron_amp_O2": "--bf16 and --fp16 keep float32 weights in the optimizer, as it does",
-    "model.grad_allreduce_chunk_size_mb": "see --ddp-bucket-size",
-    "model.grad_div_ar_fusion": "it changes no result",
-    "model.gradient_accumulation_fusion": "it changes no result",
-    "model.bias_activation_fusion": "it changes no result",
-    "model.bias_dropout_add_fusion": "it changes no result",
-    "model.masked_softmax_fusion": "attention has no separate softmax",
-    "model.gradient_as_bucket_view": IN_ANY_CASE,
-    "model.activations_checkpoint_layers_per_pipeline": "all pipeline ranks recompute alike",
-    "model.num_micro_batches_with_partial_activation_checkpoints": "all micro batches are recomputed alike",
-    "model.data.data_impl": "data is Megatron's mmap format in any case",
-    "model.data.skip_warmup": IN_ANY_CASE,
-    "model.data.dataloader_type": IN_ANY_CASE,
-    "model.data.": "lt-train has no such setting of the data",
-    "model.nsys_profile.": "lt-train has torch's profiler: --profile",
-    "model.save_xser": NEURON,
-    "model.load_xser": NEURON,
-    "model.": "lt-train has no such setting of the model",
-}
 RENAMED = {
     "trainer.max_steps": "train_iters",
     "trainer.log_every_n_steps": "log_interval",
-    "trainer.val_check_interval": "eval_interval",
-    "trainer.limit_val_batches": "eval_iters",
     "trainer.gradient_clip_val": "clip_grad",
     "model.seed": "seed",
     "model.micro_batch_size": "micro_batch_size",
@@ -103,7 +62,6 @@ RENAMED = {
     "model.moe_aux_loss_coeff": "moe_aux_loss_coeff",
     "model.moe_ffn_hidden_size": "moe_ffn_hidden_size",
     "model.override_vocab_size": "vocab_size",
-    "model.optim.sched.warmup_steps": "lr_warmup_iters",
     "model.optim.sched.min_lr": "min_lr",
 }
 FLAGS = {
@@ -111,11 +69,30 @@ FLAGS = {
     "model.data.reset_position_ids": "reset_position_ids",
     "model.data.reset_attention_mask": "reset_attention_mask",
     "model.data.eod_mask_loss": "eod_mask_loss",
+    "model.data.mock_dataset": "mock_data",
+    "trainer.deterministic": "deterministic",
+    "model.deterministic_mode": "deterministic",
     "model.wrap_with_zero": "use_distributed_optimizer",
     "model.qkv_bias": "add_qkv_bias",
     "model.moe_grouped_gemm": "moe_grouped_gemm",
     # Of Llama 3.1, with a factor of 8.
     "model.scale_positional_embedding": "use_rope_scaling",
+}
+# Lightning's names, of which those without a suffix are the older ones.
+PRECISIONS = {"bf16": "bf16", "bf16-mixed": "bf16", "16": "fp16", "16-mixed": "fp16"}
+AMP = "model.megatron_amp_O2"
+AUTOCAST = "NeMo keeps weights and the residual stream in 32 bits then, lt-train computes in 16"
+DEFAULT = "NeMo's default, as in lt-train"
+# megatron_gpt_model.py, and Lightning's trainer, which clips nothing unless told to.
+DEFAULTS = {"hidden_dropout": 0.1, "attention_dropout": 0.1, "clip_grad": 0.0}
+# Values of Lightning's trainer that limit nothing.
+UNLIMITED = {
+    "trainer.max_epochs": -1,
+    "trainer.limit_train_batches": 1.0,
+    "trainer.overfit_batches": 0.0,
+    "trainer.accumulate_grad_batches": 1,
+    "trainer.gradient_clip_algorithm": "norm",
+    "trainer.check_val_every_n_epoch": 1,
 }
 # Keys that only models other than decoders have, and their kind.
 OTHER_KINDS = {
@@ -138,7 +115,6 @@ EXPERT_SETTINGS = ("model.moe_router_topk", "model.moe_aux_loss_coeff", "model.m
 OF_FINE_TUNING = re.compile(r"model\.data\.(train|validation|test)_ds\.")
 UNKNOWN_EXPERTS = "a model with experts is named so, and no key has their number"
 OF_EXPERTS = re.compile(r"mixtral|(?<![a-z])moe(?![a-z])|\d+x\d+b")
-SCHEDULES = {"CosineAnnealing": "cosine", "InverseSquareRootAnnealing": "inverse-square-root"}
 
 
 def translate(values: dict[str, Any]) -> Translation:
@@ -146,7 +122,7 @@ def translate(values: dict[str, Any]) -> Translation:
     for prefix, kind in OTHER_KINDS.items():
         if any(key.startswith(prefix) for key in values):
             raise BadData(f"{kind}: lt-train trains decoders like GPT's and Llama's", "lt-train models lists them")
-    ledger = Ledger(SOURCE, values)
+    ledger = Ledger(SOURCE, values, row=row, defaults=upstream_options("nemo"))
     if (values.get("model.num_moe_experts") or 1) == 1:
         for key in ("model.num_moe_experts", *EXPERT_SETTINGS):
             ledger.drop(key, "the model has no experts")
@@ -165,7 +141,9 @@ def translate(values: dict[str, Any]) -> Translation:
     _named_after_experts(ledger, values)
     if values.get("model.use_scaled_init_method") is True:
         ledger.drop("model.use_scaled_init_method", IN_ANY_CASE)
-    precision(ledger, "trainer.precision")
+    precision(ledger, "trainer.precision", ledger.take("trainer.precision"))
+    if ledger.peek(AMP) is False and (ledger.get("bf16") or ledger.get("fp16")):
+        ledger.drop(AMP, AUTOCAST, Effect.RESULT)
     _style(ledger)
     for key, option in RENAMED.items():
         if not _is_off(key, values.get(key)):
@@ -176,21 +154,25 @@ def translate(values: dict[str, Any]) -> Translation:
         ledger.flag(key, option)
     if (ledger.get("tensor_model_parallel_size") or 1) == 1 and ledger.get("sequence_parallel"):
         ledger.set("sequence_parallel", False)
-    switches = ("model.transformer_engine", "model.fp8")
-    given = [ledger.take(key) for key in switches]
-    if any(given):
-        ledger.set("transformer_impl", "te", *switches)
+    is_on = ledger.take("model.fp8", True)
     for key, form in (("model.fp8_e4m3", "e4m3"), ("model.fp8_hybrid", "hybrid")):
         # The format is stated in any case; `model.fp8` switches it on.
-        if values.get("model.fp8", True) and ledger.take(key):
-            ledger.set("fp8_format", form, key)
+        if is_on and ledger.take(key):
+            ledger.set("fp8_format", form, key, "model.fp8")
         else:
             ledger.drop(key, "fp8 is off")
     fp8_scales(ledger)
     _data(ledger)
     optimizer(ledger, "model.optim")
+    for option, value in DEFAULTS.items():
+        ledger.default(option, value)
     _saving(ledger, values)
-    ledger.drop_all(REASONS)
+    evaluation.without_data(ledger, "trainer.limit_val_batches")
+    validation(ledger)
+    length(ledger)
+    padding(ledger, "model.make_vocab_size_divisible_by")
+    ledger.drop("model.layernorm_zero_centered_gamma", ZERO_CENTERED)
+    drop_known(ledger)
     return ledger.close("not a key that NeMo's models have")
 
 
@@ -205,18 +187,20 @@ def _named_after_experts(ledger: Ledger, values: dict[str, Any]) -> None:
 
 def _is_off(key: str, value: Any) -> bool:
     """Whether NeMo's value means that the setting is not used."""
-    if key in ("trainer.max_steps", "trainer.limit_val_batches") and isinstance(value, int | float):
-        return value < 0 or (key == "trainer.max_steps" and value == 0) or isinstance(value, float)
+    if key == "trainer.max_steps" and isinstance(value, int | float):
+        return value <= 0 or isinstance(value, float)
     return key == "model.virtual_pipeline_model_parallel_size" and value == 1
 
 
-def precision(ledger: Ledger, key: str) -> None:
-    kind = str(ledger.take(key, "")).lower()
-    if kind.startswith("bf16"):
-        ledger.set("bf16", True, key)
-    elif kind.startswith("16"):
-        ledger.set("fp16", True, key)
-    elif kind and not kind.startswith("32"):
+def precision(ledger: Ledger, key: str, value: Any) -> None:
+    """`value` of `key` as the type in which lt-train computes."""
+    kind = "" if value is None else str(value).lower()
+    option = PRECISIONS.get(kind.removesuffix("-true"))
+    if option:
+        ledger.set(option, True, key)
+        if kind.endswith("-true"):
+            ledger.drop_value(key, kind, "weights and optimizer stay in 32 bits in lt-train, there they are in 16", Effect.RESULT)
+    elif kind and kind not in ("32", "32-true"):
         ledger.drop_value(key, kind, "lt-train takes bf16, 16 or 32 there")
 
 
@@ -224,49 +208,31 @@ def fp8_scales(ledger: Ledger) -> None:
     """How a GEMM's scale follows from the largest values of earlier steps; without fp8 nothing reads it."""
     for key in ("model.fp8_amax_history_len", "model.fp8_amax_compute_algo", "model.fp8_interval", "model.fp8_margin"):
         if ledger.get("fp8_format"):
-            ledger.drop_value(key, ledger.take(key), "the scale of fp8 is computed anew for each GEMM, or --fp8-recipe delayed")
+            ledger.drop_value(key, ledger.take(key), NOT_DELAYED)
         else:
             ledger.drop(key, "fp8 is off")
+    wgrad = ledger.take("model.fp8_wgrad")
+    if wgrad is not None:
+        is_lost = wgrad is False and ledger.get("fp8_format")
+        reason = "gradients of weights are in fp8, too, if there is any"
+        ledger.drop_value("model.fp8_wgrad", wgrad, reason, Effect.RESULT if is_lost else Effect.NONE)
 
 
-def optimizer(ledger: Ledger, section: str) -> None:
-    """Name, betas and schedule; what has one counterpart is renamed elsewhere."""
-    name = str(ledger.take(f"{section}.name", "")).lower()
-    if "distributed" in name:
-        ledger.set("use_distributed_optimizer", True, f"{section}.name")
-    elif name and "adam" not in name:
-        ledger.drop_value(f"{section}.name", name, "lt-train has AdamW and Muon", Effect.RESULT)
-    betas = ledger.take(f"{section}.betas")
-    if isinstance(betas, list) and len(betas) == 2:
-        for name, beta in zip(("adam_beta1", "adam_beta2"), betas, strict=True):
-            ledger.carry_value(f"{section}.betas", name, beta)
-    else:
-        ledger.drop_value(f"{section}.betas", betas, "two numbers are needed there", Effect.RESULT)
-    warmup = ledger.get("lr_warmup_iters")
-    if warmup and warmup >= (ledger.get("train_iters") or warmup + 1):
-        # A run that ends while it warms up.
-        ledger.default("lr_decay_iters", warmup + 1)
-    schedule = ledger.take_text(f"{section}.sched.name")
-    if schedule in SCHEDULES:
-        ledger.set("lr_decay_style", SCHEDULES[schedule], f"{section}.sched.name")
-    elif schedule:
-        ledger.drop_value(f"{section}.sched.name", schedule, "lt-train has other schedules: --lr-decay-style", Effect.RESULT)
-    _constant_steps(ledger, f"{section}.sched.constant_steps", schedule)
-    ledger.drop_all({f"{section}.": "lt-train has no such setting of the optimizer"})
+def drop_known(ledger: Ledger) -> None:
+    """Drop what is off or NeMo's default, and what a table names."""
+    for key in ledger.left():
+        value, known = ledger.peek(key), row(key)
+        if ledger.is_default(key, value):
+            ledger.drop(key, DEFAULT)
+        elif known and (value is None or value is False or value == known_off(key)):
+            ledger.drop(key, "it is off")
+        elif known:
+            ledger.drop(key, known.reason, known.effect)
 
 
-def _constant_steps(ledger: Ledger, key: str, schedule: str | None) -> None:
-    """NeMo's cosine ends so many steps before the run does, and stays at its least value."""
-    steps, length = ledger.take_number(key), ledger.get("train_iters")
-    if not steps:
-        return
-    warmup = ledger.get("lr_warmup_iters") or 0
-    if length and warmup >= length:
-        ledger.drop_value(key, steps, "the run ends while it warms up", Effect.NONE)
-    elif schedule == "CosineAnnealing" and length and warmup < length - steps:
-        ledger.carry_value(key, "lr_decay_iters", length - steps)
-    else:
-        ledger.drop_value(key, steps, "the decay cannot end so many steps before a run of this length does", Effect.RESULT)
+def known_off(key: str) -> Any:
+    """The value with which a key of Lightning's trainer limits nothing."""
+    return UNLIMITED.get(key, "")
 
 
 def tensorboard(ledger: Ledger, directory: str | None) -> None:
@@ -306,6 +272,9 @@ def _style(ledger: Ledger) -> None:
     if ledger.take("model.bias", ledger.peek("model.has_bias")) is False:
         ledger.set("disable_bias_linear", True, "model.bias", "model.has_bias")
     ledger.drop("model.has_bias", "model.bias says it")
+    if ledger.take("model.bias_activation_fusion", True) is False:
+        effect = Effect.RESULT if activation == "gelu" else Effect.SPEED
+        ledger.drop_value("model.bias_activation_fusion", False, FUSED_GELU, effect)
     complete(ledger, "model.bias")
     if ledger.take("model.share_embeddings_and_output_weights", True) is False:
         ledger.set("untie_embeddings_and_output_weights", True, "model.share_embeddings_and_output_weights")
@@ -322,6 +291,14 @@ def _data(ledger: Ledger) -> None:
         ledger.set("data_path", prefix.split(), "model.data.data_prefix")
     elif prefix:
         ledger.drop_value("model.data.data_prefix", prefix, "it names no data")
+    kind = ledger.take_text("model.data.data_impl")
+    if kind is not None:
+        reason = "lt-train reads Megatron's mmap format"
+        ledger.drop_value("model.data.data_impl", kind, reason, Effect.NONE if kind == "mmap" else Effect.RESULT)
+    masked = ledger.take("model.get_attention_mask_from_fusion", True)
+    if masked is not False and ledger.get("reset_attention_mask"):
+        reason = "then NeMo's attention crosses documents, and lt-train's does not with --reset-attention-mask"
+        ledger.drop_value("model.get_attention_mask_from_fusion", True, reason, Effect.RESULT)
     if ledger.get("seq_length") is None:
         ledger.carry("model.data.seq_length", "seq_length")
     else:

@@ -131,6 +131,8 @@ def _yaml(text: str, given: Mapping[str, Any] = MappingProxyType({})) -> dict[st
 
 def _resolved(key: str, value: Any, flat: dict[str, Any], depth: int = 0) -> Any:
     """References of OmegaConf: ${a.b} from the top, ${.b} beside `key`, ${..b} beside its section. Others stay as they are."""
+    if isinstance(value, list):
+        return [_computed(_resolved(key, entry, flat, depth + 1)) for entry in value]
     if not isinstance(value, str) or depth > 8:
         return value
     whole = REFERENCE.fullmatch(value)

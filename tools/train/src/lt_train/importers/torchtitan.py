@@ -5,8 +5,11 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from lt_train.importers import evaluation
 from lt_train.importers.effects import Effect
 from lt_train.importers.ledger import Ledger, Translation
+from lt_train.importers.upstream.rows import options as upstream_options
+from lt_train.importers.upstream.torchtitan_keys import INVENTED, MOVED, ROWS, SPEED_SECTIONS
 
 SOURCE = "TorchTitan"
 MODELS = {
@@ -63,73 +66,11 @@ PERHAPS_SCALED = (
     "since 2025-10-08 TorchTitan scales its rotary positions as Llama 3.1 does, before it did not; the keys do not show which,"
     " and scaled ones are taken"
 )
-# Where keys of 2024 are since.
-MOVED = {
-    "training.tensor_parallel_degree": "parallelism.tensor_parallel_degree",
-    "training.data_parallel_shard_degree": "parallelism.data_parallel_shard_degree",
-    "training.data_parallel_replicate_degree": "parallelism.data_parallel_replicate_degree",
-    "training.batch_size": "training.local_batch_size",
-    "training.warmup_steps": "lr_scheduler.warmup_steps",
-    "experimental.pipeline_parallel_degree": "parallelism.pipeline_parallel_degree",
-    "experimental.pipeline_parallel_schedule": "parallelism.pipeline_parallel_schedule",
-    "experimental.pipeline_parallel_split_points": "parallelism.pipeline_parallel_split_points",
-    "experimental.context_parallel_degree": "parallelism.context_parallel_degree",
-    "experimental.enable_async_tensor_parallel": "parallelism.enable_async_tensor_parallel",
-    "checkpoint.enable_checkpoint": "checkpoint.enable",
-    "checkpoint.model_weights_only": "checkpoint.last_save_model_only",
-}
-# Keys that TorchTitan never had, and where its own are.
-INVENTED = {
-    "training.pipeline_parallel_degree": "parallelism.pipeline_parallel_degree",
-    "training.context_parallel_degree": "parallelism.context_parallel_degree",
-    "training.micro_batch_size": "training.local_batch_size",
-    "training.max_steps": "training.steps",
-    "training.lr": "optimizer.lr",
-    "training.sequence_length": "training.seq_len",
-    "training.activation_checkpoint": "activation_checkpoint.mode",
-    "checkpoint.checkpoint_dir": "checkpoint.folder",
-    "checkpoint.checkpoint_interval": "checkpoint.interval",
-    "checkpoint.resume_from_checkpoint": "checkpoint.initial_load_path",
-}
-TOKENIZER = "the tokenizer belongs to the data: lt-preprocess --tokenizer"
-NOT_COMPILED = "lt-train does not compile the model"
-REASONS = {
-    "model.norm_type": "the model has its norm in any case",
-    "model.tokenizer_path": TOKENIZER,
-    "model.hf_assets_path": TOKENIZER,
-    "training.dataset": "data is tokenized first: lt-preprocess, then DATA",
-    "training.dataset_path": "data is tokenized first: lt-preprocess, then DATA",
-    "training.data_parallel_degree": "it is what remains of the ranks; TorchTitan has no such key",
-    "training.compile": NOT_COMPILED,
-    "training.compile_mode": NOT_COMPILED + "; TorchTitan has no such key",
-    "checkpoint.last_save_model_only": "the last checkpoint has all; lt-convert writes the weights alone",
-    "checkpoint.last_save_in_hf": "lt-convert --to hf writes them from any checkpoint",
-    "checkpoint.export_dtype": "lt-convert chooses the type of what it writes",
-    "checkpoint.load_step": "a run continues from its newest checkpoint",
-    "checkpoint.exclude_from_loading": "--no-load-optim and --finetune say what to leave out",
-    "metrics.wandb_entity": "wandb reads it from WANDB_ENTITY",
-    "metrics.disable_color_printing": "lt-train prints no colours",
-    "profiling.profile_freq": "lt-train profiles one stretch of steps: --profile-step-start, --profile-step-end",
-    "profiling.save_traces_folder": "traces are in SAVE/profile",
-    "optimizer.implementation": "AdamW is one kernel in any case",
-    "optimizer.fused": "AdamW is one kernel in any case",
-    "optimizer.early_step_in_backward": "lt-train has no such step",
-    "parallelism.enable_async_tensor_parallel": "torch's layers do it with --sequence-parallel",
-    "parallelism.disable_loss_parallel": "the loss is parallel in any case",
-    "parallelism.fsdp_reshard_after_forward": "lt-train leaves it to FSDP2",
-    "parallelism.context_parallel_rotate_method": "lt-train has one kind of context parallelism",
-    "parallelism.pipeline_parallel_split_points": "layers are divided evenly, or by --decoder-first-pipeline-num-layers",
-    "training.enable_cpu_offload": "lt-train has no offloading of weights",
-    "training.gc_freq": "Python's collector runs as usual",
-    "activation_checkpoint.selective_ac_option": "lt-train chooses by module: --recompute-modules",
-    "job.": "a name or directory of TorchTitan's own; see --save",
-    "comm.": "time-outs and traces of communication are lt-train's own",
-    "experimental.": "an extension of TorchTitan's own",
-    "fault_tolerance.": "lt-train continues from checkpoints",
-    "memory_estimation.": "lt-train plan estimates",
-    "symm_mem.": "lt-train has no symmetric memory",
-    "debug.": "lt-train has no such switch",
-}
+GATHERING = ("enable_fsdp_float8_all_gather", "precompute_float8_dynamic_scale_for_fsdp", "force_recompute_fp8_weight_in_bwd")
+OWN = "a run continues from its own --save; lt-convert makes a checkpoint for --load of another"
+NO_START = "it names no first weights"
+STARTS = "lt-convert FROM --to megatron-dist -o START makes a checkpoint of it for --load START --finetune"
+STYLES = {"linear": "linear", "cosine": "cosine", "sqrt": "minus_sqrt"}
 
 
 def translate(values: dict[str, Any]) -> Translation:
@@ -140,7 +81,7 @@ def translate(values: dict[str, Any]) -> Translation:
         name = (MOVED | INVENTED).get(key, key)
         name = key if name in values or name in moved else name
         moved[name], written[name] = value, key
-    ledger = Ledger(SOURCE, moved, written)
+    ledger = Ledger(SOURCE, moved, written, ROWS.get, upstream_options("torchtitan"))
     _model(ledger, values)
     _batches(ledger)
     _parallelism(ledger)
@@ -148,9 +89,11 @@ def translate(values: dict[str, Any]) -> Translation:
     _precision(ledger)
     _checkpoints(ledger)
     _reports(ledger)
-    for key in [key for key in ledger.left() if key.startswith("compile.")]:
-        ledger.drop_value(key, ledger.take(key), NOT_COMPILED, Effect.SPEED)
-    ledger.drop_all(REASONS)
+    for prefix, reason in SPEED_SECTIONS.items():
+        for key in [key for key in ledger.left() if key.startswith(prefix)]:
+            ledger.drop(key, reason, Effect.SPEED)
+    _fault_tolerance(ledger)
+    ledger.drop_known()
     for key, name in (MOVED | INVENTED).items():
         ledger.drop(key, f"{name} stands beside it")
     return ledger.close("not a key that TorchTitan had, nor one that is known from guides")
@@ -238,38 +181,86 @@ def _parallelism(ledger: Ledger) -> None:
 def _optimizer(ledger: Ledger) -> None:
     name = ledger.take("optimizer.name")
     if name not in (None, "AdamW"):
-        ledger.drop_value("optimizer.name", name, "lt-train has AdamW and Muon", Effect.RESULT)
-    for key, option in (
-        ("lr", "lr"),
-        ("beta1", "adam_beta1"),
-        ("beta2", "adam_beta2"),
-        ("eps", "adam_eps"),
-        ("weight_decay", "weight_decay"),
-    ):
+        ledger.drop_value("optimizer.name", name, "lt-train has AdamW and Muon", Effect.RUN)
+    options = {"lr": "lr", "beta1": "adam_beta1", "beta2": "adam_beta2", "eps": "adam_eps", "weight_decay": "weight_decay"}
+    for key, option in options.items():
         ledger.carry(f"optimizer.{key}", option)
+    key, decay = "optimizer.weight_decay", ledger.get("weight_decay")
+    if decay != 0:
+        reason = "TorchTitan decays the weights of norms, too; lt-train, as Megatron-LM, does not"
+        ledger.drop_value(key, upstream_options("torchtitan")[key] if decay is None else decay, reason, Effect.RESULT)
     ledger.default("lr", 8e-4)
     ledger.carry("lr_scheduler.warmup_steps", "lr_warmup_iters")
-    ledger.default("lr_warmup_iters", min(200, ledger.get("train_iters") - 1))
+    ledger.default("lr_warmup_iters", 200)
+    _schedule(ledger)
+
+
+def _schedule(ledger: Ledger) -> None:
+    """torchtitan/components/lr_scheduler.py: a warm-up, a constant rate, and a decay over the last `decay_ratio` of the steps.
+
+    Without `decay_ratio` the decay begins with the end of the warm-up. Where warm-up and decay exceed the steps, they are cut.
+    """
     style, share = ledger.take_text("lr_scheduler.decay_type"), ledger.take_number("lr_scheduler.decay_ratio")
-    names = {"linear": "linear", "cosine": "cosine", "sqrt": "minus_sqrt"}
-    if style is not None and style not in names:
-        ledger.drop_value("lr_scheduler.decay_type", style, f"lt-train takes one of {', '.join(names)} there")
+    if style is not None and style not in STYLES:
+        reason = f"lt-train takes one of {', '.join(STYLES)} there"
+        ledger.drop_value("lr_scheduler.decay_type", style, reason, Effect.RUN)
         style = None
     if share is not None and not 0 <= share <= 1:
-        ledger.drop_value("lr_scheduler.decay_ratio", share, "a share from 0 to 1 is needed there")
+        ledger.drop_value("lr_scheduler.decay_ratio", share, "a share from 0 to 1 is needed there", Effect.RUN)
         share = None
-    if share is not None:
+    steps = ledger.get("train_iters")
+    total = _length_of_schedule(ledger, steps)
+    warmup = ledger.get("lr_warmup_iters")
+    if warmup >= total:
+        ledger.set("lr_warmup_iters", total, "lr_scheduler.warmup_steps")
+        warmup = total
+    decay = total - warmup if share is None else min(round(share * total), total - warmup)
+    keys = ("lr_scheduler.decay_type", "lr_scheduler.decay_ratio")
+    if decay == 0:
+        ledger.set("lr_decay_style", "constant", *keys)
+        if warmup == total:
+            # Megatron's schedule asks for a decay that ends after the warm-up.
+            ledger.default("lr_decay_iters", total + 1)
+    elif share is not None or style == "sqrt":
         ledger.set("lr_decay_style", "WSD")
-        ledger.set("lr_wsd_decay_style", names[style or "linear"], "lr_scheduler.decay_type")
-        steps = round(share * ledger.get("train_iters"))
-        ledger.carry_value("lr_scheduler.decay_ratio", "lr_wsd_decay_iters", steps)
-    elif style == "sqrt":
-        ledger.drop_value("lr_scheduler.decay_type", style, "lt-train has it in WSD only: give decay_ratio")
+        ledger.set("lr_wsd_decay_style", STYLES[style or "linear"], *keys)
+        ledger.set("lr_wsd_decay_iters", decay)
+    elif style is not None:
+        ledger.set("lr_decay_style", STYLES[style], *keys)
     else:
-        ledger.default("lr_decay_style", names[style or "linear"], "lr_scheduler.decay_type")
+        ledger.default("lr_decay_style", STYLES["linear"], *keys)
+    _least_rate(ledger)
+
+
+def _length_of_schedule(ledger: Ledger, steps: int) -> int:
+    """`total_steps` may be longer than the run; with fewer, TorchTitan's rate falls below zero."""
+    total = ledger.take_number("lr_scheduler.total_steps")
+    if total is None or total == steps:
+        return steps
+    if total < steps:
+        ledger.drop_value("lr_scheduler.total_steps", total, "the schedule ends before the run", Effect.RUN)
+        return steps
+    ledger.carry_value("lr_scheduler.total_steps", "lr_decay_iters", total)
+    return int(total)
+
+
+def _least_rate(ledger: Ledger) -> None:
     keys = [f"lr_scheduler.{key}" for key in ("min_lr_factor", "lr_min")]
-    factors = [factor for factor in map(ledger.take_number, keys) if factor and factor > 0]
-    ledger.default("min_lr", (factors or [0])[0] * ledger.get("lr"), *keys)
+    factors = {key: ledger.take_number(key) for key in keys}
+    for key, factor in factors.items():
+        if factor is not None and not 0 <= factor <= 1:
+            ledger.drop_value(key, factor, "a share from 0 to 1 is needed there", Effect.RESULT)
+    usable = [factor for factor in factors.values() if factor and 0 < factor <= 1]
+    ledger.default("min_lr", (usable or [0])[0] * ledger.get("lr"), *keys)
+
+
+def _fault_tolerance(ledger: Ledger) -> None:
+    """Replica groups of torchft are data-parallel copies that may come and go."""
+    if ledger.take("fault_tolerance.enable"):
+        reason = "lt-train has no replica groups that come and go"
+        ledger.drop_value("fault_tolerance.enable", True, reason, Effect.RESULT)
+        for key in [key for key in ledger.left() if key.startswith("fault_tolerance.")]:
+            ledger.drop(key, reason, Effect.RESULT)
 
 
 def _precision(ledger: Ledger) -> None:
@@ -278,9 +269,11 @@ def _precision(ledger: Ledger) -> None:
         ledger.default("bf16", True, "training.mixed_precision_param")
     elif kind != "float32":
         ledger.drop_value("training.mixed_precision_param", kind, "lt-train takes bfloat16 or float32 there")
-    ledger.drop_all(
-        {"training.mixed_precision_reduce": "gradients are summed in float32", "training.dtype": "weights are float32"}
-    )
+    for key, reason in (
+        ("training.mixed_precision_reduce", "gradients are summed in float32"),
+        ("training.dtype", "lt-train's weights are float32, whatever it computes in"),
+    ):
+        ledger.drop(key, reason, Effect.NONE if ledger.peek(key) == "float32" else Effect.RESULT)
     converters = ledger.take("model.converters") or []
     converters = [str(entry) for entry in converters] if isinstance(converters, list) else [str(converters)]
     switches = ["model.converters", "training.enable_float8"]
@@ -294,7 +287,21 @@ def _precision(ledger: Ledger) -> None:
         recipe = ledger.take_text(f"{section}.recipe_name")
         if recipe and float8:
             ledger.set("fp8_recipe", "rowwise" if "rowwise" in recipe else "tensorwise", f"{section}.recipe_name")
-        ledger.drop_all({f"{section}.": "lt-train chooses how weights in fp8 are gathered, and which layers have fp8"})
+            if recipe not in ("rowwise", "tensorwise"):
+                reason = "lt-train has tensorwise and rowwise; this is the nearer one"
+                ledger.drop_value(f"{section}.recipe_name", recipe, reason, Effect.RESULT)
+        for key in [key for key in ledger.left() if key.startswith(f"{section}.")]:
+            if not float8:
+                ledger.drop(key, "float8 is off")
+            elif key.endswith(GATHERING):
+                ledger.drop(key, "lt-train chooses how weights in fp8 are gathered", Effect.SPEED)
+            else:
+                is_off = not ledger.peek(key)
+                reason = "lt-train chooses which layers have fp8"
+                ledger.drop(key, reason, Effect.NONE if is_off else Effect.RESULT)
+    if not others:
+        for key in [key for key in ledger.left() if key.startswith(("quantize.", "mx."))]:
+            ledger.drop(key, "no converter of the model reads it")
     if float8:
         ledger.set("fp8_format", "hybrid", *switches)
     mode = ledger.take("activation_checkpoint.mode")
@@ -313,7 +320,7 @@ def _checkpoints(ledger: Ledger) -> None:
         if enabled and value:
             ledger.carry_value(f"checkpoint.{key}", option, value)
         elif not enabled:
-            ledger.drop_value(f"checkpoint.{key}", value, "checkpoints are not enabled")
+            ledger.drop_value(f"checkpoint.{key}", value, "checkpoints are not enabled", Effect.NONE)
     is_async = ledger.take("checkpoint.async_save") or ledger.take("checkpoint.async_mode", "disabled") != "disabled"
     if enabled:
         keys = ("checkpoint.enable", "checkpoint.folder", "job.dump_folder")
@@ -322,9 +329,25 @@ def _checkpoints(ledger: Ledger) -> None:
         if is_async:
             ledger.set("async_save", True, "checkpoint.async_save", "checkpoint.async_mode")
     else:
-        ledger.drop_value("checkpoint.enable", False, "nothing is saved: add --save")
-    ledger.drop("checkpoint.initial_load_path", "a checkpoint of TorchTitan: lt-convert makes one for --load of it")
-    ledger.drop("checkpoint.initial_load_in_hf", "lt-convert makes a checkpoint for --load from Hugging Face weights")
+        ledger.drop_value("checkpoint.enable", False, "nothing is saved: add --save", Effect.NONE)
+    _start(ledger, enabled)
+
+
+def _start(ledger: Ledger, enabled: bool) -> None:
+    """A first checkpoint or Hugging Face model, which TorchTitan reads with checkpoints enabled alone."""
+    keys = [f"checkpoint.initial_load_{name}" for name in ("path", "in_hf", "in_hf_quantized", "model_only")]
+    path, in_hf = ledger.peek(keys[0]), ledger.peek(keys[1])
+    own = os.path.normpath(str(ledger.get("save") or ""))
+    is_own = isinstance(path, str) and enabled and f"{os.path.normpath(path)}{os.sep}".startswith(f"{own}{os.sep}")
+    is_start = enabled and bool(path or in_hf) and not is_own
+    for key in keys:
+        if not is_start or ledger.is_default(key, ledger.peek(key)):
+            ledger.drop(key, OWN if is_own else NO_START)
+        else:
+            ledger.drop(key, STARTS, Effect.RUN)
+    for key in ("checkpoint.load_step", "checkpoint.exclude_from_loading"):
+        if not enabled:
+            ledger.drop(key, "checkpoints are not enabled")
 
 
 def _reports(ledger: Ledger) -> None:
@@ -344,7 +367,33 @@ def _reports(ledger: Ledger) -> None:
     if ledger.peek("validation.enable"):
         ledger.drop("validation.enable", "lt-train evaluates in any case: --eval-iters")
         ledger.carry("validation.freq", "eval_interval")
-        ledger.carry("validation.steps", "eval_iters")
+        ledger.default("eval_interval", 10)
+        if ledger.peek("validation.steps") in (None, -1):
+            steps = ledger.take("validation.steps", -1)
+            ledger.drop_value("validation.steps", steps, "lt-train evaluates --eval-iters batches, not all data", Effect.RESULT)
+        _evaluated_batches(ledger)
+        for key, option in (("local_batch_size", "micro_batch_size"), ("seq_len", "seq_length")):
+            size = ledger.take(f"validation.{key}", ledger.upstream(f"validation.{key}"))
+            effect = Effect.NONE if size == ledger.get(option) else Effect.RESULT
+            ledger.drop_value(f"validation.{key}", size, f"lt-train evaluates with --{option.replace('_', '-')}", effect)
     else:
-        ledger.default("eval_iters", 0)
-    ledger.drop_all({"validation.": "validation data is a share of DATA (--split) or --valid-data-path"})
+        evaluation.switch_off(ledger)
+        for key in [key for key in ledger.left() if key.startswith("validation.")]:
+            ledger.drop(key, "validation is not enabled")
+
+
+def _evaluated_batches(ledger: Ledger) -> None:
+    """A step of TorchTitan's evaluation reads one local batch on each data-parallel rank, lt-train's a global batch."""
+    key = "validation.steps"
+    steps, total = ledger.take_number(key), ledger.get("global_batch_size")
+    size = ledger.peek("validation.local_batch_size") or ledger.upstream("validation.local_batch_size")
+    shards, copies = (ledger.given().get(f"parallelism.data_parallel_{kind}_degree") for kind in ("shard", "replicate"))
+    ranks = shards * (copies or 1) if isinstance(shards, int) and shards > 0 else None
+    if steps is None or total is None:
+        ledger.carry_value(key, "eval_iters", steps)
+    elif ranks and steps * size * ranks % total == 0:
+        ledger.carry_value(key, "eval_iters", steps * size * ranks // total)
+    else:
+        ledger.carry_value(key, "eval_iters", steps)
+        reason = "it counts local batches of the data-parallel ranks; --eval-iters counts batches of --global-batch-size"
+        ledger.drop_value(key, steps, reason, Effect.RESULT)

@@ -1,0 +1,1 @@
+"""Parts of Megatron-Bridge's configuration: its objects, its data, and where its runs begin."""

@@ -1,0 +1,30 @@
+"""When a trainer evaluates nothing: lt-train evaluates unless --eval-iters is 0."""
+
+from lt_shared.console import BadConfig
+from lt_shared.sample_order.split import split_shares
+from lt_train.importers.effects import Effect
+from lt_train.importers.ledger import Ledger
+
+
+def without_data(ledger: Ledger, key: str) -> None:
+    """Set --eval-iters 0 where the configuration has no validation data, whatever `key` says."""
+    if ledger.get("eval_iters") != 0 and _has_no_data(ledger):
+        if ledger.get("eval_iters"):
+            ledger.drop_value(key, ledger.get("eval_iters"), "there is no validation data", Effect.NONE)
+        switch_off(ledger)
+
+
+def switch_off(ledger: Ledger, *keys: str) -> None:
+    """Evaluate nothing."""
+    ledger.set("eval_iters", 0, *keys)
+    ledger.leave_out("eval_interval")
+
+
+def _has_no_data(ledger: Ledger) -> bool:
+    if ledger.get("train_data_path"):
+        return not ledger.get("valid_data_path")
+    split = ledger.get("split")
+    try:
+        return bool(split) and split_shares(str(split))[1] == 0
+    except BadConfig:
+        return False

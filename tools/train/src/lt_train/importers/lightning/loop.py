@@ -1,0 +1,55 @@
+"""How long Lightning's trainer trains and when it evaluates.
+
+Lightning reads a whole number as a count of batches, and a number with a point as a share: 1.0 is all of them, 0.0 none.
+"""
+
+import re
+from typing import Any
+
+from lt_train.importers import evaluation
+from lt_train.importers.effects import Effect
+from lt_train.importers.ledger import Ledger
+
+LIMIT, INTERVAL = "trainer.limit_val_batches", "trainer.val_check_interval"
+# Days, hours, minutes and seconds.
+DURATION = re.compile(r"(\d+):(\d+):(\d+):(\d+)")
+
+
+def validation(ledger: Ledger) -> None:
+    """Without a limit or an interval Lightning takes 1.0: all batches, at the end of each epoch."""
+    limit, interval = ledger.take(LIMIT), ledger.take(INTERVAL)
+    if ledger.get("eval_iters") == 0:
+        for key, value in ((LIMIT, limit), (INTERVAL, interval)):
+            ledger.drop_value(key, value, "there is no validation data", Effect.NONE)
+        return
+    limit, interval = (1.0 if value is None else value for value in (limit, interval))
+    if _is_number(limit) and limit == 0:
+        evaluation.switch_off(ledger, LIMIT)
+        ledger.drop_value(INTERVAL, interval, "nothing is evaluated", Effect.NONE)
+        return
+    if isinstance(limit, float) and limit <= 1:
+        reason = "it is a share of the validation data; lt-train evaluates --eval-iters global batches"
+        ledger.drop_value(LIMIT, limit, reason, Effect.RESULT)
+    elif _is_number(limit) and limit < 0:
+        ledger.drop_value(LIMIT, limit, "this value stands for none, as without the option", Effect.NONE)
+    else:
+        ledger.carry_value(LIMIT, "eval_iters", limit)
+    if isinstance(interval, float) and interval <= 1:
+        reason = "it is a share of an epoch; lt-train evaluates each --eval-interval steps"
+        ledger.drop_value(INTERVAL, interval, reason, Effect.RESULT)
+    else:
+        ledger.carry_value(INTERVAL, "eval_interval", interval)
+
+
+def length(ledger: Ledger) -> None:
+    """The first of several times ends a run with a checkpoint, as --exit-duration-in-mins does, which needs SAVE."""
+    for key in ("trainer.max_time", "exp_manager.max_time_per_run"):
+        match = DURATION.fullmatch(str(ledger.peek(key) or ""))
+        if match and ledger.get("save") and ledger.get("exit_duration_in_mins") is None:
+            days, hours, minutes, seconds = map(int, match.groups())
+            ledger.take(key)
+            ledger.carry_value(key, "exit_duration_in_mins", days * 1440 + hours * 60 + minutes + seconds / 60)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

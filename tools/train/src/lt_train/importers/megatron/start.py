@@ -1,0 +1,101 @@
+"""Where a run of Megatron-LM begins: from --save, from --load, or from --pretrained-checkpoint, as options of lt-train.
+
+lt-train continues from SAVE if SAVE has a checkpoint. Otherwise it starts from --load, with --finetune from the weights alone.
+"""
+
+import posixpath
+
+from lt_train.importers.effects import Effect
+from lt_train.importers.ledger import Ledger
+from lt_train.importers.upstream.megatron_options import AT_LOADING
+
+OWN = "a run continues from its own --save"
+OF_OWN = "a run continues from the newest checkpoint of its own --save, with all that is there"
+WITHOUT_LOAD = "without --load nothing reads it"
+# Switches that matter beside a checkpoint of SAVE, which the first start does not have.
+SCHEDULE_OF_OWN = "a resume takes the schedule from the command line, Megatron-LM's from the checkpoint"
+WITH_OWN = {
+    "exit_on_missing_checkpoint": "lt-train begins anew when SAVE has no checkpoint",
+    "use_checkpoint_opt_param_scheduler": SCHEDULE_OF_OWN,
+    "use_checkpoint_lr_scheduler": SCHEDULE_OF_OWN,
+    "use_checkpoint_args": "a resume takes the model from the command line, and compares it with the checkpoint's",
+    "override_ckpt_iteration": OF_OWN,
+}
+WHAT_TO_TAKE = ("no_load_optim", "no_load_rng", "finetune")
+# Megatron-LM writes at least seven digits.
+ITERATION = "iter_{:07d}"
+
+
+def translate(ledger: Ledger, is_own: bool) -> None:
+    """`is_own` says that --load is --save, which the shell alone may know."""
+    save, load = (_text(ledger.take(key)) for key in ("save", "load"))
+    if save:
+        ledger.set("save", save, "save")
+    if load and is_own:
+        ledger.drop_value("load", load, OWN, Effect.NONE)
+        _of_own(ledger)
+        load = None
+    elif load:
+        ledger.set("load", _with_step(ledger, load), "load")
+    _pretrained(ledger, load)
+    _at_loading(ledger, load)
+    if not ledger.get("load"):
+        for key in WHAT_TO_TAKE:
+            ledger.drop(key, WITHOUT_LOAD)
+
+
+def _text(words: list[str] | None) -> str | None:
+    return words[0] if words else None
+
+
+def _with_step(ledger: Ledger, load: str) -> str:
+    """Megatron-LM starts from the step of --ckpt-step where that is not 0."""
+    step = _text(ledger.peek("ckpt_step"))
+    if step is None or not step.isdigit():
+        return load
+    ledger.take("ckpt_step")
+    if int(step) == 0:
+        ledger.drop_value("ckpt_step", step, "0 is the newest checkpoint", Effect.NONE)
+        return load
+    ledger.set("load", load, "ckpt_step")
+    return posixpath.join(load, ITERATION.format(int(step)))
+
+
+def _of_own(ledger: Ledger) -> None:
+    """What of SAVE's own checkpoint each start of Megatron-LM would leave out."""
+    for key in (*WHAT_TO_TAKE, "ckpt_step", "reset_iteration", "no_load_lr_state"):
+        if ledger.has(key):
+            words = ledger.take(key)
+            effect = Effect.RESULT if key in ("no_load_optim", "no_load_rng") else Effect.RUN
+            ledger.drop_value(key, " ".join(words) or True, OF_OWN, effect)
+    for key, reason in WITH_OWN.items():
+        if ledger.has(key):
+            ledger.take(key)
+            ledger.drop_value(key, True, reason, Effect.RESULT)
+
+
+def _pretrained(ledger: Ledger, load: str | None) -> None:
+    """Megatron-LM takes the weights alone of --pretrained-checkpoint when --load has no checkpoint."""
+    pretrained = _text(ledger.peek("pretrained_checkpoint"))
+    if pretrained is None:
+        return
+    ledger.take("pretrained_checkpoint")
+    if load:
+        reason = "which of it and --load Megatron-LM takes depends on the checkpoints that are there; lt-train has --load alone"
+        ledger.drop_value("pretrained_checkpoint", pretrained, reason, Effect.RUN)
+        return
+    ledger.set("load", pretrained, "pretrained_checkpoint")
+    ledger.set("finetune", True, "pretrained_checkpoint")
+
+
+def _at_loading(ledger: Ledger, load: str | None) -> None:
+    for key, row in AT_LOADING.items():
+        if not ledger.has(key):
+            continue
+        words = ledger.take(key)
+        value = " ".join(words) or True
+        if not load:
+            ledger.drop_value(key, value, WITHOUT_LOAD, Effect.NONE)
+        else:
+            is_usual = key == "dist_ckpt_strictness" and value == "assume_ok_unexpected"
+            ledger.drop_value(key, value, row.reason, Effect.NONE if is_usual else row.effect)

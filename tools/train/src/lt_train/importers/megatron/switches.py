@@ -1,0 +1,63 @@
+"""Options of Megatron-LM that another option switches on or off."""
+
+from lt_train.config.settings.precision import DELAYED
+from lt_train.importers.effects import Effect
+from lt_train.importers.layer_style import FUSED_GELU
+from lt_train.importers.ledger import Ledger
+from lt_train.importers.upstream.megatron_options import OF_REINFORCEMENT, SWITCHES
+
+NOT_DELAYED = "the scale of fp8 is computed anew for each GEMM, not from earlier steps: tensorwise, which rounds differently"
+
+
+def translate(ledger: Ledger) -> None:
+    _fp8(ledger)
+    _fused_gelu(ledger)
+    _mask(ledger)
+    _switched_off(ledger)
+
+
+def _fp8(ledger: Ledger) -> None:
+    """Without --fp8-format nothing reads how fp8 is computed; with it, Megatron-LM scales by earlier steps unless told not to."""
+    if not ledger.has("fp8_format"):
+        for key in [key for key in ledger.left() if key.startswith(("fp8_", "no_fp8_", "disable_fp8_"))]:
+            ledger.drop(key, "fp8 is off")
+    elif ledger.peek("fp8_recipe") == [DELAYED] or "fp8_recipe" not in ledger.given():
+        delayed_scaling(ledger, "fp8_recipe")
+
+
+def delayed_scaling(ledger: Ledger, key: str) -> None:
+    """Carry the recipe `delayed`, which `key` says or is by silence, over as the nearest one."""
+    ledger.take(key)
+    ledger.set("fp8_recipe", "tensorwise", key)
+    ledger.drop_value(key, DELAYED, NOT_DELAYED, Effect.RESULT)
+
+
+def _fused_gelu(ledger: Ledger) -> None:
+    if ledger.has("swiglu"):
+        ledger.drop("no_bias_gelu_fusion", "the model has SwiGLU")
+    elif ledger.has("no_bias_gelu_fusion"):
+        ledger.take("no_bias_gelu_fusion")
+        ledger.drop_value("no_bias_gelu_fusion", True, FUSED_GELU, Effect.RESULT)
+
+
+def _mask(ledger: Ledger) -> None:
+    """Without a mask of the data loader Megatron-LM's attention crosses the ends of documents."""
+    key = "no_create_attention_mask_in_dataloader"
+    if ledger.has(key) and ledger.has("reset_attention_mask"):
+        ledger.take(key)
+        reason = (
+            "without the mask Megatron-LM has --reset-attention-mask no effect on attention; lt-train does not cross documents"
+        )
+        ledger.drop_value(key, True, reason, Effect.RESULT)
+
+
+def _switched_off(ledger: Ledger) -> None:
+    """Options that nothing reads without another one."""
+    if not ledger.has("perform_rl_step"):
+        for key in [key for key in ledger.left() if key.startswith(OF_REINFORCEMENT)]:
+            ledger.drop(key, "without --perform-rl-step nothing reads it")
+    for key, (switch, value) in SWITCHES.items():
+        is_off = ledger.peek(switch) != [value] if value else not ledger.has(switch)
+        if is_off:
+            name = f"--{switch.replace('_', '-')}"
+            ledger.drop(key, f"without {name}{f' {value}' if value else ''} nothing reads it")

@@ -1,0 +1,137 @@
+"""Fields of Megatron-Bridge's ConfigContainer that lt-train does not have, and what their loss changes.
+
+Read against Megatron-Bridge v0.6.0. A field that has the name and the meaning of an option of Megatron-LM has its row.
+"""
+
+from lt_train.importers.effects import Effect
+from lt_train.importers.upstream import megatron_options
+from lt_train.importers.upstream.rows import Row, rows
+
+# Sections that no field of can change what a run learns, but for the fields in ROWS.
+SECTIONS = {
+    "logger.": Row(Effect.NONE, megatron_options.REPORTS),
+    "profiling.": Row(Effect.NONE, megatron_options.REPORTS),
+    "straggler.": Row(Effect.NONE, megatron_options.REPORTS),
+    "nvrx_straggler.": Row(Effect.NONE, megatron_options.REPORTS),
+    "inprocess_restart.": Row(Effect.NONE, megatron_options.FAULTS),
+    "ft.": Row(Effect.NONE, megatron_options.FAULTS),
+    "dist.": Row(Effect.NONE, "it says how ranks find each other, which lt-train does by itself"),
+    "comm_overlap.": Row(Effect.SPEED, megatron_options.COLLECTIVES),
+    "tokenizer.": Row(Effect.NONE, megatron_options.TOKENIZER),
+    "model.generation_config.": Row(Effect.NONE, megatron_options.INFERENCE),
+    "env_vars.": Row(Effect.NONE, "the environment belongs to the job"),
+    "peft.": Row(Effect.RUN, "lt-train trains all weights"),
+}
+COMPUTED = "it is computed from the other fields"
+
+ROWS = {name: row for name, row in megatron_options.ROWS.items() if row.effect in (Effect.NONE, Effect.SPEED)} | rows(
+    (
+        Effect.NONE,
+        COMPUTED,
+        "scheduler.lr_decay_steps scheduler.lr_warmup_steps scheduler.wd_incr_steps scheduler.wsd_decay_steps"
+        " scheduler.max_steps dataset.split_matrix dataset.data_parallel_size dataset.sequence_parallel_size"
+        " dataset.context_parallel_size dataset.token_dtype_code dataset.sequences_per_dataset dataset.tokenizer"
+        " model.timers model.finalize_model_grads_func model.grad_scale_func model.moe_grad_scale_func"
+        " model.mtp_grad_scale_func model.no_sync_func model.grad_sync_func model.param_sync_func model.params_dtype"
+        " model.pipeline_dtype model.autocast_dtype model.variable_seq_lengths model.hf_model_id"
+        " model.hf_model_revision model.parallel_output model.mtp_enabled model.hetereogenous_dist_checkpoint"
+        " model.bos_token_id model.eos_token_id model.pad_token_id optimizer.params_dtype optimizer.timers"
+        " optimizer.barrier_with_L1_time optimizer.store_param_remainders mixed_precision.params_dtype"
+        " mixed_precision.pipeline_dtype mixed_precision.autocast_dtype mixed_precision.fp32 train.check_optimizer_step_success",
+    ),
+    (
+        Effect.NONE,
+        megatron_options.CHECKPOINTS,
+        "checkpoint.fully_parallel_save checkpoint.fully_parallel_load checkpoint.ckpt_load_validate_sharding_integrity"
+        " checkpoint.strict_fsdp_dtensor_load checkpoint.stream_ckpt_dequant checkpoint.storage_writers_per_rank"
+        " checkpoint.async_write_results_mp_mode checkpoint.custom_manager_class checkpoint.also_save_hf_checkpoint"
+        " checkpoint.hf_source_path checkpoint.hf_trust_remote_code checkpoint.hf_distributed_save"
+        " checkpoint.hf_save_every_n_ranks checkpoint.save_tokenizer_assets checkpoint.save_optim checkpoint.save_rng"
+        " checkpoint.use_tokenizer_model_from_checkpoint_args",
+    ),
+    (
+        Effect.NONE,
+        "data is Megatron's mmap format, and is read so in any case",
+        "dataset.mmap_bin_files dataset.fast_cache_load dataset.defer_npy_index_mmap dataset.path_to_cache"
+        " dataset.dataloader_save dataset.dataloader_load dataset.trust_remote_code",
+    ),
+    (
+        Effect.NONE,
+        megatron_options.INFERENCE,
+        "model.inference_sampling_seed model.use_inference_optimized_layers",
+    ),
+    (
+        Effect.NONE,
+        "lt-train skips a step whose gradients are not finite: --max-nan-steps",
+        "ddp.check_for_nan_in_grad",
+    ),
+    (
+        Effect.SPEED,
+        megatron_options.COLLECTIVES,
+        "model.tp_comm_bulk_wgrad model.tp_comm_bulk_dgrad model.tp_comm_overlap_ag model.tp_comm_overlap_rs"
+        " model.tp_comm_split_ag model.tp_comm_split_rs model.tp_comm_atomic_ag model.tp_comm_atomic_rs"
+        " model.tp_comm_overlap_disable_qkv model.tp_comm_overlap_disable_fc1 model.overlap_p2p_comm"
+        " model.batch_p2p_comm model.batch_p2p_sync model.overlap_p2p_comm_warmup_flush"
+        " model.microbatch_group_size_per_vp_stage model.deallocate_pipeline_outputs"
+        " model.scatter_embedding_sequence_parallel model.clone_scatter_output_in_embedding"
+        " model.num_layers_in_first_pipeline_stage model.num_layers_in_last_pipeline_stage model.barrier_with_L1_time"
+        " model.expert_tensor_parallel_size model.tensor_parallel_num_weight_shards model.gtp_weight_remat_size"
+        " model.expert_tensor_parallel_num_weight_shards model.expert_gtp_weight_remat_size ddp.nccl_ub"
+        " ddp.gradient_reduce_div_fusion ddp.num_buckets ddp.bucket_size ddp.pad_buckets_for_high_nccl_busbw"
+        " ddp.align_param_gather ddp.average_in_collective ddp.fsdp_all_gather_in_start_param_sync ddp.use_custom_fsdp"
+        " optimizer.use_layer_wise_distributed_optimizer",
+    ),
+    (
+        Effect.SPEED,
+        megatron_options.MEMORY,
+        "model.cpu_offloading model.cpu_offloading_activations model.cpu_offloading_weights"
+        " model.cpu_offloading_double_buffering model.num_microbatches_with_partial_activation_checkpoints"
+        " train.manual_gc_eval dataset.pin_memory dataset.persistent_workers optimizer.pin_cpu_grads"
+        " optimizer.pin_cpu_params",
+    ),
+    (
+        Effect.SPEED,
+        megatron_options.KERNELS,
+        "model.gradient_accumulation_fusion model.bias_dropout_fusion model.masked_softmax_fusion"
+        " model.apply_rope_fusion model.persist_layer_norm model.memory_efficient_layer_norm model.fused_single_qkv_rope"
+        " model.cuda_graph_use_single_mempool model.cuda_graph_retain_backward_graph model.use_te_rng_tracker"
+        " model.disable_parameter_transpose_cache model.use_transformer_engine_full_layer_spec"
+        " model.use_mamba_mem_eff_path ddp.megatron_fsdp_cuda_graph_mode"
+        " model.dense_grouped_gemm",
+    ),
+    (
+        Effect.RUN,
+        megatron_options.OTHER_PROGRAM,
+        "validation.skip_train train.skip_train model.restore_modelopt_state checkpoint.ckpt_convert_format",
+    ),
+    (
+        Effect.RUN,
+        "lt-train has AdamW and Muon, and the schedules of --lr-decay-style",
+        "optimizer.optimizer optimizer.decoupled_weight_decay scheduler.lr_decay_style",
+    ),
+    (
+        Effect.RUN,
+        "lt-train would start with other weights or another state",
+        "checkpoint.load checkpoint.pretrained_checkpoint",
+    ),
+    (Effect.SPEED, megatron_options.STAGES, "model.virtual_pipeline_model_parallel_size"),
+    (
+        Effect.RESULT,
+        "lt-train computes in one type, not in the types of torch.autocast",
+        "model.enable_autocast mixed_precision.autocast_enabled",
+    ),
+    # The section says nothing, the field does.
+    (Effect.RESULT, "lt-train does not end a run so", "nvrx_straggler.stop_if_detected ft.simulate_fault"),
+    (
+        Effect.RESULT,
+        "lt-train has no such setting",
+        "tokenizer.padded_vocab_size tokenizer.vocab_extra_ids",
+    ),
+)
+
+
+def row(key: str) -> Row | None:
+    """The row of a field, of the option of Megatron-LM with its name, or of its section."""
+    section = next((row for prefix, row in SECTIONS.items() if key.startswith(prefix)), None)
+    name = key.rpartition(".")[2]
+    return ROWS.get(key) or section or (ROWS.get(name) if key.count(".") == 1 else None)

@@ -1,0 +1,19 @@
+"""To how many rows a trainer pads the vocabulary: lt-train to a multiple of 128 times the tensor parallel size."""
+
+from lt_train.importers.effects import Effect
+from lt_train.importers.ledger import Ledger
+
+HERE = 128
+PADDED = "the vocabulary is padded to 128 x tensor parallel size"
+OTHERWISE = f"{PADDED}: the padded rows are others"
+
+
+def padding(ledger: Ledger, key: str, is_padded: bool = True) -> None:
+    """Drop the multiple at `key`: with a vocabulary that both pad alike, or with the same multiple, nothing changes."""
+    multiple = ledger.take_number(key)
+    multiple = 1 if not is_padded else int(multiple or HERE)
+    size, tensor = ledger.get("vocab_size"), int(ledger.get("tensor_model_parallel_size") or 1)
+    here = HERE * tensor
+    other = multiple * (tensor if is_padded else 1)
+    is_same = multiple == HERE or (isinstance(size, int) and -(-size // here) * here == -(-size // max(1, other)) * max(1, other))
+    ledger.drop_value(key, multiple, PADDED if is_same else OTHERWISE, Effect.NONE if is_same else Effect.RESULT)
