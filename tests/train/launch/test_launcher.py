@@ -3,14 +3,16 @@
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import nursery
+import pseudo_terminal
 import pytest
 import synthetic
-from running import SMALL, environment, losses, quick_command, run, run_tasks, train
+from running import SMALL, command, environment, losses, quick_command, run, run_tasks, train
 
 from lt_shared import checkpoint_layout
 from lt_shared.console import ExitCode
@@ -36,32 +38,32 @@ def test_manifest_from_a_pipe_and_up_to_date(tmp_path: Path, manifest_text: str)
     again = run(*arguments, stdin=manifest_text, PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path]))
     assert (again.code, again.out) == (0, first.out)
     assert "up to date" in again.err
-    plain = run(*arguments, "--plain", stdin=manifest_text)
+    plain = train(*arguments, "--plain", stdin=manifest_text)
     assert plain.out == f"{checkpoint.path}\n"
 
 
 def test_empty_and_cut_off_manifests_start_nothing(tmp_path: Path, manifest_text: str) -> None:
     for text in ("", "\n", manifest_text.splitlines()[0] + "\n", "{}"):
-        result = run(*SMALL, "--save", str(tmp_path / "run"), "-", stdin=text)
+        result = train(*SMALL, "--save", str(tmp_path / "run"), "-", stdin=text)
         assert result.code in (65, 66)
         assert len(result.err.splitlines()) <= 2
         assert not (tmp_path / "run").exists()
-    assert run(*SMALL, "-", stdin="").code == 66
+    assert train(*SMALL, "-", stdin="").code == 66
 
 
 def test_a_rank_refuses_standard_input(manifest_text: str) -> None:
-    result = run(*SMALL, "-", stdin=manifest_text, LOCAL_RANK="0")
+    result = train(*SMALL, "-", stdin=manifest_text, LOCAL_RANK="0")
     assert result.code == 2
     assert "@FILE" in result.err
 
 
 def test_under_torchrun(tmp_path: Path, finished: Path, manifest_text: str) -> None:
     (tmp_path / "data.manifest").write_text(manifest_text)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "lt_train"]
+    torchrun = [nursery.python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "lt_train"]
     arguments = [*SMALL, *STEPS, "--save", str(tmp_path / "theirs"), f"@{tmp_path / 'data.manifest'}"]
-    # It starts copies, as `train` does.
+    # It is a copy and starts copies, as `train` does.
     variables = environment() | {"PYTHON_EXEC": nursery.python()}
-    done = subprocess.run([*torchrun, *arguments], env=variables, capture_output=True, text=True, timeout=240)
+    done = subprocess.run([*torchrun, *arguments], env=variables, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     assert losses(tmp_path / "theirs") == losses(finished / "short")
     assert json.loads(done.stdout.splitlines()[-1])["kind"] == "end"
@@ -97,7 +99,7 @@ def test_second_run_in_the_same_directory_is_told_to_wait_but_not_for_ever(tmp_p
     directory.mkdir()
     with (directory / ".lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        starts = [run(*SMALL, "--save", str(directory), dataset.prefix) for _ in range(3)]
+        starts = [train(*SMALL, "--save", str(directory), dataset.prefix) for _ in range(3)]
     assert [start.code for start in starts] == [75, 75, 78]
     assert all("another lt-train is running" in start.err for start in starts)
 
@@ -115,6 +117,7 @@ def test_srun_ends_the_other_nodes_after_a_hang(monkeypatch: pytest.MonkeyPatch,
 
 NOISE = """
 import os
+import signal
 original = os.fsync
 def fsync(descriptor):
     if "RANK" in os.environ:
@@ -135,3 +138,28 @@ def test_what_libraries_write_to_standard_output_is_not_in_the_manifest(ranks: s
     assert done.code == 0, done.err
     assert "[Gloo] Rank 0 is connected\n" in done.err
     assert [json.loads(line)["kind"] for line in done.out.splitlines()] == ["checkpoint", "end"]
+
+
+def test_ctrl_c_saves_and_says_what_continues(tmp_path: Path, dataset: Dataset) -> None:
+    """On a terminal. The exit code is none that a batch script puts back into the queue."""
+    run_directory = tmp_path / "run"
+    arguments = (*SMALL, "--eval-iters", "0", "--train-iters", "100000", "--save", str(run_directory), dataset.prefix)
+    interrupted: list[int] = []
+
+    def interrupt(process: pseudo_terminal.Process, shown: bytes) -> None:
+        is_training = (run_directory / "metrics.jsonl").exists() and any(kind == "step" for kind, _ in losses(run_directory))
+        if is_training and not interrupted:
+            interrupted.append(process.pid)
+            process.send_signal(signal.SIGINT)
+
+    ended = pseudo_terminal.run(command(*arguments), environment=environment(), on_output=interrupt)
+    assert ended.code == ExitCode.INTERRUPTED, ended.shown
+    assert "interrupted; this continues the run: lt-train --model tiny" in " ".join(ended.shown.split()), ended.shown
+    assert "Traceback" not in ended.shown
+    (checkpoint,) = checkpoint_layout.checkpoints(run_directory)
+    assert checkpoint_layout.damage(checkpoint) is None
+    step = checkpoint_layout.iteration_of(checkpoint)
+    assert step == max(step for kind, step in losses(run_directory) if kind == "step")
+    again = train(*arguments, "--exit-interval", "1")
+    assert again.code == 75, again.err
+    assert ("step", step + 1) in losses(run_directory)

@@ -43,12 +43,12 @@ time.sleep(600)
 """
 OBEDIENT = """
 got = []
-for number in (signal.SIGTERM, signal.SIGUSR1):
+for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
     signal.signal(number, lambda number, frame: got.append(number))
 (place / f"ready-{rank}").touch()
 time.sleep(0.5)
 assert not got, "the signal should be held back until the rank listens"
-signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGUSR1))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT))
 while not got:
     time.sleep(0.02)
 time.sleep(0.5)
@@ -118,7 +118,7 @@ def test_a_rank_that_hangs_is_ended(tmp_path: Path, dataset: Dataset) -> None:
     assert "dmesg" not in said
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
 def test_a_signal_reaches_every_rank_once(tmp_path: Path, dataset: Dataset, number: signal.Signals) -> None:
     process = launch(tmp_path, dataset, OBEDIENT)
     ready(tmp_path, process)
@@ -127,7 +127,7 @@ def test_a_signal_reaches_every_rank_once(tmp_path: Path, dataset: Dataset, numb
     assert [(tmp_path / f"got-{rank}").read_text() for rank in (0, 1)] == [f"[{int(number)}]"] * 2
 
 
-@pytest.mark.parametrize(("numbers", "code"), [((signal.SIGTERM, signal.SIGTERM), 143), ((signal.SIGINT,), 130)])
+@pytest.mark.parametrize(("numbers", "code"), [((signal.SIGTERM, signal.SIGTERM), 143), ((signal.SIGINT, signal.SIGINT), 130)])
 def test_impatience_ends_all_processes(tmp_path: Path, dataset: Dataset, numbers: tuple[signal.Signals, ...], code: int) -> None:
     process = launch(tmp_path, dataset, DEAF)
     ready(tmp_path, process)

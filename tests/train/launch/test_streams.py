@@ -18,7 +18,11 @@ from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.console import ExitCode
 from lt_shared.manifest import Dataset
 
-STEPS = ("--train-iters", "40", "--save-interval", "10", "--lr", "1e-3", "--eval-iters", "1", "--ranks", "1")
+STEPS = (
+    *("--train-iters", "40", "--save-interval", "10", "--lr", "1e-3", "--eval-iters", "1", "--ranks", "1"),
+    # All of a step at once.
+    *("--micro-batch-size", "8"),
+)
 
 
 def lines_of(shards: list[Dataset]) -> list[str]:

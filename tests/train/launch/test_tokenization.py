@@ -42,16 +42,16 @@ def test_what_cannot_be_tokenized(tmp_path: Path, path: str) -> None:
         ((*TEXT, *save, "other_text_document"), ExitCode.USAGE, "other data is not"),
         (("other_text_document", "--tokenizer", "x"), ExitCode.USAGE, "is for text as DATA"),
     ):
-        done = run(*SMALL, *arguments, PATH=path)
+        done = train(*SMALL, *arguments, PATH=path)
         assert (done.code, said in done.err) == (code, True), done.err
-    missing = run(*SMALL, *TEXT, *save, PATH="/nonexistent")
+    missing = train(*SMALL, *TEXT, *save, PATH="/nonexistent")
     assert (missing.code, "pip install ./tools/preprocess" in missing.err) == (ExitCode.UNAVAILABLE, True)
     assert not (tmp_path / "started").exists()
 
 
 def test_a_tokenizer_that_is_not_there(tmp_path: Path, path: str) -> None:
     """lt-preprocess says what is wrong; lt-train has nothing to train on."""
-    done = run(*SMALL, TEXT[0], "--tokenizer", "/nowhere", "--save", str(tmp_path / "run"), PATH=path)
+    done = train(*SMALL, TEXT[0], "--tokenizer", "/nowhere", "--save", str(tmp_path / "run"), PATH=path)
     assert done.code == ExitCode.NO_INPUT
     assert "/nowhere" in done.err
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from running import SMALL, command, environment, ranks_of
+from running import SMALL, copied_ranks_in, environment, quick_command
 
 from lt_shared.console import BadData
 from lt_shared.manifest import Dataset
@@ -93,13 +93,13 @@ def test_under_context_parallelism_no_time_limit_expires(dataset: Dataset, tmp_p
     options = ("--context-parallel-size", "2", "--ranks", "2", "--train-iters", "100000", "--log-interval", "1")
     log = tmp_path / "log"
     with log.open("w") as file:
-        started = command(*SMALL, *options, "--eval-interval", "100000", "--save", str(tmp_path / "run"), dataset.prefix)
-        running = subprocess.Popen(started, stderr=file, env=environment())
+        started = quick_command(*SMALL, *options, "--eval-interval", "100000", "--save", str(tmp_path / "run"), dataset.prefix)
+        running = subprocess.Popen(started, stderr=file, env=environment(), cwd=tmp_path)
     try:
         while " iteration " not in log.read_text():
             assert running.poll() is None, log.read_text()
             time.sleep(0.05)
-        os.kill(ranks_of(running.pid)[1], signal.SIGKILL)
+        os.kill(copied_ranks_in(tmp_path)[1], signal.SIGKILL)
         assert running.wait(timeout=600) == 128 + signal.SIGKILL
     finally:
         running.kill()

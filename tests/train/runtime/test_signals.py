@@ -51,6 +51,14 @@ def test_the_same_signal_from_two_senders_is_one() -> None:
     assert process.wait(timeout=120) == -signal.SIGUSR1
 
 
+@pytest.mark.parametrize(("saves", "is_ignored", "minds"), [(True, False, True), (False, False, False), (True, True, False)])
+def test_which_runs_wait_for_ctrl_c(saves: bool, is_ignored: bool, minds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell without job control lets programs in the background ignore it."""
+    handler = signal.SIG_IGN if is_ignored else signal.default_int_handler
+    monkeypatch.setattr(signal, "getsignal", lambda number: handler)
+    assert signals.waited_for(saves) == [signal.SIGTERM, signal.SIGUSR1] + [signal.SIGINT] * minds
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_before_training_a_signal_puts_the_job_back_into_the_queue(number: signal.Signals) -> None:
     waits_for_data = command("--model", "tiny", "-")

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from running import SMALL, command, environment, ranks_of, train
+from running import SMALL, copied_ranks_in, environment, quick_command, train
 
 from lt_shared import pickles
 from lt_shared.console import ExitCode
@@ -42,15 +42,16 @@ def test_a_rank_waits_at_a_line_of_lt_train_and_not_of_torch() -> None:
 
 def test_a_stopped_rank_is_named_and_the_run_may_be_tried_again(dataset: Dataset, tmp_path: Path) -> None:
     options = ("--train-iters", "100000", "--ranks", "2", "--log-interval", "1", "--eval-interval", "100000")
-    place = ("--save", str(tmp_path / "run"), "--distributed-timeout-minutes", "0.3")
+    place = ("--save", str(tmp_path / "run"), "--distributed-timeout-minutes", "0.2")
     log = tmp_path / "log"
     with log.open("w") as file:
-        running = subprocess.Popen(command(*SMALL, *options, *place, dataset.prefix), stderr=file, env=environment())
+        words = quick_command(*SMALL, *options, *place, dataset.prefix)
+        running = subprocess.Popen(words, stderr=file, env=environment(), cwd=tmp_path)
     try:
         while " iteration " not in log.read_text():
             assert running.poll() is None, log.read_text()
             time.sleep(0.05)
-        os.kill(ranks_of(running.pid)[1], signal.SIGSTOP)
+        os.kill(copied_ranks_in(tmp_path)[1], signal.SIGSTOP)
         assert running.wait(timeout=600) == ExitCode.TRY_AGAIN
     finally:
         running.kill()
@@ -94,7 +95,7 @@ import sys, time
 from lt_train.runtime.rank_environment import RankEnvironment
 from lt_train.runtime.watchdog import Watchdog
 
-with Watchdog(0.5, RankEnvironment(1, 1, 2, 2, "127.0.0.1", int(sys.argv[1]), "torchrun"), None):
+with Watchdog(0.05, RankEnvironment(1, 1, 2, 2, "127.0.0.1", int(sys.argv[1]), "torchrun"), None):
     time.sleep(600)
 """
 

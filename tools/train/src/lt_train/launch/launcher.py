@@ -3,10 +3,11 @@
 import contextlib
 import fcntl
 import os
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from lt_shared import checkpoint_layout, local_files, manifest, ownership, storage, tokenizer_files
+from lt_shared import checkpoint_layout, credentials, local_files, manifest, ownership, storage, tokenizer_files
 from lt_shared.console import BadConfig, CannotCreate, ExitCode, ToolError, TryAgain, note, warn
 from lt_train.checkpoint import remote_run, resume, starting_point
 from lt_train.config.run_config import RunConfig
@@ -17,6 +18,7 @@ from lt_train.launch.stream_pipes import handed_on
 from lt_train.planner import memory_estimate, stage_work
 from lt_train.preflight import check_runner
 from lt_train.runtime import process_lifetime, rank_environment, restart_policy, run_files
+from lt_train.runtime.launchers import presence
 from lt_train.runtime.rank_environment import RankEnvironment
 from lt_train.runtime.start_clock import clock
 from lt_train.train import crash_loop
@@ -29,6 +31,7 @@ def prepare(config: RunConfig, is_first: bool = True) -> RunConfig:
     """
     check_datasets(config.data, config.architecture.vocab_size)
     config = resume.starting(config, is_first)
+    config = resume.continued(config)
     config = config.at_step(resume.steps_done(config))
     # On all nodes, or the others would wait for the first. It writes of an attempt when all ranks have met.
     crash_loop.check(config)
@@ -47,6 +50,8 @@ def launch(config: RunConfig) -> int:
     rank_env, node = rank_environment.find(), rank_environment.find_node()
     if found := rank_env or node:
         rank_environment.check_rendezvous(found)
+    if rank_env and rank_env.is_mpi_on_one_machine:
+        presence.wait_for_ranks(rank_env.rank, rank_env.world_size, rank_env.master_port, rank_env.launcher)
     if config.faults.max_restarts and (rank_env or node):
         raise BadConfig(
             "--max-restarts starts the ranks of one machine again, and a launcher has started this one",
@@ -94,7 +99,12 @@ def _run_again(config: RunConfig, is_first: bool) -> int:
                 break
             config = starting_point.fetched(prepare(config))
             note(f"starting the ranks again, {left - 1} more time(s) after this")
-    return _exit_code_of_node(code)
+        is_interrupted = ranks.is_interrupted and code == ExitCode.TRY_AGAIN
+    if is_interrupted and is_first:
+        words = map(credentials.without_tokens, config.reporting.command)
+        note(f"interrupted; this continues the run: {shlex.join(['lt-train', *words])}")
+    # A script that repeats a run which ends with TRY_AGAIN would start it again.
+    return ExitCode.INTERRUPTED if is_interrupted else _exit_code_of_node(code)
 
 
 def _run_ranks(ranks: rank_processes.Ranks, config: RunConfig, is_first: bool) -> int:
@@ -248,7 +258,7 @@ def _keep_tokenizer(config: RunConfig, run: Path) -> None:
     if not os.path.exists(tokenizer.path):
         warn(f"{tokenizer.path}: the tokenizer is not there any more; the run will not hold a copy")
         return
-    files = tokenizer_files.find(tokenizer.path)
+    files = tokenizer_files.find_made_with(tokenizer.path, tokenizer.sha256)
     if files.sha256() != tokenizer.sha256:
         warn(f"{tokenizer.path}: the tokenizer has changed since the data was made; the run will not hold a copy")
         return

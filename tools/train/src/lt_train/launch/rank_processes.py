@@ -3,8 +3,8 @@
 When one rank fails, the others wait for it in a collective; so they are killed and lt-train exits with the first failure's code,
 unless --max-restarts lets them go on.
 When lt-train itself is killed, even with SIGKILL, the kernel ends the ranks (PR_SET_PDEATHSIG). The ranks are sessions of their
-own: a signal to the process group of lt-train (Ctrl-C, Slurm) reaches them once, through lt-train. SIGTERM and SIGUSR1 are passed
-on, and the ranks save and end; a second one kills them.
+own: a signal to the process group of lt-train (Ctrl-C, Slurm) reaches them once, through lt-train. SIGTERM, SIGUSR1 and, in a run
+that saves, Ctrl-C's SIGINT are passed on, and the ranks save and end; a second one kills them.
 """
 
 import contextlib
@@ -56,6 +56,7 @@ class Ranks:
         self._processes: list[Process] = []
         self._spare: Process | None = None
         self._attempts = 0
+        self.is_interrupted = False
 
     def __enter__(self) -> Self:
         self._directory = self._stack.enter_context(private_directory())
@@ -86,9 +87,23 @@ class Ranks:
                 for local_rank in range(local_world_size):
                     variables = node.rank_environment(local_rank, local_world_size).variables()
                     self._processes.append(self._start(str(config_file), variables))
-                _pass_on_signals(self._processes)
+                self._pass_on_signals(config.checkpointing.save is not None)
         self._start_spare(str(config_file))
         return self._wait(first=node.node_rank * len(self._processes))
+
+    def _pass_on_signals(self, saves: bool) -> None:
+        """The first signal goes to the ranks, which save and end; at the second, `Terminated` ends all."""
+        numbers = signals.waited_for(saves)
+
+        def pass_on(number: int, frame: FrameType | None) -> None:
+            self.is_interrupted = number == signal.SIGINT
+            for each in numbers:
+                signal.signal(each, _end)
+            for process in self._processes:
+                process.send_signal(number)
+
+        for number in numbers:
+            signal.signal(number, pass_on)
 
     def _start(self, config_file: str, variables: dict[str, str], *options: str) -> Process:
         began = start_clock.announced() if self._attempts == 1 else {}
@@ -161,19 +176,6 @@ class Ranks:
                 self._control.forget(rank)
         self._spare = None
         self._processes.clear()
-
-
-def _pass_on_signals(ranks: list[Process]) -> None:
-    """The first signal goes to the ranks, which save and end; at the second, `Terminated` ends all."""
-
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        for each in signals.SIGNALS:
-            signal.signal(each, _end)
-        for process in ranks:
-            process.send_signal(number)
-
-    for number in signals.SIGNALS:
-        signal.signal(number, pass_on)
 
 
 def _end(number: int, frame: FrameType | None) -> None:

@@ -84,7 +84,7 @@ def start(config: RunConfig, rank_env: RankEnvironment, control: Controlled | No
     When another rank dies, `control` may say to begin again. An error is raised by the rank that it belongs to, the others end
     silently. megatron-core is imported after the device is prepared: on a CPU it needs replacements to be in place.
     """
-    signals.listen()
+    signals.listen(config.checkpointing.save is not None)
     run = None
     while True:
         try:
@@ -112,12 +112,11 @@ def start(config: RunConfig, rank_env: RankEnvironment, control: Controlled | No
 
 
 def _imported(config: RunConfig) -> Callable[..., int]:
-    """What a rank of `config` calls. megatron-core looks for flash-attn-4, which only TransformerEngine needs already then."""
-    unneeded = () if config.layers.transformer_engine else ("flash_attn.cute",)
-    with rank_imports.absent(*unneeded):
-        from lt_train.train import scoring, trainer
+    """What a rank of `config` calls. megatron-core looks for flash-attn-4, which it needs for inference alone."""
+    with rank_imports.absent("flash_attn.cute"):
+        from lt_train.train import scoring, training_run
     clock.lap("megatron-core")
-    return scoring.score if config.scoring else trainer.train
+    return scoring.score if config.scoring else training_run.train
 
 
 def _begun(attempt: dict[str, Any], ranks: int) -> tuple[RunConfig, RankEnvironment]:

@@ -9,6 +9,7 @@ import ctypes
 import os
 import socket
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -99,7 +100,6 @@ def make_deterministic(device: str) -> None:
         return
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     os.environ.setdefault("NCCL_ALGO", "Ring")
-    os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"
     import torch
 
     torch.use_deterministic_algorithms(True)
@@ -272,12 +272,37 @@ def _text_of(path: Path) -> str | None:
         return None
 
 
+def count_outside_allocator(owner: object, size_bytes: int) -> None:
+    """Count memory of a GPU that torch's allocator does not know of, such as symmetric memory, for as long as `owner` lives."""
+    _outside_allocator.add(size_bytes)
+    weakref.finalize(owner, _outside_allocator.add, -size_bytes)
+
+
+class _Outside:
+    """Bytes beside torch's allocator: now, and the most so far."""
+
+    def __init__(self) -> None:
+        self.bytes = self.peak_bytes = 0
+
+    def add(self, size_bytes: int) -> None:
+        self.bytes += size_bytes
+        self.peak_bytes = max(self.peak_bytes, self.bytes)
+
+
+_outside_allocator = _Outside()
+
+
 def peak_memory(device: "torch.device") -> tuple[int, int | None]:
-    """The most bytes that this process needed so far: in tensors and in torch's reserve on a GPU, resident on a CPU."""
+    """The most bytes that this process needed so far: in tensors and in torch's reserve on a GPU, resident on a CPU.
+
+    On a GPU both are sums with the most symmetric memory, which torch's allocator leaves out. Buffers of symmetric memory live as
+    long as the model, so the sum is no more than was needed at one time.
+    """
     import torch
 
     if device.type == CUDA:
-        return torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+        outside = _outside_allocator.peak_bytes
+        return torch.cuda.max_memory_allocated(device) + outside, torch.cuda.max_memory_reserved(device) + outside
     return memory.peak_resident_bytes(), None
 
 

@@ -3,8 +3,10 @@
 | found in the environment | this process is |
 |---|---|
 | torchrun's LOCAL_RANK | a rank |
-| a step of srun, or mpirun, with several tasks on a node | a rank |
+| a step of srun, mpirun or another launcher of MPI programs, with several tasks on a node | a rank |
 | a step of srun, or mpirun, with a task on each node; a pod of a PyTorchJob or TrainJob | a node, where lt-train starts ranks |
+| signs of other processes of the same job, but not how many there are | refused: each would train alone |
+| a rank of a torchrun that has fewer ranks than the job has processes | refused: each torchrun would train alone |
 | none of these | alone: lt-train starts all ranks here |
 
 One task per node needs no torchrun and no number of GPUs in a job script; one per GPU lets Slurm bind cores to ranks. The
@@ -21,6 +23,22 @@ import zlib
 from collections.abc import Mapping, Sequence
 
 from lt_shared.console import BadConfig, Unavailable
+from lt_train.runtime.launchers import job_nodes
+from lt_train.runtime.launchers.variables import (
+    LAUNCHERS,
+    MPIEXEC,
+    REMEDY,
+    TORCHRUN_VARIABLES,
+    Variables,
+    check_alone,
+    check_whole,
+    counted,
+    family,
+    first_number,
+    local_size_of,
+    read_number,
+    read_text,
+)
 
 FIRST_PORT = 20000
 PORTS = 20000
@@ -35,7 +53,6 @@ SHOWN = 16
 TORCH_PORT = 29500
 # Of numbered hosts in Slurm's lists.
 RANGES = r"\[\d+(?:[-,]\d+)*\]"
-REMEDY = "start with srun, mpirun or torchrun, or unset what one of them has left ({}) to let lt-train start its own ranks"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +66,12 @@ class RankEnvironment:
     master_address: str
     master_port: int
     launcher: str
+
+    @property
+    def is_mpi_on_one_machine(self) -> bool:
+        """Whether a launcher of MPI programs has started all ranks on this machine."""
+        is_mpi = any(self.launcher == variables.launcher for variables in LAUNCHERS)
+        return is_mpi and self.local_world_size == self.world_size
 
     @property
     def described(self) -> str:
@@ -163,53 +186,40 @@ def _described(environment: Mapping[str, str]) -> RankEnvironment | Node | None:
         return _from_kubernetes(environment)
     if "RANK" in environment:
         return _from_torchrun(environment)
-    if _number(environment, "OMPI_COMM_WORLD_SIZE", 1) > 1:
-        return _from_mpi(environment)
-    if "SLURM_PROCID" in environment and _number(environment, "SLURM_STEP_NUM_TASKS", 1) > 1:
+    for variables in LAUNCHERS:
+        size = first_number(environment, variables.size, 1)
+        # srun sets PMI's variables, too. Where the sizes differ, mpiexec has started itself by srun, with a task on each node.
+        if size > 1 and not (variables.launcher == MPIEXEC and size == _step_size(environment)):
+            return _from_mpi(environment, variables)
+    if "SLURM_PROCID" in environment and _step_size(environment) > 1:
         return _from_slurm(environment)
+    check_alone(environment)
+    job_nodes.check_alone(environment)
     return None
 
 
-def _text(environment: Mapping[str, str], name: str) -> str:
-    if name not in environment:
-        raise BadConfig(f"the environment describes a rank, but {name} is not set", REMEDY.format(_family(name)))
-    return environment[name]
-
-
-def _number(environment: Mapping[str, str], name: str, otherwise: int | None = None) -> int:
-    """What is not set, or empty, is `otherwise`, where there is one."""
-    if otherwise is not None and not environment.get(name):
-        return otherwise
-    text = _text(environment, name)
-    try:
-        return int(text)
-    except ValueError:
-        raise BadConfig(
-            f"the environment describes a rank with a malformed number: {name}={text!r}", REMEDY.format(_family(name))
-        ) from None
-
-
-def _family(name: str) -> str:
-    """The variables of a launcher, for a message."""
-    return next((f"{prefix}*" for prefix in ("OMPI_COMM_WORLD_", "SLURM_STEP_", "PET_") if name.startswith(prefix)), name)
+def _step_size(environment: Mapping[str, str]) -> int:
+    return read_number(environment, "SLURM_STEP_NUM_TASKS", 1) if "SLURM_PROCID" in environment else 1
 
 
 def _from_torchrun(environment: Mapping[str, str]) -> RankEnvironment:
-    needed = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    missing = [name for name in needed if name not in environment]
+    missing = [name for name in TORCHRUN_VARIABLES if name not in environment]
     if missing:
         raise BadConfig(
             f"the environment describes a rank, but {', '.join(missing)} is not set",
             "start with torchrun, with srun, or unset RANK and LOCAL_RANK to let lt-train start its own ranks",
         )
-    local_rank = _number(environment, "LOCAL_RANK")
+    local_rank, world_size = read_number(environment, "LOCAL_RANK"), read_number(environment, "WORLD_SIZE")
+    local_world_size = read_number(environment, "LOCAL_WORLD_SIZE", local_rank + 1)
+    check_whole(environment, world_size)
+    job_nodes.check_whole(environment, world_size, local_world_size)
     return RankEnvironment(
-        rank=_number(environment, "RANK"),
+        rank=read_number(environment, "RANK"),
         local_rank=local_rank,
-        local_world_size=_number(environment, "LOCAL_WORLD_SIZE", local_rank + 1),
-        world_size=_number(environment, "WORLD_SIZE"),
+        local_world_size=local_world_size,
+        world_size=world_size,
         master_address=environment["MASTER_ADDR"],
-        master_port=_number(environment, "MASTER_PORT"),
+        master_port=read_number(environment, "MASTER_PORT"),
         launcher="torchrun",
     )
 
@@ -223,31 +233,34 @@ def _from_kubernetes(environment: Mapping[str, str]) -> Node:
         )
     ranks = environment.get("PET_NPROC_PER_NODE", "auto")
     return Node(
-        node_rank=_number(environment, "PET_NODE_RANK"),
-        nodes=_number(environment, "PET_NNODES"),
+        node_rank=read_number(environment, "PET_NODE_RANK"),
+        nodes=read_number(environment, "PET_NNODES"),
         # Otherwise "auto", "gpu" or "cpu".
         ranks=int(ranks) if ranks.isdigit() else None,
         master_address=environment["PET_MASTER_ADDR"],
-        master_port=_number(environment, "PET_MASTER_PORT", TORCH_PORT),
+        master_port=read_number(environment, "PET_MASTER_PORT", TORCH_PORT),
         launcher=KUBERNETES,
     )
 
 
-def _from_mpi(environment: Mapping[str, str]) -> RankEnvironment | Node:
-    """Open MPI tells no rank the host of the first one, which is needed only when the ranks are on several nodes."""
-    size, local_size = _number(environment, "OMPI_COMM_WORLD_SIZE"), _number(environment, "OMPI_COMM_WORLD_LOCAL_SIZE")
+def _from_mpi(environment: Mapping[str, str], variables: Variables) -> RankEnvironment | Node:
+    """These launchers tell no process the host of the first one, which is needed only when the processes are on several nodes."""
+    rank, size = counted(environment, variables, variables.rank), counted(environment, variables, variables.size)
+    local_size = local_size_of(environment, variables, size)
     address = environment.get("MASTER_ADDR") or (LOOPBACK if local_size == size else None)
     if address is None:
         raise BadConfig(
-            f"mpirun started {size} processes, and MASTER_ADDR does not say on which host the first of them is",
-            'mpirun -x MASTER_ADDR="$(head -n 1 HOSTFILE | cut -d " " -f 1)" lt-train ...',
+            f"{variables.launcher} started {size} processes ({variables.assignments(environment)}), and MASTER_ADDR does not say"
+            " on which host the first of them is",
+            variables.pass_address,
         )
-    number = zlib.crc32(environment.get("PMIX_NAMESPACE", "").encode()) if local_size == size else 0
-    port = _number(environment, "MASTER_PORT", FIRST_PORT + number % PORTS)
-    rank = _number(environment, "OMPI_COMM_WORLD_RANK")
+    job = next((environment[name] for name in variables.job if environment.get(name)), "")
+    offset = zlib.crc32(job.encode()) % PORTS if local_size == size else 0
+    port = read_number(environment, "MASTER_PORT", FIRST_PORT + offset)
     if local_size == 1:
-        return Node(rank, size, None, address, port, "mpirun")
-    return RankEnvironment(rank, _number(environment, "OMPI_COMM_WORLD_LOCAL_RANK"), local_size, size, address, port, "mpirun")
+        return Node(rank, size, None, address, port, variables.launcher)
+    local_rank = counted(environment, variables, variables.local_rank)
+    return RankEnvironment(rank, local_rank, local_size, size, address, port, variables.launcher)
 
 
 def _from_slurm(environment: Mapping[str, str]) -> RankEnvironment | Node:
@@ -255,15 +268,15 @@ def _from_slurm(environment: Mapping[str, str]) -> RankEnvironment | Node:
     try:
         tasks = tasks_per_node(environment[given])
     except ValueError:
-        raise BadConfig(f"cannot read {given}={environment[given]!r}", REMEDY.format(_family(given))) from None
-    step = _number(environment, "SLURM_JOB_ID", 0) * 7 + _number(environment, "SLURM_STEP_ID", 0)
-    address = environment.get("MASTER_ADDR") or first_host(_text(environment, "SLURM_STEP_NODELIST"))
-    port = _number(environment, "MASTER_PORT", FIRST_PORT + step % PORTS)
-    rank, size = _number(environment, "SLURM_PROCID"), _number(environment, "SLURM_STEP_NUM_TASKS")
+        raise BadConfig(f"cannot read {given}={environment[given]!r}", REMEDY.format(family(given))) from None
+    step = read_number(environment, "SLURM_JOB_ID", 0) * 7 + read_number(environment, "SLURM_STEP_ID", 0)
+    address = environment.get("MASTER_ADDR") or first_host(read_text(environment, "SLURM_STEP_NODELIST"))
+    port = read_number(environment, "MASTER_PORT", FIRST_PORT + step % PORTS)
+    rank, size = read_number(environment, "SLURM_PROCID"), read_number(environment, "SLURM_STEP_NUM_TASKS")
     if set(tasks) == {1}:
         return Node(rank, size, None, address, port, "srun")
-    own = tasks[min(_number(environment, "SLURM_NODEID", 0), len(tasks) - 1)]
-    return RankEnvironment(rank, _number(environment, "SLURM_LOCALID"), own, size, address, port, "srun")
+    own = tasks[min(read_number(environment, "SLURM_NODEID", 0), len(tasks) - 1)]
+    return RankEnvironment(rank, read_number(environment, "SLURM_LOCALID"), own, size, address, port, "srun")
 
 
 def tasks_per_node(text: str) -> list[int]:

@@ -4,7 +4,8 @@ SIGTERM (Slurm's preemption, Kubernetes) and SIGUSR1 (`sbatch --signal=USR1@300`
 with exit code 75, so that a batch script can put the job back into the queue. They may reach one rank only, or each at another
 moment: in every step, before the optimizer runs, the ranks take the maximum of what each of them knows, so all save the same
 step. That costs a small all-reduce per step, and one step more after a signal that comes while the optimizer runs. A second
-signal ends the process at once. Before the first step there is nothing to save, and a signal ends the program with the same exit
+signal ends the process at once. So does SIGINT, which is Ctrl-C, in a run that saves; elsewhere, and if a shell has it ignored,
+it keeps its meaning. Before the first step there is nothing to save, and a signal ends the program with the same exit
 code.
 
 Slurm sends a signal to every process of a step, so a rank gets it from Slurm and again from lt-train or torchrun. The same signal
@@ -22,7 +23,8 @@ from types import FrameType
 
 from lt_shared.console import ExitCode, Terminated
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+# These are held back and passed on together. Which are waited for is what `waited_for` says.
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 SAME_SIGNAL_SECONDS = 5.0
 
 
@@ -35,7 +37,8 @@ class Reason(enum.IntEnum):
     DURATION = 3
     USER_SIGNAL = 4
     TERMINATION = 5
-    NO_DATA = 6
+    INTERRUPT = 6
+    NO_DATA = 7
 
     @property
     def text(self) -> str:
@@ -45,12 +48,25 @@ class Reason(enum.IntEnum):
             Reason.DURATION: "--exit-duration-in-mins",
             Reason.USER_SIGNAL: signal.SIGUSR1.name,
             Reason.TERMINATION: signal.SIGTERM.name,
+            Reason.INTERRUPT: signal.SIGINT.name,
             Reason.NO_DATA: "broken-stream",
         }[self]
 
 
+REASONS = {
+    signal.SIGTERM: Reason.TERMINATION,
+    signal.SIGUSR1: Reason.USER_SIGNAL,
+    signal.SIGINT: Reason.INTERRUPT,
+}
+
 _received = Reason.NONE
 _started = time.monotonic()
+
+
+def waited_for(saves: bool) -> list[signal.Signals]:
+    """The signals after which a run ends its step; SIGINT only if it `saves`, and unless a shell has it ignored."""
+    minds_interrupt = saves and signal.getsignal(signal.SIGINT) != signal.SIG_IGN
+    return [number for number in SIGNALS if number != signal.SIGINT or minds_interrupt]
 
 
 def end_before_training() -> None:
@@ -65,19 +81,19 @@ def _try_again(number: int, frame: FrameType | None) -> None:
     raise Terminated(number, ExitCode.TRY_AGAIN)
 
 
-def listen() -> None:
-    """From now on the first signal is noted, and the second ends this process.
+def listen(saves: bool = False) -> None:
+    """From now on the first signal is noted, and the second ends this process; `saves` is as for `waited_for`.
 
     Signals that arrived while they were blocked (see `held_back`) are delivered here.
     """
-    for number in SIGNALS:
+    for number in waited_for(saves):
         signal.signal(number, _note)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def _note(number: int, frame: FrameType | None) -> None:
     global _received
-    _received = Reason.TERMINATION if number == signal.SIGTERM else Reason.USER_SIGNAL
+    _received = REASONS[signal.Signals(number)]
     _die_by_another(number)
 
 

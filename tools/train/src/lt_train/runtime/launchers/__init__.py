@@ -1,0 +1,1 @@
+"""What launchers set in the environment of the processes that they start."""
