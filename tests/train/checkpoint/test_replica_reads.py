@@ -14,7 +14,7 @@ from lt_shared.manifest import Dataset
 
 SMALL = (
     *("--model", "tiny", "--num-layers", "2", "--hidden-size", "64", "--ffn-hidden-size", "128", "--vocab-size", "2048"),
-    *("--num-attention-heads", "8", "--num-query-groups", "4", "--seq-length", "32", "--global-batch-size", "12"),
+    *("--num-attention-heads", "8", "--num-query-groups", "4", "--seq-length", "8", "--global-batch-size", "12"),
     *("--micro-batch-size", "1", "--lr", "3e-3", "--eval-iters", "1", "--device", "cpu", "--train-iters", "9"),
 )
 DP2, DP3, DP4 = (("--ranks", str(ranks)) for ranks in (2, 3, 4))

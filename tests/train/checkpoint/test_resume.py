@@ -105,6 +105,23 @@ def test_another_dataset_under_the_same_prefix_is_refused(tmp_path: Path, write_
     assert train(*arguments, str(tmp_path / "other")).code == 0
 
 
+def test_an_exchanged_dataset_without_sidecar_is_refused(tmp_path: Path, write_dataset: Callable[..., Dataset]) -> None:
+    """Also one of validation alone, and of equal size."""
+    training, validation = (write_dataset(tmp_path / name, documents=100) for name in ("web", "held"))
+    for prefix in (training.prefix, validation.prefix):
+        Path(sidecar_path(prefix)).unlink()
+    data = ("--vocab-size", "2048", "--train-data-path", training.prefix, "--valid-data-path", validation.prefix)
+    arguments = (*SMALL, *data, "--train-iters", "4", "--save", str(tmp_path / "run"))
+    assert train(*arguments, "--exit-interval", "2").code == 75
+    for name in ("web.bin", "held.bin"):
+        content = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(bytes([*content[:-1], content[-1] ^ 1]))
+        result = train(*arguments, "--dry-run")
+        assert (result.code, f"{name[:-4]}: is another dataset than the one that" in result.err) == (65, True), (name, result.err)
+        (tmp_path / name).write_bytes(content)
+    assert train(*arguments).code == 0
+
+
 def test_a_longer_context_begins_anew_with_the_weights(copy: Path, dataset: Dataset) -> None:
     """Positions may change where a run begins at iteration 0; another size never, and a run that goes on has the same model."""
     extended = ("--rope-scaling", '{"rope_type": "yarn", "factor": 4.0}', "--max-position-embeddings", "4096")

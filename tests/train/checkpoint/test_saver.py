@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from running import RUNS, faulty, losses, run, train
+from running import RUNS, faulty, losses, train
 
 from lt_shared import checkpoint_layout, storage
 from lt_shared.console import BadData, IoFailure
@@ -105,7 +105,7 @@ def test_a_remote_run(tmp_path: Path, dataset: Dataset, finished: Path, monkeypa
     assert (store / "tokenizer/vocab.json").is_file()
     assert checkpoint_layout.read_tracker(store) == 12
     assert not list((tmp_path / "tmp").rglob("*.distcp"))
-    again = run(*arguments)
+    again = train(*arguments)
     assert (again.code, again.out) == (0, second.out)
     assert "up to date" in again.err
 

@@ -6,13 +6,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import stored
 import torch
-from layouts import Outcome, plan_of, train_all
+from layouts import Outcome, plan_of, sampled, train_all
 from running import environment
 from torch.distributed.checkpoint import FileSystemReader
 
@@ -20,14 +18,15 @@ from lt_shared import checkpoint_layout
 from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.console import BadConfig
 from lt_shared.manifest import Dataset
-from lt_train.checkpoint import resume, training_state
+from lt_train.checkpoint import resume
 
 MODEL = (
     *("--model", "tiny", "--num-layers", "2", "--hidden-size", "64", "--ffn-hidden-size", "128", "--num-query-groups", "4"),
     *("--seq-length", "32", "--global-batch-size", "4", "--log-interval", "1", "--eval-iters", "0", "--device", "cpu"),
-    *("--lr", "1e-3", "--save-interval", "2", "--train-iters", "4"),
+    *("--lr", "1e-3", "--save-interval", "1", "--train-iters", "2", "--micro-batch-size", "2"),
 )
-ORIGIN = "iter_0000002"
+ORIGIN = "iter_0000001"
+ONE_STEP = ("--exit-interval", "1")
 TP2_PP2 = ("--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "2", "--ranks", "4")
 DISTRIBUTED = "--use-distributed-optimizer"
 KINDS = {
@@ -37,15 +36,18 @@ KINDS = {
     "bf16-distributed": ("--bf16", DISTRIBUTED),
 }
 FASTER = ("--lr", "5e-3", "--min-lr", "2e-3", "--lr-decay-style", "constant")
-CHANGES = [
-    ("plain", "distributed"),
-    ("plain", "bf16-distributed"),
-    ("distributed", "plain"),
-    ("distributed", "bf16"),
-    ("bf16", "distributed"),
-    ("bf16-distributed", "plain"),
-    ("bf16-distributed", "distributed"),
-]
+# Both megatron-cores have those between optimizers of float32.
+CHANGES = sampled(
+    {
+        ("plain", "distributed"): (),
+        ("plain", "bf16-distributed"): (),
+        ("distributed", "plain"): (),
+        ("distributed", "bf16"): (),
+        ("bf16", "distributed"): (),
+        ("bf16-distributed", "plain"): (),
+        ("bf16-distributed", "distributed"): (),
+    }
+)
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +59,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> Path:
         return (*MODEL, *(() if "--ranks" in options else ("--ranks", str(ranks))), *options, dataset.prefix)
 
     trained = {
-        "origin": command(*TP2_PP2),
-        **{kind: command(*options) for kind, options in KINDS.items()},
+        "origin": command(*TP2_PP2, *ONE_STEP),
+        **{kind: command(*options, *(ONE_STEP if "bf16" in kind else ())) for kind, options in KINDS.items()},
         "dropout": command("--hidden-dropout", "0.2", "--attention-dropout", "0.2", ranks=1),
         "dropout-resumed": command(
             *("--hidden-dropout", "0.2", "--attention-dropout", "0.2"), "--load", str(place / "dropout" / ORIGIN), ranks=1
@@ -72,10 +74,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> Path:
         "finetuned": command("--load", str(place / "origin" / ORIGIN), "--finetune"),
         "without-moments": command("--load", str(place / "weights-only" / ORIGIN), "--no-load-optim", ranks=1),
     }
-    check(train_all(trained, place, ranks=4, saving=True))
+    check(train_all(trained, place, ranks=4, saving=("origin", *KINDS, "dropout", "weights-only")))
     again = {
         "tp4": command("--tensor-model-parallel-size", "4", "--load", str(place / "origin" / ORIGIN), ranks=4),
-        "dp4": command(DISTRIBUTED, "--load", str(place / "origin" / ORIGIN), ranks=4),
+        "dp4": command(DISTRIBUTED, "--micro-batch-size", "1", "--load", str(place / "origin" / ORIGIN), ranks=4),
         "fsdp": command("--use-torch-fsdp2", "--load", str(place / "distributed" / ORIGIN)),
         **{
             f"{there}-to-{here}": command(*KINDS[here], "--load", str(place / there / ORIGIN), ranks=1) for there, here in CHANGES
@@ -138,8 +140,8 @@ def test_another_kind_of_optimizer_holds_the_same_tensors(runs: Path, there: str
 def test_steps_of_adam_are_kept(runs: Path) -> None:
     """Nothing in a checkpoint's tensors tells them; a wrong number changes the bias correction of every later step."""
     common = {name: common_state(runs / "again" / name / ORIGIN) for name in ("plain-to-distributed", "distributed-to-plain")}
-    assert common["plain-to-distributed"]["optimizer"]["optimizer"]["param_groups"][0]["step"] == 2
-    assert common["distributed-to-plain"]["optimizer"]["state"]["common_step"] == 2
+    assert common["plain-to-distributed"]["optimizer"]["optimizer"]["param_groups"][0]["step"] == 1
+    assert common["distributed-to-plain"]["optimizer"]["state"]["common_step"] == 1
 
 
 def common_state(directory: Path) -> dict[str, object]:
@@ -155,24 +157,24 @@ def test_a_resumed_run_has_the_learning_rate_that_it_was_given(runs: Path, kind:
     """Not the one in the groups of the optimizer that it loads, by which megatron-core 0.19 even finds them."""
     lines = map(json.loads, (runs / f"{kind}-faster" / "metrics.jsonl").read_text().splitlines())
     rates = {line["step"]: line["learning_rate"] for line in lines if line["kind"] == "step"}
-    assert rates == {3: 5e-3, 4: 5e-3}
+    assert rates == {2: 5e-3}
 
 
 def test_dropout_draws_on_as_if_nothing_had_happened(runs: Path) -> None:
-    assert losses(runs / "dropout-resumed") == losses(runs / "dropout")[2:]
+    assert losses(runs / "dropout-resumed") == losses(runs / "dropout")[1:]
     assert losses(runs / "dropout") != losses(runs / "plain")
 
 
 def test_finetuning_starts_anew_with_the_weights(runs: Path) -> None:
     first = losses(runs / "finetuned")
-    assert len(first) == 4
+    assert len(first) == 2
     assert first[0] < losses(runs / "origin")[0] - 0.005
 
 
 def test_a_checkpoint_without_an_optimizer(runs: Path, dataset: Dataset) -> None:
     saved = runs / "weights-only" / ORIGIN
     assert not [key for key in FileSystemReader(saved).read_metadata().state_dict_metadata if "optimizer" in key or "rng" in key]
-    assert len(losses(runs / "without-moments")) == 2
+    assert len(losses(runs / "without-moments")) == 1
     plan = plan_of([*MODEL, "--save", str(runs / "weights-only"), dataset.prefix])
     with pytest.raises(BadConfig, match="without an optimizer state"):
         resume.check_compatible(resume.starting(plan), str(saved))
@@ -195,28 +197,18 @@ def test_a_checkpoint_of_a_later_megatron_core(
 
 def test_a_resumed_run_gives_every_parameter_its_own_step_counter(runs: Path) -> None:
     """megatron-core restores one counter for all of them, which Adam then moves on once per parameter."""
-    assert losses(runs / "resumed") == losses(runs / "distributed")[2:]
-
-
-def test_a_pickle_of_transformer_engine_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(state: object, strict: bool) -> None:
-        raise RuntimeError("Refusing to load ... To load it anyway, set NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE=1.")
-
-    monkeypatch.setattr(training_state, "checkpointed", lambda chunk: SimpleNamespace(load_state_dict=refuse))
-    state: Any = SimpleNamespace(named_chunks=lambda: [("model", None)])
-    with pytest.raises(BadConfig, match="delayed scaling"):
-        training_state._load_weights(state, {"model": {}})
+    assert losses(runs / "resumed") == losses(runs / "distributed")[1:]
 
 
 def test_megatron_loads_it(runs: Path) -> None:
     """megatron-core's own model, optimizer and loader, asked for what Megatron-LM's load_checkpoint asks for."""
     program = [sys.executable, str(Path(__file__).parents[1] / "megatron_loading.py")]
     program += [str(runs / run) for run in ("dropout", "bf16-distributed")]
-    done = subprocess.run(program, env=environment(), capture_output=True, text=True, timeout=240)
+    done = subprocess.run(program, env=environment(), capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
 def test_the_record_says_what_is_in_it(runs: Path) -> None:
     assert RunRecord.read(runs / "bf16-distributed" / ORIGIN).distributed_optimizer is True
     assert RunRecord.read(runs / "weights-only" / ORIGIN).distributed_optimizer is None
-    assert checkpoint_layout.read_tracker(runs / "plain") == 4
+    assert checkpoint_layout.read_tracker(runs / "plain") == 2

@@ -20,6 +20,7 @@ from lt_shared.manifest import Dataset
 from lt_shared.sample_order.samples import Samples
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.benchmark import Benchmark
+from lt_train.data import blended_dataset
 
 SIZES = ("--seq-length", "16", "--global-batch-size", "4", "--eval-iters", "2", "--seed", "7")
 
@@ -149,3 +150,18 @@ def test_a_part_without_tokens(tmp_path: Path) -> None:
     plan = synthetic.plan(*SIZES, "--split", "8,2,0", datasets=(dataset,))
     with pytest.raises(BadData, match="no tokens in its sequences 8 to 10"):
         synthetic.samples(plan, str(tmp_path / "cache"))
+
+
+def test_compiled_code_draws_a_blend_as_python_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that rounds a product and a difference once would draw equal shares in another order."""
+    compile_blend, compilations = blended_dataset._compiled_blend, []
+    monkeypatch.setattr(blended_dataset, "_compiled_blend", lambda: compilations.append(1) or compile_blend())
+    for weights in ([0.25] * 4, [0.7, 0.2, 0.1], [1 / 3] * 3):
+        drawn = []
+        for largest in (0, 10_000):
+            monkeypatch.setattr(blended_dataset, "INTERPRETED_DRAWS", largest)
+            datasets, numbers = np.zeros(2000, np.int16), np.zeros(2000, np.int64)
+            blended_dataset._draw_blend(np.array(weights), datasets, numbers)
+            drawn.append((datasets.tolist(), numbers.tolist()))
+        assert drawn[0] == drawn[1]
+    assert len(compilations) == 3

@@ -156,13 +156,13 @@ from lt_train.data.block_cache import BlockCache
 def kill(*arguments):
     os.kill(os.getpid(), signal.SIGKILL)
 
-def half(descriptor, content):
-    os.pwrite(descriptor, content[: len(content) // 2], 0)
+def half(descriptor, content, offset):
+    os.pwrite(descriptor, content[: len(content) // 2], offset)
     kill()
 
 directory, path, step = sys.argv[1:]
 if step == "writing":
-    block_cache._write = half
+    block_cache.write_at = half
 if step == "before the rename":
     os.rename = kill
 BlockCache(Path(directory), 5000).fetched(Path(path), 1000, kill if step == "fetching" else lambda: bytes([7]) * 1000)

@@ -20,7 +20,7 @@ from lt_shared.console import IoFailure
 from lt_shared.manifest import Dataset
 from lt_shared.sample_order.samples import StoredSequences
 from lt_train.data import loader
-from lt_train.models.attention import document_numbers
+from lt_train.models.mixers.core_attention import document_numbers
 
 CPU = torch.device("cpu")
 SIZES = ("--seq-length", "16", "--micro-batch-size", "2", "--global-batch-size", "8", "--train-iters", "6")

@@ -17,7 +17,7 @@ from lt_shared import indexed_dataset, manifest
 from lt_shared.console import BadConfig
 from lt_shared.manifest import Dataset
 from lt_train.data import micro_batches
-from lt_train.train.anomalies import Anomalies
+from lt_train.train.hooks.anomalies import Anomalies
 from lt_train.train.train_step import StepResult
 
 WHOLE = ("--split", "1,0,0", "--eval-iters", "0")

@@ -31,7 +31,8 @@ def test_a_run_in_phases(tmp_path: Path, write_dataset: Callable[..., Dataset]) 
     schedule = tmp_path / "schedule.yaml"
     schedule.write_text(SCHEDULE)
     run = tmp_path / "run"
-    command = (*SMALL, "--lr", "1e-3", "--ranks", "1", *WHOLE, "--save-interval", "2", "--keep-last", "99")
+    whole_steps = ("--micro-batch-size", "8", "--save-interval", "2", "--keep-last", "99")
+    command = (*SMALL, "--lr", "1e-3", "--ranks", "1", *WHOLE, *whole_steps)
     command = (*command, "--data-schedule", str(schedule), "--save", str(run), *data)
     whole = train(*command)
     assert whole.code == 0, whole.err

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import SMALL, environment, losses, quick_command, run, train
+from running import SMALL, environment, losses, quick_command, train
 
 from lt_shared import manifest
 from lt_shared.manifest import Dataset
@@ -27,7 +27,7 @@ phases:
 """
 OPTIONS = (
     *(*SMALL, "--lr", "1e-3", "--ranks", "1", "--split", "1,0,0", "--eval-iters", "0", "--log-sample-loss"),
-    *("--save-interval", "1", "--keep-last", "99"),
+    *("--save-interval", "1", "--keep-last", "99", "--micro-batch-size", "8"),
 )
 
 
@@ -124,7 +124,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 def test_samples_of_every_length_are_scored(finished: Path) -> None:
     """With the weights before step 7 those of the step have the losses that were logged; others of shorter phases come before."""
-    result = run("score", str(finished), "--step", "7")
+    result = train("score", str(finished), "--step", "7")
     assert result.code == 0, result.err
     found = sample_losses.parse([line.encode() for line in result.out.splitlines()], range(1000), "score")
     assert list(found) == list(range(72))

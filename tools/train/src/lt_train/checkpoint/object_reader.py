@@ -28,6 +28,8 @@ from typing import IO, Any
 
 import numpy as np
 import torch
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing import serialization
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorProperties
@@ -71,6 +73,7 @@ def known_objects_only(directory: Path | None = None, verify: bool = True, repli
         # Only common.pt, which launch has compared with what is recorded of it.
         return _read_common(file, torch_load, verify and recorded is None)
 
+    load_common = _loading_common(dist_checkpointing.load_common_state_dict)
     # In another layout a rank has several parts of what was one object, mostly one after the other: it is read once.
     last: dict[tuple[str, int], _Slice] = {}
     memory = _Memory()
@@ -90,6 +93,8 @@ def known_objects_only(directory: Path | None = None, verify: bool = True, repli
         _replaced(filesystem, "pickle", SimpleNamespace(load=read_index)),
         _replaced(filesystem.FileSystemReader, "_slice_file", read_slice),
         _replaced(filesystem.FileSystemReader, "read_data", _in_order(stored, recorded, verify, replicas)),
+        _replaced(serialization, "load_common_state_dict", load_common),
+        _replaced(dist_checkpointing, "load_common_state_dict", load_common),
     ):
         try:
             yield
@@ -308,8 +313,12 @@ def read_index(file: IO[bytes]) -> Any:
 def _read_common(file: Any, torch_load: Callable[..., Any], verify: bool) -> dict[str, Any]:
     """The content of a `common.pt`, read by torch's own restricted unpickler after a look at the archive. Raises BadData."""
     origin = os.fspath(file)
-    with open(file, "rb", opener=ownership.open_checked) as opened:
-        content = memoryview(opened.read())
+    try:
+        with open(file, "rb", opener=ownership.open_checked) as opened:
+            content = memoryview(opened.read())
+    except FileNotFoundError:
+        advice = "install the megatron-core that saved it: 0.19, for which Python 3.12 is needed, stores its content elsewhere"
+        raise BadData(f"{origin}: missing", advice) from None
     if content[: len(pickles.ARCHIVE)] != pickles.ARCHIVE:
         raise BadData(f"{origin}: not a torch file", "do not load it: it may run code")
     try:
@@ -321,6 +330,23 @@ def _read_common(file: Any, torch_load: Callable[..., Any], verify: bool) -> dic
         common = torch_load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except (*pickles.NOT_AN_ARCHIVE, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError) as error:
         raise BadData(f"{origin}: damaged: {_reason(error)}", DAMAGED) from None
+    return _common_state(common, origin)
+
+
+def _loading_common(load_common: Callable[[Any], Any]) -> Callable[[Any], dict[str, Any]]:
+    """megatron-core's function, for a state that 0.19 has among the tensors, in a list. Raises BadData for another."""
+
+    def load(directory: Any) -> dict[str, Any]:
+        origin = f"{directory}: the state beside the tensors"
+        try:
+            return _common_state(load_common(directory), origin)
+        except (IndexError, KeyError, TypeError):
+            raise BadData(f"{origin}: not what Megatron writes", DAMAGED) from None
+
+    return load
+
+
+def _common_state(common: Any, origin: str) -> dict[str, Any]:
     if not isinstance(common, dict) or not isinstance(common.get("args", argparse.Namespace()), argparse.Namespace):
         raise BadData(f"{origin}: not what Megatron writes", DAMAGED)
     return common

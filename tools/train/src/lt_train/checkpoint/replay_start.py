@@ -133,6 +133,8 @@ def _exactness(attempt: Attempt, config: RunConfig, attempts: list[Attempt | Non
     others = [other for other in attempts if other is not None]
     if any(other.config.parallelism != config.parallelism for other in others):
         return False, OTHER_LAYOUT
+    if any(other.other_layers for other in others):
+        return False, "trained with TransformerEngine's layers, which lt-train no longer has"
     here = optional_packages.versions()
     if changed := sorted({name for other in others for name in here if other.versions.get(name) != here[name]}):
         return False, f"another version of {', '.join(changed)}"

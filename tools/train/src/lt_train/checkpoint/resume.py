@@ -87,7 +87,11 @@ def check_compatible(config: RunConfig, checkpoint: str) -> None:
     _check_optimizer(config, checkpoint, saved)
     _compare_batches(config, saved)
     if named and saved.datasets and not (settings.finetune and not settings.continues):
-        dataset_versions.check_unchanged(checkpoint, saved.datasets, dataset_versions.versions(config.data.datasets))
+        trained = dataset_versions.versions(config.data.datasets)
+        evaluated = dataset_versions.versions((*config.data.validation_datasets, *config.data.test_datasets))
+        dataset_versions.check_unchanged(checkpoint, saved.datasets, trained | evaluated)
+        if not saved.streams and not config.data.streaming:
+            dataset_versions.warn_of_others(checkpoint, saved.datasets, trained)
         _check_streams(config, checkpoint, saved)
     _check_architecture(config, checkpoint, saved)
 
@@ -171,6 +175,13 @@ def is_finished(config: RunConfig) -> bool:
     if settings.start is None or not settings.continues:
         return False
     return (checkpoint_layout.iteration_of(Path(settings.start)) or 0) >= config.batches.train_iters
+
+
+def continued(config: RunConfig) -> RunConfig:
+    """The configuration with the steps that train on the samples which the checkpoint to start from leaves."""
+    steps, start = steps_done(config), config.checkpointing.start
+    saved = record(start) if start is not None and steps else None
+    return config if saved is None or saved.iteration != steps else config.continued(steps, saved.consumed_samples)
 
 
 def steps_done(config: RunConfig) -> int:

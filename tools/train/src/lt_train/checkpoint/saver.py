@@ -120,7 +120,7 @@ class Saver:
         self.is_publisher = torch.distributed.get_rank() == 0
         # Whether this rank's node has a directory of its own for its shards.
         self._makes_directory = self.is_publisher or self.url is not None
-        self.datasets = dataset_versions.versions(config.data.datasets) if self.is_publisher else {}
+        self.datasets = dataset_versions.versions(config.data.all_datasets) if self.is_publisher else {}
         self._suffix = f".partial-{agreement.from_first_rank(secrets.token_hex(4))}"
         if self._makes_directory:
             run_files.delete_abandoned(self.run)

@@ -28,6 +28,7 @@ import torch
 from lt_shared import checksums
 from lt_shared.checksums import DAMAGED, MISMATCHED, FileChecksums
 from lt_shared.console import BadData
+from lt_shared.local_files import read_at
 from lt_train.checkpoint import archive_reader, thread_switching
 from lt_train.checkpoint.archive_reader import Ends, StoredTensor
 from lt_train.checkpoint.shards.stored_shards import Place
@@ -151,7 +152,7 @@ class TensorReader:
     def _find(self, place: Place) -> StoredTensor | None:
         descriptor = self._descriptor(place.shard)
         with naming(self._directory / place.shard):
-            head, tail = (os.pread(descriptor, END_BYTES, at) for at in (place.offset, place.end - END_BYTES))
+            head, tail = (read_at(descriptor, END_BYTES, at) for at in (place.offset, place.end - END_BYTES))
         if len(tail) < END_BYTES:
             return None
         ends = Ends(memoryview(head), memoryview(tail), place.size_bytes)

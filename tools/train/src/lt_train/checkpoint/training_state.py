@@ -40,8 +40,6 @@ from lt_train.parallel.ddp import Chunk, gather, gathered
 CHECKPOINT_VERSION = 3.0
 # What megatron-core says of an optimizer of another kind.
 OTHER_GROUPS = ("Cannot merge two lists", "Different dict keys")
-# TransformerEngine's variable.
-ALLOW_PICKLES = "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"
 # The form of a sharded optimizer state that loads with other parallel sizes, see parallel/flat_shards.py. The other two are
 # Megatron-LM's own.
 CONTENT_METADATA = {
@@ -85,7 +83,8 @@ class Unlogged:
 class TrainingState:
     """What a checkpoint holds: the model, the optimizer with its schedule, and the position in the data.
 
-    `unlogged` are the steps since the last log line, so that the next line is the same after a resume.
+    `unlogged` are the steps since the last log line, so that the next line is the same after a resume. `ordered_samples` is how
+    many samples were put into an order, 0 if that is unknown.
     """
 
     chunks: list[Chunk]
@@ -94,6 +93,7 @@ class TrainingState:
     iteration: int = 0
     consumed_samples: int = 0
     unlogged: Unlogged = dataclasses.field(default_factory=Unlogged)
+    ordered_samples: int = 0
 
     def sharded_optimizer(
         self, model: dict[str, Any], loading: bool, joined: Joined = split_master_weights.joined
@@ -120,7 +120,7 @@ class TrainingState:
 
 
 def content(config: RunConfig, state: TrainingState, joined: Joined = split_master_weights.joined) -> dict[str, Any]:
-    """What is saved of `state`, under the names that Megatron-LM's own loader reads; ours are the last two."""
+    """What is saved of `state`, under the names that Megatron-LM's own loader reads; ours are the last three."""
     settings, batches = config.checkpointing, config.batches
     progress = {"iteration": state.iteration, "consumed_train_samples": state.consumed_samples}
     with gathered(state.chunks):
@@ -136,6 +136,7 @@ def content(config: RunConfig, state: TrainingState, joined: Joined = split_mast
         "opt_param_scheduler": state.scheduler.state_dict(),
         "consumed_samples": state.consumed_samples,
         "unlogged": dataclasses.asdict(state.unlogged),
+        "ordered_samples": state.ordered_samples,
     }
     return model | optimizer | random | common
 
@@ -266,6 +267,7 @@ def _restore_progress(loaded: dict[str, Any], iteration: int, config: RunConfig,
     try:
         consumed = there.get("consumed_train_samples", config.batches.samples_after(iteration))
         state.consumed_samples = int(loaded.get("consumed_samples", consumed))
+        state.ordered_samples = int(loaded.get("ordered_samples") or _ordered_samples(there))
         state.unlogged = Unlogged(**loaded.get("unlogged", {}))
         steps = int(loaded.get("opt_param_scheduler", {}).get("num_steps", state.consumed_samples))
         if min(state.consumed_samples, steps) < 0:
@@ -275,16 +277,28 @@ def _restore_progress(loaded: dict[str, Any], iteration: int, config: RunConfig,
     # Skipped steps consume samples and do not move the schedule on.
     state.scheduler.num_steps = 0
     state.scheduler.step(increment=steps)
-    changes = changes_of_order(there, megatron_arguments.of(config), state.consumed_samples)
-    for change in changes if torch.distributed.get_rank() == 0 else ():
-        warn(f"{change}: the samples that are left come in another order than before")
+    if torch.distributed.get_rank() == 0:
+        _tell_changes(there, config, state.consumed_samples)
     if rng_state.KEY in loaded:
         rng_state.restore(loaded[rng_state.KEY], next(state.chunks[0].parameters()).device)
 
 
+def _tell_changes(there: dict[str, Any], config: RunConfig, consumed_samples: int) -> None:
+    """Warn where the steps that are left are others than the run whose arguments `there` are would have taken."""
+    here = megatron_arguments.of(config)
+    for change in changes_of_order(there, here, consumed_samples):
+        warn(f"{change}: the samples that are left come in another order than before")
+    if changes := megatron_arguments.changes_of_updates(there, here):
+        warn(f"{', '.join(changes)}: the steps that are left update the weights in another way than those before")
+
+
+def _ordered_samples(arguments: dict[str, Any]) -> int:
+    """The length of a run by its arguments, which may have it in samples or in steps."""
+    return arguments.get("train_samples") or (arguments.get("train_iters") or 0) * (arguments.get("global_batch_size") or 0)
+
+
 def _read(sharded: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """The tensors that `sharded` asks for. What TransformerEngine's layers keep beside their weights for fp8 may be absent: torch
-    layers have none of it."""
+    """The tensors that `sharded` asks for. megatron-core's `_extra_state` placeholders may be absent: they hold nothing here."""
     merge_in_place(sharded)
     loaded: dict[str, Any]
     try:
@@ -307,15 +321,7 @@ def _load_weights(state: TrainingState, loaded: dict[str, Any]) -> None:
     """Load every parameter; only megatron-core's `_extra_state` placeholders may be absent."""
     problems = []
     for name, chunk in state.named_chunks():
-        try:
-            missing, unexpected = checkpointed(chunk).load_state_dict(loaded[name], strict=False)
-        except RuntimeError as error:
-            if ALLOW_PICKLES not in str(error):
-                raise
-            raise BadConfig(
-                "the state of delayed scaling is a pickle, which may run code, and TransformerEngine does not read it unasked",
-                f"set {ALLOW_PICKLES}=1 if you trust the checkpoint; --fp8-recipe tensorwise has no state",
-            ) from error
+        missing, unexpected = checkpointed(chunk).load_state_dict(loaded[name], strict=False)
         problems += [key for key in (*missing, *unexpected) if not key.endswith("_extra_state")]
     if problems:
         raise BadData(f"the checkpoint does not fit the model: {', '.join(problems[:5])}")

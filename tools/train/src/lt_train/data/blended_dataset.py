@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,6 +26,9 @@ from lt_train.config.run_config import RunConfig
 from lt_train.data import index_cache, remote_datasets
 from lt_train.data.mock_sequences import MockSequences, RandomSequences
 from lt_train.runtime import agreement
+
+# Samples times datasets that Python draws in 0.6 s. numba takes 4 s of processor time to import and to compile the loop.
+INTERPRETED_DRAWS = 500_000
 
 Part = DatasetPart | PackedPart | StreamPart | Blend | PhasedPart
 
@@ -69,6 +73,21 @@ def build(config: RunConfig, cache: str | None, train_samples: int | None = None
             shutil.rmtree(directory, ignore_errors=True)
     named = zip(config.data.validation_sets, validation, strict=True)
     return RunSamples(training, {name: samples for name, samples in named if samples is not None}, test, streams)
+
+
+def changes_order(config: RunConfig, samples_before: int, samples: int) -> bool:
+    """Whether a run of `samples` samples begins with other ones than a run of `samples_before`, which is otherwise the same.
+
+    Megatron shuffles all epochs of a dataset together, or all but the last one.
+    """
+    if samples_before == samples or config.data.mock or config.schedule:
+        return False
+    streams = _streams(config)
+    before, after = (_parts(config, count, streams)[0] for count in (samples_before, samples))
+    # The parts of a schedule are phased, and were left above.
+    if before is None or after is None or isinstance(before, PhasedPart) or isinstance(after, PhasedPart):
+        return False
+    return before.order != after.order
 
 
 def _streams(config: RunConfig) -> dict[int, Stream]:
@@ -120,13 +139,16 @@ def _share(split: str | None, number: int, sequences: int) -> range:
     return range(sequences) if split is None else split_ranges(split, sequences)[number]
 
 
-def _draw_blend(*arguments: object) -> None:
-    _compiled_blend()(*arguments)
+def _draw_blend(weights: Any, datasets: Any, numbers: Any) -> None:
+    """Fill [N] `datasets` and `numbers` as `sample_index.draw_blend` does, by machine code if the blend is large."""
+    is_large = len(weights) * len(datasets) > INTERPRETED_DRAWS
+    draw = _compiled_blend() if is_large else sample_index.draw_blend
+    draw(weights, datasets, numbers)
 
 
 @functools.cache
 def _compiled_blend() -> Callable[..., None]:
-    """`sample_index.draw_blend` as machine code: numba takes 300 ms to import, and a run with one dataset needs it not."""
+    """Compile `sample_index.draw_blend` with numba, which is imported for nothing else."""
     import numba
 
     compiled: Callable[..., None] = numba.njit(nogil=True)(sample_index.draw_blend)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from lt_shared import ownership
 from lt_shared.console import CannotCreate, warn
-from lt_shared.local_files import creating, is_at
+from lt_shared.local_files import creating, is_at, read_at, write_at
 from lt_train.data.index_cache import WITHOUT_LOCKS
 
 BLOCKS = "blocks"
@@ -96,7 +96,7 @@ class BlockCache:
             if not self._make_room(lock, size_bytes):
                 self._say(f"no room for a block of {size_bytes:,} bytes: raise --object-storage-cache-gib")
                 return None
-            _write(lock, fetch())
+            write_at(lock, fetch(), 0)
             os.fsync(lock)
             if is_at(lock, partial):
                 os.rename(partial, path)
@@ -117,7 +117,7 @@ class BlockCache:
     def _make_room(self, lock: int, size_bytes: int) -> bool:
         """Give the partial file its size, which then counts; False when the limit is too small."""
         with self._sum() as file:
-            total = int(os.pread(file, SUM_DIGITS, 0) or b"0")
+            total = int(read_at(file, SUM_DIGITS, 0) or b"0")
             if total + size_bytes > self.limit_bytes:
                 total = self._trimmed(self.limit_bytes - size_bytes)
             fits = total + size_bytes <= self.limit_bytes
@@ -224,11 +224,4 @@ def _unlock(descriptor: int) -> None:
 
 
 def _write_sum(file: int, total: int) -> None:
-    os.pwrite(file, f"{total:0{SUM_DIGITS}d}".encode(), 0)
-
-
-def _write(descriptor: int, content: bytes) -> None:
-    view, offset = memoryview(content), 0
-    while view:
-        written = os.pwrite(descriptor, view, offset)
-        view, offset = view[written:], offset + written
+    write_at(file, f"{total:0{SUM_DIGITS}d}".encode(), 0)

@@ -1,36 +1,72 @@
 """Which version of each dataset a run has read: what lay at a prefix when a checkpoint was saved.
 
 A sample is a position in a dataset. When the files at a prefix were replaced between two attempts, the steps that are left would
-read samples twice or never, in silence. So `run.json` records the sizes of `.bin` and `.idx` and the CRC-32 that lt-preprocess
-has put into the sidecar; the data itself is not read. Files without a sidecar are known by their sizes alone. What was copied
-from a URL, or is read from there, is recorded under it.
+read samples twice or never, in silence. So `run.json` records the sizes of `.bin` and `.idx`, the CRC-32 that lt-preprocess has
+put into the sidecar, and a CRC-32 of samples of both files. What was copied from a URL, or is read from there, is recorded under
+it.
+
+A file of up to `WHOLE_BYTES` is read whole: any change of it is noticed. Of a larger one, `BLOCKS` blocks of `BLOCK_BYTES` are
+read, evenly spread from its first byte to its last: another dataset is noticed, and so is every change that moves the tokens
+behind it, but a few tokens exchanged between two blocks are not. Nothing but content counts: a dataset may be copied and touched.
 """
 
 import os
-from collections.abc import Iterable, Mapping
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lt_shared import manifest, storage
-from lt_shared.console import BadData
+from lt_shared.console import BadData, warn
 from lt_shared.indexed_dataset import RemoteBin
+from lt_shared.local_files import read_at
 from lt_shared.manifest import Dataset
 
 Version = dict[str, int]
+WHOLE_BYTES = 1 << 22
+BLOCKS = 64
+BLOCK_BYTES = 1 << 14
 
 
 def versions(datasets: Iterable[Dataset]) -> dict[str, Version]:
-    """By `origin`: `bin_bytes`, `idx_bytes` and, as far as recorded, `bin_crc32`, `idx_crc32`. Raises BadData."""
+    """By `origin`: `bin_bytes`, `idx_bytes`, `bin_samples_crc32`, `idx_samples_crc32` and, as far as recorded, `bin_crc32`,
+    `idx_crc32`. Raises BadData."""
     found = {}
     for prefix in dict.fromkeys(dataset.prefix for dataset in datasets):
         recorded = manifest.recorded_checksums(prefix) or {}
         version = {}
         for ending in ("bin", "idx"):
             remote = RemoteBin.of(prefix) if ending == "bin" else None
-            version[f"{ending}_bytes"] = remote.size_bytes if remote else storage.size_bytes(f"{prefix}.{ending}")
+            path = f"{prefix}.{ending}"
+            size = remote.size_bytes if remote else storage.size_bytes(path)
+            version[f"{ending}_bytes"] = size
             if ending in recorded:
                 version[f"{ending}_crc32"] = recorded[ending].crc32
+            version[f"{ending}_samples_crc32"] = _crc32(remote.url if remote else path, size)
         found[origin(prefix)] = version
     return found
+
+
+def _crc32(path: str, size: int) -> int:
+    """The CRC-32 of the blocks of a file or an object."""
+    crc32 = 0
+    for block in _read(path, _blocks(size)):
+        crc32 = zlib.crc32(block, crc32)
+    return crc32
+
+
+def _blocks(size: int) -> list[tuple[int, int]]:
+    """The first byte and the end of each block that is read of a file of `size` bytes."""
+    if size <= WHOLE_BYTES:
+        return [(0, size)] if size else []
+    begins = [number * (size - BLOCK_BYTES) // (BLOCKS - 1) for number in range(BLOCKS)]
+    return [(begin, begin + BLOCK_BYTES) for begin in begins]
+
+
+def _read(path: str, blocks: Sequence[tuple[int, int]]) -> Iterable[bytes]:
+    if storage.is_remote(path):
+        return storage.read_ranges([(path, begin, end) for begin, end in blocks])
+    with storage.open_read(path) as file:
+        return [read_at(file.fileno(), end - begin, begin) for begin, end in blocks]
 
 
 def origin(prefix: str) -> str:
@@ -53,3 +89,22 @@ def check_unchanged(checkpoint: str, then: Mapping[str, Any], now: Mapping[str, 
                     "put the dataset back, give the new one a name of its own, or begin another run with the weights: --load with"
                     " --finetune and another --save",
                 )
+
+
+def warn_of_others(checkpoint: str, then: Mapping[str, Any], now: Mapping[str, Version]) -> None:
+    """Warn about datasets that lie at no prefix of the checkpoint's, unless one of them has only been moved."""
+    absent = [before for prefix, before in then.items() if prefix not in now]
+    for prefix in [prefix for prefix in now if prefix not in then]:
+        moved = next((before for before in absent if _is_same(before, now[prefix])), None)
+        if moved is None:
+            warn(
+                f"{prefix}: {checkpoint} was not trained on this dataset: the samples that are left come in another order than"
+                " before"
+            )
+        else:
+            absent.remove(moved)
+
+
+def _is_same(before: Any, version: Version) -> bool:
+    """Whether all that both versions say is equal."""
+    return isinstance(before, dict) and all(before.get(name, value) == value for name, value in version.items())

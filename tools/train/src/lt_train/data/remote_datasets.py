@@ -19,6 +19,7 @@ from typing import Any
 from lt_shared import console, indexed_dataset, manifest, storage
 from lt_shared.console import IoFailure, TryAgain
 from lt_shared.indexed_dataset import RemoteBin
+from lt_shared.local_files import write_at
 from lt_shared.manifest import Dataset
 from lt_shared.sample_order.samples import StoredSequences
 from lt_train.config.run_config import RunConfig
@@ -145,10 +146,7 @@ def copy_file(path: str, target: Path) -> None:
         content = storage.read_range(path, begin, min(begin + RANGE_BYTES, size))
         if len(content) != min(RANGE_BYTES, size - begin):
             raise IoFailure(f"{path}: {len(content)} bytes from byte {begin} on, {min(RANGE_BYTES, size - begin)} were expected")
-        view, offset = memoryview(content), begin
-        while view:
-            written = os.pwrite(file, view, offset)
-            view, offset = view[written:], offset + written
+        write_at(file, content, begin)
         return len(content)
 
     try:
