@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from layouts import assembled
-from running import run, train
+from running import train
 
 from lt_shared.console import BadConfig
 from lt_train.cli import command
@@ -36,7 +36,6 @@ LLAMA = (
 HOPPER, AMPERE, VOLTA = (9, 0), (8, 0), (7, 0)
 SHARED = ("--tensor-model-parallel-size", "2", "--ranks", "2", "--sequence-parallel")
 SHARDED = ("--use-torch-fsdp2", "--ranks", "2", "--global-batch-size", "8")
-OFFLOADING = ("--transformer-impl", "te", "--cpu-offloading-num-layers", "1")
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +52,6 @@ def chosen(*options: str, capability: tuple[int, int] | None = HOPPER) -> Kernel
 
 def test_auto_on_a_hopper_gpu() -> None:
     assert chosen() == Kernels(
-        layers="torch",
         attention="flash-attn-4",
         norm="triton",
         rope="triton",
@@ -81,30 +79,20 @@ def test_auto_on_a_hopper_gpu() -> None:
         (("--attention-backend", "fused"), "attention", "sdpa"),
         (("--attention-backend", "fused", "--window-size", "4096"), "attention", "flex-attention"),
         (("--attention-backend", "flash", "--window-size", "4096"), "attention", "flash-attn-4"),
-        (("--transformer-impl", "te"), "attention", "flash-attn-4"),
-        (("--transformer-impl", "te", "--attention-backend", "fused"), "attention", "te"),
-        (("--transformer-impl", "te", "--attention-backend", "fused", "--reset-attention-mask"), "attention", "flex-attention"),
-        (("--transformer-impl", "te", "--context-parallel-size", "2", "--ranks", "2"), "attention", "flash-attn-4"),
-        (OFFLOADING, "attention", "te"),
         # Norms and RoPE.
-        (("--transformer-impl", "te"), "norm", "te"),
         (("--hidden-dropout", "0.1"), "norm", "torch"),
         (("--recompute-granularity", "selective", "--recompute-modules", "mlp"), "norm", "torch"),
         (("--kernels", "torch"), "norm", "torch"),
         (("--qk-layernorm",), "rope", "triton"),
         (("--qk-layernorm", "--model", "olmo2-7b"), "rope", "torch"),
         (("--rotary-percent", "0.5"), "rope", "torch"),
-        (("--transformer-impl", "te"), "rope", "triton"),
-        (("--transformer-impl", "te", "--attention-backend", "fused"), "rope", "te"),
         # SwiGLU.
         (("--fp8-format", "hybrid"), "swiglu", "triton"),
-        (("--transformer-impl", "te"), "swiglu", "triton"),
         (("--use-torch-fsdp2",), "swiglu", "gemm-epilogue"),
         (("--tensor-model-parallel-size", "2", "--ranks", "2"), "swiglu", "gemm-epilogue"),
         (("--tensor-model-parallel-size", "4", "--ranks", "4", "--ffn-hidden-size", "14352"), "swiglu", "triton"),
         (("--ffn-hidden-size", "14340"), "swiglu", "triton"),
         (("--num-experts", "8"), "swiglu", "torch"),
-        (OFFLOADING, "swiglu", "torch"),
         (("--kernels", "torch"), "swiglu", "torch"),
         (("--swiglu-impl", "triton"), "swiglu", "triton"),
         (("--swiglu-impl", "torch"), "swiglu", "torch"),
@@ -117,7 +105,6 @@ def test_auto_on_a_hopper_gpu() -> None:
         (("--num-experts", "8", "--fp8-format", "hybrid", "--kernels", "torch"), "experts", "grouped"),
         (("--num-experts", "16", "--fp8-format", "hybrid"), "experts", "grouped-gemm-epilogue"),
         (("--num-experts", "8", "--use-torch-fsdp2"), "experts", "grouped-gemm-epilogue"),
-        (("--num-experts", "8", "--transformer-impl", "te"), "experts", "te"),
         (
             ("--num-experts", "8", "--tensor-model-parallel-size", "2", "--sequence-parallel", "--ranks", "2"),
             "experts",
@@ -131,7 +118,6 @@ def test_auto_on_a_hopper_gpu() -> None:
         (("--seq-length", "8190", "--micro-batch-size", "3", "--global-batch-size", "3"), "cross_entropy", "triton"),
         (("--tensor-model-parallel-size", "4", "--ranks", "4"), "cross_entropy", "fused-linear"),
         (("--tensor-model-parallel-size", "4", "--ranks", "4", "--vocab-size", "384"), "cross_entropy", "triton"),
-        (("--transformer-impl", "te"), "cross_entropy", "fused-linear"),
         (("--kernels", "torch"), "cross_entropy", "torch"),
         (("--cross-entropy-impl", "triton"), "cross_entropy", "triton"),
         (("--cross-entropy-impl", "torch"), "cross_entropy", "torch"),
@@ -148,7 +134,6 @@ def test_auto_on_a_hopper_gpu() -> None:
         ((*SHARDED, "--no-tp-comm-overlap"), "collectives", "torch"),
         ((*SHARDED, "--num-distributed-optimizer-instances", "2"), "collectives", "torch"),
         (("--ranks", "2", "--use-distributed-optimizer"), "collectives", None),
-        ((*SHARED, "--transformer-impl", "te"), "collectives", "te"),
         # The optimizer's step and fp8's casts.
         (("--use-torch-fsdp2",), "adamw", "triton"),
         (("--optimizer", "muon"), "adamw", "torch"),
@@ -157,12 +142,17 @@ def test_auto_on_a_hopper_gpu() -> None:
         (("--fp8-format", "hybrid", "--fp8-recipe", "rowwise"), "fp8_cast", "torch"),
         (("--fp8-format", "e4m3", "--fp8-recipe", "blockwise"), "fp8_cast", "triton"),
         (("--fp8-format", "e4m3", "--fp8-recipe", "blockwise", "--kernels", "torch"), "fp8_cast", "torch"),
-        (("--fp8-format", "hybrid", "--transformer-impl", "te"), "fp8_cast", "te"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else value,
 )
 def test_what_is_chosen_with_an_option(options: tuple[str, ...], part: str, expected: str) -> None:
     assert getattr(chosen(*options), part) == expected
+
+
+@pytest.mark.parametrize("word", ["auto", "torch", "local", "te", "transformer_engine"])
+def test_the_kernels_are_the_same_with_every_word_for_the_layers(word: str) -> None:
+    for options in ((), (*SHARED, "--tp-comm-overlap"), ("--fp8-format", "hybrid"), ("--num-experts", "8"), SELECTIVE):
+        assert chosen(*options, "--transformer-impl", word) == chosen(*options)
 
 
 @pytest.mark.parametrize(
@@ -240,8 +230,7 @@ EPILOGUE, FUSED_LINEAR, FLASH = (
     ("--attention-backend", "flash"),
 )
 REFUSED: dict[tuple[str, ...], str] = {
-    (*EPILOGUE, "--transformer-impl", "te"): "--swiglu-impl gemm-epilogue does not support --transformer-impl te",
-    (*EPILOGUE, "--kernels", "torch"): "--kernels torch",
+    (*EPILOGUE, "--kernels", "torch"): "--swiglu-impl gemm-epilogue does not support --kernels torch",
     (*EPILOGUE, "--num-experts", "8"): "experts",
     (*EPILOGUE, "--fp8-format", "hybrid"): "fp8",
     (*EPILOGUE, "--ffn-hidden-size", "14340"): "widths of a rank that are no multiples of 8",
@@ -297,7 +286,7 @@ def test_a_refusal_names_what_auto_takes() -> None:
     ids=str,
 )
 def test_a_run_is_refused_before_it_starts(options: tuple[str, ...], reasons: list[str]) -> None:
-    result = run("--mock-data", "--model", "tiny", "--device", "cpu", "--ranks", "1", "--train-iters", "1", *options)
+    result = train("--mock-data", "--model", "tiny", "--device", "cpu", "--ranks", "1", "--train-iters", "1", *options)
     assert result.code == 78
     assert all(reason in result.err for reason in reasons)
 
@@ -333,7 +322,6 @@ def planned(*options: str) -> tuple[int, str]:
     [
         ((*FP8, "--fp8-recipe", "rowwise"), "--fp8-recipe rowwise"),
         ((*FP8, "--kernels", "torch"), "--kernels torch"),
-        ((*FP8, "--transformer-impl", "te"), "--transformer-impl te"),
         ((*FP8, "--model", "mixtral-8x7b"), "experts"),
         (("--model", "mixtral-8x7b"), "experts"),
         (("--model", "gpt3-1.7b", "--seq-length", "2048"), "a model without SwiGLU"),
@@ -341,7 +329,6 @@ def planned(*options: str) -> tuple[int, str]:
         (("--swiglu-impl", "triton"), "--swiglu-impl triton"),
         (("--swiglu-in", "kernel"), "--swiglu-impl triton"),
         ((*FP8, "--swiglu-impl", "torch"), "--swiglu-impl torch"),
-        (("--transformer-impl", "te"), "--transformer-impl te"),
         (("--gpu", "a100-80gb"), "a Hopper GPU"),
         (("--gpu", "b200-180gb"), "its compute capability is 10.0"),
     ],
@@ -385,7 +372,6 @@ def test_swiglu_is_recomputed_with_the_mlp_or_alone() -> None:
         (FLASH, "flash_attn.cute", "flash-attn-4 is not installed", "use --attention-backend fused"),
         (FLASH, "cutlass", "flash-attn-4 is not installed: there is no module cutlass, which it imports", "fused"),
         (EPILOGUE, "cutlass", "quack is not installed: there is no module cutlass, which it imports", "drop --swiglu-impl"),
-        (("--transformer-impl", "te"), "transformer_engine", "TransformerEngine is not installed", "use torch layers"),
     ],
     ids=str,
 )
@@ -429,7 +415,7 @@ def test_earlier_spellings_in_a_config_file_and_the_environment(tmp_path: Path) 
     config.write_text('loss-in = "products"\n')
     words = ("--mock-data", "--model", "tiny", "--device", "cpu", "--ranks", "1", "--train-iters", "1", "--dry-run")
     for arguments, variables in (((*words, "--config", str(config)), {}), (words, {"LT_TRAIN_LOSS_IN": "products"})):
-        result = run(*arguments, **variables)
+        result = train(*arguments, **variables)
         assert (result.code, "--cross-entropy-impl fused-linear" in result.err) == (78, True), result.err
 
 
@@ -450,14 +436,14 @@ def test_the_choice_stands_in_log_checkpoint_and_dry_run(tmp_path: Path) -> None
     save = tmp_path / "run"
     result = train(*words, "--kernels", "torch", "--eval-iters", "0", "--save", str(save))
     assert result.code == 0, result.err
-    expected = dict.fromkeys(("layers", "norm", "rope", "swiglu", "cross_entropy", "adamw"), "torch") | {"attention": "sdpa"}
+    expected = dict.fromkeys(("norm", "rope", "swiglu", "cross_entropy", "adamw"), "torch") | {"attention": "sdpa"}
     record = json.loads((save / "iter_0000001/run.json").read_text())
     assert record["kernels"] == expected
     assert record["versions"]["torch"] == metadata.version("torch")
     log = (save / "train.log").read_text()
-    assert "  kernels: layers torch, attention sdpa, norm torch," in log
+    assert "  kernels: attention sdpa, norm torch," in log
     assert f"megatron-core {metadata.version('megatron-core')}" in log
-    shown = run(*words, "--dry-run")
+    shown = train(*words, "--dry-run")
     assert json.loads(shown.out)["kernels"] == expected
 
 

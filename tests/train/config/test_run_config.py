@@ -57,6 +57,13 @@ def test_refused_configurations(case: str, tmp_path: Path, dataset: Dataset) -> 
     assert not (tmp_path / "run").exists()
 
 
+def test_a_file_of_an_earlier_version_that_asks_for_transformer_engine_runs_and_is_told_once(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('transformer-impl = "te"\ncpu-offloading-num-layers = 0\n')
+    for words in ((), ("--parallel", "auto", "--ranks", "2")):
+        result = train(*SMALL, "--mock-data", "--config", str(tmp_path / "run.toml"), "--dry-run", *words)
+        assert (result.code, result.err.count("--transformer-impl te has no effect")) == (0, 1), result.err
+
+
 def test_all_problems_of_a_plan_are_found_at_once(dataset: Dataset) -> None:
     wrong = (
         *("--tensor-model-parallel-size", "3", "--ranks", "3", "--seq-length", "4096", "--min-lr", "1"),
@@ -196,6 +203,31 @@ def test_what_a_checkpoint_cannot_give_is_refused(tmp_path: Path, dataset: Datas
         assert (result.code, message in result.err) == (78, True), result.err
 
 
+def test_a_run_in_samples_trains_those_that_are_left_with_any_batch_size(tmp_path: Path, dataset: Dataset) -> None:
+    """40 of 80 samples in steps of 4, 16 in steps of 8, 24 in steps of 2."""
+    run = ("--save", str(tmp_path / "run"), "--train-samples", "80", "--eval-iters", "0", dataset.prefix)
+    counts = []
+    for size, more, code in ((4, ("--exit-interval", "10"), 75), (8, ("--exit-interval", "3"), 75), (2, (), 0), (8, (), 0)):
+        result = train(*SMALL, "--global-batch-size", str(size), *more, *run)
+        assert result.code == code, result.err
+        records = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
+        steps = [record for record in records if record["kind"] == "step"]
+        counts.append((steps[-1]["step"], steps[-1]["consumed_samples"]))
+    assert counts == [(10, 40), (12, 56), (24, 80), (24, 80)]
+    assert "up to date" in result.err
+
+
+def test_a_longer_run_that_reorders_its_samples_warns(tmp_path: Path, dataset: Dataset) -> None:
+    """The samples are those of two epochs, all shuffled together, and no longer of one."""
+    run = (*SMALL, "--save", str(tmp_path / "run"), "--eval-iters", "0", dataset.prefix)
+    assert train(*run, "--train-iters", "2").code == 0
+    same = train(*run, "--train-iters", "3", "--exit-interval", "1")
+    assert "another order" not in same.err
+    longer = train(*run, "--train-iters", "400", "--exit-interval", "1")
+    assert "the length of the run was 24 samples and is 3200, which takes another number of epochs" in longer.err, longer.err
+    assert "the samples that are left come in another order than before" in longer.err
+
+
 def test_another_batch_size_continues_with_a_warning(tmp_path: Path, dataset: Dataset) -> None:
     save = ("--save", str(tmp_path / "run"), "--split", "1,0,0", "--eval-iters", "0")
     # 960 samples are about an epoch of this data: what five steps of 16 take is long consumed.
@@ -204,3 +236,41 @@ def test_another_batch_size_continues_with_a_warning(tmp_path: Path, dataset: Da
     smaller = train(*SMALL, "--train-iters", "5", *save, "--global-batch-size", "16", "--micro-batch-size", "16", dataset.prefix)
     assert smaller.code == 0, smaller.err
     assert "the batch size is another than before" in smaller.err
+
+
+def test_a_run_that_continues_with_other_updates_tells_which(tmp_path: Path, dataset: Dataset) -> None:
+    """A longer run stretches its schedule, too, if nothing says how long the decay is."""
+    run = (
+        *SMALL,
+        "--save",
+        str(tmp_path / "run"),
+        "--split",
+        "1,0,0",
+        "--eval-iters",
+        "0",
+        "--lr-decay-iters",
+        "8",
+        dataset.prefix,
+    )
+    assert train(*run, "--train-iters", "2").code == 0
+    same = train(*run, "--train-iters", "3")
+    assert "update the weights in another way" not in same.err, same.err
+    changed = ("--lr", "1e-3", "--adam-beta2", "0.99", "--hidden-dropout", "0.1", "--bf16", "--lr-decay-style", "linear")
+    changed += ("--eod-mask-loss", "--reset-position-ids")
+    other = train(*run, "--train-iters", "4", *changed)
+    assert other.code == 0, other.err
+    for change in (
+        "lr was 0.0003 and is 0.001",
+        "min-lr was 3e-05 and is 0.0001",
+        "lr-decay-style was cosine and is linear",
+        "adam-beta2 was 0.95 and is 0.99",
+        "hidden-dropout was 0 and is 0.1",
+        "the precision was fp32 and is bf16",
+        "eod-mask-loss was False and is True",
+        "reset-position-ids was False and is True",
+    ):
+        assert change in other.err, other.err
+    assert "the steps that are left update the weights in another way than those before" in other.err
+    stretched = train(*run, "--train-iters", "5", *changed, "--lr-decay-iters", "16")
+    assert "lr-decay-samples was 64 and is 128" in stretched.err, stretched.err
+    assert "lr was" not in stretched.err

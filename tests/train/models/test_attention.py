@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_mask
 
-from lt_train.models import attention
-from lt_train.models.attention import CausalAttention, sequence_share
+from lt_train.models.mixers import core_attention as attention
+from lt_train.models.mixers.core_attention import CausalAttention, sequence_share
 
 SEQUENCE, BATCH, HEADS, GROUPS, SIZE = 48, 2, 4, 2, 8
 SINKS = torch.tensor([0.5, -1.0, 2.0, 0.0])

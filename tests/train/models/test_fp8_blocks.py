@@ -7,7 +7,6 @@ from typing import Any, cast
 import pytest
 import torch
 from fp8_training import UNCOMPILED, Found, train
-from megatron.core.tensor_parallel import ColumnParallelLinear
 from torch import Tensor
 
 from lt_train.models import fp8_linear
@@ -16,7 +15,7 @@ from lt_train.ops.fp8_casts import Casts, TorchBlockCasts, TritonBlockCasts
 from lt_train.ops.row_exchange import OneRank
 
 BLOCK = 128
-STEPS = 50
+STEPS = 24
 E4M3 = torch.float8_e4m3fn
 # Widths of three blocks, one of which has no line of scales that torch's product reads, and of four, which has.
 ROWS, INPUTS, OUTPUTS = 2 * BLOCK, 4 * BLOCK, 3 * BLOCK
@@ -45,10 +44,7 @@ def product(
     """The output and the gradients of `rows` and `weight`, or what is returned in place of the latter's."""
     rows = rows.detach().requires_grad_()
     weight = weight if buffer is not None else torch.nn.Parameter(weight)
-    output = fp8_linear._linear(
-        input=rows, weight=weight, bias=None, gradient_accumulation_fusion=buffer is not None, allreduce_dgrad=False,
-        sequence_parallel=False, tp_group=None, source=source, gradient=E4M3, casts=casts,
-    )  # fmt: skip
+    output = fp8_linear.Fp8(E4M3, casts, None).linear(rows, weight, buffer, source)
     return [output, *torch.autograd.grad(output, (rows, weight), slope)]
 
 
@@ -97,21 +93,29 @@ def test_the_first_gradient_of_a_step_overwrites_and_others_add(dtype: torch.dty
         torch.testing.assert_close(parameter.main_grad.float(), times * expected.float(), rtol=1e-2, atol=0.1)
 
 
-def test_layers_of_other_widths_stay_in_16_bits() -> None:
+def test_layers_of_other_widths_stay_in_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as the projection of DeepSeek-V3's keys and values to 512 + 64."""
-
-    def linear(*shape: int) -> Any:
-        layer: Any = ColumnParallelLinear.__new__(ColumnParallelLinear)
-        torch.nn.Module.__init__(layer)
-        layer.weight, layer._forward_impl = torch.nn.Parameter(torch.empty(shape)), None
-        return layer
-
-    layers = [linear(256, 128), linear(576, 128), linear(128, 576)]
-    for recipe, in_fp8 in (("blockwise", [True, False, False]), ("tensorwise", [True] * 3)):
-        model: Any = SimpleNamespace(decoder=torch.nn.ModuleList(layers))
-        precision, kernels = SimpleNamespace(fp8_format="e4m3", fp8_recipe=recipe), SimpleNamespace(fp8_cast="torch")
-        fp8_linear.use_fp8(model, cast(Any, precision), cast(Any, kernels), OneRank())
-        assert [layer._forward_impl is not None for layer in layers] == in_fp8
+    for name in ("Fp8ColumnLinear", "Fp8RowLinear"):
+        monkeypatch.setattr(fp8_linear, name, lambda *sizes, **settings: "fp8")
+    for name in ("column", "row"):
+        monkeypatch.setattr(fp8_linear.Linears, name, lambda *sizes, **settings: "16 bits")
+    # A column-parallel layer has half of the outputs, a row-parallel layer half of the inputs.
+    config: Any = SimpleNamespace(tensor_model_parallel_size=2, init_method=None, output_layer_init_method=None)
+    kernels: Any = SimpleNamespace(fp8_cast="torch", collectives="torch")
+    sizes = [(128, 256), (128, 128), (128, 576), (576, 128)]
+    for recipe, columns, rows in (
+        ("blockwise", [True, False, False, False], [False, False, False, False]),
+        ("tensorwise", *[[True] * 4] * 2),
+    ):
+        linears = fp8_linear.Fp8Linears(
+            config, cast(Any, SimpleNamespace(fp8_format="e4m3", fp8_recipe=recipe)), kernels, OneRank()
+        )
+        assert [linears.column(*size, bias=False) == "fp8" for size in sizes] == columns
+        assert [linears.row(*size, bias=False) == "fp8" for size in sizes] == rows
+    blockwise = fp8_linear.Fp8Linears(
+        config, cast(Any, SimpleNamespace(fp8_format="e4m3", fp8_recipe="blockwise")), kernels, OneRank()
+    )
+    assert blockwise.row(256, 128, bias=False) == "fp8"
 
 
 def test_the_kernels_scales_are_those_of_the_compiled_functions() -> None:
@@ -145,6 +149,6 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
 @pytest.mark.parametrize("exact", ["bf16", "fp32"])
 def test_training_is_near_that_without_fp8(exact: str, found: dict[str, Found]) -> None:
     blockwise, other = torch.tensor(found["blockwise"].losses), torch.tensor(found[exact].losses)
-    assert len(blockwise) == STEPS and other[-1] < other[0] / 4
+    assert len(blockwise) == STEPS and other[-1] < other[0] / 2
     # On 2026-11-27 6e-3 from bf16 and 9e-3 from fp32.
     assert 1e-3 < (blockwise - other).abs().max() < 2e-2

@@ -120,7 +120,7 @@ def test_a_gradient_that_is_read_is_zero(is_read: bool) -> None:
 
 
 def test_training(tmp_path: Path) -> None:
-    """Beside the loss in its own kernel: steps of two micro batches, evaluations, the gradients' norms."""
+    """Beside torch's loss: steps of two micro batches, evaluations, the gradients' norms."""
     untied = ("--untie-embeddings-and-output-weights",)
     ways = {
         "tied": (),
@@ -136,17 +136,17 @@ def test_training(tmp_path: Path) -> None:
         (losses, norms, gemms), (expected_losses, expected_norms, none) = found[name + FUSED], found[name]
         assert losses == pytest.approx(expected_losses, abs=tolerance), name
         assert norms == pytest.approx(expected_norms, rel=tolerance), name
-        # Three steps and two evaluations of two micro batches each.
-        assert (gemms, none) == (10, 0)
+        # Two steps and two evaluations of two micro batches each.
+        assert (gemms, none) == (8, 0)
 
 
-def test_a_hundred_steps(tmp_path: Path) -> None:
+def test_many_steps(tmp_path: Path) -> None:
     """Beside torch's own operations, in float32."""
-    steps = ("--train-iters", "100", "--eval-iters", "0", "--global-batch-size", "1", "--lr", "3e-3")
+    steps = ("--train-iters", "16", "--eval-iters", "0", "--global-batch-size", "1", "--lr", "3e-3")
     runs = {"plain": ("", *steps, "--kernels", "torch"), "fused": (FUSED, *steps)}
     found = train(tmp_path, runs)
     (losses, _, gemms), (expected, _, _) = found["fused"], found["plain"]
     # Roundings of float32 near 4 are 2.4e-7.
     assert losses == pytest.approx(expected, abs=5e-6)
-    assert (len(losses), gemms) == (100, 100)
-    assert expected[-1] < expected[0] - 0.3
+    assert (len(losses), gemms) == (16, 16)
+    assert expected[-1] < expected[0] - 0.02

@@ -13,7 +13,6 @@ from lt_shared.manifest import Dataset
 from lt_train.optim.optimizer import loss_scale
 
 Found = dict[str, Any]
-FIRST_SCALE = 2.0**30
 
 
 @pytest.fixture(scope="module")
@@ -30,14 +29,14 @@ def test_a_nan_on_one_rank_changes_no_weight_anywhere(form: str, found: Found) -
     assert outcome["kept_schedule"]
     assert outcome["changed_later"]
     assert math.isfinite(outcome["good_loss"])
-    assert outcome["consumed"] == 24, "the samples of the skipped step are not seen again"
+    assert outcome["consumed"] == 3 * steps_by_hand.BATCH, "the samples of the skipped step are not seen again"
 
 
 def test_fp16_finds_its_loss_scale(found: Found) -> None:
     outcome = found["loss_scaling"]
     assert outcome["updated"][0] is False
-    assert outcome["scales"][0] == FIRST_SCALE / 2
-    scales = [FIRST_SCALE, *outcome["scales"]]
+    assert outcome["scales"][0] == steps_by_hand.FIRST_SCALE / 2
+    scales = [steps_by_hand.FIRST_SCALE, *outcome["scales"]]
     good_in_a_row = 0
     for before, after, updated in zip(scales, scales[1:], outcome["updated"], strict=False):
         good_in_a_row = good_in_a_row + 1 if updated else 0
@@ -45,12 +44,12 @@ def test_fp16_finds_its_loss_scale(found: Found) -> None:
         good_in_a_row = 0 if doubled else good_in_a_row
         assert after == (before / 2 if not updated else before * 2 if doubled else before)
     assert sum(outcome["updated"]) > 5
-    assert outcome["schedule"] == 8 * sum(outcome["updated"]), "a skipped step does not move the schedule"
+    assert outcome["schedule"] == steps_by_hand.BATCH * sum(outcome["updated"]), "a skipped step does not move the schedule"
 
 
 def test_a_fixed_loss_scale_stays_and_changes_nothing(found: Found) -> None:
     outcome = found["loss_scaling"]
-    assert outcome["fixed_scales"] == [1024.0] * 4
+    assert outcome["fixed_scales"] == [1024.0] * 3
     assert outcome["fixed_losses"] == pytest.approx(outcome["fp32_losses"], abs=1e-3)
 
 
@@ -79,7 +78,7 @@ def test_norms_and_biases_have_no_weight_decay(family: str, found: Found) -> Non
 
 def test_weight_decay_rises(found: Found) -> None:
     first, second = (step["embedding.word_embeddings.weight"] for step in found["weight_decay"]["rising"])
-    # After 8 of 800 samples it is 1% of the way from 0 to 1; the learning rate is 0.1.
+    # After one step of 100 it is 1% of the way from 0 to 1; the learning rate is 0.1.
     assert (first, second) == (1.0, pytest.approx(1 - 0.1 * 0.01))
 
 
@@ -140,7 +139,7 @@ def test_fused_layers_split_between_ranks_compute_the_whole_ones(found: Found) -
 def test_linear_layers_that_exchange_rows_train_as_megatrons_do(found: Found) -> None:
     outcome = found["overlapped"]
     # Four in each of two layers.
-    assert outcome["replaced"] == [0, 8]
+    assert outcome["overlapping"] == [0, 8]
     assert outcome["found"] == pytest.approx(outcome["expected"], abs=2e-3)
 
 

@@ -2,10 +2,10 @@
 
 import json
 import subprocess
-import sys
 import time
 from pathlib import Path
 
+import nursery
 import pytest
 from layouts import plan_of
 from reserved_ports import free_port
@@ -19,7 +19,7 @@ from lt_train.planner.memory_estimate import estimate
 
 SMALL = (
     *("--model", "tiny", "--num-layers", "4", "--hidden-size", "128", "--ffn-hidden-size", "352", "--vocab-size", "2048"),
-    *("--seq-length", "256", "--micro-batch-size", "2", "--global-batch-size", "4", "--mock-data", "--device", "cpu"),
+    *("--seq-length", "64", "--micro-batch-size", "2", "--global-batch-size", "4", "--mock-data", "--device", "cpu"),
     *("--eval-iters", "0", "--train-iters", "2"),
 )
 ZERO = ("--ranks", "2", "--use-distributed-optimizer")
@@ -30,15 +30,16 @@ LAYOUTS = {
     "bf16": ("--bf16",),
     # In Triton's interpreter, which is slow.
     "kernels": (
-        *("--bf16", "--kernels", "triton", "--num-layers", "1", "--vocab-size", "128", "--seq-length", "32"),
+        *("--bf16", "--kernels", "triton", "--num-layers", "1", "--vocab-size", "128", "--seq-length", "16"),
         *("--micro-batch-size", "1", "--global-batch-size", "1"),
     ),
     "bf16-gradients": ("--bf16", "--grad-reduce-in-bf16"),
     "gpt": ("--model", "tiny-gpt3", "--bf16"),
     "zero": ZERO,
     "bf16-zero": (*ZERO, "--bf16"),
-    "fsdp": ("--ranks", "2", "--use-torch-fsdp2"),
-    "bf16-fsdp": ("--ranks", "2", "--use-torch-fsdp2", "--bf16"),
+    # Of few tokens the weights that a layer gathers are the larger part.
+    "fsdp": ("--ranks", "2", "--use-torch-fsdp2", "--seq-length", "256"),
+    "bf16-fsdp": ("--ranks", "2", "--use-torch-fsdp2", "--bf16", "--seq-length", "256"),
     "tp2": (*TP2, "--bf16"),
 }
 RECOMPUTED = {
@@ -59,9 +60,10 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]]:
     """Per layout, the bytes of each kind on rank 0."""
     work_file = tmp_path_factory.mktemp("memory") / "work.json"
     plans = {name: plan_of((*SMALL, *options)).to_json() for name, options in (LAYOUTS | RECOMPUTED | LARGE).items()}
-    work_file.write_text(json.dumps({"plans": plans, "ports": [free_port() for _ in plans]}))
+    work = {"plans": plans, "ports": [free_port() for _ in plans], "built": list(LARGE)}
+    work_file.write_text(json.dumps(work))
     probe = Path(__file__).parents[1] / "memory_probe.py"
-    started = [subprocess.Popen([sys.executable, probe, work_file, str(rank)], env=environment()) for rank in range(2)]
+    started = [subprocess.Popen([nursery.python(), probe, work_file, str(rank)], env=environment()) for rank in range(2)]
     try:
         while all(process.poll() in (None, 0) for process in started) and any(process.poll() is None for process in started):
             time.sleep(0.1)
@@ -120,15 +122,15 @@ def test_a_large_model_is_estimated_at_once_and_in_full() -> None:
 
 
 def test_ranks_that_share_experts_have_all_tokens_of_a_layer_at_a_time() -> None:
-    """512 tokens of each of two ranks, 128 numbers of 4 bytes each, go to 2 of 4 experts, and the fullest rank has a quarter more
+    """128 tokens of each of two ranks, 128 numbers of 4 bytes each, go to 2 of 4 experts, and the fullest rank has a quarter more
     rows. megatron-core's rows are kept instead, and there while a layer computes."""
     shared = (*SMALL, *FULL, "--model", "tiny-mixtral", "--ranks", "2", "--expert-model-parallel-size", "2")
     small = (*shared, "--vocab-size", "128", "--moe-token-dispatcher-type")
     plans = [plan_of((*small, name)) for name in ("alltoall", "allgather")]
     assert (plans[0].architecture.num_experts, plans[0].architecture.moe_router_topk) == (4, 2)
     found, sent_by_megatron = (estimate(plan).activations for plan in plans)
-    rows, whole_tokens = 512 * 2 * 5 // 4, 2 * 2 * 512 * 128 * 4
-    places = 2 * 512 * (2 * 4 + 2 * 20) - 512 * 2 * 20
+    rows, whole_tokens = 128 * 2 * 5 // 4, 2 * 2 * 128 * 128 * 4
+    places = 2 * 128 * (2 * 4 + 2 * 20) - 128 * 2 * 20
     assert found - sent_by_megatron == whole_tokens + places - 2 * rows * 128 * 4
 
 
@@ -180,7 +182,7 @@ REFUSED = {
     "--recompute-modules attention: unknown": ("--recompute-activations", "--recompute-modules", "attention"),
     "have no experts": ("--recompute-activations", "--recompute-modules", "moe"),
     "part of the GEMMs": ("--recompute-activations", "--recompute-modules", "swiglu"),
-    "asks TransformerEngine": ("--recompute-activations", "--recompute-modules", "layernorm"),
+    "recomputes the norms of TransformerEngine's layers alone": ("--recompute-activations", "--recompute-modules", "layernorm"),
     "do not divide into such groups": (*FULL, "--recompute-num-layers", "3"),
     "--grad-reduce-in-bf16 and --accumulate": ("--bf16", "--grad-reduce-in-bf16", "--accumulate-allreduce-grads-in-fp32"),
     "--grad-reduce-in-bf16 with weights in float32": ("--grad-reduce-in-bf16",),
@@ -197,7 +199,7 @@ REFUSED = {
         *("--model", "tiny-mixtral", "--expert-model-parallel-size", "2", *ZERO, "--num-distributed-optimizer-instances", "2"),
     ),
     "do not divide into 3 replicas": (*ZERO, "--num-distributed-optimizer-instances", "3"),
-    "TransformerEngine's layers only": ("--cpu-offloading-num-layers", "2"),
+    "--cpu-offloading-num-layers 2: megatron-core offloads": ("--cpu-offloading-num-layers", "2"),
 }
 
 

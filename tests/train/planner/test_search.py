@@ -82,7 +82,7 @@ def test_layouts_are_put_in_the_order_of_their_measured_speeds() -> None:
     model = ("--model", "llama3-8b", "--num-layers", "8", "--seq-length", "8192", "--micro-batch-size", "4")
     wastes = {}
     for name, measured in measured_speeds.MEASURED.items():
-        words = [*model, "--global-batch-size", "8", *BF16, "--transformer-impl", "torch", "--ranks", "2", *measured.options]
+        words = [*model, "--global-batch-size", "8", *BF16, "--ranks", "2", *measured.options]
         wastes[name] = search._waste(assembled(words), 2)
         assert 1 / (1 + wastes[name]) == pytest.approx(measured.share, abs=0.02), name
     shares = {name: measured.share for name, measured in measured_speeds.MEASURED.items()}
@@ -352,7 +352,7 @@ def test_plan_needs_none_of_the_packages_of_a_run(monkeypatch: pytest.MonkeyPatc
     for options in (
         ("--transformer-impl", "te"),
         ("--attention-backend", "flash"),
-        ("--transformer-impl", "torch", "--swiglu-impl", "gemm-epilogue"),
+        ("--swiglu-impl", "gemm-epilogue"),
         ("--cross-entropy-impl", "fused-linear"),
         ("--optimizer", "muon"),
     ):

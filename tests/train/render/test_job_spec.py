@@ -37,7 +37,7 @@ ON_P5 = ("--instance-type", "p5.48xlarge", *TRAIN, "--save", "/fsx/run")
         ("--transformer-impl", "te"),
         ("--bf16", "--kv-channels", "64", "--attention-backend", "flash"),
         ("--bf16", "--optimizer", "muon"),
-        ("--bf16", "--optimizer", "muon", "--transformer-impl", "te", "--parallel", "auto"),
+        ("--bf16", "--optimizer", "muon", "--parallel", "auto"),
     ],
 )
 def test_a_job_needs_nothing_of_the_machine_that_prints_it(options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,39 @@ def test_length_of_a_run_that_grows() -> None:
 
 
 @pytest.mark.parametrize(
+    ("before", "after", "steps", "left"),
+    [
+        # After 5 steps of 8 samples: the sizes of the steps that are left, by hand.
+        ((), ("--global-batch-size", "4"), 5, [4] * 10),
+        ((), ("--global-batch-size", "16"), 5, [16, 16]),
+        ((), ("--global-batch-size", "24"), 5, [24]),
+        ((), ("--global-batch-size", "48"), 5, []),
+        ((), (), 10, []),
+        ((), ("--global-batch-size", "16"), 10, []),
+        ((), ("--rampup-batch-size", "2", "2", "60"), 5, [6] * 4 + [8, 8]),
+        (("--rampup-batch-size", "2", "2", "30"), (), 7, [8] * 7),
+    ],
+)
+def test_samples_that_are_left_with_another_batch_size(
+    before: tuple[str, ...], after: tuple[str, ...], steps: int, left: list[int]
+) -> None:
+    length = ("--train-samples", "80")
+    consumed = batches(*length, *before).samples_after(steps)
+    continued = batches(*length, *after).continued(steps, consumed)
+    assert continued.train_iters == steps + len(left)
+    assert continued.train_samples == consumed + sum(left)
+    sizes = []
+    while consumed < continued.train_samples:
+        sizes.append(continued.size_at(consumed))
+        consumed += sizes[-1]
+    assert sizes == left
+
+
+def test_a_length_in_steps_stays_one_in_steps() -> None:
+    assert batches("--train-iters", "10").continued(5, 20).train_iters == 10
+
+
+@pytest.mark.parametrize(
     ("ramp", "message"),
     [
         (("8", "2", "30"), "grows from 8 by 2 does not arrive at 8"),

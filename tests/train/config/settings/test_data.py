@@ -108,6 +108,8 @@ def test_what_changes_the_order_of_the_data() -> None:
     there = {"seed": 1, "seq_length": 16, "split": "9,1,0", "data_path": ["1", "a", "2", "b"], "lr": 1.0}
     assert changes_of_order(there, there | {"lr": 2.0, "data_path": ["1", "moved/a", "2", "b"]}) == []
     assert changes_of_order({"lr": 1.0}, there) == []
+    swapped = [there | {"data_path": words} for words in (["1", "a", "1", "b"], ["1", "b", "1", "a"])]
+    assert changes_of_order(*swapped) == ["the data was a b and is b a"]
     assert changes_of_order(there, there | {"seed": 2}) == ["seed was 1 and is 2"]
     assert len(changes_of_order(there, there | {"split": None, "data_path": None, "train_data_path": ["1", "a", "3", "b"]})) == 2
 

@@ -1,10 +1,9 @@
 """What of a layout is refused before any rank starts, and how Megatron's options for stages are read."""
 
 import pytest
-from layouts import assembled, plan_of
+from layouts import plan_of
 
 from lt_shared.console import BadConfig, UsageError
-from lt_train.config.checks import problems
 
 MODEL = (
     "--model",
@@ -47,9 +46,10 @@ REFUSED = {
         "not divisible by tensor parallel size 4",
     ),
     "ranks by context": (("--context-parallel-size", "2", "--ranks", "3"), "3 ranks do not divide into tensor parallel 1"),
-    "overlap without TransformerEngine": ((*TP2, "--sequence-parallel", "--tp-comm-overlap"), "does not support --device cpu"),
+    "overlap on a CPU": ((*TP2, "--sequence-parallel", "--tp-comm-overlap"), "does not support --device cpu"),
     "overlap without sequence parallelism": ((*TP2, "--tp-comm-overlap"), "needs sequence parallelism"),
     "zero-bubble without a pipeline": (ZERO_BUBBLE, "zero-bubble needs a pipeline parallel size above 1"),
+    "tied predictions in a pipeline": ((*PP2, "--mtp-num-layers", "1"), "tied embeddings has other gradients in a pipeline"),
     "zero-bubble of several stages": ((*PP2, *VPP2, *ZERO_BUBBLE), "zero-bubble interleaves no stages"),
 }
 
@@ -59,11 +59,6 @@ def test_refused_layouts(case: str) -> None:
     options, message = REFUSED[case]
     with pytest.raises(BadConfig, match=message):
         plan_of([*MODEL, "--num-query-groups", "4", *options])
-
-
-def test_transformer_engines_layers_have_no_zero_bubble() -> None:
-    config = assembled([*MODEL, *PP2, *ZERO_BUBBLE, "--transformer-impl", "te"])
-    assert "defers no weight gradients of TransformerEngine's layers" in "; ".join(map(str, problems(config)))
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_refused(case: str, dataset: Dataset) -> None:
     assert caught.value.hint
 
 
-FP8 = ("--bf16", "--fp8-format", "hybrid", "--device", "cuda", "--ranks", "1", "--transformer-impl", "torch")
+FP8 = ("--bf16", "--fp8-format", "hybrid", "--device", "cuda", "--ranks", "1")
 BLOCKS = ("--fp8-recipe", "blockwise", "--ffn-hidden-size", "384", "--num-query-groups", "4")
 AGAIN = (
     *("--bf16", "--device", "cuda", "--ranks", "1", "--swiglu-impl", "gemm-epilogue"),
@@ -90,10 +90,9 @@ AGAIN = (
 )
 REFUSED_ON_A_GPU: dict[str, tuple[tuple[int, int], tuple[str, ...], str]] = {
     "an A100": ((8, 0), FP8, "its compute capability is 8.0, 8.9 is needed"),
-    "delayed": ((9, 0), (*FP8, "--fp8-recipe", "delayed"), "needs TransformerEngine"),
+    "delayed": ((9, 0), (*FP8, "--fp8-recipe", "delayed"), "delayed: scales of earlier steps are TransformerEngine's"),
     "odd sizes": ((9, 0), (*FP8, "--ffn-hidden-size", "344"), "feed-forward size per rank 344 is not a multiple of 16"),
     "few tokens": ((9, 0), (*FP8, "--seq-length", "36"), "tokens in a micro batch per rank 72 is not a multiple of 16"),
-    "experts": ((9, 0), (*FP8[:-1], "te", "--model", "tiny-mixtral"), "fp8 for TransformerEngine's experts"),
     "blocks on Ada": ((8, 9), (*FP8, *BLOCKS), "this GPU has no fp8 recipe blockwise: its compute capability is 8.9"),
     "blocks on Blackwell": ((10, 0), (*FP8, *BLOCKS), "this GPU has no fp8 recipe blockwise: its compute capability is 10.0"),
     "odd blocks": (
@@ -138,7 +137,7 @@ def test_refused_on_a_gpu(case: str, dataset: Dataset, gpu: Any) -> None:
 def test_a_plan_for_other_gpus_does_not_ask_for_the_one_here(gpu: Any) -> None:
     gpu((7, 5))
     cluster = ("--gpu", "h200-141gb", "--model", "llama3.1-8b", "--seq-length", "8192")
-    result = CliRunner().invoke(plan_command, [*cluster, "--bf16", "--fp8-format", "hybrid", "--transformer-impl", "torch"])
+    result = CliRunner().invoke(plan_command, [*cluster, "--bf16", "--fp8-format", "hybrid"])
     assert result.exit_code == 0, result.output
 
 
@@ -150,7 +149,7 @@ def test_fp8_on_hopper(dataset: Dataset, gpu: Any) -> None:
 
 def test_collectives_in_another_order_are_refused(dataset: Dataset, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu((9, 0))
-    options = ("--deterministic", "--bf16", "--device", "cuda", "--ranks", "1", "--transformer-impl", "torch")
+    options = ("--deterministic", "--bf16", "--device", "cuda", "--ranks", "1")
     monkeypatch.setenv("NCCL_ALGO", "Tree")
     assert resolved(dataset, *options).precision.deterministic
     monkeypatch.setenv("NCCL_ALGO", "NVLS")

@@ -106,10 +106,8 @@ def _check_micro_batches(parallel: Parallelism, sizes: Batches) -> Iterator[Tool
         yield from parallelism.check_micro_batches(parallel, size // (sizes.micro_batch_size * parallel.data))
 
 
-def _check_precision(
-    made: Precision, in_layers: Layers, architecture: Architecture, parallel: Parallelism, sizes: Batches
-) -> Iterator[ToolError]:
-    return precision.check(made, in_layers, architecture, parallel, sizes.micro_batch_size * sizes.seq_length)
+def _check_precision(made: Precision, architecture: Architecture, parallel: Parallelism, sizes: Batches) -> Iterator[ToolError]:
+    return precision.check(made, architecture, parallel, sizes.micro_batch_size * sizes.seq_length)
 
 
 def _run(*parts: Any) -> Any:
@@ -125,9 +123,9 @@ LAYOUT_CHECKS: tuple[Check, ...] = (
     (("layers", "architecture", "parallelism", "batches", "data"), _check_layers),
     (("batches", "architecture", "parallelism"), batches.check),
     (("parallelism", "batches"), _check_micro_batches),
-    (("memory", "layers", "parallelism", "architecture", "precision", "optimization"), memory.check),
+    (("memory", "parallelism", "architecture", "precision", "optimization"), memory.check),
     (kernels.PARTS, lambda *parts: kernels.problems(_run(*parts))),
-    (("precision", "layers", "architecture", "parallelism", "batches"), _check_precision),
+    (("precision", "architecture", "parallelism", "batches"), _check_precision),
     (
         ("optimization", "precision", "parallelism"),
         lambda made, numbers, parallel: optimization.check(made, numbers.dtype, parallel),
@@ -137,7 +135,7 @@ CHECKS: tuple[Check, ...] = (
     (("data", "architecture"), lambda read, architecture: data.check(read, architecture.vocab_size)),
     (("data", "schedule", "batches"), lambda read, made, sizes: data.check_packed(read, made, sizes.seq_length)),
     (("checkpointing",), checkpointing.check),
-    (("faults", "memory", "precision"), faults.check),
+    (("faults", "memory"), faults.check),
     (
         ("schedule", "batches", "checkpointing"),
         lambda made, sizes, saving: data_schedule.check(made, sizes, bool(saving.save and not saving.no_save_optim)),

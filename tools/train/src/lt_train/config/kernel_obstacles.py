@@ -90,14 +90,12 @@ def gemm_epilogue_obstacles(run: Run, capability: Capability) -> Obstacles:
     return {
         **_not_hopper(capability),
         f"--device {run.parallelism.device}": run.parallelism.device != device.CUDA,
-        "--transformer-impl te": run.layers.transformer_engine,
         **_not_triton(run),
         "a model without SwiGLU": not has_swiglu(model),
         "norms behind the MLP": model.norm_placement != "pre",
         "experts": model.num_experts is not None,
         f"{run.precision.dtype}, only --bf16": not run.precision.bf16,
         "fp8": run.precision.fp8_format is not None,
-        "--cpu-offloading-num-layers": run.memory.offloaded_layers > 0,
         f"widths of a rank that are no multiples of {ALIGNMENT}": (
             model.hidden_size % ALIGNMENT + model.ffn_hidden_size % (ALIGNMENT * run.parallelism.tensor) > 0
         ),
@@ -109,8 +107,6 @@ def _triton_swiglu_obstacles(run: Run, capability: Capability) -> Obstacles:
         **_not_triton(run),
         "a model without SwiGLU": not has_swiglu(run.architecture),
         "experts": run.architecture.num_experts is not None,
-        # Which activations are offloaded, megatron-core's SwiGLU marks.
-        "--cpu-offloading-num-layers": run.memory.offloaded_layers > 0,
     }
 
 
@@ -175,7 +171,7 @@ def _triton_loss_obstacles(run: Run, capability: Capability) -> Obstacles:
 
 
 def overlap_obstacles(run: Run) -> Obstacles:
-    """Of collectives of torch's tensor-parallel layers by copy engines, while GEMMs run (`lt_train.ops.peer_exchange`)."""
+    """Of collectives of tensor-parallel layers by copy engines, while GEMMs run (`lt_train.ops.peer_exchange`)."""
     return {
         "--no-tp-comm-overlap": run.parallelism.tensor_overlap is False,
         f"--device {run.parallelism.device}": run.parallelism.device != device.CUDA,
@@ -203,7 +199,7 @@ def shared_shard_obstacles(run: Run) -> Obstacles:
 
 
 def _flash_obstacles(run: Run, capability: Capability) -> Obstacles:
-    model, engine = run.architecture, run.layers.transformer_engine
+    model = run.architecture
     latent = model.latent_attention
     least = FLASH_LATENT_CAPABILITY if latent else FLASH_CAPABILITY
     old = capability is not None and capability < least
@@ -214,7 +210,6 @@ def _flash_obstacles(run: Run, capability: Capability) -> Obstacles:
         f"{run.precision.dtype}, only --bf16 and --fp16": not run.precision.half,
         "--attention-dropout": run.layers.attention_dropout > 0,
         "--deterministic": run.precision.deterministic,
-        "--cpu-offloading-num-layers with TransformerEngine's layers": engine and run.memory.offloaded_layers > 0,
         f"this GPU: {device.capability_text(capability or least)}, {least[0]}.{least[1]} is needed": old,
     }
 

@@ -28,7 +28,7 @@ from lt_train.config.kernel_obstacles import (
     overlap_obstacles,
     shared_shard_obstacles,
 )
-from lt_train.config.optional_packages import ENGINE, FLASH_ATTENTION, QUACK, SYMMETRIC_MEMORY, Package
+from lt_train.config.optional_packages import FLASH_ATTENTION, QUACK, SYMMETRIC_MEMORY, Package
 from lt_train.config.settings.layers import (
     AUTO,
     FLASH,
@@ -36,7 +36,6 @@ from lt_train.config.settings.layers import (
     GEMM_EPILOGUE,
     OUTSIDE_GEMMS,
     TORCH,
-    TRANSFORMER_ENGINE,
     TRITON,
     Layers,
 )
@@ -69,15 +68,14 @@ PARTS = ("architecture", "layers", "batches", "precision", "optimization", "para
 class Kernels:
     """The implementation of each part.
 
-    `layers` is "te" or "torch" (megatron-core's local layers); `attention` "flash-attn-4", "te", "sdpa" (PyTorch's, cuDNN first)
-    or "flex-attention"; `swiglu` "gemm-epilogue", "triton" or "torch"; `cross_entropy` "fused-linear", "triton" or "torch";
-    `norm` and `rope` "triton", "te" or "torch"; `adamw` "triton" or "torch"; `fp8_cast` "triton", "te" or "torch", None without
-    fp8; `experts` "grouped-fp8", "grouped-gemm-epilogue", "grouped", "sequential" or "te", None without experts; `collectives` of
-    tensor parallelism or FSDP "symmetric-memory", which overlaps them with GEMMs, "te" or "torch", None without both.
+    `attention` is "flash-attn-4", "sdpa" (PyTorch's, cuDNN first) or "flex-attention"; `swiglu` "gemm-epilogue", "triton" or
+    "torch"; `cross_entropy` "fused-linear", "triton" or "torch"; `norm`, `rope` and `adamw` "triton" or "torch"; `fp8_cast`
+    "triton" or "torch", None without fp8; `experts` "grouped-fp8", "grouped-gemm-epilogue", "grouped" or "sequential", None
+    without experts; `collectives` of tensor parallelism or FSDP "symmetric-memory", which overlaps them with GEMMs, or "torch",
+    None without both.
     `recomputes_swiglu`: the backward pass computes SwiGLU again instead of keeping its output.
     """
 
-    layers: str
     attention: str
     norm: str
     rope: str
@@ -109,13 +107,11 @@ def choose(run: Run, capability: Capability, failed: Failures = NONE_FAILED) -> 
     """
     for problem in (*problems(run, capability), *_failed_choices(run, failed)):
         raise problem
-    attention = _attention(run, capability, failed)
     modules = run.memory.recomputed_modules
     return Kernels(
-        layers=run.layers.implementation,
-        attention=attention,
+        attention=_attention(run, capability, failed),
         norm=_norm(run),
-        rope=_rope(run, attention),
+        rope=_rope(run),
         swiglu=_chosen("--swiglu-impl", run, capability, failed),
         cross_entropy=_chosen("--cross-entropy-impl", run, capability, failed),
         adamw=TRITON if fuses_adamw(run) else TORCH,
@@ -140,12 +136,12 @@ def problems(run: Run, capability: Capability = None) -> Iterator[ToolError]:
         if obstacle:
             instead = _first(option, run, capability)
             yield BadConfig(f"{option} {wish} does not support {obstacle}", f"drop it: auto takes {instead} here")
-    if run.layers.grouped_experts and run.architecture.num_experts and not run.layers.transformer_engine:
+    if run.layers.grouped_experts and run.architecture.num_experts:
         reason = _reason(grouped_expert_obstacles(run))
         if reason:
-            yield BadConfig(f"--moe-grouped-gemm does not support {reason}", "drop it, or use --transformer-impl te")
+            yield BadConfig(f"--moe-grouped-gemm does not support {reason}", "drop it")
     if _wants_overlap(run) and (reason := _reason(overlap_obstacles(run))):
-        yield BadConfig(f"--tp-comm-overlap does not support {reason}", "drop it, or use --transformer-impl te")
+        yield BadConfig(f"--tp-comm-overlap does not support {reason}", "drop it")
     if SWIGLU in run.memory.recomputed_modules and (reason := _recomputation_obstacle(run, capability)):
         yield BadConfig(
             f"--recompute-modules swiglu does not support {reason}: it is part of the GEMMs (--swiglu-impl {GEMM_EPILOGUE}) or of"
@@ -168,8 +164,6 @@ def _failed_choices(run: Run, failed: Failures) -> Iterator[ToolError]:
 
 def missing_packages(layers: Layers, memory: Memory, precision: Precision) -> Iterator[ToolError]:
     """Yields BadConfig for what was chosen and is not installed here."""
-    if layers.transformer_engine and (missing := ENGINE.missing()):
-        yield _not_installed(ENGINE, missing, "pip install transformer-engine[pytorch], or use torch layers")
     if layers.attention_backend == FLASH and (missing := FLASH_ATTENTION.missing()):
         yield _not_installed(FLASH_ATTENTION, missing, "pip install lt-train[flash], or use --attention-backend fused")
     wishes = {"--swiglu-impl": layers.swiglu_impl, "--cross-entropy-impl": layers.cross_entropy_impl}
@@ -250,14 +244,12 @@ def _reason(obstacles: Obstacles) -> str | None:
 
 
 def _attention(run: Run, capability: Capability, failed: Failures) -> str:
-    """TransformerEngine's attention has no documents; SDPA on a GPU none, no window, cap, sink or shared sample."""
+    """SDPA on a GPU has no documents, no window, cap, sink or shared sample."""
     if _chosen("--attention-backend", run, capability, failed) == FLASH:
         return FLASH_ATTENTION_4
-    documents = run.data.reset_attention_mask
-    if run.layers.transformer_engine and not documents:
-        return TRANSFORMER_ENGINE
     window = run.architecture.sliding_window
-    is_masked = documents or run.parallelism.context > 1 or (window is not None and window < run.batches.seq_length)
+    is_masked = run.data.reset_attention_mask or run.parallelism.context > 1
+    is_masked = is_masked or (window is not None and window < run.batches.seq_length)
     is_masked = is_masked or run.architecture.attn_logit_softcapping is not None or run.architecture.attention_sinks
     return FLEX if is_masked and run.parallelism.device == device.CUDA else SDPA
 
@@ -268,31 +260,24 @@ def is_plain_rms_norm(model: Architecture) -> bool:
 
 
 def _norm(run: Run) -> str:
-    """Of the layers; with the residual addition before it. TransformerEngine's norms are part of its linear layers."""
-    if run.layers.transformer_engine:
-        return TRANSFORMER_ENGINE
-    recomputed = {"layernorm", "mlp"} & set(run.memory.recomputed_modules)
+    """Of the layers; with the residual addition before it."""
     fits = is_plain_rms_norm(run.architecture) and run.architecture.norm_placement == "pre"
-    fits = fits and not run.layers.hidden_dropout and not recomputed
+    fits = fits and not run.layers.hidden_dropout and "mlp" not in run.memory.recomputed_modules
     return TRITON if run.layers.triton and fits else TORCH
 
 
-def _rope(run: Run, attention: str) -> str:
+def _rope(run: Run) -> str:
     """Together with the split into queries, keys and values, and with norms of single heads between the two."""
     model = run.architecture
     fits = model.family == "llama" and model.rotary_channels == model.kv_channels
     if model.qk_layernorm:
         fits = fits and model.qk_layernorm_width == "head" and is_plain_rms_norm(model)
-    if run.layers.triton and fits and model.latent_attention is None and attention != TRANSFORMER_ENGINE:
-        return TRITON
-    return TRANSFORMER_ENGINE if run.layers.transformer_engine else TORCH
+    return TRITON if run.layers.triton and fits and model.latent_attention is None else TORCH
 
 
 def _experts(run: Run, capability: Capability, failed: Failures) -> str | None:
     if run.architecture.num_experts is None:
         return None
-    if run.layers.transformer_engine:
-        return TRANSFORMER_ENGINE
     if _reason(grouped_expert_obstacles(run)):
         return SEQUENTIAL
     is_there = QUACK not in failed and not QUACK.missing()
@@ -302,8 +287,7 @@ def _experts(run: Run, capability: Capability, failed: Failures) -> str | None:
 
 
 def _wants_overlap(run: Run) -> bool:
-    """Of torch's layers; TransformerEngine's have their own."""
-    return run.parallelism.tensor_overlap is True and not run.layers.transformer_engine
+    return run.parallelism.tensor_overlap is True
 
 
 def _collectives(run: Run, failed: Failures) -> str | None:
@@ -311,16 +295,12 @@ def _collectives(run: Run, failed: Failures) -> str | None:
         if not run.memory.fully_sharded:
             return None
         return PEER_MEMORY if SYMMETRIC_MEMORY not in failed and shares_shards(run) else TORCH
-    if run.layers.transformer_engine:
-        return TRANSFORMER_ENGINE
     return PEER_MEMORY if SYMMETRIC_MEMORY not in failed and _reason(overlap_obstacles(run)) is None else TORCH
 
 
 def _fp8_cast(run: Run) -> str | None:
     if run.precision.fp8_format is None:
         return None
-    if run.layers.transformer_engine:
-        return TRANSFORMER_ENGINE
     return TRITON if run.layers.triton and run.precision.fp8_recipe in CAST_BY_KERNELS else TORCH
 
 
@@ -332,7 +312,6 @@ def _recomputation_obstacle(run: Run, capability: Capability) -> str | None:
         return _reason(gemm_epilogue_obstacles(run, capability))
     return _reason(
         {
-            "--transformer-impl te": run.layers.transformer_engine,
             "--kernels torch": not run.layers.triton,
             f"--swiglu-impl {wish}": wish == TORCH,
             f"--fp8-recipe {run.precision.fp8_recipe}": run.precision.fp8_recipe not in CAST_BY_KERNELS,

@@ -1,6 +1,7 @@
 """The settings of a run under Megatron's argument names: the log begins with them, and checkpoints hold them for Megatron-LM."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -8,6 +9,33 @@ import torch
 from lt_shared.megatron_arguments import to_arguments
 from lt_train.config.run_config import VOCABULARY_MULTIPLE, RunConfig
 from lt_train.config.settings.data import blend_words
+
+# The arguments that decide the loss and how a step changes the weights. Megatron-LM leaves lengths in samples unset where a run
+# counts steps.
+UPDATE_ARGUMENTS = (
+    "optimizer",
+    "lr",
+    "min_lr",
+    "lr_decay_style",
+    "lr_warmup_init",
+    "start_weight_decay",
+    "end_weight_decay",
+    "weight_decay_incr_style",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_eps",
+    "clip_grad",
+    "hidden_dropout",
+    "attention_dropout",
+    "eod_mask_loss",
+    "reset_position_ids",
+    "reset_attention_mask",
+    "moe_aux_loss_coeff",
+    "moe_router_bias_update_rate",
+    "mtp_loss_scaling_factor",
+)
+SCHEDULE_LENGTHS = ("lr_warmup_samples", "lr_decay_samples")
+WSD_ARGUMENTS = ("lr_wsd_decay_style", "lr_wsd_decay_samples")
 
 
 def of(config: RunConfig) -> dict[str, Any]:
@@ -33,7 +61,7 @@ def of(config: RunConfig) -> dict[str, Any]:
         "context_parallel_size": parallel.context,
         "tp_comm_overlap": bool(parallel.tensor_overlap),
         "expert_model_parallel_size": parallel.expert,
-        "transformer_impl": "transformer_engine" if config.layers.transformer_engine else "local",
+        "transformer_impl": "local",
         "hidden_dropout": config.layers.hidden_dropout,
         "attention_dropout": config.layers.attention_dropout,
         "moe_token_dispatcher_type": config.layers.token_dispatcher,
@@ -59,6 +87,8 @@ def of(config: RunConfig) -> dict[str, Any]:
         "adam_beta2": optimization.adam_beta2,
         "adam_eps": optimization.adam_eps,
         "clip_grad": optimization.clip_grad,
+        "moe_router_bias_update_rate": optimization.router_bias_update_rate,
+        "mtp_loss_scaling_factor": optimization.mtp_loss_scaling_factor,
         "seed": config.seed,
         "bf16": precision.bf16,
         "fp16": precision.fp16,
@@ -107,3 +137,31 @@ def _data_arguments(config: RunConfig) -> dict[str, Any]:
         "iterations_to_skip": str(config.skipping.steps),
         "skip_samples": str(config.skipping.samples),
     }
+
+
+def changes_of_updates(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """How two runs' arguments, under Megatron's names, differ in how a step changes the weights; unknown ones do not."""
+    names = list(UPDATE_ARGUMENTS)
+    if there.get("train_samples"):
+        names += SCHEDULE_LENGTHS
+    if here["lr_decay_style"] == there.get("lr_decay_style") == "WSD":
+        names += WSD_ARGUMENTS
+    changes = [
+        f"{name.replace('_', '-')} was {_written(there[name])} and is {_written(here[name])}"
+        for name in names
+        if there.get(name) is not None and there[name] != here.get(name, there[name])
+    ]
+    before, now = _precision(there), _precision(here)
+    return changes + ([f"the precision was {before} and is {now}"] if there and before != now else [])
+
+
+def _written(value: Any) -> str:
+    """A value as people write it: a tenth of 0.0003 is 3e-05, not 2.9999999999999997e-05."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _precision(arguments: Mapping[str, Any]) -> str:
+    """The precision of the matrix products: `bf16`, `bf16 with fp8 (hybrid, tensorwise)`, `fp32`."""
+    weights = next((name for name in ("bf16", "fp16") if arguments.get(name)), "fp32")
+    form = arguments.get("fp8")
+    return f"{weights} with fp8 ({form}, {arguments.get('fp8_recipe')})" if form else weights

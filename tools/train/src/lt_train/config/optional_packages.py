@@ -32,7 +32,6 @@ class Package:
 
 FLASH_ATTENTION = Package("flash-attn-4", "flash-attn-4", ("flash_attn.cute", "cutlass"))
 QUACK = Package("quack", "quack-kernels", ("quack", "cutlass"))
-ENGINE = Package("TransformerEngine", "transformer-engine", ("transformer_engine",))
 # A part of torch that works where GPUs may read each other's memory.
 SYMMETRIC_MEMORY = Package("symmetric memory", "symmetric memory", ("torch",))
 # Those of the log's header: what the kernels of a run may come from.

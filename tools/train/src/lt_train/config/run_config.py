@@ -76,6 +76,10 @@ class RunConfig:
         changed = dataclasses.replace(self.checkpointing, start=checkpoint, continues=continues)
         return dataclasses.replace(self, checkpointing=changed)
 
+    def continued(self, steps: int, samples: int) -> Self:
+        """The configuration of a run that goes on after `steps` steps, which took `samples` samples."""
+        return dataclasses.replace(self, batches=self.batches.continued(steps, samples))
+
     def at_step(self, steps: int) -> Self:
         """The configuration for the phase that the run is in after `steps` steps."""
         if not self.schedule:

@@ -1,1 +1,1 @@
-"""megatron-core's GPT model as this run computes it: `build_gpt` makes it, `fused_layer` has the forward pass of a layer."""
+"""The model of a rank: `decoder` from its tokens to their losses; `build_gpt` puts it together from a run's settings."""

@@ -1,36 +1,31 @@
-"""megatron-core's GPTModel for an `Architecture`, on this rank's share of the layers and heads."""
+"""The decoder for an `Architecture`, on this rank's share of the layers and heads."""
 
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from megatron.core import parallel_state
 from megatron.core.fusions.fused_bias_geglu import quick_gelu
-from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
 
 from lt_shared.architecture import CLAMPED_SWIGLU_LIMIT, Architecture
 from lt_train.config.kernels import GROUPED_BY_QUACK, GROUPED_FP8, PEER_MEMORY, Kernels, exchanges_whole_tokens
 from lt_train.config.run_config import RunConfig
-from lt_train.config.settings.layers import FUSED_LINEAR
 from lt_train.config.settings.memory import SWIGLU
-from lt_train.models import multipliers, rope, rotary_tables
-from lt_train.models.biased_experts import compute_biased_experts
-from lt_train.models.fp8_linear import use_fp8
-from lt_train.models.group_limited_router import score_groups
-from lt_train.models.grouped_experts import use_bfloat16_router, use_fused_router, use_grouped_experts
-from lt_train.models.layer_specs import block_spec, exclude_padding, layer_spec
-from lt_train.models.multi_token_prediction import PredictingModel
-from lt_train.models.parallel_linear import overlap
-from lt_train.models.z_loss import add_z_loss
+from lt_train.models.decoder import Decoder, Stage
+from lt_train.models.embedding import Embedding
+from lt_train.models.fp8_linear import Fp8Linears
+from lt_train.models.linear import Linears, OverlappedLinears
+from lt_train.models.mixers import rope
+from lt_train.models.multi_token_prediction import PredictionLayers
+from lt_train.models.output import OutputLayer
+from lt_train.models.pattern import ExpertKernels, Pattern
 from lt_train.ops import expert_rows, wgrad_accumulation
 from lt_train.ops.expert_mlp import Operations
 from lt_train.ops.fp8_grouped_gemm import Fp8GroupedGemms
 from lt_train.ops.grouped_gemm import QuackGroupedGemms, TorchGroupedGemms
 from lt_train.ops.row_exchange import Exchange
-from lt_train.parallel import tp_comm_overlap
 from lt_train.parallel.ddp import Chunk, building, wrap
 from lt_train.parallel.exchange import exchange_of
 from lt_train.parallel.fsdp import FullySharded
@@ -45,7 +40,7 @@ def transformer_config(run_config: RunConfig, device: torch.device) -> Transform
     llama = architecture.family == "llama"
     dtype = getattr(torch, run_config.precision.dtype)
     on_cpu = device.type == CPU
-    config = TransformerConfig(
+    return TransformerConfig(
         num_layers=architecture.num_layers,
         hidden_size=architecture.hidden_size,
         ffn_hidden_size=architecture.ffn_hidden_size,
@@ -76,14 +71,13 @@ def transformer_config(run_config: RunConfig, device: torch.device) -> Transform
         context_parallel_size=run_config.parallelism.context,
         **_pipeline_communication(run_config.parallelism.interleaving is not None),
         sequence_parallel=run_config.parallelism.sequence,
-        tp_comm_overlap=_overlaps_by_engine(run_config),
         pipeline_dtype=dtype,
         params_dtype=torch.float32 if run_config.memory.fully_sharded else dtype,
         bf16=run_config.precision.bf16,
         fp16=run_config.precision.fp16,
         deterministic_mode=run_config.precision.deterministic,
-        # Without it megatron-core's layers allocate on the GPU whatever torch's default device; TransformerEngine's do not.
-        use_cpu_initialization=on_cpu or (run_config.memory.fully_sharded and not run_config.layers.transformer_engine),
+        # Without it megatron-core's layers allocate on the GPU whatever torch's default device.
+        use_cpu_initialization=on_cpu or run_config.memory.fully_sharded,
         init_model_with_meta_device=run_config.memory.fully_sharded,
         # perform_initialization=False would also leave out the attributes that mark a weight as split among tensor-parallel
         # ranks; the gradient norm then counts one rank's share of it only, and clipping differs from the single-rank run.
@@ -92,21 +86,21 @@ def transformer_config(run_config: RunConfig, device: torch.device) -> Transform
         embedding_init_method=_leave,
         gradient_accumulation_fusion=_accumulates_in_gemms(run_config),
         bias_dropout_fusion=not on_cpu,
-        apply_rope_fusion=run_config.layers.transformer_engine,
         masked_softmax_fusion=False,
         cross_entropy_loss_fusion=False,
         persist_layer_norm=False,
         **_saved_activations(run_config),
-        **_fp8(run_config),
     )
-    rope.lengthen(config, architecture)
-    return config
 
 
 def _accumulates_in_gemms(run_config: RunConfig) -> bool:
-    """FSDP has no buffers to add to; without 16 bits nothing is gained, but only these GEMMs can be deferred."""
-    half_or_deferred = run_config.precision.half or run_config.parallelism.defers_weight_gradients
-    return half_or_deferred and not run_config.memory.fully_sharded
+    """Whether GEMMs add to gradient buffers. FSDP has no buffers. Without 16 bits nothing is gained by it.
+
+    Only these GEMMs can be deferred, and they add each use of a weight by itself, where autograd first sums the uses of a micro
+    batch: the schedules of a pipeline would differ in the last bits of a weight that multi-token prediction uses twice.
+    """
+    half_or_pipeline = run_config.precision.half or run_config.parallelism.pipeline > 1
+    return half_or_pipeline and not run_config.memory.fully_sharded
 
 
 def _window(run_config: RunConfig) -> tuple[int, int] | None:
@@ -153,7 +147,6 @@ def _experts(run_config: RunConfig) -> dict[str, Any]:
         "moe_aux_loss_coeff": architecture.moe_aux_loss_coeff,
         "moe_router_bias_update_rate": run_config.optimization.router_bias_update_rate,
         "moe_token_dispatcher_type": run_config.layers.token_dispatcher,
-        "moe_grouped_gemm": run_config.layers.grouped_experts and run_config.layers.transformer_engine,
         "expert_model_parallel_size": run_config.parallelism.expert,
         "expert_tensor_parallel_size": run_config.expert_tensor_parallel,
     }
@@ -164,23 +157,16 @@ def _unless_one(factor: float) -> float | None:
 
 
 def _saved_activations(run_config: RunConfig) -> dict[str, Any]:
-    """What is kept of the forward pass for the backward pass, and where."""
-    recompute, offloaded = run_config.memory.recompute, run_config.memory.offloaded_layers
-    settings: dict[str, Any] = {"cpu_offloading": offloaded > 0, "cpu_offloading_num_layers": offloaded}
+    """What is kept of the forward pass for the backward pass."""
+    recompute = run_config.memory.recompute
     if recompute is None or set(recompute.modules) == {SWIGLU}:
-        return settings
-    settings["recompute_granularity"] = recompute.granularity
-    settings["recompute_method"] = recompute.method
-    settings["recompute_num_layers"] = recompute.layers
-    settings["recompute_modules"] = [module for module in recompute.modules if module != SWIGLU] or None
-    return settings
-
-
-def _fp8(run_config: RunConfig) -> dict[str, Any]:
-    """TransformerEngine's fp8; that of the torch layers is put in later."""
-    if not run_config.precision.fp8_format or not run_config.layers.transformer_engine:
         return {}
-    return {"fp8": run_config.precision.fp8_format, "fp8_recipe": run_config.precision.fp8_recipe}
+    return {
+        "recompute_granularity": recompute.granularity,
+        "recompute_method": recompute.method,
+        "recompute_num_layers": recompute.layers,
+        "recompute_modules": [module for module in recompute.modules if module != SWIGLU] or None,
+    }
 
 
 def _pipeline_communication(interleaved: bool) -> dict[str, bool]:
@@ -208,74 +194,95 @@ def build(run_config: RunConfig, kernels: Kernels, device: torch.device) -> list
     config = transformer_config(run_config, device)
     if config.gradient_accumulation_fusion:
         wgrad_accumulation.accumulate_in_gemms()
-    if _overlaps_by_engine(run_config):
-        tp_comm_overlap.make_buffers(run_config)
-    exchange = exchange_of(run_config, kernels)
-    stages = [None] if run_config.parallelism.interleaving is None else range(run_config.parallelism.interleaving)
-    return [_build_chunk(run_config, kernels, config, device, exchange, stage) for stage in stages]
+    pattern = _pattern(run_config, kernels, config, device)
+    interleaving = run_config.parallelism.interleaving
+    chunks = []
+    for number in [None] if interleaving is None else range(interleaving):
+        with building(run_config):
+            model = _decoder(run_config, kernels, pattern, Stage.of_rank(number))
+        chunks.append(wrap(run_config, config, model, device, _shard_collectives(run_config, kernels)))
+    return chunks
 
 
-def _overlaps_by_engine(run_config: RunConfig) -> bool:
-    return run_config.parallelism.tensor_overlap is True and run_config.layers.transformer_engine
+def _pattern(run_config: RunConfig, kernels: Kernels, config: TransformerConfig, device: torch.device) -> Pattern:
+    recompute, exchange = run_config.memory.recompute, exchange_of(run_config, kernels)
+    by_triton = run_config.layers.triton
+    return Pattern(
+        config,
+        run_config.architecture,
+        kernels,
+        ExpertKernels(
+            operations=_expert_operations(run_config, kernels) if kernels.groups_experts else None,
+            exchanges=exchanges_whole_tokens(run_config),
+            routes_in_bfloat16=run_config.precision.bf16 and device.type == CUDA,
+            routes_by_kernel=kernels.groups_experts and by_triton,
+        ),
+        _linears(run_config, kernels, config, exchange),
+        exchange,
+        _angles(run_config, device),
+        _local_angles(run_config.architecture, device),
+        by_triton,
+        passes_tensors=recompute is not None and recompute.granularity == "full",
+    )
 
 
-def _build_chunk(
-    run_config: RunConfig,
-    kernels: Kernels,
-    config: TransformerConfig,
-    device: torch.device,
-    exchange: Exchange,
-    virtual_stage: int | None,
-) -> Chunk:
-    architecture = run_config.architecture
-    with building(run_config):
-        model = _model_class(run_config, kernels, config)(
-            config=config,
-            transformer_layer_spec=block_spec(config, architecture, virtual_stage, kernels),
-            vocab_size=run_config.padded_vocab_size,
-            max_sequence_length=architecture.max_position_embeddings,
-            pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=virtual_stage),
-            post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=virtual_stage),
-            share_embeddings_and_output_weights=architecture.tie_embeddings,
-            position_embedding_type=_positions(architecture),
-            rotary_base=int(architecture.rotary_base),
-            rotary_percent=architecture.rotary_percent,
-            vp_stage=virtual_stage,
+def _linears(run_config: RunConfig, kernels: Kernels, config: TransformerConfig, exchange: Exchange) -> Linears:
+    if run_config.precision.fp8_format:
+        return Fp8Linears(config, run_config.precision, kernels, exchange)
+    return _linears_of_16_bits(kernels, config, exchange)
+
+
+def _linears_of_16_bits(kernels: Kernels, config: TransformerConfig, exchange: Exchange) -> Linears:
+    return OverlappedLinears(config, exchange) if _overlaps(kernels, config) else Linears(config)
+
+
+def _overlaps(kernels: Kernels, config: TransformerConfig) -> bool:
+    return kernels.collectives == PEER_MEMORY and config.tensor_model_parallel_size > 1
+
+
+def _decoder(run_config: RunConfig, kernels: Kernels, pattern: Pattern, stage: Stage) -> Decoder:
+    architecture, vocab_size = run_config.architecture, run_config.padded_vocab_size
+    config, exchange = pattern.config, pattern.exchange
+    blocks = pattern.blocks(stage)
+    embedding, output_layer, predictions = None, None, None
+    has_table = stage.is_first or (stage.is_last and bool(architecture.mtp_num_layers))
+    is_tied = architecture.tie_embeddings and has_table and stage.is_last
+    if has_table:
+        adds_gradient = stage.is_first and _adds_embedding_gradient(run_config, config)
+        embedding = Embedding(config, architecture, vocab_size, adds_gradient, is_tied)
+    if stage.is_last:
+        z_loss_coeff, overlaps = run_config.optimization.z_loss_coeff, _overlaps(kernels, config)
+        output_layer = OutputLayer(
+            config, architecture, vocab_size, not is_tied, kernels.cross_entropy, z_loss_coeff, exchange, overlaps
         )
-    if kernels.groups_experts:
-        use_grouped_experts(model, _expert_operations(run_config, kernels), exchanges_whole_tokens(run_config))
-        if run_config.precision.bf16 and device.type == CUDA:
-            use_bfloat16_router(model)
-        if run_config.layers.triton:
-            use_fused_router(model)
-    elif architecture.num_experts and architecture.add_bias_linear:
-        compute_biased_experts(model)
-    if architecture.moe_router_group_score_topk:
-        score_groups(model, architecture.moe_router_group_score_topk)
-    if architecture.num_experts:
-        _separate_experts(model)
-    if architecture.family == "llama" and not architecture.latent_attention:
-        model.rotary_pos_emb.inv_freq = rope.inverse_frequencies(architecture, run_config.batches.seq_length).to(device)
-    if architecture.local_rotary_base:
-        rotary_tables.use_local_table(model, architecture, device)
-    multipliers.multiply(model, architecture)
-    if model.post_process and run_config.padded_vocab_size > architecture.vocab_size and kernels.cross_entropy != FUSED_LINEAR:
-        model.output_layer.register_forward_hook(partial(_without_padding, run_config))
-    if run_config.layers.triton:
-        from lt_train.models.fused_layer import fuse
+        if architecture.mtp_num_layers:
+            # In 16 bits also where the model's blocks multiply in fp8.
+            linears = _linears_of_16_bits(kernels, config, exchange) if not run_config.precision.fp8_format else Linears(config)
+            numbers = range(architecture.num_layers + 1, architecture.num_layers + 1 + architecture.mtp_num_layers)
+            predictions = PredictionLayers(config, [pattern.prediction_block(number, linears) for number in numbers])
+    return Decoder(config, architecture, blocks, stage, embedding, output_layer, predictions, pattern.angles)
 
-        fuse(model, run_config, kernels, exchange)
-    if kernels.collectives == PEER_MEMORY and run_config.parallelism.tensor > 1:
-        # In fp8 the decoder's linear layers multiply and exchange rows by `use_fp8`.
-        if run_config.precision.fp8_format is None:
-            overlap(model, exchange)
-        elif model.post_process:
-            overlap(model.output_layer, exchange)
-    if model.post_process and run_config.optimization.z_loss_coeff:
-        add_z_loss(model, run_config.optimization.z_loss_coeff)
-    if run_config.precision.fp8_format and not run_config.layers.transformer_engine:
-        use_fp8(model, run_config.precision, kernels, exchange)
-    return wrap(run_config, config, model, device, _shard_collectives(run_config, kernels))
+
+def _angles(run_config: RunConfig, device: torch.device) -> rope.Angles | None:
+    """Those of RoPE. Latent attention rotates a part of each head, and has the angles itself."""
+    architecture = run_config.architecture
+    if architecture.family != "llama" or architecture.latent_attention:
+        return None
+    return rope.Angles(rope.inverse_frequencies(architecture, run_config.batches.seq_length).to(device))
+
+
+def _local_angles(architecture: Architecture, device: torch.device) -> rope.Angles | None:
+    if not architecture.local_rotary_base:
+        return None
+    return rope.Angles(rope.local_inverse_frequencies(architecture).to(device))
+
+
+def _adds_embedding_gradient(run_config: RunConfig, config: TransformerConfig) -> bool:
+    """Whether a kernel adds the embedding's gradient where it belongs; the order of its sums is not repeatable."""
+    if not run_config.layers.triton or run_config.precision.deterministic:
+        return False
+    is_sharded = run_config.memory.fully_sharded and run_config.precision.half
+    return is_sharded or bool(config.gradient_accumulation_fusion)
 
 
 def _shard_collectives(run_config: RunConfig, kernels: Kernels) -> Collectives:
@@ -300,44 +307,12 @@ def _expert_operations(run_config: RunConfig, kernels: Kernels) -> Operations:
     return Operations(Fp8GroupedGemms(gemms, fp8_rows), by_triton)
 
 
-def _model_class(run_config: RunConfig, kernels: Kernels, config: TransformerConfig) -> Callable[..., GPTModel]:
-    architecture = run_config.architecture
-    if not architecture.mtp_num_layers:
-        plain: Callable[..., GPTModel] = GPTModel
-        return plain
-    layer = layer_spec(config, architecture, kernels, architecture.num_experts is not None)
-    return partial(PredictingModel, layer=layer, layers=architecture.mtp_num_layers)
-
-
-def _positions(architecture: Architecture) -> str:
-    """megatron-core's kind of positions. Latent attention rotates a part of each head, and has the angles itself."""
-    if architecture.family == "gpt":
-        return "learned_absolute"
-    return "none" if architecture.latent_attention else "rope"
-
-
-def _separate_experts(model: GPTModel) -> None:
-    """Give experts an optimizer of their own, as megatron-core does where other ranks have other experts: a checkpoint so has the
-    same parts with every expert parallel size."""
-    for name, parameter in model.named_parameters():
-        if ".experts." in name:
-            parameter.allreduce = False
-
-
-def _without_padding(
-    run_config: RunConfig, layer: torch.nn.Module, inputs: tuple[Any, ...], outputs: tuple[torch.Tensor, Any]
-) -> tuple[torch.Tensor, Any]:
-    logits, bias = outputs
-    first = parallel_state.get_tensor_model_parallel_rank() * logits.shape[-1]
-    return exclude_padding(logits, first, run_config.architecture.vocab_size), bias
-
-
-def unwrapped(model: Chunk) -> GPTModel:
-    """The GPTModel inside its wrappers."""
-    inner = model.module
+def unwrapped(model: Chunk) -> Decoder:
+    """The Decoder inside its wrappers."""
+    inner: Decoder = model.module
     return inner.module if isinstance(inner, Float16Module) else inner
 
 
-def checkpointed(model: Chunk) -> GPTModel | FullySharded:
+def checkpointed(model: Chunk) -> Decoder | FullySharded:
     """What has the weights of this rank for a checkpoint, and takes them from one."""
     return model if isinstance(model, FullySharded) else unwrapped(model)

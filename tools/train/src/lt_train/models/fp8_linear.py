@@ -1,4 +1,4 @@
-"""Linear layers in fp8 by torch alone; TransformerEngine's layers have their own.
+"""Linear layers in fp8 by torch alone.
 
 All GEMMs of the decoder's linear layers are in fp8, forward and backward, with a scale for each tensor (recipe tensorwise), for
 each row (rowwise, more exact and slower) or for each block (blockwise, DeepSeek's: 1 x 128 of activations and gradients, 128 x
@@ -16,27 +16,28 @@ on: half as many bytes are sent. Of a layer's input only the rank's own rows are
 bits, and the input gradient's collective does not overlap with the weight gradient's GEMM, as in megatron-core's bf16 layers.
 """
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
 import torch
-from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
 )
-from megatron.core.transformer.attention import SelfAttention
-from megatron.core.transformer.mlp import MLP
-from megatron.core.transformer.moe.experts import SequentialMLP
+from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
 from lt_train.config.kernels import PEER_MEMORY, Kernels
 from lt_train.config.settings.layers import TRITON
 from lt_train.config.settings.precision import Precision
 from lt_train.kernels import FP8_BLOCK
+from lt_train.models.linear import Input, Linears, NormBehind, Outputs, with_bias
 from lt_train.ops import fp8_casts
 from lt_train.ops.deferred_gradients import later
 from lt_train.ops.fp8_casts import Casts, SwigluCasts, TritonCasts
@@ -62,98 +63,128 @@ class Source(Protocol):
         ...
 
 
-def use_fp8(model: GPTModel, precision: Precision, kernels: Kernels, exchange: Exchange) -> None:
-    """Make the linear layers of `model`'s decoder multiply in fp8."""
-    gradient = E5M2 if precision.fp8_format == "hybrid" else E4M3
+@dataclasses.dataclass(frozen=True)
+class Fp8:
+    """How the linear layers of a model multiply in fp8. `gradient` is the format of output gradients.
+
+    `exchange` exchanges rows in fp8 while GEMMs run; None leaves collectives in 16 bits around them.
+    """
+
+    gradient: torch.dtype
+    casts: Casts
+    exchange: Exchange | None
+
+    def linear(self, rows: Tensor, weight: Any, buffer: Tensor | None, source: type[Source]) -> Tensor:
+        """`rows` [s, b, k] times the transpose of `weight` [n, k], both of 16 bits: [s, b, n].
+
+        The weight's gradient goes into `buffer`, where there is one. Only the first of a step is written there by the GEMM: fp8
+        GEMMs cannot accumulate into their output.
+        """
+        flat = rows.reshape(-1, rows.shape[-1])
+        output: Tensor = _Fp8Linear.apply(flat, weight, buffer, source, self.gradient, self.casts)  # type: ignore[no-untyped-call]
+        return output.view(*rows.shape[:-1], len(weight))
+
+    def gathered(self, rows: Tensor, weight: Any, buffer: Tensor | None) -> Tensor:
+        """The same of this rank's `rows`, for all ranks' rows."""
+        flat = rows.reshape(-1, rows.shape[-1]).contiguous()
+        arguments = flat, weight, buffer, self.gradient, self.casts, self.exchange
+        output: Tensor = _ColumnParallel.apply(*arguments)  # type: ignore[no-untyped-call]
+        return output.view(-1, *rows.shape[1:-1], len(weight))
+
+    def scattered(self, rows: Tensor, weight: Any, buffer: Tensor | None, source: type[Source]) -> Tensor:
+        """The same, and of its sum over the ranks this rank's rows."""
+        flat = rows.reshape(-1, rows.shape[-1])
+        arguments = flat, weight, buffer, source, self.gradient, self.casts, self.exchange
+        output: Tensor = _RowParallel.apply(*arguments)  # type: ignore[no-untyped-call]
+        return output.view(-1, *rows.shape[1:-1], len(weight))
+
+
+def fp8_of(precision: Precision, kernels: Kernels, exchange: Exchange) -> Fp8:
     by_triton = kernels.fp8_cast == TRITON
     casts = fp8_casts.choose(precision.fp8_recipe, by_triton)
-    multiple = FP8_BLOCK if precision.fp8_recipe == "blockwise" else 1
-    linear = partial(_linear, source=TransposeSaved, gradient=gradient, casts=casts)
-    experts = {module for each in model.decoder.modules() if isinstance(each, SequentialMLP) for module in each.modules()}
-    for module in model.decoder.modules():
-        is_linear = isinstance(module, ColumnParallelLinear | RowParallelLinear) and module not in experts
-        if is_linear and not any(size % multiple for size in module.weight.shape):
-            module._forward_impl = linear
-    if by_triton:
-        for module in model.decoder.modules():
-            if isinstance(module, SelfAttention) and not module.checkpoint_core_attention:
-                module.linear_proj._forward_impl = partial(linear, source=InputSaved)
-            elif type(module) is MLP and module not in experts and kernels.recomputes_swiglu:
-                module.linear_fc2._forward_impl = partial(linear, source=GateUpSaved)
-                module.forward = partial(_gated_mlp, module)
-        if kernels.collectives == PEER_MEMORY and isinstance(casts, TritonCasts):
-            _exchange_rows(model, exchange, linear)
+    overlaps = by_triton and kernels.collectives == PEER_MEMORY and isinstance(casts, TritonCasts)
+    return Fp8(E5M2 if precision.fp8_format == "hybrid" else E4M3, casts, exchange if overlaps else None)
 
 
-def _exchange_rows(model: GPTModel, exchange: Exchange, linear: Any) -> None:
-    """Of the linear layers that gather or scatter the rows of sequence parallelism; `linear` is what they would compute else."""
-    settings = {"gradient": linear.keywords["gradient"], "casts": linear.keywords["casts"], "exchange": exchange}
-    for module in model.decoder.modules():
-        if type(module) is ColumnParallelLinear and module.sequence_parallel and not module.is_expert:
-            module._forward_impl = partial(_column_parallel, **settings)
-        elif type(module) is RowParallelLinear and module.sequence_parallel and not module.is_expert:
-            module.forward = partial(_row_parallel, module, source=module._forward_impl.keywords["source"], **settings)
+class Fp8Linears(Linears):
+    """Builds layers that multiply in fp8, and layers in 16 bits where a width does not divide into the recipe's blocks."""
+
+    def __init__(self, config: TransformerConfig, precision: Precision, kernels: Kernels, exchange: Exchange):
+        super().__init__(config)
+        self.fp8 = fp8_of(precision, kernels, exchange)
+        self.multiple = FP8_BLOCK if precision.fp8_recipe == "blockwise" else 1
+        saves_inputs = kernels.fp8_cast == TRITON
+        self.sources = {
+            Input.ACTIVATION: TransposeSaved,
+            Input.SAVED: InputSaved if saves_inputs else TransposeSaved,
+            Input.GATE_UP: GateUpSaved,
+        }
+
+    def column(self, inputs: int, outputs: int, *, bias: bool, skip_bias_add: bool = False, stride: int = 1) -> Any:
+        if not self._divides(inputs, outputs // self.config.tensor_model_parallel_size):
+            return super().column(inputs, outputs, bias=bias, skip_bias_add=skip_bias_add, stride=stride)
+        return Fp8ColumnLinear(inputs, outputs, **self._settings(bias, skip_bias_add), stride=stride, fp8=self.fp8)
+
+    def row(self, inputs: int, outputs: int, *, bias: bool, source: Input = Input.ACTIVATION, norm_behind: bool = False) -> Any:
+        if not self._divides(inputs // self.config.tensor_model_parallel_size, outputs):
+            return super().row(inputs, outputs, bias=bias, source=source, norm_behind=norm_behind)
+        layer = NormedFp8RowLinear if norm_behind else Fp8RowLinear
+        return layer(inputs, outputs, **self._row_settings(bias), fp8=self.fp8, source=self.sources[source])
+
+    def _divides(self, *sizes: int) -> bool:
+        return not any(size % self.multiple for size in sizes)
 
 
-def _gated_mlp(mlp: Any, hidden_states: Tensor, *unused: Any, **options: Any) -> Any:
-    return mlp.linear_fc2(mlp.linear_fc1(hidden_states)[0])
+class Fp8ColumnLinear(ColumnParallelLinear):  # type: ignore[misc]
+    def __init__(self, inputs: int, outputs: int, *, fp8: Fp8, **settings: Any):
+        super().__init__(inputs, outputs, **settings)
+        self.fp8 = fp8
+
+    def forward(self, rows: Tensor) -> Outputs:
+        return with_bias(self, self._output(rows))
+
+    def _output(self, rows: Tensor) -> Tensor:
+        buffer = _buffer(self)
+        if self.sequence_parallel and self.fp8.exchange is not None:
+            return self.fp8.gathered(rows, self.weight, buffer)
+        if self.sequence_parallel:
+            rows = gather_from_sequence_parallel_region(rows, tensor_parallel_output_grad=True, group=self.tp_group)
+        else:
+            rows = copy_to_tensor_model_parallel_region(rows, group=self.tp_group)
+        return self.fp8.linear(rows, self.weight, buffer, TransposeSaved)
 
 
-def _linear(
-    *,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    gradient_accumulation_fusion: bool,
-    allreduce_dgrad: bool,
-    sequence_parallel: bool,
-    tp_group: torch.distributed.ProcessGroup | None,
-    source: type[Source],
-    gradient: torch.dtype,
-    casts: Casts,
-    **unused: Any,
-) -> Tensor:
-    """What megatron-core's linear layers call: `input` [s, b, k] times `weight` [n, k], both 16 bits; returns [s, b, n].
+class Fp8RowLinear(RowParallelLinear):  # type: ignore[misc]
+    def __init__(self, inputs: int, outputs: int, *, fp8: Fp8, source: type[Source], **settings: Any):
+        super().__init__(inputs, outputs, **settings)
+        self.fp8, self.source = fp8, source
 
-    With `gradient_accumulation_fusion` the weight's gradient goes straight into its buffer. Only the first of a step is written
-    there by the GEMM: fp8 GEMMs cannot accumulate into their output.
-    """
-    if sequence_parallel:
-        input = gather_from_sequence_parallel_region(input, tensor_parallel_output_grad=True, group=tp_group)
-    elif allreduce_dgrad:
-        input = copy_to_tensor_model_parallel_region(input, group=tp_group)
-    rows = input.reshape(-1, input.shape[-1])
-    buffer = getattr(weight, "main_grad", None) if gradient_accumulation_fusion else None
-    output: Tensor = _Fp8Linear.apply(rows, weight, buffer, source, gradient, casts)  # type: ignore[no-untyped-call]
-    output = output.view(*input.shape[:-1], weight.shape[0])
-    return output if bias is None else output + bias
+    def forward(self, rows: Tensor) -> Outputs:
+        """Of `rows` [s, b, k], or of the gates and ups [s, b, 2 k] that the source makes them of."""
+        buffer = _buffer(self)
+        if self.overlaps:
+            return self.fp8.scattered(rows, self.weight, buffer, self.source), self.bias
+        output = self.fp8.linear(rows, self.weight, buffer, self.source)
+        reduce = (
+            reduce_scatter_to_sequence_parallel_region if self.sequence_parallel else reduce_from_tensor_model_parallel_region
+        )
+        return reduce(output, group=self.tp_group), self.bias
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether rows are exchanged while GEMMs run."""
+        return self.sequence_parallel and self.fp8.exchange is not None
 
 
-def _column_parallel(
-    *, input: Tensor, weight: Tensor, bias: Tensor | None, gradient_accumulation_fusion: bool,
-    gradient: torch.dtype, casts: TritonCasts, exchange: Exchange, **unused: Any,
-) -> Tensor:  # fmt: skip
-    """As `_linear`, of this rank's rows `input`, and for all ranks' rows."""
-    rows = input.reshape(-1, input.shape[-1]).contiguous()
-    buffer = getattr(weight, "main_grad", None) if gradient_accumulation_fusion else None
-    output: Tensor = _ColumnParallel.apply(rows, weight, buffer, gradient, casts, exchange)  # type: ignore[no-untyped-call]
-    output = output.view(-1, *input.shape[1:-1], len(weight))
-    return output if bias is None else output + bias
+class NormedFp8RowLinear(NormBehind, Fp8RowLinear):
+    @property
+    def overlaps(self) -> bool:
+        return False
 
 
-def _row_parallel(
-    layer: Any, input_: Tensor, *, source: type[Source], gradient: torch.dtype, casts: TritonCasts, exchange: Exchange
-) -> tuple[Tensor, Tensor | None]:
-    """What megatron-core's row-parallel layer returns for `input_` [s, b, k]: this rank's share of the sum, and the bias."""
-    buffer = getattr(layer.weight, "main_grad", None) if layer.gradient_accumulation_fusion else None
-    rows = input_.reshape(-1, input_.shape[-1])
-    output: Tensor = _RowParallel.apply(  # type: ignore[no-untyped-call]
-        rows, layer.weight, buffer, source, gradient, casts, exchange
-    )
-    output = output.view(-1, *input_.shape[1:-1], len(layer.weight))
-    if layer.skip_bias_add or layer.bias is None:
-        return output, layer.bias
-    return output + layer.bias, None
+def _buffer(layer: Any) -> Tensor | None:
+    """Where the gradient of the layer's weight is summed; None where autograd has it."""
+    return getattr(layer.weight, "main_grad", None) if layer.gradient_accumulation_fusion else None
 
 
 class _Fp8Linear(torch.autograd.Function):

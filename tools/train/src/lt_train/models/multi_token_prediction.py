@@ -20,17 +20,15 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.models.common.embeddings.language_model_embedding import LanguageModelEmbedding
-from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler
-from megatron.core.transformer.spec_utils import ModuleSpec, build_module
-from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
-from megatron.core.transformer.utils import ensure_metadata_has_dp_cp_group
 from torch import Tensor
 
-from lt_train.models.norms import Norm
+from lt_train.models.block import Block
+from lt_train.models.embedding import Embedding
+from lt_train.models.norms import norm
+from lt_train.models.output import OutputLayer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,110 +68,65 @@ def _shifted(tensor: Tensor, places: int, fill: int = 0) -> Tensor:
 class PredictionLayer(MegatronModule):  # type: ignore[misc]
     """One layer: the names of its parts are megatron-core's."""
 
-    def __init__(self, config: TransformerConfig, layer: ModuleSpec, number: int, stage: int | None):
+    def __init__(self, config: TransformerConfig, block: Block):
         super().__init__(config=config)
         hidden, epsilon = config.hidden_size, config.layernorm_epsilon
-        self.enorm, self.hnorm = (Norm(config, hidden, eps=epsilon) for _ in range(2))
+        self.enorm, self.hnorm = (norm(config, hidden, epsilon) for _ in range(2))
         # Whole on every tensor-parallel rank, which has a part of the sequence for it.
         self.eh_proj = torch.nn.Linear(
             2 * hidden, hidden, bias=False, dtype=config.params_dtype, device=torch.cuda.current_device()
         )
         self.eh_proj.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
-        behind = config.num_layers - get_transformer_layer_offset(config, stage)
-        self.transformer_layer = build_module(layer, config=config, layer_number=number + 1 + behind, vp_stage=stage)
-        self.final_layernorm = Norm(config, hidden, eps=epsilon)
+        self.transformer_layer = block
+        self.final_layernorm = norm(config, hidden, epsilon)
 
     @property
     def mtp_model_layer(self) -> Any:
         """What megatron-core 0.19's schedules ask for."""
         return self.transformer_layer
 
-    def forward(self, embedded: Tensor, hidden_states: Tensor, **layer: Any) -> Tensor:
+    def forward(self, embedded: Tensor, hidden_states: Tensor, documents: Tensor | None, angles: Tensor | None) -> Tensor:
         joined = self.eh_proj(torch.cat((self.enorm(embedded), self.hnorm(hidden_states)), dim=-1))
-        output = self.transformer_layer(joined, **layer)[0]
+        output = self.transformer_layer(joined, documents, angles)
         return self.final_layernorm(output)  # type: ignore[no-any-return]
 
 
 class PredictionLayers(MegatronModule):  # type: ignore[misc]
-    def __init__(self, config: TransformerConfig, layer: ModuleSpec, count: int, stage: int | None):
+    def __init__(self, config: TransformerConfig, blocks: Sequence[Block]):
         super().__init__(config=config)
-        self.layers = torch.nn.ModuleList(PredictionLayer(config, layer, number, stage) for number in range(count))
+        self.layers = torch.nn.ModuleList(PredictionLayer(config, block) for block in blocks)
+        self.scale = config.mtp_loss_scaling_factor / len(blocks)
 
-    def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> Any:
-        found: dict[str, Any] = {}
-        for number in range(len(self.layers)):
-            layer: Any = self.layers[number]
-            found |= layer.sharded_state_dict(f"{prefix}layers.{number}.", sharded_offsets, metadata)
-        return found
-
-
-class PredictingModel(GPTModel):  # type: ignore[misc]
-    """GPTModel with prediction layers behind its decoder, called with `further` where it trains.
-
-    `prediction_losses` are the means of the last micro batch's losses, a number for each layer.
-    """
-
-    def __init__(self, config: TransformerConfig, layer: ModuleSpec, layers: int, vp_stage: int | None, **settings: Any):
-        # megatron-core would give its own layers to a configuration that names them.
-        super().__init__(config=config, vp_stage=vp_stage, **settings)
-        self.further: Further | None = None
-        self.prediction_losses: Sequence[Tensor] = ()
-        self.mtp_process = self.post_process
-        if self.mtp_process:
-            self.mtp = PredictionLayers(config, layer, layers, vp_stage)
-        if self.mtp_process and not self.pre_process:
-            self.embedding = LanguageModelEmbedding(
-                config=config,
-                vocab_size=self.vocab_size,
-                max_sequence_length=self.max_sequence_length,
-                position_embedding_type=self.position_embedding_type,
-            )
-        config.mtp_num_layers = layers
-        self.setup_embeddings_and_output_layer()
-
-    def forward(self, *inputs: Any, further: Further | None = None, **settings: Any) -> Tensor:
-        self.further = further
-        try:
-            return super().forward(*inputs, **settings)  # type: ignore[no-any-return]
-        finally:
-            self.further = None
-
-    def _postprocess(self, hidden_states: Tensor, labels: Tensor | None = None, **inputs: Any) -> Tensor:
-        if not self.post_process:
-            return hidden_states
-        weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
-        if self.further is not None:
-            assert labels is not None
-            hidden_states = self._with_predictions(hidden_states, labels, self.further, weight, inputs)
-        logits, _ = self.output_layer(hidden_states, weight=weight, runtime_gather_output=inputs.get("runtime_gather_output"))
-        if labels is None:
-            transposed: Tensor = logits.transpose(0, 1).contiguous()
-            return transposed
-        return self.compute_language_model_loss(labels, logits)  # type: ignore[no-any-return]
-
-    def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> Any:
-        # megatron-core wants it for a copy of the embedding, and has a default everywhere else.
-        return super().sharded_state_dict(prefix, sharded_offsets, ensure_metadata_has_dp_cp_group(metadata))
-
-    def _with_predictions(
-        self, hidden_states: Tensor, labels: Tensor, further: Further, weight: Tensor | None, inputs: dict[str, Any]
-    ) -> Tensor:
-        """The hidden states [s, b, h] of the last norm, whose gradient also has that of the predictions."""
+    def forward(
+        self,
+        hidden_states: Tensor,
+        embedding: Embedding,
+        output_layer: OutputLayer,
+        weight: Tensor | None,
+        labels: Tensor,
+        positions: Tensor,
+        further: Further,
+        documents: Tensor | None,
+        angles: Tensor | None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """`hidden_states` [s, b, h] of the last norm, whose gradient now has the predictions', and the mean of each layer's
+        losses. `weight` is that of a tied output layer, the others are the model's own inputs."""
         predicted, tokens, means = hidden_states, labels, []
-        for layer, targets, mask in zip(self.mtp.layers, further.labels, further.masks, strict=True):
-            embedded = self.embedding(input_ids=tokens, position_ids=inputs["position_ids"])
-            predicted = layer(
-                embedded, predicted, attention_mask=inputs["attention_mask"], rotary_pos_emb=inputs["rotary_pos_emb"]
-            )
-            logits, _ = self.output_layer(predicted, weight=weight)
-            losses = self.compute_language_model_loss(targets, logits)
+        for layer, targets, mask in zip(self.layers, further.labels, further.masks, strict=True):
+            predicted = layer(embedding(tokens, positions), predicted, documents, angles)
+            losses = output_layer(predicted, targets, weight)
             total, mean = _sum_and_mean(losses, mask, further.weight)
             means.append(mean)
-            factor = self.config.mtp_loss_scaling_factor / len(self.mtp.layers)
-            hidden_states = MTPLossAutoScaler.apply(hidden_states, factor * total)
+            hidden_states = MTPLossAutoScaler.apply(hidden_states, self.scale * total)
             tokens = targets
-        self.prediction_losses = means
-        return hidden_states
+        return hidden_states, means
+
+    def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> Any:
+        state: dict[str, Any] = {}
+        for number in range(len(self.layers)):
+            layer: Any = self.layers[number]
+            state |= layer.sharded_state_dict(f"{prefix}layers.{number}.", sharded_offsets, metadata)
+        return state
 
 
 def _sum_and_mean(losses: Tensor, mask: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:

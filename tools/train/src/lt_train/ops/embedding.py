@@ -3,45 +3,27 @@ A table that FSDP has gathered has no such buffer, and gets its gradient from au
 
 A weight that is the output layer's, too, has megatron-core write zeros as large as the table, sum them with the embedding's
 gradient, and add that to the buffer: 1.4 ms of a step of 540 of Llama 3.2 1B on an H200, by the bytes.
-
-With tensor parallelism a rank has some rows of the table. What its peers have is zero in its output, which the ranks sum.
 """
 
-from functools import partial
 from typing import Any
 
 import torch
-from megatron.core.models.gpt import GPTModel
-from megatron.core.tensor_parallel import reduce_from_tensor_model_parallel_region, reduce_scatter_to_sequence_parallel_region
 from torch import Tensor
 
 from lt_train.kernels.embedding import add_rows
 from lt_train.ops.wgrad_accumulation import written
 
 
-def accumulate(model: GPTModel) -> None:
-    """Let the embedding of `model` add its gradient to its weight's `main_grad`, or to zeros."""
-    table = model.embedding.word_embeddings
-    is_tied = model.post_process and model.share_embeddings_and_output_weights
-    if is_tied:
-        table.weight.zero_out_wgrad = False
-    table.forward = partial(_embed, table, is_tied) if table.tp_group.size() == 1 else partial(_embed_split, table, is_tied)
+def rows_of(weight: Tensor, tokens: Tensor, is_tied: bool) -> Tensor:
+    """Rows [s, b, h] of `weight` [V, h] at int64 `tokens` [s, b]. `is_tied`: the output layer multiplies by `weight`, too."""
+    rows: Tensor = _Embedding.apply(weight, tokens, is_tied)  # type: ignore[no-untyped-call]
+    return rows
 
 
-def _embed(table: Any, is_tied: bool, tokens: Tensor) -> Tensor:
-    """[b, s, h] of int64 `tokens` [b, s], in memory [s, b, h] as the layers want it."""
-    rows: Tensor = _Embedding.apply(table.weight, tokens.t(), is_tied)  # type: ignore[no-untyped-call]
-    return rows.transpose(0, 1)
-
-
-def _embed_split(table: Any, is_tied: bool, tokens: Tensor) -> Tensor:
-    """The same from all ranks' parts of the table; of sequence parallelism a rank's share [s, b, h], as megatron-core has it."""
-    rows: Tensor = _SplitEmbedding.apply(  # type: ignore[no-untyped-call]
-        table.weight, tokens.t() - table.vocab_start_index, is_tied
-    )
-    if table.reduce_scatter_embeddings:
-        return reduce_scatter_to_sequence_parallel_region(rows, group=table.tp_group)  # type: ignore[no-any-return]
-    return reduce_from_tensor_model_parallel_region(rows, group=table.tp_group).transpose(0, 1)  # type: ignore[no-any-return]
+def own_rows_of(weight: Tensor, tokens: Tensor, is_tied: bool) -> Tensor:
+    """The same of this rank's rows of the table, `tokens` being counted from the first of them; zero for those of its peers."""
+    rows: Tensor = _SplitEmbedding.apply(weight, tokens, is_tied)  # type: ignore[no-untyped-call]
+    return rows
 
 
 class _Embedding(torch.autograd.Function):

@@ -7,9 +7,8 @@ from typing import TypeAlias
 import torch
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import TransformerConfig
-from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.module import Float16Module, MegatronModule
 
 from lt_train.config.run_config import RunConfig
 from lt_train.ops import wgrad_accumulation
@@ -31,7 +30,7 @@ def building(run_config: RunConfig) -> contextlib.AbstractContextManager[object]
 
 
 def wrap(
-    run_config: RunConfig, config: TransformerConfig, model: GPTModel, device: torch.device, collectives: Collectives
+    run_config: RunConfig, config: TransformerConfig, model: MegatronModule, device: torch.device, collectives: Collectives
 ) -> Chunk:
     """`model`, on its device, initialised and wrapped; `collectives` are FSDP's. Its weights are zero where a checkpoint will be
     loaded."""
@@ -45,7 +44,6 @@ def wrap(
     model.to(device)
     _fill(run_config, tensors_of(model))
     wrapped = Float16Module(config, model) if run_config.precision.half else model
-    _keep_router_in_float32(model)
     settings = DistributedDataParallelConfig(
         use_distributed_optimizer=run_config.parallelism.distributed_optimizer,
         num_distributed_optimizer_instances=memory.replicas,
@@ -69,16 +67,6 @@ def _fill(run_config: RunConfig, tensors: Iterable[ShardedTensor]) -> None:
         initialize(tensors, run_config.architecture, run_config.seed)
     else:
         clear(tensors)
-
-
-def _keep_router_in_float32(model: GPTModel) -> None:
-    """Undo the cast of a router's balancing bias and of its count of tokens: in bfloat16 a bias of 1 loses steps of 0.001, and a
-    count ends at 256. megatron-core itself only brings the bias back."""
-    for module in model.modules():
-        for name in ("expert_bias", "local_tokens_per_expert"):
-            buffer = getattr(module, name, None)
-            if isinstance(buffer, torch.Tensor):
-                setattr(module, name, buffer.float())
 
 
 def bucket_elements(run_config: RunConfig) -> int:

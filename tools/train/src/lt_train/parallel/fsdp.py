@@ -23,20 +23,24 @@ from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.distributed.data_parallel_base import _BaseDataParallel
-from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import OptimizerConfig
 from megatron.core.optimizer.optimizer import FP32Optimizer
 from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.module import MegatronModule
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from lt_train.config.megatron_version import refuse_unknown
 from lt_train.parallel import flat_shards
 from lt_train.parallel.shard_collectives import Collectives, ShardCollectives, UpdatedPart
 from lt_train.runtime.device import CPU
 
+# With which torch's modules yield all parameters by their own names. torch's `parameters` passes `recurse`.
+ALL_PARAMETERS = {"prefix": "", "recurse": True, "remove_duplicate": True}
+
 
 class FullySharded(_BaseDataParallel):  # type: ignore[misc]
-    """A GPTModel built on the meta device, its parameters replaced by this rank's shards of them, in float32.
+    """A model built on the meta device, its parameters replaced by this rank's shards of them, in float32.
 
     `dtype` is that of the forward and backward pass and of the weights in checkpoints.
     """
@@ -44,7 +48,7 @@ class FullySharded(_BaseDataParallel):  # type: ignore[misc]
     def __init__(
         self,
         config: TransformerConfig,
-        model: GPTModel,
+        model: MegatronModule,
         dtype: torch.dtype,
         device: torch.device,
         replicas: int,
@@ -98,7 +102,8 @@ class FullySharded(_BaseDataParallel):  # type: ignore[misc]
 
     def named_parameters(self, *arguments: Any, **options: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """The shards, as plain tensors: what the optimizer updates and megatron-core's gradient hooks look at."""
-        yield from self.shards.items()
+        refuse_unknown("Module.named_parameters", arguments, options, neutral=ALL_PARAMETERS)
+        return iter(self.shards.items())
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -113,6 +118,7 @@ class FullySharded(_BaseDataParallel):  # type: ignore[misc]
 
     def finish_grad_sync(self, *unused: Any, **options: Any) -> None:
         """The backward pass has summed the gradients: show each shard its own."""
+        refuse_unknown("DistributedDataParallel.finish_grad_sync", unused, options, neutral={"force_all_reduce": False})
         for name, parameter in self.sharded.items():
             if parameter.grad is not None:
                 self.shards[name].main_grad = parameter.grad.to_local()  # type: ignore[attr-defined]
@@ -143,6 +149,10 @@ class FullySharded(_BaseDataParallel):  # type: ignore[misc]
 
     def sharded_state_dict(self, *arguments: Any, **options: Any) -> dict[str, ShardedTensor]:
         """The weights for a checkpoint, in `dtype`. Loading fills these tensors; `load_state_dict` takes them over."""
+        # The metadata is `CONTENT_METADATA`, which says how megatron-core's optimizers write.
+        refuse_unknown(
+            "MegatronModule.sharded_state_dict", arguments, options, ("metadata",), {"prefix": "", "sharded_offsets": ()}
+        )
         weights = self.tensors(lambda shard: shard.detach().to(self.dtype))
         return {name: flat_shards.for_checkpoint(tensor) for name, tensor in weights}
 
@@ -221,7 +231,7 @@ def _mesh(device: torch.device, replicas: int) -> DeviceMesh:
     return DeviceMesh.from_group([among, within], device.type, mesh=ranks, mesh_dim_names=("replicate", "shard"))
 
 
-def _shard(model: GPTModel, mesh: DeviceMesh, dtype: torch.dtype, device: torch.device) -> dict[str, dict[str, Any]]:
+def _shard(model: MegatronModule, mesh: DeviceMesh, dtype: torch.dtype, device: torch.device) -> dict[str, dict[str, Any]]:
     """Give memory to one unit after the other and keep this rank's rows of it; returns megatron-core's marks on each parameter.
 
     A tied embedding is used at both ends of the model and stays gathered with what belongs to no unit; the output layer stays
@@ -256,12 +266,7 @@ def _materialize(unit: torch.nn.Module, device: torch.device) -> None:
     module: Any
     for module in unit.modules():
         attributes = {name: vars(value) for name, value in module.named_parameters(recurse=False) if value.is_meta}
-        if attributes and hasattr(module, "param_init_meta"):
-            # TransformerEngine marks its weights as split among tensor-parallel ranks only when it allocates them.
-            module.reset_parameters()
         for name, marks in attributes.items():
-            parameter = getattr(module, name)
-            if parameter.is_meta:
-                parameter = torch.nn.Parameter(torch.empty_like(parameter, device=device))
-                setattr(module, name, parameter)
+            parameter = torch.nn.Parameter(torch.empty_like(getattr(module, name), device=device))
+            setattr(module, name, parameter)
             vars(parameter).update(marks)

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import torch
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
-from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer.module import MegatronModule
 
 from lt_shared.architecture import Architecture
 from lt_train.runtime.device import CPU
@@ -28,7 +28,7 @@ BLOCK_ELEMENTS = 1 << 18
 BLOCK_ELEMENTS_ON_GPU = 1 << 25
 
 
-def tensors_of(model: GPTModel) -> list[ShardedTensor]:
+def tensors_of(model: MegatronModule) -> list[ShardedTensor]:
     """This rank's parameters of the model, each with its name and offset in the whole model; `data` is the parameter's memory."""
     sharded = model.sharded_state_dict()
     apply_factories(sharded)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeAlias
 
 import torch
-from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.fsdp import FSDPModule
@@ -41,7 +41,7 @@ class UpdatedPart:
 class ShardCollectives:
     """Of `model`, sharded among the ranks of `group`, whose forward pass is in `dtype`."""
 
-    def __init__(self, model: GPTModel, group: ProcessGroup, dtype: torch.dtype, collectives: Collectives):
+    def __init__(self, model: MegatronModule, group: ProcessGroup, dtype: torch.dtype, collectives: Collectives):
         self._model = model
         units = [module for module in model.modules() if isinstance(module, FSDPModule)]
         groups = [found for unit in units if (found := group_of(unit)) is not None]
@@ -85,14 +85,14 @@ def group_of(unit: Any) -> Any:
     return unit._get_fsdp_state()._fsdp_param_group
 
 
-def _first_units(model: GPTModel) -> Iterator[Any]:
+def _first_units(model: MegatronModule) -> Iterator[Any]:
     yield model
     if isinstance(model.embedding, FSDPModule):
         yield model.embedding
     yield model.decoder.layers[0]
 
 
-def _gather_ahead(model: GPTModel) -> None:
+def _gather_ahead(model: MegatronModule) -> None:
     """Let each unit ask for the next before it computes."""
     layers = list(model.decoder.layers)
     embedding, output = ([unit] if isinstance(unit, FSDPModule) else [] for unit in (model.embedding, model.output_layer))

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from lt_train.ops.peer_exchange import SLOTS
-from lt_train.runtime import agreement
+from lt_train.runtime import agreement, device
 from lt_train.runtime.device import CUDA
 
 
@@ -26,6 +26,7 @@ def allocated(size_bytes: int, group: ProcessGroup) -> tuple[Tensor, Any]:
     # Not by torch's `empty`, whose tensors may begin anywhere in the memory that a handle stands for.
     place = torch.device(CUDA, torch.cuda.current_device())
     memory = _SymmetricMemory.empty_strided_p2p((size_bytes,), (1,), torch.uint8, place)
+    device.count_outside_allocator(memory, memory.numel())
     return memory, symmetric_memory.rendezvous(memory, group)
 
 

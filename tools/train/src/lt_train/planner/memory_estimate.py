@@ -150,7 +150,7 @@ def _activations(config: RunConfig, pipeline_rank: int) -> int:
     layer, residual = _layer_activations(config), _residual_activations(config)
     is_last = pipeline_rank == parallel.pipeline - 1
     beside = config.architecture.mtp_num_layers if is_last else 0
-    kept, again = (layers - config.memory.offloaded_layers) * layer, 0
+    kept, again = layers * layer, 0
     if recompute is not None and recompute.granularity == "full":
         count = min(recompute.layers or 1, layers)
         if recompute.method == "block":

@@ -9,21 +9,25 @@ calculated before anything runs: `train.pipeline_schedule` executes these lists,
 they leave. Communication takes no time here.
 """
 
-import collections
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from lt_train.config.settings.parallelism import ZERO_BUBBLE
 
 FORWARD, BACKWARD, WEIGHTS = "forward", "backward", "weights"
 # A long step repeats what its first micro batches do: so many for each pipeline rank show it.
 SIMULATED_ROUNDS = 4
+# How many stages on the one is whose output a pass takes.
+_FROM = {FORWARD: -1, BACKWARD: 1}
 
 
-@dataclasses.dataclass(frozen=True)
-class Pass:
-    """Of one micro batch through stage number `chunk` of a rank. BACKWARD has the weights' gradients unless WEIGHTS are apart."""
+class Pass(NamedTuple):
+    """Of one micro batch through stage number `chunk` of a rank. BACKWARD has the weights' gradients unless WEIGHTS are apart.
+
+    A tuple: the search for a layout of a large cluster puts a million of them into dictionaries.
+    """
 
     kind: str
     micro_batch: int
@@ -95,45 +99,46 @@ def _interleaved(rank: int, ranks: int, micro_batches: int, chunks: int) -> list
 
 def timeline(orders: Sequence[Sequence[Pass]], work: Sequence[Work]) -> Timeline:
     """When the passes of `orders` [ranks] run; `work` is that of each stage, in the model's order: [chunks x ranks]."""
-    ranks = len(orders)
+    ranks, stages = len(orders), len(work)
     splits = any(each.kind == WEIGHTS for of_rank in orders for each in of_rank)
+    lengths = [
+        {FORWARD: each.forward, BACKWARD: each.backward if splits else each.backward + each.weights, WEIGHTS: each.weights}
+        for each in work
+    ]
     begins: tuple[dict[Pass, float], ...] = tuple({} for _ in orders)
     ends: tuple[dict[Pass, float], ...] = tuple({} for _ in orders)
-    waiting = [collections.deque(of_rank) for of_rank in orders]
-    free = [0.0] * ranks
-    while any(waiting):
+    positions, free = [0] * ranks, [0.0] * ranks
+    while any(position < len(passes) for position, passes in zip(positions, orders, strict=True)):
         moved = False
-        for rank, passes in enumerate(waiting):
-            while passes and (ready := _arrival(passes[0], rank, ends, len(work))) is not None:
-                current = passes.popleft()
+        for rank, passes in enumerate(orders):
+            now = free[rank]
+            for position in range(positions[rank], len(passes)):
+                current = passes[position]
+                source = arrives_from(current, rank, ranks, stages)
+                if source is not None:
+                    arrival = ends[source[0]].get(source[1])
+                    if arrival is None:
+                        break
+                    if arrival > now:
+                        now = arrival
+                begins[rank][current] = now
+                now += lengths[current.chunk * ranks + rank][current.kind]
+                ends[rank][current] = now
+                positions[rank] = position + 1
                 moved = True
-                begins[rank][current] = max(free[rank], ready)
-                free[rank] = begins[rank][current] + _length(current, work[current.chunk * ranks + rank], splits)
-                ends[rank][current] = free[rank]
+            free[rank] = now
         assert moved, "a pass waits for one that comes behind it"
     return Timeline(begins, ends)
 
 
 def arrives_from(current: Pass, rank: int, ranks: int, stages: int) -> tuple[int, Pass] | None:
     """The rank and its pass whose output `current` takes, or None where it takes none of another stage."""
-    stage = current.chunk * ranks + rank + {FORWARD: -1, BACKWARD: 1, WEIGHTS: stages}[current.kind]
+    if current.kind == WEIGHTS:
+        return None
+    stage = current.chunk * ranks + rank + _FROM[current.kind]
     if not 0 <= stage < stages:
         return None
     return stage % ranks, Pass(current.kind, current.micro_batch, stage // ranks)
-
-
-def _arrival(current: Pass, rank: int, ends: Sequence[dict[Pass, float]], stages: int) -> float | None:
-    """When the input of a pass is there; None while that is not known. Its rank's own passes come in their order."""
-    source = arrives_from(current, rank, len(ends), stages)
-    return 0.0 if source is None else ends[source[0]].get(source[1])
-
-
-def _length(current: Pass, work: Work, splits: bool) -> float:
-    if current.kind == FORWARD:
-        return work.forward
-    if current.kind == WEIGHTS:
-        return work.weights
-    return work.backward if splits else work.backward + work.weights
 
 
 @functools.lru_cache(maxsize=256)
@@ -144,10 +149,16 @@ def share_left(schedule: str, ranks: int, micro_batches: int, work: tuple[Work, 
         return 1.0
     chunks = len(work) // ranks
     simulated = min(micro_batches, SIMULATED_ROUNDS * ranks)
-    orders = [order(schedule, rank, ranks, simulated, chunks) for rank in range(ranks)]
+    orders = _orders(schedule, ranks, simulated, chunks)
     of_ranks = [sum(each.whole for each in work[rank::ranks]) for rank in range(ranks)]
     length = timeline(orders, work).length + (micro_batches - simulated) * max(of_ranks)
     return micro_batches * sum(of_ranks) / (ranks * length)
+
+
+@functools.lru_cache(maxsize=16)
+def _orders(schedule: str, ranks: int, micro_batches: int, chunks: int) -> list[list[Pass]]:
+    """Of all ranks, not to be changed: many divisions of layers among the same stages are looked at one after the other."""
+    return [order(schedule, rank, ranks, micro_batches, chunks) for rank in range(ranks)]
 
 
 def bubble_share(schedule: str, ranks: int, micro_batches: int, chunks: int = 1) -> float:

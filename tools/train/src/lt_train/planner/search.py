@@ -210,7 +210,7 @@ def _order(layout: ParallelLayout) -> tuple[float, int]:
 def _candidates(config: RunConfig, options: dict[str, Any], cluster: Cluster) -> Iterator[dict[str, Any]]:
     """Options of every layout that might work."""
     recomputing: list[dict[str, Any]] = [{}]
-    if config.memory.recompute is None and not config.memory.offloaded_layers:
+    if config.memory.recompute is None:
         recomputing.append({"recompute_granularity": "full"})
     for tensor in _divisors(cluster.ranks_per_node):
         for pipeline in _divisors(cluster.ranks // tensor):

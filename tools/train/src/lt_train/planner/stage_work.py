@@ -143,7 +143,7 @@ def described(config: RunConfig) -> str:
     if share_left(better) - left > WORTH_SAYING:
         flags = [f"--{name.replace('_', '-')} {layers}" for name, layers in options(ends).items()]
         parts.append(f"{share_left(better):.1%} with {' '.join(flags) or 'as many layers on each'}")
-    if not parallel.defers_weight_gradients and not config.layers.transformer_engine:
+    if not parallel.defers_weight_gradients:
         deferring = dataclasses.replace(better.parallelism, pipeline_schedule=ZERO_BUBBLE)
         parts.append(f"{share_left(dataclasses.replace(better, parallelism=deferring)):.1%} with zero-bubble")
     return ", ".join(parts)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import click
 
@@ -49,7 +49,9 @@ WITHOUT_LENGTH = dict.fromkeys(("train_iters", "train_samples", "train_tokens", 
 class Batches:
     """Sizes in tokens (`seq_length`) and samples; `train_iters` in steps. `global_batch_size` is that after the ramp-up.
 
-    `phase_sizes` are those of the phases of --data-schedule, none where all have the run's.
+    `phase_sizes` are those of the phases of --data-schedule, none where all have the run's. `requested_samples` is the length of
+    a run whose length is in samples or tokens. `first_step` steps, which took `first_sample` samples, were trained before this
+    attempt, if their batches had other sizes.
     """
 
     seq_length: int
@@ -58,6 +60,19 @@ class Batches:
     train_iters: int
     ramp_up: RampUp | None = None
     phase_sizes: tuple[PhaseSize, ...] = ()
+    requested_samples: int | None = None
+    first_step: int = 0
+    first_sample: int = 0
+
+    def continued(self, steps: int, samples: int) -> Self:
+        """The same run after `steps` steps that took `samples` samples, perhaps with batches of other sizes.
+
+        A length in samples or tokens stays: only the samples that are left are trained on.
+        """
+        if self.requested_samples is None or samples == self.samples_after(steps):
+            return self
+        end = steps + self.of_steps.steps_between(samples, max(samples, self.requested_samples))
+        return dataclasses.replace(self, train_iters=end, first_step=steps, first_sample=samples)
 
     @property
     def of_steps(self) -> BatchSizes:
@@ -65,7 +80,7 @@ class Batches:
 
     @property
     def train_samples(self) -> int:
-        return self.samples_after(self.train_iters)
+        return self.first_sample + self.samples_between(self.first_sample, self.train_iters - self.first_step)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -115,7 +130,7 @@ def resolve_batches(options: dict[str, Any], architecture: Architecture, paralle
         raise BadConfig(
             f"{samples} samples of {batches.seq_length} tokens are less than one step of {batches.size_at(0)} samples"
         )
-    return dataclasses.replace(batches, train_iters=steps)
+    return dataclasses.replace(batches, train_iters=steps, requested_samples=samples)
 
 
 def _check_ramp_up(batches: Batches) -> None:

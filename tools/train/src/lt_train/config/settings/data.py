@@ -175,9 +175,15 @@ def changes_of_order(there: Mapping[str, Any], here: Mapping[str, Any], consumed
     Phases that are to come may have changed.
     """
 
-    def weights(arguments: Mapping[str, Any]) -> list[str]:
+    def blend(arguments: Mapping[str, Any]) -> list[str]:
         words = arguments.get("train_data_path") or arguments.get("data_path") or []
-        return list(words[::2]) if len(words) > 1 else []
+        return list(words) if len(words) > 1 else []
+
+    def weights(arguments: Mapping[str, Any]) -> list[str]:
+        return blend(arguments)[::2]
+
+    def prefixes(arguments: Mapping[str, Any]) -> list[str]:
+        return blend(arguments)[1::2]
 
     changes = [
         f"{name.replace('_', '-')} was {there[name]} and is {here[name]}"
@@ -191,6 +197,9 @@ def changes_of_order(there: Mapping[str, Any], here: Mapping[str, Any], consumed
         changes.append("there was a data schedule")
     elif "data_path" in there and weights(there) != weights(here):
         changes.append(f"the weights of the data were {weights(there)} and are {weights(here)}")
+    elif prefixes(there) != prefixes(here) and sorted(prefixes(there)) == sorted(prefixes(here)):
+        # Of other prefixes, a dataset may have moved.
+        changes.append(f"the data was {' '.join(prefixes(there))} and is {' '.join(prefixes(here))}")
     return changes
 
 

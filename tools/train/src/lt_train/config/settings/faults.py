@@ -9,7 +9,6 @@ import click
 from lt_shared import console
 from lt_shared.console import BadConfig, ToolError
 from lt_train.config.settings.memory import Memory
-from lt_train.config.settings.precision import Precision
 
 OPTIONS = console.section(
     "Faults",
@@ -48,17 +47,10 @@ def resolve_faults(options: dict[str, Any]) -> Faults:
     return Faults(options["distributed_timeout_minutes"], options["max_restarts"], options["check_replay_interval"])
 
 
-def check(faults: Faults, memory: Memory, precision: Precision) -> Iterator[ToolError]:
-    """Yields BadConfig where a step cannot be computed twice, or no rank be told from another."""
-    if faults.check_replay_interval is None:
-        return
-    if memory.fully_sharded:
+def check(faults: Faults, memory: Memory) -> Iterator[ToolError]:
+    """Yields BadConfig where no rank can be told from another."""
+    if faults.check_replay_interval is not None and memory.fully_sharded:
         yield BadConfig(
             "--check-replay-interval with FSDP, which reduces gradients layer by layer: no rank keeps its own",
             "drop it, and compute steps again with lt-train replay",
-        )
-    if precision.fp8_format and precision.fp8_recipe == "delayed":
-        yield BadConfig(
-            "--check-replay-interval with fp8 recipe delayed, whose scales depend on the passes before",
-            "use --fp8-recipe tensorwise",
         )

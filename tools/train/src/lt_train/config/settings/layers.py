@@ -1,7 +1,4 @@
-"""How the layers are computed: by TransformerEngine or by PyTorch, with what dropout, and how tokens reach their experts.
-
-The checkpoints of both implementations have the same tensors: a run may change from one to the other.
-"""
+"""How the layers are computed: by which kernels, with what dropout, and how tokens reach their experts."""
 
 import dataclasses
 import os
@@ -17,7 +14,6 @@ from lt_train.config.settings.parallelism import Parallelism
 from lt_train.runtime import device
 
 AUTO = "auto"
-TRANSFORMER_ENGINE = "te"
 TORCH = "torch"
 TRITON = "triton"
 # Megatron's names of FlashAttention and of cuDNN's attention.
@@ -26,14 +22,13 @@ FUSED = "fused"
 # By quack, in CuTe: what follows a GEMM is computed on its tiles before they leave the chip.
 GEMM_EPILOGUE = "gemm-epilogue"
 FUSED_LINEAR = "fused-linear"
-# Megatron's names of the same two.
-ALIASES = {"transformer_engine": TRANSFORMER_ENGINE, "local": TORCH}
+# Words of --transformer-impl, which chose TransformerEngine's layers before lt-train had none but its own.
+OF_TRANSFORMER_ENGINE = ("te", "transformer_engine")
+IMPLEMENTATIONS = (AUTO, TORCH, "local", *OF_TRANSFORMER_ENGINE)
 # Earlier spellings. `kernel` is the fastest implementation that is not part of a GEMM.
 OUTSIDE_GEMMS = "kernel"
 EARLIER = {"products": {"swiglu_impl": GEMM_EPILOGUE, "cross_entropy_impl": FUSED_LINEAR}}
 EARLIER_OPTIONS = {"swiglu_in": "swiglu_impl", "loss_in": "cross_entropy_impl"}
-# Options of several subjects. Otherwise PyTorch's layers are the faster ones on a Hopper GPU: 1.02 times in bf16, as fast in fp8.
-OF_TRANSFORMER_ENGINE = ("cpu_offloading_num_layers",)
 WITHOUT_EFFECT = {
     "use_mcore_models": "models are megatron-core's in any case",
     "use_flash_attn": "attention is a fused kernel in any case",
@@ -47,23 +42,23 @@ OPTIONS = console.section(
     "Layers",
     click.option(
         "--transformer-impl",
-        type=click.Choice([AUTO, TRANSFORMER_ENGINE, TORCH, *ALIASES]),
+        type=click.Choice(IMPLEMENTATIONS),
         default=AUTO,
-        help="TransformerEngine or PyTorch; auto takes PyTorch, and TransformerEngine for options that only it has.",
+        hidden=True,
+        help="No effect: lt-train's own layers compute every run.",
     ),
     click.option(
         "--kernels",
         type=click.Choice([AUTO, TRITON, TORCH]),
         default=AUTO,
-        help="Norms, RoPE, SwiGLU, cross entropy and AdamW by Triton's kernels or by PyTorch; auto takes Triton's on GPUs."
-        " TransformerEngine's layers keep their own norms.",
+        help="Norms, RoPE, SwiGLU, cross entropy and AdamW by Triton's kernels or by PyTorch; auto takes Triton's on GPUs.",
     ),
     click.option(
         "--attention-backend",
         type=click.Choice([AUTO, FLASH, FUSED]),
         default=AUTO,
-        help="Attention on GPUs: flash is flash-attn-4, fused is TransformerEngine's in its layers, otherwise PyTorch's SDPA"
-        " (cuDNN first) or FlexAttention; auto takes flash where it is installed and supports the run.",
+        help="Attention on GPUs: flash is flash-attn-4, fused is PyTorch's SDPA (cuDNN first) or FlexAttention; auto takes"
+        " flash where it is installed and supports the run.",
     ),
     click.option(
         "--swiglu-impl",
@@ -108,12 +103,11 @@ OPTIONS = console.section(
 
 @dataclasses.dataclass(frozen=True)
 class Layers:
-    """`implementation` is "te" or "torch", `kernels` "triton" or "torch"; dropouts are probabilities.
+    """`kernels` is "triton" or "torch"; dropouts are probabilities.
 
     `attention_backend`, `swiglu_impl` and `cross_entropy_impl` are as asked, "auto" too: `lt_train.config.kernels` decides.
     """
 
-    implementation: str
     kernels: str
     attention_backend: str
     swiglu_impl: str
@@ -122,10 +116,6 @@ class Layers:
     attention_dropout: float
     token_dispatcher: str
     grouped_experts: bool
-
-    @property
-    def transformer_engine(self) -> bool:
-        return self.implementation == TRANSFORMER_ENGINE
 
     @property
     def triton(self) -> bool:
@@ -137,20 +127,19 @@ class Layers:
 
 
 def resolve_layers(options: dict[str, Any], where: str) -> Layers:
-    """`where` is a resolved device. Says which of Megatron's flags change nothing."""
+    """`where` is a resolved device. Says which options change nothing."""
     idle = [f"--{name.replace('_', '-')}" for name in WITHOUT_EFFECT if options[name]]
     if idle:
         note(f"without effect here: {', '.join(idle)}")
-    asked = ALIASES.get(options["transformer_impl"], options["transformer_impl"])
-    if asked == AUTO:
-        is_needed = any(options.get(name) for name in OF_TRANSFORMER_ENGINE)
-        is_needed |= options.get("fp8_format") is not None and options.get("fp8_recipe") == "delayed"
-        asked = TRANSFORMER_ENGINE if is_needed and where == device.CUDA else TORCH
+    if options["transformer_impl"] in OF_TRANSFORMER_ENGINE:
+        note(
+            f"--transformer-impl {options['transformer_impl']} has no effect: lt-train's own layers compute the run, which have"
+            " the same weights"
+        )
     kernels = options["kernels"]
     if kernels == AUTO:
         kernels = TRITON if where == device.CUDA else TORCH
     return Layers(
-        implementation=asked,
         kernels=kernels,
         attention_backend=options["attention_backend"],
         hidden_dropout=options["hidden_dropout"],
@@ -177,49 +166,19 @@ def for_any_model(layers: Layers) -> Layers:
     return dataclasses.replace(layers, attention_backend=AUTO, swiglu_impl=AUTO, cross_entropy_impl=AUTO)
 
 
-def _absent_from_transformer_engine(architecture: Architecture) -> list[str]:
-    """Features that are part of the torch layers only."""
-    features = {
-        "norms behind attention and MLP": architecture.norm_placement != "pre",
-        "norms of queries and keys over all heads": architecture.qk_layernorm_width == "all_heads",
-        "soft cap of attention scores": architecture.attn_logit_softcapping is not None,
-        "second rotary base": architecture.local_rotary_base is not None,
-        "attention sinks": architecture.attention_sinks,
-        "clamped SwiGLU": architecture.activation == "clamped_swiglu",
-    }
-    return [feature for feature, is_there in features.items() if is_there]
-
-
 def check(
     layers: Layers, architecture: Architecture, parallelism: Parallelism, seq_length: int, documents: bool
 ) -> Iterator[ToolError]:
-    """Yields BadConfig for what the chosen implementation cannot compute."""
-    if layers.transformer_engine:
-        if architecture.latent_attention:
-            yield BadConfig("latent attention is computed by torch's layers alone", "use --transformer-impl torch")
-        if architecture.mtp_num_layers:
-            yield BadConfig(
-                "multi-token prediction is computed by torch's layers alone",
-                "use --transformer-impl torch, or --mtp-num-layers 0",
-            )
-        if parallelism.device != device.CUDA:
-            yield BadConfig(f"TransformerEngine does not run on {parallelism.device}", "use --transformer-impl torch")
-        if features := _absent_from_transformer_engine(architecture):
-            yield BadConfig(f"TransformerEngine's layers have no {', no '.join(features)}", "use --transformer-impl torch")
+    """Yields BadConfig for what the layers cannot compute."""
     if layers.triton and parallelism.device != device.CUDA and not os.environ.get("TRITON_INTERPRET"):
         yield BadConfig(f"Triton's kernels do not run on {parallelism.device}", "drop --kernels triton")
     windowed = architecture.sliding_window is not None and seq_length > architecture.sliding_window
-    shared = parallelism.context > 1 and not layers.transformer_engine
-    masked = windowed or documents or shared or architecture.attn_logit_softcapping is not None or architecture.attention_sinks
+    masked = windowed or documents or parallelism.context > 1
+    masked |= architecture.attn_logit_softcapping is not None or architecture.attention_sinks
     if layers.attention_dropout and masked and parallelism.device == device.CUDA:
         yield BadConfig(
             "attention dropout works neither with sinks, windows, documents or a soft cap, nor with context parallelism",
             "drop --attention-dropout",
-        )
-    if parallelism.defers_weight_gradients and layers.transformer_engine:
-        yield BadConfig(
-            "--pipeline-schedule zero-bubble defers no weight gradients of TransformerEngine's layers",
-            "use --transformer-impl torch, or --pipeline-schedule 1f1b",
         )
     if architecture.num_experts and architecture.norm_placement != "pre":
         yield BadConfig(f"{architecture.name} has experts and norms behind its layers, which no model known here has")

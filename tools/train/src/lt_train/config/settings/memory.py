@@ -1,4 +1,4 @@
-"""What a rank keeps in memory and what is sharded: gradients, FSDP2's weights, recomputed and offloaded activations."""
+"""What a rank keeps in memory and what is sharded: gradients, FSDP2's weights, recomputed activations."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -10,7 +10,6 @@ from lt_shared import console
 from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, ToolError, UsageError
 from lt_train.config.settings.batches import Batches
-from lt_train.config.settings.layers import Layers
 from lt_train.config.settings.optimization import Optimization
 from lt_train.config.settings.parallelism import Parallelism
 from lt_train.config.settings.precision import Precision
@@ -18,7 +17,9 @@ from lt_train.config.settings.precision import Precision
 POSITIVE = click.IntRange(min=1)
 # Of lt-train: in the epilogue of a GEMM (--swiglu-impl) or with the cast to fp8.
 SWIGLU = "swiglu"
-RECOMPUTE_MODULES = ("core_attn", "layernorm", "mlp", "moe", SWIGLU)
+RECOMPUTE_MODULES = ("core_attn", "mlp", "moe", SWIGLU)
+# Of megatron-core's modules, what it recomputes with TransformerEngine alone.
+LAYERNORM = "layernorm"
 
 OPTIONS = console.section(
     "Sharding and memory",
@@ -56,14 +57,13 @@ OPTIONS = console.section(
         help="For full: groups of layers, keeping one input each, or each of a rank's first layers.",
     ),
     click.option("--recompute-num-layers", type=POSITIVE, help="Layers in a group (uniform), or recomputed layers (block)."),
-    click.option(
-        "--recompute-modules", help="For selective: of core_attn, layernorm, mlp, moe, swiglu; separate by spaces or commas."
-    ),
+    click.option("--recompute-modules", help="For selective: of core_attn, mlp, moe, swiglu; separate by spaces or commas."),
     click.option(
         "--cpu-offloading-num-layers",
         type=click.IntRange(min=0),
         default=0,
-        help="Layers whose activations are offloaded to host memory; needs TransformerEngine.",
+        hidden=True,
+        help="Refused: lt-train's layers keep no activations in host memory.",
     ),
 )
 
@@ -89,7 +89,6 @@ class Memory:
     bucket_elements: int | None
     gradient_dtype: str
     recompute: Recompute | None
-    offloaded_layers: int
 
     @property
     def recomputed_modules(self) -> tuple[str, ...]:
@@ -110,13 +109,18 @@ class Memory:
             "recompute_method": recompute.method if recompute else None,
             "recompute_num_layers": recompute.layers if recompute else None,
             "recompute_modules": list(recompute.modules) if recompute else None,
-            "cpu_offloading_num_layers": self.offloaded_layers,
         }
 
 
 def resolve_memory(options: dict[str, Any], batches: Batches, parallel: Parallelism, precision: Precision) -> Memory:
     if options["grad_reduce_in_bf16"] and options["accumulate_allreduce_grads_in_fp32"]:
         raise UsageError("--grad-reduce-in-bf16 and --accumulate-allreduce-grads-in-fp32", "pass one")
+    if options["cpu_offloading_num_layers"]:
+        raise BadConfig(
+            f"--cpu-offloading-num-layers {options['cpu_offloading_num_layers']}: megatron-core offloads the activations of"
+            " TransformerEngine's layers alone, which lt-train does not have",
+            "use --recompute-granularity full, or selective",
+        )
     # One GEMM makes the whole gradient of a weight: nothing is added to it that rounding would lose.
     alone = batches.global_batch_size == batches.micro_batch_size and parallel.data == parallel.context == 1
     suffices = alone and precision.bf16 and not (options["use_torch_fsdp2"] or options["accumulate_allreduce_grads_in_fp32"])
@@ -128,7 +132,6 @@ def resolve_memory(options: dict[str, Any], batches: Batches, parallel: Parallel
         bucket_elements=options["ddp_bucket_size"],
         gradient_dtype="bfloat16" if options["grad_reduce_in_bf16"] or suffices else "float32",
         recompute=_recompute(options),
-        offloaded_layers=options["cpu_offloading_num_layers"],
     )
 
 
@@ -155,7 +158,7 @@ def _recompute(options: dict[str, Any]) -> Recompute | None:
     if granularity == "full":
         return Recompute("full", method or "uniform", layers or 1, ())
     chosen = tuple((modules or "core_attn").replace(",", " ").split())
-    unknown = [module for module in chosen if module not in RECOMPUTE_MODULES]
+    unknown = [module for module in chosen if module not in (*RECOMPUTE_MODULES, LAYERNORM)]
     if unknown:
         raise UsageError(f"--recompute-modules {' '.join(unknown)}: unknown", f"choose from {', '.join(RECOMPUTE_MODULES)}")
     return Recompute("selective", None, None, chosen)
@@ -169,7 +172,6 @@ def for_any_model(memory: Memory) -> Memory:
 
 def check(
     memory: Memory,
-    layers: Layers,
     parallel: Parallelism,
     model: Architecture,
     precision: Precision,
@@ -188,10 +190,8 @@ def check(
         yield BadConfig(f"--grad-reduce-in-bf16 with weights in {precision.dtype}", "pass --bf16 too")
     if memory.replicas > 1:
         yield from _check_replicas(memory, parallel, model)
-    if memory.offloaded_layers:
-        yield from _check_offloading(memory, layers, parallel, model)
     if memory.recompute:
-        yield from _check_recompute(memory.recompute, layers, parallel, model)
+        yield from _check_recompute(memory.recompute, parallel, model)
 
 
 def _check_fully_sharded(
@@ -246,29 +246,16 @@ def _check_replicas(memory: Memory, parallel: Parallelism, model: Architecture) 
         )
 
 
-def _check_offloading(memory: Memory, layers: Layers, parallel: Parallelism, model: Architecture) -> Iterator[ToolError]:
-    if not layers.transformer_engine:
-        yield BadConfig(
-            "--cpu-offloading-num-layers: megatron-core offloads the activations of TransformerEngine's layers only",
-            "use --recompute-granularity full instead, or --transformer-impl te",
-        )
-    if memory.recompute:
-        yield BadConfig("--cpu-offloading-num-layers keeps what recomputation throws away", "choose one")
-    if parallel.pipeline > 1:
-        yield BadConfig("megatron-core offloads activations only without pipeline parallelism")
-    if memory.offloaded_layers >= model.num_layers:
-        yield BadConfig(f"--cpu-offloading-num-layers {memory.offloaded_layers}: at most {model.num_layers - 1} of the layers")
-
-
-def _check_recompute(recompute: Recompute, layers: Layers, parallel: Parallelism, model: Architecture) -> Iterator[ToolError]:
+def _check_recompute(recompute: Recompute, parallel: Parallelism, model: Architecture) -> Iterator[ToolError]:
     wrong, right = ("mlp", "moe") if model.num_experts else ("moe", "mlp")
     if wrong in recompute.modules:
         kind = "experts" if model.num_experts else "no experts"
         yield BadConfig(f"--recompute-modules {wrong}: the layers of {model.name} have {kind}", f"recompute {right}")
-    if "layernorm" in recompute.modules and not layers.transformer_engine:
+    if LAYERNORM in recompute.modules:
         yield BadConfig(
-            "--recompute-modules layernorm: megatron-core asks TransformerEngine whether the norm is in fp8",
-            "leave layernorm out, or use --transformer-impl te",
+            "--recompute-modules layernorm: megatron-core recomputes the norms of TransformerEngine's layers alone, which"
+            " lt-train does not have",
+            f"leave layernorm out, or recompute {right}, which is more",
         )
     if recompute.method == "uniform":
         stages = parallel.interleaving or 1

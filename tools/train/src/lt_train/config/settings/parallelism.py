@@ -61,7 +61,7 @@ OPTIONS = console.section(
     click.option(
         "--tp-comm-overlap/--no-tp-comm-overlap",
         default=None,
-        help="Overlap tensor-parallel collectives with GEMMs; torch's layers do where they can.",
+        help="Overlap tensor-parallel collectives with GEMMs, as without the option where that works.",
     ),
     click.option(
         "--use-distributed-optimizer", is_flag=True, help="Shard the optimizer state over data-parallel ranks (ZeRO-1)."
@@ -87,7 +87,7 @@ class Parallelism:
     `interleaving` is the number of pipeline stages that each rank has, None for the schedule of one stage a rank.
     `first_stage_layers` and `last_stage_layers` are those of a pipeline rank; None divides the layers evenly.
     `pipeline_schedule` is that of one stage a rank, 1F1B or zero-bubble.
-    `tensor_overlap` is None where nobody asked: torch's layers then overlap collectives where they can.
+    `tensor_overlap` is None where nobody asked: layers then overlap collectives where they can.
     `expert` ranks are data-parallel ranks that have different experts and the same of everything else.
     """
 
@@ -224,6 +224,12 @@ def check(parallel: Parallelism, model: Architecture, seq_length: int) -> Iterat
         yield BadConfig("sequence parallelism needs a tensor parallel size above 1", "drop --sequence-parallel")
     if parallel.tensor_overlap and not parallel.sequence:
         yield BadConfig("--tp-comm-overlap needs sequence parallelism", "add --sequence-parallel")
+    if parallel.pipeline > 1 and model.mtp_num_layers and model.tie_embeddings:
+        # The gradient of the embedding, which three layers then share over two stages, is not the gradient of one rank.
+        yield BadConfig(
+            "multi-token prediction with tied embeddings has other gradients in a pipeline",
+            "drop --pipeline-model-parallel-size, or add --untie-embeddings-and-output-weights or --mtp-num-layers 0",
+        )
     yield from _check_stages(parallel, model.num_layers)
     yield from _check_sequence(parallel, seq_length)
 

@@ -10,18 +10,28 @@ import click
 from lt_shared import console
 from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, ToolError, UsageError
-from lt_train.config.settings.layers import Layers
 from lt_train.config.settings.parallelism import Parallelism
 from lt_train.kernels import FP8_BLOCK
 from lt_train.runtime import device
 
 FP8_FORMATS = ("e4m3", "hybrid")
-FP8_RECIPES = ("tensorwise", "delayed", "rowwise", "blockwise")
+FP8_RECIPES = ("tensorwise", "rowwise", "blockwise")
+# TransformerEngine's: the scale of a tensor follows from its largest values in earlier steps.
+DELAYED = "delayed"
 FP8_CAPABILITY = (8, 9)
 BF16_CAPABILITY = (8, 0)
 FP8_MULTIPLE = 16
 # A Hopper GPU's: cuBLASLt multiplies fp8 with scales for blocks on no other.
 BLOCKWISE_CAPABILITY = 9
+
+
+# Subscripted, Choice would need click 8.2.
+class _Recipe(click.Choice):  # type: ignore[type-arg]
+    """Takes DELAYED, too, for `check` to say why it is refused."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return DELAYED if value == DELAYED else super().convert(value, param, ctx)
+
 
 OPTIONS = console.section(
     "Precision",
@@ -33,7 +43,7 @@ OPTIONS = console.section(
     click.option("--loss-scale-window", type=click.IntRange(min=1), default=1000, help="Good steps before it is doubled."),
     click.option("--hysteresis", type=click.IntRange(min=1), default=2, help="Bad steps before it is halved."),
     click.option("--fp8-format", type=click.Choice(FP8_FORMATS), help="GEMMs in fp8; hybrid has e5m2 gradients."),
-    click.option("--fp8-recipe", type=click.Choice(FP8_RECIPES), help="Scaling in fp8, by default tensorwise."),
+    click.option("--fp8-recipe", type=_Recipe(FP8_RECIPES), help="Scaling in fp8, by default tensorwise."),
     click.option(
         "--deterministic", "--deterministic-mode", "deterministic", is_flag=True, help="The same results every time on GPUs too."
     ),
@@ -94,7 +104,7 @@ def resolve_precision(options: dict[str, Any]) -> Precision:
 
 
 def check(
-    precision: Precision, layers: Layers, architecture: Architecture, parallelism: Parallelism, micro_batch_tokens: int
+    precision: Precision, architecture: Architecture, parallelism: Parallelism, micro_batch_tokens: int
 ) -> Iterator[ToolError]:
     """Yields BadConfig for numbers that contradict each other, and for what the device or the layers cannot compute."""
     if precision.loss_scale and not precision.fp16:
@@ -107,7 +117,7 @@ def check(
     if precision.deterministic and parallelism.device == device.CUDA:
         yield from _check_deterministic(precision)
     if precision.fp8_format:
-        yield from _check_fp8(precision, layers, architecture, parallelism, micro_batch_tokens)
+        yield from _check_fp8(precision, architecture, parallelism, micro_batch_tokens)
 
 
 def check_capability(capability: tuple[int, int], precision: Precision) -> Iterator[ToolError]:
@@ -133,20 +143,16 @@ def _check_deterministic(precision: Precision) -> Iterator[ToolError]:
 
 
 def _check_fp8(
-    precision: Precision, layers: Layers, architecture: Architecture, parallelism: Parallelism, micro_batch_tokens: int
+    precision: Precision, architecture: Architecture, parallelism: Parallelism, micro_batch_tokens: int
 ) -> Iterator[ToolError]:
     if not precision.bf16:
         yield BadConfig(f"fp8 GEMMs of weights in {precision.dtype}", "add --bf16")
     if parallelism.device != device.CUDA:
         yield BadConfig(f"fp8 needs a GPU, this run is on {parallelism.device}", "drop --fp8-format")
-    if precision.fp8_recipe == "delayed" and not layers.transformer_engine:
-        yield BadConfig("fp8 recipe delayed needs TransformerEngine", "use --fp8-recipe tensorwise")
-    if precision.fp8_recipe == "rowwise" and layers.transformer_engine:
-        yield BadConfig("TransformerEngine has no fp8 recipe rowwise", "use --fp8-recipe tensorwise or --transformer-impl torch")
-    if architecture.num_experts and layers.transformer_engine:
+    if precision.fp8_recipe == DELAYED:
         yield BadConfig(
-            "fp8 for TransformerEngine's experts: their numbers of tokens do not divide by 16",
-            "use --transformer-impl torch, or drop --fp8-format",
+            "--fp8-recipe delayed: scales of earlier steps are TransformerEngine's, whose layers lt-train does not have",
+            "use --fp8-recipe tensorwise, which is as fast",
         )
     ways = parallelism.tensor
     sizes = {

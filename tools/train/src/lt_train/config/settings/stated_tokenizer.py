@@ -52,7 +52,7 @@ def check(options: dict[str, Any], datasets: Sequence[Dataset]) -> None:
 def _compare(path: str, files: TokenizerFiles, dataset: Dataset) -> None:
     if dataset.tokenizer is None:
         note(f"{dataset.prefix}: it is not known whether its tokenizer is {path}")
-    elif files.sha256() != dataset.tokenizer.sha256:
+    elif tokenizer_files.find_made_with(path, dataset.tokenizer.sha256).sha256() != dataset.tokenizer.sha256:
         raise BadConfig(
             f"{dataset.prefix}: its tokenizer is {dataset.tokenizer.name}, and not {path}",
             "name that one, or tokenize again with lt-preprocess --tokenizer",

@@ -1,17 +1,17 @@
-"""The frequencies of rotary embeddings, scaled as `lt_shared.rope_scaling` says.
+"""Rotary position embeddings (Su et al. 2021), with frequencies scaled as `lt_shared.rope_scaling` says.
 
-megatron-core computes some of it, but knows only the factor of Llama 3.1's scaling, has no linear scaling and no LongRoPE, and
-its base is a whole number. YaRN and LongRoPE also make rotated queries and keys longer. Where all channels are rotated, that is
-a factor of the attention's scores, which costs nothing: `score_scale` has it.
+YaRN and LongRoPE also make rotated queries and keys longer. Where all channels are rotated, that is a factor of the attention's
+scores, which costs nothing: `score_scale` has it.
 """
 
 import math
 
 import torch
-from megatron.core.transformer import TransformerConfig
+from megatron.core import parallel_state
 
 from lt_shared.architecture import Architecture
 from lt_shared.rope_scaling import AnyScaling, LinearScaling, LongRopeScaling, RopeScaling, YarnScaling
+from lt_train.models.mixers.core_attention import sequence_share
 
 
 def inverse_frequencies(architecture: Architecture, seq_length: int = 0) -> torch.Tensor:
@@ -83,7 +83,7 @@ def magnitude(scaling: AnyScaling | None, max_position_embeddings: int) -> float
 def score_scale(architecture: Architecture) -> float | None:
     """What attention multiplies its scores by, None for the inverse root of the head size.
 
-    It has the scaling's magnitude where all channels of a head are rotated; where a part is, `lengthen` has it.
+    It has the scaling's magnitude where all channels of a head are rotated; where some are, `rotate` has it.
     """
     longer = magnitude(architecture.rope_scaling, architecture.max_position_embeddings)
     if longer == 1 or architecture.latent_attention or architecture.rotary_channels != architecture.kv_channels:
@@ -91,12 +91,44 @@ def score_scale(architecture: Architecture) -> float | None:
     return (architecture.softmax_scale or architecture.kv_channels**-0.5) * longer**2
 
 
-def lengthen(config: TransformerConfig, architecture: Architecture) -> None:
-    """Let megatron-core multiply the rotated part of queries and keys by the scaling's magnitude, where it is a part of the head.
+def rotated_magnitude(architecture: Architecture) -> float:
+    """What `rotate` multiplies the rotated channels by, where they are a part of a head."""
+    if architecture.rotary_channels == architecture.kv_channels:
+        return 1.0
+    return magnitude(architecture.rope_scaling, architecture.max_position_embeddings)
 
-    It does so for YaRN, by 1 + 0.1 log of a factor that is an attribute of its configuration, but no declared field.
-    """
-    longer = magnitude(architecture.rope_scaling, architecture.max_position_embeddings)
-    if longer != 1 and not architecture.latent_attention and architecture.rotary_channels != architecture.kv_channels:
-        config.yarn_rotary_scaling_factor = math.exp((longer - 1) / 0.1)
-        config.yarn_mscale = config.yarn_mscale_all_dim = None
+
+class Angles:
+    """The angles of this context-parallel rank's positions, computed once for a length: all layers need the same ones."""
+
+    def __init__(self, inverse_frequencies: torch.Tensor):
+        self.inverse_frequencies = inverse_frequencies
+        self._of_length: dict[int, torch.Tensor] = {}
+
+    def __call__(self, length: int) -> torch.Tensor:
+        """Float32 [length, 1, 1, channels], of pairs of channels that lie half of the channels apart."""
+        if length not in self._of_length:
+            self._of_length = {length: self._compute(length)}
+        return self._of_length[length]
+
+    def _compute(self, length: int) -> torch.Tensor:
+        angles = torch.outer(own_positions(length, self.inverse_frequencies.device), self.inverse_frequencies)
+        return torch.cat((angles, angles), dim=-1)[:, None, None, :]
+
+
+def own_positions(length: int, device: torch.device) -> torch.Tensor:
+    """Float32 [length]: the positions of the tokens that this context-parallel rank has of each sample."""
+    ranks, rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
+    positions = torch.arange(length * ranks, device=device, dtype=torch.float32)
+    return positions if ranks == 1 else sequence_share(positions, 0, rank, ranks)
+
+
+def rotate(heads: torch.Tensor, angles: torch.Tensor, magnitude: float) -> torch.Tensor:
+    """`heads` [s, b, heads, d] with the first channels turned by `angles` [s, 1, 1, channels], and multiplied by `magnitude`."""
+    channels = angles.shape[-1]
+    turned, passed = heads[..., :channels], heads[..., channels:]
+    cosines = (torch.cos(angles) * magnitude).to(heads.dtype)
+    sines = (torch.sin(angles) * magnitude).to(heads.dtype)
+    first, second = torch.chunk(turned, 2, dim=-1)
+    turned = (turned * cosines) + (torch.cat((-second, first), dim=-1) * sines)
+    return torch.cat((turned, passed), dim=-1)

@@ -15,8 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from megatron.core import parallel_state, tensor_parallel
-from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from megatron.core import parallel_state
 from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
@@ -27,28 +26,20 @@ from torch import Tensor
 
 from lt_shared.architecture import Architecture
 from lt_shared.rope_scaling import YarnScaling
-from lt_train.models import rope
-from lt_train.models.attention import sequence_share
+from lt_train.models import recomputation
+from lt_train.models.linear import Linears, Outputs
+from lt_train.models.mixers import rope
+from lt_train.models.mixers.core_attention import CausalAttention
+from lt_train.models.norms import norm
 
 # Of the latents' norms in all of DeepSeek's models, whatever rms_norm_eps is.
 LATENT_NORM_EPSILON = 1e-6
 
 
 class LatentAttention(MegatronModule):  # type: ignore[misc]
-    """Self attention over hidden states [sequence, batch, hidden]; returns the same shape and no bias.
+    """Self attention over hidden states [sequence, batch, hidden]; returns the same shape and no bias."""
 
-    `norm` builds the norms of the latents, and `core_attention` mixes [sequence, batch, heads, channels].
-    """
-
-    def __init__(
-        self,
-        config: TransformerConfig,
-        layer_number: int,
-        architecture: Architecture,
-        norm: Any,
-        core_attention: Any,
-        **unused: Any,
-    ):
+    def __init__(self, config: TransformerConfig, architecture: Architecture, linears: Linears, core_attention: CausalAttention):
         super().__init__(config=config)
         sizes = architecture.latent_attention
         assert sizes is not None
@@ -56,32 +47,23 @@ class LatentAttention(MegatronModule):  # type: ignore[misc]
         self.architecture = architecture
         heads, hidden = architecture.num_attention_heads, architecture.hidden_size
         if sizes.q_lora_rank is None:
-            self.linear_q_proj = _column_parallel(config, hidden, architecture.query_size)
+            self.linear_q_proj = linears.column(hidden, architecture.query_size, bias=False)
         else:
             self.linear_q_down_proj = _replicated(config, hidden, sizes.q_lora_rank)
-            self.q_layernorm = norm(config, sizes.q_lora_rank, eps=LATENT_NORM_EPSILON)
-            self.linear_q_up_proj = _column_parallel(config, sizes.q_lora_rank, architecture.query_size)
+            self.q_layernorm = norm(config, sizes.q_lora_rank, LATENT_NORM_EPSILON)
+            self.linear_q_up_proj = linears.column(sizes.q_lora_rank, architecture.query_size, bias=False)
         self.linear_kv_down_proj = _replicated(config, hidden, sizes.kv_lora_rank + sizes.qk_pos_emb_head_dim)
-        self.kv_layernorm = norm(config, sizes.kv_lora_rank, eps=LATENT_NORM_EPSILON)
-        self.linear_kv_up_proj = _column_parallel(config, sizes.kv_lora_rank, heads * (sizes.qk_head_dim + sizes.v_head_dim))
-        self.core_attention = core_attention(config=config, layer_number=layer_number, softmax_scale=score_scale(architecture))
-        self.linear_proj = RowParallelLinear(
-            architecture.value_size,
-            hidden,
-            config=config,
-            init_method=config.output_layer_init_method,
-            bias=False,
-            input_is_parallel=True,
-            skip_bias_add=True,
-        )
-        self.recomputes_core = config.recompute_granularity == "selective" and "core_attn" in (config.recompute_modules or ())
+        self.kv_layernorm = norm(config, sizes.kv_lora_rank, LATENT_NORM_EPSILON)
+        self.linear_kv_up_proj = linears.column(sizes.kv_lora_rank, heads * (sizes.qk_head_dim + sizes.v_head_dim), bias=False)
+        self.core_attention = core_attention
+        self.linear_proj = linears.row(architecture.value_size, hidden, bias=False)
+        self.recomputes_core = recomputation.is_chosen(config, "core_attn")
 
-    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **unused: Any) -> tuple[Tensor, None]:
+    def forward(self, hidden_states: Tensor, documents: Tensor | None, angles: Tensor | None) -> Outputs:
+        """The model's `angles` are for whole heads: this layer has its own."""
         query, key, value = self._queries_keys_values(hidden_states)
-        if self.recomputes_core and self.training:
-            mixed = tensor_parallel.checkpoint(self.core_attention, False, query, key, value, attention_mask)
-        else:
-            mixed = self.core_attention(query, key, value, attention_mask)
+        is_recomputed = self.recomputes_core and self.training
+        mixed = recomputation.compute(self.core_attention, is_recomputed, query, key, value, documents)
         return self.linear_proj(mixed)[0], None
 
     def _queries_keys_values(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -111,12 +93,6 @@ class LatentAttention(MegatronModule):  # type: ignore[misc]
         return whole
 
 
-def _column_parallel(config: TransformerConfig, inputs: int, outputs: int) -> ColumnParallelLinear:
-    return ColumnParallelLinear(
-        inputs, outputs, config=config, init_method=config.init_method, bias=False, gather_output=False, skip_bias_add=False
-    )
-
-
 def _replicated(config: TransformerConfig, inputs: int, outputs: int) -> torch.nn.Linear:
     """A linear layer that all tensor-parallel ranks have whole; they sum its gradient where each has a part of the sequence."""
     layer = torch.nn.Linear(inputs, outputs, bias=False, dtype=config.params_dtype, device=torch.cuda.current_device())
@@ -141,10 +117,8 @@ def _cosines_and_sines(
     architecture: Architecture, length: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Of the angles of this context-parallel rank's positions, [length, 1, 1, pairs]; all layers need the same ones."""
-    ranks, rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
-    positions = torch.arange(length * ranks, device=device, dtype=torch.float32)
-    positions = positions if ranks == 1 else sequence_share(positions, 0, rank, ranks)
-    angles = positions[:, None] * rope.inverse_frequencies(architecture, length * ranks).to(device)
+    frequencies = rope.inverse_frequencies(architecture, length * parallel_state.get_context_parallel_world_size())
+    angles = rope.own_positions(length, device)[:, None] * frequencies.to(device)
     longer = rope.magnitude(architecture.rope_scaling, architecture.max_position_embeddings)
     return tuple((longer * each(angles)).to(dtype)[:, None, None] for each in (torch.cos, torch.sin))  # type: ignore[return-value]
 

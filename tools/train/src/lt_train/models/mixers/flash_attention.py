@@ -28,14 +28,12 @@ import torch
 from megatron.core import parallel_state
 from torch import Tensor
 
-from lt_train.models.attention import CausalAttention
+from lt_train.models.mixers.core_attention import CausalAttention
 from lt_train.parallel.chunk_exchange import GatheredChunks, SummedChunks
 
 
 class FlashAttention(CausalAttention):
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None = None, *args: Any, **kwargs: Any
-    ) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None = None) -> Tensor:
         group = parallel_state.get_context_parallel_group() if self.ranks > 1 else None
         window = self.window if self.window is not None and self.window < len(key) * self.ranks - 1 else None
         mixed = attend(query, key, value, self.softmax_scale, window, self.softmax_offset, documents, group)

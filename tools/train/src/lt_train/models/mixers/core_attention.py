@@ -1,6 +1,6 @@
-"""Causal attention without TransformerEngine: within documents, within a window, and with context parallelism.
+"""Causal attention by PyTorch: within documents, within a window, and with context parallelism.
 
-megatron-core's local attention builds the matrix of scores; PyTorch's scaled_dot_product_attention does not. Three things hide
+scaled_dot_product_attention does not build the matrix of scores. Three things hide
 more than the later tokens: documents (--reset-attention-mask), a sliding window, and context parallelism, where a rank has two
 chunks of the sequence. One rule says what a query sees. On a GPU, FlexAttention compiles it into its kernel and skips the blocks
 that nothing sees; on a CPU it becomes a dense mask of [queries, keys].
@@ -8,7 +8,7 @@ that nothing sees; on a CPU it becomes a dense mask of [queries, keys].
 Context parallelism: of 2 x N equal chunks, rank r has chunks r and 2N-1-r (as in Megatron), so that all ranks see as many pairs.
 Each rank gathers all keys and values, and the gradients are summed back to their ranks. A ring would hold less, but has N sends
 a layer. With grouped queries keys and values are small: 0.5 GB a layer for Llama 3 8B at 128k tokens, in bf16, kept for the
-backward pass unless the layer is recomputed. Here attention waits for all of them; flash-attn-4's (`models/flash_attention.py`)
+backward pass unless the layer is recomputed. Here attention waits for all of them; flash-attn-4's (`mixers/flash_attention.py`)
 runs meanwhile.
 
 A sink is a logit of each head that takes part in the softmax and has no value (gpt-oss). So it scales what the head puts out by
@@ -40,15 +40,19 @@ Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class CausalAttention(torch.nn.Module):
-    """megatron-core's core attention over [sequence, batch, heads, head size]; grouped queries share key and value heads."""
+    """Mixes values over [sequence, batch, heads, head size]; grouped queries share key and value heads."""
 
     def __init__(
-        self, config: TransformerConfig, layer_number: int = 1, *args: Any, softmax_scale: float | None = None, **kwargs: Any
+        self,
+        config: TransformerConfig,
+        layer_number: int = 1,
+        *,
+        softmax_scale: float | None = None,
+        softcap: float | None = None,
     ):
+        """`layer_number` counts from 1. With a `softcap` c, scores x become c * tanh(x / c)."""
         super().__init__()
-        self.softmax_scale = softmax_scale
-        # Scores x become c * tanh(x / c).
-        self.softcap: float | None = None
+        self.softmax_scale, self.softcap = softmax_scale, softcap
         self.dropout = config.attention_dropout
         # Sequence-parallel layers already draw from a generator of their own on each tensor-parallel rank.
         self.own_generator = contextlib.nullcontext if config.sequence_parallel else get_cuda_rng_tracker().fork
@@ -57,13 +61,10 @@ class CausalAttention(torch.nn.Module):
         self.softmax_offset = _sinks(config) if config.softmax_type == "learnable" else None
         self.ranks = config.context_parallel_size
 
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None = None, *args: Any, **kwargs: Any
-    ) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None = None) -> Tensor:
         """query [s, b, heads, d], key [s, b, groups, d] and value [s, b, groups, v]; returns [s, b, heads * v].
 
-        `documents` [b, n + 1] has the borders of the documents of the whole sample, of which this rank has `s` tokens. It is
-        passed as megatron-core's attention mask, which its layers do not look at.
+        `documents` [b, n + 1] has the borders of the documents of the whole sample, of which this rank has `s` tokens.
         """
         sequence, batch = query.shape[:2]
         rank = 0

@@ -1,0 +1,193 @@
+"""A block of a decoder, and a pipeline stage's blocks: the residual stream [s, b, h], which a mixer and an MLP add to.
+
+    stream = stream + mixer(norm(stream))
+    stream = stream + mlp(norm(stream))
+
+with the norms in front, behind, or both (`Architecture.norm_placement`; norms behind are part of the linear layers that they
+follow). `FusedBlock` leaves each sum to the kernel of the next norm, also of the next block's: 5 passes over the stream a block
+instead of 8.
+
+Names of parameters, and shards in checkpoints, are those of megatron-core's TransformerBlock.
+"""
+
+import contextlib
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.dist_checkpointing.utils import apply_prefix_mapping, replace_prefix_for_sharding
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.utils import sharded_state_dict_default
+from megatron.core.utils import make_viewless_tensor
+from torch import Tensor
+
+from lt_train.models import recomputation
+from lt_train.models.linear import Outputs
+
+# Where a norm in front of a linear layer is in checkpoints: TransformerEngine has both in one layer.
+NORM_OF_ATTENTION = ("input_layernorm.", "self_attention.linear_qkv.layer_norm_")
+NORM_OF_MLP = ("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_")
+
+
+class ResidualPair(NamedTuple):
+    """The residual stream behind a block, as two tensors [s, b, h] that the next norm adds."""
+
+    stream: Tensor
+    addend: Tensor
+
+
+class Block(MegatronModule):  # type: ignore[misc]
+    """Block `number` of the model, from 1. Norms are identities where they are behind.
+
+    `multiplier` is a factor of what is added to the stream (Granite). `entries` are parameters' names and their names in
+    checkpoints.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        number: int,
+        mixer: torch.nn.Module,
+        mlp: torch.nn.Module,
+        norms: tuple[torch.nn.Module, torch.nn.Module],
+        entries: dict[str, str],
+        multiplier: float = 1.0,
+    ):
+        super().__init__(config=config)
+        self.layer_number, self.entries, self.multiplier = number, entries, multiplier
+        self.input_layernorm, self.self_attention = norms[0], mixer
+        self.pre_mlp_layernorm, self.mlp = norms[1], mlp
+        self.recomputes_mlp = recomputation.is_chosen(config, "mlp")
+
+    def forward(self, stream: Tensor, documents: Tensor | None, angles: Tensor | None) -> Tensor:
+        """The stream [s, b, h] behind this block; `documents` and `angles` are as mixers take them."""
+        stream = self._sum(stream, *self.self_attention(self.input_layernorm(stream), documents, angles))
+        is_recomputed = self.recomputes_mlp and self.training
+        return self._sum(stream, *recomputation.compute(self.mlp, is_recomputed, self.pre_mlp_layernorm(stream)))
+
+    def _sum(self, stream: Tensor, output: Tensor, bias: Tensor | None) -> Tensor:
+        """The stream and, after its dropout, the output of a linear layer with the bias that the layer has left to be added."""
+        output, bias = self._multiplied(output, bias)
+        add = get_bias_dropout_add(self.training, self.config.bias_dropout_fusion)
+        return add((output, bias), stream, self.config.hidden_dropout)  # type: ignore[no-any-return]
+
+    def _multiplied(self, output: Tensor, bias: Tensor | None) -> Outputs:
+        """Folding the factor into weights instead would not be exact."""
+        if self.multiplier == 1:
+            return output, bias
+        return output * self.multiplier, None if bias is None else bias * self.multiplier
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        state: dict[str, Any] = super().sharded_state_dict(prefix, sharded_offsets, metadata)
+        apply_prefix_mapping(state, {f"{prefix}{name}": f"{prefix}{entry}" for name, entry in self.entries.items()})
+        return state
+
+
+class FusedBlock(Block):
+    """Without dropout, and with norms that add (`SummingRMSNorm`).
+
+    `adds`: returns a tensor, which a pipeline sends and recomputation keeps, and not a pair.
+    """
+
+    def __init__(self, *parts: Any, adds: bool, **options: Any):
+        super().__init__(*parts, **options)
+        self.adds = adds
+
+    def forward(  # type: ignore[override]
+        self, stream: Tensor | ResidualPair, documents: Tensor | None, angles: Tensor | None
+    ) -> Tensor | ResidualPair:
+        normed, residual = self.input_layernorm(*pair_of(stream))
+        output = self._output(*self.self_attention(normed, documents, angles))
+        normed, residual = self.pre_mlp_layernorm(residual, output)
+        output = self._output(*self.mlp(normed))
+        return residual + output if self.adds else ResidualPair(residual, output)
+
+    def _output(self, output: Tensor, bias: Tensor | None) -> Tensor:
+        output, bias = self._multiplied(output, bias)
+        return output if bias is None else output + bias
+
+
+def pair_of(stream: Tensor | ResidualPair) -> tuple[Tensor, Tensor | None]:
+    return stream if isinstance(stream, ResidualPair) else (stream, None)
+
+
+class Blocks(MegatronModule):  # type: ignore[misc]
+    """The blocks of a pipeline stage and, on the last stage, the last norm.
+
+    `has_one_kind`: all of the model's blocks have the same tensors, which checkpoints then store as one of all layers.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        blocks: Sequence[Block],
+        last_norm: torch.nn.Module | None,
+        is_first: bool,
+        has_one_kind: bool,
+    ):
+        super().__init__(config=config)
+        self.is_first, self.has_one_kind = is_first, has_one_kind
+        self.layers = torch.nn.ModuleList(blocks)
+        self.final_layernorm = last_norm
+        self.input_tensor: Tensor | None = None
+        self.own_generator = tensor_parallel.get_cuda_rng_tracker().fork if config.sequence_parallel else contextlib.nullcontext
+
+    def set_input_tensor(self, input_tensor: Tensor | None) -> None:
+        """Take what the stage before has sent, for the next forward pass."""
+        self.input_tensor = input_tensor
+
+    def forward(self, stream: Tensor | None, documents: Tensor | None, angles: Tensor | None) -> Tensor:
+        """The stream [s, b, h] behind the blocks, normed on the last stage. The first stage gets embeddings as `stream`."""
+        # A pipeline frees outputs whose storage is their own.
+        stream = make_viewless_tensor(stream if self.is_first else self.input_tensor, requires_grad=True, keep_graph=True)
+        received = stream
+        # Sequence-parallel ranks draw for different tokens.
+        with self.own_generator():
+            for numbers, is_recomputed in self._groups():
+                stream = recomputation.compute(partial(self._run, numbers), is_recomputed, stream, documents, angles)
+        if self.final_layernorm is not None:
+            stream = make_viewless_tensor(self.final_layernorm(stream), requires_grad=True, keep_graph=True)
+        # A stage without blocks would otherwise send the tensor on that it has received, and free it.
+        return stream.clone() if stream is received and not self.is_first else stream
+
+    def _groups(self) -> list[tuple[range, bool]]:
+        """The blocks that are computed at a time, and whether the backward pass computes them again."""
+        config, count = self.config, len(self.layers)
+        if config.recompute_granularity != "full" or not self.training:
+            return [(range(count), False)]
+        size = config.recompute_num_layers
+        if config.recompute_method == "uniform":
+            return [(range(first, min(first + size, count)), True) for first in range(0, count, size)]
+        return [(range(number, number + 1), number < size) for number in range(count)]
+
+    def _run(self, numbers: range, stream: Any, documents: Tensor | None, angles: Tensor | None) -> Any:
+        for number in numbers:
+            stream = self.layers[number](stream, documents, angles)
+        return stream
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Of megatron-core's checkpoints: one tensor of all layers, or tensors of each where blocks differ."""
+        state: dict[str, Any] = {}
+        block: Any
+        for place, block in enumerate(self.layers):
+            number = block.layer_number - 1
+            if self.has_one_kind:
+                stored, offsets = f"{prefix}layers.", [(0, number, self.config.num_layers)]
+            else:
+                stored, offsets = f"{prefix}layers.{number}.", []
+            own = f"{prefix}layers.{place}."
+            entries = block.sharded_state_dict(own, offsets, metadata)
+            replace_prefix_for_sharding(entries, own, stored)
+            state |= entries
+        if self.final_layernorm is not None:
+            group = parallel_state.get_tensor_model_parallel_group()
+            state |= sharded_state_dict_default(self.final_layernorm, f"{prefix}final_layernorm.", (), metadata, group)
+        return state

@@ -1,0 +1,117 @@
+"""Self attention: queries, keys and values of grouped heads, rotated, mixed, and projected back.
+
+Every variant there is but latent attention (`mixers/latent_attention.py`): norms of queries and keys, of each head or of all
+heads; biases; RoPE of whole heads or of a part, with a base of its own in layers with a window (Gemma 3, OLMo 3); windows, sinks
+and soft caps, which the core attention has (`mixers/core_attention.py`, `mixers/flash_attention.py`).
+
+Weights, as megatron-core names them: `linear_qkv` [groups x (heads of a group + 2) x d, h], a group's queries before its key and
+value, and `linear_proj` [h, heads x d].
+"""
+
+import functools
+from typing import Any
+
+import torch
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.module import MegatronModule
+from torch import Tensor
+
+from lt_shared.architecture import Architecture
+from lt_train.models import recomputation
+from lt_train.models.linear import Input, Linears, Outputs
+from lt_train.models.mixers import rope
+from lt_train.models.mixers.core_attention import CausalAttention
+from lt_train.models.norms import AllHeadsNorm, compiled, norm
+from lt_train.parallel.ddp import wait_for_weights
+
+
+class Attention(MegatronModule):  # type: ignore[misc]
+    """`local_angles` replace the model's in this layer. `rotates_by_kernel`: one kernel splits, norms and rotates.
+
+    `groups` are this rank's query groups, each of `group_heads` heads.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        architecture: Architecture,
+        linears: Linears,
+        core_attention: CausalAttention,
+        local_angles: rope.Angles | None,
+        rotates_by_kernel: bool,
+    ):
+        super().__init__(config=config)
+        heads, groups = architecture.num_attention_heads, architecture.num_query_groups
+        self.head_size, self.group_heads = architecture.kv_channels, heads // groups
+        self.groups = groups // config.tensor_model_parallel_size
+        self.local_angles, self.rotates_by_kernel = local_angles, rotates_by_kernel
+        self.magnitude = rope.rotated_magnitude(architecture)
+        self.recomputes_core = recomputation.is_chosen(config, "core_attn")
+        # In this order megatron-core has them in gradient buffers and optimizer states.
+        self.core_attention = core_attention
+        self.linear_proj = linears.row(
+            heads * self.head_size,
+            config.hidden_size,
+            bias=config.add_bias_linear,
+            source=Input.ACTIVATION if self.recomputes_core else Input.SAVED,
+            norm_behind=architecture.norm_placement != "pre",
+        )
+        outputs = (heads + 2 * groups) * self.head_size
+        self.linear_qkv = linears.column(config.hidden_size, outputs, bias=config.add_bias_linear or config.add_qkv_bias)
+        self.q_layernorm, self.k_layernorm = None, None
+        if architecture.qk_layernorm:
+            self.q_layernorm, self.k_layernorm = (self._norm(architecture, count) for count in (heads, groups))
+
+    def _norm(self, architecture: Architecture, heads: int) -> torch.nn.Module:
+        epsilon = self.config.layernorm_epsilon
+        if architecture.qk_layernorm_width == "all_heads":
+            return AllHeadsNorm(self.config, heads, epsilon)
+        return norm(self.config, self.head_size, epsilon)  # type: ignore[no-any-return]
+
+    def forward(self, hidden_states: Tensor, documents: Tensor | None, angles: Tensor | None) -> Outputs:
+        """Of `hidden_states` [s, b, h], with the model's `angles` [s, 1, 1, channels] and `documents` as the core takes them."""
+        mixed, _ = self.linear_qkv(hidden_states)
+        query, key, value = self._heads(mixed, angles)
+        is_recomputed = self.recomputes_core and self.training
+        mixed = recomputation.compute(self.core_attention, is_recomputed, query, key, value, documents)
+        return self.linear_proj(mixed)  # type: ignore[no-any-return]
+
+    def _heads(self, mixed: Tensor, angles: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [s, b, heads, d], keys and values [s, b, groups, d] of this rank."""
+        if angles is not None and self.local_angles is not None:
+            angles = self.local_angles(len(mixed))
+        if self.rotates_by_kernel and angles is not None:
+            return self._heads_by_kernel(mixed, angles)
+        query, key, value = self._split(mixed)
+        if self.q_layernorm is not None and self.k_layernorm is not None:
+            query, key = self.q_layernorm(query), self.k_layernorm(key)
+        if angles is not None:
+            query, key = (compiled(rope.rotate)(heads, angles, self.magnitude) for heads in (query, key))
+        return query, key, value
+
+    def _split(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        channels = [self.group_heads * self.head_size, self.head_size, self.head_size]
+        query, key, value = torch.split(mixed.view(*mixed.shape[:-1], self.groups, sum(channels)), channels, dim=-1)
+        return query.reshape(*query.shape[:2], -1, self.head_size), key, value
+
+    def _heads_by_kernel(self, mixed: Tensor, angles: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        # Kernels of Triton, which an installation without a GPU need not have.
+        from lt_train.kernels.rotary import HeadNorms, split_and_rotate
+
+        norms = None
+        query: Any = self.q_layernorm
+        key: Any = self.k_layernorm
+        if query is not None and key is not None:
+            wait_for_weights(query, key)
+            norms = HeadNorms(query.weight, key.weight, query.eps)
+        heads: tuple[Tensor, Tensor, Tensor] = split_and_rotate(
+            mixed, *_cosines_and_sines(angles), self.groups, self.head_size, norms
+        )
+        return heads
+
+
+@functools.lru_cache(maxsize=2)
+def _cosines_and_sines(angles: Tensor) -> tuple[Tensor, Tensor]:
+    """Float32 [s, channels / 2] of `angles` [s, 1, 1, channels], one or two for all layers."""
+    half = angles[:, 0, 0, : angles.shape[-1] // 2].float()
+    return half.cos().contiguous(), half.sin().contiguous()

@@ -1,0 +1,109 @@
+"""The MLP of a dense layer, and of shared experts: [.., h] to [.., f], an activation, and back.
+
+Weights, as megatron-core names them: `linear_fc1` [f, h], or [2 f, h] of gates and ups, and `linear_fc2` [h, f]. Each
+tensor-parallel rank has a part of the inner width; of gates and ups, a part of each.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from megatron.core.fusions.fused_bias_geglu import bias_geglu_impl
+from megatron.core.fusions.fused_bias_gelu import bias_gelu_impl
+from megatron.core.fusions.fused_bias_swiglu import bias_swiglu_impl
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.mlp import apply_swiglu_sharded_factory
+from megatron.core.transformer.module import MegatronModule
+from torch import Tensor
+
+from lt_train.models.linear import Input, Linears, Outputs
+from lt_train.ops.row_exchange import Exchange
+from lt_train.parallel.ddp import wait_for_weights
+
+# Of the output of the first layer [.., 2 f] or [.., f], and its bias: [.., f].
+Activation = Callable[[Tensor, Tensor | None], Tensor]
+
+
+class MLP(MegatronModule):  # type: ignore[misc]
+    """`activation` None: the second layer computes it as part of its cast to fp8."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        linears: Linears,
+        width: int,
+        activation: Activation | None,
+        norm_behind: bool = False,
+    ):
+        super().__init__(config=config)
+        self.activation = activation
+        self.is_gated = config.gated_linear_unit
+        outputs, stride = (2 * width, 2) if self.is_gated else (width, 1)
+        bias = config.add_bias_linear
+        self.linear_fc1 = linears.column(config.hidden_size, outputs, bias=bias, skip_bias_add=True, stride=stride)
+        source = Input.GATE_UP if activation is None else Input.ACTIVATION
+        self.linear_fc2 = linears.row(width, config.hidden_size, bias=bias, source=source, norm_behind=norm_behind)
+
+    def forward(self, hidden_states: Tensor) -> Outputs:
+        """Of `hidden_states` [s, b, h] the output [s, b, h], and a bias that is not yet added to it."""
+        output, bias = self.linear_fc1(hidden_states)
+        if self.activation is not None:
+            output = self.activation(output, bias)
+        return self.linear_fc2(output)  # type: ignore[no-any-return]
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Of megatron-core's checkpoints: gates and ups are two shards of one tensor."""
+        state: dict[str, Any] = super().sharded_state_dict(prefix, sharded_offsets, metadata)
+        if self.is_gated:
+            for name in (f"{prefix}linear_fc1.weight", f"{prefix}linear_fc1.bias"):
+                if name in state:
+                    state[name] = apply_swiglu_sharded_factory(state[name], sharded_offsets)
+        return state
+
+
+class GatedGemmMLP(MLP):
+    """SwiGLU in the epilogues of the GEMMs (`lt_train.ops.fused_swiglu_mlp`), forward and backward."""
+
+    def __init__(self, config: TransformerConfig, linears: Linears, width: int, exchange: Exchange, keeps_activation: bool):
+        super().__init__(config, linears, width, torch_activation(config))
+        self.exchange, self.keeps_activation = exchange, keeps_activation
+
+    def forward(self, hidden_states: Tensor) -> Outputs:
+        from lt_train.ops.fused_swiglu_mlp import gated_mlp
+
+        wait_for_weights(self.linear_fc1, self.linear_fc2)
+        weights = self.linear_fc1.weight, self.linear_fc2.weight
+        return gated_mlp(hidden_states, *weights, self.exchange, keeps_activation=self.keeps_activation), None
+
+
+def swiglu_kernel(gate_up: Tensor, bias: Tensor | None) -> Tensor:
+    """SwiGLU by one kernel each way, of a layer without biases."""
+    from lt_train.kernels.swiglu import swiglu
+
+    assert bias is None
+    return swiglu(gate_up)
+
+
+def torch_activation(config: TransformerConfig) -> Activation:
+    """megatron-core's, which are compiled with the bias on a GPU; on a CPU one operation after the other."""
+    if not config.bias_activation_fusion:
+        return functools.partial(_gated if config.gated_linear_unit else _plain, config.activation_func)
+    if config.activation_func is torch.nn.functional.silu:
+        return _swiglu
+    return bias_geglu_impl if config.gated_linear_unit else bias_gelu_impl  # type: ignore[no-any-return]
+
+
+def _swiglu(gate_up: Tensor, bias: Tensor | None) -> Tensor:
+    return bias_swiglu_impl(gate_up, bias, False, False)  # type: ignore[no-any-return]
+
+
+def _gated(function: Callable[[Tensor], Tensor], gate_up: Tensor, bias: Tensor | None) -> Tensor:
+    gate, up = torch.chunk(gate_up if bias is None else gate_up + bias, 2, dim=-1)
+    return function(gate) * up
+
+
+def _plain(function: Callable[[Tensor], Tensor], hidden: Tensor, bias: Tensor | None) -> Tensor:
+    return function(hidden if bias is None else hidden + bias)

@@ -1,0 +1,166 @@
+"""Which mixer and which MLP each block of a model has, and which kernels compute them.
+
+`Pattern` is what one configuration decides for all blocks. A new kind of mixer or MLP is a module in `mixers/` or `mlps/` and a
+line in `Pattern._mixer` or `Pattern._mlp`.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.transformer_block import get_num_layers_to_build
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+
+from lt_shared.architecture import Architecture
+from lt_train.config.kernels import FLASH_ATTENTION_4, Kernels, is_plain_rms_norm
+from lt_train.config.settings.layers import GEMM_EPILOGUE, TRITON
+from lt_train.models.block import NORM_OF_ATTENTION, NORM_OF_MLP, Block, Blocks, FusedBlock
+from lt_train.models.decoder import Stage
+from lt_train.models.linear import Linears
+from lt_train.models.mixers import latent_attention, rope
+from lt_train.models.mixers.attention import Attention
+from lt_train.models.mixers.core_attention import CausalAttention
+from lt_train.models.mixers.flash_attention import FlashAttention
+from lt_train.models.mixers.latent_attention import LatentAttention
+from lt_train.models.mlps.grouped_experts import GroupedExperts
+from lt_train.models.mlps.mlp import MLP, Activation, GatedGemmMLP, swiglu_kernel, torch_activation
+from lt_train.models.mlps.moe import DispatchingMoE, ExchangingMoE, LocalMoE, MoE
+from lt_train.models.mlps.router import Router
+from lt_train.models.mlps.sequential_experts import sequential_experts
+from lt_train.models.norms import last_norm, norm, summing_norm
+from lt_train.ops.expert_mlp import Operations
+from lt_train.ops.row_exchange import Exchange
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertKernels:
+    """How experts are computed. `operations` None: one after another. `exchanges`: ranks exchange whole tokens."""
+
+    operations: Operations | None
+    exchanges: bool
+    routes_in_bfloat16: bool
+    routes_by_kernel: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Pattern:
+    """`linears` build the blocks' linear layers. `angles` are RoPE's, None without; `local_angles` of the layers with a window,
+    in a model where they have a base of their own (Gemma 3, OLMo 3). `passes_tensors`: every block returns a tensor, as
+    recomputation needs it."""
+
+    config: TransformerConfig
+    architecture: Architecture
+    kernels: Kernels
+    experts: ExpertKernels
+    linears: Linears
+    exchange: Exchange
+    angles: rope.Angles | None
+    local_angles: rope.Angles | None
+    by_triton: bool
+    passes_tensors: bool
+
+    def blocks(self, stage: Stage) -> Blocks:
+        """The blocks of a pipeline stage of this rank."""
+        first = get_transformer_layer_offset(self.config, stage.number) + 1
+        count = get_num_layers_to_build(self.config, stage.number)
+        numbers = range(first, first + count)
+        blocks = [
+            self._block(number, adds=self.passes_tensors or (number == numbers[-1] and not stage.is_last)) for number in numbers
+        ]
+        last = self._last_norm() if stage.is_last else None
+        # Of a model with dense blocks in front, megatron-core stores each block by itself.
+        has_one_kind = not self.architecture.moe_first_dense_layers
+        return Blocks(self.config, blocks, last, stage.is_first, has_one_kind)
+
+    def prediction_block(self, number: int, linears: Linears) -> Block:
+        """Block `number`, from the model's last on, of a prediction layer: its stream begins and ends there."""
+        plain = dataclasses.replace(self.kernels, norm="torch", swiglu="torch", rope="torch", recomputes_swiglu=False)
+        architecture = dataclasses.replace(self.architecture, residual_multiplier=1.0)
+        return dataclasses.replace(self, kernels=plain, architecture=architecture, linears=linears)._block(number, adds=True)
+
+    def _block(self, number: int, adds: bool) -> Block:
+        has_experts = self._has_experts(number)
+        parts = self.config, number, self._mixer(number), self._mlp(number), self._norms(), self._entries(has_experts)
+        multiplier = self.architecture.residual_multiplier
+        return FusedBlock(*parts, multiplier, adds=adds) if self._sums_by_kernel else Block(*parts, multiplier)
+
+    def _has_experts(self, number: int) -> bool:
+        return self.architecture.num_experts is not None and number > self.architecture.moe_first_dense_layers
+
+    @property
+    def _sums_by_kernel(self) -> bool:
+        return self.kernels.norm == TRITON
+
+    def _norms(self) -> tuple[Any, Any]:
+        if self.architecture.norm_placement == "post":
+            return IdentityOp(), IdentityOp()
+        make = summing_norm if self._sums_by_kernel else norm
+        return self._norm(make), self._norm(make)
+
+    def _last_norm(self) -> Any:
+        return self._norm(last_norm if self.by_triton and is_plain_rms_norm(self.architecture) else norm)
+
+    def _norm(self, make: Callable[..., Any]) -> Any:
+        return make(self.config, self.config.hidden_size, self.config.layernorm_epsilon)
+
+    def _entries(self, has_experts: bool) -> dict[str, str]:
+        if self.architecture.latent_attention:
+            return {}
+        return dict([NORM_OF_ATTENTION] if has_experts else [NORM_OF_ATTENTION, NORM_OF_MLP])
+
+    def _mixer(self, number: int) -> Any:
+        window = self.architecture.window(number - 1)
+        angles = self.local_angles if window is not None else None
+        core = FlashAttention if self.kernels.attention == FLASH_ATTENTION_4 else CausalAttention
+        scale = self.architecture.softmax_scale if angles is not None else rope.score_scale(self.architecture)
+        if self.architecture.latent_attention:
+            scale = latent_attention.score_scale(self.architecture)
+        mix = core(self.config, number, softmax_scale=scale, softcap=self.architecture.attn_logit_softcapping)
+        if self.architecture.latent_attention:
+            return LatentAttention(self.config, self.architecture, self.linears, mix)
+        by_kernel = self.kernels.rope == TRITON
+        return Attention(self.config, self.architecture, self.linears, mix, angles, by_kernel)
+
+    def _mlp(self, number: int) -> MLP | MoE:
+        if self._has_experts(number):
+            return self._moe(number)
+        width, has_norm = self.config.ffn_hidden_size, self.architecture.norm_placement != "pre"
+        if self.kernels.swiglu == GEMM_EPILOGUE:
+            return GatedGemmMLP(self.config, self.linears, width, self.exchange, not self.kernels.recomputes_swiglu)
+        return MLP(self.config, self.linears, width, self._activation(), has_norm)
+
+    def _activation(self) -> Activation | None:
+        if self.kernels.fp8_cast == TRITON and self.kernels.recomputes_swiglu:
+            return None
+        return swiglu_kernel if self.kernels.swiglu == TRITON else torch_activation(self.config)
+
+    def _moe(self, number: int) -> MoE:
+        config, groups = self.config, self._groups
+        router = Router(
+            config,
+            groups,
+            in_bfloat16=self.experts.routes_in_bfloat16,
+            by_kernel=self.experts.routes_by_kernel,
+            group_score_topk=self.architecture.moe_router_group_score_topk,
+        )
+        ranks, operations = groups.ep.size(), self.experts.operations
+        count = config.num_moe_experts // ranks
+        experts: Any
+        if operations is None:
+            experts = sequential_experts(config, count, groups)
+        else:
+            experts = GroupedExperts(config, count, groups, operations)
+        width = config.moe_shared_expert_intermediate_size
+        shared = None if width is None else MLP(config, self.linears, width, torch_activation(config))
+        kind = DispatchingMoE
+        if operations is not None:
+            kind = LocalMoE if ranks == 1 else ExchangingMoE if self.experts.exchanges else DispatchingMoE
+        return kind(config, number, groups, router, experts, shared)
+
+    @cached_property
+    def _groups(self) -> ProcessGroupCollection:
+        return ProcessGroupCollection.use_mpu_process_groups()
