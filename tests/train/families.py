@@ -4,10 +4,12 @@ A program, because lt-train changes torch for a process without a GPU: prints, f
 input, the largest difference of the logits and of all weights' gradients, each as a share of the largest.
 """
 
+import dataclasses
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import nursery
@@ -23,12 +25,15 @@ from lt_train.runtime import device
 from lt_train.runtime.rank_environment import RankEnvironment
 
 SEQUENCE = 64
+# Of a command line: experts as tensor-parallel ranks compute them.
+ONE_BY_ONE = "--experts-one-by-one"
 # Model types that transformers knows under another name.
 NATIVE = {"kimi_k2": "deepseek_v3"}
 
 
 def transformers_weights(weights: dict[str, torch.Tensor], shape: Architecture) -> dict[str, torch.Tensor]:
     """megatron-core's weights of one rank under transformers' names."""
+    weights = _grouped(weights)
     embedding = weights["embedding.word_embeddings.weight"]
     found = {
         "model.embed_tokens.weight": embedding[: shape.vocab_size],
@@ -43,6 +48,18 @@ def transformers_weights(weights: dict[str, torch.Tensor], shape: Architecture) 
             attention, mlp = _fused(attention, mlp)
         found |= {f"model.layers.{layer}.{key}": value for key, value in (attention | mlp | _norms(part, shape)).items()}
     return found
+
+
+def _grouped(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Experts that are computed one by one have a tensor each."""
+    found, experts = {}, {}
+    for name, weight in weights.items():
+        layer, is_expert, rest = name.partition("local_experts.")
+        if is_expert and weight is not None:
+            experts.setdefault(layer + rest.partition(".")[2], []).append(weight)
+        else:
+            found[name] = weight
+    return found | {name: torch.stack(parts) for name, parts in experts.items()}
 
 
 def _norms(part: dict[str, torch.Tensor], shape: Architecture) -> dict[str, torch.Tensor]:
@@ -136,9 +153,11 @@ def differences(arguments: list[str], where: torch.device) -> dict[str, float]:
 
     from lt_train.models import build_gpt
 
-    plan = plan_of(arguments)
-    shape = plan.architecture
-    ours = build_gpt.unwrapped(build_gpt.build(plan, kernels.choose(plan, None), where)[0]).eval()
+    plan = plan_of([argument for argument in arguments if argument != ONE_BY_ONE])
+    shape, chosen = plan.architecture, kernels.choose(plan, None)
+    if ONE_BY_ONE in arguments:
+        chosen = dataclasses.replace(chosen, experts=kernels.SEQUENTIAL)
+    ours = build_gpt.unwrapped(build_gpt.build(plan, chosen, where)[0]).eval()
     biases = [buffer for name, buffer in ours.named_buffers() if name.endswith("expert_bias")]
     with torch.no_grad():
         for index, parameter in enumerate((*ours.parameters(), *biases)):
@@ -180,17 +199,18 @@ def _largest(difference: torch.Tensor) -> float:
     return difference.abs().max().item()
 
 
-def compare(commands: dict[str, list[str]]) -> dict[str, dict[str, float]]:
-    """What this program prints for these command lines of lt-train."""
+def compare(commands: dict[str, list[str]], program: str = __file__) -> dict[str, dict[str, Any]]:
+    """What a program that calls `main` prints for these command lines of lt-train."""
     done = subprocess.run(
-        [nursery.python(), __file__], input=json.dumps(commands), capture_output=True, text=True, timeout=240, env=environment()
+        [nursery.python(), program], input=json.dumps(commands), capture_output=True, text=True, timeout=900, env=environment()
     )
     assert done.returncode == 0, done.stderr
-    found: dict[str, dict[str, float]] = json.loads(done.stdout)
+    found: dict[str, dict[str, Any]] = json.loads(done.stdout)
     return found
 
 
-def main() -> None:
+def main(differences: Callable[[list[str], torch.device], dict[str, Any]]) -> None:
+    """Print what `differences` returns on one rank, on a CPU, for each command line that is read from stdin, by their names."""
     place = RankEnvironment(0, 0, 1, 1, "127.0.0.1", free_port(), "test")
     os.environ.update(place.variables())
     where = device.prepare("cpu", place)
@@ -206,4 +226,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(differences)

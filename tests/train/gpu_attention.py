@@ -24,8 +24,8 @@ from layouts import train_all
 from shared_sequences import config
 from torch import Tensor
 
-from lt_train.models import flash_attention
-from lt_train.models.attention import CausalAttention, document_numbers, sequence_share
+from lt_train.models.mixers import flash_attention
+from lt_train.models.mixers.core_attention import CausalAttention, document_numbers, sequence_share
 
 SEQUENCE, BATCH, HEADS, GROUPS, SCALE = 512, 2, 4, 2, 0.09
 # One token, a few, and many; borders within chunks and at their ends; the last one is empty.
@@ -36,7 +36,7 @@ TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 MODEL = (
     *("--hidden-size", "128", "--ffn-hidden-size", "256", "--seq-length", "256", "--max-position-embeddings", "256"),
     *("--micro-batch-size", "2", "--global-batch-size", "4", "--train-iters", str(STEPS), "--log-interval", "1", "--lr", "1e-3"),
-    *("--eval-iters", "0", "--vocab-size", "4096", "--transformer-impl", "torch"),
+    *("--eval-iters", "0", "--vocab-size", "4096"),
 )
 FAMILIES = {
     "gemma2": ("--num-layers", "4", "--window-size", "63,0"),

@@ -59,9 +59,8 @@ SELECTIVE = ("--recompute-granularity", "selective", "--recompute-modules", "cor
 DOCUMENTS = ("--reset-attention-mask", "--reset-position-ids", "--eod-mask-loss")
 WINDOW = ("--window-size", "255,0")
 QUERY_GROUPS = ("--num-query-groups", "4")
-BF16 = ("--bf16", "--transformer-impl", "torch", *QUERY_GROUPS)
-FP32 = ("--transformer-impl", "torch", *QUERY_GROUPS)
-TE = ("--bf16", "--transformer-impl", "te", *QUERY_GROUPS)
+BF16 = ("--bf16", *QUERY_GROUPS)
+FP32 = QUERY_GROUPS
 FP8 = ("--fp8-format", "hybrid", "--fp8-recipe", "tensorwise")
 BLOCKWISE = ("--fp8-format", "e4m3", "--fp8-recipe", "blockwise")
 
@@ -107,8 +106,6 @@ FAMILIES: dict[str, tuple[tuple[str, ...], float]] = {
     "bf16 gemma3": ((*BF16, "--model", "tiny-gemma3", "--num-layers", "6", *WINDOW), 2e-2),
     "fp32 olmo3": ((*FP32, "--model", "tiny-olmo3", *WINDOW), 1e-4),
     "bf16 olmo3": ((*BF16, "--model", "tiny-olmo3", *WINDOW), 2e-2),
-    "te": (TE, 2e-2),
-    "te fp8": ((*TE, *FP8), 5e-2),
 }
 # Layouts by the number of GPUs; each for the families named.
 DENSE = ("fp32", "bf16")
@@ -132,18 +129,17 @@ LAYOUTS: list[Layout] = [
         DENSE_FP8,
     ),
     (1, "asynchronous save", ("--async-save", "--save-interval", "3"), ("bf16",)),
-    (1, "offload 2 layers", ("--cpu-offloading-num-layers", "2"), ("te",)),
     (2, "TP2", TP2, DENSE),
-    (2, "TP2 SP", (*TP2, *SP), (*DENSE, *MIXED, *DENSE_FP8, "te", "te fp8", "fp32 experts")),
+    (2, "TP2 SP", (*TP2, *SP), (*DENSE, *MIXED, *DENSE_FP8, "fp32 experts")),
     (2, "TP2 SP, collectives by NCCL", (*TP2, *SP, "--no-tp-comm-overlap"), ("bf16", "fp8")),
     (2, "TP2 SP, recompute full", (*TP2, *SP, *FULL), ("bf16",)),
     (2, "PP2", PP2, (*DENSE, *MIXED)),
     (2, "PP2, 3 and 1 layers", (*PP2, "--decoder-first-pipeline-num-layers", "3"), ("fp32",)),
-    (2, "PP2 VPP2", (*PP2, *VPP2), (*DENSE, "fp32 documents", "te")),
+    (2, "PP2 VPP2", (*PP2, *VPP2), (*DENSE, "fp32 documents")),
     (2, "PP2 zero bubble", (*PP2, *ZERO_BUBBLE), (*DENSE, "fp8", "bf16 documents", *EXPERTS)),
     (2, "PP2 zero bubble, recompute full", (*PP2, *ZERO_BUBBLE, *FULL), ("bf16",)),
     (1, "FlexAttention", FLEX, SHARED),
-    (2, "CP2", CP2, (*DENSE, *MIXED, *DENSE_FP8, "fp32 documents", *SHARED, "te")),
+    (2, "CP2", CP2, (*DENSE, *MIXED, *DENSE_FP8, "fp32 documents", *SHARED)),
     (2, "CP2, FlexAttention", (*CP2, *FLEX), ("bf16", "bf16 documents")),
     (2, "CP2, recompute full", (*CP2, *FULL), ("bf16", "bf16 documents")),
     (2, "CP2, recompute selective", (*CP2, *SELECTIVE), ("bf16",)),
@@ -152,8 +148,8 @@ LAYOUTS: list[Layout] = [
     (2, "EP2, overlap", (*EP2, *OVERLAP), ("fp32 qwen3-moe", "bf16 qwen3-moe")),
     (2, "DP2", (), ("fp32",)),
     (2, "DP2, distributed optimizer", ZERO, (*DENSE, *DENSE_FP8, *EXPERTS_FP8, "fp32 experts")),
-    (2, "DP2, overlap", OVERLAP, (*DENSE, "te")),
-    (2, "FSDP2", FSDP, (*DENSE, *MIXED, *DENSE_FP8, *EXPERTS, *EXPERTS_FP8, *UNUSUAL_EXPERTS, "te")),
+    (2, "DP2, overlap", OVERLAP, DENSE),
+    (2, "FSDP2", FSDP, (*DENSE, *MIXED, *DENSE_FP8, *EXPERTS, *EXPERTS_FP8, *UNUSUAL_EXPERTS)),
     (2, "FSDP2, recompute full", (*FSDP, *FULL), ("bf16", "bf16 qwen3-moe")),
     (2, "FSDP2, SwiGLU recomputed", (*FSDP, "--recompute-granularity", "selective", "--recompute-modules", "swiglu"), ("bf16",)),
     (4, "TP4", TP4, DENSE),
@@ -179,9 +175,8 @@ LAYOUTS: list[Layout] = [
     (4, "FSDP2 CP2", (*FSDP, *CP2), DENSE),
     (4, "FSDP2 in 2 copies", (*FSDP, "--num-distributed-optimizer-instances", "2"), (*DENSE, "bf16 qwen3-moe")),
 ]
-# Each goes on where the one before it stopped, in other layouts or with other layers; the last ends as one GPU does.
+# Each goes on where the one before it stopped, in another layout; the last ends as one GPU does.
 Move = tuple[int, str, tuple[str, ...]]
-LAYERS: list[Move] = [(1, "resume 1: torch", BF16), (1, "resume 2: te", TE), (1, "resume 3: torch", BF16)]
 MOVES: dict[int, list[Move]] = {
     2: [(2, "resume 1: TP2 SP", (*TP2, *SP)), (2, "resume 2: PP2 VPP2", (*PP2, *VPP2)), (2, "resume 3: CP2", CP2)],
     4: [(4, "resume 1: TP2 PP2 SP", (*TP2, *PP2, *SP)), (4, "resume 2: FSDP4", FSDP), (4, "resume 3: CP2 DP2", (*CP2, *ZERO))],
@@ -238,8 +233,6 @@ def run_family(
     }
     if family == "fp32" and gpus > 1:
         commands |= moves(MOVES[4 if gpus >= 4 else 2], place / "saving", lambda *options: (*MODEL, *FP32, *options, *common))
-    if family == "te":
-        commands |= moves(LAYERS, place / "saving", lambda *options: (*MODEL, *options, *common))
     refused = {name: reason for name, command in commands.items() if (reason := refusal(command))}
     runs = {name: command for name, command in commands.items() if name not in refused}
     saving = {name: command for name, command in runs.items() if name.startswith("resume") or "--async-save" in command}
@@ -276,8 +269,8 @@ def report(
     """The run's line, and whether it is as it should be."""
     alone = outcomes.get(f"{family}: one GPU")
     if outcome is None:
-        # Without TransformerEngine its families are refused, and some layouts with gloo; anything else on this list should run.
-        return f"{name:52} refused: {refused[name]}", family.startswith("te") or "gloo" in refused[name]
+        # Some layouts are refused with gloo; anything else on this list should run.
+        return f"{name:52} refused: {refused[name]}", "gloo" in refused[name]
     if outcome.error is not None or alone is None or alone.error is not None:
         return f"{name:52} FAILED\n{outcome.error}", False
     difference = max(abs(loss - alone.losses[key]) for key, loss in outcome.losses.items())

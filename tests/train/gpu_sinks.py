@@ -17,8 +17,8 @@ from shared_sequences import config
 from torch import Tensor
 
 from lt_train.config.optional_packages import FLASH_ATTENTION
-from lt_train.models.attention import CausalAttention, document_numbers
-from lt_train.models.flash_attention import FlashAttention
+from lt_train.models.mixers.core_attention import CausalAttention, document_numbers
+from lt_train.models.mixers.flash_attention import FlashAttention
 
 SEQUENCE, BATCH, HEADS, GROUPS, SIZE = 512, 2, 8, 2, 64
 ONE = torch.tensor([[0, SEQUENCE]] * BATCH, dtype=torch.int32)

@@ -43,6 +43,8 @@ LONGEST_LAYOUT_SECONDS = {CPU: 150, CUDA: 240}
 # The second: a port that was free when the runs were planned, minutes before, and that another process has taken since. The last
 # two: what a rank says of one that was killed.
 NOT_CONNECTED = ("Gloo connectFullMesh failed", "EADDRINUSE", "Connection closed by peer", "Connection reset by peer")
+# Set by tests/conftest.py for the tests that .ci/run repeats with Python 3.12.
+SECOND_PYTHON = "LT_SECOND_PYTHON"
 # At this signal a rank prints where it is.
 STACKS = signal.SIGUSR2
 
@@ -61,6 +63,12 @@ class Outcome:
         """Those of its steps and evaluations. A test that asks for those of a layout that failed shows why it did."""
         assert self.error is None, self.error
         return self.recorded
+
+
+def sampled(layouts: Mapping[str, Any], *always: str) -> dict[str, Any]:
+    """The layouts to train: every second, and those of `always`, where the tests of another Python have trained all of them."""
+    step = 2 if os.environ.get(SECOND_PYTHON) else 1
+    return {name: options for number, (name, options) in enumerate(layouts.items()) if number % step == 0 or name in always}
 
 
 def plan_of(arguments: Iterable[str]) -> RunConfig:
@@ -179,7 +187,7 @@ def prepare(on: str, rank: int, ranks: int) -> Any:
 
     rank_module.quiet()
     where = device.prepare(on, RankEnvironment(rank, rank, ranks, ranks, "127.0.0.1", 0, "test"))
-    from lt_train.train import trainer  # noqa: F401
+    from lt_train.train import training_run  # noqa: F401
 
     return where
 
@@ -197,11 +205,13 @@ def serve(work_file: str, rank: int) -> None:
     from megatron.core import parallel_state
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
-    from lt_train.train import pipeline_schedule, trainer
+    from lt_train.checkpoint.saver import Saver
+    from lt_train.train import pipeline_schedule, training_run
+    from lt_train.train.trainer import Trainer
 
-    own_schedule, own_save = pipeline_schedule.choose, trainer.Saver.save
+    own_schedule, own_save = pipeline_schedule.choose, Saver.save
     if not work["steps"]:
-        trainer.Loop.run = save_at_once  # type: ignore[method-assign]
+        Trainer.run = save_at_once  # type: ignore[method-assign]
     for entry, plan in plans:
         ranks = plan.parallelism.world_size
         if rank >= ranks:
@@ -209,7 +219,7 @@ def serve(work_file: str, rank: int) -> None:
         directory = Path(work_file).parent / entry["name"]
         (directory / "begun").touch()
         pipeline_schedule.choose = (lambda _: get_forward_backward_func()) if entry["by_megatron"] else own_schedule
-        trainer.Saver.save = own_save if entry["saves"] else lambda saver, loss, is_final=False: None  # type: ignore[method-assign]
+        Saver.save = own_save if entry["saves"] else lambda saver, loss, is_final=False: None  # type: ignore[method-assign]
         place = RankEnvironment(rank, rank, ranks, ranks, "127.0.0.1", entry["port"], "test")
         os.environ.update(place.variables())
         if on == CUDA:
@@ -217,7 +227,7 @@ def serve(work_file: str, rank: int) -> None:
             torch.cuda.reset_peak_memory_stats()
         faulthandler.dump_traceback_later(LONGEST_LAYOUT_SECONDS[on], exit=True)
         try:
-            trainer.train(starting_point.fetched(launcher.prepare(plan)), place, where)
+            training_run.train(starting_point.fetched(launcher.prepare(plan)), place, where)
         except BaseException:
             (directory / f"error-{rank}").write_text(traceback.format_exc()[-3000:])
             raise
@@ -229,11 +239,13 @@ def serve(work_file: str, rank: int) -> None:
         (directory / f"rank-{rank}.json").write_text(json.dumps({"peak_bytes": peak}))
 
 
-def save_at_once(loop: Any, profiler: Any) -> Any:
+def save_at_once(trainer: Any, largest: Any) -> Any:
     from lt_train.runtime.signals import Reason
+    from lt_train.train.hooks.checkpoints import Checkpoints
 
-    loop.saver.save(None)
-    loop.saver.finish()
+    (saver,) = (hook.saver for hook in trainer.hooks if isinstance(hook, Checkpoints))
+    saver.save(None)
+    saver.finish()
     return Reason.NONE
 
 

@@ -17,8 +17,9 @@ from torch import Tensor
 OPTIONS = (
     *("--mock-data", "--model", "tiny", "--num-layers", "1", "--hidden-size", "32", "--ffn-hidden-size", "64"),
     *("--num-attention-heads", "2", "--num-query-groups", "1", "--vocab-size", "128", "--seq-length", "8", "--lr", "1e-2"),
-    *("--micro-batch-size", "1", "--global-batch-size", "2", "--train-iters", "3", "--log-interval", "1"),
-    *("--eval-interval", "3", "--eval-iters", "1", "--device", "cpu", "--ranks", "1", "--kernels", "triton"),
+    *("--micro-batch-size", "1", "--global-batch-size", "2", "--train-iters", "2", "--log-interval", "1"),
+    *("--eval-interval", "2", "--eval-iters", "1", "--device", "cpu", "--ranks", "1", "--kernels", "triton"),
+    *("--swiglu-impl", "torch", "--cross-entropy-impl", "torch"),
 )
 FUSED = "fused"
 

@@ -1,4 +1,4 @@
-"""Counts the bytes that the ranks of a plan hold in tensors; a program of test_memory.py: `memory_probe.py WORK.json RANK`."""
+"""Counts the bytes that the ranks of a plan hold in tensors; run by test_memory_estimate.py: `memory_probe.py WORK.json RANK`."""
 
 import ctypes
 import gc
@@ -25,7 +25,9 @@ def main(work_file: str, rank: int) -> None:
     where = device.prepare("cpu", RankEnvironment(rank, rank, 2, 2, "127.0.0.1", 0, "test"))
     from megatron.core import parallel_state
 
-    from lt_train.train import trainer
+    from lt_train.runtime.signals import Reason
+    from lt_train.train import training_run
+    from lt_train.train.trainer import Trainer
 
     for number, (name, text) in enumerate(work["plans"].items()):
         plan = RunConfig.from_json(text)
@@ -34,28 +36,28 @@ def main(work_file: str, rank: int) -> None:
             continue
         place = RankEnvironment(rank, rank, ranks, ranks, "127.0.0.1", work["ports"][number], "test")
         os.environ.update(place.variables())
-        loops: list[Any] = []
-        trainer.Loop.run = lambda loop, profiler, loops=loops: loops.append(measure(loop)) or trainer.Reason.NONE
-        trainer.build_gpt.build = grown = Growth(trainer.build_gpt.build)
-        trainer.train(plan, place, where)
-        trainer.build_gpt.build = grown.build
-        found[name] = loops[0] | {"building": grown.size_bytes}
+        sizes: list[Any] = []
+        # Of models that are only built, nothing else is looked at.
+        look = (lambda trainer: {}) if name in work["built"] else measure
+        Trainer.run = lambda trainer, largest, sizes=sizes, look=look: sizes.append(look(trainer)) or Reason.NONE
+        training_run.build_gpt.build = grown = Growth(training_run.build_gpt.build)
+        training_run.train(plan, place, where)
+        training_run.build_gpt.build = grown.build
+        found[name] = sizes[0] | {"building": grown.size_bytes}
         parallel_state.destroy_model_parallel()
     Path(f"{work_file}.{rank}").write_text(json.dumps(found))
 
 
-def measure(loop: Any) -> dict[str, int]:
+def measure(trainer: Any) -> dict[str, int]:
     """Bytes after a step: what is in memory of each kind, every piece of memory once; activations of one micro batch."""
     import torch
 
-    from lt_train.data import loader
     from lt_train.optim import optimizer
     from lt_train.train.train_step import forward_step
 
-    batches = loader.training(loop.data.training, loop.config, loop.where, 0, 0)
-    loop.stepper.clear_gradients = lambda: None
-    loop.stepper.train(batches)
-    (chunk,) = loop.state.chunks
+    trainer.stepper.clear_gradients = lambda: None
+    trainer.stepper.train(trainer.batches)
+    (chunk,) = trainer.state.chunks
     weights = Memory()
     for parameter in chunk.parameters():
         weights.add(parameter)
@@ -63,7 +65,7 @@ def measure(loop: Any) -> dict[str, int]:
     for parameter in chunk.parameters():
         gradients.add(parameter.main_grad)
     state = Memory(weights.pieces)
-    for inner in optimizer.torch_optimizers(loop.state.optimizer):
+    for inner in optimizer.torch_optimizers(trainer.state.optimizer):
         for group in inner.param_groups:
             for parameter in group["params"]:
                 buffers = getattr(inner, "buffers", {}).get(parameter)
@@ -73,7 +75,7 @@ def measure(loop: Any) -> dict[str, int]:
                         state.add(value)
     kept = Memory(weights.pieces)
     with torch.autograd.graph.saved_tensors_hooks(kept.add, lambda tensor: tensor):
-        output, loss = forward_step(batches, chunk)
+        output, loss = forward_step(trainer.batches, chunk)
         loss(output)
     return {
         "weights": weights.size_bytes,

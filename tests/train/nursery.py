@@ -14,6 +14,7 @@ import ctypes
 import functools
 import gc
 import importlib
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -46,6 +47,9 @@ OF_TOOLS = (
 )
 TRAINING, TOOLS = "training", "tools"
 PR_SET_NAME = 15
+LISTENER = "LT_NURSERY_OF_"
+# A hundred times what the imports take, and how often a nursery looks for the process that it works for.
+START_SECONDS, OWNER_SECONDS = 1000, 5
 
 
 def python() -> str:
@@ -61,16 +65,44 @@ def light_python() -> str:
 def _program(imported: str) -> str:
     folder = Path(tempfile.mkdtemp(prefix="lt-nursery-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return executable(folder / "python", sys.executable, "-IS", copy_request.__file__, str(_listener(imported)))
+
+
+def variables(imported: str) -> dict[str, str]:
+    """Have a child of the tests, such as a campaign, use this process's nursery instead of one of its own."""
+    return {LISTENER + imported: str(_listener(imported))}
+
+
+@functools.cache
+def _listener(imported: str) -> Path:
+    if existing := os.environ.get(LISTENER + imported):
+        return Path(existing)
+    if run := run_of_worker():
+        # All workers of a run share one nursery. The first to ask starts it, and it ends with the process that they work for.
+        folder, owner = Path(tempfile.gettempdir(), f"lt-nursery-{imported}-{run}"), os.getppid()
+    else:
+        folder, owner = Path(tempfile.mkdtemp(prefix="lt-nursery-"), "server"), os.getpid()
+        atexit.register(shutil.rmtree, folder.parent, ignore_errors=True)
     listener = folder / "listener"
-    # In a new session: Ctrl-C reaches the tests, whose end is the nursery's.
-    server = subprocess.Popen(
-        [sys.executable, __file__, str(listener), imported], stdin=subprocess.DEVNULL, start_new_session=True
-    )
-    atexit.register(server.terminate)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir()
+        # In a new session: Ctrl-C reaches the tests, whose end is the nursery's.
+        command = [sys.executable, __file__, str(listener), imported, str(owner)]
+        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        if owner == os.getpid():
+            atexit.register(server.terminate)
+    deadline = time.monotonic() + START_SECONDS
     while not listener.exists():
-        assert server.poll() is None
+        assert time.monotonic() < deadline, f"no {listener}"
         time.sleep(0.05)
-    return executable(folder / "python", sys.executable, "-IS", copy_request.__file__, str(listener))
+    return listener
+
+
+def run_of_worker() -> str | None:
+    """pytest-xdist's name of the run, in its workers alone: their children inherit the variable, and may have other sources."""
+    name = "PYTEST_XDIST_TESTRUNUID"
+    is_inherited = f"{name}=".encode() in Path("/proc/self/environ").read_bytes()
+    return None if is_inherited else os.environ.get(name)
 
 
 @functools.cache
@@ -82,6 +114,16 @@ def programs() -> str:
     return str(folder)
 
 
+@functools.cache
+def light_programs() -> str:
+    """A folder for the PATH of a shell, in which the other three tools are copies."""
+    folder = Path(light_python()).parent / "bin"
+    folder.mkdir()
+    for tool in ("preprocess", "convert", "monitor"):
+        executable(folder / f"lt-{tool}", light_python(), "-m", f"lt_{tool}")
+    return str(folder)
+
+
 def executable(path: Path, *command: str) -> str:
     """Write a program that is another with some arguments; returns its path."""
     path.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
@@ -89,11 +131,8 @@ def executable(path: Path, *command: str) -> str:
     return str(path)
 
 
-def serve(listener: str, imported: str) -> NoReturn:
-    """Import everything, then make a copy for each request."""
-    from lt_train.runtime import process_lifetime
-
-    process_lifetime.die_with(os.getppid())
+def serve(listener: str, imported: str, owner: str) -> NoReturn:
+    """Import everything, then make a copy for each request, until the process `owner` has ended."""
     # Python 3.12 warns of the threads of numpy's OpenBLAS, which see to forks themselves.
     warnings.filterwarnings("ignore", message=".* is multi-threaded, use of fork")
     import_training() if imported == TRAINING else import_tools()
@@ -104,10 +143,15 @@ def serve(listener: str, imported: str) -> NoReturn:
         server.bind(listener + ".not-yet")
         server.listen()
         os.rename(listener + ".not-yet", listener)
-        while True:
-            connection, _ = server.accept()
-            FORK.Process(target=attend, args=(connection,)).start()
-            connection.close()
+        server.settimeout(OWNER_SECONDS)
+        while Path("/proc", owner).exists():
+            with contextlib.suppress(TimeoutError):
+                connection, _ = server.accept()
+                connection.setblocking(True)
+                FORK.Process(target=attend, args=(connection,)).start()
+                connection.close()
+    shutil.rmtree(Path(listener).parent, ignore_errors=True)
+    os._exit(0)
 
 
 def import_training() -> None:
@@ -126,8 +170,13 @@ def import_training() -> None:
     # Both are done, for the copies too. One thread each: other tests run beside them.
     cpu_backend.install = lambda accelerator: None
     torch.set_num_threads(1)
+    # A copy has lost the threads of torch's pool, which is made anew at its first use; of two threads of autograd that were the
+    # first at the same time, one would find none and end the process.
+    os.register_at_fork(after_in_child=functools.partial(torch.set_num_threads, 1))
     torch.set_num_threads = lambda threads: None
-    triton_interpreter.hasten()
+    # `nox -s cluster` does without Triton.
+    if importlib.util.find_spec("triton") is not None:
+        triton_interpreter.hasten()
     # Those of the 100,000 sequences are 25 million samples of 8 tokens, whose order takes three seconds of a run of three steps.
     MockSequences.COUNT = 1000
 

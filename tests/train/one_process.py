@@ -27,7 +27,7 @@ def start(program: str, place: Path, runs: Mapping[str, tuple[str, ...]]) -> Any
     for name in runs:
         (place / name).mkdir(parents=True)
     command = [nursery.python(), program, str(place), json.dumps(dict(runs))]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=900)
     assert not done.returncode, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -49,7 +49,7 @@ def train_each(
     """Train each of `runs` with `common` options; `before` gets its name and its way."""
     from megatron.core import parallel_state
 
-    from lt_train.train import trainer
+    from lt_train.train import training_run
 
     place, where = rank
     for name, (way, *options) in runs.items():
@@ -57,7 +57,7 @@ def train_each(
         plan = assembled([*common, *options, "--save", str(folder / name)])
         place = dataclasses.replace(place, master_port=free_port())
         os.environ.update(place.variables())
-        trainer.train(launcher.prepare(plan), place, where)
+        training_run.train(launcher.prepare(plan), place, where)
         parallel_state.destroy_model_parallel()
         gc.collect()
 

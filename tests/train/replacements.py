@@ -1,9 +1,10 @@
-"""Trains two steps in this process and prints what of megatron-core is not its own any more, by looking at the objects.
+"""Trains a step of each kind in this process and prints what of megatron-core is not its own any more, by looking at the objects.
 
 Nothing of lt-train's source is read: module attributes and class members are compared with those before training, and living
 objects of megatron-core's classes are searched for attributes that hide a method.
 """
 
+import functools
 import gc
 import inspect
 import json
@@ -20,7 +21,7 @@ CORE = "megatron.core"
 OPTIONS = (
     *("--mock-data", "--model", "tiny", "--num-layers", "1", "--hidden-size", "32", "--ffn-hidden-size", "64"),
     *("--num-attention-heads", "2", "--num-query-groups", "1", "--vocab-size", "128", "--seq-length", "8", "--lr", "1e-2"),
-    *("--micro-batch-size", "1", "--global-batch-size", "2", "--train-iters", "2", "--eval-iters", "0", "--bf16"),
+    *("--micro-batch-size", "1", "--global-batch-size", "1", "--train-iters", "1", "--eval-iters", "0", "--bf16"),
     *("--device", "cpu", "--ranks", "1", "--kernels", "triton"),
 )
 RUNS = {
@@ -36,6 +37,7 @@ def modules() -> list[ModuleType]:
     return [module for name, module in list(sys.modules.items()) if name.startswith(CORE) and module is not None]
 
 
+@functools.cache
 def own_globals(module: ModuleType) -> set[str]:
     """What the functions of `module` change themselves."""
     try:
@@ -71,11 +73,16 @@ def hidden_methods() -> Iterator[str]:
     """Attributes of living objects that stand before a method of their class in megatron-core or torch, as "Class.name"."""
     for thing in gc.get_objects():
         kind = type(thing)
-        if not any(str(base.__module__).startswith((CORE, "torch.nn")) for base in kind.__mro__):
+        if not is_theirs(kind):
             continue
         for name, value in list(getattr(thing, "__dict__", {}).items()):
             if is_ours(value) and callable(getattr(kind, name, None)):
                 yield f"{defining(kind, name).__name__}.{name}"
+
+
+@functools.cache
+def is_theirs(kind: type) -> bool:
+    return any(str(base.__module__).startswith((CORE, "torch.nn")) for base in kind.__mro__)
 
 
 def defining(kind: type, name: str) -> type:
@@ -96,18 +103,18 @@ def main(folder: Path) -> None:
     from megatron.core.tensor_parallel import layers  # noqa: F401
     from megatron.core.transformer.moe import moe_layer  # noqa: F401
 
-    from lt_train.train import trainer
+    from lt_train.train.trainer import Trainer
 
     first = members()
     replaced = {qualified(*key) for key, value in first.items() if is_ours(value)}
-    run = trainer.Loop.run
+    run = Trainer.run
 
-    def looking(loop: Any, *arguments: Any) -> Any:
-        result = run(loop, *arguments)
+    def looking(trainer: Trainer, *arguments: Any) -> Any:
+        result = run(trainer, *arguments)
         replaced.update(hidden_methods())
         return result
 
-    trainer.Loop.run = looking
+    Trainer.run = looking  # type: ignore[method-assign]
     for name in RUNS:
         (folder / name).mkdir()
     train_each(rank, folder, RUNS, OPTIONS, lambda name, way: None)

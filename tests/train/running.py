@@ -21,9 +21,17 @@ SMALL = (
     *("--eval-iters", "1", "--device", "cpu"),
 )
 
+# For runs of which each loss is compared with another run's. The second step shows the first update, the evaluation the second
+# update; one rank has two micro batches a step.
+BRIEF = (
+    *("--seq-length", "32", "--micro-batch-size", "2", "--global-batch-size", "4", "--train-iters", "2", "--lr", "1e-3"),
+    *("--lr-warmup-iters", "0", "--log-interval", "1", "--eval-iters", "1", "--device", "cpu"),
+)
+BRIEF_LOSSES = {("step", 1), ("step", 2), ("eval", 2)}
+
 STEPS = (
     *("--train-iters", "12", "--save-interval", "4", "--eval-interval", "5", "--lr", "1e-3"),
-    *("--seq-length", "32", "--global-batch-size", "4"),
+    *("--seq-length", "16", "--global-batch-size", "4"),
 )
 RUNS = {
     "one": (*SMALL, *STEPS, "--ranks", "1"),

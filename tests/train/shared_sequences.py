@@ -16,8 +16,8 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from lt_train.models import flash_attention
-from lt_train.models.attention import CausalAttention, sequence_share
+from lt_train.models.mixers import flash_attention
+from lt_train.models.mixers.core_attention import CausalAttention, sequence_share
 
 RANKS = 4
 LENGTH, BATCH, HEADS, GROUPS, SIZE = 48, 2, 4, 2, 8

@@ -33,10 +33,17 @@ CPU = torch.device("cpu")
 RANKS = 2
 # Before it, torch's product of fp8 numbers on a CPU knew one scale per tensor only.
 ROWWISE = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12)
+# Samples of a step, in two micro batches on each rank.
+BATCH = 4
+# Few tokens: torch multiplies matrices of 16 bits on a CPU at a thirtieth of the speed of those in fp32.
 SIZES = (
-    *("--model", "tiny", "--num-layers", "2", "--hidden-size", "64", "--ffn-hidden-size", "128", "--seq-length", "32"),
-    *("--micro-batch-size", "2", "--global-batch-size", "8", "--train-iters", "100", "--device", "cpu", "--ranks", str(RANKS)),
+    *("--model", "tiny", "--num-layers", "2", "--hidden-size", "64", "--ffn-hidden-size", "128", "--seq-length", "16"),
+    *("--micro-batch-size", "1", "--global-batch-size", str(BATCH), "--train-iters", "100", "--device", "cpu"),
+    *("--ranks", str(RANKS)),
 )
+FIRST_SCALE = 2.0**24
+# Of few tokens a gradient has few dimensions, and Muon's iteration enlarges the rounding of the others.
+MANY_TOKENS = ("--seq-length", "32", "--micro-batch-size", "2", "--global-batch-size", "8")
 
 
 def results(place: Path, prefix: str) -> dict[str, Any]:
@@ -138,12 +145,12 @@ def not_a_number(prefix: str) -> dict[str, Any]:
 
 def loss_scaling(prefix: str) -> dict[str, Any]:
     """fp16 from a loss scale that is too high, beside fp32, and with a fixed scale."""
-    falling = ("--fp16", "--initial-loss-scale", str(2.0**30), "--hysteresis", "1")
-    high = Run(prefix, "--lr", "1e-3", *falling, "--loss-scale-window", "3")
-    steps = [high.step() for _ in range(24)]
+    falling = ("--fp16", "--hysteresis", "1", "--initial-loss-scale")
+    high = Run(prefix, "--lr", "1e-3", *falling, str(FIRST_SCALE), "--loss-scale-window", "3")
+    steps = [high.step() for _ in range(16)]
     fixed = Run(prefix, "--lr", "1e-3", "--fp16", "--loss-scale", "1024")
-    fixed_steps = [fixed.step() for _ in range(4)]
-    stuck = Run(prefix, *falling, "--min-loss-scale", str(2.0**29))
+    fixed_steps = [fixed.step() for _ in range(3)]
+    stuck = Run(prefix, *falling, str(2.0**30), "--min-loss-scale", str(2.0**29))
     falls = [stuck.step().scale_falls for _ in range(2)]
     fp32 = Run(prefix, "--lr", "1e-3")
     return {
@@ -152,7 +159,7 @@ def loss_scaling(prefix: str) -> dict[str, Any]:
         "schedule": high.state.scheduler.num_steps,
         "fixed_scales": [result.loss_scale for result in fixed_steps],
         "fixed_losses": [result.loss for result in fixed_steps],
-        "fp32_losses": [fp32.step().loss for _ in range(4)],
+        "fp32_losses": [fp32.step().loss for _ in fixed_steps],
         "falls": falls,
     }
 
@@ -171,7 +178,7 @@ def weight_decay(prefix: str) -> dict[str, Any]:
         factors = []
         for _ in range(2):
             state.optimizer.step()
-            state.scheduler.step(increment=8)
+            state.scheduler.step(increment=BATCH)
             after = run.weights()
             factors.append({key: _ratio(before[key], after[key]) for key in before})
             before = after
@@ -186,7 +193,7 @@ def _ratio(before: torch.Tensor, after: torch.Tensor) -> float:
 
 
 def schedules(prefix: str) -> dict[str, list[float]]:
-    """Learning rates after 0, 8, 16 ... samples."""
+    """Learning rates before each step."""
     common = ("--lr", "1", "--min-lr", "0.1", "--lr-warmup-iters", "10", "--lr-warmup-init", "0.05")
     found = {}
     for style, more in {
@@ -200,7 +207,7 @@ def schedules(prefix: str) -> dict[str, list[float]]:
         rates = []
         for _ in range(100):
             rates.append(scheduler.optimizer.param_groups[0]["lr"])
-            scheduler.step(increment=8)
+            scheduler.step(increment=BATCH)
         found[style] = rates
     return found
 
@@ -216,40 +223,44 @@ def repeated(prefix: str) -> dict[str, Any]:
 
 
 def z_loss(prefix: str) -> dict[str, Any]:
-    """Losses and logits' gradients with the z-loss, against the formula on whole logits; on one rank and split between two."""
-    from types import SimpleNamespace
+    """Losses and gradients with the z-loss, against the formula; on one rank and on two that have half of the columns each.
 
-    from megatron.core import parallel_state, tensor_parallel
+    The output layer's weight is the identity: logits are the hidden states, and have their gradient.
+    """
+    from megatron.core import parallel_state
+    from megatron.core.transformer import TransformerConfig
 
-    from lt_train.models.z_loss import add_z_loss
+    from lt_shared.presets import preset
+    from lt_train.models.output import OutputLayer
+    from lt_train.ops.row_exchange import OneRank
 
-    found = {}
+    size, results = 12, {}
+    architecture = dataclasses.replace(preset("tiny"), hidden_size=size, vocab_size=size)
     for ranks in (1, RANKS):
         leave_groups()
         parallel_state.initialize_model_parallel(tensor_model_parallel_size=ranks)
-        generator = torch.Generator().manual_seed(3)
-        whole = torch.randn(5, 2, 12, generator=generator, dtype=torch.float32).requires_grad_()
-        labels = torch.randint(0, 12, (2, 5), generator=generator)
-        width = 12 // ranks
-        first = parallel_state.get_tensor_model_parallel_rank() * width
-        logits = whole.detach()[..., first : first + width].clone().requires_grad_()
-        model = SimpleNamespace(
-            compute_language_model_loss=lambda labels, logits: tensor_parallel.vocab_parallel_cross_entropy(
-                logits.clone(), labels.t().contiguous()
-            ).t()
+        config = TransformerConfig(
+            num_layers=1, hidden_size=size, num_attention_heads=2, tensor_model_parallel_size=ranks, use_cpu_initialization=True
         )
-        add_z_loss(model, 0.1)
-        losses = model.compute_language_model_loss(labels, logits)
+        layer = OutputLayer(config, architecture, size, True, "torch", 0.1, OneRank())
+        first = parallel_state.get_tensor_model_parallel_rank() * size // ranks
+        with torch.no_grad():
+            layer.weight.copy_(torch.eye(size)[first : first + size // ranks])
+        generator = torch.Generator().manual_seed(3)
+        whole = torch.randn(5, 2, size, generator=generator, dtype=torch.float32).requires_grad_()
+        labels = torch.randint(0, size, (2, 5), generator=generator)
+        hidden_states = whole.detach().clone().requires_grad_()
+        losses = layer(hidden_states, labels)
         weights = torch.rand(2, 5, generator=generator)
         (losses * weights).sum().backward()
         expected = torch.nn.functional.cross_entropy(whole.permute(1, 2, 0), labels, reduction="none")
         ((expected + 0.1 * whole.logsumexp(-1).t().square()) * weights).sum().backward()
-        found[f"{ranks} ranks"] = {
+        results[f"{ranks} ranks"] = {
             "loss": float((losses - expected).detach().abs().max()),
-            "gradient": float((logits.grad - whole.grad[..., first : first + width]).abs().max()),
+            "gradient": float((hidden_states.grad - whole.grad).abs().max()),
             "size": float(whole.grad.abs().max()),
         }
-    return found
+    return results
 
 
 def overlapped(prefix: str) -> dict[str, Any]:
@@ -257,29 +268,26 @@ def overlapped(prefix: str) -> dict[str, Any]:
     from megatron.core import parallel_state
 
     from lt_train.models import build_gpt
+    from lt_train.models.linear import OverlappedColumnLinear, OverlappedRowLinear
     from lt_train.ops.row_exchange import SharedRows
 
     options = ("--tensor-model-parallel-size", "2", "--sequence-parallel", "--bf16", "--add-qkv-bias", "--lr", "1e-2")
 
     def losses() -> tuple[list[float], int]:
         run = Run(prefix, *options)
-        replaced = [
-            name
-            for chunk in run.state.chunks
-            for name, module in chunk.named_modules()
-            if {"forward", "_forward_impl"} & set(vars(module)) and "linear" in name
-        ]
-        return [run.step().loss for _ in range(3)], len(replaced)
+        modules = [module for chunk in run.state.chunks for module in chunk.modules()]
+        overlapping = [module for module in modules if isinstance(module, OverlappedColumnLinear | OverlappedRowLinear)]
+        return [run.step().loss for _ in range(3)], len(overlapping)
 
     expected, none = losses()
     choose, exchange_of = kernels.choose, build_gpt.exchange_of
     kernels.choose = lambda *run: dataclasses.replace(choose(*run), collectives=kernels.PEER_MEMORY)
     build_gpt.exchange_of = lambda *_: SharedRows(parallel_state.get_tensor_model_parallel_group())
     try:
-        found, replaced = losses()
+        found, overlapping = losses()
     finally:
         kernels.choose, build_gpt.exchange_of = choose, exchange_of
-    return {"expected": expected, "found": found, "replaced": [none, replaced]}
+    return {"expected": expected, "found": found, "overlapping": [none, overlapping]}
 
 
 def fp8_products(prefix: str) -> dict[str, Any]:
@@ -299,10 +307,9 @@ def _feed_forward(recipe: str, form: str, ranks: int, sequence: bool, collective
     from types import SimpleNamespace
 
     from megatron.core import parallel_state
-    from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
     from megatron.core.transformer import TransformerConfig
 
-    from lt_train.models.fp8_linear import use_fp8
+    from lt_train.models.fp8_linear import Fp8Linears
     from lt_train.ops.row_exchange import SharedRows
 
     leave_groups()
@@ -323,17 +330,15 @@ def _feed_forward(recipe: str, form: str, ranks: int, sequence: bool, collective
     down = torch.randn(64, 96, generator=generator).bfloat16()
     tokens = torch.randn(16, 2, 64, generator=generator).bfloat16()
     slope = torch.randn(16, 2, 64, generator=generator).bfloat16()
-    common: dict[str, Any] = {"config": config, "init_method": lambda weight: weight, "bias": False, "skip_bias_add": True}
-    column = ColumnParallelLinear(64, 96, gather_output=False, **common)
-    row = RowParallelLinear(96, 64, input_is_parallel=True, **common)
-    width = 96 // ranks
-    column.weight.data.copy_(up[rank * width : (rank + 1) * width])
-    row.weight.data.copy_(down[:, rank * width : (rank + 1) * width])
     precision = SimpleNamespace(fp8_format=form, fp8_recipe=recipe)
     casts = "torch" if collectives is None else "triton"
     chosen = SimpleNamespace(fp8_cast=casts, recomputes_swiglu=False, collectives=collectives)
     exchange = SharedRows(parallel_state.get_tensor_model_parallel_group())
-    use_fp8(SimpleNamespace(decoder=torch.nn.ModuleList([column, row])), precision, chosen, exchange)
+    linears = Fp8Linears(config, precision, chosen, exchange)
+    column, row = linears.column(64, 96, bias=False), linears.row(96, 64, bias=False)
+    width = 96 // ranks
+    column.weight.data.copy_(up[rank * width : (rank + 1) * width])
+    row.weight.data.copy_(down[:, rank * width : (rank + 1) * width])
     share = slice(rank * 16 // ranks, (rank + 1) * 16 // ranks) if sequence else slice(None)
     mine = tokens[share].clone().requires_grad_()
     output = row(column(mine)[0])[0]
@@ -358,12 +363,12 @@ def muon(prefix: str) -> dict[str, Any]:
     from lt_shared.console import BadConfig
 
     def losses(*options: str) -> list[float]:
-        run = Run(prefix, *options, "--lr", "1e-2")
-        return [run.step().loss for _ in range(4)]
+        run = Run(prefix, *options, *MANY_TOKENS, "--lr", "1e-2")
+        return [run.step().loss for _ in range(3)]
 
     def losses_of_experts(*options: str) -> list[float]:
         run = Run(prefix, "--model", "tiny-mixtral", "--num-layers", "2", "--optimizer", "muon", "--lr", "2e-3", *options)
-        return [run.step().loss for _ in range(4)]
+        return [run.step().loss for _ in range(3)]
 
     try:
         data_parallel = losses("--optimizer", "muon")
@@ -376,7 +381,8 @@ def muon(prefix: str) -> dict[str, Any]:
         "on two ranks": losses_of_experts("--expert-model-parallel-size", "2"),
         "on two stages": losses_of_experts("--pipeline-model-parallel-size", "2"),
     }
-    errors = expert_updates(Run(prefix, "--model", "tiny-mixtral", "--num-layers", "1", "--optimizer", "muon", "--lr", "2e-3"))
+    experts_alone = ("--model", "tiny-mixtral", "--num-layers", "1", "--optimizer", "muon", "--lr", "2e-3")
+    errors = expert_updates(Run(prefix, *experts_alone, *MANY_TOKENS))
     trained = {"dp2": data_parallel, "tp2": tensor_parallel, "adam": losses(), "experts": experts}
     return {"refused": None, "errors": errors, **trained}
 
@@ -428,7 +434,7 @@ SCENARIOS: tuple[Callable[[str], Any], ...] = (
 
 def main(place: str, prefix: str, rank: str, port: str) -> None:
     from lt_train.launch import worker as rank_module
-    from lt_train.runtime import device
+    from lt_train.runtime import device, rendezvous
 
     here = RankEnvironment(int(rank), int(rank), RANKS, RANKS, "127.0.0.1", int(port), "test")
     os.environ.update(here.variables())
@@ -436,7 +442,8 @@ def main(place: str, prefix: str, rank: str, port: str) -> None:
     device.prepare(device.CPU, here)
     device.communicate_on_loopback(here)
     torch.distributed.init_process_group("gloo")
-    found = {scenario.__name__: scenario(prefix) for scenario in SCENARIOS}
+    with rendezvous.sharing_gloo_devices():
+        found = {scenario.__name__: scenario(prefix) for scenario in SCENARIOS}
     if here.rank == 0:
         (Path(place) / "results.json").write_text(json.dumps(found))
     torch.distributed.destroy_process_group()

@@ -33,6 +33,9 @@ GUIDES = [
     "reports",
     "speed",
 ]
+README = (ROOT / "tools/train/README.md").read_text()
+# A test of its own runs it, in full.
+(OF_README,) = re.findall(r"^    (lt-preprocess .*)$", README, re.MULTILINE)
 PAGES = (ROOT / "tools/train/README.md", ROOT / "docs/coming-from.md", *(ROOT / f"docs/guides/{name}.md" for name in GUIDES))
 NO_CONTEXT = click.Context(commands)
 OF_COMMANDS = [
@@ -76,6 +79,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, write_dataset: Callable[
     place = tmp_path_factory.mktemp("examples")
     (place / "bin").mkdir()
     nursery.executable(place / "bin/lt-train", nursery.python(), "-m", "lt_train")
+    nursery.executable(place / "bin/torchrun", nursery.python(), "-m", "torch.distributed.run")
     (place / "data").mkdir()
     for name in ("web", "code", "books"):
         write_dataset(place / f"data/{name}_text_document", documents=100)
@@ -85,7 +89,8 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, write_dataset: Callable[
     with (demo / "corpus.jsonl.zst").open("rb") as compressed:
         lines = io.TextIOWrapper(zstandard.ZstdDecompressor().stream_reader(compressed), encoding="utf-8").readlines()
     (place / "corpus.jsonl").write_text("".join(lines[:100]))
-    steps = ("--train-iters", "20", "--save-interval", "10", "--save", str(place / "run9"))
+    # A micro batch a step: 160 samples, as examples ask for those.
+    steps = ("--micro-batch-size", "8", "--train-iters", "20", "--save-interval", "10", "--save", str(place / "run9"))
     done = train(*SMALL, *steps, str(place / "data/web_text_document"))
     assert done.code == 0, done.err
     for sample, name in SAMPLES.items():
@@ -96,6 +101,24 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, write_dataset: Callable[
     return place
 
 
+def shortened(example: str) -> str:
+    """A fifth of the steps of an example that trains for ten or more, or for tokens, with all that is counted in steps; one of
+    twelve has something to do in each."""
+    if not re.search(r"train-iters(?: =)? (?:[2-9]\d|10)|train-tokens", example):
+        return example
+    counts = r"((?:train-iters|train-tokens|save-interval|decay-iters)(?: =)?) (\d+)"
+    return re.sub(counts, lambda option: f"{option[1]} {int(option[2]) // 5}", example)
+
+
+def test_examples_are_shortened_in_all_that_counts_steps() -> None:
+    assert shortened("a --train-iters 30 --save-interval 10 --async-save") == "a --train-iters 6 --save-interval 2 --async-save"
+    assert shortened("a --train-iters 20 --lr-wsd-decay-iters 5 b") == "a --train-iters 4 --lr-wsd-decay-iters 1 b"
+    assert shortened(r"printf 'train-iters = 20\n'") == r"printf 'train-iters = 4\n'"
+    assert shortened("a --train-iters 10 --fp16") == "a --train-iters 2 --fp16"
+    assert shortened("a --train-tokens 5000") == "a --train-tokens 1000"
+    assert shortened("a --train-iters 12 --save-interval 4") == "a --train-iters 12 --save-interval 4"
+
+
 @pytest.mark.parametrize(
     "example",
     sorted(
@@ -103,6 +126,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, write_dataset: Callable[
             *EXAMPLES.strip().splitlines(),
             *(line for line in (*OF_COMMANDS, *IN_PAGES) if not NEEDS_A_CLUSTER.search(line)),
         }
+        - {OF_README}
     ),
 )
 def test_every_example_runs(example: str, workplace: Path) -> None:
@@ -115,23 +139,25 @@ def test_every_example_runs(example: str, workplace: Path) -> None:
         # What an example leaves open need not take long.
         "LT_TRAIN_SEQ_LENGTH": "64",
         "LT_TRAIN_EVAL_ITERS": "1",
+        "LT_TRAIN_BENCH_SEQ_LENGTH": "64",
+        "LT_TRAIN_BENCH_STEPS": "3",
+        "LT_TRAIN_BENCH_WARMUP_STEPS": "1",
     }
-    script = f"set -o pipefail\n{example}{' --dry-run' if NEEDS_A_GPU.search(example) else ''}"
-    done = subprocess.run(["bash", "-c", script], cwd=workplace, env=variables, capture_output=True, text=True, timeout=240)
+    script = f"set -o pipefail\n{shortened(example)}{' --dry-run' if NEEDS_A_GPU.search(example) else ''}"
+    done = subprocess.run(["bash", "-c", script], cwd=workplace, env=variables, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0 or "error: the plan does not fit" in done.stderr, done.stderr
     assert done.stdout or " > " in example or "0 error(s)" in done.stderr
 
 
 def test_the_readme_shows_the_loss_of_its_run(tmp_path: Path) -> None:
-    readme = (ROOT / "tools/train/README.md").read_text()
-    (example,) = re.findall(r"^    (lt-preprocess .*)$", readme, re.MULTILINE)
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     variables = environment() | {
         "PATH": os.pathsep.join([nursery.programs(), str(Path(sys.executable).parent), os.environ["PATH"]]),
         "LT_TRAIN_DEVICE": "cpu",
     }
-    script = f"set -o pipefail\n{example}"
-    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=240)
-    (shown,) = re.findall(r'^{"v":1,"kind":"checkpoint",.*}$', readme, re.MULTILINE)
+    script = f"set -o pipefail\n{OF_README}"
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    (shown,) = re.findall(r'^{"v":1,"kind":"checkpoint",.*}$', README, re.MULTILINE)
     printed = done.stdout.splitlines()[-2]
     assert json.loads(printed)["loss"] == pytest.approx(json.loads(shown)["loss"], abs=0.02), done.stderr

@@ -11,7 +11,7 @@ from typing import Any
 import click
 import numpy as np
 import pytest
-from running import run
+from running import train
 
 import lt_train
 from lt_shared import BadConfig, UsageError
@@ -40,7 +40,7 @@ LARGE_FLAGS = ("--model", "llama3.1-70b", "--gpu", "h100-80gb", "--nodes", "8", 
     ids=["best layout", "own layout", "cluster", "ranks", "several values", "left out"],
 )
 def test_it_says_what_the_command_prints(options: dict[str, Any], flags: tuple[str, ...]) -> None:
-    record = json.loads(run("plan", "--json", *LARGE_FLAGS, *flags).out)
+    record = json.loads(train("plan", "--json", *LARGE_FLAGS, *flags).out)
     plan = lt_train.plan(**LARGE, **options)
     assert json.loads(json.dumps(plan.record)) == record
     assert dataclasses.asdict(plan.layout) == {name: record[name] for name in dataclasses.asdict(plan.layout)}

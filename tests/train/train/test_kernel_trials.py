@@ -4,7 +4,6 @@ The packages run on GPUs only: here their calls are replaced.
 """
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import nursery
 import pytest
 import torch
 from layouts import assembled
@@ -23,7 +23,7 @@ from lt_train.config import kernels, optional_packages
 from lt_train.config.optional_packages import FLASH_ATTENTION, QUACK
 from lt_train.config.run_config import RunConfig
 from lt_train.kernels import compile_caches, gemm_epilogues
-from lt_train.models import flash_attention
+from lt_train.models.mixers import flash_attention
 from lt_train.runtime import device
 from lt_train.train import kernel_trials, trial_memory
 from lt_train.train.kernel_trials import Trials
@@ -33,7 +33,7 @@ HERE = torch.device("cpu")
 WORDS = (
     *("--device", "cuda", "--ranks", "1", "--mock-data", "--model", "llama3-8b", "--layers", "1", "--hidden-size", "128"),
     *("--num-attention-heads", "2", "--num-query-groups", "1", "--kv-channels", "64", "--ffn-hidden-size", "256"),
-    *("--vocab-size", "256", "--bf16", "--seq-length", "64", "--micro-batch-size", "2", "--train-iters", "1"),
+    *("--vocab-size", "256", "--bf16", "--seq-length", "16", "--micro-batch-size", "1", "--train-iters", "1"),
 )
 BROKEN = TypeError("epilogue fn depends on <ContextVar>\nand more lines")
 
@@ -178,7 +178,7 @@ def test_what_has_changed_is_tried_again(
     elif change == "variable":
         monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
     elif change == "sequence":
-        words = ["--seq-length", "128"]
+        words = ["--seq-length", "32"]
     elif change == "content":
         (path,) = remembered.iterdir()
         path.write_text(path.read_text()[:-1])
@@ -228,9 +228,9 @@ def rank(number: int, port: int) -> dict[str, str]:
 
 
 def test_all_ranks_leave_out_what_one_cannot_use() -> None:
-    port, environment = str(free_port()), os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    port = str(free_port())
     ranks = [
-        subprocess.Popen([sys.executable, __file__, str(number), port], env=environment, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen([nursery.python(), __file__, str(number), port], stdout=subprocess.PIPE, text=True)
         for number in range(2)
     ]
     found = [json.loads(each.communicate(timeout=480)[0]) for each in ranks]

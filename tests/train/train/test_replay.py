@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import RUNS, SMALL, Result, run, train
+from running import RUNS, SMALL, Result, train
 
 from lt_shared.manifest import Dataset
 
@@ -52,6 +52,18 @@ def test_from_the_beginning_and_from_a_named_checkpoint(finished: Path) -> None:
 def test_another_number_of_ranks_agrees_within_a_tolerance(finished: Path) -> None:
     code, found = result(str(finished / "one"), "--steps", "6:8", "--ranks", "2")
     assert (code, found["tolerance"], found["why"]) == (0, 1e-3, "another parallel layout")
+
+
+def test_steps_of_transformer_engines_layers_agree_within_a_tolerance(finished: Path, tmp_path: Path) -> None:
+    """An earlier version's run: its configuration names the layers and offloading, which this one does not have."""
+    directory = shutil.copytree(finished / "one", tmp_path / "run")
+    metrics = directory / "metrics.jsonl"
+    text, count = re.subn(r'"layers":\{', '"layers":{"implementation":"te",', metrics.read_text())
+    metrics.write_text(text.replace('"memory":{', '"memory":{"offloaded_layers":1,'))
+    assert count
+    code, found = result(str(directory), "--steps", "6:7")
+    assert (code, found["tolerance"]) == (0, 1e-3)
+    assert found["why"] == "trained with TransformerEngine's layers, which lt-train no longer has"
 
 
 def test_the_first_step_that_differs_is_named(finished: Path, tmp_path: Path) -> None:
@@ -185,4 +197,4 @@ def test_ranks_of_a_launcher(way: str, finished: Path) -> None:
 
 
 def test_help_names_the_steps() -> None:
-    assert "--steps A:B" in run("replay", "--help").out
+    assert "--steps A:B" in replay("--help").out

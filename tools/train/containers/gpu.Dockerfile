@@ -6,8 +6,7 @@
 #
 #   enroot import -o /fsx/lt.sqsh dockerd://lt:latest
 #
-# PyTorch's wheels bring CUDA 13, cuDNN and NCCL; the driver is the host's, 580 or newer. TransformerEngine, for --transformer-impl te
-# alone, is compiled against them: pip install --no-build-isolation 'transformer_engine[pytorch,core_cu13]' on a -devel base.
+# PyTorch's wheels bring CUDA 13, cuDNN and NCCL; the driver is the host's, 580 or newer.
 FROM nvidia/cuda:13.0.2-base-ubuntu24.04
 
 ARG EFA_INSTALLER_VERSION=1.48.0

@@ -21,11 +21,15 @@ START, STEP = "start", "step"
 
 @dataclasses.dataclass(frozen=True)
 class Attempt:
-    """From `start` steps on, the run was trained with `config` by these `versions` of packages."""
+    """From `start` steps on, the run was trained with `config` by these `versions` of packages.
+
+    `other_layers`: by TransformerEngine's layers, which lt-train no longer has.
+    """
 
     start: int
     config: RunConfig
     versions: dict[str, str]
+    other_layers: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +90,9 @@ def parse(lines: Iterable[str], path: str) -> dict[int, RecordedStep]:
 
 def _attempt(record: dict[str, Any], path: str) -> Attempt:
     try:
-        return Attempt(int(record["first_step"]) - 1, RunConfig.from_json(json.dumps(record["config"])), dict(record["versions"]))
+        config = record["config"]
+        is_other = config["layers"].get("implementation") == "te"
+        return Attempt(int(record["first_step"]) - 1, RunConfig.from_json(json.dumps(config)), dict(record["versions"]), is_other)
     except Exception as error:
         # cattrs raises groups of whatever the classes raise.
         raise BadData(f"{path}: the configuration of an attempt is not as this version writes it: {error}") from None

@@ -1,1 +1,1 @@
-"""The training loop: `trainer` repeats `train_step`, logs, evaluates, saves, and stops for a signal, a limit or an anomaly."""
+"""A training run: `training_run` puts it together, `trainer` repeats `train_step`, and `hooks` report, evaluate and save."""

@@ -21,6 +21,7 @@ from lt_shared.run_log import GIB, Step
 from lt_train.config.kernels import Kernels
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.benchmark import KIND
+from lt_train.config.settings.layers import TORCH
 from lt_train.metrics.log import Log
 from lt_train.metrics.step_timer import Lap
 from lt_train.metrics.throughput import Speedometer
@@ -147,9 +148,9 @@ def setting(config: RunConfig, device_name: str) -> dict[str, Any]:
         "fp8_format": config.precision.fp8_format,
         "fp8_recipe": config.precision.fp8_recipe if config.precision.fp8_format else None,
         "recompute": dataclasses.asdict(recompute) if recompute else None,
-        "offloaded_layers": config.memory.offloaded_layers,
         "device": device_name,
-        "transformer_impl": config.layers.implementation,
+        # Earlier versions could measure TransformerEngine's layers, too.
+        "transformer_impl": TORCH,
         "ranks": parallel.world_size,
         "tensor": parallel.tensor,
         "pipeline": parallel.pipeline,

@@ -16,6 +16,7 @@ from typing import Any
 
 from lt_shared import checkpoint_layout
 from lt_shared.console import BadConfig, warn
+from lt_shared.local_files import write_at
 from lt_shared.recovery_notes import Recovery
 from lt_train.config.run_config import RunConfig
 from lt_train.runtime import run_files
@@ -40,7 +41,7 @@ class Attempt:
 
     def reached(self, iteration: int) -> None:
         try:
-            os.pwrite(self._step, iteration.to_bytes(8, "little"), 0)
+            write_at(self._step, iteration.to_bytes(8, "little"), 0)
         except OSError as error:
             # The number of an earlier step stands there, and training continues.
             if error.errno not in run_files.FULL:

@@ -85,7 +85,7 @@ def _imports(chosen: Kernels) -> dict[str, Callable[[], object]]:
     if TRITON in chosen.record().values():
         found[TRITON] = _hash_triton
     if chosen.attention == FLASH_ATTENTION_4:
-        from lt_train.models import flash_attention
+        from lt_train.models.mixers import flash_attention
 
         found[FLASH_ATTENTION.name] = flash_attention.load
     if chosen.swiglu == GEMM_EPILOGUE or chosen.cross_entropy == FUSED_LINEAR:
@@ -184,7 +184,7 @@ def _failure(trial: Callable[[], None], where: torch.device) -> str | None:
 
 def _try_attention(config: RunConfig, where: torch.device) -> None:
     """Of a sample as long as a rank's share: with context parallelism the kernels are the same ones, for more keys."""
-    from lt_train.models import flash_attention
+    from lt_train.models.mixers import flash_attention
 
     model, tensor, batches = config.architecture, config.parallelism.tensor, config.batches
     dtype = torch.bfloat16 if config.precision.bf16 else torch.float16

@@ -19,7 +19,7 @@ _gradient_group: Any = None
 def form(config: RunConfig, rank_environment: RankEnvironment, where: torch.device) -> None:
     """Meet the other ranks, and form megatron-core's groups and that of the pipeline's gradients."""
     rendezvous.join(rank_environment, where, config.faults.timeout_seconds)
-    with rendezvous.connecting_when_used():
+    with rendezvous.connecting_when_used(), rendezvous.sharing_gloo_devices():
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=config.parallelism.tensor,
             pipeline_model_parallel_size=config.parallelism.pipeline,

@@ -14,8 +14,9 @@ from lt_train.checkpoint.training_state import TrainingState
 from lt_train.config.run_config import RunConfig
 from lt_train.data.loader import Batch
 from lt_train.models import build_gpt
-from lt_train.models.attention import document_numbers, sequence_share
-from lt_train.models.multi_token_prediction import PredictingModel, further
+from lt_train.models.decoder import Decoder
+from lt_train.models.mixers.core_attention import document_numbers, sequence_share
+from lt_train.models.multi_token_prediction import further
 from lt_train.ops import wgrad_accumulation
 from lt_train.optim import optimizer
 from lt_train.parallel.ddp import Chunk, gathered
@@ -230,7 +231,7 @@ def _forward(batches: Iterator[Batch], chunk: Chunk) -> tuple[torch.Tensor, Any]
     tokens, positions, labels, mask = (_own_part(batch[key]) for key in ("tokens", "position_ids", "labels", "loss_mask"))
     weight, sources = batch.get("weight"), batch.get("sources")
     model = build_gpt.unwrapped(chunk) if isinstance(chunk, DistributedDataParallel) else None
-    if not isinstance(model, PredictingModel) or not chunk.training:
+    if model is None or not hasattr(model, "mtp") or not chunk.training:
         return chunk(tokens, positions, documents, labels=labels), partial(mean_loss, mask, weight, sources)
     layers = model.config.mtp_num_layers or 0
     numbers = None if documents is None else document_numbers(documents, batch["tokens"].shape[1])
@@ -249,7 +250,7 @@ def _with_prediction_losses(
     mask: torch.Tensor,
     weight: torch.Tensor | None,
     sources: torch.Tensor | None,
-    model: PredictingModel,
+    model: Decoder,
     losses: torch.Tensor,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     loss, reported = mean_loss(mask, weight, sources, losses)

@@ -99,7 +99,8 @@ def _place(module: str) -> list[Any] | None:
 def _sources() -> str:
     """A digest of this program's modules that call the packages, and of those beside them."""
     digest = hashlib.sha256()
-    for path in sorted([*(ROOT / "kernels").glob("*.py"), ROOT / "models/flash_attention.py", ROOT / "train/kernel_trials.py"]):
+    attention = ROOT / "models/mixers/flash_attention.py"
+    for path in sorted([*(ROOT / "kernels").glob("*.py"), attention, ROOT / "train/kernel_trials.py"]):
         digest.update(f"{path.name} {path.stat().st_size}\n".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()

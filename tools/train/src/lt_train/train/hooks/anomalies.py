@@ -12,8 +12,13 @@ from typing import TYPE_CHECKING
 from lt_shared import run_log
 from lt_shared.console import BadConfig
 from lt_shared.sample_order.loss_level import LossLevel
+from lt_train.runtime.signals import Reason
+from lt_train.train.hooks.hook import Hook
 
 if TYPE_CHECKING:
+    from lt_train.checkpoint.training_state import TrainingState
+    from lt_train.metrics.log import Log
+    from lt_train.train.hooks.reports import Reports
     from lt_train.train.train_step import StepResult
 
 WINDOW_STEPS = 50
@@ -56,3 +61,22 @@ class Anomalies:
             "lower --lr, raise --lr-warmup-iters, or look at the data of these steps; --max-nan-steps allows more"
             + ("" if is_finite else ", and --cross-entropy-impl triton losses of a token beyond 126 nats"),
         )
+
+
+class AnomalyCheck(Hook):
+    """Notes jumps of the loss in the log, and ends a run that no longer learns, with `reports` of its last steps."""
+
+    def __init__(self, anomalies: Anomalies, state: "TrainingState", log: "Log", reports: "Reports"):
+        self.anomalies = anomalies
+        self.state = state
+        self.log = log
+        self.reports = reports
+
+    def after_step(self, result: "StepResult", stop: Reason) -> None:
+        try:
+            spike = self.anomalies.observe(self.state.iteration, result)
+        except BadConfig:
+            self.reports.report_last(result)
+            raise
+        if spike:
+            self.log.line(spike)

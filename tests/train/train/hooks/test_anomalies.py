@@ -10,7 +10,7 @@ import pytest
 from running import train
 
 from lt_shared.console import BadConfig
-from lt_train.train.anomalies import Anomalies
+from lt_train.train.hooks.anomalies import Anomalies
 
 
 def good(loss: float) -> SimpleNamespace:

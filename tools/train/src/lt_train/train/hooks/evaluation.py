@@ -1,0 +1,63 @@
+"""The losses on validation and test data."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from lt_shared.run_log import Evaluation as Evaluated
+from lt_shared.sample_order.samples import Samples
+from lt_train.runtime.signals import Reason
+from lt_train.train.hooks.hook import Hook
+
+if TYPE_CHECKING:
+    from lt_train.checkpoint.training_state import TrainingState
+    from lt_train.metrics.log import Log
+    from lt_train.runtime.watchdog import Watchdog
+    from lt_train.train.train_step import Stepper, StepResult
+
+
+class Evaluation(Hook):
+    """Evaluates `validation` every `interval` steps and after the last, and `test` after the last.
+
+    Each evaluation is over the same `global_batches` of its set, so that evaluations can be compared. `batches_of` makes the
+    micro batches of a set.
+    """
+
+    IS_PAUSE = True
+
+    def __init__(
+        self,
+        validation: Mapping[str, Samples],
+        test: Samples | None,
+        batches_of: Callable[[Samples], Iterator[Any]],
+        interval: int,
+        global_batches: int,
+        total_steps: int,
+        state: "TrainingState",
+        stepper: "Stepper",
+        log: "Log",
+        watchdog: "Watchdog",
+    ):
+        self.validation = validation
+        self.test = test
+        self.batches_of = batches_of
+        self.interval = interval
+        self.global_batches = global_batches
+        self.total_steps = total_steps
+        self.state = state
+        self.stepper = stepper
+        self.log = log
+        self.watchdog = watchdog
+
+    def after_step(self, result: "StepResult", stop: Reason) -> None:
+        is_last = self.state.iteration == self.total_steps
+        if is_last or self.state.iteration % self.interval == 0:
+            for number, (name, samples) in enumerate(self.validation.items()):
+                self._evaluate("validation", samples, name, number == 0)
+        if self.test and is_last:
+            self._evaluate("test", self.test)
+
+    def _evaluate(self, split: str, samples: Samples, name: str = "", is_first: bool = True) -> None:
+        batches = self.batches_of(samples)
+        with self.watchdog.slow():
+            loss = self.stepper.evaluate(batches, self.global_batches)
+        self.log.evaluation(Evaluated(self.state.iteration, loss, split, name or None, is_first))

@@ -1,0 +1,27 @@
+"""The attempts of a run, counted by rank 0: what it took to come back after a failure, and failures that repeat."""
+
+from typing import TYPE_CHECKING
+
+from lt_train.runtime.signals import Reason
+from lt_train.train.hooks.hook import Hook
+
+if TYPE_CHECKING:
+    from lt_train.checkpoint.training_state import TrainingState
+    from lt_train.metrics.log import Log
+    from lt_train.train.crash_loop import Attempt
+    from lt_train.train.train_step import StepResult
+
+
+class Recovery(Hook):
+    def __init__(self, state: "TrainingState", log: "Log", attempt: "Attempt"):
+        self.state = state
+        self.log = log
+        self.attempt = attempt
+
+    def after_step(self, result: "StepResult", stop: Reason) -> None:
+        self.attempt.reached(self.state.iteration)
+        if recovery := self.attempt.recovered(self.state.iteration):
+            self.log.recovery(recovery)
+
+    def at_end(self, stop: Reason) -> None:
+        self.attempt.end(self.state.iteration)

@@ -1,0 +1,122 @@
+"""The lines of the log about the steps: one every `--log-interval` steps, and those of steps that leave samples out."""
+
+import datetime
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from lt_shared.run_log import Step
+from lt_shared.sample_order.log_notes import Skipped
+from lt_train.checkpoint.training_state import Unlogged
+from lt_train.metrics.throughput import Speedometer
+from lt_train.runtime import device
+from lt_train.runtime.signals import Reason
+from lt_train.train.hooks import timers
+from lt_train.train.hooks.hook import Hook
+
+if TYPE_CHECKING:
+    import torch
+    from megatron.core.timers import Timers
+
+    from lt_train.checkpoint.training_state import TrainingState
+    from lt_train.metrics.log import Log
+    from lt_train.metrics.step_timer import Clock
+    from lt_train.train.train_step import StepResult
+
+
+class Reports(Hook):
+    """Numbers of a line are means over the steps since the line before; `datasets` are the names of the blend's.
+
+    Asks the ranks for the most memory that each needed, and reserved, in bytes, before the optimizer runs.
+    """
+
+    def __init__(
+        self,
+        state: "TrainingState",
+        log: "Log",
+        clock: "Clock",
+        speedometer: Speedometer,
+        where: "torch.device",
+        datasets: Sequence[str],
+        interval: int,
+        total_steps: int,
+        timers: "Timers | None",
+    ):
+        self.state = state
+        self.log = log
+        self.clock = clock
+        self.speedometer = speedometer
+        self.where = where
+        self.datasets = datasets
+        self.interval = interval
+        self.total_steps = total_steps
+        self.timers = timers
+        self._logged_samples = state.consumed_samples
+        self._memory_bytes: Sequence[int] = (0, 0)
+
+    def answers(self) -> Sequence[int]:
+        needed, reserved = device.peak_memory(self.where)
+        return [needed, reserved or 0]
+
+    def agreed(self, largest: Sequence[int]) -> None:
+        self._memory_bytes = largest
+
+    def after_step(self, result: "StepResult", stop: Reason) -> None:
+        self._note(result)
+        if self.state.iteration == self.total_steps or self.state.iteration % self.interval == 0:
+            self._report(result)
+
+    def report_last(self, result: "StepResult") -> None:
+        """Report the steps up to one that ends the run by an error."""
+        self._note(result)
+        self._report(result)
+
+    def _note(self, result: "StepResult") -> None:
+        state = self.state
+        state.unlogged.add(result.loss, result.updated, result.source_sums)
+        if result.left_out:
+            self.log.skipped(Skipped(state.iteration, result.left_out, result.samples))
+            if result.loss is None:
+                # No tokens per second of samples that were passed over.
+                self._logged_samples += result.samples
+        if result.sample_losses is not None:
+            self.log.sample_losses(state.iteration, state.consumed_samples - result.samples, result.sample_losses)
+
+    def _report(self, result: "StepResult") -> None:
+        """Write a line about the steps since the last line. All ranks call it."""
+        state = self.state
+        lap = self.clock.lap()
+        # The ranks were asked before the optimizer's step.
+        needed, reserved = device.peak_memory(self.where)
+        speed = self.speedometer.speed(state.consumed_samples - self._logged_samples, lap.step_seconds * lap.steps)
+        step = Step(
+            step=state.iteration,
+            total_steps=self.total_steps,
+            consumed_samples=state.consumed_samples,
+            step_seconds=lap.step_seconds,
+            tflops_per_gpu=speed.tflops_per_gpu,
+            learning_rate=state.optimizer.param_groups[0]["lr"],
+            global_batch_size=result.samples,
+            loss=state.unlogged.mean_loss,
+            loss_scale=result.loss_scale,
+            grad_norm=result.grad_norm,
+            skipped_steps=state.unlogged.skipped_steps,
+            nan_steps=state.unlogged.nan_steps,
+            time=datetime.datetime.now(),
+            tokens_per_second_per_gpu=speed.tokens_per_second_per_gpu,
+            mfu=speed.mfu,
+            memory_bytes=max(self._memory_bytes[0], needed),
+            reserved_memory_bytes=max(self._memory_bytes[1], reserved or 0) or None,
+            prediction_loss=result.prediction_loss,
+            source_losses=self._source_losses(),
+        )
+        self.log.step(step, speed.tokens_per_second, lap)
+        if self.timers:
+            for line in timers.report(self.timers, lap.steps):
+                self.log.line(line)
+        state.unlogged, self._logged_samples = Unlogged(), state.consumed_samples
+
+    def _source_losses(self) -> dict[str, float]:
+        """The mean losses of the datasets with a token since the last line, by their names."""
+        losses = zip(self.datasets, self.state.unlogged.source_losses, strict=False)
+        return {name: loss for name, loss in losses if loss is not None and math.isfinite(loss)}

@@ -1,0 +1,107 @@
+"""Waiting for a shard of a stream, all ranks together: those that have their samples would wait for the others in a collective.
+
+In each step the ranks tell each other whether they have the data of the next one. Where not all do, they ask each other once a
+second whether all have it, and whether one has a reason to end: a run that waits obeys signals and time limits, and saves. The
+watchdog knows that it is alive.
+"""
+
+import datetime
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from lt_shared import run_log
+from lt_shared.console import TryAgain
+from lt_train.data.arrivals import Arrival
+from lt_train.runtime import agreement
+from lt_train.runtime.signals import Limits, Reason
+from lt_train.train.hooks.hook import Hook
+
+if TYPE_CHECKING:
+    import torch
+
+    from lt_train.checkpoint.training_state import TrainingState
+    from lt_train.config.settings.batches import Batches
+    from lt_train.data.arrivals import Arrivals
+    from lt_train.metrics.log import Log
+    from lt_train.metrics.step_timer import Clock
+    from lt_train.runtime.watchdog import Watchdog
+
+POLL_SECONDS = 0.5
+# The first warning comes when a shard is later than usual, the next ones seldom.
+FIRST_WARNING_SECONDS, WARNING_SECONDS = 10.0, 600.0
+
+
+class Streams(Hook):
+    def __init__(
+        self,
+        arrivals: "Arrivals",
+        batches: "Batches",
+        limits: Limits,
+        state: "TrainingState",
+        log: "Log",
+        watchdog: "Watchdog",
+        clock: "Clock",
+        where: "torch.device",
+    ):
+        self.arrivals = arrivals
+        self.batches = batches
+        self.limits = limits
+        self.state = state
+        self.log = log
+        self.watchdog = watchdog
+        self.clock = clock
+        self.where = where
+        self._arrival: int = Arrival.WAITING
+
+    def before_step(self) -> Reason:
+        """Wait for the samples of the step; returns why the run ends instead."""
+        end = self._end_of_step(self.state.consumed_samples)
+        if self._arrival != Arrival.READY:
+            with self.clock.waiting():
+                reason = self._wait(self.state.iteration, end)
+            if reason:
+                return reason
+        for line in self.arrivals.new_epochs(end):
+            self.log.line(line)
+        return Reason.NONE
+
+    def answers(self) -> Sequence[int]:
+        """Whether the samples of the step after this one are there."""
+        return [self.arrivals.of(self._end_of_step(self._end_of_step(self.state.consumed_samples)))]
+
+    def agreed(self, largest: Sequence[int]) -> None:
+        (self._arrival,) = largest
+
+    def at_end(self, stop: Reason) -> None:
+        """Raises what ended a stream."""
+        if stop == Reason.NO_DATA and self.arrivals.failure:
+            hint = "the same pipe continues both: what is trained and what is tokenized is kept"
+            raise self.arrivals.problem or TryAgain(self.arrivals.failure, hint)
+
+    def _end_of_step(self, consumed_samples: int) -> int:
+        return consumed_samples + self.batches.size_at(consumed_samples)
+
+    def _wait(self, iteration: int, end: int) -> Reason:
+        """Until all ranks have the samples up to before `end`, or have a reason to end after `iteration` steps."""
+        started = time.monotonic()
+        warning = started + FIRST_WARNING_SECONDS
+        while True:
+            arrival, reason = agreement.asked([self.arrivals.of(end), self.limits.reached(iteration)], self.where)()
+            if reason or arrival == Arrival.READY:
+                break
+            if arrival == Arrival.FAILED:
+                reason = Reason.NO_DATA
+                break
+            self.watchdog.beat(iteration)
+            now = time.monotonic()
+            if now >= warning:
+                awaited = self.arrivals.awaited(end) or "a stream, on another rank"
+                since = now - started
+                self.log.line(run_log.format_waiting_for_data(iteration, since, awaited, datetime.datetime.now()))
+                warning = now + WARNING_SECONDS
+            time.sleep(POLL_SECONDS)
+        waited_seconds = time.monotonic() - started
+        if waited_seconds >= FIRST_WARNING_SECONDS:
+            self.log.line(f"waited {waited_seconds:.0f} s for data after iteration {iteration}")
+        return Reason(reason)

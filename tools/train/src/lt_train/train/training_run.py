@@ -1,0 +1,243 @@
+"""A training run on one rank, put together: process groups, model, optimizer, data, and the hooks around the steps.
+
+Every rank builds its share of the model, reads its own samples, and runs the same steps. Rank 0 reports and publishes
+checkpoints.
+"""
+
+import contextlib
+import datetime
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import torch
+from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+
+from lt_shared import run_log
+from lt_shared.console import ExitCode, warn
+from lt_shared.run_log import CheckpointLoaded
+from lt_train.checkpoint import starting_point, training_state
+from lt_train.checkpoint.local.copies import LocalCopies
+from lt_train.checkpoint.local.local_saver import LocalSaver
+from lt_train.checkpoint.local.unused import UnusedCopies
+from lt_train.checkpoint.saver import Saver
+from lt_train.checkpoint.training_state import TrainingState
+from lt_train.config import megatron_arguments, optional_packages
+from lt_train.config.kernels import Kernels
+from lt_train.config.run_config import RunConfig
+from lt_train.config.settings.model.description import describe
+from lt_train.data import blended_dataset, loader, order_record
+from lt_train.data.arrivals import Arrivals
+from lt_train.data.loader import Batch
+from lt_train.metrics.log import Log
+from lt_train.metrics.profiling import Profiler
+from lt_train.metrics.step_timer import Clock
+from lt_train.metrics.throughput import Speedometer
+from lt_train.models import build_gpt
+from lt_train.optim import optimizer
+from lt_train.parallel import ddp
+from lt_train.runtime import agreement, device
+from lt_train.runtime.failure_watch import FailureWatch
+from lt_train.runtime.rank_environment import RankEnvironment
+from lt_train.runtime.restart_policy import NEXT_PHASE
+from lt_train.runtime.signals import Limits, Reason
+from lt_train.runtime.start_clock import clock
+from lt_train.runtime.watchdog import Watchdog
+from lt_train.train import process_groups
+from lt_train.train.bench import Measurement
+from lt_train.train.crash_loop import Attempt
+from lt_train.train.hooks import timers
+from lt_train.train.hooks.anomalies import Anomalies, AnomalyCheck
+from lt_train.train.hooks.checkpoints import Checkpoints, LocalCheckpoints
+from lt_train.train.hooks.evaluation import Evaluation
+from lt_train.train.hooks.hook import Hook
+from lt_train.train.hooks.phases import Phases
+from lt_train.train.hooks.profile import Profile
+from lt_train.train.hooks.progress import Progress
+from lt_train.train.hooks.recovery import Recovery
+from lt_train.train.hooks.reports import Reports
+from lt_train.train.hooks.streams import Streams
+from lt_train.train.kernel_trials import Trials
+from lt_train.train.replay import Comparison
+from lt_train.train.train_step import Stepper
+from lt_train.train.trainer import Trainer
+
+
+def train(config: RunConfig, rank_environment: RankEnvironment, where: torch.device) -> int:
+    """Run `config` as the rank of `rank_environment`: TRY_AGAIN when it was ended before its last iteration, and saved, or
+    NEXT_PHASE.
+
+    Manifest lines of checkpoints go to stdout of rank 0.
+    """
+    trials = Trials(config, where)
+    process_groups.form(config, rank_environment, where)
+    clock.lap("process groups")
+    with FailureWatch():
+        return _train(config, rank_environment, where, trials)
+
+
+def _train(config: RunConfig, rank_environment: RankEnvironment, where: torch.device, trials: Trials) -> int:
+    is_first = rank_environment.rank == 0
+    # Nodes may see a shared filesystem at different moments.
+    start, continues = agreement.from_first_rank([config.checkpointing.start, config.checkpointing.continues])
+    if start is not None:
+        config = config.starting_at(start, continues)
+    copies = LocalCopies(config, where) if config.checkpointing.save_local else None
+    unused = None if copies else UnusedCopies(config)
+    if copies:
+        config = starting_point.fetched(copies.starting(config), ranks_decide=False)
+        start = config.checkpointing.start
+    chosen = trials.chosen(is_first)
+    model_parallel_cuda_manual_seed(config.seed)
+    versions = optional_packages.versions()
+    with _log(config, is_first, where, chosen, versions) as log, contextlib.ExitStack() as at_end:
+        arguments = megatron_arguments.of(config)
+        log.arguments(arguments)
+        for line in describe(config.architecture):
+            log.line(line, brief=())
+        log.line(f"  kernels: {chosen}")
+        log.line("  versions: " + ", ".join(f"{package} {version}" for package, version in versions.items()), ())
+        chunks = build_gpt.build(config, chosen, where)
+        at_end.callback(ddp.release, chunks)
+        clock.lap("model")
+        state = TrainingState(chunks, *optimizer.build(config, chosen, chunks))
+        clock.lap("optimizer")
+        if start is not None:
+            watchdog = Watchdog(config.faults.timeout_seconds, rank_environment, config.checkpointing.directory)
+            with watchdog, watchdog.slow():
+                training_state.load(Path(start), config, state, copies.supplied() if copies else None)
+                config = config.continued(state.iteration, state.consumed_samples)
+                log.line(CheckpointLoaded(state.iteration, str(Path(start).parent), _now()).format())
+                torch.distributed.barrier()
+            starting_point.forget(config)
+        if copies:
+            copies.forget_others()
+        elif unused:
+            unused.delete()
+        optimizer.create_state(state.optimizer)
+        clock.lap("loading")
+        run = Run(config, chosen, state, log, where, rank_environment, copies)
+        if is_first and config.checkpointing.directory:
+            order_record.write(config, state.consumed_samples, state.iteration, run.saver.datasets)
+        log.begin(state.iteration, arguments)
+        clock.lap("data")
+        with Profiler(config.reporting.profile, rank_environment.rank, where, state.iteration) as profiler:
+            stopped = run.train(trials.confirm, profiler)
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    if isinstance(log, Comparison):
+        return log.code()
+    return NEXT_PHASE if stopped == Reason.PHASE else ExitCode.TRY_AGAIN if stopped else ExitCode.OK
+
+
+def _log(config: RunConfig, is_first: bool, where: torch.device, chosen: Kernels, versions: dict[str, str]) -> Log:
+    if config.benchmark:
+        return Measurement(config, is_first, device.name(where), chosen, versions)
+    return Comparison(config, is_first) if config.replay else Log(config, is_first)
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now()
+
+
+class Run:
+    """The steps of a run from the iteration of `state`, and what is open during them."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        chosen: Kernels,
+        state: TrainingState,
+        log: Log,
+        where: torch.device,
+        rank_environment: RankEnvironment,
+        copies: LocalCopies | None,
+    ):
+        self.config = config
+        self.state = state
+        self.log = log
+        self.where = where
+        self.copies = copies
+        self.stepper = Stepper(config, state, where)
+        settings = config.checkpointing
+        self.limits = Limits(state.iteration, settings.exit_interval, settings.exit_duration_minutes)
+        _order_samples(config, state, rank_environment.rank == 0)
+        self.data = loader.build(config, state.consumed_samples, state.iteration)
+        self.arrivals = Arrivals(config, self.data.training, self.data.streams, rank_environment.rank)
+        self.saver = Saver(config, chosen, state, where, log, self.arrivals)
+        self.local_saver = LocalSaver(self.saver, copies) if copies else None
+        self.stepper.before_update = self.saver.hold_back_update
+        self.stepper.check.tell = log.failure
+        self.speedometer = Speedometer(config, device.name(where))
+        self.clock = Clock()
+        self.timers = timers.attach(config, state)
+        self.watchdog = Watchdog(config.faults.timeout_seconds, rank_environment, settings.directory)
+        keeps_attempts = rank_environment.rank == 0 and settings.directory is not None
+        self.attempt = Attempt(Path(str(settings.directory)), config, state.iteration) if keeps_attempts else None
+
+    def train(self, after_first_step: Callable[[], None], profiler: Profiler) -> Reason:
+        """Train; returns why the run ended before its last step."""
+        config, state = self.config, self.state
+        trainer = Trainer(
+            state,
+            self.stepper,
+            self.clock.reading(self._batches()),
+            self.clock,
+            self.limits,
+            config.schedule.end_of_form(config.batches, state.iteration),
+            config.batches.train_iters,
+            self.hooks(after_first_step, profiler),
+        )
+        with self.saver, self.local_saver or contextlib.nullcontext(), self.watchdog:
+            stop = trainer.run(partial(agreement.largest, where=self.where))
+        trainer.finish(stop)
+        if stop:
+            is_saved = config.checkpointing.save and not config.checkpointing.no_save_optim
+            then = "the same command continues" if is_saved else "nothing is saved to continue from"
+            self.log.line(run_log.format_ended(state.iteration, stop.text, then, _now()))
+        else:
+            self.log.end()
+        return stop
+
+    def _batches(self) -> Iterator[Batch]:
+        assert self.data.training
+        state, ready = self.state, self.arrivals.is_ready
+        return loader.training(self.data.training, self.config, self.where, state.consumed_samples, state.iteration, ready)
+
+    def hooks(self, after_first_step: Callable[[], None], profiler: Profiler) -> list[Hook]:
+        """In the order in which the training loop calls them."""
+        config, state, log, watchdog = self.config, self.state, self.log, self.watchdog
+        steps, names = config.batches.train_iters, config.data.names
+        streams = Streams(self.arrivals, config.batches, self.limits, state, log, watchdog, self.clock, self.where)
+        interval = config.reporting.log_interval
+        reports = Reports(state, log, self.clock, self.speedometer, self.where, names, interval, steps, self.timers)
+        checkpoints = Checkpoints(self.saver, config.checkpointing.save_interval, steps, state, self.where, watchdog)
+        hooks: list[Hook] = [Profile(profiler), Progress(state, log, watchdog, after_first_step)]
+        if self.attempt:
+            hooks.append(Recovery(state, log, self.attempt))
+        hooks += [streams, Phases(config.schedule, config.batches, names, state, log)]
+        hooks += [AnomalyCheck(Anomalies(config.optimization.max_nan_steps), state, log, reports), reports]
+        if not config.replay:
+            hooks.append(self._evaluation())
+        hooks.append(checkpoints)
+        if self.local_saver and self.copies:
+            hooks.append(LocalCheckpoints(self.local_saver, self.copies, checkpoints, state, watchdog))
+        return hooks
+
+    def _evaluation(self) -> Evaluation:
+        settings, batches_of = self.config.data, partial(loader.evaluating, config=self.config, where=self.where)
+        return Evaluation(
+            *(self.data.validation, self.data.test, batches_of, settings.eval_interval, settings.eval_iters),
+            *(self.config.batches.train_iters, self.state, self.stepper, self.log, self.watchdog),
+        )
+
+
+def _order_samples(config: RunConfig, state: TrainingState, is_first: bool) -> None:
+    """Note how many samples are put into an order. The first rank warns if it is another order than before."""
+    before, now = state.ordered_samples, loader.training_samples(config, state.consumed_samples, state.iteration)
+    state.ordered_samples = now
+    if is_first and before and state.consumed_samples and blended_dataset.changes_order(config, before, now):
+        warn(
+            f"the length of the run was {before} samples and is {now}, which takes another number of epochs: the samples that"
+            " are left come in another order than before"
+        )
