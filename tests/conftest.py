@@ -5,11 +5,14 @@ import gc
 import os
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from lt_shared.console import output
 
 # How long one example takes says more about what else the machine does than about the code.
 settings.register_profile("no deadline", deadline=None)
@@ -30,22 +33,52 @@ for number in (signal.SIGINT, signal.SIGHUP):
 
 
 FILES_SHOWN, LONG_SECONDS = 60, 15
+# Where megatron-core, of which Pythons have versions of their own, decides a result: models, optimizers, checkpoints, ranks,
+# formats, and whole pipelines. Elsewhere tests start it too, for what surrounds a run (Slurm, Kubernetes, planted files, the
+# order of samples), or need torch alone (kernels), whose version is the same: a second Python would repeat those for more than
+# half of the time. Of the layouts that the first trains, the second trains every other one (tests/train/layouts.py).
+TORCH = re.compile(
+    r"tests/pipeline/test_(?!planted)|tests/convert/(formats|weights)/|convert/commands/test_(conversion|python_api)"
+    r"|tests/shared/(architecture|sample_order)/|tests/preprocess/pipeline/test_gpt_dataset"
+    r"|tests/train/(checkpoint/test_(?!disk_space|local)|models/(?!test_fp8)|optim/|parallel/|train/test_(?!kernel_trials))"
+    r"|tests/train/runtime/test_(rendez|listen|gloo)"
+    r"|train/(test_replacements|launch/test_launcher|config/(test_kernels|settings/test_parallelism))"
+    r"|hostile/(test_train_common|test_planted_compile_caches)"
+)
+# Of the five guides, the one that goes through TorchTitan's files.
+OTHER_GUIDES = re.compile(r"test_seeds\.py::(?!test_a_small_run_of_the_guide\[torchtitan)")
 # They go to one process, which has to do with them for longer than with anything else: four hundred seconds.
 LONGEST = "tests/cluster/"
 # Files that take, or have a test or a fixture that takes, more than half a minute. Most of these have few tests.
 LONG = re.compile(
     r"tests/(install|pipeline|mutants)/|_campaign\.py|test_(tutorial|extending)\.py|convert/weights/families/|train/test_cli\.py"
     r"|preprocess/(pipeline/test_resume|datasets/test_source_places)\.py|hostile/test_convert_(occupied|planted|checksums)\.py"
-    r"|convert/formats/test_(adamw|flat_optimizer)_state\.py|train/(models|parallel|ops|checkpoint)/|test_parallelism\.py"
+    r"|convert/formats/test_(adamw|flat_optimizer)_state\.py|train/(models|parallel|ops|checkpoint|train)/|test_parallelism\.py"
     r"|planner/test_memory_estimate\.py|render/test_pods\.py|runtime/test_watchdog\.py|commands/test_full_size_plans\.py"
-    r"|train/train/test_pipeline_schedule\.py|launch/test_(launcher|streams)\.py|data/test_stream_phases\.py"
+    r"|launch/test_(launcher|streams)\.py|data/test_stream_phases\.py"
     r"|hostile/test_(monitor_(logs|endpoints)|convert_durability|planted_preprocess_cache)\.py|optim/test_optimizer\.py"
 )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "torch: depends on the version of megatron-core (TORCH of tests/conftest.py)")
+    if config.option.markexpr == "torch":
+        os.environ["LT_SECOND_PYTHON"] = "1"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m torch`, files without such tests are not even imported."""
+    is_left_out = config.option.markexpr == "torch" and collection_path.is_file() and not TORCH.search(collection_path.as_posix())
+    return True if is_left_out and collection_path.name != "conftest.py" else None
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With several processes, begin with long files, the longest first, so that none is left to the last one; then those with
-    most tests."""
+    """Mark what depends on torch. With several processes, begin with long files, the longest first, so that none is left to the
+    last one; then those with most tests."""
+    for item in items:
+        if TORCH.search(item.path.as_posix()) and not OTHER_GUIDES.search(item.nodeid):
+            item.add_marker("torch")
     if hasattr(config, "workerinput"):
         tests = collections.Counter(item.path for item in items)
         items.sort(key=lambda item: (LONGEST not in item.nodeid, not LONG.search(item.nodeid), -tests[item.path]))
@@ -89,6 +122,19 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.section(f"files of {LONG_SECONDS} s and more, of {sum(seconds.values()):,.0f} s in all processes")
         for path, taken in longest:
             terminalreporter.write_line(f"{taken:7.1f} s  {path}")
+
+
+@pytest.fixture(autouse=True)
+def fresh_console() -> Iterator[None]:
+    """A command that ran within this process leaves its name and its verbosity behind: the lines of later tests would differ."""
+    reset_console()
+    yield
+    reset_console()
+
+
+def reset_console() -> None:
+    output.begin("lt")
+    os.environ.pop(output.VERBOSITY, None)
 
 
 Calls = list[tuple[str, str, int]]

@@ -1,5 +1,6 @@
 """The code blocks of a page, run in order as a reader would: in a directory that looks like the repository."""
 
+import functools
 import os
 import re
 import subprocess
@@ -10,7 +11,7 @@ from typing import NamedTuple
 import nursery
 
 ROOT = Path(__file__).parents[1]
-SECONDS = 300
+SECONDS = 900
 
 Done = subprocess.CompletedProcess[str]
 
@@ -27,13 +28,27 @@ def blocks_of(page: str) -> list[Block]:
 
 
 def run(block: Block, directory: Path, quick: bool = False) -> Done:
-    """Offline, and without variables that set options. `quick` saves what lt-train takes to start: see tests/train/nursery.py."""
+    """Offline, and without variables that set options. `quick` runs copies of imported tools, also of torchrun and its ranks:
+    see tests/train/nursery.py."""
     variables = {key: value for key, value in os.environ.items() if not key.startswith("LT_")} | {"HF_HUB_OFFLINE": "1"}
-    folders = [*([nursery.programs()] if quick else []), str(Path(sys.executable).parent), os.environ["PATH"]]
+    folders = [str(Path(sys.executable).parent), os.environ["PATH"]]
+    if quick:
+        folders = [nursery.programs(), nursery.light_programs(), _launchers(), *folders]
+        variables["PYTHON_EXEC"] = nursery.python()
     variables["PATH"] = os.pathsep.join(folders)
     is_shell = block.language == "sh"
-    command = ["bash", "-c", f"set -euo pipefail\n{block.text}"] if is_shell else [sys.executable, "-c", block.text]
+    python = nursery.python() if quick else sys.executable
+    command = ["bash", "-c", f"set -euo pipefail\n{block.text}"] if is_shell else [python, "-c", block.text]
     return subprocess.run(command, cwd=directory, env=variables, capture_output=True, text=True, timeout=SECONDS)
+
+
+@functools.cache
+def _launchers() -> str:
+    """A folder for the PATH of a shell, in which torchrun is a copy."""
+    folder = Path(nursery.python()).parent / "launchers"
+    folder.mkdir()
+    nursery.executable(folder / "torchrun", nursery.python(), "-m", "torch.distributed.run")
+    return str(folder)
 
 
 def run_all(blocks: list[Block], directory: Path, quick: bool = False) -> list[Done]:

@@ -3,6 +3,7 @@
 Names, shapes and dtypes are written out here as they are in the models' repositories, and come from nothing in lt_convert.
 """
 
+import dataclasses
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -58,10 +59,10 @@ def _deepseek_layer(layer: int) -> Described:
         yield from _fp8(f"{prefix}mlp.{expert}.", _gated(2048, hidden))
 
 
-def deepseek_v3() -> Described:
-    hidden, vocabulary, prediction = 7168, 129280, "model.layers.61."
+def deepseek_v3(layers: int = 61) -> Described:
+    hidden, vocabulary, prediction = 7168, 129280, f"model.layers.{layers}."
     yield from _bf16("model.", {"embed_tokens.weight": (vocabulary, hidden)})
-    for layer in range(62):
+    for layer in range(layers + 1):
         yield from _deepseek_layer(layer)
     norms = dict.fromkeys(("enorm.weight", "hnorm.weight", "shared_head.norm.weight"), (hidden,))
     yield from _bf16(prediction, {**norms, "eh_proj.weight": (hidden, 2 * hidden)})
@@ -69,27 +70,11 @@ def deepseek_v3() -> Described:
     yield from _bf16("", {"model.norm.weight": (hidden,), "lm_head.weight": (vocabulary, hidden)})
 
 
-def qwen3_235b() -> Described:
-    hidden, vocabulary = 4096, 151936
-    attention = {"q_proj": (8192, hidden), "k_proj": (512, hidden), "v_proj": (512, hidden), "o_proj": (hidden, 8192)}
-    norms = {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
-    yield from _bf16("model.", {"embed_tokens.weight": (vocabulary, hidden)})
-    for layer in range(94):
-        prefix = f"model.layers.{layer}."
-        yield from _bf16(f"{prefix}self_attn.", {f"{name}.weight": shape for name, shape in attention.items()})
-        yield from _bf16(f"{prefix}self_attn.", {"q_norm.weight": (128,), "k_norm.weight": (128,)})
-        yield from _bf16(prefix, norms | {"mlp.gate.weight": (128, hidden)})
-        for expert in range(128):
-            experts = {f"{name}.weight": shape for name, shape in _gated(1536, hidden).items()}
-            yield from _bf16(f"{prefix}mlp.experts.{expert}.", experts)
-    yield from _bf16("", {"model.norm.weight": (hidden,), "lm_head.weight": (vocabulary, hidden)})
-
-
-def gpt_oss_120b() -> Described:
+def gpt_oss_120b(layers: int = 36) -> Described:
     hidden, vocabulary, experts = 2880, 201088, 128
     attention = {"q_proj": (4096, hidden), "k_proj": (512, hidden), "v_proj": (512, hidden), "o_proj": (hidden, 4096)}
     yield from _bf16("model.", {"embed_tokens.weight": (vocabulary, hidden)})
-    for layer in range(36):
+    for layer in range(layers):
         prefix = f"model.layers.{layer}."
         for name, shape in attention.items():
             yield from _bf16(f"{prefix}self_attn.{name}.", {"weight": shape, "bias": shape[:1]})
@@ -108,7 +93,6 @@ FP8 = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "we
 # By preset: the tensors, and what config.json says beside the architecture.
 MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
     "deepseek-v3": (deepseek_v3, {"num_nextn_predict_layers": 1, "quantization_config": FP8}),
-    "qwen3-235b-a22b": (qwen3_235b, {}),
     "gpt-oss-120b": (gpt_oss_120b, {"quantization_config": {"quant_method": "mxfp4"}}),
 }
 
@@ -124,10 +108,12 @@ def values(names: set[str]) -> set[str]:
     return found
 
 
-def write(name: str, directory: Path) -> set[str]:
-    """The model of a preset in Hugging Face's format. Returns the names of its tensors."""
+def write(name: str, directory: Path, layers: int | None = None) -> set[str]:
+    """The model of a preset in Hugging Face's format, of so many of its layers. Returns the names of its tensors."""
     directory.mkdir()
     described, more = MODELS[name]
+    architecture = preset(name)
+    architecture = dataclasses.replace(architecture, num_layers=layers or architecture.num_layers)
     weight_map: dict[str, str] = {}
     header: dict[str, Any] = {}
     end = shards = 0
@@ -141,7 +127,7 @@ def write(name: str, directory: Path) -> set[str]:
             file.truncate(8 + len(encoded) + end)
         header, end = {}, 0
 
-    for tensor, dtype, shape in described():
+    for tensor, dtype, shape in described(architecture.num_layers):
         size = ITEM_BYTES[dtype] * math.prod(shape)
         if header and end + size > SHARD_BYTES:
             close()
@@ -150,7 +136,7 @@ def write(name: str, directory: Path) -> set[str]:
         end += size
     close()
     (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    (directory / "config.json").write_text(json.dumps(huggingface.to_config(preset(name), "bfloat16") | more))
+    (directory / "config.json").write_text(json.dumps(huggingface.to_config(architecture, "bfloat16") | more))
     return set(weight_map)
 
 

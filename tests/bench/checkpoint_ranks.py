@@ -54,10 +54,12 @@ def ours(directory: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
     training_state.load, train_step.Stepper.train = timed_load, timed_step  # type: ignore[assignment, method-assign]
     if "saves" in settings:
-        from lt_train.train import trainer
+        from lt_train.train.hooks.checkpoints import Checkpoints
+        from lt_train.train.trainer import Trainer
 
         rhythm = Rhythm(settings["saves"])
-        trainer.Loop._save_when_due = rhythm.after_step  # type: ignore[method-assign, assignment]
+        Trainer.run = rhythm.watched(Trainer.run)  # type: ignore[method-assign]
+        Checkpoints.after_step = rhythm.after_step  # type: ignore[method-assign]
         found["save_seconds"] = rhythm.seconds
     code = worker.start(plan, place, where=where)
     if code:
@@ -77,24 +79,33 @@ class Rhythm:
         self.quiet = 0
         self.seconds: list[float] = []
 
+    def watched(self, run: Any) -> Any:
+        """The method `run` of a trainer, which this then knows."""
+
+        def run_known(trainer: Any, largest: Any) -> Any:
+            self.trainer = trainer
+            return run(trainer, largest)
+
+        return run_known
+
     @property
     def after_step(self) -> Any:
         from lt_train.runtime import device
 
-        def save_when_due(loop: Any, result: Any, is_final: bool) -> None:
-            loop.saver.poll(result.loss)
-            self.quiet = 0 if loop.saver.is_writing else self.quiet + 1
+        def save_when_due(hook: Any, result: Any, stop: Any) -> None:
+            hook.saver.poll(result.loss)
+            self.quiet = 0 if hook.saver.is_writing else self.quiet + 1
             if self.quiet < QUIET_STEPS:
                 return
             if not self.left:
-                loop.last_step = loop.state.iteration
+                self.trainer.last_step = hook.state.iteration
                 return
             self.left, self.quiet = self.left - 1, 0
-            if PLACE["RANK"] == 0 and loop.saver._last:
-                shutil.rmtree(loop.saver._last)
+            if PLACE["RANK"] == 0 and hook.saver._last:
+                shutil.rmtree(hook.saver._last)
             begin = time.perf_counter()
-            device.release(loop.where)
-            loop.saver.save(result.loss, is_final=False)
+            device.release(hook.where)
+            hook.saver.save(result.loss, is_final=False)
             self.seconds.append(time.perf_counter() - begin)
 
         return save_when_due

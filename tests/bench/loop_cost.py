@@ -19,8 +19,9 @@ import torch
 
 from lt_train.cli import main
 from lt_train.train import train_step
+from lt_train.train.hooks.progress import Progress
 from lt_train.train.train_step import Stepper
-from lt_train.train.trainer import Loop
+from lt_train.train.trainer import Trainer
 
 WARMUP_STEPS = 20
 
@@ -41,26 +42,26 @@ def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return measured
 
 
-def watch(loop: Loop) -> None:
-    beat = loop.watchdog.beat
-    loop.log.sample_losses = timed("losses of samples", loop.log.sample_losses)  # type: ignore[method-assign]
+def watch(progress: Progress) -> None:
+    beat, log = progress.watchdog.beat, progress.log
+    log.sample_losses = timed("losses of samples", log.sample_losses)  # type: ignore[method-assign]
 
     def counted(iteration: int) -> None:
         beat(iteration)
         steps.append({**spent, "all": time.thread_time()})
 
-    loop.watchdog.beat = counted  # type: ignore[method-assign]
+    progress.watchdog.beat = counted  # type: ignore[method-assign]
 
 
 def prepare() -> None:
-    begin = Loop.__init__
+    begin = Progress.__init__
 
-    def initialized(loop: Loop, *words: Any) -> None:
-        begin(loop, *words)
-        watch(loop)
+    def initialized(progress: Progress, *words: Any) -> None:
+        begin(progress, *words)
+        watch(progress)
 
-    Loop.__init__ = initialized  # type: ignore[method-assign]
-    Loop._own = timed("agreement", Loop._own)  # type: ignore[method-assign]
+    Progress.__init__ = initialized  # type: ignore[method-assign]
+    Trainer._answers = timed("agreement", Trainer._answers)  # type: ignore[method-assign]
     Stepper.train = timed("step", Stepper.train)  # type: ignore[method-assign]
     Stepper.sample_losses = timed("losses of samples in the step", Stepper.sample_losses)  # type: ignore[method-assign]
     train_step._with_sample_sums = timed("with sums", train_step._with_sample_sums)

@@ -108,7 +108,7 @@ def test_fp8_is_compared_with_its_own_floor() -> None:
 
 
 def test_our_fastest_is_compared_with_the_fastest_of_each_other() -> None:
-    slower = session(contender="lt-train-te", step_seconds=[0.6])
+    slower = session(contender="lt-train-less-memory", step_seconds=[0.6])
     others = [session(contender="torchtitan", step_seconds=[0.8]), session(contender="torchtitan-graphs", step_seconds=[0.75])]
     in_fp8 = session(contender="lt-train-fp8", precision="fp8")
     (table,) = results.tables(results.merged([session(), slower, *others, in_fp8]))

@@ -52,8 +52,9 @@ PartitionName=test Nodes=n1,n2 Default=YES State=UP MaxTime=INFINITE
 """
 NAMESPACES = ("unshare", "--mount", "--uts")
 HOSTS = "127.0.0.1 localhost\n127.0.0.1 n1\n127.0.0.2 n2\n"
-# Time limits are looked at twice a minute; a requeued job waits for as long as a credential holds (AuthInfo).
-WAIT_SECONDS = 240
+# Time limits are looked at twice a minute; a requeued job waits for as long as a credential holds (AuthInfo); and others may keep
+# the machine busy.
+WAIT_SECONDS = 900
 
 
 @dataclasses.dataclass(frozen=True)

@@ -49,7 +49,7 @@ def test_a_job_from_the_queue_to_its_end(slurm: Any, tmp_path: Path) -> None:
     scraped = scraping.stdout
     assert json.loads(scraped.splitlines()[0])["run"] == found["run"]
 
-    hanging = monitor(slurm, "alert", "-", stdin=scraped + monitor(slurm, "slurm").stdout)
+    hanging = monitor(slurm, "alert", "-", stdin=scraped + monitor(slurm, "slurm", "--job", job).stdout)
     assert (hanging.returncode, hanging.stdout.split()[:2]) == (3, ["CRITICAL", "hang"])
 
     slurm.run("scancel", job)

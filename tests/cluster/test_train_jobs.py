@@ -1,5 +1,6 @@
 """lt-train on the two nodes of a real Slurm: the README's script, a printed job file, and what may happen to a job."""
 
+import dataclasses
 import json
 import os
 import re
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import losses
+from running import losses, train
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -40,8 +41,11 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(slurm: Any, directory: Path) -> str:
-    """The log of the README's script, which leaves its results in `directory`. The loss of each step is written down."""
+    """The log of the README's script, which leaves its results in `directory`. The loss of each step is written down, and of the
+    40 steps a fifth are made."""
     (script,) = re.findall(r"^```bash\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    assert script.count("--train-iters 40 ") == 1
+    script = script.replace("--train-iters 40 ", "--train-iters 8 ")
     options = ("--parsable", "-o", "readme.out", "--export=ALL,LT_TRAIN_LOG_INTERVAL=1")
     job = slurm.run("sbatch", *options, cwd=directory, stdin=script)
     return str(slurm.finish(job, directory / "readme.out"))
@@ -50,113 +54,101 @@ def undisturbed(slurm: Any, directory: Path) -> str:
 def test_the_script_of_the_readme(directory: Path, undisturbed: str) -> None:
     assert "2 node(s) found in the environment of srun, rendezvous n1:" in undisturbed
     assert "on 2 cpu rank(s)" in undisturbed
-    assert "40 / 40 (100.0%)" in undisturbed
+    assert "8 / 8 (100.0%)" in undisturbed
     checkpoint, end = (json.loads(line) for line in undisturbed.splitlines() if line.startswith('{"v"'))
     assert (checkpoint["path"], checkpoint["format"]) == (str(directory / "pipeline/nodes-model"), "hf")
     assert end == {"v": 1, "kind": "end", "count": 1}
-    assert len(losses(directory / "pipeline/nodes")) >= 40
+    assert len(losses(directory / "pipeline/nodes")) >= 8
 
 
 @pytest.fixture(scope="module")
-def expected(slurm: Any, directory: Path, undisturbed: str) -> Path:
-    """A run of OPTIONS on both nodes, to which nothing happens."""
-    options = (*OPTIONS.split(), "--log-interval", "1", "--save", "expected", "pipeline/data_text_document")
-    slurm.run("srun", "--nodes", "2", "--ntasks-per-node", "1", "lt-train", *options, cwd=directory)
+def expected(directory: Path, undisturbed: str) -> Path:
+    """A run of OPTIONS on two ranks of this machine, to which nothing happens."""
+    place = ("--ranks", "2", "--save", str(directory / "expected"), str(directory / "pipeline/data_text_document"))
+    done = train(*OPTIONS.split(), "--log-interval", "1", "--device", "cpu", *place)
+    assert done.code == 0, done.err
     return directory / "expected"
 
 
-def submit_slowly(slurm: Any, name: str, script: str, directory: Path, place: Path) -> tuple[str, Path, Path]:
-    """The job, its log, and the file at which its checkpoints are no longer slow; two steps are done."""
-    fast, log = place / "fast", directory / f"{name}.out"
-    (place / "sitecustomize.py").write_text(SLOW.format(file=str(fast)))
-    options = ("--parsable", "-o", log.name, f"--export=ALL,PYTHONPATH={place}")
-    job = slurm.run("sbatch", *options, cwd=directory, stdin=script)
-    slurm.read_until(log, r" iteration +2/")
-    return job, log, fast
+@dataclasses.dataclass(frozen=True)
+class Events:
+    """The log of a job, the step at which it was saved before its time limit, and the task that was cancelled later."""
+
+    log: str
+    saved: int
+    cancelled: str
 
 
 @pytest.fixture(scope="module")
-def eventful(slurm: Any, directory: Path, undisturbed: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, int]:
-    """The log of a printed job that saves before its time limit, is queued again, and loses the second node's rank.
-
-    And the step at which it was saved. The limit comes near when some steps are done, however long the machine took for them.
+def eventful(slurm: Any, directory: Path, undisturbed: str, tmp_path_factory: pytest.TempPathFactory) -> Events:
+    """A printed job that loses the second node's rank and the first node's disk, saves before its time limit, is queued again,
+    and has its step cancelled. Each begins when some steps are done, however long the machine took for them.
     """
-    run = directory / "eventful"
+    run, place = directory / "eventful", tmp_path_factory.mktemp("slow")
     stages = ("--convert", f"--to hf -o {run}-model", "--save", str(run), str(directory / "pipeline/data_text_document"))
-    render = ("lt-train", "render", "slurm", "--nodes", "2", "--time", "00:10:00", *OPTIONS.split(), "--log-interval", "1")
-    script = slurm.run(*render, *stages, cwd=directory)
-    job, log, fast = submit_slowly(slurm, "eventful", script, directory, tmp_path_factory.mktemp("slow"))
-    # Within the two minutes before the limit that the signal is sent in.
-    elapsed_minutes = int(slurm.run("squeue", "-h", "-O", "TimeUsed", "-j", job).split(":")[-2])
-    slurm.run("scontrol", "update", f"JobId={job}", f"TimeLimit={elapsed_minutes + 2}")
-    slurm.read_until(log, ENDED.pattern)
-    slurm.wait(job, "PENDING", "RUNNING")
-    slurm.run("scontrol", "update", f"JobId={job}", "TimeLimit=UNLIMITED")
-    saved = int(re.findall(ENDED, log.read_text())[-1])
-    slurm.read_until(log, rf"loaded checkpoint from \S+ at iteration {saved}\n(?s:.*) iteration +{saved + 2}/")
+    local = ("--save-interval", "100", "--save-local-interval", "2", "--save-local", str(slurm.folder / "disk/copies"))
+    render = ("lt-train", "render", "slurm", "--nodes", "2", "--time", "00:40:00", *OPTIONS.split(), "--log-interval", "1")
+    script = slurm.run(*render, *local, *stages, cwd=directory)
+    fast, log = place / "fast", directory / "eventful.out"
+    (place / "sitecustomize.py").write_text(SLOW.format(file=str(fast)))
+    options = ("--parsable", "-o", log.name, f"--export=ALL,PYTHONPATH={place}")
+    job = slurm.run("sbatch", *options, cwd=directory, stdin=script)
+
+    # Nothing is in SAVE when the rank dies, and what its node's neighbour had on its disk is gone: the next node has it.
+    slurm.read_until(log, r"successfully saved local checkpoint from iteration +4:")
     before = slurm.ranks(job)
     os.kill(before["1"], signal.SIGKILL)
-    fast.touch()
+    (slurm.folder / "disk.n1/copies").rename(slurm.folder / "disk.n1/lost")
     begin = time.monotonic()
     while set(before.values()) & set(slurm.ranks(job).values()):
         assert time.monotonic() - begin < 300, "the other rank still waits"
         time.sleep(0.1)
+    slurm.read_until(log, r"recovered in(?s:.*) iteration ")
+
+    # Within the five minutes before the limit that the signal is sent in.
+    elapsed_minutes = int(slurm.run("squeue", "-h", "-O", "TimeUsed", "-j", job).split(":")[-2])
+    slurm.run("scontrol", "update", f"JobId={job}", f"TimeLimit={elapsed_minutes + 4}")
+    slurm.read_until(log, ENDED.pattern)
+    slurm.wait(job, "PENDING", "RUNNING")
+    slurm.run("scontrol", "update", f"JobId={job}", "TimeLimit=UNLIMITED")
+    saved = int(re.findall(ENDED, log.read_text())[-1])
+
+    slurm.read_until(log, rf"loaded checkpoint from \S+ at iteration {saved}\n(?s:.*) iteration +{saved + 1}/")
+    steps = slurm.run("squeue", "--steps", "-h", "-o", "%i", "-j", job).split()
+    (training,) = (step for step in steps if step.rpartition(".")[2].isdigit())
+    slurm.run("scancel", training)
+    fast.touch()
     text = slurm.finish(job, log)
     assert "Restarts=0" not in slurm.run("scontrol", "show", "job", job)
-    return text, saved
+    return Events(text, saved, training)
 
 
-def test_time_limit_and_a_lost_rank_change_no_loss(
-    slurm: Any, directory: Path, expected: Path, eventful: tuple[str, int]
-) -> None:
-    text, saved = eventful
-    assert "rank 1 on n2 was ended by SIGKILL" in text
-    assert len(re.findall(rf"loaded checkpoint from \S+ at iteration {saved}\n", text)) == 2
+def test_what_happens_to_a_job_changes_no_loss(slurm: Any, directory: Path, expected: Path, eventful: Events) -> None:
     assert losses(directory / "eventful") == losses(expected)
     slurm.run("lt-convert", str(expected), "--to", "hf", "-o", "expected-model", cwd=directory)
     weights = [(directory / name / "model.safetensors").read_bytes() for name in ("eventful-model", "expected-model")]
     assert weights[0] == weights[1]
 
 
-def test_a_cancelled_step_is_started_again(
-    slurm: Any, directory: Path, expected: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """`scancel JOB.STEP` in the middle of a run: the job goes on with another step, to the losses of an undisturbed one."""
-    stages = ("--save", str(directory / "cancelled"), str(directory / "pipeline/data_text_document"))
-    script = slurm.run(
-        "lt-train", "render", "slurm", "--nodes", "2", *OPTIONS.split(), "--log-interval", "1", *stages, cwd=directory
-    )
-    job, log, fast = submit_slowly(slurm, "cancelled", script, directory, tmp_path_factory.mktemp("slow"))
-    steps = slurm.run("squeue", "--steps", "-h", "-o", "%i", "-j", job).split()
-    (training,) = (step for step in steps if step.rpartition(".")[2].isdigit())
-    slurm.run("scancel", training)
-    fast.touch()
-    text = slurm.finish(job, log)
-    assert f"STEP {training} ON n1 CANCELLED" in text
-    assert len(re.findall(r" iteration +40/", text)) == 1
-    assert losses(directory / "cancelled") == losses(expected)
-
-
-def test_a_node_whose_disk_is_lost(slurm: Any, directory: Path, expected: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Nothing is in SAVE when a rank dies, and what its node's neighbour had on its disk is gone: the next node has it."""
-    options = (*OPTIONS.split(), "--log-interval", "1", "--save-interval", "100", "--save-local-interval", "2")
-    places = ("--save-local", str(slurm.folder / "disk/copies"), "--save", str(directory / "local"))
-    data = str(directory / "pipeline/data_text_document")
-    script = slurm.run("lt-train", "render", "slurm", "--nodes", "2", *options, *places, data, cwd=directory)
-    job, log, fast = submit_slowly(slurm, "local", script, directory, tmp_path_factory.mktemp("slow"))
-    slurm.read_until(log, r"successfully saved local checkpoint from iteration +4:")
-    os.kill(slurm.ranks(job)["1"], signal.SIGKILL)
-    (slurm.folder / "disk.n1/copies").rename(slurm.folder / "disk.n1/lost")
-    fast.touch()
-    text = slurm.finish(job, log)
-    assert re.search(r"the local copies of iteration \d+ are newer than any checkpoint in SAVE", text)
-    assert "recovered in" in text
-    assert losses(directory / "local") == losses(expected)
+def test_a_lost_rank_and_a_node_whose_disk_is_lost(slurm: Any, eventful: Events) -> None:
+    assert "rank 1 on n2 was ended by SIGKILL" in eventful.log
+    assert re.search(r"the local copies of iteration \d+ are newer than any checkpoint in SAVE", eventful.log)
     assert not any(slurm.folder.glob("disk.*/copies/lt-*"))
 
 
+def test_a_job_that_was_saved_before_its_time_limit_goes_on(eventful: Events) -> None:
+    assert re.search(rf"loaded checkpoint from \S+ at iteration {eventful.saved}\n", eventful.log)
+
+
+def test_a_cancelled_step_is_started_again(eventful: Events) -> None:
+    """`scancel JOB.STEP` in the middle of a run: the job goes on with another step."""
+    # Srun ends the step whose rank is killed, too, before the job is queued again.
+    assert f"STEP {eventful.cancelled} ON n1 CANCELLED" in eventful.log.partition("ended by SIGUSR1")[2]
+    assert len(re.findall(r" iteration +40/", eventful.log)) == 1
+
+
 def test_cron_watches_over_the_logs(
-    slurm: Any, cron: Callable[[str, list[Path]], None], directory: Path, undisturbed: str, eventful: tuple[str, int]
+    slurm: Any, cron: Callable[[str, list[Path]], None], directory: Path, undisturbed: str, eventful: Events
 ) -> None:
     """The manual's line of cron, with what Slurm knows, and metrics for Prometheus.
 
@@ -172,8 +164,8 @@ def test_cron_watches_over_the_logs(
     assert "CRITICAL killed eventful: rank 1: lt-train: error: rank 1 on n2 was ended by SIGKILL" in alerts
     assert json.loads((directory / "beat").read_text())["worst"] == "critical"
     metrics = (directory / "lt.prom").read_text()
-    for line in ('step{run="readme"} 40', 'step{run="eventful"} 40', 'restarts_total{run="eventful"} 2'):
-        assert f"lt_train_{line}\n" in metrics
+    for name, run, value in (("step", "readme", 8), ("step", "eventful", 40), ("restarts_total", "eventful", 3)):
+        assert f'lt_train_{name}{{run="{run}",monitor="lt"}} {value}\n' in metrics
 
 
 def test_a_failure_that_repeats_ends_the_job(slurm: Any, directory: Path, undisturbed: str) -> None:

@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 import zstandard
-from running import SMALL, losses
+from running import SMALL, losses, train
 
 DEMO = Path(__file__).parents[1] / "demo"
 # Of 320 samples the first shard has 155, the first two 310.
-STEPS = ("--train-iters", "40", "--save-interval", "5", "--split", "1,0,0", "--eval-iters", "0", "--lr", "1e-3")
+STEPS = (
+    *("--train-iters", "40", "--save-interval", "5", "--split", "1,0,0", "--eval-iters", "0", "--lr", "1e-3"),
+    *("--micro-batch-size", "4"),
+)
 # What a node sees of the shared directory is bound over it, for this node alone.
 NODE = """\
 mount --bind "$PWD/seen-by-$(hostname)" data
@@ -90,7 +93,7 @@ def test_nodes_that_see_shards_at_different_times(slurm: Any, directory: Path) -
     for number in (2, 3):
         second.shows_shard(number)
     slurm.finish(again, directory / "again.out")
-    whole = ("lt-train", *SMALL, *STEPS, "--ranks", "2", "--save", "whole", "@data/web.list")
-    slurm.run(*whole, cwd=directory)
+    whole = train(*SMALL, *STEPS, "--ranks", "2", "--save", str(directory / "whole"), f"@{directory}/data/web.list")
+    assert whole.code == 0, whole.err
     assert losses(directory / "streamed") == losses(directory / "whole")
     assert json.loads((directory / "streamed/iter_0000040/run.json").read_text())["streams"][0]["shards"][1]["tokens"] > 9000

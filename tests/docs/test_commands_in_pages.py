@@ -7,6 +7,8 @@ import sys
 from functools import cache
 from pathlib import Path
 
+import help_pages
+import nursery
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -35,20 +37,19 @@ def calls(page: Path) -> list[str]:
 @cache
 def known_options(tool: str) -> frozenset[str]:
     """The options of a tool and of all commands below it."""
-    binary = Path(sys.executable).parent / tool
-    page = subprocess.run([binary, "--help"], capture_output=True, text=True).stdout
+    [page] = help_pages.read([[tool]])
     commands = re.findall(r"^  ([a-z][\w-]*)", page.partition("\nCommands:\n")[2], re.MULTILINE)
     names = [(name,) for name in commands] + [("render", launcher) for launcher in ("slurm", "k8s") if tool == "lt-train"]
-    pages = [page, *(subprocess.run([binary, *name, "--help"], capture_output=True, text=True).stdout for name in names)]
-    return frozenset(re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", "\n".join(pages)))
+    pages = "\n".join([page, *help_pages.read([[tool, *name] for name in names])])
+    return frozenset(re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", pages))
 
 
 def exists(tool: str, option: str) -> bool:
     """Whether help has it, or the tool takes it: options without effect, for Megatron's command lines, are in no help."""
     if option in known_options(tool):
         return True
-    done = subprocess.run([Path(sys.executable).parent / tool, option], capture_output=True, text=True)
-    return "No such option" not in done.stderr
+    command = [nursery.light_python(), "-m", tool.replace("-", "_"), option]
+    return "No such option" not in subprocess.run(command, capture_output=True, text=True).stderr
 
 
 def test_options_that_do_not_exist_are_noticed() -> None:

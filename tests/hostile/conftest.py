@@ -10,6 +10,7 @@ import pytest
 import s3_server
 from s3_server import Server
 from stranger import Stranger
+from unsynced_files import unsynced_files
 
 
 @pytest.fixture
@@ -21,6 +22,12 @@ def stranger() -> Iterator[Stranger]:
     directory.chmod(0o1777)
     yield Stranger(directory)
     shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="module")
+def unsynced() -> Iterator[None]:
+    with unsynced_files():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,7 @@
 """Small checkpoints for the attacks on lt-convert, and the real command line."""
 
+import contextlib
+import io
 import json
 import subprocess
 from pathlib import Path
@@ -9,10 +11,12 @@ import numpy
 import nursery
 from safetensors.numpy import save_file
 
+from lt_convert import cli
 from lt_convert.weights import families
 from lt_convert.weights.mapping import Model
-from lt_shared import huggingface
+from lt_shared import console, huggingface
 from lt_shared.architecture import Architecture
+from lt_shared.console import output
 
 TINY = Architecture("tiny", "llama", 2, 16, 24, 4, 2, 50, 64)
 TOKENIZER = Path(__file__).parents[1] / "demo" / "tokenizer"
@@ -36,6 +40,25 @@ def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """lt-convert with these arguments, in a process of its own."""
     command = [nursery.light_python(), "-m", "lt_convert", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=600, **options)
+
+
+def run_here(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """lt-convert with these arguments in this process: its exit code and what it writes, without the start of a process."""
+    words = [str(argument) for argument in arguments]
+    command = cli.commands if words[0] in cli.commands.commands else cli.command
+
+    def work() -> int:
+        with command.make_context("lt-convert", [*words], auto_envvar_prefix="LT_CONVERT") as context:
+            return int(command.invoke(context) or 0)
+
+    written, errors, tool = io.StringIO(), io.StringIO(), output.tool_name()
+    output.begin("lt-convert")
+    try:
+        with contextlib.redirect_stdout(written), contextlib.redirect_stderr(errors):
+            code = console.exit_code_of(work)
+    finally:
+        output.begin(tool)
+    return subprocess.CompletedProcess(words, code, written.getvalue(), errors.getvalue())
 
 
 def content(directory: Path) -> dict[str, bytes]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from convert_models import run, write_model
+from convert_models import run_here, write_model
 
 CALLS = "openat,write,pwrite64,pwritev,ftruncate,fsync,fdatasync,rename,renameat,renameat2,unlink,unlinkat,close,copy_file_range"
 # A line in the journal after every tensor.
@@ -69,8 +69,9 @@ def whole_lines(log: Path) -> Iterator[str]:
             yield line
 
 
-@pytest.mark.parametrize("replaces", [False, True])
-@pytest.mark.parametrize("to", ["megatron-dist", "megatron-legacy", "torchtitan"])
+@pytest.mark.parametrize(
+    ("to", "replaces"), [("megatron-dist", False), ("megatron-legacy", True), ("torchtitan", False), ("torchtitan", True)]
+)
 def test_all_is_synced_before_it_is_published(to: str, replaces: bool, source: Path, tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.mkdir()
@@ -113,8 +114,17 @@ def test_the_journal_names_only_what_is_on_disk(source: Path, tmp_path: Path) ->
             assert begun, f"{path} is synced before it is written"
 
 
-@pytest.mark.parametrize("error", ["EIO", "ENOSPC", "EDQUOT"])
-@pytest.mark.parametrize("call", ["pwrite64", "fdatasync", "fsync", "ftruncate", "rename"])
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        ("pwrite64", "ENOSPC"),
+        ("pwrite64", "EDQUOT"),
+        ("fdatasync", "EIO"),
+        ("fsync", "EIO"),
+        ("ftruncate", "ENOSPC"),
+        ("rename", "EIO"),
+    ],
+)
 def test_no_error_of_a_disk_ends_with_0(call: str, error: str, source: Path, tmp_path: Path) -> None:
     """Also in a thread that writes: the message names the place, and nothing is published."""
     if shutil.which("strace") is None:
@@ -126,6 +136,6 @@ def test_no_error_of_a_disk_ends_with_0(call: str, error: str, source: Path, tmp
     assert (done.returncode, done.stdout) == (74, ""), done.stderr
     assert str(tmp_path) in done.stderr
     assert not out.exists()
-    again = run(source, "--to", "torchtitan", "-o", out)
+    again = run_here(source, "--to", "torchtitan", "-o", out)
     assert again.returncode == 0, again.stderr
-    assert run("verify", out).returncode == 0
+    assert run_here("verify", out).returncode == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from convert_models import content, run, write_model
+from convert_models import content, run, run_here, write_model
 from hypothesis import given
 from hypothesis import strategies as st
 from s3_server import names, upload
@@ -16,6 +16,7 @@ from lt_convert.commands import conversion, occupancy
 from lt_convert.commands.conversion import Request
 from lt_convert.formats.checkpoint import LegacyTarget
 
+pytestmark = pytest.mark.usefixtures("unsynced")
 JOURNAL = ".lt-convert.journal"
 FORMATS = ("hf", "megatron-dist", "megatron-legacy", "torchtitan")
 FOREIGN = {
@@ -41,7 +42,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         target = LegacyTarget(2, 2) if name == "megatron-legacy" else LegacyTarget()
         conversion.convert(Request(str(root / "model"), name, str(root / name), legacy_target=target))
     conversion.convert(Request(str(root / "torchtitan"), "hf", str(root / "hf")))
-    write_model(root / "other", seed=1)
+    conversion.convert(Request(str(write_model(root / "other", seed=1)), "torchtitan", str(root / "expected")))
     return {path.name: path for path in root.iterdir()}
 
 
@@ -61,7 +62,7 @@ def test_what_is_no_checkpoint_is_never_deleted(name: str, foreign: str, made: d
     put(out, FOREIGN[foreign])
     before = everything(tmp_path)
     for force in ([], ["--force"]):
-        done = run(made["other"], "--to", "torchtitan", "-o", out, *force)
+        done = run_here(made["other"], "--to", "torchtitan", "-o", out, *force)
         assert (done.returncode, done.stdout) == (73, ""), done.stderr
         assert everything(tmp_path) == before
     assert "nothing was deleted: move that elsewhere" in done.stderr
@@ -76,12 +77,10 @@ def test_force_replaces_every_format(name: str, recorded: bool, made: dict[str, 
         (out / "lt-convert.json").unlink()
     for each in HUB:
         put(out, each)
-    assert run(made["other"], "--to", "torchtitan", "-o", out).returncode == 73
-    done = run(made["other"], "--to", "torchtitan", "-o", out, "--force")
+    assert run_here(made["other"], "--to", "torchtitan", "-o", out).returncode == 73
+    done = run_here(made["other"], "--to", "torchtitan", "-o", out, "--force")
     assert done.returncode == 0, done.stderr
-    expected = tmp_path / "expected"
-    run(made["other"], "--to", "torchtitan", "-o", expected)
-    assert content(out) == content(expected)
+    assert content(out) == content(made["expected"])
 
 
 @pytest.mark.parametrize(
@@ -97,7 +96,7 @@ def test_a_directory_without_a_checkpoint_is_not_replaced(names: list[str], made
     for name in names:
         (out / name).mkdir(parents=True) if name.endswith("/") else put(out, name)
     before = everything(tmp_path)
-    done = run(made["other"], "--to", "torchtitan", "-o", out, "--force")
+    done = run_here(made["other"], "--to", "torchtitan", "-o", out, "--force")
     assert done.returncode == 73
     assert "holds no checkpoint, only" in done.stderr
     assert everything(tmp_path) == before
@@ -113,7 +112,8 @@ def test_links_are_replaced_and_what_they_lead_to_stays(made: dict[str, Path], t
         (out / path.name).symlink_to(tmp_path / "blobs" / path.name)
     before = everything(tmp_path / "blobs")
     (out / "notes").symlink_to(tmp_path / "blobs")
-    assert run(made["other"], "--to", "torchtitan", "-o", out, "--force").returncode == 73
+    done = run(made["other"], "--to", "torchtitan", "-o", out, "--force")
+    assert (done.returncode, done.stdout) == (73, ""), done.stderr
     (out / "notes").unlink()
     assert run(made["other"], "--to", "torchtitan", "-o", out, "--force").returncode == 0
     assert everything(tmp_path / "blobs") == before
@@ -187,10 +187,10 @@ def test_an_occupied_prefix_is_refused(case: str, bucket: str, made: dict[str, P
     store = s3fs.S3FileSystem()
     for name, text in OCCUPIED[case].items():
         store.pipe_file(f"{bucket}/out/{name}", text.encode())
-    done = run(made["other"], "--to", "torchtitan", "-o", f"{bucket}/out")
+    done = run_here(made["other"], "--to", "torchtitan", "-o", f"{bucket}/out")
     assert (done.returncode, done.stdout) == (73, ""), done.stderr
     assert names(f"{bucket}/out") == set(OCCUPIED[case])
-    forced = run(made["other"], "--to", "torchtitan", "-o", f"{bucket}/out", "--force")
+    forced = run_here(made["other"], "--to", "torchtitan", "-o", f"{bucket}/out", "--force")
     store.invalidate_cache()
     if case in WITH_FORCE:
         assert forced.returncode == 0, forced.stderr
@@ -209,7 +209,7 @@ def test_an_unfinished_conversion_of_another_plan_is_replaced(bucket: str, made:
     objects = {"model.safetensors": "x", "generation_config.json": "{}"}
     for name, text in (objects | {JOURNAL: journal("0", *objects)}).items():
         store.pipe_file(f"{bucket}/out/{name}", text.encode())
-    done = run(made["other"], "--to", "torchtitan", "-o", f"{bucket}/out")
+    done = run_here(made["other"], "--to", "torchtitan", "-o", f"{bucket}/out")
     assert done.returncode == 0, done.stderr
     assert names(f"{bucket}/out") == {".metadata", "__0_0.distcp", "run.json", "checksums.json", "lt-convert.json"}
 

@@ -6,11 +6,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from convert_models import content, run, write_model
+from convert_models import content, run, run_here, write_model
 from stranger import Stranger
 
 from lt_convert.commands import conversion, result
 
+pytestmark = pytest.mark.usefixtures("unsynced")
 JOURNAL = ".lt-convert.journal"
 # Below .out.partial, of which the victim is the owner: how it came to be there, or to be writable, does not matter.
 PLANTED_INSIDE = {
@@ -37,9 +38,18 @@ PLANTED_BESIDE = {
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """In a format from which hf is made."""
     root = tmp_path_factory.mktemp("planted")
-    done = run(write_model(root / "hf", tokenizer=True), "--to", "torchtitan", "-o", root / "source")
+    done = run_here(write_model(root / "hf", tokenizer=True), "--to", "torchtitan", "-o", root / "source")
     assert done.returncode == 0, done.stderr
     return root / "source"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(source: Path) -> Path:
+    """`source` as hf, where no stranger can write."""
+    out = source.with_name("undisturbed")
+    done = run(source, "--to", "hf", "-o", out)
+    assert done.returncode == 0, done.stderr
+    return out
 
 
 @pytest.fixture
@@ -63,19 +73,17 @@ def is_own(directory: Path) -> bool:
 @pytest.mark.parametrize("planted", PLANTED_BESIDE)
 def test_a_planted_partial_result_is_refused(planted: str, identity: str, source: Path, stranger: Stranger, out: Path) -> None:
     stranger.run(PLANTED_BESIDE[planted].format(identity=identity))
-    done = run(source, "--to", "hf", "-o", out)
+    done = run_here(source, "--to", "hf", "-o", out)
     assert (done.returncode, done.stdout) == (73, ""), done.stderr
     assert ".out.partial" in done.stderr
     assert not os.path.lexists(out)
     check_victims(out)
 
 
-def interrupted(source: Path, out: Path) -> Path:
+def interrupted(undisturbed: Path, out: Path) -> Path:
     """The partial directory that a kill in the last step leaves: all is in it, the journal names every tensor."""
-    done = run(source, "--to", "hf", "-o", out)
-    assert done.returncode == 0, done.stderr
     partial = out.with_name(".out.partial")
-    out.rename(partial)
+    shutil.copytree(undisturbed, partial)
     partial.chmod(0o700)
     return partial
 
@@ -86,42 +94,43 @@ def journal_of(partial: Path, identity: str) -> None:
     (partial / JOURNAL).write_text("".join(f"{line}\n" for line in (identity, *map(json.dumps, pieces))))
 
 
-@pytest.fixture
-def identity(source: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """That of the plan, which anyone can compute who can read the source."""
-    found: list[str] = []
+@pytest.fixture(scope="module")
+def identity(source: Path) -> str:
+    """That of the plan, which anyone can compute who can read the source: no destination is in it."""
+    identities: list[str] = []
 
     def write_outputs(outputs: object, destination: str, identity: str, *arguments: object) -> None:
-        found.append(identity)
+        identities.append(identity)
 
-    monkeypatch.setattr(result, "write_outputs", write_outputs)
-    conversion.convert(conversion.Request(str(source), "hf", str(out)))
-    return found[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(result, "write_outputs", write_outputs)
+        conversion.convert(conversion.Request(str(source), "hf", str(source.with_name("out"))))
+    return identities[0]
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("planted", PLANTED_INSIDE)
 def test_nothing_planted_inside_is_followed_or_kept(
-    planted: str, name: str, identity: str, source: Path, stranger: Stranger, out: Path
+    planted: str, name: str, identity: str, source: Path, undisturbed: Path, stranger: Stranger, out: Path
 ) -> None:
-    partial = interrupted(source, out)
+    partial = interrupted(undisturbed, out)
     journal_of(partial, identity)
     (partial / name).unlink(missing_ok=True)
     partial.chmod(0o777)
     stranger.run(f"cd .out.partial; {PLANTED_INSIDE[planted].format(name=name)}")
     partial.chmod(0o700)
-    done = run(source, "--to", "hf", "-o", out)
+    done = run_here(source, "--to", "hf", "-o", out)
     assert done.returncode == 0, done.stderr
     assert is_own(out)
     check_victims(out)
-    undisturbed = out.with_name("undisturbed")
-    run(source, "--to", "hf", "-o", undisturbed)
     assert content(out) == content(undisturbed)
 
 
 @pytest.mark.parametrize("change", ["writable directory", "writable file", "hard link", "other owner", "other bytes"])
-def test_what_others_could_have_written_is_not_resumed(change: str, identity: str, source: Path, out: Path) -> None:
-    partial = interrupted(source, out)
+def test_what_others_could_have_written_is_not_resumed(
+    change: str, identity: str, source: Path, undisturbed: Path, out: Path
+) -> None:
+    partial = interrupted(undisturbed, out)
     before = content(partial)
     journal_of(partial, identity)
     path = partial / "model.safetensors"
@@ -136,7 +145,7 @@ def test_what_others_could_have_written_is_not_resumed(change: str, identity: st
         os.link(path, out.with_name("second"))
     elif change == "other owner":
         os.chown(path, 1001, 1001)
-    done = run(source, "--to", "hf", "-o", out)
+    done = run_here(source, "--to", "hf", "-o", out)
     assert done.returncode == 0, done.stderr
     # Where nobody could write, a changed byte is noticed by the checksum in the journal.
     assert ("changed since it was written" if change == "other bytes" else "starts over") in done.stderr or (
@@ -146,9 +155,9 @@ def test_what_others_could_have_written_is_not_resumed(change: str, identity: st
     assert is_own(out)
 
 
-def test_an_untouched_partial_result_is_resumed(identity: str, source: Path, out: Path) -> None:
+def test_an_untouched_partial_result_is_resumed(identity: str, source: Path, undisturbed: Path, out: Path) -> None:
     """Also with a umask that lets the group write."""
-    partial = interrupted(source, out)
+    partial = interrupted(undisturbed, out)
     before = content(partial)
     journal_of(partial, identity)
     for path in partial.iterdir():
@@ -163,7 +172,7 @@ def test_an_untouched_partial_result_is_resumed(identity: str, source: Path, out
 @pytest.mark.parametrize("owner", ["directory", "record", "weights", "folder", "link to a file", "writable"])
 def test_another_users_result_is_not_up_to_date(owner: str, source: Path, stranger: Stranger, out: Path, tmp_path: Path) -> None:
     """All sizes and times are as expected, but the stranger chooses the weights."""
-    done = run(source, "--to", "megatron-legacy", "-o", out)
+    done = run_here(source, "--to", "megatron-legacy", "-o", out)
     assert done.returncode == 0, done.stderr
     weights = out / "release" / "mp_rank_00" / "model_optim_rng.pt"
     if owner == "link to a file":
@@ -174,7 +183,7 @@ def test_another_users_result_is_not_up_to_date(owner: str, source: Path, strang
     else:
         place = {"directory": out, "record": out / "lt-convert.json", "weights": weights, "folder": weights.parent}[owner]
         os.chown(place, 1001, 1001)
-    again = run(source, "--to", "megatron-legacy", "-o", out)
+    again = run_here(source, "--to", "megatron-legacy", "-o", out)
     assert (again.returncode, again.stdout) == (73, ""), again.stderr
     assert "belongs to another user" in again.stderr or "symbolic link" in again.stderr or "written to by others" in again.stderr
 
@@ -192,18 +201,18 @@ def test_a_strangers_link_does_not_lead_to_the_destination(place: str, source: P
     (out.parent / "victims").chmod(0o700)
     stranger.run(f"ln -s victims{'/new' if place == 'out' else ''} {place.partition('/')[0]}")
     for force in ([], ["--force"]):
-        done = run(source, "--to", "hf", "-o", out.parent / place, *force)
+        done = run_here(source, "--to", "hf", "-o", out.parent / place, *force)
         assert (done.returncode, done.stdout) == (73, ""), done.stderr
         assert "a link that another user (uid 1001) has put there" in done.stderr
     check_victims(out)
 
 
-def test_hidden_files_of_a_kill_in_the_last_deletions_go_with_the_next_run(source: Path, tmp_path: Path) -> None:
+def test_hidden_files_of_a_kill_in_the_last_deletions_go_with_the_next_run_here(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    run(source, "--to", "hf", "-o", out)
+    run_here(source, "--to", "hf", "-o", out)
     (out / JOURNAL).write_text("0\n")
     shutil.copytree(out, tmp_path / ".out.replaced")
-    done = run(source, "--to", "hf", "-o", out)
+    done = run_here(source, "--to", "hf", "-o", out)
     assert done.returncode == 0
     assert "up to date" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -212,12 +221,12 @@ def test_hidden_files_of_a_kill_in_the_last_deletions_go_with_the_next_run(sourc
 
 def test_a_strangers_hidden_directory_stays(source: Path, stranger: Stranger, out: Path) -> None:
     """It is not this user's; and while a partial result lies there, another process may need what it replaced."""
-    run(source, "--to", "hf", "-o", out)
+    run_here(source, "--to", "hf", "-o", out)
     stranger.run("mkdir .out.replaced; echo his > .out.replaced/file")
-    run(source, "--to", "hf", "-o", out)
+    run_here(source, "--to", "hf", "-o", out)
     assert (out.parent / ".out.replaced" / "file").exists()
     shutil.rmtree(out.parent / ".out.replaced")
     (out.parent / ".out.replaced").mkdir()
     (out.parent / ".out.partial").mkdir()
-    run(source, "--to", "hf", "-o", out)
+    run_here(source, "--to", "hf", "-o", out)
     assert (out.parent / ".out.replaced").exists()

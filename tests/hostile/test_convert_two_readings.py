@@ -31,7 +31,7 @@ from lt_shared.console import BadConfig, BadData
 from lt_shared.presets import PRESETS
 
 VALUES = numpy.arange(6, dtype=numpy.float32)
-MUTATIONS = 3000
+MUTATIONS = 1000
 
 
 # safetensors

@@ -3,22 +3,22 @@
 import contextlib
 import json
 import os
+import queue
 import re
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from monitor_command import monitor
 
 from lt_monitor.alerts import delivery
 from lt_monitor.collect import external_programs, gpu, neuron, slurm_jobs
 from lt_monitor.events.alert_findings import Finding
 
-LT_MONITOR = Path(sys.executable).parent / "lt-monitor"
 FAULT = '{"v":1,"kind":"fault","fault":"xid","cause":"root","severity":"critical","message":"Xid 79"}\n'
 FINDING = Finding("xid", "critical", "run", "xid:1", "Xid 79")
 TOKEN = "bearer-" + "5" * 20
@@ -106,10 +106,12 @@ ENDPOINTS: dict[str, Answer] = {
     "refuses": say(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n"),
 }
 
+UNTIL_THE_LIMIT = {name for name in ENDPOINTS if name.startswith(("hangs", "trickles", "continues"))}
+
 
 @pytest.mark.parametrize("name", ENDPOINTS)
 def test_a_bad_endpoint_is_a_problem_of_one_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "WEBHOOK_SECONDS", 1.0)
+    monkeypatch.setattr(delivery, "WEBHOOK_SECONDS", 0.3 if name in UNTIL_THE_LIMIT else 2.0)
     monkeypatch.setenv(delivery.TOKEN_VARIABLE, TOKEN)
     with endpoint(ENDPOINTS[name]) as (url, _):
         begin = time.monotonic()
@@ -118,6 +120,24 @@ def test_a_bad_endpoint_is_a_problem_of_one_line(name: str, monkeypatch: pytest.
     assert problem is not None and problem.startswith("--webhook: 127.0.0.1")
     assert problem.isprintable()
     assert "secret-path" not in problem and TOKEN not in problem
+
+
+def test_silence_is_told_alike_whichever_time_limit_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The socket's limit or the whole delivery's: here the second waits for the first."""
+
+    class PatientQueue:
+        def __init__(self) -> None:
+            self.outcomes: queue.Queue[str | None] = queue.Queue()
+            self.put = self.outcomes.put
+
+        def get(self, timeout: float) -> str | None:
+            return self.outcomes.get(timeout=60)
+
+    monkeypatch.setattr(delivery, "WEBHOOK_SECONDS", 0.2)
+    with endpoint(hang) as (url, _):
+        problem = delivery.post(url, [FINDING])
+        monkeypatch.setattr(delivery.queue, "SimpleQueue", PatientQueue)
+        assert delivery.post(url, [FINDING]) == problem == "--webhook: 127.0.0.1: no answer within 0.2 s"
 
 
 def test_an_answer_without_end_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +163,7 @@ def test_no_secret_goes_to_another_host(status: int, monkeypatch: pytest.MonkeyP
 )
 def test_urls_that_are_no_webhook(url: str, tmp_path: Path) -> None:
     (tmp_path / "run.log").write_text(FAULT)
-    done = subprocess.run([LT_MONITOR, "alert", "--webhook", url, "run.log"], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(monitor("alert", "--webhook", url, "run.log"), cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert "u:p" not in done.stderr
 
@@ -151,16 +171,20 @@ def test_urls_that_are_no_webhook(url: str, tmp_path: Path) -> None:
 def test_the_command_line_with_an_endpoint_that_hangs(tmp_path: Path) -> None:
     """The finding is printed and kept for the next pass, which delivers it."""
     (tmp_path / "run.log").write_text(FAULT)
-    command = [LT_MONITOR, "alert", "--state", "state", "run.log"]
+    (tmp_path / "sitecustomize.py").write_text("from lt_monitor.alerts import delivery\ndelivery.WEBHOOK_SECONDS = 2\n")
+    command = monitor("alert", "--state", "state", "run.log")
     with endpoint(hang) as (url, _):
-        environment = os.environ | {"LT_MONITOR_ALERT_WEBHOOK": url, delivery.TOKEN_VARIABLE: TOKEN}
+        webhook = {"LT_MONITOR_ALERT_WEBHOOK": url, delivery.TOKEN_VARIABLE: TOKEN}
+        environment = os.environ | webhook | {"PYTHONPATH": str(tmp_path)}
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 3
     assert "Xid 79" in done.stdout
-    assert done.stderr.splitlines() == ["lt-monitor: warning: --webhook: 127.0.0.1: no answer within 10 s"]
+    assert done.stderr.splitlines() == ["lt-monitor: warning: --webhook: 127.0.0.1: no answer within 2 s"]
     assert TOKEN not in (tmp_path / "state").read_text() and "secret-path" not in (tmp_path / "state").read_text()
     with endpoint(say(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")) as (url, received):
-        done = subprocess.run(command, cwd=tmp_path, env=environment | {"LT_MONITOR_ALERT_WEBHOOK": url}, capture_output=True)
+        done = subprocess.run(
+            command, cwd=tmp_path, env=os.environ | webhook | {"LT_MONITOR_ALERT_WEBHOOK": url}, capture_output=True
+        )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
     assert b"Xid 79" in received[0]
 
@@ -191,7 +215,7 @@ def test_a_command_gets_no_secret(tmp_path: Path) -> None:
     (tmp_path / "run.log").write_text(FAULT)
     with endpoint(say(b"HTTP/1.1 200 OK\r\n\r\n")) as (url, _):
         environment = os.environ | {"LT_MONITOR_ALERT_WEBHOOK": url, delivery.TOKEN_VARIABLE: TOKEN}
-        command = [LT_MONITOR, "alert", "--exec", "sh -c 'env > environment; cat > given'", "run.log"]
+        command = monitor("alert", "--exec", "sh -c 'env > environment; cat > given'", "run.log")
         subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=120)
     given = (tmp_path / "environment").read_text()
     assert TOKEN not in given and "secret-path" not in given
@@ -216,6 +240,7 @@ PROGRAMS = {
     "nothing": "exit 0",
     "killed": "kill -9 $$",
 }
+SILENT = ("hangs", "closes its output and hangs", "leaves a child")
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -227,8 +252,11 @@ def test_a_program_that_misbehaves_is_a_note(
         (tmp_path / name).write_text(f"#!/bin/sh\n{PROGRAMS[program]}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    if program.startswith("floods"):
+        monkeypatch.setattr(external_programs, "MAXIMUM_BYTES", 1 << 20)
+    limit = 0.3 if program in SILENT else 2.0
     for function in (external_programs.answer, external_programs.first_line):
-        monkeypatch.setattr(external_programs, function.__name__, lambda words, ask=function: ask(words, 2.0))
+        monkeypatch.setattr(external_programs, function.__name__, lambda words, ask=function: ask(words, limit))
     begin = time.monotonic()
     records = {
         "squeue": lambda: slurm_jobs.sample(None, ["7"]),

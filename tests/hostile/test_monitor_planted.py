@@ -1,6 +1,7 @@
 """A stranger has put pipes and links among the logs: nothing waits for him or reads for him what he may not; the rest is read."""
 
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -42,6 +43,8 @@ PLANTS = {
     "link to itself": ("ln -s {0} {0}", "is a link that another user (uid 1001) has made to nothing"),
 }  # fmt: skip
 NO_FILES = ("pipe", "link to a pipe", "socket", "device", "link to a directory", "link to nothing", "link to itself")
+# One of each exit code and each of what is said.
+ENDS = ("pipe", "link", "link to nothing")
 
 
 @pytest.fixture
@@ -63,40 +66,45 @@ def plant(stranger: Stranger, folder: Path, what: str, name: str) -> str:
 
 def run(folder: Path, *arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
     # A copy has no other open files.
-    command = [LT_MONITOR, *map(str, arguments)] if "pass_fds" in options else monitor(*arguments)
+    command = [LT_MONITOR, *map(str, arguments)] if options.get("pass_fds") else monitor(*arguments)
     options = {"stdin": subprocess.DEVNULL, **options}
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, **options)  # type: ignore[call-overload,no-any-return]
 
 
-@pytest.mark.parametrize("what", PLANTS)
 @pytest.mark.parametrize("command", COMMANDS)
-def test_what_he_planted_is_left_out(command: str, what: str, folder: Path, stranger: Stranger) -> None:
+def test_what_he_planted_is_left_out(command: str, folder: Path, stranger: Stranger) -> None:
     """Named one by one, as the shell does it for *.out."""
-    said = plant(stranger, folder, what, "b.out")
-    done = run(folder, *COMMANDS[command], "logs/b.out", "logs/c.out")
+    planted = {f"b{number}.out": plant(stranger, folder, what, f"b{number}.out") for number, what in enumerate(PLANTS)}
+    done = run(folder, *COMMANDS[command], *(f"logs/{name}" for name in planted), "logs/c.out")
     assert done.returncode == 0, done.stderr
     warnings = [line for line in done.stderr.splitlines() if "warning" in line]
-    assert len(warnings) == 1, done.stderr
-    assert "b.out: " in warnings[0] and said in warnings[0] and warnings[0].endswith(": left out")
+    assert len(warnings) == len(planted), done.stderr
+    for name, said in planted.items():
+        (warning,) = (line for line in warnings if f"{name}: " in line)
+        assert said in warning and warning.endswith(": left out")
     assert SECRET_STEP not in done.stdout + "".join(path.read_text() for path in folder.iterdir() if path.is_file())
     if command.startswith("scrape"):
         assert done.stdout.count('"kind":"step"') == 4
     assert command != "prom" or 'run="logs/c"' in (folder / "lt.prom").read_text()
 
 
-@pytest.mark.parametrize("what", PLANTS)
-@pytest.mark.parametrize("name", ["b.out", "train.log"])
-def test_a_directory_with_a_plant(name: str, what: str, folder: Path, stranger: Stranger) -> None:
-    said = plant(stranger, folder, what, name)
+@pytest.mark.parametrize("name", ["b{}.out", "train{}.log"])
+def test_a_directory_with_plants(name: str, folder: Path, stranger: Stranger) -> None:
+    planted = {what: plant(stranger, folder, what, name.format(number)) for number, what in enumerate(PLANTS)}
     done = run(folder, "scrape", "logs")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count('"kind":"step"') == 4 and SECRET_STEP not in done.stdout
-    if what not in NO_FILES:
-        assert said in done.stderr and done.stderr.count("left out") == 1
+    (told,) = planted.keys() - set(NO_FILES)
+    assert planted[told] in done.stderr and done.stderr.count("left out") == 1
 
 
-@pytest.mark.parametrize("what", PLANTS)
-@pytest.mark.parametrize("command", ["scrape", "scrape with a state", "alert", "alert with a state", "runs"])
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [
+        *(("scrape", what) for what in PLANTS),
+        *((command, what) for command in ("scrape with a state", "alert", "alert with a state", "runs") for what in ENDS),
+    ],
+)
 def test_nothing_else_is_named(command: str, what: str, folder: Path, stranger: Stranger) -> None:
     said = plant(stranger, folder, what, "b.out")
     done = run(folder, *COMMANDS[command], "logs/b.out")
@@ -142,24 +150,26 @@ def test_a_pipe_that_was_given_open_is_read_whoever_made_it(tmp_path: Path) -> N
         os.fchown(reader, STRANGER_UID, STRANGER_UID)
         os.write(writer, LOG.encode())
         os.close(writer)
-        done = run(tmp_path, "scrape", path.format(reader), pass_fds=[reader], stdin=reader)
+        done = run(tmp_path, "scrape", path.format(reader), pass_fds=[reader] if "{" in path else [], stdin=reader)
         os.close(reader)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.count('"kind":"step"') == 4
 
 
-@pytest.mark.parametrize("command", ["scrape", "alert", "runs", "goodput"])
+@pytest.mark.parametrize("command", ["scrape", "alert", "runs", "goodput", "runs of the shell's"])
 def test_pipes_of_ones_own_are_read(command: str, tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text(LOG)
     os.mkfifo(tmp_path / "own")
-    for script in (f"{LT_MONITOR} {command} <(cat a.log)", f"(cat a.log > own &); {LT_MONITOR} {command} own"):
-        done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert "fd/63" in done.stdout or "own" in done.stdout or command == "alert"
+    script = f"(cat a.log > own &); {shlex.join(monitor(command))} own"
+    if command not in COMMANDS:
+        script = f"{LT_MONITOR} runs <(cat a.log)"
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "fd/63" in done.stdout or "own" in done.stdout or command == "alert"
 
 
 def test_a_link_that_appears_later_does_not_end_a_follow(folder: Path, stranger: Stranger) -> None:
-    command = [LT_MONITOR, "scrape", "--follow", "logs/*.out"]
+    command = monitor("scrape", "--follow", "logs/*.out")
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline()
@@ -188,7 +198,7 @@ def test_a_link_beside_a_log_that_was_rotated(command: str, folder: Path, strang
 @pytest.mark.parametrize("log", ["logs/his.out", "logs/h*.out"])
 def test_a_link_that_takes_the_place_of_the_only_log_does_not_end_a_follow(log: str, folder: Path, stranger: Stranger) -> None:
     stranger.run(f"echo '{STEP.format(1).strip()}' > his.out")
-    command = [LT_MONITOR, "scrape", "--follow", log]
+    command = monitor("scrape", "--follow", log)
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline()

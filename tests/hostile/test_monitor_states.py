@@ -136,7 +136,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_state_with_anything_else_in_it_is_refused(tmp_path: Path, data: st.DataObject) -> None:
     """One value of a valid state is another one, or is there twice."""

@@ -4,9 +4,9 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
+import nursery
 import pytest
 from stranger import Stranger
 
@@ -36,7 +36,8 @@ VARIABLES = [*OF_THE_MACHINE, *OF_THE_USER]
 
 def directories(cwd: Path, program: str = SCRIPT, **variables: str) -> tuple[dict[str, str], str]:
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": os.environ.get("PYTHONPATH", ""), **variables}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, cwd=cwd, check=True)
+    command = [nursery.light_python(), "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd, check=True)
     return {name: path for name, (path, _) in json.loads(done.stdout).items()}, done.stderr
 
 

@@ -74,6 +74,21 @@ def test_links_among_his_own_files_are_followed(stranger: Stranger, tmp_path: Pa
     assert done.returncode == 0, done.stderr
 
 
+def test_a_cache_that_several_users_share(secret: Path, stranger: Stranger, tmp_path: Path) -> None:
+    """His links to his own files are followed; one to another's file is an error, and no document is left out without one."""
+    stranger.run(
+        'mkdir -p h/blobs h/snapshots/r; echo \'{"text": "his"}\' > h/blobs/1; ln -s ../../blobs/1 h/snapshots/r/1.jsonl'
+    )
+    arguments = [f"{stranger.shared}/h/snapshots/r", "--tokenizer", TOKENIZER, "-o", tmp_path / "out"]
+    done = run("preprocess", *arguments)
+    assert done.returncode == 0, done.stderr
+    assert '"documents":1' in done.stdout
+    stranger.run(f"ln -s {secret} h/snapshots/r/2.jsonl")
+    done = run("preprocess", *arguments, "--force")
+    assert (done.returncode, done.stdout) == (65, ""), done.stderr
+    assert "2.jsonl: is a link that another user" in done.stderr
+
+
 def test_a_tokenizer_beside_anothers_checkpoint(stranger: Stranger, tmp_path: Path) -> None:
     made = tmp_path / "made"
     assert run("convert", write_model(tmp_path / "model"), "--to", "megatron-dist", "-o", made).returncode == 0

@@ -36,6 +36,10 @@ def test_a_directory_as_input(tmp_path: Path, stranger: Stranger, planted: str) 
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=240, check=False)
     if planted == "ln -s x.jsonl x.jsonl":
         assert (done.returncode, "x.jsonl: too many levels of symbolic links" in done.stderr) == (74, True), done.stderr
+    elif "ln -s" in planted and "/dev/zero" not in planted:
+        # Whether the link leads to documents of this corpus, nobody but its owner knows.
+        assert (done.returncode, "is a link that another user" in done.stderr) == (65, True), done.stderr
+        assert not list(tmp_path.iterdir())
     else:
         assert done.returncode == 0, done.stderr
         assert "1 documents" in done.stderr

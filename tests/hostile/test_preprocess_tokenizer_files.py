@@ -3,11 +3,11 @@
 import json
 import resource
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import nursery
 import pytest
 import tokenizers
 
@@ -83,8 +83,8 @@ HOSTILE: dict[str, Content] = {
     "normalizer with a long prefix": {"normalizer": {"type": "Prepend", "prepend": "a" * 1_000_000}},
     "damaged normalizer": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "////fwAAAAAAAAAA"}},
     "words of no length": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
-    "added tokens": {"added_tokens": [added(258 + number, f"<{number}>") for number in range(100_000)]},
-    "special added tokens": {"added_tokens": [added(258 + number, f"<{number}>", special=True) for number in range(100_000)]},
+    "added tokens": {"added_tokens": [added(258 + number, f"<{number}>") for number in range(30_000)]},
+    "special added tokens": {"added_tokens": [added(258 + number, f"<{number}>", special=True) for number in range(30_000)]},
     "long added token": {"added_tokens": [added(258, "x" * 1_000_000)]},
     "empty added token": {"added_tokens": [added(258, "")]},
     "added token far away": {"added_tokens": [added(2**32 - 1, "<1>")]},
@@ -112,7 +112,8 @@ print(ids.tolist())
 def test_it_is_refused_or_read_as_the_library_reads_it(name: str, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(sound() | HOSTILE[name]))
-    done = subprocess.run([sys.executable, "-c", ENCODE, path, *TEXTS], capture_output=True, text=True, timeout=480, check=False)
+    command = [nursery.light_python(), "-c", ENCODE, path, *TEXTS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=480, check=False)
     if done.returncode == 65:
         assert str(path) in done.stdout
         return

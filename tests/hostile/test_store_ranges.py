@@ -75,7 +75,8 @@ def test_a_store_that_does_not_answer(
     faulty.disturb("no answer", 1, 99)
     with pytest.raises(IoFailure, match=r"web\.bin: no answer within 1 s"):
         object_versions.read_range(url, 10, 20, version)
-    assert faulty.requests == 2
+    # The second may still be on its way to a store on a busy machine.
+    assert 1 <= faulty.requests <= 2
     messages = capsys.readouterr().err
     for reason in ("no answer for 0.5 s: still asking", "no answer within 1 s: asking again"):
         assert f"{url}: {reason}" in messages

@@ -37,15 +37,16 @@ def install_beside_torch(target: Path) -> None:
 
 
 def pipeline(start: str) -> str:
-    """A script that tokenizes, trains for ten steps, converts, scrapes and draws. `start` comes before `lt_train` and so on."""
+    """A script that tokenizes, trains on two ranks, converts, goes on with one, scrapes, draws. `start` begins each command."""
     demo = resolution.ROOT / "tests/demo"
     preprocess, train, convert, monitor = (f"{start}lt_{tool}" for tool in ("preprocess", "train", "convert", "monitor"))
+    options = "--seq-length 64 --log-interval 2 --eval-iters 1"
     return f"""
 set -euo pipefail
 {preprocess} {demo}/corpus.jsonl.zst --tokenizer {demo}/tokenizer --append-eod -o data \\
-  | {train} --model tiny --device cpu --ranks 2 --seq-length 128 --train-iters 10 --save run --tensorboard-dir curves - \\
+  | {train} --model tiny --device cpu --ranks 2 {options} --train-iters 4 --save run --tensorboard-dir curves - \\
   | {convert} --to hf -o model -
-{train} --model tiny --device cpu --ranks 2 --seq-length 128 --train-iters 12 --save run data_text_document
+{train} --model tiny --device cpu {options} --train-iters 6 --save run data_text_document
 {preprocess} verify data_text_document
 {monitor} scrape run/train.log
 {monitor} summarize run/train.log

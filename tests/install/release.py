@@ -73,7 +73,7 @@ def try_out(wheels: list[Path]) -> None:
     assert block is not None
     with tempfile.TemporaryDirectory() as directory:
         environment = Path(directory) / "environment"
-        venv.create(environment, with_pip=True)
+        venv.create(environment, with_pip=True, symlinks=True)
         python = environment / "bin/python"
         run(python, "-m", "pip", "install", "--quiet", "-c", resolution.CONSTRAINTS, *wheels)
         (Path(directory) / "tests").symlink_to(ROOT / "tests")

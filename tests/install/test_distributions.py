@@ -23,7 +23,8 @@ def pip(*words: str, **variables: str) -> None:
 def test_one_directory_is_enough(tmp_path: Path) -> None:
     """lt-shared is on no index, and comes from beside it."""
     report = tmp_path / "report.json"
-    options = ("--dry-run", "--ignore-installed", "--quiet", "--report", str(report), "--use-feature=fast-deps")
+    # All else that it requires is installed.
+    options = ("--dry-run", "--quiet", "--report", str(report))
     pip("install", *options, "-c", str(resolution.CONSTRAINTS), "./tools/convert")
     found = {
         package["metadata"]["name"]: package["download_info"]["url"] for package in json.loads(report.read_text())["install"]
@@ -37,7 +38,9 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, zipfile.ZipFil
     """As they are built to be published, by distribution."""
     directory = tmp_path_factory.mktemp("wheels")
     sources = [f"./{path}" for path in resolution.DISTRIBUTIONS]
-    pip("wheel", "--quiet", "--no-deps", "--wheel-dir", str(directory), *sources, LT_SHARED_BY_VERSION="1")
+    pip(
+        "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(directory), *sources, LT_SHARED_BY_VERSION="1"
+    )
     return {path.name.partition("-")[0]: zipfile.ZipFile(path) for path in directory.glob("*.whl")}
 
 

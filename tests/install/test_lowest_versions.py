@@ -82,5 +82,5 @@ def test_from_text_to_a_model_and_its_log(oldest: dict[str, str], tmp_path: Path
     assert done.returncode == 0, done.stderr
     kinds = [json.loads(line)["kind"] for line in done.stdout.splitlines() if line.startswith("{")]
     assert {"checkpoint", "end", "step", "plot"} <= set(kinds)
-    assert re.search(r"^step +12 / 12", done.stdout, re.MULTILINE)
+    assert re.search(r"^step +6 / 6", done.stdout, re.MULTILINE)
     assert (tmp_path / "model/model.safetensors").stat().st_size > 10**6

@@ -2,34 +2,26 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
+import pinned_versions
 import pytest
 import resolution
-from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 NO_LOCAL_WHEELS = ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX", "PIP_CONSTRAINT")
-
-
-def pins(python: str) -> dict[str, str]:
-    """The version of every package that constraints.txt gives to `python`."""
-    found = {}
-    for line in resolution.CONSTRAINTS.read_text().splitlines():
-        if line and not line.startswith("#"):
-            requirement = Requirement(line)
-            if not requirement.marker or requirement.marker.evaluate({"python_version": python}):
-                found[requirement.name] = str(requirement.specifier).removeprefix("==")
-    return found
 
 
 @pytest.mark.parametrize("python", resolution.PYTHONS)
 def test_everything_resolves_to_what_is_pinned(python: str) -> None:
     packages = resolution.resolve(resolution.every_requirement(), python)
     packages += resolution.resolve(resolution.ALONE_REQUIREMENTS, python, "--no-deps")
-    assert {package.name: package.version for package in packages}.items() <= pins(python).items()
+    assert {package.name: package.version for package in packages}.items() <= pinned_versions.of(python).items()
     # torch of PyPI, not a build that lies on this disk.
     assert {"nvidia-cublas", "triton"} < {package.name for package in packages}
 
@@ -78,18 +70,29 @@ def test_a_pin_that_contradicts_torch_is_found(tmp_path: Path) -> None:
 
 
 def test_pip_finds_the_same(tmp_path: Path) -> None:
-    """For the Python that runs: what pip would install where it has no wheels but the index's."""
+    """For the Python that runs: what pip takes for enough in the environment that it made for the tests, which has torch's CPU
+    build, and what it would install for torch where it has no wheels but the index's."""
+    constrained = ["-m", "pip", "--disable-pip-version-check", "install", "--dry-run", "-c", str(resolution.CONSTRAINTS)]
+    files = [resolution.ROOT / path / "pyproject.toml" for path in resolution.DISTRIBUTIONS]
+    projects = [tomllib.loads(file.read_text())["project"]["name"] for file in files]
+    done = subprocess.run(
+        [sys.executable, *constrained, "--no-index", "-r", "tests/requirements.txt", *projects],
+        cwd=resolution.ROOT, env=environment(), check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    enough = re.findall(r"^Requirement already satisfied: ([\w.-]+).* \((\S+)\)$", done.stdout, re.MULTILINE)
     report = tmp_path / "report.json"
-    environment = {name: value for name, value in os.environ.items() if name not in NO_LOCAL_WHEELS}
-    command = [
-        *(sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet", "--report", str(report)),
-        # Reads the metadata inside remote wheels, where an index does not serve it by itself, without downloading them.
-        *("--use-feature=fast-deps", "-c", str(resolution.CONSTRAINTS), "-r", "tests/requirements.txt"),
-        *(f"./{distribution}" for distribution in resolution.DISTRIBUTIONS),
-    ]
-    subprocess.run(command, cwd=resolution.ROOT, env=environment | {"PIP_CONFIG_FILE": os.devnull}, check=True)
+    # Reads the metadata inside remote wheels, where an index does not serve it by itself, without downloading them.
+    from_index = ["--ignore-installed", "--quiet", "--report", str(report), "--use-feature=fast-deps", "torch"]
+    subprocess.run([sys.executable, *constrained, *from_index], cwd=resolution.ROOT, env=environment(), check=True)
     metadata = [package["metadata"] for package in json.loads(report.read_text())["install"]]
-    found = {package["name"].lower().replace("_", "-").replace(".", "-"): package["version"] for package in metadata}
+    found = {canonicalize_name(name): version.partition("+")[0] for name, version in enough}
+    found |= {canonicalize_name(package["name"]): package["version"] for package in metadata}
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     expected = {package.name: package.version for package in resolution.resolve(resolution.TEST_REQUIREMENTS, python)}
-    assert {name: version for name, version in found.items() if not name.startswith("lt-")} == expected
+    assert {name: version for name, version in found.items() if name not in projects} == expected
+
+
+def environment() -> dict[str, str]:
+    """That of a pip which asks the package index alone."""
+    others = {name: value for name, value in os.environ.items() if name not in NO_LOCAL_WHEELS}
+    return others | {"PIP_CONFIG_FILE": os.devnull}

@@ -79,7 +79,7 @@ def trained_loss(place: Path) -> float:
         *("--min-lr", 0, "--weight-decay", 0, "--split", "1,0,0", "--eval-iters", 0, "--log-interval", 1, "--device", "cpu"),
         *("--no-load-optim", "--no-load-rng", "--ranks", 1, place / "data"),
     ]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=240, env=os.environ)
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=900, env=os.environ)
     assert done.returncode == 0, done.stderr
     records = map(json.loads, (place / "run/metrics.jsonl").read_text().splitlines())
     return float(next(record["loss"] for record in records if record["kind"] == "step"))

@@ -1,6 +1,7 @@
-"""The pipelines of README.md, word for word, in a shell with pipefail."""
+"""The pipelines of README.md, word for word but for the number of steps, in a shell with pipefail."""
 
 import json
+import re
 from pathlib import Path
 
 import documented_blocks
@@ -13,13 +14,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lt_shared import indexed_dataset
 
 README = (ROOT / "README.md").read_text()
-PIPELINES = documented_blocks.blocks_of(README)
+STEPS = 6
+PIPELINES = [
+    Block(language, re.sub(r"--train-iters [12]0 ", f"--train-iters {STEPS} ", text))
+    for language, text in documented_blocks.blocks_of(README)
+]
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Done]]:
     directory = tmp_path_factory.mktemp("readme")
-    return directory, documented_blocks.run_all(PIPELINES, directory)
+    return directory, documented_blocks.run_all(PIPELINES, directory, quick=True)
 
 
 def test_every_pipeline_succeeds(results: tuple[Path, list[Done]]) -> None:
@@ -41,7 +46,7 @@ def test_pipe_and_steps_make_the_same_model(results: tuple[Path, list[Done]]) ->
 
 def test_monitor_sees_the_run(results: tuple[Path, list[Done]]) -> None:
     directory, runs = results
-    assert "40 / 40" in runs[2].stdout
+    assert f"{STEPS} / {STEPS}" in runs[2].stdout
     assert (directory / "pipeline/loss.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -79,7 +84,9 @@ def test_the_trainer_and_the_converted_model_agree(tmp_path: Path, results: tupl
         for _ in range(20):
             writer.append_document(sample)
         writer.publish()
-    options = "--model tiny --device cpu --seq-length 256 --train-iters 41 --log-interval 1 --split 1,0,0 --eval-iters 0"
+    options = (
+        f"--model tiny --device cpu --seq-length 256 --train-iters {STEPS + 1} --log-interval 1 --split 1,0,0 --eval-iters 0"
+    )
     script = f"lt-train {options} --load {directory}/pipeline/run --save {tmp_path}/run {tmp_path}/copies"
     done = documented_blocks.run(Block("sh", script), tmp_path, quick=True)
     assert done.returncode == 0, done.stderr

@@ -48,25 +48,20 @@ def is_importable(module: str) -> bool:
         return False
 
 
-TORCH, TE = {"layers": "torch"}, {"layers": "te"}
 SDPA = {"attention": "sdpa"}
 # What the GPUs share, where it is not the samples: layers, or each sample.
 TENSOR, CONTEXT = {"shared": "tensor"}, {"shared": "context"}
 OURS, ENGINE, TITAN, AO, FLASH4 = "megatron.core", "transformer_engine", "torchtitan", "torchao", "flash_attn.cute"
 
 CONTENDERS: dict[str, Contender] = {
-    "lt-train": Contender(OUR_MODULE, BF16, 35, TORCH, (OURS,), on_cpu=True),
-    "lt-train-less-memory": Contender(OUR_MODULE, BF16, 35, {**TORCH, "recomputes_swiglu": True}, (OURS, FLASH4)),
-    "lt-train-te": Contender(OUR_MODULE, BF16, 35, TE, (OURS, ENGINE)),
-    "lt-train-fsdp": Contender(OUR_MODULE, BF16, 40, {**TORCH, "fully_sharded": True}, (OURS,), one_gpu=False),
-    "lt-train-tensor": Contender(OUR_MODULE, BF16, 40, {**TORCH, **TENSOR}, (OURS,), False, one_gpu=False),
-    "lt-train-context": Contender(OUR_MODULE, BF16, 40, {**TORCH, **CONTEXT}, (OURS,), False, one_gpu=False),
-    "lt-train-fp8": Contender(OUR_MODULE, FP8, 40, {**TORCH, "recipe": "tensorwise"}, (OURS,)),
-    "lt-train-fp8-less-memory": Contender(
-        OUR_MODULE, FP8, 40, {**TORCH, "recipe": "tensorwise", "recomputes_swiglu": True}, (OURS,)
-    ),
-    "lt-train-fp8-blockwise": Contender(OUR_MODULE, FP8, 40, {**TORCH, "recipe": "blockwise", "format": "e4m3"}, (OURS,), False),
-    "lt-train-te-fp8": Contender(OUR_MODULE, FP8, 35, {**TE, "recipe": "delayed"}, (OURS, ENGINE)),
+    "lt-train": Contender(OUR_MODULE, BF16, 35, {}, (OURS,), on_cpu=True),
+    "lt-train-less-memory": Contender(OUR_MODULE, BF16, 35, {"recomputes_swiglu": True}, (OURS, FLASH4)),
+    "lt-train-fsdp": Contender(OUR_MODULE, BF16, 40, {"fully_sharded": True}, (OURS,), one_gpu=False),
+    "lt-train-tensor": Contender(OUR_MODULE, BF16, 40, TENSOR, (OURS,), False, one_gpu=False),
+    "lt-train-context": Contender(OUR_MODULE, BF16, 40, CONTEXT, (OURS,), False, one_gpu=False),
+    "lt-train-fp8": Contender(OUR_MODULE, FP8, 40, {"recipe": "tensorwise"}, (OURS,)),
+    "lt-train-fp8-less-memory": Contender(OUR_MODULE, FP8, 40, {"recipe": "tensorwise", "recomputes_swiglu": True}, (OURS,)),
+    "lt-train-fp8-blockwise": Contender(OUR_MODULE, FP8, 40, {"recipe": "blockwise", "format": "e4m3"}, (OURS,), False),
     "torch-loop": Contender("torch_loop", BF16, 45, {"attention": "cudnn"}, on_cpu=True, several_gpus=False),
     "torch-loop-flash4": Contender("torch_loop", BF16, 45, {"attention": "flash4"}, (FLASH4,), several_gpus=False),
     "torch-loop-fp8": Contender("torch_loop", FP8, 40, {"attention": "cudnn"}, (AO,), several_gpus=False),

@@ -32,7 +32,7 @@ def measure(work: Workload) -> dict[str, Any]:
         for name, (precision, settings) in paths.items()
     }
     with ThreadPoolExecutor(AT_ONCE if work.device == "cuda" else 1) as pool:
-        plain = pool.submit(lt_train_bench.bench, work, ["--transformer-impl", "torch"])
+        plain = pool.submit(lt_train_bench.bench, work, [])
         runs = {name: pool.submit(lt_train_bench.bench, work, chosen) for name, chosen in options.items()}
         expected = plain.result()["losses"]
         return {

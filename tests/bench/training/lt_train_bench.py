@@ -19,16 +19,14 @@ IN_FLOAT32 = "--accumulate-allreduce-grads-in-fp32"
 
 def prepare(work: Workload) -> None:
     for module in (
-        "lt_train.train.trainer",
-        "lt_train.models.fused_layer",
+        "lt_train.train.training_run",
+        "lt_train.models.pattern",
         "torch._dynamo",
         "flash_attn.cute.interface",
         "quack.epilogue",
     ):
         if is_importable(module):
             importlib.import_module(module)
-    if work.settings["layers"] == "te":
-        importlib.import_module("transformer_engine.pytorch")
 
 
 def run(work: Workload) -> Result | None:
@@ -39,13 +37,13 @@ def run(work: Workload) -> Result | None:
     found = json.loads(printed)
     seconds = [found["fastest_step_seconds"], found["step_seconds"], found["slowest_step_seconds"]]
     tokens = found["global_batch_size"] * found["seq_length"]
-    described = " ".join(options_of(work)[2:]) or "defaults"
+    described = " ".join(options_of(work))
     return Result(found["parameters"], tokens, seconds, found["memory_bytes"], found["losses"], described, found["versions"])
 
 
 def options_of(work: Workload) -> list[str]:
-    """The precision, the layers, the ways of several GPUs, and what the caller adds."""
-    options = ["--transformer-impl", work.settings["layers"], "--bf16"]
+    """The precision, the ways of several GPUs, and what the caller adds."""
+    options = ["--bf16"]
     if work.precision == "fp8":
         options += ["--fp8-format", work.settings.get("format", "hybrid"), "--fp8-recipe", work.settings["recipe"]]
     if work.settings.get("recomputes_swiglu"):

@@ -44,10 +44,10 @@ from running import SMALL, environment, losses, quick_command
 from lt_shared import checkpoint_layout
 
 DEMO = Path(__file__).parents[2] / "demo"
-STEPS = 48
+STEPS = 24
 TRAINING = (
     *(*SMALL, "--train-iters", str(STEPS), "--save-interval", "4", "--keep-last", "2", "--lr", "1e-3", "--ranks", "2"),
-    *("--eval-interval", "16", "--save", "run", "-"),
+    *("--eval-interval", "8", "--save", "run", "-"),
 )
 SHARD_TOKENS = 3_000
 LINE_SECONDS = 0.3
@@ -165,7 +165,7 @@ class Campaign:
         self.directory = directory
         self.choose = random.Random(seed)
         self.corpus = directory / "corpus.jsonl"
-        texts = [f"document {number} says {number * 7919 % 1000} " * self.choose.randrange(1, 12) for number in range(900)]
+        texts = [f"document {number} says {number * 7919 % 1000} " * self.choose.randrange(1, 12) for number in range(450)]
         self.corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
         self.happened: collections.Counter[str] = collections.Counter()
 

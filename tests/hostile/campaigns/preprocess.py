@@ -134,7 +134,7 @@ class Campaign:
         """The system calls of the undisturbed command."""
         place, trace = self.directory / f"traced-{command.name}", self.directory / "trace"
         place.mkdir()
-        words = ["strace", "-f", "-y", "-s", "0", "-o", str(trace), "-e", f"trace={','.join(CALLS)}"]
+        words = ["strace", "-f", "--seccomp-bpf", "-y", "-s", "0", "-o", str(trace), "-e", f"trace={','.join(CALLS)}"]
         subprocess.run([*words, *command.words(place, self.source, self.data)], capture_output=True, check=True)
         return trace.read_text(errors="replace")
 
@@ -205,7 +205,9 @@ def kill_at_random(campaign: Campaign, command: Command, with_old: bool) -> None
 def injected(campaign: Campaign, command: Command, with_old: bool, call: str, fault: str, number: int) -> None:
     place = campaign.new_place(with_old)
     old = contents(place)
-    inject = ["strace", "-f", "-o", os.devnull, "-e", f"trace={call}", "-e", f"inject={call}:{fault}:when={number}"]
+    # With --seccomp-bpf, which makes it stop at these calls alone, strace 6.1 sends no signal.
+    quick = ["--seccomp-bpf"] if fault.startswith("error=") else []
+    inject = ["strace", "-f", *quick, "-o", os.devnull, "-e", f"trace={call}", "-e", f"inject={call}:{fault}:when={number}"]
     process = campaign.start([*inject, *paths(call, place), *command.words(place, campaign.source, campaign.data)])
     _, errors = process.communicate()
     if "SIGKILL" not in fault:

@@ -32,6 +32,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[2] / "train"))
 
+import nursery
 import s3_server
 from convert_models import write_model
 from fault_campaign import Broken, ended, in_turn
@@ -75,9 +76,9 @@ COMMANDS = (
 
 
 class Campaign:
-    """The inputs, locally and in the store, and what the commands make of them undisturbed."""
+    """The inputs of the commands, locally and in the store, and what the commands make of them undisturbed."""
 
-    def __init__(self, directory: Path, store: FaultyStore, seed: int):
+    def __init__(self, directory: Path, store: FaultyStore, seed: int, commands: list[Command]):
         self.directory, self.store = directory, store
         self.choose = random.Random(seed)
         self.places = 0
@@ -85,12 +86,13 @@ class Campaign:
         self.failed = 0
         local = directory / "inputs"
         local.mkdir()
-        lines = [json.dumps({"text": f"document {number} says {number * 7919 % 1000} " * 20}) for number in range(2000)]
-        (local / "a.jsonl").write_text("\n".join(lines) + "\n")
-        subprocess.run(["gzip", "-k", local / "a.jsonl"], check=True)
         write_model(local / "model", tokenizer=True)
-        words = ["-m", "lt_preprocess", str(local / "a.jsonl"), "--tokenizer", str(TOKENIZER), "-o", str(local / "data")]
-        subprocess.run([sys.executable, *words], check=True, capture_output=True)
+        if not all(command.name.startswith("convert") for command in commands):
+            lines = [json.dumps({"text": f"document {number} says {number * 7919 % 1000} " * 20}) for number in range(2000)]
+            (local / "a.jsonl").write_text("\n".join(lines) + "\n")
+            subprocess.run(["gzip", "-k", local / "a.jsonl"], check=True)
+            words = ["-m", "lt_preprocess", str(local / "a.jsonl"), "--tokenizer", str(TOKENIZER), "-o", str(local / "data")]
+            subprocess.run([sys.executable, *words], check=True, capture_output=True)
         self.inputs = s3_server.upload(local, f"{s3_server.new_bucket('inputs')}/inputs")
 
     def new_place(self) -> tuple[Path, str]:
@@ -103,8 +105,9 @@ class Campaign:
         names = {"local": str(self.directory / "inputs"), "inputs": self.inputs, "store": bucket, "place": str(place)}
         words = command.words.format(tokenizer=TOKENIZER, **names).split()
         variables = {"FSSPEC_S3": SETTINGS, "TMPDIR": str(place), "OMP_NUM_THREADS": "1", "AWS_ENDPOINT_URL": self.store.url}
+        python = sys.executable if words[0] == "lt_train" else nursery.light_python()
         process = subprocess.Popen(
-            [sys.executable, "-m", *words], env=os.environ | variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [python, "-m", *words], env=os.environ | variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         return ended(process)
 
@@ -195,11 +198,10 @@ def main() -> int:
     options = parser.parse_args()
     broken: list[str] = []
     with tempfile.TemporaryDirectory(prefix="lt-campaign-") as folder, s3_server.running(Path(folder) / "log") as server:
-        campaign = Campaign(Path(folder), FaultyStore(server.port), options.seed)
+        commands = [command for command in COMMANDS if options.command in (None, command.name)]
+        campaign = Campaign(Path(folder), FaultyStore(server.port), options.seed, commands)
         cases = []
-        for command in COMMANDS:
-            if options.command not in (None, command.name):
-                continue
+        for command in commands:
             requests = campaign.undisturbed(command)[1]
             for fault in FAULTS:
                 for count in (1, FOR_EVER):

@@ -37,7 +37,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2] / "train"))
 
+import nursery
 from fault_campaign import ERRORS, Broken, ended, in_turn, tensor_checksums
 
 from lt_shared import checkpoint_layout
@@ -100,11 +102,11 @@ class Place:
     def data(self) -> Path:
         return self.directory / "data_text_document"
 
-    def start(self, prefix: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    def start(self, prefix: tuple[str, ...] = (), python: str = sys.executable) -> subprocess.Popen[str]:
         (self.directory / "tmp").mkdir(exist_ok=True)
         save = f"local://{self.save}" if self.command.is_remote else str(self.save)
         local = ("--save-local", str(self.disk)) if self.command.is_local else ()
-        words = [sys.executable, "-m", "lt_train", *SMALL, *self.command.options, *local, "--save", save, str(self.data)]
+        words = [python, "-m", "lt_train", *SMALL, *self.command.options, *local, "--save", save, str(self.data)]
         variables = {"TMPDIR": str(self.directory / "tmp"), "OMP_NUM_THREADS": "1"}
         if self.command.is_staged:
             variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(STAGING), os.environ.get("PYTHONPATH"))))
@@ -115,6 +117,20 @@ class Place:
 
     def finish(self, prefix: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
         return ended(self.start(prefix))
+
+    def finish_copied(self) -> subprocess.CompletedProcess[str]:
+        """The same in copies of a process that has imported torch, for a command that nothing disturbs."""
+        return ended(self.start(python=nursery.python()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Undisturbed:
+    """What a command makes of the first dataset, how long it takes, and its system calls on checkpoints, each with its number
+    among those of its process."""
+
+    result: dict[str, object]
+    seconds: float
+    calls: tuple[tuple[str, int], ...]
 
 
 Disturbance = Callable[[Place], list[subprocess.CompletedProcess[str]]]
@@ -129,12 +145,15 @@ class Campaign:
         self.places = 0
         self.happened: collections.Counter[str] = collections.Counter()
         self.interrupted = 0
-        texts = [json.dumps({"text": f"document {number} says {number * 7919 % 1000} " * 8}) for number in range(120)]
-        for name, lines in (("first", texts), ("second", texts[::-1])):
-            source = directory / f"{name}.jsonl"
-            source.write_text("\n".join(lines) + "\n")
-            words = ["lt_preprocess", str(source), "--tokenizer", str(DEMO / "tokenizer"), "-o", str(directory / name)]
-            subprocess.run([sys.executable, "-m", *words], check=True, capture_output=True)
+        self.texts = [json.dumps({"text": f"document {number} says {number * 7919 % 1000} " * 8}) for number in range(120)]
+
+    @functools.cache  # noqa: B019
+    def dataset(self, name: str) -> list[Path]:
+        source = self.directory / f"{name}.jsonl"
+        source.write_text("\n".join(self.texts if name == "first" else self.texts[::-1]) + "\n")
+        words = ["lt_preprocess", str(source), "--tokenizer", str(DEMO / "tokenizer"), "-o", str(self.directory / name)]
+        subprocess.run([sys.executable, "-m", *words], check=True, capture_output=True)
+        return list(self.directory.glob(f"{name}_text_document.*"))
 
     def prepare(self, command: Command, data: str = "first") -> Place:
         self.places += 1
@@ -144,40 +163,38 @@ class Campaign:
         return place
 
     def put_data(self, place: Place, name: str) -> None:
-        for path in self.directory.glob(f"{name}_text_document.*"):
+        for path in self.dataset(name):
             target = place.data.with_name(path.name.replace(f"{name}_", "data_"))
             shutil.copyfile(path, target.with_suffix(".new"))
             target.with_suffix(".new").rename(target)
 
     @functools.cache  # noqa: B019
+    def undisturbed(self, command: Command) -> Undisturbed:
+        place, trace, begin = self.prepare(command), self.directory / "trace", time.monotonic()
+        done = place.finish(("strace", "-f", "--seccomp-bpf", "-qq", "-y", "-o", str(trace), "-e", f"trace={','.join(CALLS)}"))
+        seconds = time.monotonic() - begin
+        if done.returncode:
+            raise Broken(f"the undisturbed command ends with {done.returncode}: {done.stderr}")
+        counts: collections.Counter[tuple[str, str]] = collections.Counter()
+        calls = set()
+        for process, call, rest in re.findall(r"^(\d+) +(\w+)\((.*)$", trace.read_text(errors="replace"), re.M):
+            counts[process, call] += 1
+            if str(place.save) in rest or str(place.disk) in rest:
+                calls.add((call, counts[process, call]))
+        return Undisturbed(result(place), seconds, tuple(sorted(calls)))
+
+    @functools.cache  # noqa: B019
     def expected(self, command: Command, data: str) -> dict[str, object]:
+        if data == "first":
+            return self.undisturbed(command).result
         place = self.prepare(command, data)
-        done = place.finish()
+        done = place.finish_copied()
         if done.returncode:
             raise Broken(f"the undisturbed command ends with {done.returncode}: {done.stderr}")
         return result(place)
 
-    @functools.cache  # noqa: B019
-    def seconds(self, command: Command) -> float:
-        place, begin = self.prepare(command), time.monotonic()
-        place.finish()
-        return time.monotonic() - begin
-
-    @functools.cache  # noqa: B019
-    def calls(self, command: Command) -> tuple[tuple[str, int], ...]:
-        """The system calls on checkpoints of the undisturbed command, each with its number among those of its process."""
-        place, trace = self.prepare(command), self.directory / "trace"
-        place.finish(("strace", "-f", "--seccomp-bpf", "-qq", "-y", "-o", str(trace), "-e", f"trace={','.join(CALLS)}"))
-        counts: collections.Counter[tuple[str, str]] = collections.Counter()
-        found = set()
-        for process, call, rest in re.findall(r"^(\d+) +(\w+)\((.*)$", trace.read_text(errors="replace"), re.M):
-            counts[process, call] += 1
-            if str(place.save) in rest or str(place.disk) in rest:
-                found.add((call, counts[process, call]))
-        return tuple(sorted(found))
-
     def disturbances(self, command: Command) -> Iterator[tuple[str, Disturbance]]:
-        for call, number in self.calls(command):
+        for call, number in self.undisturbed(command).calls:
             yield f"SIGKILL in {call}", functools.partial(self.inject, f"{call}:signal=KILL:when={number}")
             error = ERRORS[number % len(ERRORS)]
             yield f"{error} from {call}", functools.partial(self.inject, f"{call}:error={error}:when={number}")
@@ -198,7 +215,7 @@ class Campaign:
 
     def kill(self, whom: str, number: signal.Signals, place: Place) -> list[subprocess.CompletedProcess[str]]:
         process = place.start()
-        time.sleep(self.choose.uniform(0.3, 1.0) * self.seconds(place.command))
+        time.sleep(self.choose.uniform(0.3, 1.0) * self.undisturbed(place.command).seconds)
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid if whom == "launcher" else self.choose.choice(session(process.pid)), number)
         return [ended(process)]
@@ -239,7 +256,7 @@ class Campaign:
         if data == "second":
             kind += ", then other data"
             if complete(place) or any(place.disk.glob("lt-*/iter_*")):
-                again = place.finish()
+                again = place.finish_copied()
                 if again.returncode != 65 or "is another dataset" not in again.stderr:
                     raise Broken(f"{kind}: it went on with {again.returncode}: {again.stderr[-3000:]}")
                 data = "first"
@@ -270,7 +287,7 @@ class Campaign:
     def again(self, place: Place, kind: str) -> subprocess.CompletedProcess[str]:
         """A job that is killed leaves processes that hold the lock for a moment."""
         for _ in range(ATTEMPTS):
-            done = place.finish()
+            done = place.finish_copied()
             if done.returncode != 75:
                 break
             time.sleep(1)
