@@ -14,6 +14,9 @@ FENCE = re.compile(r"^(```.*?^```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<=\])\(([^()\s]+)\)")
 
 
+CODE = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)")
+
+
 class BrokenLink(Exception):
     """A page links what is not there; the message names both."""
 
@@ -46,7 +49,20 @@ def rewritten(text: str, origin: str, page: str, need: Callable[[str, str], bool
         return f"({there}{'#' if anchor else ''}{anchor})"
 
     parts = FENCE.split(text)
-    return "".join(part if part.startswith("```") else LINK.sub(target, part) for part in parts)
+    return "".join(part if part.startswith("```") else unescaped_pipes(LINK.sub(target, part)) for part in parts)
+
+
+def unescaped_pipes(text: str) -> str:
+    """`text` with the pipes of commands in tables as mkdocs reads them.
+
+    On GitHub a pipe in a table needs a backslash, in code as well. Python-Markdown shows that backslash, and a pipe in code ends
+    no cell.
+    """
+
+    def plain(code: re.Match[str]) -> str:
+        return code[0].replace("\\|", "|")
+
+    return "".join(CODE.sub(plain, line) if line.lstrip().startswith("|") else line for line in text.splitlines(keepends=True))
 
 
 def anchors(text: str) -> set[str]:
