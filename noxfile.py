@@ -100,7 +100,8 @@ def install_programs(session: nox.Session, programs: dict[str, tuple[str, ...]])
 def tests(session: nox.Session) -> None:
     """Run all tests, or those that the arguments choose (as for pytest), a file at a time in two processes more than cores.
 
-    Those that need a real Slurm of two nodes or a real cron run as root only, and are reported as skipped elsewhere.
+    Those that need a real Slurm of two nodes or a real cron run as root only, and are reported as skipped elsewhere. With
+    `-- -m torch` only those that depend on torch or megatron-core, as .ci/run does on the other Python.
     """
     install_programs(session, PROGRAMS | CLUSTER_PROGRAMS)
     install(session, "-r", "tests/requirements.txt", alone=("-r", "tests/requirements-no-deps.txt"))
