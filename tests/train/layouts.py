@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Container, Iterable, Mapping, Sequence
 from multiprocessing.connection import wait
@@ -47,6 +48,8 @@ NOT_CONNECTED = ("Gloo connectFullMesh failed", "EADDRINUSE", "Connection closed
 SECOND_PYTHON = "LT_SECOND_PYTHON"
 # At this signal a rank prints where it is.
 STACKS = signal.SIGUSR2
+# How a rank ends, and what is at the end of its error's name, when it ends only because another one has failed.
+ECHO_CODE, ECHO = 3, "-echo"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,13 +127,18 @@ def train_all(
         result = subprocess.run(program, env=environment(), capture_output=True, text=True, timeout=LONGEST_SECONDS)
         if result.returncode:
             name = _failing(place, [entry["name"] for entry in left], result.stderr)
-            said = [file.read_text() for file in sorted((place / name).glob("error-*"), key=os.path.getmtime)]
+            said = [file.read_text() for file in sorted((place / name).glob("error-*"), key=_seniority)]
             if name in hung or (said and not any(reason in said[0] for reason in NOT_CONNECTED)):
                 failed[name] = hung.get(name, "") + (said[0] if said else result.stderr[-6000:])
                 continue
             hung[name] = f"Of the first try:\n{''.join(said)}{result.stderr[-6000:]}\nOf the second:\n"
             next(entry for entry in left if entry["name"] == name)["port"] = free_port()
     return {name: _outcome(place / name, failed.get(name)) for name in commands}
+
+
+def _seniority(error: Path) -> tuple[bool, float]:
+    """First what failed by itself, in the order of time: a rank that it was told to may have ended, and written so, before."""
+    return error.name.endswith(ECHO), error.stat().st_mtime
 
 
 def _done(place: Path, name: Any, rank: int) -> bool:
@@ -173,7 +181,9 @@ def main(work_file: str) -> int:
                 left = [other for other in started if other.is_alive()]
                 for other in left:
                     os.kill(other.pid, STACKS)  # type: ignore[arg-type]
-                wait([other.sentinel for other in left], timeout=2)
+                deadline = time.monotonic() + (60 if process.exitcode == ECHO_CODE else 2)
+                for other in left:
+                    other.join(max(0, deadline - time.monotonic()))
                 for other in left:
                     other.kill()
                 return 1
@@ -206,6 +216,7 @@ def serve(work_file: str, rank: int) -> None:
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
     from lt_train.checkpoint.saver import Saver
+    from lt_train.runtime.interruption import Echo
     from lt_train.train import pipeline_schedule, training_run
     from lt_train.train.trainer import Trainer
 
@@ -228,6 +239,9 @@ def serve(work_file: str, rank: int) -> None:
         faulthandler.dump_traceback_later(LONGEST_LAYOUT_SECONDS[on], exit=True)
         try:
             training_run.train(starting_point.fetched(launcher.prepare(plan)), place, where)
+        except Echo:
+            (directory / f"error-{rank}{ECHO}").write_text(traceback.format_exc()[-3000:])
+            sys.exit(ECHO_CODE)
         except BaseException:
             (directory / f"error-{rank}").write_text(traceback.format_exc()[-3000:])
             raise
