@@ -15,7 +15,8 @@ from lt_train.config.settings.data import check_datasets
 from lt_train.data import remote_datasets
 from lt_train.launch import rank_processes, worker
 from lt_train.launch.stream_pipes import handed_on
-from lt_train.planner import memory_estimate, stage_work
+from lt_train.planner import memory_estimate
+from lt_train.planner.stage_work import PipelineWork
 from lt_train.preflight import check_runner
 from lt_train.runtime import process_lifetime, rank_environment, restart_policy, run_files
 from lt_train.runtime.launchers import presence
@@ -148,8 +149,8 @@ def _describe(config: RunConfig) -> None:
     if config.skipping:
         note(f"skipped: {config.skipping.described(batches.train_iters, batches.train_samples)}")
     if parallel.pipeline > 1:
-        note(f"pipeline: {stage_work.described(config)}")
-    note(f"memory: {memory_estimate.estimate(config)}")
+        note(f"pipeline: {PipelineWork.from_config(config)}")
+    note(f"memory: {memory_estimate.estimate(config).fullest_rank}")
 
 
 def _described_data(config: RunConfig) -> str:
