@@ -33,7 +33,7 @@ from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.data import changes_of_order
 from lt_train.kernels import split_master_weights
 from lt_train.kernels.split_master_weights import Joined
-from lt_train.models.build_gpt import checkpointed
+from lt_train.models.chunks import checkpointed
 from lt_train.optim.optimizer import create_state, float32_masters, separate_steps, take_masters
 from lt_train.parallel.ddp import Chunk, gather, gathered
 

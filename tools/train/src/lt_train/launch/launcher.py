@@ -1,6 +1,7 @@
 """From resolved settings to a run: checks everything that can be checked without torch, then starts the ranks or becomes one."""
 
 import contextlib
+import dataclasses
 import fcntl
 import os
 import shlex
@@ -34,7 +35,7 @@ def prepare(config: RunConfig, is_first: bool = True) -> RunConfig:
     config = resume.continued(config)
     config = config.at_step(resume.steps_done(config))
     # On all nodes, or the others would wait for the first. It writes of an attempt when all ranks have met.
-    crash_loop.check(config)
+    crash_loop.check(config.checkpointing.directory, crash_loop.fingerprint(config))
     start = config.checkpointing.start
     if start is not None:
         if not storage.is_remote(start):
@@ -65,7 +66,8 @@ def launch(config: RunConfig) -> int:
             _report_finished(config)
         return ExitCode.OK
     check_runner.at_start(config)
-    config = starting_point.fetched(remote_datasets.fetch(config))
+    data = remote_datasets.fetch(config.data, config.architecture.vocab_size)
+    config = starting_point.fetched(dataclasses.replace(config, data=data))
     if rank_env is not None:
         return _become(config, rank_env)
     if not is_first:
@@ -109,7 +111,7 @@ def _run_again(config: RunConfig, is_first: bool) -> int:
 
 def _run_ranks(ranks: rank_processes.Ranks, config: RunConfig, is_first: bool) -> int:
     """As `Ranks.run`. The first node writes down a failure before the first step, too, which ranks themselves do not."""
-    before = crash_loop.attempts(config)
+    before = crash_loop.attempts(config.checkpointing.directory)
     code: int = ExitCode.OK
     try:
         code = ranks.run(config)
@@ -117,8 +119,8 @@ def _run_ranks(ranks: rank_processes.Ranks, config: RunConfig, is_first: bool) -
         code = error.exit_code
         raise
     finally:
-        if is_first and restart_policy.starts_ranks_again(code) and crash_loop.attempts(config) == before:
-            crash_loop.add_failed_start(config)
+        if is_first and restart_policy.starts_ranks_again(code) and crash_loop.attempts(config.checkpointing.directory) == before:
+            crash_loop.add_failed_start(config.checkpointing, crash_loop.fingerprint(config))
     return code
 
 
