@@ -84,7 +84,7 @@ class Run:
         chosen = kernels.choose(self.plan, None)
         optimization, precision, batches = self.plan.optimization, self.plan.precision, self.plan.batches
         chunks = builder.build(self.plan, chosen, CPU)
-        self.state = TrainingState(chunks, *optimizer.build(optimization, precision, batches.train_samples, chosen, chunks))
+        self.state = TrainingState(chunks, *optimizer.build(optimization, precision, batches.train_samples, chosen.adamw, chunks))
         self.forward_backward = ForwardBackward(batches, sizes, chunks, CPU)
         self.stepper = Stepper(self.forward_backward, optimization, precision, self.plan.skipping, self.plan.faults, self.state)
 

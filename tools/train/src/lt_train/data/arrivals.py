@@ -10,7 +10,6 @@ knows of a directory for up to a minute. A shard of a list that grows is there w
 """
 
 import dataclasses
-import enum
 import os
 import time
 from collections.abc import Mapping
@@ -34,6 +33,7 @@ from lt_train.config.settings import streaming
 from lt_train.config.settings.checkpointing import Checkpointing
 from lt_train.config.settings.data import Data
 from lt_train.data import dataset_versions, remote_datasets
+from lt_train.data.arrival import Arrival
 from lt_train.runtime import stream_intake
 
 POLL_SECONDS = 0.5
@@ -42,14 +42,6 @@ LOOKED_BACK = 4096
 
 # Samples of a stream, all of one phase, and how many of them.
 Drawn = tuple[StreamSamples, int]
-
-
-class Arrival(enum.IntEnum):
-    """Whether the samples of the next step are there. Of several ranks' answers the largest counts."""
-
-    READY = 0
-    WAITING = 1
-    FAILED = 2
 
 
 class Stream:

@@ -14,15 +14,15 @@ import torch
 from megatron.core import parallel_state
 from torch import Tensor
 
+from lt_shared.indexed_dataset import RemoteBin
 from lt_shared.sample_order.samples import Samples
 from lt_train.config.settings.batches import Batches
 from lt_train.config.settings.data import Data
 from lt_train.config.settings.skipping import Skipping
-from lt_train.data import micro_batches, remote_datasets
+from lt_train.data import micro_batches
+from lt_train.data.batch import Batch
 from lt_train.data.micro_batches import MicroBatch
 from lt_train.runtime import device
-
-Batch = dict[str, Tensor]
 
 # Micro batches that each thread may be ahead of the training step.
 AHEAD = 4
@@ -75,12 +75,7 @@ class Loader:
         tells_sources: bool = False,
         is_ready: Callable[[int], bool] = _always_ready,
     ) -> Iterator[Batch]:
-        """The `planned` micro batches.
-
-        int64 `tokens`, `labels` and `position_ids`, float `loss_mask`, each [b, s]; with --reset-attention-mask also int32
-        `documents` [b, n + 1], the borders of each sample's documents, a `weight` where samples of the step are skipped, and, of
-        a blend that `tells_sources`, int64 `sources` [b], the number of each sample's dataset.
-        """
+        """The `planned` micro batches; `tells_sources`: those of a blend have `sources`."""
         data, eod, where = self.data, self.eod, self.where
         shape = (self.batch_sizes.micro_batch_size, self.batch_sizes.seq_length)
         positions = torch.arange(shape[1], device=where).expand(shape)
@@ -88,7 +83,7 @@ class Loader:
         by_source = len(data.datasets) > 1 and tells_sources
         described, to_read = itertools.tee(planned)
         threads = data.num_workers
-        if threads and remote_datasets.is_read_by_ranges(data):
+        if threads and any(RemoteBin.of(dataset.prefix) for dataset in data.all_datasets):
             threads = max(threads, STORE_READERS)
         texts = read_ahead(samples, (each.numbers for each in to_read), threads, where, is_ready)
         for micro_batch, text in zip(described, texts, strict=True):
@@ -99,7 +94,12 @@ class Loader:
                 padding = on_device < 0
                 on_device = on_device.masked_fill(padding, eod)
             tokens = on_device[:, :-1].contiguous()
-            batch = {"tokens": tokens, "labels": on_device[:, 1:].contiguous(), "position_ids": positions, "loss_mask": counted}
+            batch: Batch = {
+                "tokens": tokens,
+                "labels": on_device[:, 1:].contiguous(),
+                "position_ids": positions,
+                "loss_mask": counted,
+            }
             if data.minds_documents:
                 assert eod is not None
                 ends = tokens.eq(eod)

@@ -99,11 +99,6 @@ def opened(data: Data, prefix: str, is_shard: bool = False) -> StoredSequences:
     return StoredSequences(prefix, CachedBin(remote, cache, Path(prefix).parent, cached))
 
 
-def is_read_by_ranges(data: Data) -> bool:
-    """Whether a dataset of the run is on a store."""
-    return any(RemoteBin.of(dataset.prefix) for dataset in data.all_datasets)
-
-
 def cached_bytes(data: Data) -> Mapping[str, int]:
     """How many bytes the cache has room for, from the beginning of each remote dataset on: the smallest ones are kept whole."""
     room = int((data.object_cache_gib or 0) * GIB)

@@ -16,7 +16,6 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import ChainedOptimizer, MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-from lt_train.config.kernels import Kernels
 from lt_train.config.settings.layers import TRITON
 from lt_train.config.settings.optimization import Optimization
 from lt_train.config.settings.precision import Precision
@@ -33,9 +32,12 @@ Outcome: TypeAlias = tuple[bool, float | None]
 
 
 def build(
-    optimization: Optimization, precision: Precision, train_samples: int, kernels: Kernels, chunks: list[Chunk]
+    optimization: Optimization, precision: Precision, train_samples: int, adamw: str, chunks: list[Chunk]
 ) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
-    """The optimizer of this rank and the schedule that sets its learning rates; the schedule counts samples."""
+    """The optimizer of this rank and the schedule that sets its learning rates; the schedule counts samples.
+
+    `adamw` is the implementation of AdamW's update, as `Kernels` has it.
+    """
     _take_torchs()
     is_muon, is_fully_sharded = optimization.optimizer == "muon", isinstance(chunks[0], FullySharded)
     if is_muon:
@@ -72,7 +74,7 @@ def build(
     for inner in _inner(optimizer):
         if isinstance(inner, DistributedOptimizer):
             save_own_shards(inner)
-    if kernels.adamw == TRITON:
+    if adamw == TRITON:
         fused_adamw.use_fused_adamw(inner for inner in _inner(optimizer) if inner.optimizer is not None)
     _fuse(optimizer)
     return optimizer, _schedule(optimization, train_samples, optimizer)

@@ -11,7 +11,7 @@ from megatron.core.distributed import DistributedDataParallel, finalize_model_gr
 
 from lt_train.config.settings.batches import Batches
 from lt_train.config.settings.parallelism import Parallelism
-from lt_train.data.loader import Batch
+from lt_train.data.batch import Batch
 from lt_train.models.chunks import unwrapped
 from lt_train.models.decoder import Decoder
 from lt_train.models.mixers.core_attention import document_numbers, sequence_share
@@ -147,7 +147,8 @@ def forward_step(batches: Iterator[Batch], chunk: Chunk, keeps_samples: bool = F
 def _forward(batches: Iterator[Batch], chunk: Chunk) -> tuple[torch.Tensor, Any]:
     batch = next(batches)
     documents = batch.get("documents")
-    tokens, positions, labels, mask = (_own_part(batch[key]) for key in ("tokens", "position_ids", "labels", "loss_mask"))
+    tokens, positions = _own_part(batch["tokens"]), _own_part(batch["position_ids"])
+    labels, mask = _own_part(batch["labels"]), _own_part(batch["loss_mask"])
     weight, sources = batch.get("weight"), batch.get("sources")
     model = unwrapped(chunk) if isinstance(chunk, DistributedDataParallel) else None
     if model is None or not hasattr(model, "mtp") or not chunk.training:

@@ -53,8 +53,8 @@ def score(config: RunConfig, rank_environment: RankEnvironment, where: torch.dev
     chosen = trials.chosen(is_first)
     model_parallel_cuda_manual_seed(config.seed)
     chunks = builder.build(config, chosen, where)
-    train_samples = config.batches.train_samples
-    state = TrainingState(chunks, *optimizer.build(config.optimization, config.precision, train_samples, chosen, chunks))
+    optimization, precision, train_samples = config.optimization, config.precision, config.batches.train_samples
+    state = TrainingState(chunks, *optimizer.build(optimization, precision, train_samples, chosen.adamw, chunks))
     training_state.load(Path(str(config.checkpointing.start)), config, state)
     attempts = run_order.read(scoring.run)
     attempt = attempts[scoring.attempt]

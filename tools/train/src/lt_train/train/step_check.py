@@ -18,7 +18,7 @@ import random
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,13 +28,15 @@ from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from torch import Tensor
 
 from lt_shared.console import ToolError
-from lt_train.checkpoint.training_state import TrainingState
-from lt_train.data.loader import Batch
+from lt_train.data.batch import Batch
 from lt_train.models.chunks import unwrapped
 from lt_train.ops import wgrad_accumulation
 from lt_train.parallel.ddp import Chunk
 from lt_train.runtime import agreement, device, process_lifetime
 from lt_train.runtime.interruption import Echo
+
+if TYPE_CHECKING:
+    from lt_train.checkpoint.training_state import TrainingState
 
 Losses = list[dict[str, Tensor]]
 TOLERANCE = 1e-3
@@ -69,7 +71,7 @@ class StepCheck:
         self,
         interval: int | None,
         deterministic: bool,
-        state: TrainingState,
+        state: "TrainingState",
         where: torch.device,
         clear_gradients: Callable[[], None],
     ):

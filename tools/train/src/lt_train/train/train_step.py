@@ -3,19 +3,22 @@
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
-from lt_train.checkpoint.training_state import TrainingState
 from lt_train.config.settings.faults import Faults
 from lt_train.config.settings.optimization import Optimization
 from lt_train.config.settings.precision import Precision
 from lt_train.config.settings.skipping import Skipping
-from lt_train.data.loader import Batch
+from lt_train.data.batch import Batch
 from lt_train.models.chunks import unwrapped
 from lt_train.optim import optimizer
 from lt_train.runtime import agreement
 from lt_train.runtime.reading import Reading
 from lt_train.train.forward_backward import ForwardBackward, Losses
 from lt_train.train.step_check import StepCheck
+
+if TYPE_CHECKING:
+    from lt_train.checkpoint.training_state import TrainingState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Stepper:
         precision: Precision,
         skipping: Skipping,
         faults: Faults,
-        state: TrainingState,
+        state: "TrainingState",
     ):
         self.forward_backward = forward_backward
         self.clip_grad = optimization.clip_grad

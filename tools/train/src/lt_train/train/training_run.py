@@ -28,8 +28,9 @@ from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.model.description import describe
 from lt_train.data import blended_dataset, order_record
 from lt_train.data.arrivals import Arrivals
+from lt_train.data.batch import Batch
 from lt_train.data.blended_dataset import SampleOrder
-from lt_train.data.loader import Batch, Loader
+from lt_train.data.loader import Loader
 from lt_train.metrics import recorded_steps
 from lt_train.metrics.log import Log
 from lt_train.metrics.profiling import Profiler
@@ -104,8 +105,8 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, where: torch.de
         chunks = builder.build(config, chosen, where)
         at_end.callback(ddp.release, chunks)
         clock.lap("model")
-        train_samples = config.batches.train_samples
-        state = TrainingState(chunks, *optimizer.build(config.optimization, config.precision, train_samples, chosen, chunks))
+        optimization, precision, train_samples = config.optimization, config.precision, config.batches.train_samples
+        state = TrainingState(chunks, *optimizer.build(optimization, precision, train_samples, chosen.adamw, chunks))
         clock.lap("optimizer")
         resumed = config
         if start is not None:

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lt_shared.run_log import Evaluation as Evaluated
-from lt_shared.sample_order.samples import Samples
 from lt_train.runtime.signals import Reason
 from lt_train.train.hooks.hook import Hook
 
 if TYPE_CHECKING:
+    from lt_shared.sample_order.samples import Samples
     from lt_train.checkpoint.training_state import TrainingState
     from lt_train.metrics.log import Log
     from lt_train.runtime.watchdog import Watchdog
@@ -27,9 +27,9 @@ class Evaluation(Hook):
 
     def __init__(
         self,
-        validation: Mapping[str, Samples],
-        test: Samples | None,
-        batches_of: Callable[[Samples], Iterator[Any]],
+        validation: Mapping[str, "Samples"],
+        test: "Samples | None",
+        batches_of: Callable[["Samples"], Iterator[Any]],
         interval: int,
         global_batches: int,
         total_steps: int,
@@ -57,7 +57,7 @@ class Evaluation(Hook):
         if self.test and is_last:
             self._evaluate("test", self.test)
 
-    def _evaluate(self, split: str, samples: Samples, name: str = "", is_first: bool = True) -> None:
+    def _evaluate(self, split: str, samples: "Samples", name: str = "", is_first: bool = True) -> None:
         batches = self.batches_of(samples)
         with self.watchdog.slow():
             loss = self.forward_backward.evaluate(batches, self.global_batches)
