@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from lt_train.cli import main
-from lt_train.train import train_step
+from lt_train.train import forward_backward
+from lt_train.train.forward_backward import ForwardBackward
 from lt_train.train.hooks.progress import Progress
 from lt_train.train.train_step import Stepper
 from lt_train.train.trainer import Trainer
@@ -63,9 +64,11 @@ def prepare() -> None:
     Progress.__init__ = initialized  # type: ignore[method-assign]
     Trainer._answers = timed("agreement", Trainer._answers)  # type: ignore[method-assign]
     Stepper.train = timed("step", Stepper.train)  # type: ignore[method-assign]
-    Stepper.sample_losses = timed("losses of samples in the step", Stepper.sample_losses)  # type: ignore[method-assign]
-    train_step._with_sample_sums = timed("with sums", train_step._with_sample_sums)
-    train_step.mean_loss = timed("without sums", train_step.mean_loss)
+    ForwardBackward.sample_losses = timed(  # type: ignore[method-assign]
+        "losses of samples in the step", ForwardBackward.sample_losses
+    )
+    forward_backward._with_sample_sums = timed("with sums", forward_backward._with_sample_sums)
+    forward_backward.mean_loss = timed("without sums", forward_backward.mean_loss)
 
 
 def medians() -> dict[str, float]:

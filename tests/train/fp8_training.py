@@ -49,10 +49,10 @@ def main(directory: Path, runs: dict[str, list[str]]) -> None:
     import torch
 
     from lt_train.kernels import amax_reduction, swiglu
-    from lt_train.models import build_gpt
+    from lt_train.models import transformer_config
     from lt_train.ops.fp8_casts import TritonCasts
 
-    want, accumulates = amax_reduction.want, build_gpt._accumulates_in_gemms
+    want, accumulates = amax_reduction.want, transformer_config.accumulates_in_gemms
     counted = ((amax_reduction, "find"), (TritonCasts, "cast_transpose"), (swiglu, "gradient_and_transpose"))
     plain = [getattr(owner, name) for owner, name in counted]
     counts = {name: [0] * len(counted) for name in runs}
@@ -62,7 +62,7 @@ def main(directory: Path, runs: dict[str, list[str]]) -> None:
             setattr(owner, function, counting(plain[number], counts[name], number))
         torch.compiler.set_stance("force_eager" if way == UNCOMPILED else "default")
         amax_reduction.want = (lambda wanted: want(False)) if way == READING else want
-        build_gpt._accumulates_in_gemms = (lambda plan: False) if way == ADDING else accumulates
+        transformer_config.accumulates_in_gemms = (lambda *settings: False) if way == ADDING else accumulates
 
     train_each(rank, directory, runs, OPTIONS, before)
     print(json.dumps(counts))

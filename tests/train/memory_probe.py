@@ -40,9 +40,9 @@ def main(work_file: str, rank: int) -> None:
         # Of models that are only built, nothing else is looked at.
         look = (lambda trainer: {}) if name in work["built"] else measure
         Trainer.run = lambda trainer, largest, sizes=sizes, look=look: sizes.append(look(trainer)) or Reason.NONE
-        training_run.build_gpt.build = grown = Growth(training_run.build_gpt.build)
+        training_run.builder.build = grown = Growth(training_run.builder.build)
         training_run.train(plan, place, where)
-        training_run.build_gpt.build = grown.build
+        training_run.builder.build = grown.build
         found[name] = sizes[0] | {"building": grown.size_bytes}
         parallel_state.destroy_model_parallel()
     Path(f"{work_file}.{rank}").write_text(json.dumps(found))
@@ -53,7 +53,7 @@ def measure(trainer: Any) -> dict[str, int]:
     import torch
 
     from lt_train.optim import optimizer
-    from lt_train.train.train_step import forward_step
+    from lt_train.train.forward_backward import forward_step
 
     trainer.stepper.clear_gradients = lambda: None
     trainer.stepper.train(trainer.batches)

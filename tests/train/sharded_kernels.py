@@ -79,10 +79,10 @@ class GatheredBuffer:
 def peer_losses(build: Callable[..., Any]) -> dict[str, Any]:
     """Losses with FSDP's collectives by torch and by each other's memory; between the steps ranks evaluate, and set weights."""
     from lt_train.config import kernels
-    from lt_train.models import build_gpt
+    from lt_train.models import builder
 
-    choose, symmetric = kernels.choose, build_gpt.SymmetricBuffer
-    build_gpt.SymmetricBuffer = GatheredBuffer
+    choose, symmetric = kernels.choose, builder.SymmetricBuffer
+    builder.SymmetricBuffer = GatheredBuffer
     found: dict[str, Any] = {}
     try:
         for model, options in MODELS.items():
@@ -96,14 +96,14 @@ def peer_losses(build: Callable[..., Any]) -> dict[str, Any]:
                 assert (run.state.chunks[0].collectives.gathering is None) == (collectives == "torch")
             found[model] = outcome
     finally:
-        kernels.choose, build_gpt.SymmetricBuffer = choose, symmetric
+        kernels.choose, builder.SymmetricBuffer = choose, symmetric
     return found
 
 
 def _losses_between_changes(run: Any) -> list[float]:
     (chunk,) = run.state.chunks
-    losses = [run.step().loss, run.step().loss, run.stepper.evaluate(run._batches(1.0), 1), run.step().loss]
+    losses = [run.step().loss, run.step().loss, run.forward_backward.evaluate(run._batches(1.0), 1), run.step().loss]
     chunk.load_state_dict({name: tensor.data for name, tensor in chunk.sharded_state_dict().items()})
-    losses += [run.stepper.evaluate(run._batches(1.0), 1), run.step().loss]
+    losses += [run.forward_backward.evaluate(run._batches(1.0), 1), run.step().loss]
     run.step(mask=math.nan)
     return [*losses, run.step().loss]

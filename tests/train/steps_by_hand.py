@@ -66,8 +66,9 @@ class Run:
         from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
         from lt_train.checkpoint.training_state import TrainingState
-        from lt_train.models import build_gpt
+        from lt_train.models import builder
         from lt_train.optim import optimizer
+        from lt_train.train.forward_backward import ForwardBackward
         from lt_train.train.train_step import Stepper
 
         self.plan: RunConfig = plan_of([*SIZES, *options, prefix])
@@ -81,9 +82,11 @@ class Run:
         )
         model_parallel_cuda_manual_seed(self.plan.seed)
         chosen = kernels.choose(self.plan, None)
-        chunks = build_gpt.build(self.plan, chosen, CPU)
-        self.state = TrainingState(chunks, *optimizer.build(self.plan, chosen, chunks))
-        self.stepper = Stepper(self.plan, self.state, CPU)
+        optimization, precision, batches = self.plan.optimization, self.plan.precision, self.plan.batches
+        chunks = builder.build(self.plan, chosen, CPU)
+        self.state = TrainingState(chunks, *optimizer.build(optimization, precision, batches.train_samples, chosen.adamw, chunks))
+        self.forward_backward = ForwardBackward(batches, sizes, chunks, CPU)
+        self.stepper = Stepper(self.forward_backward, optimization, precision, self.plan.skipping, self.plan.faults, self.state)
 
     def step(self, mask: float = 1.0) -> Any:
         """The result of a step in which the loss of every token of the last rank counts `mask` times."""
@@ -106,7 +109,7 @@ class Run:
             }
 
     def weights(self) -> dict[str, torch.Tensor]:
-        from lt_train.models.build_gpt import unwrapped
+        from lt_train.models.chunks import unwrapped
 
         return {name: weight.detach().clone() for name, weight in unwrapped(self.state.chunks[0]).named_parameters()}
 
@@ -267,7 +270,7 @@ def overlapped(prefix: str) -> dict[str, Any]:
     """Losses with linear layers that exchange rows themselves, by gloo in place of symmetric memory, and with megatron-core's."""
     from megatron.core import parallel_state
 
-    from lt_train.models import build_gpt
+    from lt_train.models import builder
     from lt_train.models.linear import OverlappedColumnLinear, OverlappedRowLinear
     from lt_train.ops.row_exchange import SharedRows
 
@@ -280,13 +283,13 @@ def overlapped(prefix: str) -> dict[str, Any]:
         return [run.step().loss for _ in range(3)], len(overlapping)
 
     expected, none = losses()
-    choose, exchange_of = kernels.choose, build_gpt.exchange_of
+    choose, exchange_of = kernels.choose, builder.exchange_of
     kernels.choose = lambda *run: dataclasses.replace(choose(*run), collectives=kernels.PEER_MEMORY)
-    build_gpt.exchange_of = lambda *_: SharedRows(parallel_state.get_tensor_model_parallel_group())
+    builder.exchange_of = lambda *_: SharedRows(parallel_state.get_tensor_model_parallel_group())
     try:
         found, overlapping = losses()
     finally:
-        kernels.choose, build_gpt.exchange_of = choose, exchange_of
+        kernels.choose, builder.exchange_of = choose, exchange_of
     return {"expected": expected, "found": found, "overlapping": [none, overlapping]}
 
 

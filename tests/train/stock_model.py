@@ -27,12 +27,12 @@ def stock(plan: Any, where: torch.device) -> Any:
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
     from megatron.core.transformer.moe import moe_utils
 
-    from lt_train.models import build_gpt
     from lt_train.models.mixers import rope
+    from lt_train.models.transformer_config import transformer_config
 
     # The router of 0.16 asks for a name that it has with TransformerEngine only.
     vars(moe_utils).setdefault("te_general_gemm", None)
-    architecture, config = plan.architecture, build_gpt.transformer_config(plan, where)
+    architecture, config = plan.architecture, transformer_config(plan, where)
     is_gpt = architecture.family == "gpt"
     model = GPTModel(
         config,
@@ -93,10 +93,11 @@ def error(own: torch.Tensor, stock: torch.Tensor) -> float:
 
 
 def differences(arguments: list[str], where: torch.device) -> dict[str, Any]:
-    from lt_train.models import build_gpt
+    from lt_train.models import builder
+    from lt_train.models.chunks import unwrapped
 
     plan = plan_of(arguments)
-    ours = build_gpt.unwrapped(build_gpt.build(plan, kernels.choose(plan, None), where)[0])
+    ours = unwrapped(builder.build(plan, kernels.choose(plan, None), where)[0])
     theirs = stock(plan, where)
     with torch.no_grad():
         for number, parameter in enumerate(ours.parameters()):

@@ -1,11 +1,12 @@
 """Datasets of made-up tokens, and plans that read them, without starting a rank."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from lt_shared import indexed_dataset
 from lt_shared.manifest import Dataset
@@ -13,6 +14,8 @@ from lt_shared.sample_order.samples import Samples
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.data import training_datasets
 from lt_train.data import blended_dataset
+from lt_train.data.blended_dataset import SampleOrder
+from lt_train.data.loader import Batch, Loader
 from lt_train.planner.resolve import resolve_run_config
 
 VOCABULARY = 100
@@ -44,5 +47,14 @@ def with_blend(plan: RunConfig, **lists: tuple[Dataset, ...]) -> RunConfig:
 
 def samples(plan: RunConfig, cache: str | None) -> tuple[Samples | None, Samples | None, Samples | None]:
     """Of training, validation (the first set) and test."""
-    built = blended_dataset.build(plan, cache)
+    built = blended_dataset.build(SampleOrder.of_run(plan), cache)
     return built.training, next(iter(built.validation.values()), None), built.test
+
+
+def loader(plan: RunConfig) -> Loader:
+    return Loader(plan.data, plan.batches, plan.architecture.vocab_size, torch.device("cpu"))
+
+
+def training(plan: RunConfig, samples: Samples, consumed_samples: int = 0, iteration: int = 0) -> Iterator[Batch]:
+    """The micro batches of the steps after `iteration`."""
+    return loader(plan).training(samples, plan.skipping, consumed_samples, iteration, plan.batches.train_iters)

@@ -47,7 +47,7 @@ def test_ranks_share_every_step_in_order(threads: int, tmp_path: Path, become: C
     seen = []
     for rank in range(2):
         become(rank, 2)
-        seen.append(list(loader.training(train, plan, CPU, 8, 1)))
+        seen.append(list(synthetic.training(plan, train, 8, 1)))
     first = [number for pair in zip(*seen, strict=False) for batch in pair for number in batch["tokens"]]
     for place, tokens in enumerate(first):
         np.testing.assert_array_equal(tokens, train[8 + place][:-1])
@@ -85,7 +85,7 @@ def test_a_batch_with_documents(tmp_path: Path, become: Callable[[int, int], Non
     train, _, _ = synthetic.samples(plan, None)
     assert train is not None
     found = 0
-    for _, batch in zip(range(12), loader.training(train, plan, CPU, 0, 0), strict=False):
+    for _, batch in zip(range(12), synthetic.training(plan, train), strict=False):
         ends = batch["tokens"] == synthetic.EOD
         found += int(ends.sum())
         assert torch.equal(batch["loss_mask"], (~ends).float())

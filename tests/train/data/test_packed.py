@@ -16,6 +16,7 @@ from lt_shared.console import BadConfig
 from lt_shared.manifest import Dataset
 from lt_shared.sample_order.packed import PADDING, PackedReading, order
 from lt_train.data import blended_dataset
+from lt_train.data.blended_dataset import SampleOrder
 
 WHOLE = ("--split", "1,0,0", "--eval-iters", "0")
 LENGTH = 64
@@ -38,7 +39,7 @@ def packed(tmp_path: Path, write_dataset: Callable[..., Dataset]) -> Dataset:
 def test_samples_are_the_sequences(packed: Dataset) -> None:
     reader = indexed_dataset.Reader(packed.prefix)
     config = synthetic.plan(*SMALL, *WHOLE, "--vocab-size", "2048", "--train-iters", "2", datasets=(packed,))
-    samples = blended_dataset.build(config, None).training
+    samples = blended_dataset.build(SampleOrder.of_run(config), None).training
     assert samples is not None
     assert len(samples) == 16
     seen = set()

@@ -1,5 +1,6 @@
 """A dataset on a remote store: its index is copied once, its tokens are read by ranges, and the run is that of local files."""
 
+import dataclasses
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,7 +17,8 @@ from lt_shared import indexed_dataset, object_versions, storage
 from lt_shared.console import BadData, IoFailure, NoInput, TryAgain
 from lt_shared.indexed_dataset import RemoteBin
 from lt_train.config.run_config import RunConfig
-from lt_train.data import blended_dataset, cached_bin, dataset_versions, loader, remote_datasets
+from lt_train.data import blended_dataset, cached_bin, dataset_versions, remote_datasets
+from lt_train.data.blended_dataset import SampleOrder
 
 SIZES = (
     "--seq-length",
@@ -44,6 +46,11 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     memory = fsspec.filesystem("memory")
     yield memory
     memory.rm("/bucket", recursive=True)
+
+
+def fetch(config: RunConfig) -> RunConfig:
+    """The configuration with local indices."""
+    return dataclasses.replace(config, data=remote_datasets.fetch(config.data, config.architecture.vocab_size))
 
 
 @pytest.fixture
@@ -82,11 +89,11 @@ def kept_bytes(cache: Path) -> int:
 
 def seen(config: RunConfig, cache: Path) -> list[torch.Tensor]:
     """The tokens of all batches: of training, and of each validation set."""
-    data = blended_dataset.build(config, str(cache))
+    data = blended_dataset.build(SampleOrder.of_run(config), str(cache))
     assert data.training is not None
-    batches = [*loader.training(data.training, config, torch.device("cpu"), 0, 0)]
+    batches = [*synthetic.training(config, data.training)]
     for samples in data.validation.values():
-        batches += loader.evaluating(samples, config, torch.device("cpu"))
+        batches += synthetic.loader(config).evaluating(samples)
     return [batch["tokens"] for batch in batches]
 
 
@@ -97,7 +104,7 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 def test_the_index_is_copied_once_and_the_tokens_are_read(store: Any, tmp_path: Path, requests: list[Any]) -> None:
     upload(store, tmp_path / "first", [9] * 200)
     remote = plan(tmp_path / "cache")
-    fetched = remote_datasets.fetch(remote)
+    fetched = fetch(remote)
     local = fetched.data.datasets[0].prefix
     assert Path(local).is_relative_to(tmp_path / "cache")
     assert Path(f"{local}.idx").read_bytes() == (tmp_path / "first/web.idx").read_bytes()
@@ -105,19 +112,19 @@ def test_the_index_is_copied_once_and_the_tokens_are_read(store: Any, tmp_path: 
     with pytest.raises(NoInput, match="no such file") as refused:
         indexed_dataset.Reader(local)
     assert "on a store" in str(refused.value.hint)
-    sequences = remote_datasets.opened(fetched, local)
+    sequences = remote_datasets.opened(fetched.data, local)
     asked = len(requests)
     for _ in range(2):
         np.testing.assert_array_equal(sequences.read(np.array([150, 2]), 4, 7), [*range(67, 72), *range(18, 25)])
     assert len(requests) == asked + 2
-    assert remote_datasets.fetch(remote).data.datasets[0].prefix == local
+    assert fetch(remote).data.datasets[0].prefix == local
     trained_on = dataset_versions.versions(fetched.data.datasets)
     assert trained_on == dataset_versions.versions(remote.data.datasets)
     assert trained_on["memory://bucket/web"]["bin_bytes"] == 200 * 9 * 2
     upload(store, tmp_path / "second", [7] * 200)
-    anew = remote_datasets.fetch(remote)
+    anew = fetch(remote)
     assert anew.data.datasets[0].prefix != local
-    assert set(remote_datasets.opened(anew, anew.data.datasets[0].prefix).lengths) == {7}
+    assert set(remote_datasets.opened(anew.data, anew.data.datasets[0].prefix).lengths) == {7}
     with pytest.raises(BadData, match="memory://bucket/web: is another dataset"):
         dataset_versions.check_unchanged("iter_1", trained_on, dataset_versions.versions(remote.data.datasets))
 
@@ -137,7 +144,7 @@ def test_the_samples_are_those_of_local_files(kept: float, store: Any, tmp_path:
 
     wanted = seen(synthetic.plan(*words(str(tmp_path / "data"))), tmp_path / "indices")
     gib = max(room, 1) / remote_datasets.GIB
-    config = remote_datasets.fetch(plan(tmp_path / "cache", *words("memory://bucket"), "--object-storage-cache-gib", repr(gib)))
+    config = fetch(plan(tmp_path / "cache", *words("memory://bucket"), "--object-storage-cache-gib", repr(gib)))
     assert same(wanted, seen(config, tmp_path / "indices"))
     assert kept_bytes(tmp_path / "cache") <= room
     first = len(requests)
@@ -157,15 +164,15 @@ def test_the_smallest_datasets_are_kept_whole(store: Any, tmp_path: Path) -> Non
         upload(store, tmp_path / "data", [10] * count, name)
     gib = (2000 + 4000 + 3 * BLOCK_BYTES + 100) / remote_datasets.GIB
     words = [word for name in NAMES for word in ("1", f"memory://bucket/{name}")]
-    config = remote_datasets.fetch(plan(tmp_path / "cache", *words, "--object-storage-cache-gib", repr(gib)))
+    config = fetch(plan(tmp_path / "cache", *words, "--object-storage-cache-gib", repr(gib)))
     found = {Path(prefix).name: size for prefix, size in remote_datasets.cached_bytes(config.data).items()}
     assert found == {"code": 2000, "books": 4000, "web": 3 * BLOCK_BYTES}
 
 
 def test_an_object_that_is_replaced_is_noticed(store: Any, tmp_path: Path) -> None:
     upload(store, tmp_path / "data", [9] * 200)
-    config = remote_datasets.fetch(plan(tmp_path / "cache"))
-    sequences = remote_datasets.opened(config, config.data.datasets[0].prefix)
+    config = fetch(plan(tmp_path / "cache"))
+    sequences = remote_datasets.opened(config.data, config.data.datasets[0].prefix)
     first = sequences.read(np.array([0]), 0, 9)
     upload(store, tmp_path / "other", [9] * 200)
     np.testing.assert_array_equal(sequences.read(np.array([0]), 0, 9), first)
@@ -182,18 +189,18 @@ def test_what_goes_wrong_leaves_no_copy(store: Any, tmp_path: Path, monkeypatch:
     cache = tmp_path / "cache"
     with monkeypatch.context() as patch, pytest.raises(IoFailure, match="were expected"):
         patch.setattr(storage, "read_range", lambda path, begin, end: bytes(end - begin - 1))
-        remote_datasets.fetch(plan(cache))
+        fetch(plan(cache))
     versions = iter(range(100))
     with monkeypatch.context() as patch, pytest.raises(TryAgain, match="written anew"):
         patch.setattr(storage, "fingerprint", lambda path, refresh=False: {"path": path, "version": str(next(versions))})
-        remote_datasets.fetch(plan(cache))
+        fetch(plan(cache))
     assert not list(cache.glob("dataset-*"))
 
 
 def test_fewer_bytes_than_asked_for_are_no_block(store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     upload(store, tmp_path / "data", [9] * 200)
-    config = remote_datasets.fetch(plan(tmp_path / "cache"))
-    sequences = remote_datasets.opened(config, config.data.datasets[0].prefix)
+    config = fetch(plan(tmp_path / "cache"))
+    sequences = remote_datasets.opened(config.data, config.data.datasets[0].prefix)
     with monkeypatch.context() as patch, pytest.raises(IoFailure, match="255 bytes from byte 0 on, 256 were expected"):
         patch.setattr(object_versions, "read_range", lambda path, begin, end, version: bytes(end - begin - 1))
         sequences.read(np.array([0]), 0, 9)
@@ -213,7 +220,7 @@ def test_a_damaged_dataset_is_refused(store: Any, tmp_path: Path) -> None:
     upload(store, tmp_path / "data", [9] * 200)
     store.pipe("/bucket/web.bin", store.cat("/bucket/web.bin")[:-2])
     with pytest.raises(BadData, match=r"web\.bin"):
-        remote_datasets.fetch(plan(tmp_path / "cache"))
+        fetch(plan(tmp_path / "cache"))
 
 
 @pytest.mark.parametrize("size_bytes", [0, 100, 1000])

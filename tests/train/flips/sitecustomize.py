@@ -9,7 +9,7 @@ import importlib.util
 import os
 import sys
 
-MODULE = "lt_train.train.train_step"
+MODULE = "lt_train.train.forward_backward"
 
 
 class Finder(importlib.abc.MetaPathFinder):
@@ -22,14 +22,14 @@ class Finder(importlib.abc.MetaPathFinder):
 
         def exec_module(module):
             execute(module)
-            install(module.Stepper, *os.environ["LT_FLIP"].split(":"))
+            install(module.ForwardBackward, *os.environ["LT_FLIP"].split(":"))
 
         spec.loader.exec_module = exec_module
         return spec
 
 
-def install(stepper, rank, number, what):
-    original = stepper._pass
+def install(forward_backward, rank, number, what):
+    original = forward_backward.run
     passes = []
 
     def faulty(self, batches, samples, forward_only):
@@ -45,13 +45,13 @@ def install(stepper, rank, number, what):
         return losses
 
     if os.environ.get("RANK") == rank:
-        stepper._pass = faulty
+        forward_backward.run = faulty
 
 
-def flip(stepper, what):
+def flip(forward_backward, what):
     import torch
 
-    parameters = list(stepper.state.chunks[0].module.parameters())
+    parameters = list(forward_backward.chunks[0].module.parameters())
     chosen = parameters[len(parameters) // 2]
     numbers = chosen.main_grad if what == "gradient" else chosen.data
     numbers.view(-1).view(torch.int32)[7] ^= 1
@@ -59,6 +59,6 @@ def flip(stepper, what):
 
 if "LT_FLIP" in os.environ and "LT_TRAIN_PARENT" in os.environ:
     if MODULE in sys.modules:
-        install(sys.modules[MODULE].Stepper, *os.environ["LT_FLIP"].split(":"))
+        install(sys.modules[MODULE].ForwardBackward, *os.environ["LT_FLIP"].split(":"))
     else:
         sys.meta_path.insert(0, Finder())

@@ -13,16 +13,13 @@ from lt_train.metrics import throughput
 from lt_train.metrics.throughput import Speedometer
 
 
-def plan_of(model: str, layers: int | None, ranks: int) -> Any:
+def speedometer(model: str, layers: int | None, ranks: int, device_name: str) -> Speedometer:
     architecture = presets.preset(model)
     if layers:
         architecture = dataclasses.replace(architecture, num_layers=layers)
-    return SimpleNamespace(
-        architecture=architecture,
-        batches=SimpleNamespace(seq_length=8192),
-        parallelism=SimpleNamespace(world_size=ranks),
-        precision=SimpleNamespace(fp8_format=None, half=True),
-    )
+    batches: Any = SimpleNamespace(seq_length=8192)
+    precision: Any = SimpleNamespace(fp8_format=None, half=True)
+    return Speedometer(architecture, batches, precision, ranks, device_name)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +36,7 @@ def test_speeds_measured_with_another_program(
     """megatron-core with TransformerEngine on H200: six FLOPs per weight and token, attention halved, against 989 TFLOP/s."""
     seconds = 10_000.0
     samples = round(tokens_per_second_per_gpu * ranks * seconds / 8192)
-    speed = Speedometer(plan_of(model, layers, ranks), "NVIDIA H200").speed(samples, seconds)
+    speed = speedometer(model, layers, ranks, "NVIDIA H200").speed(samples, seconds)
     assert speed.tokens_per_second == samples * 8192 / seconds
     assert speed.tokens_per_second_per_gpu == pytest.approx(tokens_per_second_per_gpu, rel=1e-3)
     assert speed.tflops_per_gpu == pytest.approx(tflops, rel=2e-3)
@@ -47,7 +44,7 @@ def test_speeds_measured_with_another_program(
 
 
 def test_an_unknown_device_has_speed_but_no_mfu() -> None:
-    speed = Speedometer(plan_of("llama3.2-1b", None, 1), "cpu").speed(1, 1.0)
+    speed = speedometer("llama3.2-1b", None, 1, "cpu").speed(1, 1.0)
     assert speed.tflops_per_gpu > 0 and math.isnan(speed.mfu)
 
 

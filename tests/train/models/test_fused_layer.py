@@ -10,9 +10,9 @@ import stored
 import torch
 from layouts import Outcome, sampled, train_all
 
-from lt_train.models.build_gpt import _accumulates_in_gemms
 from lt_train.models.mlps.mlp import GatedGemmMLP
 from lt_train.models.output import OutputLayer
+from lt_train.models.transformer_config import accumulates_in_gemms
 from lt_train.ops import fused_linear_cross_entropy, fused_swiglu_mlp
 from lt_train.ops.row_exchange import OneRank
 
@@ -175,9 +175,7 @@ def test_only_contiguous_tensors_reach_the_loss(monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_where_gemms_add_their_gradients(half: bool, shards: bool, stages: int, expected: bool) -> None:
-    plan = SimpleNamespace(
-        precision=SimpleNamespace(half=half),
-        memory=SimpleNamespace(fully_sharded=shards),
-        parallelism=SimpleNamespace(pipeline=stages),
-    )
-    assert _accumulates_in_gemms(plan) == expected
+    precision: Any = SimpleNamespace(half=half)
+    parallelism: Any = SimpleNamespace(pipeline=stages)
+    memory: Any = SimpleNamespace(fully_sharded=shards)
+    assert accumulates_in_gemms(precision, parallelism, memory) == expected

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from lt_train.kernels import grouped_gemm_epilogues
-from lt_train.models import build_gpt
+from lt_train.models import builder
 from lt_train.ops import expert_rows
 from lt_train.ops.expert_mlp import Arrived, Operations, Routing, Weights, expert_mlp
 from lt_train.ops.fp8_gemm import Cast
@@ -124,9 +124,9 @@ def test_a_model_gets_them_where_they_are_chosen(monkeypatch: pytest.MonkeyPatch
     """With quack's weight gradients in 16 bits."""
     found: list[Tensor] = []
     monkeypatch.setattr(grouped_gemm_epilogues, "weight_gradient", lambda *tensors, adds: found.extend(tensors))
-    run: Any = SimpleNamespace(layers=SimpleNamespace(triton=True))
+    layers: Any = SimpleNamespace(triton=True)
     chosen: Any = SimpleNamespace(experts="grouped-fp8")
-    gemms = build_gpt._expert_operations(run, chosen).gemms
+    gemms = builder._expert_operations(layers, chosen).gemms
     assert isinstance(gemms, Fp8GroupedGemms)
     numbers, factors = gemms.operand(torch.full((2, 16), 3.0, dtype=torch.bfloat16))
     assert (numbers.dtype, numbers[0, 0].item(), factors.tolist()) == (E4M3, 448, [pytest.approx(3 / 448)] * 2)

@@ -4,6 +4,7 @@ import pytest
 from layouts import plan_of
 
 from lt_train.parallel.ddp import bucket_elements
+from lt_train.planner.rank_parameters import layer_parameters
 
 GPUS = ("--mock-data", "--eval-iters", "0", "--device", "cpu", "--bf16", "--use-distributed-optimizer")
 LAYER_OF_8B = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096
@@ -19,4 +20,6 @@ LAYER_OF_8B = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096
     ids=["a layer", "a small model", "many ranks"],
 )
 def test_a_layer_and_what_many_ranks_need(options: tuple[str, ...], expected: int) -> None:
-    assert bucket_elements(plan_of((*GPUS, *options))) == expected
+    plan = plan_of((*GPUS, *options))
+    layer_elements, _ = layer_parameters(plan.architecture, plan.parallelism, plan.architecture.num_layers - 1)
+    assert bucket_elements(plan.parallelism.data, layer_elements) == expected

@@ -85,8 +85,10 @@ def test_a_pipeline_beside_one_gpu(tmp_path: Path) -> None:
     shown = bench.table(result)
     assert f"bubble 33.3% of a step (1F1B), ranks have {layer / (2 * layer + head):.1%}" in shown
     assert "50.0% of its tokens/s/GPU, " in shown
+    again = plan_of(*options)
+    here = bench.setting(again.architecture, again.batches, again.precision, again.parallelism, again.memory, "cpu")
     with pytest.raises(BadConfig, match="the same layout"):
-        bench.check_against(plan_of(*options), "cpu", result)
+        bench.check_against(again.architecture.num_layers, here, result)
     for name, wrong in (("step_seconds", "x"), ("tokens_per_second_per_gpu", 0), ("layers", None)):
         (tmp_path / "one.json").write_text(json.dumps(alone | {name: wrong}))
         printed = train("bench", *TINY, "--device", "cpu", "--dry-run", *options)

@@ -19,32 +19,36 @@ def plan(tmp_path: Path) -> RunConfig:
     return synthetic.plan("--mock-data", "--save", str(tmp_path))
 
 
+def check(plan: RunConfig) -> None:
+    crash_loop.check(plan.checkpointing.directory, crash_loop.fingerprint(plan))
+
+
 def fail(plan: RunConfig, start: int, reached: int) -> None:
-    Attempt(Path(str(plan.checkpointing.save)), plan, start).reached(reached)
+    Attempt(Path(str(plan.checkpointing.save)), crash_loop.fingerprint(plan), start).reached(reached)
 
 
 def test_three_failures_at_one_step_are_enough(plan: RunConfig) -> None:
     for _ in range(crash_loop.LIMIT):
-        crash_loop.check(plan)
+        check(plan)
         fail(plan, 4, 7)
     with pytest.raises(BadConfig, match="3 attempts from iteration 4 have failed after iteration 7"):
-        crash_loop.check(plan)
-    crash_loop.check(synthetic.plan("--mock-data", "--lr", "1e-5", "--save", str(plan.checkpointing.save)))
+        check(plan)
+    check(synthetic.plan("--mock-data", "--lr", "1e-5", "--save", str(plan.checkpointing.save)))
 
 
 @pytest.mark.parametrize("ends", [[(4, 7), (4, 7), (4, 8)], [(0, 7), (4, 7), (4, 7)], [(4, 8), (4, 7), (4, 7)]])
 def test_failures_elsewhere_may_be_the_machine(plan: RunConfig, ends: list[tuple[int, int]]) -> None:
     for start, reached in ends:
         fail(plan, start, reached)
-    crash_loop.check(plan)
+    check(plan)
 
 
 def test_an_attempt_that_ended_in_order_counts_for_nothing(plan: RunConfig) -> None:
     fail(plan, 4, 7)
     fail(plan, 4, 7)
-    Attempt(Path(str(plan.checkpointing.save)), plan, 4).end(7)
+    Attempt(Path(str(plan.checkpointing.save)), crash_loop.fingerprint(plan), 4).end(7)
     fail(plan, 4, 7)
-    crash_loop.check(plan)
+    check(plan)
 
 
 @pytest.mark.parametrize("line", ["[]", "1", "null", '"x"', "{}", '{"start": 4}', "[" * 100_000, "not JSON"])
@@ -53,7 +57,7 @@ def test_lines_that_are_no_attempts_count_for_nothing(plan: RunConfig, line: str
         fail(plan, 4, 7)
     with (Path(str(plan.checkpointing.save)) / crash_loop.FILE).open("a") as file:
         file.write(f"{line}\n")
-    crash_loop.check(plan)
+    check(plan)
 
 
 def test_an_attempt_after_a_line_that_was_cut_off_counts(plan: RunConfig) -> None:
@@ -61,10 +65,10 @@ def test_an_attempt_after_a_line_that_was_cut_off_counts(plan: RunConfig) -> Non
     fail(plan, 4, 7)
     os.truncate(file, file.stat().st_size - 5)
     for _ in range(crash_loop.LIMIT):
-        crash_loop.check(plan)
+        check(plan)
         fail(plan, 4, 7)
     with pytest.raises(BadConfig, match="3 attempts from iteration 4"):
-        crash_loop.check(plan)
+        check(plan)
 
 
 def test_ranks_are_started_again_until_the_failure_has_repeated(dataset: Dataset, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from lt_train.models.mixers import flash_attention
 from lt_train.runtime import device
 from lt_train.train import kernel_trials, trial_memory
 from lt_train.train.kernel_trials import Trials
+from lt_train.train.trial_shapes import Shapes
 
 HOPPER = (9, 0)
 HERE = torch.device("cpu")
@@ -73,7 +74,7 @@ def group() -> Iterator[None]:
 def left_after(config: RunConfig) -> tuple[kernels.Failures, kernels.Kernels]:
     chosen = kernels.choose(config, HOPPER)
     assert (chosen.attention, chosen.swiglu, chosen.cross_entropy) == ("flash-attn-4", "gemm-epilogue", "fused-linear")
-    failed = kernel_trials.failures(config, chosen, HERE)
+    failed = kernel_trials.failures(Shapes.of_run(config), config.memory, chosen, HERE)
     return failed, kernels.choose(config, HOPPER, failed)
 
 
@@ -109,7 +110,7 @@ def test_too_little_memory_is_no_failure_of_a_package(group: None, monkeypatch: 
     replace(monkeypatch.setattr, loss=torch.OutOfMemoryError("CUDA out of memory"))
     config = assembled(WORDS)
     with pytest.raises(torch.OutOfMemoryError):
-        kernel_trials.failures(config, kernels.choose(config, HOPPER), HERE)
+        kernel_trials.failures(Shapes.of_run(config), config.memory, kernels.choose(config, HOPPER), HERE)
 
 
 @pytest.fixture
@@ -222,7 +223,7 @@ def rank(number: int, port: int) -> dict[str, str]:
     device.gpu_count = lambda: 8
     replace(setattr, **({"quack": BROKEN} if number else {}))
     config = assembled(WORDS)
-    failed = kernel_trials.failures(config, kernels.choose(config, HOPPER), HERE)
+    failed = kernel_trials.failures(Shapes.of_run(config), config.memory, kernels.choose(config, HOPPER), HERE)
     torch.distributed.destroy_process_group()
     return {package.name: reason for package, reason in failed.items()}
 

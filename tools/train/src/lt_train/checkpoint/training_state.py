@@ -7,8 +7,6 @@ and with or without the distributed optimizer. Megatron-LM's own loader finds ev
 import argparse
 import contextlib
 import dataclasses
-import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +31,8 @@ from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.data import changes_of_order
 from lt_train.kernels import split_master_weights
 from lt_train.kernels.split_master_weights import Joined
-from lt_train.models.build_gpt import checkpointed
+from lt_train.metrics.unlogged import Unlogged
+from lt_train.models.chunks import checkpointed
 from lt_train.optim.optimizer import create_state, float32_masters, separate_steps, take_masters
 from lt_train.parallel.ddp import Chunk, gather, gathered
 
@@ -47,36 +46,6 @@ CONTENT_METADATA = {
     "singleton_local_shards": False,
     "chained_optim_avoid_prefix": True,
 }
-
-
-@dataclasses.dataclass
-class Unlogged:
-    """The steps since the last log line: the losses of those that updated the weights, and how many did not."""
-
-    losses: list[float] = dataclasses.field(default_factory=list)
-    skipped_steps: int = 0
-    nan_steps: int = 0
-    source_sums: list[float] = dataclasses.field(default_factory=list)
-
-    def add(self, loss: float | None, updated: bool, source_sums: Sequence[float] = ()) -> None:
-        """A step; `loss` is None for one that was to be skipped. `source_sums` are those of StepResult."""
-        if updated and loss is not None:
-            self.losses.append(loss)
-            before = self.source_sums or [0.0] * len(source_sums)
-            self.source_sums = [total + more for total, more in zip(before, source_sums, strict=True)]
-        self.skipped_steps += not updated
-        self.nan_steps += loss is not None and not math.isfinite(loss)
-
-    @property
-    def mean_loss(self) -> float | None:
-        return sum(self.losses) / len(self.losses) if self.losses else None
-
-    @property
-    def source_losses(self) -> list[float | None]:
-        """The mean loss of the tokens of each dataset of a blend, None where there was no token."""
-        datasets = len(self.source_sums) // 2
-        paired = zip(self.source_sums[:datasets], self.source_sums[datasets:], strict=True)
-        return [total / count if count else None for total, count in paired]
 
 
 @dataclasses.dataclass

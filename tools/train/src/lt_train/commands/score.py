@@ -13,7 +13,7 @@ from lt_shared.console import BadConfig, BadData, ExitCode, NoInput, UsageError
 from lt_shared.manifest import Dataset
 from lt_train.config import options as run_options
 from lt_train.config.run_config import RunConfig
-from lt_train.config.settings import data_schedule, streaming
+from lt_train.config.settings import schedule_file, streaming
 from lt_train.config.settings.batches import LENGTHS
 from lt_train.config.settings.data_schedule import Phase
 from lt_train.config.settings.model.architecture import resolve_architecture
@@ -176,7 +176,7 @@ def _of_phases(
     attempt: "AttemptOrder", options: dict[str, Any], datasets: tuple[Dataset, ...], numbers: range
 ) -> Iterator[tuple[Phase, range]]:
     """The phases that have some of the samples. Raises BadConfig when the schedule is another one than the run had."""
-    planned = data_schedule.resolve_schedule(
+    planned = schedule_file.resolve_schedule(
         options | dict.fromkeys(LENGTHS), datasets, resolve_architecture(options, datasets)
     ).phases
     begin = 0

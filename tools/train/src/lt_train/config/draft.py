@@ -19,7 +19,6 @@ from lt_train.config.settings import (
     benchmark,
     checkpointing,
     data,
-    data_schedule,
     faults,
     layers,
     memory,
@@ -27,6 +26,7 @@ from lt_train.config.settings import (
     parallelism,
     precision,
     reporting,
+    schedule_file,
     skipping,
 )
 from lt_train.config.settings.batches import Batches
@@ -100,7 +100,7 @@ def draft(options: dict[str, Any], datasets: tuple[Dataset, ...], planned: clust
             options = options | {"seq_length": _product(options), "train_tokens": None}
         options = options | parallelism.WITHOUT_VIRTUAL_STAGES | parallelism.EVEN
     if "architecture" not in stand_ins:
-        make("schedule", lambda model: data_schedule.resolve_schedule(options, datasets, model), "architecture")
+        make("schedule", lambda model: schedule_file.resolve_schedule(options, datasets, model), "architecture")
     if parts.get("schedule"):
         parts["architecture"] = parts["schedule"].phases[0].architecture
     make("parallelism", parallel, "architecture")

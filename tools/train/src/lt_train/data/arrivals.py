@@ -10,7 +10,6 @@ knows of a directory for up to a minute. A shard of a list that grows is there w
 """
 
 import dataclasses
-import enum
 import os
 import time
 from collections.abc import Mapping
@@ -29,10 +28,12 @@ from lt_shared.sample_order.samples import BlendedSamples, Samples
 from lt_shared.sample_order.split import split_ranges
 from lt_shared.sample_order.stream import Shard, StreamSamples
 from lt_shared.sample_order.stream import Stream as Tokens
-from lt_train.config.run_config import RunConfig
 from lt_train.config.settings import data as data_settings
 from lt_train.config.settings import streaming
+from lt_train.config.settings.checkpointing import Checkpointing
+from lt_train.config.settings.data import Data
 from lt_train.data import dataset_versions, remote_datasets
+from lt_train.data.arrival import Arrival
 from lt_train.runtime import stream_intake
 
 POLL_SECONDS = 0.5
@@ -43,24 +44,28 @@ LOOKED_BACK = 4096
 Drawn = tuple[StreamSamples, int]
 
 
-class Arrival(enum.IntEnum):
-    """Whether the samples of the next step are there. Of several ranks' answers the largest counts."""
-
-    READY = 0
-    WAITING = 1
-    FAILED = 2
-
-
 class Stream:
-    """One stream, followed by this rank. `expected` are the shards that the checkpoint to continue from was trained on."""
+    """One stream, followed by this rank: the one that begins with dataset `number` of `data`.
 
-    def __init__(self, config: RunConfig, number: int, tokens: Tokens, expected: list[dict[str, Any]] | None):
-        streams, settings = config.data.streaming, config.checkpointing
+    `run` is the run's local directory, in which lists of pipes lie. `expected` are the shards that the checkpoint to continue
+    from was trained on.
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        vocab_size: int,
+        run: str | None,
+        number: int,
+        tokens: Tokens,
+        expected: list[dict[str, Any]] | None,
+    ):
+        streams = data.streaming
         assert streams is not None
         place, directory = streams.lists[number], os.environ.get(stream_intake.DIRECTORY_VARIABLE, "")
         assert place is not None
         self.tokens = tokens
-        self.path = streaming.list_path(place, settings.directory, directory)
+        self.path = streaming.list_path(place, run, directory)
         self.is_finished = False
         self.problem: ToolError | None = None
         """What was found in the list that does not belong there."""
@@ -68,7 +73,8 @@ class Stream:
         """The prefix of a shard that is listed, and whose files are not seen yet."""
         self._grows = streams.follow or place.startswith(streaming.PIPE)
         self._broken = streaming.broken_path(place, directory) if directory else None
-        self._config = config
+        self._data = data
+        self._vocab_size = vocab_size
         self._expected = expected
         self._shards: list[Dataset] = []
         self._versions: list[dict[str, Any]] = []
@@ -145,11 +151,11 @@ class Stream:
         return {"name": self.name, "window_tokens": self.tokens.windows.window_tokens, "shards": list(self._versions)}
 
     def _add(self, shard: Dataset) -> None:
-        number, data = len(self._shards), self._config.data
+        number, data = len(self._shards), self._data
         there = remote_datasets.local_copy(shard, Path(str(data.object_cache_path)))
         if self._expected is not None:
             self._check(there, number)
-        sequences = remote_datasets.opened(self._config, there.prefix, is_shard=True)
+        sequences = remote_datasets.opened(data, there.prefix, is_shard=True)
         count = len(sequences.lengths)
         share = split_ranges(data.split, count)[0] if number == 0 and data.split is not None else range(count)
         self._shards.append(shard)
@@ -157,13 +163,13 @@ class Stream:
 
     def _check(self, shard: Dataset, number: int) -> None:
         """Raises as `data_settings.check_datasets`, and BadData when it is another shard than the run was trained on."""
-        data = self._config.data
+        data = self._data
         checked = dataclasses.replace(
             data, datasets=(data.datasets[0], shard), validation_datasets=(), test_datasets=(), split=None
         )
-        for problem in data_settings.check_vocabulary((shard,), self._config.architecture.vocab_size):
+        for problem in data_settings.check_vocabulary((shard,), self._vocab_size):
             raise problem
-        data_settings.check_datasets(checked, self._config.architecture.vocab_size)
+        data_settings.check_datasets(checked, self._vocab_size)
         version = {"prefix": shard.prefix, "tokens": shard.tokens, **_only_version(shard)}
         assert self._expected is not None
         if number < len(self._expected):
@@ -204,13 +210,21 @@ def _version(path: str) -> object:
 class Arrivals:
     """The streams of a run's training samples, on one rank; without streams everything is there."""
 
-    def __init__(self, config: RunConfig, samples: Samples | None, tokens: Mapping[int, Tokens], rank: int):
+    def __init__(
+        self,
+        data: Data,
+        vocab_size: int,
+        checkpointing: Checkpointing,
+        samples: Samples | None,
+        tokens: Mapping[int, Tokens],
+        rank: int,
+    ):
         """`tokens` are those of the streams by the numbers of their datasets."""
         self._samples = samples
-        recorded = _recorded(config) if tokens and rank == 0 else [None] * len(tokens)
+        recorded = _recorded(checkpointing, len(tokens)) if tokens and rank == 0 else [None] * len(tokens)
         self._streams: dict[int, Stream] = {}
         for (number, of_stream), expected in zip(tokens.items(), recorded, strict=True):
-            self._streams[number] = Stream(config, number, of_stream, expected)
+            self._streams[number] = Stream(data, vocab_size, checkpointing.directory, number, of_stream, expected)
             self._streams[number].poll()
         self._epochs = dict.fromkeys(tokens, 0)
 
@@ -291,10 +305,10 @@ def _drawn_of_blend(samples: BlendedSamples, number: int, end: int) -> int:
     return 0
 
 
-def _recorded(config: RunConfig) -> list[list[dict[str, Any]]]:
-    """The shards that the checkpoint to continue from was trained on, for each stream; none from the beginning."""
-    settings, count = config.checkpointing, sum(place is not None for place in config.data.streaming.lists)  # type: ignore[union-attr]
-    if settings.start is None or (settings.finetune and not settings.continues):
-        return [[]] * count
-    streams = RunRecord.read(Path(settings.start)).streams if (Path(settings.start) / "run.json").is_file() else None
-    return [stream["shards"] for stream in streams or []] or [[]] * count
+def _recorded(checkpointing: Checkpointing, streams: int) -> list[list[dict[str, Any]]]:
+    """The shards that the checkpoint to continue from was trained on, for each of the `streams`; none from the beginning."""
+    if checkpointing.start is None or (checkpointing.finetune and not checkpointing.continues):
+        return [[]] * streams
+    start = Path(checkpointing.start)
+    recorded = RunRecord.read(start).streams if (start / "run.json").is_file() else None
+    return [stream["shards"] for stream in recorded or []] or [[]] * streams

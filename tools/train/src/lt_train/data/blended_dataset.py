@@ -11,10 +11,11 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
+from lt_shared import storage
 from lt_shared.sample_order import sample_index
 from lt_shared.sample_order.packed import PackedPart
 from lt_shared.sample_order.parts import Blend, DatasetPart, Source, StreamPart, StreamSource, part_of
@@ -23,6 +24,9 @@ from lt_shared.sample_order.samples import Samples, Sequences
 from lt_shared.sample_order.split import split_ranges
 from lt_shared.sample_order.stream import Stream
 from lt_train.config.run_config import RunConfig
+from lt_train.config.settings.batches import Batches
+from lt_train.config.settings.data import Data
+from lt_train.config.settings.data_schedule import Schedule
 from lt_train.data import index_cache, remote_datasets
 from lt_train.data.mock_sequences import MockSequences, RandomSequences
 from lt_train.runtime import agreement
@@ -31,6 +35,35 @@ from lt_train.runtime import agreement
 INTERPRETED_DRAWS = 500_000
 
 Part = DatasetPart | PackedPart | StreamPart | Blend | PhasedPart
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleOrder:
+    """What decides the tokens of each sample of a run, and the order of the samples.
+
+    `mock` has the sequences of a run on made-up tokens, None for a run with datasets.
+    """
+
+    data: Data
+    batches: Batches
+    schedule: Schedule
+    seed: int
+    mock: MockSequences | None
+
+    @classmethod
+    def of_run(cls, config: RunConfig) -> Self:
+        kind = RandomSequences if config.benchmark else MockSequences
+        mock = kind(config.architecture.vocab_size) if config.data.mock else None
+        return cls(config.data, config.batches, config.schedule, config.seed, mock)
+
+    def training_samples(self, consumed_samples: int, iteration: int) -> int:
+        """How many samples are put into an order for a run at `iteration` that has consumed so many.
+
+        One that was started with another batch size may need more than its steps would have taken at the present one.
+        """
+        batches = self.batches
+        left = batches.samples_between(consumed_samples, max(0, batches.train_iters - iteration))
+        return max(batches.train_samples, consumed_samples + left)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,15 +79,22 @@ class RunSamples:
     streams: dict[int, Stream]
 
 
-def build(config: RunConfig, cache: str | None, train_samples: int | None = None) -> RunSamples:
+def cache_directory(data: Data, run: str | None) -> str | None:
+    """Where sample indices are kept: as asked, else in the directory `run` if it is mounted."""
+    if data.cache_path or run is None or storage.is_remote(run):
+        return data.cache_path
+    return os.path.join(run, "data-cache")
+
+
+def build(order: SampleOrder, cache: str | None, train_samples: int | None = None) -> RunSamples:
     """Called by all ranks together.
 
     `train_samples` are those of the run's steps when none are given.
 
     Indices are kept in the directory `cache`; without one they are made anew by each node and forgotten. Raises BadData.
     """
-    streams = _streams(config)
-    parts = _parts(config, train_samples or config.batches.train_samples, streams)
+    streams = _streams(order)
+    parts = _parts(order, train_samples or order.batches.train_samples, streams)
     indices = [index for part in parts if part is not None for index in part.indices]
     directory = Path(cache or agreement.from_first_rank(tempfile.mkdtemp(prefix="lt-train-") if _rank() == 0 else None))
     names: list[str] = agreement.from_first_rank([index.name() for index in indices] if _rank() == 0 else None)
@@ -71,48 +111,47 @@ def build(config: RunConfig, cache: str | None, train_samples: int | None = None
     finally:
         if cache is None and _is_first_on_node():
             shutil.rmtree(directory, ignore_errors=True)
-    named = zip(config.data.validation_sets, validation, strict=True)
+    named = zip(order.data.validation_sets, validation, strict=True)
     return RunSamples(training, {name: samples for name, samples in named if samples is not None}, test, streams)
 
 
-def changes_order(config: RunConfig, samples_before: int, samples: int) -> bool:
+def changes_order(order: SampleOrder, samples_before: int, samples: int) -> bool:
     """Whether a run of `samples` samples begins with other ones than a run of `samples_before`, which is otherwise the same.
 
     Megatron shuffles all epochs of a dataset together, or all but the last one.
     """
-    if samples_before == samples or config.data.mock or config.schedule:
+    if samples_before == samples or order.data.mock or order.schedule:
         return False
-    streams = _streams(config)
-    before, after = (_parts(config, count, streams)[0] for count in (samples_before, samples))
+    streams = _streams(order)
+    before, after = (_parts(order, count, streams)[0] for count in (samples_before, samples))
     # The parts of a schedule are phased, and were left above.
     if before is None or after is None or isinstance(before, PhasedPart) or isinstance(after, PhasedPart):
         return False
     return before.order != after.order
 
 
-def _streams(config: RunConfig) -> dict[int, Stream]:
-    settings = config.data.streaming
+def _streams(order: SampleOrder) -> dict[int, Stream]:
+    settings = order.data.streaming
     places = settings.lists if settings else ()
     numbers = [number for number, place in enumerate(places) if place is not None]
-    return {number: Stream(config.seed, settings.window_tokens) for number in numbers if settings}
+    return {number: Stream(order.seed, settings.window_tokens) for number in numbers if settings}
 
 
-def _parts(config: RunConfig, train_samples: int, streams: Mapping[int, Stream]) -> list[Part | None]:
+def _parts(order: SampleOrder, train_samples: int, streams: Mapping[int, Stream]) -> list[Part | None]:
     """Training, test, and each validation set; what is read is opened once."""
-    data, batches = config.data, config.batches
+    data, batches = order.data, order.batches
     evaluated = data.eval_iters * batches.global_batch_size
     sets = data.validation_sets
     wanted = [(0, data.datasets, train_samples), (2, data.datasets if data.split else data.test_datasets, evaluated)]
     wanted += [(1, datasets, evaluated) for datasets in sets.values()]
     opened: dict[str, Sequences] = {}
     for dataset in data.all_datasets:
-        opened.setdefault(dataset.prefix, remote_datasets.opened(config, dataset.prefix))
+        opened.setdefault(dataset.prefix, remote_datasets.opened(data, dataset.prefix))
     parts: list[Part | None] = []
     for number, datasets, samples in wanted:
         named = [(dataset.prefix, opened[dataset.prefix], dataset.weight, dataset.packed is not None) for dataset in datasets]
-        if data.mock:
-            kind = RandomSequences if config.benchmark else MockSequences
-            named = [("mock data", kind(config.architecture.vocab_size), 1.0, False)]
+        if order.mock is not None:
+            named = [("mock data", order.mock, 1.0, False)]
         sources = [
             Source(origin, sequences, _share(data.split, number, len(sequences.lengths)), weight, is_packed)
             for origin, sequences, weight, is_packed in named
@@ -121,10 +160,10 @@ def _parts(config: RunConfig, train_samples: int, streams: Mapping[int, Stream])
             parts.append(None)
         else:
             drawn = _with_streams(sources, {} if number else streams)
-            parts.append(part_of(drawn, samples, batches.seq_length, config.seed, _draw_blend))
-        if config.schedule and not number:
+            parts.append(part_of(drawn, samples, batches.seq_length, order.seed, _draw_blend))
+        if order.schedule and not number:
             drawn = _with_streams(sources, streams)
-            parts[-1] = phased(drawn, config.schedule.sample_phases(batches), config.seed, _draw_blend)
+            parts[-1] = phased(drawn, order.schedule.sample_phases(batches), order.seed, _draw_blend)
     return parts
 
 

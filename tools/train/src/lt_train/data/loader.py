@@ -7,7 +7,6 @@ needs no more than the number of consumed samples.
 
 import collections
 import itertools
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -15,15 +14,15 @@ import torch
 from megatron.core import parallel_state
 from torch import Tensor
 
-from lt_shared import storage
+from lt_shared.indexed_dataset import RemoteBin
 from lt_shared.sample_order.samples import Samples
-from lt_train.config.run_config import RunConfig
-from lt_train.data import blended_dataset, micro_batches, remote_datasets
-from lt_train.data.blended_dataset import RunSamples
+from lt_train.config.settings.batches import Batches
+from lt_train.config.settings.data import Data
+from lt_train.config.settings.skipping import Skipping
+from lt_train.data import micro_batches
+from lt_train.data.batch import Batch
 from lt_train.data.micro_batches import MicroBatch
 from lt_train.runtime import device
-
-Batch = dict[str, Tensor]
 
 # Micro batches that each thread may be ahead of the training step.
 AHEAD = 4
@@ -31,112 +30,99 @@ AHEAD = 4
 STORE_READERS = 16
 
 
-def build(config: RunConfig, consumed_samples: int = 0, iteration: int = 0) -> RunSamples:
-    """As `blended_dataset.build`, for a run at `iteration` that has consumed so many."""
-    return blended_dataset.build(config, cache_directory(config), training_samples(config, consumed_samples, iteration))
-
-
-def training_samples(config: RunConfig, consumed_samples: int, iteration: int) -> int:
-    """How many samples are put into an order for a run at `iteration` that has consumed so many.
-
-    One that was started with another batch size may need more than its steps would have taken at the present one.
-    """
-    batches = config.batches
-    left = batches.samples_between(consumed_samples, max(0, batches.train_iters - iteration))
-    return max(batches.train_samples, consumed_samples + left)
-
-
-def cache_directory(config: RunConfig) -> str | None:
-    """Where sample indices are kept: as asked, else in the run's directory if it is mounted."""
-    save = config.checkpointing.directory
-    if config.data.cache_path or save is None or storage.is_remote(save):
-        return config.data.cache_path
-    return os.path.join(save, "data-cache")
-
-
 def _always_ready(end: int) -> bool:
     return True
 
 
-def training(
-    samples: Samples,
-    config: RunConfig,
-    where: torch.device,
-    consumed_samples: int,
-    iteration: int,
-    is_ready: Callable[[int], bool] = _always_ready,
-) -> Iterator[Batch]:
-    """This rank's micro batches of the steps after `iteration`, with what the run skips left out.
+class Loader:
+    """Makes the micro batches of this rank, of samples that are as long as `batches` says, on the device `where`."""
 
-    Nothing is read ahead that is not there: `is_ready` says whether the samples up to before a number are.
-    """
-    rank, ranks = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
-    batches_of_run = config.batches
-    left = config.schedule.end_of_form(batches_of_run, iteration) - iteration
-    end = min(len(samples), consumed_samples + batches_of_run.samples_between(consumed_samples, left))
-    planned = micro_batches.of_rank(config, rank, ranks, end, consumed_samples, iteration + 1)
-    return batches(samples, config, where, planned, True, is_ready)
+    def __init__(self, data: Data, batches: Batches, vocab_size: int, where: torch.device):
+        self.data = data
+        self.batch_sizes = batches
+        self.eod = vocab_size - 1 if data.mock else data.eod
+        self.where = where
+
+    def training(
+        self,
+        samples: Samples,
+        skipping: Skipping,
+        consumed_samples: int,
+        iteration: int,
+        last_step: int,
+        is_ready: Callable[[int], bool] = _always_ready,
+    ) -> Iterator[Batch]:
+        """This rank's micro batches of the steps after `iteration` to `last_step`, with what the run skips left out.
+
+        Nothing is read ahead that is not there: `is_ready` says whether the samples up to before a number are.
+        """
+        end = consumed_samples + self.batch_sizes.samples_between(consumed_samples, last_step - iteration)
+        rank, ranks = _place()
+        planned = micro_batches.of_rank(
+            self.batch_sizes, skipping, rank, ranks, min(len(samples), end), consumed_samples, iteration + 1
+        )
+        return self.batches(samples, planned, True, is_ready)
+
+    def evaluating(self, samples: Samples) -> Iterator[Batch]:
+        """This rank's micro batches of `samples` from the first on."""
+        planned = micro_batches.unskipped(self.batch_sizes.micro_batch_size, *_place(), range(len(samples)))
+        return self.batches(samples, planned)
+
+    def batches(
+        self,
+        samples: Samples,
+        planned: Iterable[MicroBatch],
+        tells_sources: bool = False,
+        is_ready: Callable[[int], bool] = _always_ready,
+    ) -> Iterator[Batch]:
+        """The `planned` micro batches; `tells_sources`: those of a blend have `sources`."""
+        data, eod, where = self.data, self.eod, self.where
+        shape = (self.batch_sizes.micro_batch_size, self.batch_sizes.seq_length)
+        positions = torch.arange(shape[1], device=where).expand(shape)
+        counted = torch.ones(shape, device=where)
+        by_source = len(data.datasets) > 1 and tells_sources
+        described, to_read = itertools.tee(planned)
+        threads = data.num_workers
+        if threads and any(RemoteBin.of(dataset.prefix) for dataset in data.all_datasets):
+            threads = max(threads, STORE_READERS)
+        texts = read_ahead(samples, (each.numbers for each in to_read), threads, where, is_ready)
+        for micro_batch, text in zip(described, texts, strict=True):
+            on_device = text.to(where, non_blocking=True)
+            padding = None
+            if data.is_packed:
+                assert eod is not None
+                padding = on_device < 0
+                on_device = on_device.masked_fill(padding, eod)
+            tokens = on_device[:, :-1].contiguous()
+            batch: Batch = {
+                "tokens": tokens,
+                "labels": on_device[:, 1:].contiguous(),
+                "position_ids": positions,
+                "loss_mask": counted,
+            }
+            if data.minds_documents:
+                assert eod is not None
+                ends = tokens.eq(eod)
+                if data.reset_attention_mask:
+                    batch["documents"] = document_borders(text[:, :-1].eq(eod)).to(where, non_blocking=True)
+                if data.reset_position_ids:
+                    batch["position_ids"] = positions_in_documents(ends)
+                if data.eod_mask_loss:
+                    batch["loss_mask"] = (~ends).float()
+            if padding is not None:
+                batch["loss_mask"] = batch["loss_mask"] * (~padding[:, 1:]).float()
+            if micro_batch.kept is not None:
+                kept = torch.tensor(micro_batch.kept, dtype=torch.float32).to(where, non_blocking=True)
+                batch["loss_mask"] = batch["loss_mask"] * kept[:, None]
+                batch["weight"] = torch.tensor(micro_batch.weight).to(where, non_blocking=True)
+            if by_source:
+                batch["sources"] = torch.tensor(list(map(samples.dataset, micro_batch.numbers))).to(where, non_blocking=True)
+            yield batch
 
 
-def evaluating(samples: Samples, config: RunConfig, where: torch.device) -> Iterator[Batch]:
-    """This rank's micro batches of `samples` from the first on."""
-    rank, ranks = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
-    planned = micro_batches.unskipped(config.batches.micro_batch_size, rank, ranks, range(len(samples)))
-    return batches(samples, config, where, planned)
-
-
-def batches(
-    samples: Samples,
-    config: RunConfig,
-    where: torch.device,
-    planned: Iterable[MicroBatch],
-    tells_sources: bool = False,
-    is_ready: Callable[[int], bool] = _always_ready,
-) -> Iterator[Batch]:
-    """The `planned` micro batches on the device `where`.
-
-    int64 `tokens`, `labels` and `position_ids`, float `loss_mask`, each [b, s]; with --reset-attention-mask also int32
-    `documents` [b, n + 1], the borders of each sample's documents, a `weight` where samples of the step are skipped, and, of a
-    blend that `tells_sources`, int64 `sources` [b], the number of each sample's dataset.
-    """
-    size = config.batches.micro_batch_size
-    eod = config.architecture.vocab_size - 1 if config.data.mock else config.data.eod
-    shape = (size, config.batches.seq_length)
-    positions = torch.arange(shape[1], device=where).expand(shape)
-    counted = torch.ones(shape, device=where)
-    by_source = len(config.data.datasets) > 1 and tells_sources
-    described, to_read = itertools.tee(planned)
-    threads = config.data.num_workers
-    if threads and remote_datasets.is_read_by_ranges(config.data):
-        threads = max(threads, STORE_READERS)
-    texts = read_ahead(samples, (each.numbers for each in to_read), threads, where, is_ready)
-    for micro_batch, text in zip(described, texts, strict=True):
-        on_device = text.to(where, non_blocking=True)
-        padding = None
-        if config.data.is_packed:
-            assert eod is not None
-            padding = on_device < 0
-            on_device = on_device.masked_fill(padding, eod)
-        tokens = on_device[:, :-1].contiguous()
-        batch = {"tokens": tokens, "labels": on_device[:, 1:].contiguous(), "position_ids": positions, "loss_mask": counted}
-        if config.data.minds_documents:
-            assert eod is not None
-            ends = tokens.eq(eod)
-            if config.data.reset_attention_mask:
-                batch["documents"] = document_borders(text[:, :-1].eq(eod)).to(where, non_blocking=True)
-            if config.data.reset_position_ids:
-                batch["position_ids"] = positions_in_documents(ends)
-            if config.data.eod_mask_loss:
-                batch["loss_mask"] = (~ends).float()
-        if padding is not None:
-            batch["loss_mask"] = batch["loss_mask"] * (~padding[:, 1:]).float()
-        if micro_batch.kept is not None:
-            kept = torch.tensor(micro_batch.kept, dtype=torch.float32).to(where, non_blocking=True)
-            batch["loss_mask"] = batch["loss_mask"] * kept[:, None]
-            batch["weight"] = torch.tensor(micro_batch.weight).to(where, non_blocking=True)
-        if by_source:
-            batch["sources"] = torch.tensor(list(map(samples.dataset, micro_batch.numbers))).to(where, non_blocking=True)
-        yield batch
+def _place() -> tuple[int, int]:
+    """The data-parallel rank, and how many there are."""
+    return parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
 
 
 def document_borders(ends: Tensor) -> Tensor:

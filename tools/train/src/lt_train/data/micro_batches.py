@@ -9,7 +9,8 @@ samples as it has. A step of which none is kept has no micro batches.
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from lt_train.config.run_config import RunConfig
+from lt_train.config.settings.batches import Batches
+from lt_train.config.settings.skipping import Skipping
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,16 +22,18 @@ class MicroBatch:
     weight: float = 1.0
 
 
-def of_rank(config: RunConfig, rank: int, ranks: int, samples: int, first_sample: int, first_step: int) -> Iterator[MicroBatch]:
+def of_rank(
+    batches: Batches, skipping: Skipping, rank: int, ranks: int, samples: int, first_sample: int, first_step: int
+) -> Iterator[MicroBatch]:
     """Those of one of the data-parallel `ranks` from `first_sample` on, with which `first_step` begins, of a run of `samples`."""
-    size = config.batches.micro_batch_size
-    if not config.skipping:
+    size = batches.micro_batch_size
+    if not skipping:
         yield from unskipped(size, rank, ranks, range(first_sample, samples))
         return
     begin, step = first_sample, first_step
-    while begin + (count := config.batches.size_at(begin)) <= samples:
+    while begin + (count := batches.size_at(begin)) <= samples:
         numbers = range(begin, begin + count)
-        skipped = config.skipping.skipped(step, numbers)
+        skipped = skipping.skipped(step, numbers)
         if not skipped:
             yield from unskipped(size, rank, ranks, numbers)
         elif len(skipped) < count:

@@ -22,7 +22,6 @@ from lt_shared.indexed_dataset import RemoteBin
 from lt_shared.local_files import write_at
 from lt_shared.manifest import Dataset
 from lt_shared.sample_order.samples import StoredSequences
-from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.data import Data, check_datasets
 from lt_train.data.block_cache import BLOCKS, BlockCache
 from lt_train.data.cached_bin import BLOCK_BYTES, CachedBin
@@ -35,19 +34,19 @@ WINDOWS = 3
 GIB = 1 << 30
 
 
-def fetch(config: RunConfig) -> RunConfig:
-    """The configuration with checked local indices instead of remote datasets, and the size of the cache for their tokens.
+def fetch(data: Data, vocab_size: int) -> Data:
+    """Copy the indices of remote datasets to this node and check them.
 
-    Raises as `storage` and `check_datasets`.
+    The data returned names the copies, and the size of the cache for their tokens. Raises as `storage` and `check_datasets`.
     """
-    if not any(storage.is_remote(dataset.prefix) for dataset in config.data.all_datasets):
-        return config
-    cache = Path(str(config.data.object_cache_path))
+    if not any(storage.is_remote(dataset.prefix) for dataset in data.all_datasets):
+        return data
+    cache = Path(str(data.object_cache_path))
     lists = ("datasets", "validation_datasets", "test_datasets")
-    local: dict[str, Any] = {name: tuple(local_copy(dataset, cache) for dataset in getattr(config.data, name)) for name in lists}
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, **local, object_cache_gib=_cache_gib(config.data)))
-    check_datasets(config.data, config.architecture.vocab_size)
-    return config
+    copies: dict[str, Any] = {name: tuple(local_copy(dataset, cache) for dataset in getattr(data, name)) for name in lists}
+    local = dataclasses.replace(data, **copies, object_cache_gib=_cache_gib(data))
+    check_datasets(local, vocab_size)
+    return local
 
 
 def _cache_gib(data: Data) -> float:
@@ -90,19 +89,14 @@ def _copy(files: dict[str, dict[str, str | int]], directory: Path) -> None:
             raise TryAgain(f"{path}: it was written anew while it was copied", "wait until the dataset is finished")
 
 
-def opened(config: RunConfig, prefix: str, is_shard: bool = False) -> StoredSequences:
+def opened(data: Data, prefix: str, is_shard: bool = False) -> StoredSequences:
     """The sequences of a dataset of the run, or of a shard of one of its streams, at a local prefix."""
-    remote, data = RemoteBin.of(prefix), config.data
+    remote = RemoteBin.of(prefix)
     if remote is None or data.object_cache_path is None or data.object_cache_gib is None:
         return StoredSequences(prefix)
     cache = BlockCache(Path(data.object_cache_path), int(data.object_cache_gib * GIB))
     cached = remote.size_bytes if is_shard and _keeps_streams(data) else 0 if is_shard else cached_bytes(data)[prefix]
     return StoredSequences(prefix, CachedBin(remote, cache, Path(prefix).parent, cached))
-
-
-def is_read_by_ranges(data: Data) -> bool:
-    """Whether a dataset of the run is on a store."""
-    return any(RemoteBin.of(dataset.prefix) for dataset in data.all_datasets)
 
 
 def cached_bytes(data: Data) -> Mapping[str, int]:

@@ -37,7 +37,7 @@ def prepare(config: RunConfig, is_first: bool = True) -> RunConfig:
     config = resume.continued(config)
     config = config.at_step(resume.steps_done(config))
     # On all nodes, or the others would wait for the first. It writes of an attempt when all ranks have met.
-    crash_loop.check(config)
+    crash_loop.check(config.checkpointing.directory, crash_loop.fingerprint(config))
     start = config.checkpointing.start
     if start is not None:
         if not storage.is_remote(start):
@@ -68,7 +68,8 @@ def launch(config: RunConfig) -> int:
             _report_finished(config.checkpointing, config.reporting)
         return ExitCode.OK
     check_runner.at_start(config)
-    config = starting_point.fetched(remote_datasets.fetch(config))
+    data = remote_datasets.fetch(config.data, config.architecture.vocab_size)
+    config = starting_point.fetched(dataclasses.replace(config, data=data))
     if rank_env is not None:
         clock.begin()
         clock.lap("launcher")
@@ -124,7 +125,8 @@ class LaunchedRun:
     def _attempt(self, ranks: rank_processes.Ranks) -> int:
         """As `Ranks.run`. The first node writes down a failure before the first step, too, which ranks themselves do not."""
         config = self.config
-        before = crash_loop.attempts(config)
+        directory = config.checkpointing.directory
+        before = crash_loop.attempts(directory)
         code: int = ExitCode.OK
         try:
             code = ranks.run(config.to_json(), config.parallelism.world_size, saves=config.checkpointing.save is not None)
@@ -132,8 +134,8 @@ class LaunchedRun:
             code = error.exit_code
             raise
         finally:
-            if self.is_first and restart_policy.starts_ranks_again(code) and crash_loop.attempts(config) == before:
-                crash_loop.add_failed_start(config)
+            if self.is_first and restart_policy.starts_ranks_again(code) and crash_loop.attempts(directory) == before:
+                crash_loop.add_failed_start(config.checkpointing, crash_loop.fingerprint(config))
         return code
 
     def _go_to_next_phase(self) -> None:

@@ -24,10 +24,11 @@ from lt_shared.recovery_notes import LocalCheckpoint, Recovery, Started
 from lt_shared.run_log import Evaluation, Step
 from lt_shared.sample_order import sample_losses
 from lt_shared.sample_order.log_notes import PhaseBegins, Skipped
-from lt_train.config import optional_packages
-from lt_train.config.run_config import RunConfig
+from lt_train.config.settings.batches import Batches
+from lt_train.config.settings.data_schedule import Schedule
+from lt_train.config.settings.reporting import Reporting
 from lt_train.metrics import recorded_steps, trackers
-from lt_train.metrics.recorded_steps import METRICS
+from lt_train.metrics.recorded_steps import METRICS, Attempt
 from lt_train.metrics.step_table import StepTable
 from lt_train.metrics.step_timer import Lap
 from lt_train.metrics.trackers import Tracker
@@ -37,11 +38,12 @@ TRAIN_LOG = "train.log"
 
 
 class Log:
-    """A context, opened by rank 0; on other ranks every method does nothing. Without SAVE there are no files."""
+    """A context, opened by rank 0; on other ranks every method does nothing. Without the directory `run` there are no files."""
 
-    def __init__(self, config: RunConfig, active: bool):
+    def __init__(self, reporting: Reporting, run: str | None, active: bool):
         self.active = active
-        self._config = config
+        self._reporting = reporting
+        self._run = run
         self._resources = contextlib.ExitStack()
         self._train_log: AppendedLines | None = None
         self._metrics: AppendedLines | None = None
@@ -53,13 +55,12 @@ class Log:
         self._has_table = sys.stderr.isatty() and verbosity() == Verbosity.NORMAL
         self._table = StepTable()
         self._phase: str | None = None
-        self._manifest = manifest.Writer(config.reporting.plain)
-        directory = config.checkpointing.directory
-        if active and directory and config.reporting.sample_losses:
-            self._sample_losses = self._open(Path(directory) / sample_losses.FILE)
-        if active and directory:
-            self._train_log = self._open(Path(directory) / TRAIN_LOG)
-            self._metrics = self._open(Path(directory) / METRICS)
+        self._manifest = manifest.Writer(reporting.plain)
+        if active and run and reporting.sample_losses:
+            self._sample_losses = self._open(Path(run) / sample_losses.FILE)
+        if active and run:
+            self._train_log = self._open(Path(run) / TRAIN_LOG)
+            self._metrics = self._open(Path(run) / METRICS)
 
     def _open(self, path: Path) -> AppendedLines:
         return self._resources.enter_context(AppendedLines(path))
@@ -70,21 +71,19 @@ class Log:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._resources.__exit__(kind, error, trace)
 
-    def begin(self, iteration: int, arguments: dict[str, Any]) -> None:
-        """Training continues after `iteration` steps: from here there are curves and a progress bar."""
+    def begin(self, attempt: Attempt, batches: Batches, schedule: Schedule, arguments: dict[str, Any]) -> None:
+        """The steps of `attempt` begin: from here there are curves and a progress bar."""
         if not self.active:
             return
-        schedule, batches = self._config.schedule, self._config.batches
+        iteration = attempt.start
         self._phase = schedule.phases[schedule.place(batches, iteration)].name if schedule else None
-        self._unwritten_start = _json_line(
-            recorded_steps.start_record(iteration, self._config, optional_packages.versions(), arguments)
-        )
+        self._unwritten_start = _json_line(recorded_steps.start_record(attempt, arguments))
         self._write_metrics("")
-        self._trackers = trackers.open_trackers(self._config, iteration + 1, arguments)
+        self._trackers = trackers.open_trackers(self._reporting, self._run, iteration + 1, arguments)
         for tracker in self._trackers:
             self._resources.callback(tracker.close)
         if sys.stderr.isatty() and self._is_loud:
-            bar = Progress("training", self._config.batches.train_iters, "steps", done=iteration)
+            bar = Progress("training", batches.train_iters, "steps", done=iteration)
             self._progress = self._resources.enter_context(bar)
 
     def line(self, text: str, brief: Sequence[str] | None = None) -> None:

@@ -45,13 +45,13 @@ class RecordedStep:
     attempt: Attempt | None
 
 
-def start_record(iteration: int, config: RunConfig, versions: dict[str, str], arguments: dict[str, Any]) -> dict[str, Any]:
+def start_record(attempt: Attempt, arguments: dict[str, Any]) -> dict[str, Any]:
     return {
         "kind": START,
-        "first_step": iteration + 1,
+        "first_step": attempt.start + 1,
         "arguments": _plain(json.dumps(arguments, default=str)),
-        "config": _plain(config.to_json()),
-        "versions": versions,
+        "config": _plain(attempt.config.to_json()),
+        "versions": attempt.versions,
     }
 
 

@@ -11,8 +11,9 @@ A device whose peak `lt_shared.peak_flops` does not know has no MFU. With fp8 th
 
 import dataclasses
 
+from lt_shared.architecture import Architecture
 from lt_shared.peak_flops import FP8, FP32, HALF, peak_flops
-from lt_train.config.run_config import RunConfig
+from lt_train.config.settings.batches import Batches
 from lt_train.config.settings.precision import Precision
 
 
@@ -27,13 +28,13 @@ class Speed:
 
 
 class Speedometer:
-    """The speed of a run's steps on devices that call themselves `device_name`."""
+    """The speed of a run's steps on `devices` devices that call themselves `device_name`."""
 
-    def __init__(self, config: RunConfig, device_name: str):
-        self.sequence_tokens = config.batches.seq_length
-        self.devices = config.parallelism.world_size
-        self.flops_per_token = config.architecture.flops_per_token(config.batches.seq_length)
-        self.peak_flops = peak_flops(device_name, number_type(config.precision))
+    def __init__(self, architecture: Architecture, batches: Batches, precision: Precision, devices: int, device_name: str):
+        self.sequence_tokens = batches.seq_length
+        self.devices = devices
+        self.flops_per_token = architecture.flops_per_token(batches.seq_length)
+        self.peak_flops = peak_flops(device_name, number_type(precision))
 
     def speed(self, samples: int, seconds: float) -> Speed:
         """Of steps that took `samples` samples and `seconds` in all."""

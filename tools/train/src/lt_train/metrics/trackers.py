@@ -18,8 +18,7 @@ from typing import Any, Protocol
 
 from lt_shared.console import Unavailable, warn
 from lt_shared.run_log import SOURCE_LOSS, STEP_TAGS, Evaluation, Step, evaluation_tags
-from lt_train.config.run_config import RunConfig
-from lt_train.config.settings.reporting import Wandb
+from lt_train.config.settings.reporting import Reporting, Wandb
 from lt_train.runtime import run_files
 
 WANDB_ID = "wandb-run-id"
@@ -30,13 +29,13 @@ class Tracker(Protocol):
     def close(self) -> None: ...
 
 
-def open_trackers(config: RunConfig, first_step: int, arguments: dict[str, Any]) -> list[Tracker]:
-    """Those that the configuration asks for. `first_step` is the first that this attempt trains."""
+def open_trackers(reporting: Reporting, run: str | None, first_step: int, arguments: dict[str, Any]) -> list[Tracker]:
+    """Those that `reporting` asks for, of the run in the directory `run`. `first_step` is the first that this attempt trains."""
     trackers: list[Tracker] = []
-    if config.reporting.tensorboard_dir:
-        trackers.append(TensorBoardTracker(config.reporting.tensorboard_dir, first_step))
-    if config.reporting.wandb:
-        trackers.append(WandbTracker(config.reporting.wandb, config.checkpointing.directory, arguments))
+    if reporting.tensorboard_dir:
+        trackers.append(TensorBoardTracker(reporting.tensorboard_dir, first_step))
+    if reporting.wandb:
+        trackers.append(WandbTracker(reporting.wandb, run, arguments))
     return trackers
 
 

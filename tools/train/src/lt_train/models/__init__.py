@@ -1,1 +1,1 @@
-"""The model of a rank: `decoder` from its tokens to their losses; `build_gpt` puts it together from a run's settings."""
+"""The model of a rank: `decoder` from its tokens to their losses; `builder` builds it from a run's settings."""

@@ -16,39 +16,43 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import ChainedOptimizer, MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-from lt_train.config.kernels import Kernels
-from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.layers import TRITON
+from lt_train.config.settings.optimization import Optimization
+from lt_train.config.settings.precision import Precision
 from lt_train.kernels import split_master_weights
 from lt_train.optim import fused_adamw, muon
 from lt_train.optim.fused_adamw import FusedAdamW
 from lt_train.parallel.ddp import Chunk
 from lt_train.parallel.flat_shards import save_own_shards
-from lt_train.parallel.fsdp import ShardOptimizer
+from lt_train.parallel.fsdp import FullySharded, ShardOptimizer
 from lt_train.runtime.device import CPU
 
 # Whether the step was made, and the norm of the gradients before clipping, None for too high a loss scale.
 Outcome: TypeAlias = tuple[bool, float | None]
 
 
-def build(run_config: RunConfig, kernels: Kernels, chunks: list[Chunk]) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
-    """The optimizer of this rank and the schedule that sets its learning rates; the schedule counts samples."""
+def build(
+    optimization: Optimization, precision: Precision, train_samples: int, adamw: str, chunks: list[Chunk]
+) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
+    """The optimizer of this rank and the schedule that sets its learning rates; the schedule counts samples.
+
+    `adamw` is the implementation of AdamW's update, as `Kernels` has it.
+    """
     _take_torchs()
-    settings, precision = run_config.optimization, run_config.precision
-    is_muon = settings.optimizer == "muon"
+    is_muon, is_fully_sharded = optimization.optimizer == "muon", isinstance(chunks[0], FullySharded)
     if is_muon:
         muon.use_muon_for_stacked_matrices()
     config = OptimizerConfig(
-        optimizer=settings.optimizer,
-        lr=settings.lr,
-        min_lr=settings.min_lr,
-        weight_decay=settings.start_weight_decay,
-        adam_beta1=settings.adam_beta1,
-        adam_beta2=settings.adam_beta2,
-        adam_eps=settings.adam_eps,
-        clip_grad=settings.clip_grad,
+        optimizer=optimization.optimizer,
+        lr=optimization.lr,
+        min_lr=optimization.min_lr,
+        weight_decay=optimization.start_weight_decay,
+        adam_beta1=optimization.adam_beta1,
+        adam_beta2=optimization.adam_beta2,
+        adam_eps=optimization.adam_eps,
+        clip_grad=optimization.clip_grad,
         # FSDP's shards are float32 and need no copies of the optimizer's own.
-        bf16=precision.bf16 and not run_config.memory.fully_sharded,
+        bf16=precision.bf16 and not is_fully_sharded,
         fp16=precision.fp16,
         loss_scale=precision.loss_scale,
         initial_loss_scale=precision.initial_loss_scale,
@@ -56,24 +60,24 @@ def build(run_config: RunConfig, kernels: Kernels, chunks: list[Chunk]) -> tuple
         loss_scale_window=precision.loss_scale_window,
         hysteresis=precision.hysteresis,
         params_dtype=getattr(torch, precision.dtype),
-        use_distributed_optimizer=run_config.parallelism.distributed_optimizer,
-        overlap_param_gather=run_config.memory.overlap_param_gather,
+        use_distributed_optimizer=chunks[0].ddp_config.use_distributed_optimizer,
+        overlap_param_gather=chunks[0].ddp_config.overlap_param_gather,
         # Each tensor-parallel rank orthogonalizes whole matrices: their parts alone would give another update than one rank.
         **({"muon_tp_mode": "duplicated"} if is_muon else {}),
     )
     optimizer = get_megatron_optimizer(config, chunks)
     if is_muon:
         muon.order_alike(optimizer)
-    if run_config.memory.fully_sharded:
+    if is_fully_sharded:
         parts = [ShardOptimizer(inner.optimizer, config, inner.init_state_fn, chunks[0]) for inner in _inner(optimizer)]
         optimizer = ChainedOptimizer(parts)
     for inner in _inner(optimizer):
         if isinstance(inner, DistributedOptimizer):
             save_own_shards(inner)
-    if kernels.adamw == TRITON:
+    if adamw == TRITON:
         fused_adamw.use_fused_adamw(inner for inner in _inner(optimizer) if inner.optimizer is not None)
     _fuse(optimizer)
-    return optimizer, _schedule(run_config, optimizer)
+    return optimizer, _schedule(optimization, train_samples, optimizer)
 
 
 def _take_torchs() -> None:
@@ -88,23 +92,22 @@ def _take_torchs() -> None:
         setattr(distrib_optimizer, name, False)
 
 
-def _schedule(run_config: RunConfig, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:
-    settings = run_config.optimization
+def _schedule(optimization: Optimization, train_samples: int, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:
     return OptimizerParamScheduler(
         optimizer,
-        init_lr=settings.lr_warmup_init,
-        max_lr=settings.lr,
-        min_lr=settings.min_lr,
-        lr_warmup_steps=settings.lr_warmup_samples,
-        lr_decay_steps=settings.lr_decay_samples,
-        lr_decay_style=settings.lr_decay_style,
-        start_wd=settings.start_weight_decay,
-        end_wd=settings.end_weight_decay,
-        wd_incr_steps=run_config.batches.train_samples,
-        wd_incr_style=settings.weight_decay_style,
+        init_lr=optimization.lr_warmup_init,
+        max_lr=optimization.lr,
+        min_lr=optimization.min_lr,
+        lr_warmup_steps=optimization.lr_warmup_samples,
+        lr_decay_steps=optimization.lr_decay_samples,
+        lr_decay_style=optimization.lr_decay_style,
+        start_wd=optimization.start_weight_decay,
+        end_wd=optimization.end_weight_decay,
+        wd_incr_steps=train_samples,
+        wd_incr_style=optimization.weight_decay_style,
         use_checkpoint_opt_param_scheduler=False,
-        wsd_decay_steps=settings.wsd_decay_samples,
-        lr_wsd_decay_style=settings.wsd_decay_style,
+        wsd_decay_steps=optimization.wsd_decay_samples,
+        lr_wsd_decay_style=optimization.wsd_decay_style,
     )
 
 

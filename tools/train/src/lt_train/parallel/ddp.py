@@ -1,7 +1,7 @@
 """The model's wrapper for data parallelism: how its gradients, and with FSDP its weights, are shared among ranks."""
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
 import torch
@@ -10,51 +10,65 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module, MegatronModule
 
-from lt_train.config.run_config import RunConfig
+from lt_train.config.settings.memory import Memory
+from lt_train.config.settings.parallelism import Parallelism
 from lt_train.ops import wgrad_accumulation
 from lt_train.parallel.fsdp import FullySharded
-from lt_train.parallel.initialization import clear, initialize, tensors_of
+from lt_train.parallel.initialization import tensors_of
 from lt_train.parallel.shard_collectives import Collectives
-from lt_train.planner.rank_parameters import layer_parameters
 from lt_train.runtime.device import CUDA
 
 # megatron-core's own rule, by all data- and context-parallel ranks.
 LEAST_BUCKET_ELEMENTS, BUCKET_ELEMENTS_OF_A_RANK = 40_000_000, 1_000_000
 
 Chunk: TypeAlias = DistributedDataParallel | FullySharded
+# Sets the weights of a new model, in place.
+Fill: TypeAlias = Callable[[Iterable[ShardedTensor]], None]
 
 
-def building(run_config: RunConfig) -> contextlib.AbstractContextManager[object]:
-    """Where the model is built. With FSDP, a rank cannot hold what it would have without: there, tensors get no memory yet."""
-    return torch.device("meta") if run_config.memory.fully_sharded else contextlib.nullcontext()
+def fully_shard(
+    model: MegatronModule,
+    config: TransformerConfig,
+    replicas: int,
+    device: torch.device,
+    fill: Fill,
+    collectives: Collectives,
+) -> FullySharded:
+    """Shard `model`, which is on the meta device because a rank could not hold it whole, and fill its shards on `device`."""
+    sharded = FullySharded(config, model, config.pipeline_dtype, device, replicas, collectives)
+    fill(tensor for _, tensor in sharded.tensors(torch.Tensor.detach))
+    sharded.round_weights()
+    return sharded
 
 
-def wrap(
-    run_config: RunConfig, config: TransformerConfig, model: MegatronModule, device: torch.device, collectives: Collectives
-) -> Chunk:
-    """`model`, on its device, initialised and wrapped; `collectives` are FSDP's. Its weights are zero where a checkpoint will be
-    loaded."""
-    memory = run_config.memory
-    if memory.fully_sharded:
-        dtype = getattr(torch, run_config.precision.dtype)
-        sharded = FullySharded(config, model, dtype, device, memory.replicas, collectives)
-        _fill(run_config, (tensor for _, tensor in sharded.tensors(torch.Tensor.detach)))
-        sharded.round_weights()
-        return sharded
+def replicate(
+    model: MegatronModule,
+    config: TransformerConfig,
+    parallelism: Parallelism,
+    memory: Memory,
+    device: torch.device,
+    fill: Fill,
+    layer_elements: int,
+) -> DistributedDataParallel:
+    """Fill `model` on `device` and wrap it in buffers of gradients, which data-parallel ranks sum.
+
+    `layer_elements` are the weights of a layer without its experts.
+    """
     model.to(device)
-    _fill(run_config, tensors_of(model))
-    wrapped = Float16Module(config, model) if run_config.precision.half else model
+    fill(tensors_of(model))
+    wrapped = Float16Module(config, model) if config.bf16 or config.fp16 else model
+    ranks = parallelism.data * parallelism.context
     settings = DistributedDataParallelConfig(
-        use_distributed_optimizer=run_config.parallelism.distributed_optimizer,
+        use_distributed_optimizer=parallelism.distributed_optimizer,
         num_distributed_optimizer_instances=memory.replicas,
         grad_reduce_in_fp32=memory.gradient_dtype == "float32",
         overlap_grad_reduce=memory.overlap_grad_reduce,
         overlap_param_gather=memory.overlap_param_gather,
-        bucket_size=memory.bucket_elements or bucket_elements(run_config),
+        bucket_size=memory.bucket_elements or bucket_elements(ranks, layer_elements),
         check_for_nan_in_grad=False,
         # gloo cannot; a pass over all gradients divides them first: 16 ms of a step of Llama 3.1 8B on two H200, by the bytes.
         # For one rank alone, NCCL would divide them by 1: 5 ms of a step of 2.8 billion parameters.
-        average_in_collective=device.type == CUDA and run_config.parallelism.data * run_config.parallelism.context > 1,
+        average_in_collective=device.type == CUDA and ranks > 1,
     )
     chunk = DistributedDataParallel(config=config, ddp_config=settings, module=wrapped)
     if config.gradient_accumulation_fusion:
@@ -62,21 +76,12 @@ def wrap(
     return chunk
 
 
-def _fill(run_config: RunConfig, tensors: Iterable[ShardedTensor]) -> None:
-    if run_config.checkpointing.start is None:
-        initialize(tensors, run_config.architecture, run_config.seed)
-    else:
-        clear(tensors)
-
-
-def bucket_elements(run_config: RunConfig) -> int:
-    """A layer at a time, without its experts, or megatron-core's size where that is more.
+def bucket_elements(ranks: int, layer_elements: int) -> int:
+    """A layer at a time, without its experts, or megatron-core's size for so many data-parallel `ranks` if that is more.
 
     Of Llama 3.1 8B on two H200 a step takes 759 ms so, and 770 with megatron-core's 40 million (2026-11-22).
     """
-    dense, _ = layer_parameters(run_config.architecture, run_config.parallelism, run_config.architecture.num_layers - 1)
-    ranks = run_config.parallelism.data * run_config.parallelism.context
-    return max(LEAST_BUCKET_ELEMENTS, BUCKET_ELEMENTS_OF_A_RANK * ranks, dense)
+    return max(LEAST_BUCKET_ELEMENTS, BUCKET_ELEMENTS_OF_A_RANK * ranks, layer_elements)
 
 
 def release(chunks: list[Chunk]) -> None:

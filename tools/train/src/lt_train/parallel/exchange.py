@@ -3,20 +3,21 @@
 from megatron.core import parallel_state
 
 from lt_train.config.kernels import PEER_MEMORY, Kernels
-from lt_train.config.run_config import RunConfig
+from lt_train.config.settings.batches import Batches
+from lt_train.config.settings.parallelism import Parallelism
 from lt_train.ops.peer_exchange import PeerExchange
 from lt_train.ops.row_exchange import AllRows, Exchange, OneRank, SharedRows
 from lt_train.parallel.symmetric_memory import SymmetricMemory
 
 
-def exchange_of(config: RunConfig, kernels: Kernels) -> Exchange:
+def exchange_of(parallelism: Parallelism, batches: Batches, hidden_size: int, kernels: Kernels) -> Exchange:
     """One for all layers. Collective over the tensor-parallel group."""
-    if config.parallelism.tensor == 1:
+    if parallelism.tensor == 1:
         return OneRank()
     group = parallel_state.get_tensor_model_parallel_group()
-    if not config.parallelism.sequence:
+    if not parallelism.sequence:
         return AllRows(group)
     if kernels.collectives != PEER_MEMORY:
         return SharedRows(group)
-    rows = config.batches.micro_batch_size * config.batches.seq_length // config.parallelism.context
-    return PeerExchange(SymmetricMemory(group, rows * config.architecture.hidden_size * 2))
+    rows = batches.micro_batch_size * batches.seq_length // parallelism.context
+    return PeerExchange(SymmetricMemory(group, rows * hidden_size * 2))

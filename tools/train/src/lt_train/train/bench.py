@@ -15,13 +15,18 @@ from typing import Any
 import click
 
 from lt_shared import console
+from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig
 from lt_shared.manifest import Checkpoint
 from lt_shared.run_log import GIB, Step
 from lt_train.config.kernels import Kernels
 from lt_train.config.run_config import RunConfig
+from lt_train.config.settings.batches import Batches
 from lt_train.config.settings.benchmark import KIND
 from lt_train.config.settings.layers import TORCH
+from lt_train.config.settings.memory import Memory
+from lt_train.config.settings.parallelism import Parallelism
+from lt_train.config.settings.precision import Precision
 from lt_train.metrics.log import Log
 from lt_train.metrics.step_timer import Lap
 from lt_train.metrics.throughput import Speedometer
@@ -44,9 +49,13 @@ class Measurement(Log):
     """A log that keeps the steps instead of printing them, and prints the result at the end."""
 
     def __init__(self, config: RunConfig, active: bool, device_name: str, chosen: Kernels, versions: dict[str, str]):
-        super().__init__(config, active)
-        if config.benchmark and config.benchmark.against:
-            check_against(config, device_name, config.benchmark.against)
+        super().__init__(config.reporting, None, active)
+        assert config.benchmark
+        if config.benchmark.against:
+            here = setting(config.architecture, config.batches, config.precision, config.parallelism, config.memory, device_name)
+            check_against(config.architecture.num_layers, here, config.benchmark.against)
+        self.config = config
+        self.as_json = config.benchmark.as_json
         self.device_name = device_name
         self.software = {"kernels": chosen.record(), "versions": versions}
         self.measured: list[Measured] = []
@@ -63,8 +72,8 @@ class Measurement(Log):
     def end(self) -> None:
         if not self.active:
             return
-        result = summary(self._config, self.device_name, self.measured, self.software)
-        if self._config.benchmark and self._config.benchmark.as_json:
+        result = summary(self.config, self.device_name, self.measured, self.software)
+        if self.as_json:
             console.print_json(result)
         else:
             click.echo(table(result))
@@ -83,15 +92,17 @@ def summary(config: RunConfig, device_name: str, steps: list[Measured], software
 
     step_seconds = of(lambda entry: entry.lap.step_seconds)
     median_seconds = statistics.median(step_seconds)
-    speed = Speedometer(config, device_name).speed(config.batches.global_batch_size, median_seconds)
+    architecture, batches, parallelism = config.architecture, config.batches, config.parallelism
+    speedometer = Speedometer(architecture, batches, config.precision, parallelism.world_size, device_name)
+    speed = speedometer.speed(batches.global_batch_size, median_seconds)
     reserved = of(lambda entry: entry.step.reserved_memory_bytes)
     result: dict[str, Any] = {
         "v": 1,
         "kind": KIND,
-        "layers": config.architecture.num_layers,
-        "parameters": config.architecture.parameters(),
-        "flops_per_token": config.architecture.flops_per_token(config.batches.seq_length),
-        **setting(config, device_name),
+        "layers": architecture.num_layers,
+        "parameters": architecture.parameters(),
+        "flops_per_token": architecture.flops_per_token(batches.seq_length),
+        **setting(architecture, batches, config.precision, parallelism, config.memory, device_name),
         **software,
         "warmup_steps": config.benchmark.warmup_steps,
         "steps": len(measured),
@@ -107,7 +118,7 @@ def summary(config: RunConfig, device_name: str, steps: list[Measured], software
         "data_share": statistics.median(of(lambda entry: entry.lap.data_seconds / entry.lap.step_seconds)),
         "loop_share": statistics.median(of(lambda entry: entry.lap.loop_seconds / entry.lap.step_seconds)),
     }
-    if config.parallelism.pipeline > 1:
+    if parallelism.pipeline > 1:
         work = PipelineWork.from_config(config)
         result |= {
             "bubble_share": work.bubble_share,
@@ -134,39 +145,47 @@ def beside(result: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def setting(config: RunConfig, device_name: str) -> dict[str, Any]:
+def setting(
+    architecture: Architecture,
+    batches: Batches,
+    precision: Precision,
+    parallelism: Parallelism,
+    memory: Memory,
+    device_name: str,
+) -> dict[str, Any]:
     """What two measurements have in common whose difference is that of their layers, or of their layouts."""
-    parallel, recompute = config.parallelism, config.memory.recompute
-    architecture = config.architecture.to_record()
-    del architecture["num_layers"]
+    sizes = architecture.to_record()
+    del sizes["num_layers"]
     return {
-        "model": config.architecture.name,
-        "architecture": architecture,
-        "seq_length": config.batches.seq_length,
-        "micro_batch_size": config.batches.micro_batch_size,
-        "global_batch_size": config.batches.global_batch_size,
-        "dtype": config.precision.dtype,
-        "fp8_format": config.precision.fp8_format,
-        "fp8_recipe": config.precision.fp8_recipe if config.precision.fp8_format else None,
-        "recompute": dataclasses.asdict(recompute) if recompute else None,
+        "model": architecture.name,
+        "architecture": sizes,
+        "seq_length": batches.seq_length,
+        "micro_batch_size": batches.micro_batch_size,
+        "global_batch_size": batches.global_batch_size,
+        "dtype": precision.dtype,
+        "fp8_format": precision.fp8_format,
+        "fp8_recipe": precision.fp8_recipe if precision.fp8_format else None,
+        "recompute": dataclasses.asdict(memory.recompute) if memory.recompute else None,
         "device": device_name,
         # Earlier versions could measure TransformerEngine's layers, too.
         "transformer_impl": TORCH,
-        "ranks": parallel.world_size,
-        "tensor": parallel.tensor,
-        "pipeline": parallel.pipeline,
-        "pipeline_schedule": parallel.schedule if parallel.pipeline > 1 else None,
-        "context": parallel.context,
-        "expert": parallel.expert,
-        "data": parallel.data,
-        "fully_sharded": config.memory.fully_sharded,
+        "ranks": parallelism.world_size,
+        "tensor": parallelism.tensor,
+        "pipeline": parallelism.pipeline,
+        "pipeline_schedule": parallelism.schedule if parallelism.pipeline > 1 else None,
+        "context": parallelism.context,
+        "expert": parallelism.expert,
+        "data": parallelism.data,
+        "fully_sharded": memory.fully_sharded,
     }
 
 
-def check_against(config: RunConfig, device_name: str, other: dict[str, Any]) -> None:
-    """Raises BadConfig unless `other` is the result of the same measurement with another number of layers, or another layout."""
-    here = setting(config, device_name)
-    other_layers = other.get("layers") != config.architecture.num_layers
+def check_against(layers: int, here: dict[str, Any], other: dict[str, Any]) -> None:
+    """Raises BadConfig unless `other` is the result of the same measurement with another number of layers, or another layout.
+
+    `layers` are those of this measurement, and `here` is its `setting`.
+    """
+    other_layers = other.get("layers") != layers
     names = here if other_layers else here.keys() - set(OF_LAYOUTS)
     differences = [text for name in here if name in names for text in _differences(name, here[name], other.get(name, "unknown"))]
     if not other_layers and all(other.get(name) == here[name] for name in OF_LAYOUTS):

@@ -19,6 +19,7 @@ from lt_shared.console import BadConfig, warn
 from lt_shared.local_files import write_at
 from lt_shared.recovery_notes import Recovery
 from lt_train.config.run_config import RunConfig
+from lt_train.config.settings.checkpointing import Checkpointing
 from lt_train.runtime import run_files
 
 FILE = "attempts.jsonl"
@@ -27,14 +28,16 @@ LIMIT = 3
 
 
 class Attempt:
-    """The present attempt, in rank 0 of a run that saves. `interrupted` are the last step before a failure that it recovers from,
-    and its time; None when the attempt before ended in order.
+    """The present attempt, in rank 0 of a run that saves. `plan` is the `fingerprint` of its configuration.
+
+    `interrupted` are the last step before a failure that it recovers from, and its time; None when the attempt before ended in
+    order.
     """
 
-    def __init__(self, run: Path, config: RunConfig, start: int):
+    def __init__(self, run: Path, plan: str, start: int):
         self._file = run / FILE
         self.start, self.interrupted = start, _interrupted(run)
-        record = {"v": 1, "start": start, "plan": fingerprint(config), "before": _read_step(run), "interrupted": self.interrupted}
+        record = {"v": 1, "start": start, "plan": plan, "before": _read_step(run), "interrupted": self.interrupted}
         self._append(record)
         self._step = run_files.descriptor(run / STEP_FILE, os.O_RDWR)
         self.reached(start)
@@ -81,19 +84,18 @@ def _interrupted(run: Path) -> tuple[int, float] | None:
     return (step, file.stat().st_mtime) if file.is_file() else None
 
 
-def attempts(config: RunConfig) -> int:
-    """The size of the file, which grows with every attempt."""
-    directory = config.checkpointing.directory
+def attempts(directory: str | None) -> int:
+    """The size of the file of the run in `directory`, which grows with every attempt."""
     file = Path(directory or "") / FILE
     return file.stat().st_size if directory is not None and file.exists() else 0
 
 
-def add_failed_start(config: RunConfig) -> None:
+def add_failed_start(checkpointing: Checkpointing, plan: str) -> None:
     """Write down an attempt that failed before its ranks trained."""
-    settings = config.checkpointing
-    if settings.directory is not None:
-        start = checkpoint_layout.iteration_of(Path(settings.start)) if settings.start and settings.continues else 0
-        Attempt(Path(settings.directory), config, start or 0).close()
+    if checkpointing.directory is not None:
+        continued = checkpointing.start if checkpointing.continues else None
+        start = checkpoint_layout.iteration_of(Path(continued)) if continued else 0
+        Attempt(Path(checkpointing.directory), plan, start or 0).close()
 
 
 def fingerprint(config: RunConfig) -> str:
@@ -102,13 +104,12 @@ def fingerprint(config: RunConfig) -> str:
     return hashlib.sha256(chosen.to_json().encode()).hexdigest()
 
 
-def check(config: RunConfig) -> None:
-    """Raises BadConfig when the last `LIMIT` attempts with just this configuration all failed at the same step."""
-    directory = config.checkpointing.directory
+def check(directory: str | None, plan: str) -> None:
+    """Raises BadConfig when the last `LIMIT` attempts of the run in `directory`, all of this `plan`, failed at the same step."""
     if directory is None:
         return
     run = Path(directory)
-    failed = _failed(run, fingerprint(config))
+    failed = _failed(run, plan)
     if len(failed) >= LIMIT and len(set(failed[-LIMIT:])) == 1:
         start, reached = failed[-1]
         raise BadConfig(
@@ -117,13 +118,13 @@ def check(config: RunConfig) -> None:
         )
 
 
-def _failed(run: Path, config: str) -> list[tuple[int, int]]:
+def _failed(run: Path, plan: str) -> list[tuple[int, int]]:
     """(start, last step) of the attempts since the last that ended in order or had another configuration, none of which did."""
     found: list[tuple[int, int]] = []
     reached = _read_step(run)
     for line in reversed(_lines(run)):
         # What is no line of an attempt says nothing of one.
-        if "end" in line or line.get("plan") != config or not {"start", "before"} <= line.keys():
+        if "end" in line or line.get("plan") != plan or not {"start", "before"} <= line.keys():
             break
         found.insert(0, (line["start"], reached))
         reached = line["before"]

@@ -23,11 +23,13 @@ from lt_train.config.kernels import FLASH_ATTENTION_4, GROUPED_BY_QUACK, NONE_FA
 from lt_train.config.optional_packages import FLASH_ATTENTION, QUACK, SYMMETRIC_MEMORY, Package
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.layers import FUSED_LINEAR, GEMM_EPILOGUE, TRITON
+from lt_train.config.settings.memory import Memory
 from lt_train.kernels import gemm_epilogues, grouped_gemm_epilogues
 from lt_train.parallel import symmetric_memory
 from lt_train.runtime import agreement, device
 from lt_train.runtime.start_clock import clock
 from lt_train.train import trial_memory
+from lt_train.train.trial_shapes import Shapes
 
 # What a step takes longer without the package: Llama 3 8B's width, 8 layers, 16,384 tokens on one H100, 2026-11-23.
 COSTS = {
@@ -42,6 +44,7 @@ class Trials:
 
     def __init__(self, config: RunConfig, where: torch.device):
         self._config, self._where, self._capability = config, where, device.capability_of(where)
+        self._shapes = Shapes.of_run(config)
         self._passed = False
         # Not a daemon: an interpreter that ends within the C++ of an import aborts the process.
         self._thread = threading.Thread(target=self._import, name="kernels")
@@ -60,13 +63,14 @@ class Trials:
     def chosen(self, is_first: bool) -> Kernels:
         """The choice that all ranks make, of what works on all of them, or has worked."""
         first = self._choose()
-        is_tried = bool(_alone(self._config, first, self._where))
-        self._memory = trial_memory.of_rank(self._config, first, self._where) if is_tried else trial_memory.NONE
+        is_tried = bool(_alone(self._shapes, first, self._where))
+        ranks = self._config.parallelism.world_size
+        self._memory = trial_memory.of_rank(self._shapes, ranks, first, self._where) if is_tried else trial_memory.NONE
         has_passed = self._memory.take()
         if not has_passed:
             self._thread.join()
             clock.lap("imports of kernels")
-        failed = failures(self._config, first, self._where, has_passed)
+        failed = failures(self._shapes, self._config.memory, first, self._where, has_passed)
         self._passed = not failed
         found = self._choose(failed) if failed else first
         if is_first:
@@ -102,14 +106,14 @@ def _hash_triton() -> None:
     triton_key()
 
 
-def failures(config: RunConfig, chosen: Kernels, where: torch.device, has_passed: bool = False) -> Failures:
+def failures(shapes: Shapes, memory: Memory, chosen: Kernels, where: torch.device, has_passed: bool = False) -> Failures:
     """The packages of `chosen` that do not work on some rank, with the reason that the first such rank has. All ranks call it.
 
     A rank where all has passed before tries only what it needs the others for.
     """
     own = {}
-    trials = {} if has_passed else _alone(config, chosen, where)
-    for package, trial in (trials | _together(config, chosen)).items():
+    trials = {} if has_passed else _alone(shapes, chosen, where)
+    for package, trial in (trials | _together(memory, chosen)).items():
         if reason := _failure(trial, where):
             own[package.distribution] = reason
         clock.lap(f"trial of {package.name}")
@@ -140,26 +144,26 @@ def report(failed: Failures, left: Kernels, where: torch.device) -> None:
         warn(f"{package} does not work here: {reason}: {instead[package]} instead, {COSTS[package]}")
 
 
-def _alone(config: RunConfig, chosen: Kernels, where: torch.device) -> dict[Package, Callable[[], None]]:
+def _alone(shapes: Shapes, chosen: Kernels, where: torch.device) -> dict[Package, Callable[[], None]]:
     """The trials that a rank makes by itself."""
     trials: dict[Package, Callable[[], None]] = {}
     if chosen.attention == FLASH_ATTENTION_4:
-        trials[FLASH_ATTENTION] = lambda: _try_attention(config, where)
+        trials[FLASH_ATTENTION] = lambda: _try_attention(shapes, where)
     if chosen.swiglu == GEMM_EPILOGUE or chosen.cross_entropy == FUSED_LINEAR or chosen.experts in GROUPED_BY_QUACK:
-        trials[QUACK] = lambda: _try_gemm_epilogues(config, chosen, where)
+        trials[QUACK] = lambda: _try_gemm_epilogues(shapes, chosen, where)
     return trials
 
 
-def _together(config: RunConfig, chosen: Kernels) -> dict[Package, Callable[[], None]]:
+def _together(memory: Memory, chosen: Kernels) -> dict[Package, Callable[[], None]]:
     """The trials that ranks make with each other."""
-    return {SYMMETRIC_MEMORY: lambda: symmetric_memory.check(_sharing(config))} if chosen.collectives == PEER_MEMORY else {}
+    return {SYMMETRIC_MEMORY: lambda: symmetric_memory.check(_sharing(memory))} if chosen.collectives == PEER_MEMORY else {}
 
 
-def _sharing(config: RunConfig) -> torch.distributed.ProcessGroup:
+def _sharing(memory: Memory) -> torch.distributed.ProcessGroup:
     """The ranks that read each other's memory."""
-    if not config.memory.fully_sharded:
+    if not memory.fully_sharded:
         return parallel_state.get_tensor_model_parallel_group()  # type: ignore[no-any-return]
-    is_part = config.memory.replicas > 1
+    is_part = memory.replicas > 1
     return parallel_state.get_data_parallel_group(  # type: ignore[no-any-return]
         with_context_parallel=True, partial_data_parallel=is_part
     )
@@ -182,47 +186,45 @@ def _failure(trial: Callable[[], None], where: torch.device) -> str | None:
     return None
 
 
-def _try_attention(config: RunConfig, where: torch.device) -> None:
+def _try_attention(shapes: Shapes, where: torch.device) -> None:
     """Of a sample as long as a rank's share: with context parallelism the kernels are the same ones, for more keys."""
     from lt_train.models.mixers import flash_attention
 
-    model, tensor, batches = config.architecture, config.parallelism.tensor, config.batches
-    dtype = torch.bfloat16 if config.precision.bf16 else torch.float16
-    heads, groups = model.num_attention_heads // tensor, max(1, model.num_query_groups // tensor)
-    shape = (batches.seq_length // config.parallelism.context, batches.micro_batch_size)
-    value_size = model.value_size // model.num_attention_heads
+    dtype = torch.bfloat16 if shapes.is_bfloat16 else torch.float16
+    heads, groups, key_size, value_size = shapes.heads, shapes.query_groups, shapes.key_size, shapes.value_size
     generator = torch.Generator(where)
     query, key, value = (
-        torch.randn(*shape, count, size, dtype=dtype, device=where, generator=generator, requires_grad=True)
-        for count, size in ((heads, model.kv_channels), (groups, model.kv_channels), (groups, value_size))
+        torch.randn(
+            shapes.tokens, shapes.samples, count, size, dtype=dtype, device=where, generator=generator, requires_grad=True
+        )
+        for count, size in ((heads, key_size), (groups, key_size), (groups, value_size))
     )
     documents = None
-    if config.data.reset_attention_mask:
-        documents = torch.tensor([0, 1, shape[0]], dtype=torch.int32, device=where).repeat(shape[1], 1)
-    attended = flash_attention.attend(query, key, value, None, model.sliding_window, None, documents)
+    if shapes.has_documents:
+        documents = torch.tensor([0, 1, shapes.tokens], dtype=torch.int32, device=where).repeat(shapes.samples, 1)
+    attended = flash_attention.attend(query, key, value, None, shapes.window, None, documents)
     torch.autograd.grad(attended, (query, key, value), attended)
 
 
-def _try_gemm_epilogues(config: RunConfig, chosen: Kernels, where: torch.device) -> None:
+def _try_gemm_epilogues(shapes: Shapes, chosen: Kernels, where: torch.device) -> None:
     # Its own: the run's random numbers are not touched.
     generator = torch.Generator(where)
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(shape, dtype=torch.bfloat16, device=where, generator=generator)
 
-    tensor, hidden = config.parallelism.tensor, config.architecture.hidden_size
-    inner = config.architecture.ffn_hidden_size // tensor
-    rows = random(config.batches.micro_batch_size * config.batches.seq_length // config.parallelism.context, hidden)
+    hidden, inner = shapes.hidden, shapes.ffn_hidden
+    rows = random(shapes.samples * shapes.tokens, hidden)
     if chosen.swiglu == GEMM_EPILOGUE:
         gate_up, activation = random(len(rows), 2 * inner), random(len(rows), inner)
         gemm_epilogues.gated_gemm(rows, random(2 * inner, hidden), gate_up, activation)
         recomputed = activation if chosen.recomputes_swiglu else None
         gemm_epilogues.gated_gemm_gradient(rows, random(hidden, inner), gate_up, torch.empty_like(gate_up), recomputed)
     if chosen.experts in GROUPED_BY_QUACK:
-        _try_grouped_gemms(rows, random(2, 2 * config.architecture.expert_size, hidden))
+        _try_grouped_gemms(rows, random(2, 2 * shapes.expert_hidden, hidden))
     if chosen.cross_entropy == FUSED_LINEAR:
         offsets = torch.zeros(len(rows), device=where)
-        gemm_epilogues.exponential_gemm(rows, random(config.padded_vocab_size // tensor, hidden), offsets)
+        gemm_epilogues.exponential_gemm(rows, random(shapes.vocabulary, hidden), offsets)
 
 
 def _try_grouped_gemms(rows: torch.Tensor, weight: torch.Tensor) -> None:

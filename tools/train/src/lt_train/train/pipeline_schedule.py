@@ -26,7 +26,7 @@ from megatron.core.pipeline_parallel.schedules import custom_backward, deallocat
 from torch import Tensor
 
 from lt_train.config.settings.parallelism import Parallelism
-from lt_train.models import build_gpt
+from lt_train.models.chunks import unwrapped
 from lt_train.ops.deferred_gradients import Queue
 from lt_train.parallel.ddp import Chunk
 from lt_train.planner.pipeline_passes import BACKWARD, FORWARD, WEIGHTS, Pass, Work, arrives_from, order, timeline
@@ -102,7 +102,7 @@ class PipelineSchedule:
         forward_only: bool,
     ) -> list[dict[str, Tensor]]:
         """The losses of all micro batches on the last stage, elsewhere none."""
-        config = build_gpt.unwrapped(model).config
+        config = unwrapped(model).config
         passes, posted = _planned(self.schedule, self.rank, self.ranks, num_microbatches, forward_only)
         shape = get_tensor_shapes(
             seq_length=seq_length,

@@ -6,7 +6,9 @@ from typing import Any
 import torch
 from megatron.core import parallel_state
 
-from lt_train.config.run_config import RunConfig
+from lt_train.config.settings.faults import Faults
+from lt_train.config.settings.memory import Memory
+from lt_train.config.settings.parallelism import Parallelism
 from lt_train.runtime import device, rendezvous
 from lt_train.runtime.rank_environment import RankEnvironment
 
@@ -16,20 +18,27 @@ TIMEOUT = datetime.timedelta(minutes=30)
 _gradient_group: Any = None
 
 
-def form(config: RunConfig, rank_environment: RankEnvironment, where: torch.device) -> None:
+def form(
+    parallelism: Parallelism,
+    expert_tensor_parallel: int,
+    memory: Memory,
+    faults: Faults,
+    rank_environment: RankEnvironment,
+    where: torch.device,
+) -> None:
     """Meet the other ranks, and form megatron-core's groups and that of the pipeline's gradients."""
-    rendezvous.join(rank_environment, where, config.faults.timeout_seconds)
+    rendezvous.join(rank_environment, where, faults.timeout_seconds)
     with rendezvous.connecting_when_used(), rendezvous.sharing_gloo_devices():
         parallel_state.initialize_model_parallel(
-            tensor_model_parallel_size=config.parallelism.tensor,
-            pipeline_model_parallel_size=config.parallelism.pipeline,
-            virtual_pipeline_model_parallel_size=config.parallelism.interleaving,
-            context_parallel_size=config.parallelism.context,
-            expert_model_parallel_size=config.parallelism.expert,
-            expert_tensor_parallel_size=config.expert_tensor_parallel,
-            num_distributed_optimizer_instances=config.memory.replicas,
+            tensor_model_parallel_size=parallelism.tensor,
+            pipeline_model_parallel_size=parallelism.pipeline,
+            virtual_pipeline_model_parallel_size=parallelism.interleaving,
+            context_parallel_size=parallelism.context,
+            expert_model_parallel_size=parallelism.expert,
+            expert_tensor_parallel_size=expert_tensor_parallel,
+            num_distributed_optimizer_instances=memory.replicas,
         )
-        _form_gradient_group(config, where)
+        _form_gradient_group(parallelism, where)
 
 
 def gradient_group() -> Any:
@@ -41,14 +50,14 @@ def gradient_group() -> Any:
     return _gradient_group or parallel_state.get_pipeline_model_parallel_group()
 
 
-def _form_gradient_group(config: RunConfig, where: torch.device) -> None:
+def _form_gradient_group(parallelism: Parallelism, where: torch.device) -> None:
     global _gradient_group
     _gradient_group = None
-    if where.type != device.CUDA or config.parallelism.pipeline == 1:
+    if where.type != device.CUDA or parallelism.pipeline == 1:
         return
     own = torch.distributed.get_process_group_ranks(parallel_state.get_pipeline_model_parallel_group())
-    world = config.parallelism.world_size
-    stride = world // config.parallelism.pipeline
+    world = parallelism.world_size
+    stride = world // parallelism.pipeline
     # All ranks make all groups, in the same order.
     for first in range(stride):
         ranks = list(range(first, world, stride))

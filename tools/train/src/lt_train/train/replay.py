@@ -17,11 +17,13 @@ from lt_shared import console
 from lt_shared.console import ExitCode, NoInput, warn
 from lt_shared.manifest import Checkpoint
 from lt_shared.run_log import Evaluation, Step
-from lt_train.config.run_config import RunConfig
+from lt_train.config.settings.batches import Batches
+from lt_train.config.settings.data_schedule import Schedule
 from lt_train.config.settings.replaying import Replay
+from lt_train.config.settings.reporting import Reporting
 from lt_train.metrics import recorded_steps
 from lt_train.metrics.log import Log
-from lt_train.metrics.recorded_steps import RecordedStep
+from lt_train.metrics.recorded_steps import Attempt, RecordedStep
 from lt_train.metrics.step_timer import Lap
 
 KEYS = ("loss", "grad_norm")
@@ -50,17 +52,18 @@ class Compared:
 class Comparison(Log):
     """A log that compares the steps instead of writing them, and prints the result at the end."""
 
-    def __init__(self, config: RunConfig, active: bool):
-        super().__init__(config, active)
-        assert config.replay
-        self.replay: Replay = config.replay
+    def __init__(self, replay: Replay, start: str | None, reporting: Reporting, active: bool):
+        """`start` is the checkpoint from which the steps are computed again, None for the beginning."""
+        super().__init__(reporting, None, active)
+        self.replay = replay
+        self.start = start or "the beginning"
         self.recorded = recorded_steps.read(self.replay.run) if active else {}
         self.compared: list[Compared] = []
 
     def line(self, text: str, brief: Sequence[str] | None = None) -> None:
         pass
 
-    def begin(self, iteration: int, arguments: dict[str, Any]) -> None:
+    def begin(self, attempt: Attempt, batches: Batches, schedule: Schedule, arguments: dict[str, Any]) -> None:
         pass
 
     def step(self, step: Step, tokens_per_second: float, lap: Lap) -> None:
@@ -87,7 +90,7 @@ class Comparison(Log):
         inside = [step for step in self.recorded if self.compared[-1].step < step <= self.replay.last]
         if inside:
             warn(f"steps {ranges(sorted(inside))} are not compared: a phase of another form begins there; replay them apart")
-        result = summary(self.replay, str(self._config.checkpointing.start or "the beginning"), self.compared)
+        result = summary(self.replay, self.start, self.compared)
         if self.replay.as_json:
             console.print_json(result)
         else:

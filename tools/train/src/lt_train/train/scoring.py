@@ -13,13 +13,13 @@ from lt_shared.sample_order.samples import Samples, Span, Tokens
 from lt_train.checkpoint import training_state
 from lt_train.checkpoint.training_state import TrainingState
 from lt_train.config.run_config import RunConfig
-from lt_train.data import loader
-from lt_train.models import build_gpt
+from lt_train.data.loader import Loader
+from lt_train.models import builder
 from lt_train.optim import optimizer
 from lt_train.parallel.ddp import gathered
 from lt_train.runtime.rank_environment import RankEnvironment
 from lt_train.train import kernel_trials, process_groups
-from lt_train.train.train_step import Stepper
+from lt_train.train.forward_backward import ForwardBackward
 
 
 class Chosen:
@@ -47,12 +47,14 @@ def score(config: RunConfig, rank_environment: RankEnvironment, where: torch.dev
     scoring = config.scoring
     assert scoring is not None
     trials = kernel_trials.Trials(config, where)
-    process_groups.form(config, rank_environment, where)
+    expert_tensor_parallel = config.expert_tensor_parallel
+    process_groups.form(config.parallelism, expert_tensor_parallel, config.memory, config.faults, rank_environment, where)
     is_first = rank_environment.rank == 0
     chosen = trials.chosen(is_first)
     model_parallel_cuda_manual_seed(config.seed)
-    chunks = build_gpt.build(config, chosen, where)
-    state = TrainingState(chunks, *optimizer.build(config, chosen, chunks))
+    chunks = builder.build(config, chosen, where)
+    optimization, precision, train_samples = config.optimization, config.precision, config.batches.train_samples
+    state = TrainingState(chunks, *optimizer.build(optimization, precision, train_samples, chosen.adamw, chunks))
     training_state.load(Path(str(config.checkpointing.start)), config, state)
     attempts = run_order.read(scoring.run)
     attempt = attempts[scoring.attempt]
@@ -60,13 +62,13 @@ def score(config: RunConfig, rank_environment: RankEnvironment, where: torch.dev
     numbers = list(range(scoring.first_sample, scoring.end_sample))
     padded = numbers + numbers[-1:] * (-len(numbers) % size)
     samples = Chosen(attempt.training_samples(Path(scoring.run)), padded)
-    batches = loader.evaluating(samples, config, where)
-    stepper = Stepper(config, state, where)
+    batches = Loader(config.data, config.batches, config.architecture.vocab_size, where).evaluating(samples)
+    forward_backward = ForwardBackward(config.batches, config.parallelism, chunks, where, keeps_samples=True)
     for chunk in chunks:
         chunk.eval()
     with torch.no_grad(), gathered(chunks), Progress("scoring", len(numbers), "samples") as progress:
         for begin in range(0, len(padded), size):
-            losses = stepper.losses_of_samples(batches, size)
+            losses = forward_backward.losses_of_samples(batches, size)
             some = numbers[begin : begin + size]
             if is_first:
                 for number, loss in zip(some, losses, strict=False):

@@ -18,7 +18,7 @@ import random
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,14 +28,15 @@ from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from torch import Tensor
 
 from lt_shared.console import ToolError
-from lt_train.checkpoint.training_state import TrainingState
-from lt_train.config.run_config import RunConfig
-from lt_train.data.loader import Batch
-from lt_train.models import build_gpt
+from lt_train.data.batch import Batch
+from lt_train.models.chunks import unwrapped
 from lt_train.ops import wgrad_accumulation
 from lt_train.parallel.ddp import Chunk
 from lt_train.runtime import agreement, device, process_lifetime
 from lt_train.runtime.interruption import Echo
+
+if TYPE_CHECKING:
+    from lt_train.checkpoint.training_state import TrainingState
 
 Losses = list[dict[str, Tensor]]
 TOLERANCE = 1e-3
@@ -64,11 +65,18 @@ class Answer:
 
 
 class StepCheck:
-    """Computes the steps twice whose number `interval` divides."""
+    """Computes the steps twice whose number `interval` divides, none without one."""
 
-    def __init__(self, config: RunConfig, state: TrainingState, where: torch.device, clear_gradients: Callable[[], None]):
-        self.interval = config.faults.check_replay_interval
-        self.is_exact = where.type == device.CPU or config.precision.deterministic
+    def __init__(
+        self,
+        interval: int | None,
+        deterministic: bool,
+        state: "TrainingState",
+        where: torch.device,
+        clear_gradients: Callable[[], None],
+    ):
+        self.interval = interval
+        self.is_exact = where.type == device.CPU or deterministic
         self.state = state
         self.where = where
         self.clear_gradients = clear_gradients
@@ -189,7 +197,7 @@ def _outvoted(members: list[tuple[Answer, str]], step: int) -> dict[int, str]:
 @contextlib.contextmanager
 def unreduced(chunks: list[Chunk]) -> Iterator[Callable[[], None]]:
     """Within, a pass leaves each rank its own gradients; the function given reduces those of the last one."""
-    config = build_gpt.unwrapped(chunks[0]).config
+    config = unwrapped(chunks[0]).config
     before = config.finalize_model_grads_func
     settings = [chunk.ddp_config for chunk in chunks]
     overlaps = [each.overlap_grad_reduce for each in settings]
@@ -212,14 +220,14 @@ def unreduced(chunks: list[Chunk]) -> Iterator[Callable[[], None]]:
 
 def _parameters(chunks: list[Chunk]) -> Iterator[tuple[str, Any]]:
     for chunk in chunks:
-        for name, parameter in build_gpt.unwrapped(chunk).named_parameters():
+        for name, parameter in unwrapped(chunk).named_parameters():
             if parameter.requires_grad:
                 yield name, parameter
 
 
 def _restorer(chunks: list[Chunk], where: torch.device) -> Callable[[], None]:
     """Sets back what a pass changes beside the gradients: random generators, and buffers, such as a router's counts."""
-    buffers = [(buffer, buffer.clone()) for chunk in chunks for buffer in build_gpt.unwrapped(chunk).buffers()]
+    buffers = [(buffer, buffer.clone()) for chunk in chunks for buffer in unwrapped(chunk).buffers()]
     on_gpu = where.type == device.CUDA
     states = random.getstate(), np.random.get_state(), torch.get_rng_state(), get_cuda_rng_tracker().get_states()
     of_gpu = torch.cuda.get_rng_state(where) if on_gpu else None

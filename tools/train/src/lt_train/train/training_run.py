@@ -26,14 +26,17 @@ from lt_train.config import megatron_arguments, optional_packages
 from lt_train.config.kernels import Kernels
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.model.description import describe
-from lt_train.data import blended_dataset, loader, order_record
+from lt_train.data import blended_dataset, order_record
 from lt_train.data.arrivals import Arrivals
-from lt_train.data.loader import Batch
+from lt_train.data.batch import Batch
+from lt_train.data.blended_dataset import SampleOrder
+from lt_train.data.loader import Loader
+from lt_train.metrics import recorded_steps
 from lt_train.metrics.log import Log
 from lt_train.metrics.profiling import Profiler
 from lt_train.metrics.step_timer import Clock
 from lt_train.metrics.throughput import Speedometer
-from lt_train.models import build_gpt
+from lt_train.models import builder
 from lt_train.optim import optimizer
 from lt_train.parallel import ddp
 from lt_train.runtime import agreement, device
@@ -43,9 +46,10 @@ from lt_train.runtime.restart_policy import NEXT_PHASE
 from lt_train.runtime.signals import Limits, Reason
 from lt_train.runtime.start_clock import clock
 from lt_train.runtime.watchdog import Watchdog
-from lt_train.train import process_groups
+from lt_train.train import crash_loop, process_groups
 from lt_train.train.bench import Measurement
 from lt_train.train.crash_loop import Attempt
+from lt_train.train.forward_backward import ForwardBackward
 from lt_train.train.hooks import timers
 from lt_train.train.hooks.anomalies import Anomalies, AnomalyCheck
 from lt_train.train.hooks.checkpoints import Checkpoints, LocalCheckpoints
@@ -70,7 +74,8 @@ def train(config: RunConfig, rank_environment: RankEnvironment, where: torch.dev
     Manifest lines of checkpoints go to stdout of rank 0.
     """
     trials = Trials(config, where)
-    process_groups.form(config, rank_environment, where)
+    expert_tensor_parallel = config.expert_tensor_parallel
+    process_groups.form(config.parallelism, expert_tensor_parallel, config.memory, config.faults, rank_environment, where)
     clock.lap("process groups")
     with FailureWatch():
         return _train(config, rank_environment, where, trials)
@@ -97,16 +102,18 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, where: torch.de
             log.line(line, brief=())
         log.line(f"  kernels: {chosen}")
         log.line("  versions: " + ", ".join(f"{package} {version}" for package, version in versions.items()), ())
-        chunks = build_gpt.build(config, chosen, where)
+        chunks = builder.build(config, chosen, where)
         at_end.callback(ddp.release, chunks)
         clock.lap("model")
-        state = TrainingState(chunks, *optimizer.build(config, chosen, chunks))
+        optimization, precision, train_samples = config.optimization, config.precision, config.batches.train_samples
+        state = TrainingState(chunks, *optimizer.build(optimization, precision, train_samples, chosen.adamw, chunks))
         clock.lap("optimizer")
+        resumed = config
         if start is not None:
             watchdog = Watchdog(config.faults.timeout_seconds, rank_environment, config.checkpointing.directory)
             with watchdog, watchdog.slow():
                 training_state.load(Path(start), config, state, copies.supplied() if copies else None)
-                config = config.continued(state.iteration, state.consumed_samples)
+                resumed = config.continued(state.iteration, state.consumed_samples)
                 log.line(CheckpointLoaded(state.iteration, str(Path(start).parent), _now()).format())
                 torch.distributed.barrier()
             starting_point.forget(config)
@@ -116,10 +123,13 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, where: torch.de
             unused.delete()
         optimizer.create_state(state.optimizer)
         clock.lap("loading")
-        run = Run(config, chosen, state, log, where, rank_environment, copies)
+        run = Run(resumed, chosen, state, log, where, rank_environment, copies)
         if is_first and config.checkpointing.directory:
-            order_record.write(config, state.consumed_samples, state.iteration, run.saver.datasets)
-        log.begin(state.iteration, arguments)
+            command, datasets = config.reporting.command, run.saver.datasets
+            order_record.write(
+                config.checkpointing.directory, run.order, command, state.consumed_samples, state.iteration, datasets
+            )
+        log.begin(recorded_steps.Attempt(state.iteration, config, versions), config.batches, config.schedule, arguments)
         clock.lap("data")
         with Profiler(config.reporting.profile, rank_environment.rank, where, state.iteration) as profiler:
             stopped = run.train(trials.confirm, profiler)
@@ -133,7 +143,9 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, where: torch.de
 def _log(config: RunConfig, is_first: bool, where: torch.device, chosen: Kernels, versions: dict[str, str]) -> Log:
     if config.benchmark:
         return Measurement(config, is_first, device.name(where), chosen, versions)
-    return Comparison(config, is_first) if config.replay else Log(config, is_first)
+    if config.replay:
+        return Comparison(config.replay, config.checkpointing.start, config.reporting, is_first)
+    return Log(config.reporting, config.checkpointing.directory, is_first)
 
 
 def _now() -> datetime.datetime:
@@ -158,33 +170,51 @@ class Run:
         self.log = log
         self.where = where
         self.copies = copies
-        self.stepper = Stepper(config, state, where)
-        settings = config.checkpointing
+        batches, parallelism, settings = config.batches, config.parallelism, config.checkpointing
+        datasets = len(config.data.datasets)
+        self.forward_backward = ForwardBackward(
+            batches,
+            parallelism,
+            state.chunks,
+            where,
+            sources=datasets if datasets > 1 else 0,
+            keeps_samples=config.reporting.sample_losses,
+        )
+        self.stepper = Stepper(
+            self.forward_backward, config.optimization, config.precision, config.skipping, config.faults, state
+        )
         self.limits = Limits(state.iteration, settings.exit_interval, settings.exit_duration_minutes)
-        _order_samples(config, state, rank_environment.rank == 0)
-        self.data = loader.build(config, state.consumed_samples, state.iteration)
-        self.arrivals = Arrivals(config, self.data.training, self.data.streams, rank_environment.rank)
+        self.order = SampleOrder.of_run(config)
+        _order_samples(self.order, state, rank_environment.rank == 0)
+        cache = blended_dataset.cache_directory(config.data, settings.directory)
+        self.data = blended_dataset.build(self.order, cache, state.ordered_samples)
+        vocab_size, streams = config.architecture.vocab_size, self.data.streams
+        self.loader = Loader(config.data, batches, vocab_size, where)
+        self.arrivals = Arrivals(config.data, vocab_size, settings, self.data.training, streams, rank_environment.rank)
         self.saver = Saver(config, chosen, state, where, log, self.arrivals)
         self.local_saver = LocalSaver(self.saver, copies) if copies else None
         self.stepper.before_update = self.saver.hold_back_update
         self.stepper.check.tell = log.failure
-        self.speedometer = Speedometer(config, device.name(where))
+        devices, device_name = parallelism.world_size, device.name(where)
+        self.speedometer = Speedometer(config.architecture, batches, config.precision, devices, device_name)
         self.clock = Clock()
-        self.timers = timers.attach(config, state)
+        self.timers = timers.attach(config.reporting, state)
         self.watchdog = Watchdog(config.faults.timeout_seconds, rank_environment, settings.directory)
-        keeps_attempts = rank_environment.rank == 0 and settings.directory is not None
-        self.attempt = Attempt(Path(str(settings.directory)), config, state.iteration) if keeps_attempts else None
+        self.attempt: Attempt | None = None
+        if rank_environment.rank == 0 and settings.directory is not None:
+            self.attempt = Attempt(Path(settings.directory), crash_loop.fingerprint(config), state.iteration)
 
     def train(self, after_first_step: Callable[[], None], profiler: Profiler) -> Reason:
         """Train; returns why the run ended before its last step."""
         config, state = self.config, self.state
+        last_step = config.schedule.end_of_form(config.batches, state.iteration)
         trainer = Trainer(
             state,
             self.stepper,
-            self.clock.reading(self._batches()),
+            self.clock.reading(self._batches(last_step)),
             self.clock,
             self.limits,
-            config.schedule.end_of_form(config.batches, state.iteration),
+            last_step,
             config.batches.train_iters,
             self.hooks(after_first_step, profiler),
         )
@@ -199,10 +229,11 @@ class Run:
             self.log.end()
         return stop
 
-    def _batches(self) -> Iterator[Batch]:
+    def _batches(self, last_step: int) -> Iterator[Batch]:
         assert self.data.training
-        state, ready = self.state, self.arrivals.is_ready
-        return loader.training(self.data.training, self.config, self.where, state.consumed_samples, state.iteration, ready)
+        state, skipping, is_ready = self.state, self.config.skipping, self.arrivals.is_ready
+        samples = self.data.training
+        return self.loader.training(samples, skipping, state.consumed_samples, state.iteration, last_step, is_ready)
 
     def hooks(self, after_first_step: Callable[[], None], profiler: Profiler) -> list[Hook]:
         """In the order in which the training loop calls them."""
@@ -225,18 +256,18 @@ class Run:
         return hooks
 
     def _evaluation(self) -> Evaluation:
-        settings, batches_of = self.config.data, partial(loader.evaluating, config=self.config, where=self.where)
+        settings, batches_of = self.config.data, self.loader.evaluating
         return Evaluation(
             *(self.data.validation, self.data.test, batches_of, settings.eval_interval, settings.eval_iters),
-            *(self.config.batches.train_iters, self.state, self.stepper, self.log, self.watchdog),
+            *(self.config.batches.train_iters, self.state, self.forward_backward, self.log, self.watchdog),
         )
 
 
-def _order_samples(config: RunConfig, state: TrainingState, is_first: bool) -> None:
+def _order_samples(order: SampleOrder, state: TrainingState, is_first: bool) -> None:
     """Note how many samples are put into an order. The first rank warns if it is another order than before."""
-    before, now = state.ordered_samples, loader.training_samples(config, state.consumed_samples, state.iteration)
+    before, now = state.ordered_samples, order.training_samples(state.consumed_samples, state.iteration)
     state.ordered_samples = now
-    if is_first and before and state.consumed_samples and blended_dataset.changes_order(config, before, now):
+    if is_first and before and state.consumed_samples and blended_dataset.changes_order(order, before, now):
         warn(
             f"the length of the run was {before} samples and is {now}, which takes another number of epochs: the samples that"
             " are left come in another order than before"

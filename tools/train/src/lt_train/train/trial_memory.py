@@ -23,9 +23,9 @@ from lt_shared import installed_versions, local_files
 from lt_shared.console import ToolError
 from lt_train.config import optional_packages
 from lt_train.config.kernels import Kernels
-from lt_train.config.run_config import RunConfig
 from lt_train.kernels.compile_caches import TRIALS
 from lt_train.runtime import device
+from lt_train.train.trial_shapes import Shapes
 
 ROOT = Path(__file__).parents[1]
 VARIABLES = ("CUDA_", "CUTE_DSL_", "CUTLASS_", "FLASH_ATTENTION_", "QUACK_", "TRITON_", "TVM_FFI_", "LD_LIBRARY_PATH")
@@ -64,13 +64,12 @@ class TrialMemory:
 NONE = TrialMemory(None, {})
 
 
-def of_rank(config: RunConfig, chosen: Kernels, where: torch.device) -> TrialMemory:
-    return TrialMemory(os.environ.get(TRIALS), facts(config, chosen, where))
+def of_rank(shapes: Shapes, world_size: int, chosen: Kernels, where: torch.device) -> TrialMemory:
+    return TrialMemory(os.environ.get(TRIALS), facts(shapes, world_size, chosen, where))
 
 
-def facts(config: RunConfig, chosen: Kernels, where: torch.device) -> dict[str, Any]:
+def facts(shapes: Shapes, world_size: int, chosen: Kernels, where: torch.device) -> dict[str, Any]:
     """All that a trial depends on."""
-    parallel, batches = config.parallelism, config.batches
     return {
         "host": socket.gethostname(),
         "python": platform.python_version(),
@@ -80,10 +79,8 @@ def facts(config: RunConfig, chosen: Kernels, where: torch.device) -> dict[str, 
         "sources": _sources(),
         "variables": {name: value for name, value in os.environ.items() if name.startswith(VARIABLES)},
         "kernels": dataclasses.asdict(chosen),
-        "architecture": dataclasses.asdict(config.architecture),
-        "layout": [parallel.tensor, parallel.context, parallel.world_size],
-        "batch": [batches.micro_batch_size, batches.seq_length, config.padded_vocab_size, config.data.reset_attention_mask],
-        "precision": dataclasses.asdict(config.precision),
+        "shapes": dataclasses.asdict(shapes),
+        "ranks": world_size,
     }
 
 

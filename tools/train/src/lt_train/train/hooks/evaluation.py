@@ -4,15 +4,16 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lt_shared.run_log import Evaluation as Evaluated
-from lt_shared.sample_order.samples import Samples
 from lt_train.runtime.signals import Reason
 from lt_train.train.hooks.hook import Hook
 
 if TYPE_CHECKING:
+    from lt_shared.sample_order.samples import Samples
     from lt_train.checkpoint.training_state import TrainingState
     from lt_train.metrics.log import Log
     from lt_train.runtime.watchdog import Watchdog
-    from lt_train.train.train_step import Stepper, StepResult
+    from lt_train.train.forward_backward import ForwardBackward
+    from lt_train.train.train_step import StepResult
 
 
 class Evaluation(Hook):
@@ -26,14 +27,14 @@ class Evaluation(Hook):
 
     def __init__(
         self,
-        validation: Mapping[str, Samples],
-        test: Samples | None,
-        batches_of: Callable[[Samples], Iterator[Any]],
+        validation: Mapping[str, "Samples"],
+        test: "Samples | None",
+        batches_of: Callable[["Samples"], Iterator[Any]],
         interval: int,
         global_batches: int,
         total_steps: int,
         state: "TrainingState",
-        stepper: "Stepper",
+        forward_backward: "ForwardBackward",
         log: "Log",
         watchdog: "Watchdog",
     ):
@@ -44,7 +45,7 @@ class Evaluation(Hook):
         self.global_batches = global_batches
         self.total_steps = total_steps
         self.state = state
-        self.stepper = stepper
+        self.forward_backward = forward_backward
         self.log = log
         self.watchdog = watchdog
 
@@ -56,8 +57,8 @@ class Evaluation(Hook):
         if self.test and is_last:
             self._evaluate("test", self.test)
 
-    def _evaluate(self, split: str, samples: Samples, name: str = "", is_first: bool = True) -> None:
+    def _evaluate(self, split: str, samples: "Samples", name: str = "", is_first: bool = True) -> None:
         batches = self.batches_of(samples)
         with self.watchdog.slow():
-            loss = self.stepper.evaluate(batches, self.global_batches)
+            loss = self.forward_backward.evaluate(batches, self.global_batches)
         self.log.evaluation(Evaluated(self.state.iteration, loss, split, name or None, is_first))

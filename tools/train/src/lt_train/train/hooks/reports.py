@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from lt_shared.run_log import Step
 from lt_shared.sample_order.log_notes import Skipped
-from lt_train.checkpoint.training_state import Unlogged
 from lt_train.metrics.throughput import Speedometer
+from lt_train.metrics.unlogged import Unlogged
 from lt_train.runtime import device
 from lt_train.runtime.signals import Reason
 from lt_train.train.hooks import timers

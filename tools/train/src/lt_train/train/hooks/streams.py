@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from lt_shared import run_log
 from lt_shared.console import TryAgain
-from lt_train.data.arrivals import Arrival
+from lt_train.data.arrival import Arrival
 from lt_train.runtime import agreement
 from lt_train.runtime.signals import Limits, Reason
 from lt_train.train.hooks.hook import Hook

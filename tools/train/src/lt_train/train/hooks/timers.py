@@ -5,12 +5,15 @@ default. megatron-core's schedules, gradient reduction and optimizers have their
 """
 
 import warnings
+from typing import TYPE_CHECKING
 
 from megatron.core.timers import Timers
 
-from lt_train.checkpoint.training_state import TrainingState
-from lt_train.config.run_config import RunConfig
-from lt_train.models import build_gpt
+from lt_train.config.settings.reporting import Reporting
+from lt_train.models.chunks import unwrapped
+
+if TYPE_CHECKING:
+    from lt_train.checkpoint.training_state import TrainingState
 
 # All ranks must ask for the same names, and a rank has only those timers that it used.
 NAMES = (
@@ -40,15 +43,15 @@ NAMES = (
 )
 
 
-def attach(config: RunConfig, state: TrainingState) -> Timers | None:
+def attach(reporting: Reporting, state: "TrainingState") -> Timers | None:
     """Give the model and the optimizer of `state` timers of the configured level; None without one."""
-    if not config.reporting.timing_log_level:
+    if not reporting.timing_log_level:
         return None
     # They gather their times with a function that torch has given another name.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\.")
-    timers = Timers(config.reporting.timing_log_level, config.reporting.timing_log_option)
+    timers = Timers(reporting.timing_log_level, reporting.timing_log_option)
     for chunk in state.chunks:
-        build_gpt.unwrapped(chunk).config.timers = timers
+        unwrapped(chunk).config.timers = timers
     for inner in (state.optimizer, *getattr(state.optimizer, "chained_optimizers", ())):
         if hasattr(inner, "config"):
             inner.config.timers = timers

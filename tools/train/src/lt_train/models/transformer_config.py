@@ -1,0 +1,206 @@
+"""megatron-core's TransformerConfig of a run: which settings become which of its fields.
+
+Our layers read it, and so do megatron-core's parallel layers, DDP, schedules and checkpoints. Fusions that need apex or
+TransformerEngine are off.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core.fusions.fused_bias_geglu import quick_gelu
+from megatron.core.transformer import TransformerConfig
+
+from lt_shared.architecture import CLAMPED_SWIGLU_LIMIT, Architecture
+from lt_train.config.run_config import RunConfig
+from lt_train.config.settings.layers import Layers
+from lt_train.config.settings.memory import SWIGLU, Memory, Recompute
+from lt_train.config.settings.parallelism import Parallelism
+from lt_train.config.settings.precision import Precision
+from lt_train.models.mixers import rope
+from lt_train.runtime.device import CPU
+
+
+def transformer_config(run_config: RunConfig, device: torch.device) -> TransformerConfig:
+    """The TransformerConfig of every decoder of the run; `device` is where its layers are computed."""
+    architecture, optimization = run_config.architecture, run_config.optimization
+    precision, parallelism, memory = run_config.precision, run_config.parallelism, run_config.memory
+    on_cpu = device.type == CPU
+    return TransformerConfig(
+        **_sizes(architecture),
+        **_norms(architecture),
+        **_attention(architecture, run_config.batches.seq_length),
+        **_mlp(architecture, on_cpu),
+        **_experts(architecture, run_config.layers),
+        moe_router_bias_update_rate=optimization.router_bias_update_rate,
+        mtp_loss_scaling_factor=optimization.mtp_loss_scaling_factor,
+        hidden_dropout=run_config.layers.hidden_dropout,
+        attention_dropout=run_config.layers.attention_dropout,
+        **_layout(parallelism, run_config.expert_tensor_parallel),
+        **_pipeline_communication(is_interleaved=parallelism.interleaving is not None),
+        **_number_formats(precision, memory),
+        **_initialization(on_cpu, memory),
+        **_fusions(on_cpu),
+        gradient_accumulation_fusion=accumulates_in_gemms(precision, parallelism, memory),
+        **_recomputation(memory.recompute),
+    )
+
+
+def _sizes(architecture: Architecture) -> dict[str, Any]:
+    return {
+        "num_layers": architecture.num_layers,
+        "hidden_size": architecture.hidden_size,
+        "ffn_hidden_size": architecture.ffn_hidden_size,
+        "num_attention_heads": architecture.num_attention_heads,
+        "num_query_groups": architecture.num_query_groups,
+        "kv_channels": architecture.kv_channels,
+    }
+
+
+def _norms(architecture: Architecture) -> dict[str, Any]:
+    return {
+        "normalization": "RMSNorm" if architecture.family == "llama" else "LayerNorm",
+        "layernorm_epsilon": architecture.norm_epsilon,
+        "layernorm_zero_centered_gamma": architecture.layernorm_zero_centered_gamma,
+        "qk_layernorm": architecture.qk_layernorm,
+        "persist_layer_norm": False,
+    }
+
+
+def _attention(architecture: Architecture, seq_length: int) -> dict[str, Any]:
+    window = architecture.sliding_window
+    return {
+        "add_qkv_bias": architecture.add_qkv_bias,
+        "softmax_scale": rope.score_scale(architecture),
+        "softmax_type": "learnable" if architecture.attention_sinks else "vanilla",
+        # Tokens that a query sees to its left and to its right, beside its own. A window as long as the samples hides none.
+        "window_size": None if window is None or window >= seq_length else (window - 1, 0),
+        "window_attn_skip_freq": architecture.window_attn_skip_freq,
+    }
+
+
+def _mlp(architecture: Architecture, on_cpu: bool) -> dict[str, Any]:
+    is_llama = architecture.family == "llama"
+    fields = {"gated_linear_unit": is_llama, "add_bias_linear": architecture.add_bias_linear or not is_llama}
+    if architecture.activation == "clamped_swiglu":
+        # The fused kernel clamps before it adds the bias.
+        offset_and_limit = {"glu_linear_offset": 1.0, "activation_func_clamp_value": CLAMPED_SWIGLU_LIMIT}
+        return {**fields, "activation_func": quick_gelu, **offset_and_limit, "bias_activation_fusion": False}
+    is_silu = is_llama and architecture.activation == "silu"
+    activation = torch.nn.functional.silu if is_silu else _gelu(on_cpu)
+    return {**fields, "activation_func": activation, "bias_activation_fusion": not on_cpu}
+
+
+def _gelu(on_cpu: bool) -> Callable[[torch.Tensor], torch.Tensor]:
+    """GPT's, by hyperbolic tangent. megatron-core's fused kernel computes it so, and wants the exact one's name for it."""
+    return partial(torch.nn.functional.gelu, approximate="tanh") if on_cpu else torch.nn.functional.gelu
+
+
+def _experts(architecture: Architecture, layers: Layers) -> dict[str, Any]:
+    if architecture.num_experts is None:
+        return {}
+    dense, moe_layers = architecture.moe_first_dense_layers, architecture.num_layers - architecture.moe_first_dense_layers
+    scaling_factor = architecture.moe_router_topk_scaling_factor
+    return {
+        "num_moe_experts": architecture.num_experts,
+        "moe_ffn_hidden_size": architecture.expert_size,
+        "moe_shared_expert_intermediate_size": architecture.moe_shared_expert_intermediate_size,
+        # A list makes megatron-core store every layer under its own key.
+        "moe_layer_freq": [0] * dense + [1] * moe_layers if dense else 1,
+        "moe_router_topk": architecture.moe_router_topk,
+        "moe_router_pre_softmax": architecture.moe_router_pre_softmax,
+        "moe_router_score_function": architecture.moe_router_score_function,
+        "moe_router_enable_expert_bias": architecture.moe_router_enable_expert_bias,
+        "moe_router_num_groups": architecture.moe_router_num_groups,
+        "moe_router_group_topk": architecture.moe_router_group_topk,
+        "moe_router_topk_scaling_factor": None if scaling_factor == 1 else scaling_factor,
+        "moe_router_dtype": "fp32",
+        "moe_router_load_balancing_type": "aux_loss",
+        "moe_aux_loss_coeff": architecture.moe_aux_loss_coeff,
+        "moe_token_dispatcher_type": layers.token_dispatcher,
+    }
+
+
+def _layout(parallelism: Parallelism, expert_tensor_parallel: int) -> dict[str, Any]:
+    return {
+        "tensor_model_parallel_size": parallelism.tensor,
+        "sequence_parallel": parallelism.sequence,
+        "pipeline_model_parallel_size": parallelism.pipeline,
+        "virtual_pipeline_model_parallel_size": parallelism.interleaving,
+        "num_layers_in_first_pipeline_stage": parallelism.first_stage_layers,
+        "num_layers_in_last_pipeline_stage": parallelism.last_stage_layers,
+        "context_parallel_size": parallelism.context,
+        "expert_model_parallel_size": parallelism.expert,
+        "expert_tensor_parallel_size": expert_tensor_parallel,
+    }
+
+
+def _pipeline_communication(is_interleaved: bool) -> dict[str, bool]:
+    """How pipeline ranks exchange activations and gradients. Two settings train an interleaved pipeline wrongly, with no error.
+
+    With two ranks, the previous and the next are the same. Batched point-to-point operations between two ranks are matched by
+    their order alone: what was sent forward is received as if it came from behind, and has the right shape. One by one, each
+    direction has a communicator of its own. And with deallocate_pipeline_outputs megatron-core 0.16 frees an output while it is
+    still being sent.
+    """
+    return {
+        "batch_p2p_comm": not is_interleaved,
+        "overlap_p2p_comm": is_interleaved,
+        "deallocate_pipeline_outputs": not is_interleaved,
+    }
+
+
+def _number_formats(precision: Precision, memory: Memory) -> dict[str, Any]:
+    dtype = getattr(torch, precision.dtype)
+    return {
+        "bf16": precision.bf16,
+        "fp16": precision.fp16,
+        # FSDP's shards are the master weights.
+        "params_dtype": torch.float32 if memory.fully_sharded else dtype,
+        "pipeline_dtype": dtype,
+        "deterministic_mode": precision.deterministic,
+    }
+
+
+def _initialization(on_cpu: bool, memory: Memory) -> dict[str, Any]:
+    """Modules allocate their weights; `lt_train.parallel.initialization` fills them afterwards."""
+    return {
+        # Without it megatron-core's layers allocate on the GPU whatever torch's default device.
+        "use_cpu_initialization": on_cpu or memory.fully_sharded,
+        "init_model_with_meta_device": memory.fully_sharded,
+        # perform_initialization=False would also leave out the attributes that mark a weight as split among tensor-parallel
+        # ranks; the gradient norm then counts one rank's share of it only, and clipping differs from the single-rank run.
+        "init_method": _unchanged,
+        "output_layer_init_method": _unchanged,
+        "embedding_init_method": _unchanged,
+    }
+
+
+def _unchanged(weight: torch.Tensor) -> torch.Tensor:
+    return weight
+
+
+def _fusions(on_cpu: bool) -> dict[str, bool]:
+    return {"bias_dropout_fusion": not on_cpu, "masked_softmax_fusion": False, "cross_entropy_loss_fusion": False}
+
+
+def accumulates_in_gemms(precision: Precision, parallelism: Parallelism, memory: Memory) -> bool:
+    """Whether GEMMs add to gradient buffers. FSDP has no buffers. Without 16 bits nothing is gained by it.
+
+    Only these GEMMs can be deferred, and they add each use of a weight by itself, where autograd first sums the uses of a micro
+    batch: the schedules of a pipeline would differ in the last bits of a weight that multi-token prediction uses twice.
+    """
+    return (precision.half or parallelism.pipeline > 1) and not memory.fully_sharded
+
+
+def _recomputation(recompute: Recompute | None) -> dict[str, Any]:
+    """Activations that the backward pass computes again. SwiGLU alone is recomputed by its kernels."""
+    if recompute is None or set(recompute.modules) == {SWIGLU}:
+        return {}
+    return {
+        "recompute_granularity": recompute.granularity,
+        "recompute_method": recompute.method,
+        "recompute_num_layers": recompute.layers,
+        "recompute_modules": [module for module in recompute.modules if module != SWIGLU] or None,
+    }

@@ -1,0 +1,205 @@
+"""A global batch of a rank: its micro batches through this rank's pipeline stages, forward and backward, and their losses."""
+
+import itertools
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
+
+from lt_train.config.settings.batches import Batches
+from lt_train.config.settings.parallelism import Parallelism
+from lt_train.data.batch import Batch
+from lt_train.models.chunks import unwrapped
+from lt_train.models.decoder import Decoder
+from lt_train.models.mixers.core_attention import document_numbers, sequence_share
+from lt_train.models.multi_token_prediction import further
+from lt_train.ops import wgrad_accumulation
+from lt_train.parallel.ddp import Chunk, gathered
+from lt_train.runtime.reading import Reading
+from lt_train.train import pipeline_schedule
+
+LM_LOSS, MTP_LOSS = "lm loss", "mtp loss"
+# By dataset of the blend: the sum of the losses of its tokens, and how many tokens there were.
+SOURCE_SUMS = "source sums"
+# Sums of the losses and numbers of the counted tokens of a micro batch's samples, [2, b].
+SAMPLE_SUMS = "sample sums"
+
+# What the last pipeline stage reports of each micro batch, by the names above. The other stages report nothing.
+Losses = list[dict[str, torch.Tensor]]
+
+
+class ForwardBackward:
+    """Runs global batches through the `chunks` of this rank, by megatron-core's pipeline schedules or our own.
+
+    `sources` is the number of datasets whose losses are told apart, 0 for none. `keeps_samples`: the losses of single samples
+    are reported, too.
+    """
+
+    def __init__(
+        self,
+        batches: Batches,
+        parallelism: Parallelism,
+        chunks: list[Chunk],
+        where: torch.device,
+        sources: int = 0,
+        keeps_samples: bool = False,
+    ):
+        self.batches = batches
+        self.parallelism = parallelism
+        self.chunks = chunks
+        self.where = where
+        self.sources = sources
+        self.keeps_samples = keeps_samples
+        self.run_schedule = pipeline_schedule.choose(parallelism)
+        # Schedules reduce no gradients before the last micro batch, and finish the reduction after it.
+        config = unwrapped(chunks[0]).config
+        without_sync = [chunk.no_sync for chunk in chunks]
+        config.no_sync_func = without_sync if len(chunks) > 1 else without_sync[0]
+        config.finalize_model_grads_func = partial(wgrad_accumulation.finish, finalize=finalize_model_grads)
+        has_predictions = bool(config.mtp_num_layers)
+        self.loss_kinds = [LM_LOSS, MTP_LOSS] if has_predictions else [LM_LOSS]
+
+    def micro_batches(self, samples: int) -> int:
+        """The number of micro batches that each data-parallel rank runs of `samples` samples."""
+        return samples // (self.batches.micro_batch_size * self.parallelism.data)
+
+    def run(self, batches: Iterator[Batch], samples: int, forward_only: bool) -> Losses:
+        """A global batch of `samples` through the pipeline, in micro batches."""
+        chunks, count = self.chunks, self.micro_batches(samples)
+        # Every stage of an interleaved pipeline reads each micro batch again.
+        readers = list(itertools.tee(itertools.islice(batches, count), len(chunks)))
+        losses: Losses = self.run_schedule(
+            forward_step_func=partial(forward_step, keeps_samples=self.keeps_samples),
+            data_iterator=readers if len(chunks) > 1 else readers[0],
+            model=chunks if len(chunks) > 1 else chunks[0],
+            num_microbatches=count,
+            seq_length=self.batches.seq_length,
+            micro_batch_size=self.batches.micro_batch_size,
+            forward_only=forward_only,
+        )
+        return losses
+
+    @torch.no_grad()
+    def evaluate(self, batches: Iterator[Batch], global_batches: int) -> float:
+        """The mean loss over `global_batches`."""
+        for chunk in self.chunks:
+            chunk.eval()
+        size = self.batches.global_batch_size
+        with gathered(self.chunks):
+            means = (self.mean(self.run(batches, size, forward_only=True)) for _ in range(global_batches))
+            losses = [float(Reading(mean).values()[0]) for mean in means]
+        for chunk in self.chunks:
+            chunk.train()
+        return sum(losses) / len(losses)
+
+    @torch.no_grad()
+    def losses_of_samples(self, batches: Iterator[Batch], samples: int) -> list[float]:
+        """Those of the next global batch, which nothing is learned from."""
+        found: list[float] = self.sample_losses(self.run(batches, samples, forward_only=True), samples).tolist()
+        return found
+
+    def sample_losses(self, losses: Losses, samples: int) -> torch.Tensor:
+        """The mean loss of each sample of a global batch, float64 [samples] on every rank's device; NaN without counted tokens.
+
+        Context-parallel ranks each have the sums of their share of every sample.
+        """
+        sums = torch.zeros((2, samples), dtype=torch.float64, device=self.where)
+        if losses and parallel_state.get_tensor_model_parallel_rank() == 0:
+            own = torch.stack([entry[SAMPLE_SUMS] for entry in losses], 1).double()
+            of_ranks = sums.view(2, len(losses), -1, own.shape[-1])
+            of_ranks[:, :, parallel_state.get_data_parallel_rank()] = own
+        if self.parallelism.world_size > 1:
+            torch.distributed.all_reduce(sums)
+        return sums[0] / sums[1]
+
+    def mean(self, losses: Losses, sources: int = 0) -> torch.Tensor:
+        """The mean of the micro batches' losses over all data-parallel ranks, on every rank's device; float64 of one element, and
+        of a second one with multi-token prediction. Behind them come the sums by `sources`."""
+        kinds = self.loss_kinds
+        total = torch.zeros(len(kinds) + 2 * sources, dtype=torch.float64, device=self.where)
+        # Tensor- and context-parallel ranks all have the loss of their micro batches.
+        if losses and parallel_state.get_tensor_model_parallel_rank() + parallel_state.get_context_parallel_rank() == 0:
+            found = [torch.stack([entry.get(kind, entry[LM_LOSS]) for entry in losses]).double().mean() for kind in kinds]
+            total[: len(kinds)] += torch.stack(found) / self.parallelism.data
+        if losses and sources and parallel_state.get_tensor_model_parallel_rank() == 0:
+            total[len(kinds) :] += _source_sums(losses, sources)
+        if self.parallelism.world_size > 1:
+            torch.distributed.all_reduce(total)
+        return total
+
+
+def _source_sums(losses: Losses, sources: int) -> torch.Tensor:
+    """float64 [2 * sources] of this rank's tokens: the sum of the losses of each dataset, then how many tokens it has."""
+    numbers, sums = (torch.cat(each, dim=-1) for each in zip(*(entry[SOURCE_SUMS] for entry in losses), strict=True))
+    found = torch.zeros(2, sources, dtype=torch.float64, device=sums.device)
+    return found.index_add_(1, numbers, sums.double()).flatten()
+
+
+def forward_step(batches: Iterator[Batch], chunk: Chunk, keeps_samples: bool = False) -> tuple[torch.Tensor, Any]:
+    """megatron-core's callback: one micro batch through this stage, and the function that turns the output into a loss."""
+    output, loss_of = _forward(batches, chunk)
+    return output, partial(_with_sample_sums, loss_of) if keeps_samples else loss_of
+
+
+def _forward(batches: Iterator[Batch], chunk: Chunk) -> tuple[torch.Tensor, Any]:
+    batch = next(batches)
+    documents = batch.get("documents")
+    tokens, positions = _own_part(batch["tokens"]), _own_part(batch["position_ids"])
+    labels, mask = _own_part(batch["labels"]), _own_part(batch["loss_mask"])
+    weight, sources = batch.get("weight"), batch.get("sources")
+    model = unwrapped(chunk) if isinstance(chunk, DistributedDataParallel) else None
+    if model is None or not hasattr(model, "mtp") or not chunk.training:
+        return chunk(tokens, positions, documents, labels=labels), partial(mean_loss, mask, weight, sources)
+    layers = model.config.mtp_num_layers or 0
+    numbers = None if documents is None else document_numbers(documents, batch["tokens"].shape[1])
+    predicted = further(batch["labels"], batch["loss_mask"], numbers, layers, _own_part, weight)
+    output = chunk(tokens, positions, documents, labels=labels, further=predicted)
+    return output, partial(_with_prediction_losses, mask, weight, sources, model)
+
+
+def _with_sample_sums(loss_of: Any, losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    loss, reported = loss_of(losses)
+    mask = loss_of.args[0]
+    return loss, reported | {SAMPLE_SUMS: torch.stack(((losses.detach().float() * mask).sum(1), mask.sum(1).float()))}
+
+
+def _with_prediction_losses(
+    mask: torch.Tensor,
+    weight: torch.Tensor | None,
+    sources: torch.Tensor | None,
+    model: Decoder,
+    losses: torch.Tensor,
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    loss, reported = mean_loss(mask, weight, sources, losses)
+    return loss, reported | {MTP_LOSS: torch.stack(list(model.prediction_losses)).mean()}
+
+
+def _own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """The tokens of this context-parallel rank, of all samples [b, s]."""
+    ranks = parallel_state.get_context_parallel_world_size()
+    return tensor if ranks == 1 else sequence_share(tensor, 1, parallel_state.get_context_parallel_rank(), ranks)
+
+
+def mean_loss(
+    mask: torch.Tensor, weight: torch.Tensor | None, sources: torch.Tensor | None, losses: torch.Tensor
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """The mean over the tokens that count, times the micro batch's `weight`; `mask` and `losses` are [b, s].
+
+    With context parallelism the mean is over all its ranks. What is returned for the backward pass is then this rank's share of
+    it; the schedule multiplies it by the number of these ranks, because gradients are averaged over them.
+    """
+    total, count = (losses.float() * mask).sum(), mask.sum()
+    if weight is not None:
+        total = total * weight
+    reported = torch.stack((total.detach(), count))
+    if parallel_state.get_context_parallel_world_size() > 1:
+        torch.distributed.all_reduce(reported, group=parallel_state.get_context_parallel_group())
+    whole_total, whole_count = reported[0], reported[1].clamp(min=1)
+    found: dict[str, Any] = {LM_LOSS: whole_total / whole_count}
+    if sources is not None:
+        counted = losses.detach().float() * mask
+        found[SOURCE_SUMS] = sources, torch.stack((counted.sum(1), mask.expand_as(losses).sum(1)))
+    return total / whole_count, found
