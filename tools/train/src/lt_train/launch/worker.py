@@ -159,13 +159,14 @@ def _prepare(config: RunConfig, rank_env: RankEnvironment) -> Any:
 def _import_torch(config: RunConfig) -> None:
     import torch  # noqa: F401
 
+    from lt_train.megatron import torch_compile, torch_optimizer
     from lt_train.runtime import device
 
     clock.lap("torch")
-    rank_imports.undo_marks_of_optimizers()
+    torch_optimizer.undo_marks()
     if config.parallelism.device == device.CUDA:
         # On a CPU nothing is compiled.
-        rank_imports.compile_when_called()
+        torch_compile.compile_when_called()
 
 
 def _prepare_process(config: RunConfig) -> None:

@@ -6,11 +6,11 @@ Norms and biases have no weight decay: megatron-core puts them in groups with `w
 import contextlib
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeAlias
 
-import megatron.core.optimizer
 import torch
-from megatron.core.optimizer import OptimizerConfig, distrib_optimizer, get_megatron_optimizer
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import ChainedOptimizer, MegatronOptimizer
@@ -20,10 +20,12 @@ from lt_train.config.kernels import Kernels
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.layers import TRITON
 from lt_train.kernels import split_master_weights
+from lt_train.megatron import distrib_optimizer
+from lt_train.megatron import optimizer as megatron_optimizer
 from lt_train.optim import fused_adamw, muon
 from lt_train.optim.fused_adamw import FusedAdamW
 from lt_train.parallel.ddp import Chunk
-from lt_train.parallel.flat_shards import save_own_shards
+from lt_train.parallel.flat_shards import local_sharded_state
 from lt_train.parallel.fsdp import ShardOptimizer
 from lt_train.runtime.device import CPU
 
@@ -33,7 +35,8 @@ Outcome: TypeAlias = tuple[bool, float | None]
 
 def build(run_config: RunConfig, kernels: Kernels, chunks: list[Chunk]) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
     """The optimizer of this rank and the schedule that sets its learning rates; the schedule counts samples."""
-    _take_torchs()
+    megatron_optimizer.use_torch_optimizers()
+    distrib_optimizer.use_torch_optimizers()
     settings, precision = run_config.optimization, run_config.precision
     is_muon = settings.optimizer == "muon"
     if is_muon:
@@ -69,23 +72,11 @@ def build(run_config: RunConfig, kernels: Kernels, chunks: list[Chunk]) -> tuple
         optimizer = ChainedOptimizer(parts)
     for inner in _inner(optimizer):
         if isinstance(inner, DistributedOptimizer):
-            save_own_shards(inner)
+            distrib_optimizer.save_local_shards(inner, partial(local_sharded_state, inner))
     if kernels.adamw == TRITON:
         fused_adamw.use_fused_adamw(inner for inner in _inner(optimizer) if inner.optimizer is not None)
     _fuse(optimizer)
     return optimizer, _schedule(run_config, optimizer)
-
-
-def _take_torchs() -> None:
-    """Let megatron-core build torch's optimizers also where TransformerEngine or apex are installed, whose Adam it would take.
-
-    Those keep their step counters elsewhere, and megatron-core looks for the count by what is installed: a checkpoint would
-    continue only where the same packages are.
-    """
-    for name, value in {"Adam": torch.optim.AdamW, "SGD": torch.optim.SGD, "USING_PYTORCH_OPTIMIZER": True}.items():
-        setattr(megatron.core.optimizer, name, value)
-    for name in ("HAVE_APEX_OR_TE", "USING_TE_OPTIMIZER", "USING_APEX_OPTIMIZER"):
-        setattr(distrib_optimizer, name, False)
 
 
 def _schedule(run_config: RunConfig, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:
