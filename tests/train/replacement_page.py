@@ -3,6 +3,7 @@
 import importlib
 import pkgutil
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from lt_train import megatron
@@ -34,3 +35,13 @@ def upstreams() -> dict[str, list[Upstream]]:
             values = vars(importlib.import_module(f"{megatron.__name__}.{module.name}")).values()
             records[f"megatron/{module.name}.py"] = [value for value in values if isinstance(value, Upstream)]
     return records
+
+
+def functions() -> dict[str, tuple[str, Upstream, str | Mapping[str, str] | None]]:
+    """The file, the module's record and the parameters of every function, by the name on the page."""
+    return {
+        upstream.qualified(name): (file, upstream, signature)
+        for file, records in upstreams().items()
+        for upstream in records
+        for name, signature in upstream.signatures.items()
+    }

@@ -142,6 +142,16 @@ def test_the_search_sees_what_is_set_on_modules_and_classes(line: str, expected:
     assert list(set_on_upstream(ast.parse(line))) == expected
 
 
+def test_every_function_of_the_room_is_called() -> None:
+    """Else nothing is replaced by it any more: it goes, and its names in the room and on the page."""
+    texts = {path: path.read_text() for path in SOURCE.rglob("*.py")}
+    for path in SOURCE.glob(f"{ROOM}*.py"):
+        for node in ast.parse(texts[path]).body:
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+                callers = [other for other, text in texts.items() if other != path and re.search(rf"\b{node.name}\b", text)]
+                assert callers, f"{path.name}: nobody calls {node.name}"
+
+
 def test_no_row_is_out_of_date() -> None:
     for file, names in listed().items():
         tree = ast.parse((SOURCE / file).read_text())

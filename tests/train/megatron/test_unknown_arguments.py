@@ -1,7 +1,7 @@
 """Every function of megatron-core and torch that lt-train replaces refuses an argument that it does not know, by its name.
 
 The functions are those of docs/megatron-core.md. Values there take no arguments: flags, attributes that hold objects, modules and
-classes of other packages; a test below says that none of them is a function. Functions of a replaced module are tried, too.
+classes of other packages (test_upstream_signatures.py). Functions of a replaced module are tried, too.
 """
 
 import ast
@@ -9,10 +9,6 @@ import contextlib
 import importlib
 import inspect
 import io
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import metadata
@@ -22,12 +18,11 @@ from typing import Any
 
 import pytest
 import torch
-import upstream_signatures
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing import serialization
 from megatron.core.dist_checkpointing.strategies import common
 from megatron.core.dist_checkpointing.strategies import filesystem_async as upstream_filesystem_async
-from replacement_page import listed, upstreams
+from replacement_page import functions, listed, upstreams
 from torch.distributed import distributed_c10d as torch_c10d
 from torch.distributed.checkpoint import filesystem
 
@@ -252,16 +247,7 @@ PASSED_ON: dict[str, Call] = {
     f"Optimizer.{name}": (partial(getattr(torch.optim.Optimizer, name), torch.optim.SGD([torch.zeros(1)])), arguments)
     for name, arguments in {"add_param_group": ({},), "load_state_dict": ({},), "state_dict": (), "zero_grad": ()}.items()
 }
-RECORDS = {
-    file: {upstream.qualified(name): upstream for upstream in records for name in (*upstream.signatures, *upstream.values)}
-    for file, records in upstreams().items()
-}
-FUNCTIONS = {
-    upstream.qualified(name): (file, upstream, signature)
-    for file, records in upstreams().items()
-    for upstream in records
-    for name, signature in upstream.signatures.items()
-}
+FUNCTIONS = functions()
 LISTED = {name for names in listed().values() for name in names}
 REFUSED_HERE = sorted(LISTED & set(FUNCTIONS) - set(PASSED_ON))
 
@@ -286,10 +272,6 @@ def refuses(call: Call, name: str, upstream: Upstream) -> None:
     assert caught.value.hint == f"install {upstream.package} {' or '.join(upstream.versions)}"
     with pytest.raises(BadConfig, match="the argument number 1, which"):
         function(*arguments, True)
-
-
-def test_the_page_and_the_room_name_the_same() -> None:
-    assert listed() == {file: set(names) for file, names in RECORDS.items()}
 
 
 @pytest.mark.parametrize("name", REFUSED_HERE)
@@ -329,31 +311,6 @@ def test_what_it_is_called_with_today_and_none_are_taken(name: str) -> None:
         for function, arguments in calls:
             function(*arguments)
             function(*arguments, later_feature=None)
-
-
-@pytest.fixture(scope="module")
-def installed() -> dict[str, str | None]:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    program = [sys.executable, upstream_signatures.__file__]
-    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=600)
-    assert not done.returncode, done.stderr
-    return dict(json.loads(done.stdout.splitlines()[-1]))
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_the_installed_release_has_the_parameters_that_were_read(name: str, installed: dict[str, str | None]) -> None:
-    """Else a release has other parameters: read the function again, and what the replacement makes of them."""
-    file, upstream, recorded = FUNCTIONS[name]
-    version = metadata.version(upstream.package).partition("+")[0]
-    if not isinstance(recorded, str | None):
-        recorded = recorded.get(version if version in upstream.versions else upstream.versions[-1], upstream_signatures.ABSENT)
-    assert installed[name] == recorded, f"{upstream.package} {version}: see lt_train/{file}"
-
-
-def test_values_take_no_arguments(installed: dict[str, str | None]) -> None:
-    values = {name for names in RECORDS.values() for name in names} - set(FUNCTIONS)
-    assert len(values) > 10
-    assert {installed[name] for name in values} == {upstream_signatures.VALUE, upstream_signatures.ABSENT}
 
 
 @pytest.mark.parametrize("name", [name for name in REFUSED_HERE if isinstance(FUNCTIONS[name][2], str)])
