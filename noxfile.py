@@ -137,6 +137,7 @@ def lint(session: nox.Session) -> None:
     session.run("python", "tests/lint/room_sizes.py")
     session.run("python", "tests/lint/import_circles.py")
     session.run("python", "tests/lint/device_names.py")
+    session.run("python", "tests/lint/config_signatures.py")
 
 
 @task

@@ -36,7 +36,8 @@ def ours(directory: Path, settings: dict[str, Any]) -> dict[str, Any]:
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     place = RankEnvironment(PLACE["RANK"], PLACE["LOCAL_RANK"], PLACE["WORLD_SIZE"], PLACE["WORLD_SIZE"], address, port, "bench")
     plan = launcher.prepare(plan_of([*settings["options"], "--save", str(directory)]))
-    where = worker._prepare(plan, place)
+    worker.prepare_process(plan.parallelism, plan.precision, plan.memory, plan.reporting)
+    where = worker.prepare_device(plan.parallelism.device, place)
     from lt_train.checkpoint import training_state
     from lt_train.train import train_step
 

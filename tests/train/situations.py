@@ -17,7 +17,7 @@ def situation(
 ) -> Situation:
     """Of a run of the tiny model on this machine, whose files lie below `root`; `gpu` on a cluster elsewhere."""
     cluster = Cluster(GPUS[gpu] if gpu else None, nodes, 8)
-    return Situation(Draft.of(assembled([*MODEL, *options])), cluster, variables, gpu is not None, image, root)
+    return Situation(Draft(vars(assembled([*MODEL, *options]))), cluster, variables, gpu is not None, image, root)
 
 
 def write(root: Path, path: str, text: str = "") -> None:

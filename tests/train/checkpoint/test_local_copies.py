@@ -22,7 +22,7 @@ from lt_shared.console import BadConfig, CannotCreate
 from lt_train.checkpoint.local import identity, nodes
 from lt_train.checkpoint.object_reader import known_objects_only
 from lt_train.checkpoint.shards import first_rank_files
-from lt_train.planner import checkpoint_size
+from lt_train.planner.checkpoint_size import CheckpointSize
 from lt_train.runtime import agreement
 
 OPTIONS = (
@@ -227,7 +227,7 @@ def test_the_bound_of_a_nodes_disk() -> None:
     """By hand: of each parameter in bf16 the weight has 2 bytes, which one node may hold alone, and the optimizer's state 12."""
     config = synthetic.plan("--mock-data", "--ranks", "4", "--bf16", "--use-distributed-optimizer", "--global-batch-size", "32")
     parameters = config.architecture.parameters(config.padded_vocab_size)
-    assert checkpoint_size.local_set_bytes(config, 4) == parameters * (2 + 2 * 12 // 4)
-    assert checkpoint_size.local_set_bytes(config, 1) == parameters * 14
+    assert CheckpointSize.from_config(config).local_set(4) == parameters * (2 + 2 * 12 // 4)
+    assert CheckpointSize.from_config(config).local_set(1) == parameters * 14
     alone = synthetic.plan("--mock-data", "--ranks", "4", "--bf16", "--global-batch-size", "32")
-    assert checkpoint_size.local_set_bytes(alone, 4) == parameters * 14
+    assert CheckpointSize.from_config(alone).local_set(4) == parameters * 14

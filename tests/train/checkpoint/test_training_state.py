@@ -46,7 +46,8 @@ CHANGES = sampled(
         ("bf16", "distributed"): (),
         ("bf16-distributed", "plain"): (),
         ("bf16-distributed", "distributed"): (),
-    }
+    },
+    ("distributed", "plain"),
 )
 
 

@@ -111,7 +111,7 @@ def test_srun_ends_the_other_nodes_after_a_hang(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", str(nodes))
     monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", f"1(x{nodes})")
     monkeypatch.setenv("SLURM_STEP_NODELIST", "localhost")
-    monkeypatch.setattr(rank_processes.Ranks, "run", lambda ranks, plan: ExitCode.NO_PROGRESS)
+    monkeypatch.setattr(rank_processes.Ranks, "run", lambda ranks, run_config, world_size, saves: ExitCode.NO_PROGRESS)
     assert launcher.launch(synthetic.plan("--mock-data", "--ranks", str(nodes))) == code
 
 

@@ -26,13 +26,13 @@ def test_a_package_is_absent_for_a_while(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_rank_begins_without_torch() -> None:
     """So that the GPU's context is made while torch is imported, also where its launcher can interrupt it."""
     program = """
-import os, socket, sys, tempfile, types
+import os, socket, sys, tempfile
 from lt_train.launch import worker
 with tempfile.TemporaryDirectory() as place, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as launcher:
     launcher.bind(place + "/control")
     launcher.listen()
     os.environ[worker.VARIABLE] = place + "/control"
-    worker._controlled(types.SimpleNamespace(parallelism=types.SimpleNamespace(device="cuda")), 0)
+    worker._controlled("cuda", 0)
 assert "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, check=True)

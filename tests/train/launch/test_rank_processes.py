@@ -26,7 +26,8 @@ import click
 def command(words):
     sys.executable, *arguments = words
     with rank_processes.Ranks(has_spare="--max-restarts" in arguments) as ranks:
-        return ranks.run(plan_of(arguments))
+        plan = plan_of(arguments)
+        return ranks.run(plan.to_json(), plan.parallelism.world_size, plan.checkpointing.save is not None)
 
 console.run(command, "lt-train")
 """

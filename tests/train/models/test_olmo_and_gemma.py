@@ -36,7 +36,8 @@ TRAINED = sampled(
         "gemma2": ("tp2", "pp2", "cp2"),
         "gemma3": ("sp2", "pp2", "cp2", "fsdp2", "recomputed"),
         "granite": ("sp2", "pp2"),
-    }
+    },
+    "gemma2",
 )
 RESUMED = [family for family in TRAINED if family in ("olmo3", "gemma2")]
 

@@ -15,7 +15,9 @@ from lt_shared.console import BadConfig, UsageError
 from lt_train import cli
 from lt_train.config.cluster import GIB, GPUS, Cluster
 from lt_train.config.draft import assemble
-from lt_train.planner.memory_estimate import estimate
+from lt_train.config.run_config import RunConfig
+from lt_train.planner import memory_estimate
+from lt_train.planner.memory_estimate import Estimate
 
 SMALL = (
     *("--model", "tiny", "--num-layers", "4", "--hidden-size", "128", "--ffn-hidden-size", "352", "--vocab-size", "2048"),
@@ -53,6 +55,10 @@ LARGE = {
 }
 # Weights, gradients and optimizer are counted; what the backward pass needs depends on the kernels too.
 TOLERANCES = {"weights": 0.01, "gradients": 0.01, "optimizer": 0.01, "activations": 0.3}
+
+
+def estimate(config: RunConfig) -> Estimate:
+    return memory_estimate.estimate(config).fullest_rank
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from running import SMALL, command, environment, run
 from lt_shared.manifest import Dataset
 from lt_train.config import cluster
 from lt_train.planner import run_table
+from lt_train.planner.checkpoint_size import CheckpointSize
 
 
 def on_terminal(*arguments: str) -> dict[str, str]:
@@ -66,4 +67,4 @@ def test_saves_beside_training_say_what_host_memory_they_take() -> None:
     many = dataclasses.replace(config, architecture=model)
     gib = 12 * model.parameters(config.padded_vocab_size) / 2**30
     expected = f"runs/a, every 1,000 steps beside training, through {gib:,.2f} GiB of host memory of all nodes together"
-    assert run_table.save_row(many) == expected
+    assert run_table.save_row(many.checkpointing, CheckpointSize.from_config(many), "cpu") == expected

@@ -18,8 +18,11 @@ from lt_train.commands.plan_layout import choose, command
 from lt_train.config import cluster, kernels
 from lt_train.config.checks import problems
 from lt_train.config.cluster import GPUS, Cluster
-from lt_train.planner import expert_costs, measured_speeds, memory_estimate, search, stage_work
+from lt_train.config.run_config import RunConfig
+from lt_train.planner import expert_costs, layout_space, measured_speeds, memory_estimate, search
 from lt_train.planner.resolve import resolve_run_config
+from lt_train.planner.search import ParallelLayout
+from lt_train.planner.stage_work import PipelineWork
 
 ROOT = Path(__file__).parents[3]
 BF16 = ("--bf16", "--mock-data", "--eval-iters", "0", "--device", "cpu")
@@ -60,7 +63,7 @@ def test_a_larger_model_is_split_within_its_nodes() -> None:
     choice = chosen("llama3.1-70b", "h100-80gb", 8, "--global-batch-size", "1024")
     tensor, pipeline, _, _ = sizes(choice)
     assert (tensor <= 8, tensor * pipeline >= 8) == (True, True)
-    assert memory_estimate.estimate(choice.best.config).total <= search.usable_bytes(choice.cluster)
+    assert memory_estimate.estimate(choice.best.config).fullest_rank.total <= search.usable_bytes(choice.cluster)
     assert "--sequence-parallel" in choice.best.flags
 
 
@@ -83,7 +86,7 @@ def test_layouts_are_put_in_the_order_of_their_measured_speeds() -> None:
     wastes = {}
     for name, measured in measured_speeds.MEASURED.items():
         words = [*model, "--global-batch-size", "8", *BF16, "--ranks", "2", *measured.options]
-        wastes[name] = search._waste(assembled(words), 2)
+        wastes[name] = ParallelLayout(assembled(words), {}, Cluster(None, 1, 2)).waste
         assert 1 / (1 + wastes[name]) == pytest.approx(measured.share, abs=0.02), name
     shares = {name: measured.share for name, measured in measured_speeds.MEASURED.items()}
     without_pipeline = [name for name in wastes if name != "pipeline"]
@@ -167,22 +170,27 @@ def test_a_small_mixture_with_few_samples_has_no_experts_one_after_another() -> 
     assert not [each for each in choice.others if each.config.parallelism.expert > 1 < each.config.parallelism.tensor]
 
 
+def expert_share(config: RunConfig, ranks_per_node: int) -> float:
+    runs_one_by_one = kernels.runs_experts_one_by_one(config)
+    return expert_costs.share(config.architecture, config.batches, config.parallelism, runs_one_by_one, ranks_per_node)
+
+
 def test_the_costs_of_experts_are_those_that_were_measured() -> None:
     """Of the mixture that was measured; tensor-parallel ranks have half of the work and all experts of a layer."""
     measured = ("--model", "qwen3-30b-a3b", "--num-layers", "4", "--seq-length", "4096", "--micro-batch-size", "4", *BF16)
     two = (*measured, "--ranks", "2", "--global-batch-size", "8")
     divided = assembled([*two, "--expert-model-parallel-size", "2", "--use-distributed-optimizer"])
-    assert 1 / (1 + search._waste(divided, 2)) == pytest.approx(121_080 / 127_190, abs=1e-3)
+    assert 1 / (1 + ParallelLayout(divided, {}, Cluster(None, 1, 2)).waste) == pytest.approx(121_080 / 127_190, abs=1e-3)
     split = assembled([*two, "--tensor-model-parallel-size", "2", "--sequence-parallel"])
-    assert 1 / (1 + expert_costs.share(split, 2) / 2) == pytest.approx(26_566 / 124_713)
-    assert expert_costs.share(assembled([*two, "--use-distributed-optimizer"]), 2) == 0
+    assert 1 / (1 + expert_share(split, 2) / 2) == pytest.approx(26_566 / 124_713)
+    assert expert_share(assembled([*two, "--use-distributed-optimizer"]), 2) == 0
 
 
 def test_experts_on_several_nodes_wait_for_the_links_between_them() -> None:
     words = ["--model", "deepseek-v3", *BF16, "--seq-length", "4096", "--ranks", "16"]
     config = assembled([*words, "--expert-model-parallel-size", "16"])
-    within, between = (expert_costs.share(config, ranks_per_node) for ranks_per_node in (16, 8))
-    assert (expert_costs.nodes(config, 16), expert_costs.nodes(config, 8)) == (1, 2)
+    within, between = (expert_share(config, ranks_per_node) for ranks_per_node in (16, 8))
+    assert [expert_costs.nodes(config.architecture, config.parallelism, ranks) for ranks in (16, 8)] == [1, 2]
     # Of 15 others 8 are on the other node.
     assert between / within == pytest.approx((7 + 8 * 9) / 15)
 
@@ -227,19 +235,20 @@ def test_the_most_equal_split(layers: int, ranks: int, expected: tuple[int | Non
     words = ["--model", "llama3-8b", "--num-layers", str(layers), *BF16, "--seq-length", "8192", "--ranks", str(ranks)]
     config = assembled(words)
     piped = dataclasses.replace(config, parallelism=dataclasses.replace(config.parallelism, pipeline=ranks))
-    found = stage_work.most_equal(piped)
-    assert found == expected
-    fullest = max(stage_work.shares(stage_work.with_ends(piped, found)))
+    work = PipelineWork.from_config(piped)
+    split = work.model.most_equal_split(ranks)
+    assert split == expected
+    fullest = max(work.with_ends(split).rank_shares)
     for first in range(1, layers):
         for last in range(1, layers - first):
             if ranks > 2 and (layers - first - last) % (ranks - 2) == 0:
-                assert fullest <= max(stage_work.shares(stage_work.with_ends(piped, (first, last)))) + 1e-9
+                assert fullest <= max(work.with_ends((first, last)).rank_shares) + 1e-9
 
 
 def test_the_work_of_all_stages_is_that_of_a_token() -> None:
     for model in ("llama3-8b", "mixtral-8x7b", "tiny-gemma2", "deepseek-v3", "gpt3-1.7b"):
         config = assembled(["--model", model, *BF16, "--seq-length", "1024"])
-        whole = sum(stage.whole for stage in stage_work.of_stages(config))
+        whole = sum(stage.whole for stage in PipelineWork.from_config(config).stages)
         assert whole == pytest.approx(config.architecture.flops_per_token(1024), rel=1e-9), model
 
 
@@ -282,7 +291,7 @@ def test_flags_make_the_same_layout(schedule: str) -> None:
     batch = ("--global-batch-size", "1024")
     choice = chosen("llama3.1-405b", "h100-80gb", 64, *batch, "--pipeline-schedule", schedule)
     same = plan_of(["--model", "llama3.1-405b", *BF16, *batch, "--ranks", "512", *choice.best.flags])
-    assert memory_estimate.estimate(same) == choice.best.estimate
+    assert memory_estimate.estimate(same).fullest_rank == choice.best.estimate
     assert same.parallelism.described == choice.best.config.parallelism.described
     assert same.parallelism.pipeline_schedule == schedule
 
@@ -344,7 +353,7 @@ def test_too_few_ranks_and_too_many_nodes() -> None:
 
 def test_divisors() -> None:
     for number in (1, 2, 36, 97, 800_000):
-        assert search._divisors(number) == [size for size in range(1, number + 1) if number % size == 0]
+        assert layout_space._divisors(number) == [size for size in range(1, number + 1) if number % size == 0]
 
 
 def test_plan_needs_none_of_the_packages_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:

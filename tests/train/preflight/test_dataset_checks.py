@@ -17,7 +17,7 @@ REAL = tuple(word for word in MODEL if word != "--mock-data")
 
 
 def of(*prefixes: str) -> Situation:
-    return Situation(Draft.of(assembled([*REAL, "--split", "1,0,0", *prefixes])), None, {})
+    return Situation(Draft(vars(assembled([*REAL, "--split", "1,0,0", *prefixes]))), None, {})
 
 
 def test_every_dataset_is_looked_at(tmp_path: Path, write_dataset: Callable[..., Dataset]) -> None:
@@ -34,7 +34,7 @@ def test_every_dataset_is_looked_at(tmp_path: Path, write_dataset: Callable[...,
     plan = dataclasses.replace(
         good.config, data=dataclasses.replace(good.config.data, datasets=(renamed, good.config.data.datasets[1]))
     )
-    found = said(dataset_checks.files, dataclasses.replace(good, made=Draft.of(plan)))
+    found = said(dataset_checks.files, dataclasses.replace(good, made=Draft(vars(plan))))
     assert len(found) == 2
     assert f"near it: {cut}, {whole}" in found[0]
     assert f"{cut}.bin" in found[1]

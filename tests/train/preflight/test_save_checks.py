@@ -8,6 +8,7 @@ import pytest
 from layouts import assembled
 from situations import MODEL, said, situation, write
 
+from lt_train.planner.checkpoint_size import CheckpointSize
 from lt_train.preflight import model_checks, save_checks
 
 
@@ -62,7 +63,7 @@ def test_space(
 ) -> None:
     """A run of ten checkpoints."""
     saved = ("--save", str(tmp_path), "--train-iters", "1000", "--save-interval", "100")
-    size = save_checks.checkpoint_bytes(assembled([*MODEL, *saved]))
+    size = CheckpointSize.from_config(assembled([*MODEL, *saved])).total
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=int(checkpoints_free * size)))
     found = said(save_checks.space, situation(tmp_path, *saved, *options))
     assert [text.partition(":")[0] for text in found] == ([outcome] if outcome else [])
@@ -71,8 +72,8 @@ def test_space(
 def test_size_of_a_checkpoint() -> None:
     """Llama 3.1 8B, 8.03 billion parameters: 14 bytes each with bfloat16, 2 without the optimizer."""
     options = (*MODEL, "--model", "llama3.1-8b", "--bf16", "--save", "x")
-    assert save_checks.checkpoint_bytes(assembled(options)) == pytest.approx(14 * 8.03e9, rel=0.01)
-    assert save_checks.checkpoint_bytes(assembled([*options, "--no-save-optim"])) == pytest.approx(2 * 8.03e9, rel=0.01)
+    assert CheckpointSize.from_config(assembled(options)).total == pytest.approx(14 * 8.03e9, rel=0.01)
+    assert CheckpointSize.from_config(assembled([*options, "--no-save-optim"])).total == pytest.approx(2 * 8.03e9, rel=0.01)
 
 
 def test_shared(tmp_path: Path) -> None:

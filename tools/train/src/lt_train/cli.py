@@ -7,7 +7,7 @@ given as `./bench`. The other commands are in `lt_train.commands`, a module each
 import importlib
 import os
 import sys
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -19,6 +19,9 @@ from lt_train.config.run_config import RunConfig
 from lt_train.config.settings import benchmark, streaming
 from lt_train.config.settings import data as data_settings
 from lt_train.runtime import device, signals
+
+if TYPE_CHECKING:
+    from lt_train.planner.memory_estimate import Estimate
 
 EXAMPLES = """
 lt-preprocess corpus.jsonl --tokenizer gpt2/ --append-eod -o data/web | lt-train --model tiny --train-iters 20 --save run1 -
@@ -82,39 +85,39 @@ def command(data: tuple[str, ...], dry_run: bool, as_json: bool, **options: Any)
     continues an interrupted run.
     """
     device.begin_driver()
+    from lt_train.checkpoint import resume
     from lt_train.launch import launcher, tokenization
     from lt_train.planner.resolve import resolve_run_config
 
     datasets = data_settings.training_datasets(tokenization.datasets_of_text(data, options, dry_run), options)
     config = resolve_run_config(streaming.length_options(options, datasets), datasets).started_by(sys.argv[1:])
-    return _show_plan(launcher.prepare(config), as_json) if dry_run else launcher.launch(config)
+    if not dry_run:
+        return launcher.launch(config)
+    config = launcher.prepare(config)
+    return _show_plan(config, as_json, resume.is_finished(config))
 
 
-def _show_plan(config: RunConfig, as_json: bool) -> int:
-    """Print what a run would do: on a terminal a table. Raises BadConfig afterwards when its memory does not suffice."""
-    from lt_train.checkpoint import resume
-    from lt_train.planner import run_table
+def _show_plan(config: RunConfig, as_json: bool, is_finished: bool | None) -> int:
+    """Print what a run would do: on a terminal a table. Raises BadConfig afterwards when its memory does not suffice.
 
-    is_finished = resume.is_finished(config)
-    if as_json or not sys.stdout.isatty():
-        return _print_plan(config, up_to_date=is_finished)
+    `is_finished` is None for a run without checkpoints.
+    """
+    from lt_train.planner import memory_estimate, run_table
+
+    estimate = memory_estimate.estimate(config).fullest_rank
     there = cluster.here(config.parallelism.device, config.parallelism.world_size)
-    click.echo(console.visible(run_table.table(config, there, is_finished)))
-    return _check_memory(config, there)
+    if as_json or not sys.stdout.isatty():
+        progress = {} if is_finished is None else {"up_to_date": is_finished}
+        console.print_json(config.as_record() | {"rank_memory_bytes": estimate.as_record()} | progress)
+    else:
+        click.echo(console.visible(run_table.table(config, there, bool(is_finished))))
+    return _check_memory(estimate, there)
 
 
-def _print_plan(config: RunConfig, **more: bool) -> int:
-    """As JSON, with `more`; raises as `_show_plan`."""
-    from lt_train.planner import memory_estimate
-
-    console.print_json(config.as_record() | memory_estimate.record(config) | more)
-    return _check_memory(config, cluster.here(config.parallelism.device, config.parallelism.world_size))
-
-
-def _check_memory(config: RunConfig, there: cluster.Cluster) -> int:
+def _check_memory(estimate: "Estimate", there: cluster.Cluster) -> int:
     from lt_train.planner import search
 
-    if shortage := search.memory_shortage(config, there):
+    if shortage := search.memory_shortage(estimate, there):
         elsewhere = "lt-train plan --gpu NAME --nodes N shows it on another machine"
         raise BadConfig(f"the plan does not fit: {shortage.reason}", f"{search.LESS_MEMORY}; {elsewhere}")
     return ExitCode.OK
@@ -151,7 +154,7 @@ def bench(dry_run: bool, **options: Any) -> int:
     from lt_train.planner.resolve import resolve_run_config
 
     config = resolve_run_config(with_training_defaults(options) | benchmark.training_options(options), ())
-    return _print_plan(config) if dry_run else launcher.launch(config)
+    return _show_plan(config, as_json=True, is_finished=None) if dry_run else launcher.launch(config)
 
 
 def main() -> NoReturn:

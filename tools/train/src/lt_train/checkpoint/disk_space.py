@@ -15,7 +15,7 @@ from pathlib import Path
 from lt_shared import checkpoint_layout
 from lt_shared.console import ToolError
 from lt_train.config.run_config import RunConfig
-from lt_train.planner import checkpoint_size
+from lt_train.planner.checkpoint_size import CheckpointSize
 from lt_train.runtime.run_files import FULL
 
 # Of what is no tensor: metadata, checksums, random states. And filesystems count whole blocks.
@@ -26,7 +26,7 @@ WORDS = ("No space left on device", "Disk quota exceeded", "File too large", "un
 
 def needed_bytes(config: RunConfig, last: Path | None) -> int:
     """What the next checkpoint needs: as much as the `last` one, which is of the same run, or by the plan."""
-    size = directory_bytes(last) if last is not None else checkpoint_size.checkpoint_bytes(config)
+    size = directory_bytes(last) if last is not None else CheckpointSize.from_config(config).total
     return int(size * (1 + MORE_SHARE)) + MORE_BYTES
 
 

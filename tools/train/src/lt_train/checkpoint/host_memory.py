@@ -33,7 +33,7 @@ def own_bytes(config: RunConfig, state: TrainingState) -> int:
     parameters = sum(parameter.numel() for chunk in state.chunks for parameter in chunk.parameters())
     ranks = config.parallelism.data
     is_first = parallel_state.get_data_parallel_rank() == 0
-    weight, optimizer = checkpoint_size.parameter_bytes(config)
+    weight, optimizer = checkpoint_size.parameter_bytes(config.precision, config.checkpointing)
     weights = parameters * weight * (1 / ranks if config.memory.fully_sharded else is_first)
     shares = 1 / ranks if config.shards_optimizer else is_first
     return int(1.01 * (weights + parameters * optimizer * shares))

@@ -10,7 +10,7 @@ from lt_shared.console import BadData, ToolError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lt_train.config.run_config import RunConfig
+    from lt_shared.architecture import Architecture
     from lt_train.importers.ledger import Dropped, Translation
 
 # Keys of one section with one reason: more of them are one line, so that those that matter are seen.
@@ -103,6 +103,7 @@ def _alike(lost: "Sequence[Dropped]") -> "list[list[Dropped]]":
 
 def _model_problem(translation: "Translation", path: str) -> ToolError | None:
     """Why the file would be no run, or one of another model; says how large the model is that it has."""
+    from lt_train.config.checks import problems
     from lt_train.importers import imported_run
     from lt_train.importers.effects import Effect
     from lt_train.importers.layer_style import BIASES
@@ -126,17 +127,16 @@ def _model_problem(translation: "Translation", path: str) -> ToolError | None:
     another = BadData(f"{where}another {kind} would result, without {lost or of_run}", PARTIAL) if lost or of_run else None
     try:
         config = imported_run.resolve(translation)
-        refused = imported_run.first_problem(config)
+        refused = next(problems(config), None)
     except ToolError as error:
         return another or BadData(f"{where}lt-train refuses the result: {error}", error.hint)
     if refused:
         return another or BadData(f"{where}lt-train refuses the result: {refused}", refused.hint)
-    console.note(_size(config, imported_run.stated_size(path.rpartition("/")[2], *translation.names), translation))
+    console.note(_size(config.architecture, imported_run.stated_size(path.rpartition("/")[2], *translation.names), translation))
     return another
 
 
-def _size(config: "RunConfig", stated: str | None, translation: "Translation") -> str:
-    model = config.architecture
+def _size(model: "Architecture", stated: str | None, translation: "Translation") -> str:
     beside = f"; the original says {stated}" if stated else ""
     is_known = {"vocab_size", "model"} & translation.options.keys()
     vocabulary = "" if is_known else f" with a vocabulary of {model.vocab_size:,}, which the data decides"

@@ -12,6 +12,7 @@ from lt_shared.architecture import Architecture
 from lt_shared.console import ToolError
 from lt_train.config import kernels
 from lt_train.config.draft import Draft
+from lt_train.config.kernel_obstacles import Run
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings import (
     batches,
@@ -39,7 +40,7 @@ Check = tuple[tuple[str, ...], Callable[..., Iterator[ToolError]]]
 def problems(config: RunConfig) -> Iterator[ToolError]:
     """Yields an error for each reason why the run cannot be, those that others follow from first."""
     for form in config.forms:
-        yield from problems_of(Draft.of(form))
+        yield from problems_of(Draft(vars(form)))
 
 
 def problems_of(made: Draft) -> Iterator[ToolError]:
@@ -52,9 +53,9 @@ def problems_of(made: Draft) -> Iterator[ToolError]:
     yield from _problems(CHECKS, known)
 
 
-def layout_problems(config: RunConfig) -> Iterator[ToolError]:
+def layout_problems(run: Run) -> Iterator[ToolError]:
     """Those that follow from how the ranks share the model and the batches."""
-    return _problems(LAYOUT_CHECKS, vars(config))
+    return _problems(LAYOUT_CHECKS, {part: getattr(run, part) for part in kernels.PARTS})
 
 
 def problems_here(parts: Mapping[str, Any]) -> Iterator[ToolError]:

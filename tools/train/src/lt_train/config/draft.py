@@ -7,7 +7,7 @@ click merges flags, environment and config file; presets and derived defaults ar
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any
 
 from lt_shared.architecture import Architecture
 from lt_shared.console import ToolError
@@ -44,12 +44,8 @@ class Draft:
     """
 
     parts: Mapping[str, Any]
-    stand_ins: frozenset[str]
-    failures: tuple[ToolError, ...]
-
-    @classmethod
-    def of(cls, config: RunConfig) -> Self:
-        return cls(vars(config), frozenset(), ())
+    stand_ins: frozenset[str] = frozenset()
+    failures: tuple[ToolError, ...] = ()
 
     @property
     def config(self) -> RunConfig | None:

@@ -7,8 +7,11 @@ from typing import Any
 import torch
 
 from lt_shared.megatron_arguments import to_arguments
-from lt_train.config.run_config import VOCABULARY_MULTIPLE, RunConfig
-from lt_train.config.settings.data import blend_words
+from lt_train.config.run_config import RunConfig
+from lt_train.config.settings.data import Data, blend_words
+from lt_train.config.settings.data_schedule import Schedule
+from lt_train.config.settings.parallelism import VOCABULARY_MULTIPLE
+from lt_train.config.settings.skipping import Skipping
 
 # The arguments that decide the loss and how a step changes the weights. Megatron-LM leaves lengths in samples unset where a run
 # counts steps.
@@ -101,7 +104,7 @@ def of(config: RunConfig) -> dict[str, Any]:
         "fp8_recipe": precision.fp8_recipe,
         "deterministic_mode": precision.deterministic,
         "params_dtype": getattr(torch, config.precision.dtype),
-        **_data_arguments(config),
+        **_data_arguments(config.data, config.schedule, config.skipping),
         "save": config.checkpointing.save,
         "load": config.checkpointing.load,
         "ckpt_format": "torch_dist",
@@ -113,8 +116,7 @@ def of(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def _data_arguments(config: RunConfig) -> dict[str, Any]:
-    data = config.data
+def _data_arguments(data: Data, schedule: Schedule, skipping: Skipping) -> dict[str, Any]:
     whole = data.split is not None
     return {
         "split": data.split,
@@ -132,10 +134,10 @@ def _data_arguments(config: RunConfig) -> dict[str, Any]:
         "reset_attention_mask": data.reset_attention_mask,
         "eod_mask_loss": data.eod_mask_loss,
         "num_workers": data.num_workers,
-        "data_schedule": [phase.record() for phase in config.schedule.phases] or None,
+        "data_schedule": [phase.record() for phase in schedule.phases] or None,
         # Counted from 1, as since Megatron-LM 0.18. Ranges, since a list may be long.
-        "iterations_to_skip": str(config.skipping.steps),
-        "skip_samples": str(config.skipping.samples),
+        "iterations_to_skip": str(skipping.steps),
+        "skip_samples": str(skipping.samples),
     }
 
 

@@ -12,24 +12,22 @@ from typing import Any, Self
 from lt_shared.architecture import Architecture
 from lt_shared.manifest import record_of
 from lt_train.config import kernels
-from lt_train.config.settings.batches import Batches
+from lt_train.config.settings.batches import Batches, resolve_batches
 from lt_train.config.settings.benchmark import Benchmark
 from lt_train.config.settings.checkpointing import Checkpointing
 from lt_train.config.settings.data import Data
 from lt_train.config.settings.data_schedule import Schedule
 from lt_train.config.settings.faults import Faults
 from lt_train.config.settings.layers import Layers
-from lt_train.config.settings.memory import Memory
-from lt_train.config.settings.optimization import Optimization
-from lt_train.config.settings.parallelism import Parallelism
+from lt_train.config.settings.memory import Memory, resolve_memory
+from lt_train.config.settings.optimization import Optimization, resolve_optimization
+from lt_train.config.settings.parallelism import Parallelism, resolve_parallelism
 from lt_train.config.settings.precision import Precision
 from lt_train.config.settings.replaying import Replay
 from lt_train.config.settings.reporting import Reporting
 from lt_train.config.settings.scoring import Scoring
 from lt_train.config.settings.skipping import Skipping
 from lt_train.runtime import device
-
-VOCABULARY_MULTIPLE = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,12 +63,11 @@ class RunConfig:
 
     @property
     def expert_tensor_parallel(self) -> int:
-        """How many tensor-parallel ranks share an expert: all, or 1 if experts have biases, which megatron-core asks for."""
-        return 1 if self.architecture.num_experts and self.architecture.add_bias_linear else self.parallelism.tensor
+        return self.parallelism.expert_tensor(self.architecture)
 
     @property
     def padded_vocab_size(self) -> int:
-        return self.architecture.padded_vocab_size(VOCABULARY_MULTIPLE, self.parallelism.tensor)
+        return self.parallelism.padded_vocab_size(self.architecture)
 
     def starting_at(self, checkpoint: str, continues: bool) -> Self:
         changed = dataclasses.replace(self.checkpointing, start=checkpoint, continues=continues)
@@ -87,6 +84,19 @@ class RunConfig:
         phase = self.schedule.phases[self.schedule.place(self.batches, steps)]
         sizes = dataclasses.replace(self.batches, seq_length=phase.seq_length)
         return dataclasses.replace(self, batches=sizes, architecture=phase.architecture)
+
+    def with_layout(self, options: dict[str, Any], ranks: int) -> Self:
+        """The configuration on `ranks` ranks, with the parallel sizes and the recomputation that `options` ask for."""
+        parallel = resolve_parallelism(options, self.architecture, self.parallelism.device, ranks)
+        batches = resolve_batches(options, self.architecture, parallel)
+        batches = self.schedule.length(batches) if self.schedule else batches
+        return dataclasses.replace(
+            self,
+            parallelism=parallel,
+            batches=batches,
+            optimization=resolve_optimization(options, batches),
+            memory=resolve_memory(options, batches, parallel, self.precision),
+        )
 
     @property
     def forms(self) -> list[Self]:

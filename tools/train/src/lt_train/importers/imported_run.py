@@ -10,9 +10,8 @@ from pathlib import Path
 
 import click
 
-from lt_shared.console import ToolError, UsageError
+from lt_shared.console import UsageError
 from lt_train.config import cluster
-from lt_train.config.checks import problems
 from lt_train.config.draft import assemble
 from lt_train.config.options import schema
 from lt_train.config.run_config import RunConfig
@@ -44,11 +43,6 @@ def resolve(translation: Translation) -> RunConfig:
         options.pop(name, None)
     ranks = math.prod(int(translation.options.get(size) or 1) for size in PARALLEL_SIZES)
     return assemble(options, (), cluster.Cluster(None, 1, ranks))
-
-
-def first_problem(config: RunConfig) -> ToolError | None:
-    """Why lt-train would not run it."""
-    return next(iter(problems(config)), None)
 
 
 def stated_size(*names: str) -> str | None:

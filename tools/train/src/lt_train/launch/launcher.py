@@ -1,6 +1,7 @@
 """From resolved settings to a run: checks everything that can be checked without torch, then starts the ranks or becomes one."""
 
 import contextlib
+import dataclasses
 import fcntl
 import os
 import shlex
@@ -11,15 +12,17 @@ from lt_shared import checkpoint_layout, credentials, local_files, manifest, own
 from lt_shared.console import BadConfig, CannotCreate, ExitCode, ToolError, TryAgain, note, warn
 from lt_train.checkpoint import remote_run, resume, starting_point
 from lt_train.config.run_config import RunConfig
-from lt_train.config.settings.data import check_datasets
+from lt_train.config.settings.checkpointing import Checkpointing
+from lt_train.config.settings.data import Data, check_datasets
+from lt_train.config.settings.reporting import Reporting
 from lt_train.data import remote_datasets
 from lt_train.launch import rank_processes, worker
 from lt_train.launch.stream_pipes import handed_on
-from lt_train.planner import memory_estimate, stage_work
+from lt_train.planner import memory_estimate
+from lt_train.planner.stage_work import PipelineWork
 from lt_train.preflight import check_runner
 from lt_train.runtime import process_lifetime, rank_environment, restart_policy, run_files
 from lt_train.runtime.launchers import presence
-from lt_train.runtime.rank_environment import RankEnvironment
 from lt_train.runtime.start_clock import clock
 from lt_train.train import crash_loop
 
@@ -61,65 +64,82 @@ def launch(config: RunConfig) -> int:
     config = prepare(config, is_first)
     if resume.is_finished(config):
         if is_first:
-            _delete_abandoned(config)
-            _report_finished(config)
+            _delete_abandoned(config.checkpointing, config.data)
+            _report_finished(config.checkpointing, config.reporting)
         return ExitCode.OK
     check_runner.at_start(config)
     config = starting_point.fetched(remote_datasets.fetch(config))
     if rank_env is not None:
-        return _become(config, rank_env)
-    if not is_first:
-        with handed_on(config, is_first):
-            return _run_again(config, is_first)
-    if node is not None:
-        note(node.described)
-    _describe(config)
-    with _run_directory(config), handed_on(config, is_first):
-        return _run_again(config, is_first)
+        clock.begin()
+        clock.lap("launcher")
+        os.environ.update(rank_env.variables())
+    with contextlib.ExitStack() as stack:
+        if is_first:
+            if found:
+                note(found.described)
+            _describe(config)
+            stack.enter_context(_run_directory(config.checkpointing, config.data))
+        if rank_env is not None:
+            return restart_policy.outside(worker.start(config, rank_env))
+        stack.enter_context(handed_on(config.data.streaming, config.checkpointing, is_first))
+        return LaunchedRun(config, is_first).run()
 
 
-def _run_again(config: RunConfig, is_first: bool) -> int:
-    """Run the ranks of this node; when they fail, again from the newest checkpoint, as often as --max-restarts allows."""
-    code: int = ExitCode.OK
-    with rank_processes.Ranks(has_spare=config.faults.max_restarts > 0) as ranks:
-        for left in reversed(range(config.faults.max_restarts + 1)):
-            try:
-                code = _run_ranks(ranks, config, is_first)
-                while code == restart_policy.NEXT_PHASE:
-                    # Another node may not see the newest checkpoint yet; rank 0 tells which one it is.
-                    reached = config.schedule.end_of_form(config.batches, resume.steps_done(config))
-                    config = starting_point.fetched(prepare(config, is_first).at_step(reached))
-                    code = _run_ranks(ranks, config, is_first)
-            except rank_processes.RankKilled as error:
-                if not left and not error.has_hung:
-                    raise
-                warn(str(error))
-                code = error.exit_code
-            if not left or not restart_policy.starts_ranks_again(code):
-                break
-            config = starting_point.fetched(prepare(config))
-            note(f"starting the ranks again, {left - 1} more time(s) after this")
-        is_interrupted = ranks.is_interrupted and code == ExitCode.TRY_AGAIN
-    if is_interrupted and is_first:
-        words = map(credentials.without_tokens, config.reporting.command)
-        note(f"interrupted; this continues the run: {shlex.join(['lt-train', *words])}")
-    # A script that repeats a run which ends with TRY_AGAIN would start it again.
-    return ExitCode.INTERRUPTED if is_interrupted else _exit_code_of_node(code)
+@dataclasses.dataclass
+class LaunchedRun:
+    """A run whose ranks this process starts, one attempt after another. `config` is that of the next attempt.
 
+    `is_first`: this is the first of the run's nodes.
+    """
 
-def _run_ranks(ranks: rank_processes.Ranks, config: RunConfig, is_first: bool) -> int:
-    """As `Ranks.run`. The first node writes down a failure before the first step, too, which ranks themselves do not."""
-    before = crash_loop.attempts(config)
-    code: int = ExitCode.OK
-    try:
-        code = ranks.run(config)
-    except rank_processes.RankKilled as error:
-        code = error.exit_code
-        raise
-    finally:
-        if is_first and restart_policy.starts_ranks_again(code) and crash_loop.attempts(config) == before:
-            crash_loop.add_failed_start(config)
-    return code
+    config: RunConfig
+    is_first: bool
+
+    def run(self) -> int:
+        """Run the ranks of this node; when they fail, again from the newest checkpoint, as often as --max-restarts allows."""
+        code: int = ExitCode.OK
+        with rank_processes.Ranks(has_spare=self.config.faults.max_restarts > 0) as ranks:
+            for left in reversed(range(self.config.faults.max_restarts + 1)):
+                try:
+                    code = self._attempt(ranks)
+                    while code == restart_policy.NEXT_PHASE:
+                        self._go_to_next_phase()
+                        code = self._attempt(ranks)
+                except rank_processes.RankKilled as error:
+                    if not left and not error.has_hung:
+                        raise
+                    warn(str(error))
+                    code = error.exit_code
+                if not left or not restart_policy.starts_ranks_again(code):
+                    break
+                self.config = starting_point.fetched(prepare(self.config))
+                note(f"starting the ranks again, {left - 1} more time(s) after this")
+            is_interrupted = ranks.is_interrupted and code == ExitCode.TRY_AGAIN
+        if is_interrupted and self.is_first:
+            words = map(credentials.without_tokens, self.config.reporting.command)
+            note(f"interrupted; this continues the run: {shlex.join(['lt-train', *words])}")
+        # A script that repeats a run which ends with TRY_AGAIN would start it again.
+        return ExitCode.INTERRUPTED if is_interrupted else _exit_code_of_node(code)
+
+    def _attempt(self, ranks: rank_processes.Ranks) -> int:
+        """As `Ranks.run`. The first node writes down a failure before the first step, too, which ranks themselves do not."""
+        config = self.config
+        before = crash_loop.attempts(config)
+        code: int = ExitCode.OK
+        try:
+            code = ranks.run(config.to_json(), config.parallelism.world_size, saves=config.checkpointing.save is not None)
+        except rank_processes.RankKilled as error:
+            code = error.exit_code
+            raise
+        finally:
+            if self.is_first and restart_policy.starts_ranks_again(code) and crash_loop.attempts(config) == before:
+                crash_loop.add_failed_start(config)
+        return code
+
+    def _go_to_next_phase(self) -> None:
+        # Another node may not see the newest checkpoint yet; rank 0 tells which one it is.
+        reached = self.config.schedule.end_of_form(self.config.batches, resume.steps_done(self.config))
+        self.config = starting_point.fetched(prepare(self.config, self.is_first).at_step(reached))
 
 
 def _exit_code_of_node(code: int) -> int:
@@ -136,10 +156,10 @@ def _exit_code_of_node(code: int) -> int:
 
 
 def _describe(config: RunConfig) -> None:
-    """Tell the user what is about to run."""
+    """Tell the user what is about to run, and that it will be lost without --save."""
     parallel, architecture, batches = config.parallelism, config.architecture, config.batches
     note(
-        f"{architecture.name}: {architecture.parameters():,} parameters, {_described_data(config)},"
+        f"{architecture.name}: {architecture.parameters():,} parameters, {_described_data(config.data)},"
         f" {batches.train_iters:,} steps of {batches.global_batch_size} x {batches.seq_length} tokens on {parallel.world_size}"
         f" {parallel.device} rank(s): {parallel.described}"
     )
@@ -148,62 +168,49 @@ def _describe(config: RunConfig) -> None:
     if config.skipping:
         note(f"skipped: {config.skipping.described(batches.train_iters, batches.train_samples)}")
     if parallel.pipeline > 1:
-        note(f"pipeline: {stage_work.described(config)}")
-    note(f"memory: {memory_estimate.estimate(config)}")
+        note(f"pipeline: {PipelineWork.from_config(config)}")
+    note(f"memory: {memory_estimate.estimate(config).fullest_rank}")
+    trains = config.benchmark is None and config.replay is None and config.scoring is None
+    if trains and config.checkpointing.save is None:
+        warn("no --save: the trained model will be lost when the run ends")
 
 
-def _described_data(config: RunConfig) -> str:
-    if config.data.streaming is None:
-        return "mock data" if config.data.mock else f"{len(config.data.datasets)} dataset(s)"
-    streams = sum(place is not None for place in config.data.streaming.lists)
-    fixed = len(config.data.datasets) - streams
+def _described_data(data: Data) -> str:
+    if data.streaming is None:
+        return "mock data" if data.mock else f"{len(data.datasets)} dataset(s)"
+    streams = sum(place is not None for place in data.streaming.lists)
+    fixed = len(data.datasets) - streams
     return f"{streams} stream(s)" + (f" and {fixed} dataset(s)" if fixed else "")
 
 
-def _delete_abandoned(config: RunConfig) -> None:
+def _delete_abandoned(checkpointing: Checkpointing, data: Data) -> None:
     """What a kill in the last deletion has left; not where another run has the lock, or nothing can be written."""
-    run = config.checkpointing.directory
-    if run is not None and not config.checkpointing.is_remote and run_files.abandoned(Path(run)):
-        with contextlib.suppress(ToolError), _run_directory(config):
+    run = checkpointing.directory
+    if run is not None and not checkpointing.is_remote and run_files.abandoned(Path(run)):
+        with contextlib.suppress(ToolError), _run_directory(checkpointing, data):
             run_files.delete_abandoned(Path(run))
 
 
-def _report_finished(config: RunConfig) -> None:
-    start = str(config.checkpointing.start)
+def _report_finished(checkpointing: Checkpointing, reporting: Reporting) -> None:
+    start = str(checkpointing.start)
     record = resume.record(start)
     iteration = checkpoint_layout.iteration_of(Path(start)) or 0
     note(f"{start}: up to date, {iteration} iterations are done")
-    reports = manifest.Writer(config.reporting.plain)
+    reports = manifest.Writer(reporting.plain)
     path = start if storage.is_remote(start) else os.path.abspath(start)
     reports.write(manifest.Checkpoint(path, "megatron-dist", iteration, record.loss if record else None))
     reports.end()
 
 
-def _become(config: RunConfig, rank_env: RankEnvironment) -> int:
-    """Continue as the rank that torchrun or srun started."""
-    clock.begin()
-    clock.lap("launcher")
-    os.environ.update(rank_env.variables())
-    if rank_env.rank:
-        return restart_policy.outside(worker.start(config, rank_env))
-    note(rank_env.described)
-    _describe(config)
-    with _run_directory(config):
-        return restart_policy.outside(worker.start(config, rank_env))
-
-
 @contextlib.contextmanager
-def _run_directory(config: RunConfig) -> Iterator[None]:
+def _run_directory(checkpointing: Checkpointing, data: Data) -> Iterator[None]:
     """Make SAVE, lock it against a second run, and keep the tokenizer in it."""
-    settings = config.checkpointing
-    if settings.save is None or settings.directory is None:
-        if config.benchmark is None and config.replay is None and config.scoring is None:
-            warn("no --save: the trained model will be lost when the run ends")
+    if checkpointing.save is None or checkpointing.directory is None:
         yield
         return
-    run = Path(settings.directory)
-    if settings.is_remote:
-        remote_run.prepare(run, settings.save)
+    run = Path(checkpointing.directory)
+    if checkpointing.is_remote:
+        remote_run.prepare(run, checkpointing.save)
     try:
         run.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -218,12 +225,12 @@ def _run_directory(config: RunConfig) -> Iterator[None]:
             warn(f"{run}: the filesystem has no locks; make sure that no other lt-train writes there")
         os.ftruncate(lock, 0)
         _check_tracker(run / checkpoint_layout.TRACKER)
-        _keep_tokenizer(config, run)
-        if settings.is_remote:
-            remote_run.send_tokenizer(run, settings.save)
+        _keep_tokenizer(data.tokenizer, run)
+        if checkpointing.is_remote:
+            remote_run.send_tokenizer(run, checkpointing.save)
         yield
-        if settings.is_remote:
-            remote_run.send_log(run, settings.save)
+        if checkpointing.is_remote:
+            remote_run.send_log(run, checkpointing.save)
     finally:
         os.close(lock)
 
@@ -249,9 +256,8 @@ def _check_tracker(tracker: Path) -> None:
         os.close(descriptor)
 
 
-def _keep_tokenizer(config: RunConfig, run: Path) -> None:
+def _keep_tokenizer(tokenizer: manifest.Tokenizer | None, run: Path) -> None:
     """Copy the tokenizer's files into the run, so that a checkpoint can be converted wherever it is moved."""
-    tokenizer = config.data.tokenizer
     target = checkpoint_layout.tokenizer_directory(run)
     if tokenizer is None or tokenizer.path is None or target.exists():
         return

@@ -19,7 +19,6 @@ from types import FrameType
 from typing import Self
 
 from lt_shared.console import ExitCode, Terminated, ToolError, note
-from lt_train.config.run_config import RunConfig
 from lt_train.launch.control import Control
 from lt_train.runtime import rank_environment, signals, start_clock
 from lt_train.runtime.ports import free_port
@@ -69,25 +68,27 @@ class Ranks:
         if self._control:
             self._control.close()
 
-    def run(self, config: RunConfig) -> int:
+    def run(self, run_config: str, world_size: int, saves: bool) -> int:
         """Start all ranks of the run on this node, or those that are missing, and wait for them.
+
+        `run_config` is the JSON of their configuration. Ranks that save do so at the first signal.
 
         Returns the exit code, that of the first rank that fails. Raises RankKilled for a rank that a signal ended; other failures
         are reported by the ranks.
         """
         self._attempts += 1
         config_file = self._directory / f"run_config-{self._attempts}.json"
-        config_file.write_text(config.to_json())
+        config_file.write_text(run_config)
         node = rank_environment.find_node() or Node(0, 1, None, rank_environment.LOOPBACK, free_port(), "lt-train")
         if not self._replace(config_file, node.master_port):
             self.stop()
             # Until a rank listens to signals, those that are passed on to it wait.
             with signals.held_back():
-                local_world_size = config.parallelism.world_size // node.nodes
+                local_world_size = world_size // node.nodes
                 for local_rank in range(local_world_size):
                     variables = node.rank_environment(local_rank, local_world_size).variables()
                     self._processes.append(self._start(str(config_file), variables))
-                self._pass_on_signals(config.checkpointing.save is not None)
+                self._pass_on_signals(saves)
         self._start_spare(str(config_file))
         return self._wait(first=node.node_rank * len(self._processes))
 

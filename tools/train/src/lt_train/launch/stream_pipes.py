@@ -5,22 +5,21 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from lt_train.config.run_config import RunConfig
 from lt_train.config.settings import streaming
+from lt_train.config.settings.checkpointing import Checkpointing
+from lt_train.config.settings.streaming import Streaming
 from lt_train.runtime import stream_intake
 from lt_train.runtime.private_directory import private_directory
 
 
 @contextlib.contextmanager
-def handed_on(config: RunConfig, is_first: bool) -> Iterator[None]:
+def handed_on(streams: Streaming | None, checkpointing: Checkpointing, is_first: bool) -> Iterator[None]:
     """Ranks find the lists in the run's directory, which the first node fills, or without one in a directory of this node."""
-    streams = config.data.streaming
     places = [place for place in streams.lists if place and place.startswith(streaming.PIPE)] if streams else []
     if not places:
         yield
         return
-    settings = config.checkpointing
-    is_shared = settings.directory is not None and not settings.is_remote
+    is_shared = checkpointing.directory is not None and not checkpointing.is_remote
     with private_directory() as directory:
         own = str(directory)
         os.environ[stream_intake.DIRECTORY_VARIABLE] = own
@@ -28,7 +27,7 @@ def handed_on(config: RunConfig, is_first: bool) -> Iterator[None]:
             broken = streaming.broken_path(place, own)
             assert broken is not None
             if is_first or not is_shared:
-                intake.hand_on(Path(streaming.list_path(place, settings.directory, own)), broken)
+                intake.hand_on(Path(streaming.list_path(place, checkpointing.directory, own)), broken)
             else:
                 intake.discard()
         yield

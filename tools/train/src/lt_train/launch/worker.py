@@ -17,6 +17,11 @@ import click
 from lt_shared import console
 from lt_shared.console import BadConfig, ExitCode
 from lt_train.config.run_config import RunConfig
+from lt_train.config.settings.memory import Memory
+from lt_train.config.settings.parallelism import Parallelism
+from lt_train.config.settings.precision import Precision
+from lt_train.config.settings.reporting import Reporting
+from lt_train.config.settings.scoring import Scoring
 from lt_train.kernels import compile_caches
 from lt_train.launch import rank_imports
 from lt_train.launch.control import VARIABLE, Controlled
@@ -35,23 +40,24 @@ def command(config_file: str, spare: bool) -> int:
     config = RunConfig.from_json(Path(config_file).read_text())
     clock.lap("interpreter")
     if spare:
-        return _stand_by(config, _controlled(config, None))
+        return _stand_by(config, _controlled(config.parallelism.device, None))
     rank_env = rank_environment.find()
     if rank_env is None:
         raise BadConfig("no rank in the environment", "start lt-train, which starts its own ranks")
-    return start(config, rank_env, _controlled(config, rank_env.rank) if VARIABLE in os.environ else None)
+    control = _controlled(config.parallelism.device, rank_env.rank) if VARIABLE in os.environ else None
+    return start(config, rank_env, control)
 
 
-def _controlled(config: RunConfig, rank: int | None) -> Controlled:
+def _controlled(device_type: str, rank: int | None) -> Controlled:
     """The connection to the launcher, through which this process is interrupted."""
     from lt_train.runtime import device, interruption
 
-    device.outlive_aborted_collectives(config.parallelism.device)
+    device.outlive_aborted_collectives(device_type)
 
     def interrupt() -> None:
         # Before: what waits for the device goes on while they are aborted.
         interruption.interrupt()
-        device.abort_collectives(config.parallelism.device)
+        device.abort_collectives(device_type)
 
     control = Controlled(os.environ[VARIABLE], rank, interrupt)
     interruption.expect(control.suspect)
@@ -63,12 +69,12 @@ def _stand_by(config: RunConfig, control: Controlled) -> int:
     from lt_train.runtime import device
 
     ranks = config.parallelism.world_size
-    _prepare_process(config)
-    _import_torch(config)
+    prepare_process(config.parallelism, config.precision, config.memory, config.reporting)
+    _import_torch(config.parallelism.device)
     any_rank = RankEnvironment(0, 0, ranks, ranks, rank_environment.LOOPBACK, 0, "lt-train")
     # A context on a GPU takes memory of whoever trains there: only once it is known which one.
     where = device.prepare(device.CPU, any_rank) if config.parallelism.device == device.CPU else None
-    _imported(config)
+    _imported(config.scoring)
     attempt = control.attempt()
     if attempt is None:
         return ExitCode.OK
@@ -90,8 +96,10 @@ def start(config: RunConfig, rank_env: RankEnvironment, control: Controlled | No
         try:
             if run is None:
                 with rank_imports.uncollected():
-                    where = where or _prepare(config, rank_env)
-                    run = _imported(config)
+                    if where is None:
+                        prepare_process(config.parallelism, config.precision, config.memory, config.reporting)
+                        where = prepare_device(config.parallelism.device, rank_env)
+                    run = _imported(config.scoring)
             return run(config, rank_env, where)
         except Exception as error:
             from lt_train.runtime import device, failure_report, interruption
@@ -111,12 +119,12 @@ def start(config: RunConfig, rank_env: RankEnvironment, control: Controlled | No
         config, rank_env = _begun(attempt, rank_env.local_world_size)
 
 
-def _imported(config: RunConfig) -> Callable[..., int]:
-    """What a rank of `config` calls. megatron-core looks for flash-attn-4, which it needs for inference alone."""
+def _imported(scores: Scoring | None) -> Callable[..., int]:
+    """What a rank calls: to score samples, or to train. megatron-core looks for flash-attn-4, which only inference needs."""
     with rank_imports.absent("flash_attn.cute"):
         from lt_train.train import scoring, training_run
     clock.lap("megatron-core")
-    return scoring.score if config.scoring else training_run.train
+    return scoring.score if scores else training_run.train
 
 
 def _begun(attempt: dict[str, Any], ranks: int) -> tuple[RunConfig, RankEnvironment]:
@@ -144,19 +152,18 @@ def _leave_process_groups() -> None:
     gc.collect()
 
 
-def _prepare(config: RunConfig, rank_env: RankEnvironment) -> Any:
-    """Prepare the process, and the device, which is returned."""
+def prepare_device(device_type: str, rank_env: RankEnvironment) -> Any:
+    """Import torch beside the beginning of the device's context; returns the device."""
     from lt_train.runtime import device
 
-    _prepare_process(config)
-    device.begin_context(config.parallelism.device, rank_env)
-    _import_torch(config)
-    where = device.prepare(config.parallelism.device, rank_env)
+    device.begin_context(device_type, rank_env)
+    _import_torch(device_type)
+    where = device.prepare(device_type, rank_env)
     clock.lap("device")
     return where
 
 
-def _import_torch(config: RunConfig) -> None:
+def _import_torch(device_type: str) -> None:
     import torch  # noqa: F401
 
     from lt_train.megatron import torch_compile, torch_optimizer
@@ -164,13 +171,13 @@ def _import_torch(config: RunConfig) -> None:
 
     clock.lap("torch")
     torch_optimizer.undo_marks()
-    if config.parallelism.device == device.CUDA:
+    if device_type == device.CUDA:
         # On a CPU nothing is compiled.
         torch_compile.compile_when_called()
 
 
-def _prepare_process(config: RunConfig) -> None:
-    """What a process does once."""
+def prepare_process(parallelism: Parallelism, precision: Precision, memory: Memory, reporting: Reporting) -> None:
+    """What a process does once, before it imports torch."""
     _keep_standard_output_for_data()
     # torch writes a stack of C++ frames for every connection that another rank's end closes.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -179,13 +186,13 @@ def _prepare_process(config: RunConfig) -> None:
     from lt_train.runtime import device
 
     quiet()
-    if config.precision.deterministic:
-        device.make_deterministic(config.parallelism.device)
-    if config.parallelism.tensor > 1 and not config.memory.fully_sharded:
+    if precision.deterministic:
+        device.make_deterministic(parallelism.device)
+    if parallelism.tensor > 1 and not memory.fully_sharded:
         device.launch_in_order()
-    if config.parallelism.device == device.CUDA:
+    if parallelism.device == device.CUDA:
         device.allocate_in_expandable_segments()
-    used = {"wandb": config.reporting.wandb, "tensorboard": config.reporting.tensorboard_dir}
+    used = {"wandb": reporting.wandb, "tensorboard": reporting.tensorboard_dir}
     rank_imports.leave_out(*(package for package, use in used.items() if use is None))
 
 

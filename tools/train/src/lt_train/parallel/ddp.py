@@ -15,7 +15,7 @@ from lt_train.ops import wgrad_accumulation
 from lt_train.parallel.fsdp import FullySharded
 from lt_train.parallel.initialization import clear, initialize, tensors_of
 from lt_train.parallel.shard_collectives import Collectives
-from lt_train.planner.memory_estimate import layer_parameters
+from lt_train.planner.rank_parameters import layer_parameters
 from lt_train.runtime.device import CUDA
 
 # megatron-core's own rule, by all data- and context-parallel ranks.
@@ -74,7 +74,7 @@ def bucket_elements(run_config: RunConfig) -> int:
 
     Of Llama 3.1 8B on two H200 a step takes 759 ms so, and 770 with megatron-core's 40 million (2026-11-22).
     """
-    dense, _ = layer_parameters(run_config, run_config.architecture.num_layers - 1)
+    dense, _ = layer_parameters(run_config.architecture, run_config.parallelism, run_config.architecture.num_layers - 1)
     ranks = run_config.parallelism.data * run_config.parallelism.context
     return max(LEAST_BUCKET_ELEMENTS, BUCKET_ELEMENTS_OF_A_RANK * ranks, dense)
 

@@ -1,26 +1,43 @@
 """What a checkpoint takes on disk by the plan: the bytes of a parameter are explained in `checkpoint.disk_space`."""
 
+import dataclasses
+from typing import Self
+
 from lt_train.config.run_config import RunConfig
+from lt_train.config.settings.checkpointing import Checkpointing
+from lt_train.config.settings.precision import Precision
 
 
-def parameter_bytes(config: RunConfig) -> tuple[int, int]:
+def parameter_bytes(precision: Precision, checkpointing: Checkpointing) -> tuple[int, int]:
     """Of a parameter: the weight in its type, and the optimizer's copy and two moments in float32, where they are saved."""
-    weight, state = (2, 12) if config.precision.half else (4, 8)
-    return weight, 0 if config.checkpointing.no_save_optim else state
+    weight, state = (2, 12) if precision.half else (4, 8)
+    return weight, 0 if checkpointing.no_save_optim else state
 
 
-def checkpoint_bytes(config: RunConfig) -> int:
-    """A checkpoint's size."""
-    return config.architecture.parameters(config.padded_vocab_size) * sum(parameter_bytes(config))
+@dataclasses.dataclass(frozen=True)
+class CheckpointSize:
+    """The bytes of a checkpoint: its weights, and the optimizer's state, which data-parallel ranks may split."""
 
+    weights: int
+    state: int
+    shards_optimizer: bool
 
-def local_set_bytes(config: RunConfig, nodes: int) -> int:
-    """The most that a node holds of a local checkpoint: its own shards, and those of another node.
+    @classmethod
+    def from_config(cls, config: RunConfig) -> Self:
+        parameters = config.architecture.parameters(config.padded_vocab_size)
+        weight, state = parameter_bytes(config.precision, config.checkpointing)
+        return cls(parameters * weight, parameters * state, config.shards_optimizer)
 
-    The first data-parallel ranks write the weights, and without the distributed optimizer its state, too: one node may have all.
-    """
-    size = checkpoint_bytes(config)
-    weights = config.architecture.parameters(config.padded_vocab_size) * parameter_bytes(config)[0]
-    if nodes == 1 or not config.shards_optimizer:
-        return size
-    return min(size, weights + 2 * (size - weights) // nodes)
+    @property
+    def total(self) -> int:
+        return self.weights + self.state
+
+    def local_set(self, nodes: int) -> int:
+        """The most that a node holds of a local checkpoint: its own shards, and those of another node.
+
+        The first data-parallel ranks write the weights, and without the distributed optimizer its state, too: one node may have
+        all.
+        """
+        if nodes == 1 or not self.shards_optimizer:
+            return self.total
+        return min(self.total, self.weights + 2 * self.state // nodes)

@@ -12,8 +12,9 @@ k (n - 1) / n times. Between nodes nothing was measured: by the data sheets, an 
 through an adapter of 400 Gbit/s.
 """
 
-from lt_train.config import kernels
-from lt_train.config.run_config import RunConfig
+from lt_shared.architecture import Architecture
+from lt_train.config.settings.batches import Batches
+from lt_train.config.settings.parallelism import Parallelism
 from lt_train.planner import measured_speeds as measured
 
 BETWEEN_NODES = 450 / 50
@@ -31,32 +32,31 @@ FLOPS_OF_NUMBER = (
 )
 
 
-def share(config: RunConfig, ranks_per_node: int) -> float:
-    """Of both together; 0 without experts."""
-    model, parallel = config.architecture, config.parallelism
+def share(model: Architecture, batches: Batches, parallel: Parallelism, runs_one_by_one: bool, ranks_per_node: int) -> float:
+    """Of both together; 0 without experts. `runs_one_by_one`: a layer's experts are computed one after another."""
     if not model.num_experts:
         return 0.0
-    flops_per_token = model.flops_per_token(config.batches.seq_length)
+    flops_per_token = model.flops_per_token(batches.seq_length)
     layers = model.num_layers + model.mtp_num_layers - model.moe_first_dense_layers
-    found = layers * _sent(config, ranks_per_node) * model.hidden_size * FLOPS_OF_NUMBER / flops_per_token
-    if kernels.runs_experts_one_by_one(config):
-        tokens = config.batches.micro_batch_size * config.batches.seq_length / parallel.context
-        experts = layers * model.num_experts / parallel.expert
-        found += experts * FLOPS_OF_EXPERT * parallel.tensor / (tokens * flops_per_token)
-    return found
+    exchange = layers * _sent(model, parallel, ranks_per_node) * model.hidden_size * FLOPS_OF_NUMBER / flops_per_token
+    if not runs_one_by_one:
+        return exchange
+    tokens = batches.micro_batch_size * batches.seq_length / parallel.context
+    experts = layers * model.num_experts / parallel.expert
+    return exchange + experts * FLOPS_OF_EXPERT * parallel.tensor / (tokens * flops_per_token)
 
 
-def nodes(config: RunConfig, ranks_per_node: int) -> int:
+def nodes(model: Architecture, parallel: Parallelism, ranks_per_node: int) -> int:
     """Those that the ranks with one layer's experts are on: neighbours, with the tensor-parallel ranks that split an expert."""
-    return -(-config.parallelism.expert * config.expert_tensor_parallel // ranks_per_node)
+    return -(-parallel.expert * parallel.expert_tensor(model) // ranks_per_node)
 
 
-def _sent(config: RunConfig, ranks_per_node: int) -> float:
+def _sent(model: Architecture, parallel: Parallelism, ranks_per_node: int) -> float:
     """How often a token is sent to another rank; to one of another node it counts as often as that takes longer."""
-    ranks = config.parallelism.expert
+    ranks = parallel.expert
     if ranks == 1:
         return 0.0
-    others = min(ranks - 1, config.architecture.moe_router_topk * (ranks - 1) / ranks)
-    near = ranks / nodes(config, ranks_per_node)
+    others = min(ranks - 1, model.moe_router_topk * (ranks - 1) / ranks)
+    near = ranks / nodes(model, parallel, ranks_per_node)
     far = (ranks - near) / (ranks - 1)
     return others * (1 - far + far * BETWEEN_NODES)

@@ -6,7 +6,7 @@ from lt_train.config.checks import layout_problems, problems, problems_on
 from lt_train.config.cluster import GIB, Cluster
 from lt_train.config.draft import assemble
 from lt_train.config.settings import parallelism
-from lt_train.planner import memory_estimate, run_table, search, stage_work
+from lt_train.planner import run_table, search
 from lt_train.planner.search import Choice, ParallelLayout
 
 SHOWN = 3
@@ -22,7 +22,7 @@ def on_cluster(options: dict[str, Any], cluster: Cluster) -> Choice:
         for problem in layout_problems(config):
             raise problem
         sizes = {name: options[name] for name in search.SIZES if options[name] not in (None, False, 1)}
-        choice = Choice(cluster, search.layout_of(config, sizes, cluster), (), 1)
+        choice = Choice(cluster, ParallelLayout(config, sizes, cluster), (), 1)
     for problem in (*problems(choice.best.config), *problems_on(cluster.gpu.capability, vars(choice.best.config))):
         raise problem
     return choice
@@ -48,7 +48,7 @@ def record(choice: Choice) -> dict[str, Any]:
 
 
 def _record(found: ParallelLayout) -> dict[str, Any]:
-    parallel, recompute = found.config.parallelism, found.config.memory.recompute
+    parallel, recompute, work = found.config.parallelism, found.config.memory.recompute, found.pipeline_work
     return {
         "tensor": parallel.tensor,
         "pipeline": parallel.pipeline,
@@ -58,12 +58,12 @@ def _record(found: ParallelLayout) -> dict[str, Any]:
         "recompute": recompute.granularity if recompute else None,
         "options": found.flags,
         "rank_memory_bytes": found.estimate.as_record(),
-        "ranks_memory_bytes": [estimate.total for estimate in memory_estimate.of_ranks(found.config)],
+        "ranks_memory_bytes": [estimate.total for estimate in found.memory.ranks],
         "fits": found.fits,
         "waste": round(found.waste, 4),
-        "bubble_share": stage_work.bubble(found.config),
-        "rank_work_shares": stage_work.shares(found.config),
-        "pipeline_share_left": stage_work.share_left(found.config),
+        "bubble_share": work.bubble_share,
+        "rank_work_shares": work.rank_shares,
+        "pipeline_share_left": work.share_left,
     }
 
 
@@ -72,10 +72,10 @@ def table(choice: Choice) -> str:
     cluster, best = choice.cluster, choice.best
     assert cluster.gpu
     rows = [
-        ("model", run_table.model_row(best.config)),
+        ("model", run_table.model_row(best.config.architecture, best.config.precision)),
         ("cluster", f"{cluster.nodes} node(s) x {cluster.ranks_per_node} {cluster.gpu.name}: {cluster.ranks} ranks"),
-        ("batch", run_table.batch_row(best.config)),
-        ("layout", best.config.parallelism.described + (", layers recomputed" if _recomputes(best) else "")),
+        ("batch", run_table.batch_row(best.config.batches)),
+        ("layout", best.config.parallelism.described + (", layers recomputed" if best.recomputes_layers else "")),
         *(("why" if number == 0 else "", reason) for number, reason in enumerate(choice.reasons)),
         ("memory", run_table.memory_row(best.estimate, cluster)),
         *_stages(best),
@@ -85,13 +85,8 @@ def table(choice: Choice) -> str:
     return run_table.aligned(rows)
 
 
-def _recomputes(found: ParallelLayout) -> bool:
-    recompute = found.config.memory.recompute
-    return recompute is not None and recompute.granularity == "full"
-
-
 def _short(found: ParallelLayout) -> str:
-    recomputed = ", layers recomputed" if _recomputes(found) else ""
+    recomputed = ", layers recomputed" if found.recomputes_layers else ""
     ends = (("first", found.config.parallelism.first_stage_layers), ("last", found.config.parallelism.last_stage_layers))
     own = "".join(f", {layers} layers on the {place}" for place, layers in ends if layers)
     return f"{found.config.parallelism.described}{own}{recomputed}: {found.estimate.total / GIB:.1f} GiB"
@@ -99,7 +94,7 @@ def _short(found: ParallelLayout) -> str:
 
 def _stages(found: ParallelLayout) -> list[tuple[str, str]]:
     """The totals of all pipeline ranks, where there are several; the ranks of one stage are alike."""
-    estimates = memory_estimate.of_ranks(found.config)
+    estimates = found.memory.ranks
     if len(estimates) == 1:
         return []
     return [("per stage", " ".join(f"{estimate.total / GIB:.1f}" for estimate in estimates) + " GiB, first to last")]

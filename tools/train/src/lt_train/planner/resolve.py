@@ -10,6 +10,7 @@ from lt_train.config.draft import assemble
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings import parallelism
 from lt_train.planner import search
+from lt_train.planner.search import Choice
 from lt_train.runtime import rank_environment
 
 
@@ -17,17 +18,17 @@ def resolve_run_config(options: dict[str, Any], datasets: tuple[Dataset, ...]) -
     """Raises UsageError or BadConfig for what cannot run, the first of its problems."""
     config = assemble(options, datasets)
     if options["parallel"] == parallelism.AUTO:
-        config = _with_best_layout(config, options)
+        choice = search.choose(config, options, cluster.here(config.parallelism.device, config.parallelism.world_size))
+        config = search.require(choice)
+        _note_layout(choice)
     for problem in (*problems(config), *problems_here(vars(config))):
         raise problem
     return config
 
 
-def _with_best_layout(config: RunConfig, options: dict[str, Any]) -> RunConfig:
-    choice = search.choose(config, options, cluster.here(config.parallelism.device, config.parallelism.world_size))
-    chosen = search.require(choice)
+def _note_layout(choice: Choice) -> None:
+    """Tell the user which layout was chosen, once for all ranks."""
     rank = rank_environment.find()
     if rank is None or rank.rank == 0:
         note(f"layout: {'; '.join(choice.reasons)}")
         note(f"layout: {' '.join(choice.best.flags) or 'no options'}")
-    return chosen

@@ -9,9 +9,8 @@ ranks split the optimizer state in any case, since that costs nothing.
 """
 
 import dataclasses
-import itertools
+import functools
 import math
-from collections.abc import Iterator
 from typing import Any
 
 from lt_shared.console import BadConfig, ToolError, UsageError
@@ -19,39 +18,67 @@ from lt_train.config import kernels
 from lt_train.config.checks import layout_problems
 from lt_train.config.cluster import GIB, Cluster
 from lt_train.config.run_config import RunConfig
-from lt_train.config.settings import batches, optimization, parallelism
-from lt_train.config.settings import memory as memory_settings
-from lt_train.planner import expert_costs, measured_speeds, memory_estimate, stage_work
-from lt_train.planner.memory_estimate import Estimate
+from lt_train.planner import expert_costs, measured_speeds, memory_estimate
+from lt_train.planner.layout_space import EXPERT_SIZE, LayoutSpace
+from lt_train.planner.memory_estimate import Estimate, MemoryEstimate
+from lt_train.planner.stage_work import PipelineWork, model_work
 
 # CUDA's and NCCL's own, and what kernels and fragments take beside what is estimated.
 RUNTIME_BYTES = 3 * GIB // 2
 SPARE_SHARE = 0.06
 LESS_MEMORY = "more GPUs, or --parallel auto, --use-torch-fsdp2, --recompute-granularity full, a smaller --micro-batch-size"
 RECOMPUTATION = 1 / 3
-SHORTEST_CONTEXT = 4096
 LARGE_BUBBLE = 0.2
 SIZES = (
     *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "sequence_parallel"),
     *("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "num_layers_per_virtual_pipeline_stage"),
     "num_virtual_stages_per_pipeline_rank",
 )
-# The one size that may be given beside `auto`, which then chooses the others.
-EXPERT_SIZE = "expert_model_parallel_size"
 
 
 @dataclasses.dataclass(frozen=True)
 class ParallelLayout:
-    """A configuration with one parallel layout, the options that ask for it, and its cost.
-
-    `waste` is the share of time beyond the work itself: 0.1 is a tenth more.
-    """
+    """A configuration with one parallel layout, the options that ask for it, and its cost on a cluster."""
 
     config: RunConfig
     options: dict[str, Any]
-    estimate: Estimate
-    waste: float
-    fits: bool
+    cluster: Cluster
+
+    @functools.cached_property
+    def memory(self) -> MemoryEstimate:
+        return memory_estimate.estimate(self.config)
+
+    @functools.cached_property
+    def estimate(self) -> Estimate:
+        """What the fullest rank holds."""
+        return self.memory.fullest_rank
+
+    @property
+    def fits(self) -> bool:
+        return self.estimate.total <= usable_bytes(self.cluster)
+
+    @functools.cached_property
+    def pipeline_work(self) -> PipelineWork:
+        return PipelineWork.from_config(self.config)
+
+    @property
+    def recomputes_layers(self) -> bool:
+        recompute = self.config.memory.recompute
+        return recompute is not None and recompute.granularity == "full"
+
+    @functools.cached_property
+    def waste(self) -> float:
+        """The share of time beyond the work itself: 0.1 is a tenth more."""
+        config, parallel = self.config, self.config.parallelism
+        work = 1 + (RECOMPUTATION if self.recomputes_layers else 0)
+        sizes = {"tensor": parallel.tensor, "context": parallel.context, "pipeline": parallel.pipeline}
+        shared = sum(measured_speeds.cost(kind) * math.log2(size) for kind, size in sizes.items())
+        if parallel.data > 1:
+            shared += measured_speeds.cost("fully sharded" if config.memory.fully_sharded else "data")
+        runs_one_by_one = kernels.runs_experts_one_by_one(config)
+        ranks_per_node = self.cluster.ranks_per_node
+        shared += expert_costs.share(config.architecture, config.batches, parallel, runs_one_by_one, ranks_per_node)
+        return work * (1 + shared) / self.pipeline_work.share_left - 1
 
     @property
     def flags(self) -> list[str]:
@@ -99,13 +126,15 @@ class Choice:
         if parallel.tensor > 1:
             found.append(f"tensor parallel {parallel.tensor}: within a node, where links are fast")
         if parallel.pipeline > 1:
-            larger = "; a larger --global-batch-size makes it smaller" if stage_work.bubble(config) > LARGE_BUBBLE else ""
-            found.append(f"pipeline parallel {parallel.pipeline}: {stage_work.described(config)}{larger}")
+            work = self.best.pipeline_work
+            larger = "; a larger --global-batch-size makes it smaller" if work.bubble_share > LARGE_BUBBLE else ""
+            found.append(f"pipeline parallel {parallel.pipeline}: {work}{larger}")
         if parallel.context > 1:
             tokens = config.batches.seq_length // parallel.context
             found.append(f"context parallel {parallel.context}: {tokens} tokens of a sample on each rank")
         if parallel.expert > 1:
-            experts, nodes = config.architecture.num_experts or 0, expert_costs.nodes(config, cluster.ranks_per_node)
+            experts = config.architecture.num_experts or 0
+            nodes = expert_costs.nodes(config.architecture, parallel, cluster.ranks_per_node)
             far = f", on {nodes} nodes: the exchange of tokens is slow between them" if nodes > 1 else ""
             found.append(f"expert parallel {parallel.expert}: {experts // parallel.expert} of {experts} experts on a rank{far}")
         if config.architecture.num_experts and kernels.runs_experts_one_by_one(config):
@@ -130,11 +159,11 @@ class Shortage:
     is_certain: bool
 
 
-def memory_shortage(config: RunConfig, cluster: Cluster) -> Shortage | None:
+def memory_shortage(estimate: Estimate, cluster: Cluster) -> Shortage | None:
     """None where the run fits by its estimate, and where the memory is not known."""
     if cluster.gpu is None:
         return None
-    estimate, there, usable = memory_estimate.estimate(config), cluster.gpu.memory_bytes, usable_bytes(cluster)
+    there, usable = cluster.gpu.memory_bytes, usable_bytes(cluster)
     kept = estimate.weights + estimate.gradients + estimate.optimizer
     if kept > there:
         alone = f"weights, gradients and optimizer alone take {kept / GIB:.1f} GiB of {there / GIB:.1f} per rank"
@@ -159,15 +188,23 @@ def choose(config: RunConfig, options: dict[str, Any], cluster: Cluster) -> Choi
         raise UsageError(f"--parallel auto and {given(options)[0]}", "give one of them")
     if cluster.gpu is None:
         raise BadConfig("the memory of this machine's GPUs is not known", "give --tensor-model-parallel-size and so on instead")
+    space = LayoutSpace(
+        model=config.architecture,
+        work=model_work(config.architecture, config.batches.seq_length, config.memory.recompute),
+        seq_length=config.batches.seq_length,
+        cluster=cluster,
+        splits_state=config.optimization.splits_state and not config.memory.fully_sharded,
+        may_recompute=config.memory.recompute is None,
+    )
     found: list[ParallelLayout] = []
     wrong: list[dict[str, ToolError]] = []
-    for sizes in _candidates(config, options, cluster):
-        candidate = _with(config, options | sizes, cluster)
+    for sizes in space.candidates(options):
+        candidate = config.with_layout(options | sizes, cluster.ranks)
         problems = {str(problem): problem for problem in layout_problems(candidate)}
         if problems:
             wrong.append(problems)
         else:
-            found.append(layout_of(candidate, sizes, cluster))
+            found.append(ParallelLayout(candidate, sizes, cluster))
     if not found:
         for text, problem in wrong[0].items():
             if all(text in others for others in wrong):
@@ -181,13 +218,6 @@ def choose(config: RunConfig, options: dict[str, Any], cluster: Cluster) -> Choi
     if not fitting:
         return Choice(cluster, min(found, key=lambda layout: layout.estimate.total), (), len(found))
     return Choice(cluster, fitting[0], tuple(fitting[1:]), len(found))
-
-
-def layout_of(config: RunConfig, options: dict[str, Any], cluster: Cluster) -> ParallelLayout:
-    """The layout of `config`, which `options` ask for."""
-    estimate = memory_estimate.estimate(config)
-    waste = _waste(config, cluster.ranks_per_node)
-    return ParallelLayout(config, options, estimate, waste, estimate.total <= usable_bytes(cluster))
 
 
 def require(choice: Choice) -> RunConfig:
@@ -205,80 +235,3 @@ def require(choice: Choice) -> RunConfig:
 def _order(layout: ParallelLayout) -> tuple[float, int]:
     """Least waste first; of equals the one that leaves more memory."""
     return round(layout.waste, 4), layout.estimate.total
-
-
-def _candidates(config: RunConfig, options: dict[str, Any], cluster: Cluster) -> Iterator[dict[str, Any]]:
-    """Options of every layout that might work."""
-    recomputing: list[dict[str, Any]] = [{}]
-    if config.memory.recompute is None:
-        recomputing.append({"recompute_granularity": "full"})
-    for tensor in _divisors(cluster.ranks_per_node):
-        for pipeline in _divisors(cluster.ranks // tensor):
-            stages = _stages(config, pipeline)
-            for context in _divisors(cluster.ranks // tensor // pipeline):
-                if context > 1 and config.batches.seq_length // context < SHORTEST_CONTEXT:
-                    continue
-                sizes = {
-                    "tensor_model_parallel_size": tensor,
-                    "pipeline_model_parallel_size": pipeline,
-                    "context_parallel_size": context,
-                }
-                splits_state = config.optimization.splits_state and not config.memory.fully_sharded
-                shards = splits_state and cluster.ranks > tensor * pipeline
-                flags = {"sequence_parallel": tensor > 1, "use_distributed_optimizer": shards}
-                experts = _expert_sizes(config, cluster.ranks // tensor // pipeline)
-                for ends, more, expert in itertools.product(stages, recomputing, experts):
-                    chosen = {name: size for name, size in sizes.items() if size > 1}
-                    yield chosen | expert | ends | _true(flags, options) | more
-
-
-def _expert_sizes(config: RunConfig, ranks: int) -> list[dict[str, int]]:
-    """Options for the ranks among which the experts are divided, of `ranks` that read different tokens; none if it is given."""
-    model, given_size = config.architecture, config.parallelism.expert
-    if given_size > 1 or not model.num_experts:
-        return [{}]
-    return [{EXPERT_SIZE: size} if size > 1 else {} for size in _divisors(math.gcd(model.num_experts, ranks))]
-
-
-def _true(flags: dict[str, bool], options: dict[str, Any]) -> dict[str, bool]:
-    return {name: True for name, value in flags.items() if value and not options[name]}
-
-
-def _divisors(number: int) -> list[int]:
-    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
-    return sorted({*small, *(number // size for size in small)})
-
-
-def _stages(config: RunConfig, pipeline: int) -> list[dict[str, int]]:
-    """Options for the layers of the first and the last rank: none if all can have as many, and those of the most equal work."""
-    layers = config.architecture.num_layers
-    if pipeline > layers:
-        return []
-    even: list[dict[str, int]] = [{}] if layers % pipeline == 0 else []
-    piped = dataclasses.replace(config, parallelism=dataclasses.replace(config.parallelism, pipeline=pipeline))
-    equal = stage_work.options(stage_work.most_equal(piped))
-    return even if equal in even else [*even, equal]
-
-
-def _with(config: RunConfig, options: dict[str, Any], cluster: Cluster) -> RunConfig:
-    layout = parallelism.resolve_parallelism(options, config.architecture, config.parallelism.device, cluster.ranks)
-    sizes = batches.resolve_batches(options, config.architecture, layout)
-    sizes = config.schedule.length(sizes) if config.schedule else sizes
-    return dataclasses.replace(
-        config,
-        parallelism=layout,
-        batches=sizes,
-        optimization=optimization.resolve_optimization(options, sizes),
-        memory=memory_settings.resolve_memory(options, sizes, layout, config.precision),
-    )
-
-
-def _waste(config: RunConfig, ranks_per_node: int) -> float:
-    parallel, recompute = config.parallelism, config.memory.recompute
-    work = 1 + (RECOMPUTATION if recompute and recompute.granularity == "full" else 0)
-    sizes = {"tensor": parallel.tensor, "context": parallel.context, "pipeline": parallel.pipeline}
-    shared = sum(measured_speeds.cost(kind) * math.log2(size) for kind, size in sizes.items())
-    if parallel.data > 1:
-        shared += measured_speeds.cost("fully sharded" if config.memory.fully_sharded else "data")
-    shared += expert_costs.share(config, ranks_per_node)
-    return work * (1 + shared) / stage_work.share_left(config) - 1

@@ -6,11 +6,15 @@ The input embedding is a look-up and counts nothing.
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import Self
 
+from lt_shared.architecture import Architecture
 from lt_train.config.run_config import RunConfig
-from lt_train.config.settings.parallelism import ZERO_BUBBLE
+from lt_train.config.settings.memory import Recompute
+from lt_train.config.settings.parallelism import ZERO_BUBBLE, Parallelism
 from lt_train.planner import pipeline_passes
 from lt_train.planner.pipeline_passes import Work
 
@@ -22,91 +26,65 @@ WORTH_SAYING = 0.005
 SHOWN = 8
 
 
-def of_stages(config: RunConfig) -> tuple[Work, ...]:
-    """FLOPs per token of every stage, in the model's order."""
-    parallel = config.parallelism
-    *layers, end = _of_layers(config)
-    chunks = parallel.interleaving or 1
-    found, first = [], 0
-    for stage in range(parallel.pipeline * chunks):
-        count = parallel.layers_of(stage % parallel.pipeline, config.architecture.num_layers) // chunks
-        found.append(_sum(layers[first : first + count]))
-        first += count
-    found[-1] = _sum([found[-1], end])
-    return tuple(found)
+@dataclasses.dataclass(frozen=True)
+class ModelWork:
+    """FLOPs per token of every layer, and of what the last stage has behind the layers."""
+
+    layers: tuple[Work, ...]
+    head: Work
+
+    def most_equal_split(self, ranks: int) -> Ends:
+        """The split among pipeline ranks whose fullest rank has the least work; the even one unless another has less.
+
+        The ranks between the first and the last have the same number of layers each.
+        """
+        if ranks == 1:
+            return EVEN
+        before = [0.0, *itertools.accumulate(layer.whole for layer in self.layers)]
+        count = len(self.layers)
+
+        def fullest(split: tuple[int, int, int]) -> float:
+            first, middle, _ = split
+            borders = [0, *(first + middle * each for each in range(ranks - 1)), count]
+            return max(
+                before[stop] - before[start] + self.head.whole * (stop == count) for start, stop in itertools.pairwise(borders)
+            )
+
+        best = min(_splits(count, ranks), key=lambda split: (fullest(split), len(set(split)), split))
+        first, middle, last = best
+        if ranks == 2:
+            return (None if first == last else first), None
+        return (None if first == middle else first), (None if last == middle else last)
 
 
-def _of_layers(config: RunConfig) -> list[Work]:
-    """Of every layer, and of what the last stage has behind them: the output layer, and the multi-token prediction layers, which
-    have it once more."""
-    model, recompute = config.architecture, config.memory.recompute
+def model_work(model: Architecture, seq_length: int, recompute: Recompute | None) -> ModelWork:
+    """Count the work of a model's layers, its output layer, and the multi-token prediction layers, which have an output layer
+    each."""
     repeats = recompute is not None and recompute.granularity == "full"
     head = model.vocab_size * model.hidden_size
-    found = [_of_layer(config, layer, 0, repeats) for layer in range(model.num_layers)]
-    beside = head + 2 * model.hidden_size**2
-    more = [_of_layer(config, model.num_layers + each, beside, False) for each in range(model.mtp_num_layers)]
-    return [*found, _sum([Work(2 * head, 2 * head, 2 * head), *more])]
+    projection = 2 * model.hidden_size**2
+    mtp_layers = range(model.num_layers, model.num_layers + model.mtp_num_layers)
+    mtp = [_layer_work(model, seq_length, layer, head + projection, False) for layer in mtp_layers]
+    return ModelWork(
+        tuple(_layer_work(model, seq_length, layer, 0, repeats) for layer in range(model.num_layers)),
+        _sum([Work(2 * head, 2 * head, 2 * head), *mtp]),
+    )
 
 
-def _of_layer(config: RunConfig, layer: int, beside: int, repeats: bool) -> Work:
+def _layer_work(model: Architecture, seq_length: int, layer: int, more_weights: int, repeats: bool) -> Work:
     """As `Architecture.flops_per_token` counts: attention over the causal half, forward and twice as much backward.
 
-    It has no weights. `beside` are weights that are multiplied with the layer; with `repeats` the forward pass is computed twice.
+    Attention has no weights. `more_weights` are multiplied with the layer; with `repeats` the forward pass is computed twice.
     """
-    model, length = config.architecture, config.batches.seq_length
-    weights = model.attention_weights() + model.mlp_weights(layer, model.moe_router_topk) + beside
-    window = min(model.window(layer) or length, length)
-    attention = (model.query_size + model.value_size) * window * (2 * length - window) / length
+    weights = model.attention_weights() + model.mlp_weights(layer, model.moe_router_topk) + more_weights
+    window = min(model.window(layer) or seq_length, seq_length)
+    attention = (model.query_size + model.value_size) * window * (2 * seq_length - window) / seq_length
     forward = 2 * weights + attention
     return Work(forward, forward + attention + (forward if repeats else 0), 2 * weights)
 
 
 def _sum(parts: Sequence[Work]) -> Work:
     return Work(*(sum(getattr(each, field.name) for each in parts) for field in dataclasses.fields(Work)))
-
-
-def shares(config: RunConfig) -> list[float]:
-    """Each pipeline rank's share of the work."""
-    stages, ranks = of_stages(config), config.parallelism.pipeline
-    of_ranks = [sum(stage.whole for stage in stages[rank::ranks]) for rank in range(ranks)]
-    return [each / sum(of_ranks) for each in of_ranks]
-
-
-def share_left(config: RunConfig) -> float:
-    """Of the speed without a pipeline, what its bubble and unequal stages leave."""
-    parallel = config.parallelism
-    micro_batches = max(1, config.micro_batches(config.batches.global_batch_size))
-    return pipeline_passes.share_left(parallel.pipeline_schedule, parallel.pipeline, micro_batches, of_stages(config))
-
-
-def bubble(config: RunConfig) -> float:
-    """The share of a step in which a rank waits, if all stages were equal."""
-    parallel = config.parallelism
-    micro_batches = max(1, config.micro_batches(config.batches.global_batch_size))
-    return pipeline_passes.bubble_share(parallel.pipeline_schedule, parallel.pipeline, micro_batches, parallel.interleaving or 1)
-
-
-def most_equal(config: RunConfig) -> Ends:
-    """The split whose fullest rank has the least work, the even one where no other has less, and for an interleaved pipeline.
-
-    The ranks between the first and the last have the same number of layers each.
-    """
-    model, ranks = config.architecture, config.parallelism.pipeline
-    if ranks == 1 or config.parallelism.interleaving:
-        return EVEN
-    *of_layers, end = [each.whole for each in _of_layers(config)]
-    before = [0.0, *itertools.accumulate(of_layers)]
-
-    def fullest(split: tuple[int, int, int]) -> float:
-        first, middle, _ = split
-        borders = [0, *(first + middle * each for each in range(ranks - 1)), model.num_layers]
-        return max(before[stop] - before[start] + end * (stop == model.num_layers) for start, stop in itertools.pairwise(borders))
-
-    best = min(_splits(model.num_layers, ranks), key=lambda split: (fullest(split), len(set(split)), split))
-    first, middle, last = best
-    if ranks == 2:
-        return (None if first == last else first), None
-    return (None if first == middle else first), (None if last == middle else last)
 
 
 def _splits(layers: int, ranks: int) -> Iterator[tuple[int, int, int]]:
@@ -116,34 +94,82 @@ def _splits(layers: int, ranks: int) -> Iterator[tuple[int, int, int]]:
         yield from ((first, middle, rest - first) for first in range(1, rest))
 
 
-def with_ends(config: RunConfig, ends: Ends) -> RunConfig:
-    """`config` with that split."""
-    parallel = dataclasses.replace(config.parallelism, first_stage_layers=ends[0], last_stage_layers=ends[1])
-    return dataclasses.replace(config, parallelism=parallel)
+@dataclasses.dataclass(frozen=True)
+class PipelineWork:
+    """The work of a model among the ranks of a pipeline, whose step has `micro_batches` micro batches."""
+
+    model: ModelWork
+    parallel: Parallelism
+    micro_batches: int
+
+    @classmethod
+    def from_config(cls, config: RunConfig) -> Self:
+        work = model_work(config.architecture, config.batches.seq_length, config.memory.recompute)
+        return cls(work, config.parallelism, max(1, config.micro_batches(config.batches.global_batch_size)))
+
+    @functools.cached_property
+    def stages(self) -> tuple[Work, ...]:
+        """FLOPs per token of every stage, in the model's order."""
+        parallel, layers = self.parallel, self.model.layers
+        chunks = parallel.interleaving or 1
+        stages, first = [], 0
+        for stage in range(parallel.pipeline * chunks):
+            count = parallel.layers_of(stage % parallel.pipeline, len(layers)) // chunks
+            stages.append(_sum(layers[first : first + count]))
+            first += count
+        stages[-1] = _sum([stages[-1], self.model.head])
+        return tuple(stages)
+
+    @property
+    def rank_shares(self) -> list[float]:
+        """Each pipeline rank's share of the work."""
+        ranks = self.parallel.pipeline
+        rank_work = [sum(stage.whole for stage in self.stages[rank::ranks]) for rank in range(ranks)]
+        return [work / sum(rank_work) for work in rank_work]
+
+    @property
+    def share_left(self) -> float:
+        """Of the speed without a pipeline, what its bubble and unequal stages leave."""
+        parallel = self.parallel
+        return pipeline_passes.share_left(parallel.pipeline_schedule, parallel.pipeline, self.micro_batches, self.stages)
+
+    @property
+    def bubble_share(self) -> float:
+        """The share of a step in which a rank waits, if all stages were equal."""
+        parallel, chunks = self.parallel, self.parallel.interleaving or 1
+        return pipeline_passes.bubble_share(parallel.pipeline_schedule, parallel.pipeline, self.micro_batches, chunks)
+
+    def with_ends(self, ends: Ends) -> Self:
+        """The same work with that many layers on the first and the last rank."""
+        parallel = dataclasses.replace(self.parallel, first_stage_layers=ends[0], last_stage_layers=ends[1])
+        return dataclasses.replace(self, parallel=parallel)
+
+    def with_zero_bubble(self) -> Self:
+        return dataclasses.replace(self, parallel=dataclasses.replace(self.parallel, pipeline_schedule=ZERO_BUBBLE))
+
+    def __str__(self) -> str:
+        """The bubble, the ranks' shares of the work, what both leave of the speed, and what would leave more."""
+        parallel, shares = self.parallel, self.rank_shares
+        listed = " ".join(f"{share:.1%}" for share in shares)
+        if len(shares) > SHOWN:
+            listed = f"{min(shares):.1%} to {max(shares):.1%}"
+        parts = [
+            f"bubble {self.bubble_share:.1%} of a step ({parallel.schedule}), ranks have {listed} of the work:"
+            f" leaves {self.share_left:.1%}"
+        ]
+        if parallel.interleaving:
+            return parts[0]
+        ends = self.model.most_equal_split(parallel.pipeline)
+        better = self.with_ends(ends)
+        if better.share_left - self.share_left > WORTH_SAYING:
+            flags = [f"--{name.replace('_', '-')} {layers}" for name, layers in options(ends).items()]
+            parts.append(f"{better.share_left:.1%} with {' '.join(flags) or 'as many layers on each'}")
+        if not parallel.defers_weight_gradients:
+            parts.append(f"{better.with_zero_bubble().share_left:.1%} with zero-bubble")
+        return ", ".join(parts)
 
 
 def options(ends: Ends) -> dict[str, int]:
-    """Those that ask for the split."""
+    """The options that ask for the split."""
     names = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
     return {name: layers for name, layers in zip(names, ends, strict=True) if layers}
-
-
-def described(config: RunConfig) -> str:
-    """The bubble, the ranks' shares of the work, what both leave of the speed, and what would leave more."""
-    parallel, left = config.parallelism, share_left(config)
-    of_ranks = shares(config)
-    listed = " ".join(f"{share:.1%}" for share in of_ranks)
-    if len(of_ranks) > SHOWN:
-        listed = f"{min(of_ranks):.1%} to {max(of_ranks):.1%}"
-    parts = [f"bubble {bubble(config):.1%} of a step ({parallel.schedule}), ranks have {listed} of the work: leaves {left:.1%}"]
-    if parallel.interleaving:
-        return parts[0]
-    ends = most_equal(config)
-    better = with_ends(config, ends)
-    if share_left(better) - left > WORTH_SAYING:
-        flags = [f"--{name.replace('_', '-')} {layers}" for name, layers in options(ends).items()]
-        parts.append(f"{share_left(better):.1%} with {' '.join(flags) or 'as many layers on each'}")
-    if not parallel.defers_weight_gradients:
-        deferring = dataclasses.replace(better.parallelism, pipeline_schedule=ZERO_BUBBLE)
-        parts.append(f"{share_left(dataclasses.replace(better, parallelism=deferring)):.1%} with zero-bubble")
-    return ", ".join(parts)

@@ -149,7 +149,7 @@ def _draft(options: dict[str, Any], words: tuple[str, ...], planned: cluster.Clu
         there = planned or cluster.here(config.parallelism.device, config.parallelism.world_size)
         try:
             choice = search.choose(config, options, there)
-            made = Draft.of(choice.best.config)
+            made = Draft(vars(choice.best.config))
             search.require(choice)
         except ToolError as problem:
             problems.append(of(problem, "options"))
@@ -162,7 +162,7 @@ def at_start(config: RunConfig) -> None:
     Raises BadConfig when there are errors.
     """
     there = cluster.here(config.parallelism.device, config.parallelism.world_size)
-    result = run(CHECKS_AT_START, Situation(Draft.of(config), there, os.environ))
+    result = run(CHECKS_AT_START, Situation(Draft(vars(config)), there, os.environ))
     rank_env, node = rank_environment.find(), rank_environment.find_node()
     is_first = not (rank_env.rank if rank_env else node.node_rank if node else 0)
     for finding in result.findings if is_first else result.errors:

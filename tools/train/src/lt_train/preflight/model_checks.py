@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from lt_shared import presets
 from lt_train.config.checks import missing_packages, problems_here, problems_of, problems_on
 from lt_train.config.settings import parallelism
-from lt_train.planner import search
+from lt_train.planner import memory_estimate, search
 from lt_train.preflight.check_interface import Finding, NotChecked, Situation, error, of, warning
 
 FAST_HEAD_MULTIPLE = 8
@@ -78,6 +78,6 @@ def fits(situation: Situation) -> Iterator[Finding]:
         raise NotChecked("the memory of the GPUs is not known")
     if any(parallelism.check(config.parallelism, config.architecture, config.batches.seq_length)):
         raise NotChecked("the layout does not divide the model and the ranks")
-    if shortage := search.memory_shortage(config, situation.cluster):
+    if shortage := search.memory_shortage(memory_estimate.estimate(config).fullest_rank, situation.cluster):
         report = error if shortage.is_certain else warning
         yield report(shortage.reason, situation.cluster.gpu.name, search.LESS_MEMORY)

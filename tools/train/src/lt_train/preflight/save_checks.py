@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lt_shared import storage
 from lt_train.config.cluster import GIB
-from lt_train.planner.checkpoint_size import checkpoint_bytes
+from lt_train.planner.checkpoint_size import CheckpointSize
 from lt_train.preflight.check_interface import Finding, NotChecked, Situation, error, warning
 
 # Filesystems of one machine. All others, of which there are many, are taken to be shared.
@@ -57,7 +57,7 @@ def space(situation: Situation) -> Iterator[Finding]:
         raise NotChecked("no checkpoint can be written there")
     config = situation.need_config()
     settings = config.checkpointing
-    free, size = shutil.disk_usage(there).free, checkpoint_bytes(config)
+    free, size = shutil.disk_usage(there).free, CheckpointSize.from_config(config).total
     steps = math.ceil(config.batches.train_iters / settings.save_interval)
     count = min(steps, settings.keep_last + 1) if settings.keep_last else steps
     unit, name = (GIB, "GiB") if min(free, size) >= GIB else (2**20, "MiB")

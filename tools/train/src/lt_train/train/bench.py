@@ -25,7 +25,7 @@ from lt_train.config.settings.layers import TORCH
 from lt_train.metrics.log import Log
 from lt_train.metrics.step_timer import Lap
 from lt_train.metrics.throughput import Speedometer
-from lt_train.planner import stage_work
+from lt_train.planner.stage_work import PipelineWork
 
 # What measurements of the same layers may differ in: the layout, and the batches that it needs.
 OF_LAYOUTS = (
@@ -108,11 +108,12 @@ def summary(config: RunConfig, device_name: str, steps: list[Measured], software
         "loop_share": statistics.median(of(lambda entry: entry.lap.loop_seconds / entry.lap.step_seconds)),
     }
     if config.parallelism.pipeline > 1:
+        work = PipelineWork.from_config(config)
         result |= {
-            "bubble_share": stage_work.bubble(config),
-            "rank_work_shares": stage_work.shares(config),
-            "pipeline_share_left": stage_work.share_left(config),
-            "pipeline_in_words": stage_work.described(config),
+            "bubble_share": work.bubble_share,
+            "rank_work_shares": work.rank_shares,
+            "pipeline_share_left": work.share_left,
+            "pipeline_in_words": str(work),
         }
     if config.benchmark.against:
         result |= beside(result, config.benchmark.against)

@@ -116,8 +116,8 @@ def recognise(lines: Sequence[bytes], samples: Sequence[Sequence[bytes]]) -> str
             if _are_numbered(_PATTERNS[kind], samples):
                 return kind
             continue
-        matches = [match for line in filled if (match := _PATTERNS[kind].match(line)) is not None]
-        if len(matches) < MINIMUM_SHARE * len(filled):
+        matches = _matches_of_nearly_all(_PATTERNS[kind], filled)
+        if not matches:
             continue
         names = Counter(match["name"] for match in matches)
         if 2 * len(names) > len(matches):
@@ -125,6 +125,21 @@ def recognise(lines: Sequence[bytes], samples: Sequence[Sequence[bytes]]) -> str
         if column.is_certain or (not any(map(_NO_NAMES.match, names)) and _are_names(kind, names)):
             return kind
     return None
+
+
+def _matches_of_nearly_all(pattern: re.Pattern[bytes], lines: Sequence[bytes]) -> list[re.Match[bytes]]:
+    """Nothing as soon as too many lines do not match: most logs have no labels."""
+    matches = []
+    misses = int((1 - MINIMUM_SHARE) * len(lines) + 1e-9)
+    for line in lines:
+        match = pattern.match(line)
+        if match is not None:
+            matches.append(match)
+        elif misses:
+            misses -= 1
+        else:
+            return []
+    return matches
 
 
 def _are_names(kind: str, names: Counter[bytes]) -> bool:
@@ -138,6 +153,8 @@ def _are_names(kind: str, names: Counter[bytes]) -> bool:
 
 def _are_numbered(pattern: re.Pattern[bytes], samples: Sequence[Sequence[bytes]]) -> bool:
     pairs = alike = 0
+    if not any(pattern.match(line) for run in samples for line in run[::4]):
+        return False
     for run in samples:
         numbers = [int(match["name"]) if (match := pattern.match(line)) is not None else -1 for line in run]
         pairs += len(numbers) - 1

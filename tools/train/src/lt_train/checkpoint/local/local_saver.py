@@ -29,7 +29,7 @@ from lt_train.checkpoint.local.exchange import Beside, Transfer
 from lt_train.checkpoint.local.nodes import DiskFailure, first_failure
 from lt_train.checkpoint.saver import Save, Saver, Slow
 from lt_train.checkpoint.shards import first_rank_files
-from lt_train.planner import checkpoint_size
+from lt_train.planner.checkpoint_size import CheckpointSize
 from lt_train.runtime import agreement, device, signals
 
 
@@ -158,7 +158,7 @@ class LocalSaver(Saver):
 
     def _shortage(self) -> str | None:
         """Why a set would not fit on this node."""
-        needed = checkpoint_size.local_set_bytes(self.config, len(self._copies.found_nodes))
+        needed = CheckpointSize.from_config(self.config).local_set(len(self._copies.found_nodes))
         try:
             if self._last is not None and self._last.is_dir():
                 needed = int(disk_space.directory_bytes(self._last) * (1 + disk_space.MORE_SHARE)) + disk_space.MORE_BYTES

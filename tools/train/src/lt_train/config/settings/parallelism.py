@@ -16,6 +16,8 @@ POSITIVE = click.IntRange(min=1)
 
 MANUAL, AUTO = "manual", "auto"
 ONE_F_ONE_B, ZERO_BUBBLE = "1f1b", "zero-bubble"
+# A vocabulary is padded to a multiple of this many columns for each tensor-parallel rank.
+VOCABULARY_MULTIPLE = 128
 # More ranks than the largest node or rack has do not share one layer.
 MOST_TENSOR_PARALLEL = 72
 
@@ -124,6 +126,13 @@ class Parallelism:
     @property
     def data(self) -> int:
         return self.world_size // self.model
+
+    def expert_tensor(self, model: Architecture) -> int:
+        """How many tensor-parallel ranks share an expert: all, or 1 if experts have biases, which megatron-core asks for."""
+        return 1 if model.num_experts and model.add_bias_linear else self.tensor
+
+    def padded_vocab_size(self, model: Architecture) -> int:
+        return model.padded_vocab_size(VOCABULARY_MULTIPLE, self.tensor)
 
     def layers_of(self, pipeline_rank: int, layers: int) -> int:
         """Layers of a pipeline rank, of all its stages together, when the model has `layers`."""

@@ -1,0 +1,173 @@
+"""Bytes that the forward pass keeps for the backward pass: a term per tensor that torch's autograd saves."""
+
+import dataclasses
+import functools
+
+from lt_shared.architecture import Architecture
+from lt_train.config.settings.memory import SWIGLU, Recompute
+from lt_train.config.settings.parallelism import Parallelism
+
+# Rows of the rank that gets most, beside the mean: nothing bounds them. Four ranks of Qwen3-30B-A3B held as much as with a tenth
+# more in the first steps of a random model (2026-11-27); a quarter is counted.
+UNEQUAL_ROUTING = 1.25
+# Of a token and its expert: the number of the row in 4 bytes, and of the row the token and the expert in 8.
+BYTES_OF_ROW = 20
+# Of a token and any expert: the logit and the probability in float32, and whether it is chosen.
+BYTES_OF_CHOICE = 9
+
+
+@dataclasses.dataclass(frozen=True)
+class Activations:
+    """The activations of the ranks of a run, in bytes.
+
+    A step has at most `micro_batches` micro batches of `tokens` tokens on a rank, in numbers of `number_bytes` bytes. The other
+    flags are those of the kernels that keep less: `fuses_layers` is Triton's, `fuses_loss` makes no float32 copy of the logits,
+    `groups_experts` and `exchanges_whole_tokens` are those of `lt_train.config.kernels`.
+    """
+
+    model: Architecture
+    parallel: Parallelism
+    recompute: Recompute | None
+    micro_batches: int
+    tokens: int
+    number_bytes: int
+    fuses_layers: bool
+    fuses_loss: bool
+    groups_experts: bool
+    exchanges_whole_tokens: bool
+
+    def on_rank(self, pipeline_rank: int) -> int:
+        """The activations of all micro batches that are between their forward and their backward pass at a time."""
+        parallel, recompute = self.parallel, self.recompute
+        layers = parallel.layers_of(pipeline_rank, self.model.num_layers)
+        is_last = pipeline_rank == parallel.pipeline - 1
+        mtp_layers = self.model.mtp_num_layers if is_last else 0
+        kept, recomputed = layers * self.layer, 0
+        if recompute is not None and recompute.granularity == "full":
+            count = min(recompute.layers or 1, layers)
+            if recompute.method == "block":
+                kept, recomputed = count * self.residual + (layers - count) * self.layer, self.layer
+            else:
+                kept, recomputed = layers // count * self.residual, count * self.layer
+        in_flight: float = min(self.micro_batches, parallel.pipeline - pipeline_rank)
+        if parallel.interleaving:
+            in_flight = parallel.pipeline + (parallel.pipeline - 1 - 2 * pipeline_rank) / parallel.interleaving
+        # Multi-token prediction layers have two norms, a projection of both and logits of their own.
+        kept_by_mtp = mtp_layers * (self.layer + 4 * self.residual)
+        logits = (1 + mtp_layers) * self._logits() if is_last else 0
+        # The logits are gone when the first layer is computed again.
+        passing = max(logits, recomputed + self._expert_backward())
+        return int(kept * max(1, in_flight)) + kept_by_mtp + passing + self._deferred(pipeline_rank)
+
+    @functools.cached_property
+    def residual(self) -> int:
+        """A layer's input."""
+        split = self.parallel.tensor if self.parallel.sequence else 1
+        return self.tokens * self.model.hidden_size // split * self.number_bytes
+
+    @functools.cached_property
+    def layer(self) -> int:
+        """What one layer keeps for a micro batch, unless whole layers are recomputed."""
+        model, modules = self.model, self.recompute.modules if self.recompute else ()
+        experts = 0
+        wide = self._mlp_width()
+        if "mlp" in modules or "moe" in modules:
+            wide = 0
+        elif model.num_experts:
+            shared = (model.moe_shared_expert_intermediate_size or 0) * 4
+            # Of experts that are not grouped, what each MLP keeps, their rows and outputs.
+            one_by_one = model.moe_router_topk * (wide + 2 * model.hidden_size)
+            experts = self._grouped_experts() if self.groups_experts else 0
+            wide = shared + (0 if experts else one_by_one)
+        split = (self._attention_width() + wide) // self.parallel.tensor * self.tokens * self.number_bytes
+        # Inputs and outputs of both norms, and the inputs of those behind. Where norms are only behind, their outputs are not
+        # kept, but the inputs of attention and MLP are.
+        behind = 2 if model.norm_placement == "both" else 0
+        return split + experts + ((2 if "layernorm" in modules else 4) + behind) * self.residual
+
+    def _attention_width(self) -> int:
+        """Numbers per token that attention keeps, on all tensor-parallel ranks together."""
+        model, llama = self.model, self.model.family == "llama"
+        is_recomputed = self.recompute is not None and "core_attn" in self.recompute.modules
+        fused = llama and self.fuses_layers
+        rotates_all = model.latent_attention is None and model.rotary_channels == model.kv_channels
+        # Queries, keys and values in the projection's output; those rotated; the result of attention, and its copy for the next.
+        keys_values = 2 * model.kv_size
+        width = model.query_size + keys_values
+        if latent := model.latent_attention:
+            keys_values = model.num_attention_heads * (latent.qk_head_dim + latent.v_head_dim)
+            width = model.query_size + keys_values + model.value_size
+        # One kernel splits and rotates them, and keeps what it got only if it has norms, too.
+        if llama and not (fused and rotates_all and not model.qk_layernorm):
+            width += model.query_size + model.kv_size
+        width += model.value_size * (1 if is_recomputed or fused else 2)
+        # The keys and values of the other context-parallel ranks.
+        return width + (0 if is_recomputed else (self.parallel.context - 1) * keys_values)
+
+    def _mlp_width(self) -> int:
+        """Numbers per token that an MLP, or one expert, keeps: both inputs of SwiGLU, the SiLU of one and their product; or input
+        and output of GELU."""
+        llama = self.model.family == "llama"
+        count = (3 if llama and self.fuses_layers else 4) if llama else 2
+        is_recomputed = self.recompute is not None and SWIGLU in self.recompute.modules
+        return self.model.expert_size * (count - is_recomputed)
+
+    def _expert_backward(self) -> int:
+        """While a layer's experts compute backward: the tokens of all ranks that share them and their gradients, and for each row
+        the gradients of SwiGLU's output and of its inputs, the output once more, and the gradient of the expert's."""
+        if not self.groups_experts:
+            return 0
+        exchanged = 2 * self.parallel.expert * self.residual if self.exchanges_whole_tokens else 0
+        width = 4 * self.model.expert_size + self.model.hidden_size * (2 if self._receives_rows else 1)
+        return exchanged + int(self._expert_rows * width) * self.number_bytes
+
+    def _grouped_experts(self) -> int:
+        """What a layer's grouped experts keep: the output of the first GEMM, and what says which rows are whose."""
+        model, ranks = self.model, self.parallel.expert
+        width = 2 * model.expert_size + (model.hidden_size if self._receives_rows else 0)
+        tokens, experts = self.tokens // self.parallel.tensor, model.num_experts or 0
+        choices = tokens * (experts * BYTES_OF_CHOICE + model.moe_router_topk * BYTES_OF_ROW)
+        if self.exchanges_whole_tokens:
+            # Of the tokens of all ranks, the probabilities of the local experts, and room for as many rows as there could be.
+            local_experts = experts // ranks
+            choices = tokens * experts * BYTES_OF_CHOICE
+            choices += tokens * ranks * (4 * local_experts + min(model.moe_router_topk, local_experts) * BYTES_OF_ROW)
+        return int(self._expert_rows * width) * self.number_bytes + choices
+
+    @property
+    def _expert_rows(self) -> float:
+        """Rows of a layer's grouped experts on the rank that gets most: each token is one for each of its experts."""
+        mean = self.tokens // self.parallel.tensor * self.model.moe_router_topk
+        return mean * (UNEQUAL_ROUTING if self.parallel.expert > 1 else 1)
+
+    @property
+    def _receives_rows(self) -> bool:
+        """Whether grouped experts keep rows that megatron-core's dispatcher has brought. Without them they keep tokens, which are
+        kept anyway."""
+        return self.parallel.expert > 1 and not self.exchanges_whole_tokens
+
+    def _deferred(self, pipeline_rank: int) -> int:
+        """Operands of the GEMMs of weight gradients that a zero-bubble schedule has waiting: inputs and gradients of outputs."""
+        model, parallel = self.model, self.parallel
+        if not parallel.defers_weight_gradients:
+            return 0
+        waiting = min(self.micro_batches, pipeline_rank + 1)
+        attention = model.query_size + 2 * model.kv_size + model.value_size
+        gate_up = 2 if model.family == "llama" else 1
+        wide = (gate_up + 1) * model.expert_size + (2 * model.hidden_size if model.num_experts else 0)
+        wide *= model.moe_router_topk if model.num_experts else 1
+        wide += (gate_up + 1) * (model.moe_shared_expert_intermediate_size or 0) if model.num_experts else 0
+        numbers = attention + wide + 4 * model.hidden_size
+        numbers *= parallel.layers_of(pipeline_rank, model.num_layers)
+        if pipeline_rank == parallel.pipeline - 1:
+            numbers += parallel.padded_vocab_size(model) + model.hidden_size
+        return waiting * numbers // parallel.tensor * self.tokens * self.number_bytes
+
+    def _logits(self) -> int:
+        """Logits in the precision of the forward pass, twice if they are capped; without the kernels the probabilities and their
+        gradient in float32 too."""
+        columns = self.parallel.padded_vocab_size(self.model) // self.parallel.tensor
+        copies = 0 if self.fuses_loss else 4
+        if self.model.final_logit_softcapping is not None:
+            copies += self.number_bytes
+        return self.tokens * columns * (self.number_bytes + copies)

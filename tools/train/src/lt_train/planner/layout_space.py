@@ -1,0 +1,81 @@
+"""The layouts that a search tries: parallel sizes that divide the cluster, ends of the pipeline, and recomputation."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from lt_shared.architecture import Architecture
+from lt_train.config.cluster import Cluster
+from lt_train.planner import stage_work
+from lt_train.planner.stage_work import ModelWork
+
+SHORTEST_CONTEXT = 4096
+# The one size that may be given beside `auto`, which then chooses the others.
+EXPERT_SIZE = "expert_model_parallel_size"
+
+
+@dataclasses.dataclass(frozen=True)
+class LayoutSpace:
+    """The layouts of a model with `work` and samples of `seq_length` tokens on a cluster.
+
+    `splits_state`: data-parallel ranks can split the optimizer's state. `may_recompute`: whole layers are recomputed in half of
+    the layouts, because the options do not say what is recomputed.
+    """
+
+    model: Architecture
+    work: ModelWork
+    seq_length: int
+    cluster: Cluster
+    splits_state: bool
+    may_recompute: bool
+
+    def candidates(self, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The options that ask for each layout that might work, beside the `options` that are given."""
+        recomputing: list[dict[str, Any]] = [{}]
+        if self.may_recompute:
+            recomputing.append({"recompute_granularity": "full"})
+        ranks = self.cluster.ranks
+        for tensor in _divisors(self.cluster.ranks_per_node):
+            for pipeline in _divisors(ranks // tensor):
+                stages = self._stages(pipeline)
+                for context in _divisors(ranks // tensor // pipeline):
+                    if context > 1 and self.seq_length // context < SHORTEST_CONTEXT:
+                        continue
+                    sizes = {
+                        "tensor_model_parallel_size": tensor,
+                        "pipeline_model_parallel_size": pipeline,
+                        "context_parallel_size": context,
+                    }
+                    shards = self.splits_state and ranks > tensor * pipeline
+                    flags = {"sequence_parallel": tensor > 1, "use_distributed_optimizer": shards}
+                    experts = self._expert_sizes(ranks // tensor // pipeline, options[EXPERT_SIZE])
+                    for ends, more, expert in itertools.product(stages, recomputing, experts):
+                        chosen = {name: size for name, size in sizes.items() if size > 1}
+                        yield chosen | expert | ends | _true(flags, options) | more
+
+    def _expert_sizes(self, ranks: int, given_size: int) -> list[dict[str, int]]:
+        """Options for the ranks among which the experts are divided, of `ranks` that read different tokens; none if given."""
+        if given_size > 1 or not self.model.num_experts:
+            return [{}]
+        return [{EXPERT_SIZE: size} if size > 1 else {} for size in _divisors(math.gcd(self.model.num_experts, ranks))]
+
+    def _stages(self, pipeline: int) -> list[dict[str, int]]:
+        """Options for the layers of the first and the last rank: none if all can have as many, and those of the most equal
+        work."""
+        layers = self.model.num_layers
+        if pipeline > layers:
+            return []
+        even: list[dict[str, int]] = [{}] if layers % pipeline == 0 else []
+        equal = stage_work.options(self.work.most_equal_split(pipeline))
+        return even if equal in even else [*even, equal]
+
+
+def _true(flags: dict[str, bool], options: dict[str, Any]) -> dict[str, bool]:
+    return {name: True for name, value in flags.items() if value and not options[name]}
+
+
+def _divisors(number: int) -> list[int]:
+    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
+    return sorted({*small, *(number // size for size in small)})
