@@ -19,7 +19,7 @@ from typing import Any
 import numpy
 import torch
 
-from lt_train.runtime import cpu_backend
+from lt_train.megatron import cpu_backend
 
 cpu_backend.install("cuda")
 

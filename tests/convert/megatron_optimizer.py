@@ -21,7 +21,7 @@ import torch
 import torch.distributed.checkpoint
 import yaml
 
-from lt_train.runtime import cpu_backend
+from lt_train.megatron import cpu_backend
 
 cpu_backend.install("cuda")
 

@@ -160,7 +160,7 @@ def import_training() -> None:
 
     from lt_train.data.mock_sequences import MockSequences
     from lt_train.launch import launcher  # noqa: F401
-    from lt_train.runtime import cpu_backend
+    from lt_train.megatron import cpu_backend
     from lt_train.runtime.device import CPU
 
     prepare(CPU, 0, 1)

@@ -1,4 +1,5 @@
-"""docs/megatron-core.md lists every function of megatron-core that lt-train replaces, in source and in a process that trains."""
+"""docs/megatron-core.md lists every function of megatron-core and torch that lt-train replaces, in source and in a process that
+trains, and the room `megatron` alone replaces them."""
 
 import ast
 import importlib.util
@@ -10,27 +11,19 @@ from pathlib import Path
 
 import nursery
 import pytest
+from replacement_page import ROOT, listed, rows
 from running import environment
 
-ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "tools/train/src/lt_train"
-PAGE = (ROOT / "docs/megatron-core.md").read_text()
+ROOM = "megatron/"
 # An object's own attributes, and those of a context of torch.autograd: state, not code.
 STATE = {"self", "ctx"}
 # What megatron-core asks of a parameter; 0.19 has a function of that name besides.
 OF_PARAMETERS = {"allreduce"}
 # megatron-core binds it to torch.compile in every module that uses it.
 FOLLOWS_FROM_TORCH = "jit_fuser"
-
-
-def rows() -> dict[str, set[str]]:
-    """The names in the second column, "Class.name" or "module.name", by file."""
-    found: dict[str, set[str]] = {}
-    for line in PAGE.splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if line.startswith("|") and cells[0].endswith(".py"):
-            found.setdefault(cells[0], set()).update(re.findall(r"`([\w.]+)`", cells[1]))
-    return found
+# torch's settings, which are there to be set.
+SETTINGS = {"fill_uninitialized_memory", "recompile_limit"}
 
 
 def names_of_megatron() -> set[str]:
@@ -84,28 +77,99 @@ def replaced() -> set[tuple[str, str]]:
     }
 
 
+def upstream_owners(tree: ast.AST) -> set[str]:
+    """Names under which a file has modules and classes of torch and megatron-core."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names if is_upstream(alias.name)}
+        elif isinstance(node, ast.ImportFrom) and is_upstream(node.module or ""):
+            names |= {alias.asname or alias.name for alias in node.names}
+    return names
+
+
+def is_upstream(module: str) -> bool:
+    return module.partition(".")[0] in ("torch", "megatron")
+
+
+def set_on_upstream(tree: ast.AST) -> Iterator[str]:
+    """Attributes of imported modules and classes of torch and megatron-core that a file sets, "owner.name"."""
+    owners = upstream_owners(tree)
+    for node in ast.walk(tree):
+        targets: list[tuple[ast.expr, str]] = []
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                for each in target.elts if isinstance(target, ast.Tuple | ast.List) else [target]:
+                    if isinstance(each, ast.Attribute):
+                        targets.append((each.value, each.attr))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("setattr", "replaced"):
+            targets.append((node.args[0], ast.unparse(node.args[1])))
+        for owner, name in targets:
+            if ast.unparse(owner).partition(".")[0] in owners:
+                yield f"{ast.unparse(owner)}.{name}"
+
+
 def test_every_replacement_in_the_source_is_listed() -> None:
-    listed = {file: {name.rpartition(".")[2] for name in names} for file, names in rows().items()}
+    names = {file: {name.rpartition(".")[2] for name in names} for file, names in listed().items()}
     found = replaced()
     assert len(found) > 15
-    assert {(file, name) for file, name in found if name not in listed.get(file, set())} == set()
+    assert {(file, name) for file, name in found if name not in names.get(file, set())} == set()
+
+
+def test_no_other_room_replaces_anything() -> None:
+    assert {file for file, _ in replaced() if not file.startswith(ROOM)} == set()
+    found = {
+        f"{path.relative_to(SOURCE)}: {name}"
+        for path in SOURCE.rglob("*.py")
+        for name in set_on_upstream(ast.parse(path.read_text()))
+        if name.rpartition(".")[2] not in SETTINGS
+    }
+    assert len(found) > 20
+    assert {name for name in found if not name.startswith(ROOM)} == set()
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("from torch.distributed.checkpoint import filesystem as f\nf.pickle = 1", ["f.pickle"]),
+        ("import torch\nsetattr(torch.Tensor, 'type', f)", ["torch.Tensor.'type'"]),
+        ("import megatron.core.optimizer\nmegatron.core.optimizer.Adam, x = f", ["megatron.core.optimizer.Adam"]),
+        ("import torch\nmodel = torch.nn.Module()\nmodel.forward = f", []),
+        ("import json\njson.load = f", []),
+    ],
+)
+def test_the_search_sees_what_is_set_on_modules_and_classes(line: str, expected: list[str]) -> None:
+    assert list(set_on_upstream(ast.parse(line))) == expected
+
+
+def test_every_function_of_the_room_is_called() -> None:
+    """Else nothing is replaced by it any more: it goes, and its names in the room and on the page."""
+    texts = {path: path.read_text() for path in SOURCE.rglob("*.py")}
+    for path in SOURCE.glob(f"{ROOM}*.py"):
+        for node in ast.parse(texts[path]).body:
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+                callers = [other for other, text in texts.items() if other != path and re.search(rf"\b{node.name}\b", text)]
+                assert callers, f"{path.name}: nobody calls {node.name}"
 
 
 def test_no_row_is_out_of_date() -> None:
-    for file, names in rows().items():
+    for file, names in listed().items():
         tree = ast.parse((SOURCE / file).read_text())
         code = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         code |= {str(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant)}
         for name in names:
-            assert name.rpartition(".")[2] in code, f"{file} does not replace {name}"
+            assert name.rpartition(".")[2] in {part.rpartition(".")[2] for part in code}, f"{file} does not replace {name}"
 
 
 def test_every_row_says_why_and_until_when() -> None:
-    lines = [line for line in PAGE.splitlines() if re.match(r"\| \w+/", line)]
-    assert len(lines) > 15
-    for line in lines:
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        assert len(cells) == 4 and all(cells), line
+    assert len(rows()) > 15
+    for row in rows():
+        assert len(row) == 4 and all(row), row
+
+
+def test_the_page_is_short() -> None:
+    """One row a file, and no more of them than a reader keeps in mind."""
+    assert len({row[0] for row in rows()}) == len(rows()) <= 18
 
 
 @pytest.mark.parametrize(
@@ -136,5 +200,5 @@ def test_every_replacement_in_a_process_that_trains_is_listed(tmp_path: Path) ->
     # The search finds what it is made for: methods of objects, module attributes, class members.
     assert {"layers.fused_weight_gradient_mlp_cuda", "_ParamAndGradBuffer.reset"} <= found
     assert "MoEAlltoAllTokenDispatcher._maybe_dtoh_and_synchronize" in found
-    listed = set().union(*rows().values())
-    assert {name for name in found - listed if not name.endswith(f".{FOLLOWS_FROM_TORCH}")} == set()
+    names = set().union(*listed().values())
+    assert {name for name in found - names if not name.endswith(f".{FOLLOWS_FROM_TORCH}")} == set()

@@ -127,10 +127,10 @@ def test_a_torchscript_archive_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_originals_are_back_afterwards() -> None:
-    before = torch.load, object_reader.filesystem.pickle
+    before = torch.load, filesystem.pickle
     with pytest.raises(BadData), known_objects_only():
         raise BadData("x")
-    assert (torch.load, object_reader.filesystem.pickle) == before
+    assert (torch.load, filesystem.pickle) == before
 
 
 DTYPES = [torch.float32, torch.bfloat16, torch.uint8, torch.int64]

@@ -1,12 +1,9 @@
-"""What an optimizer of other packages has counted, and which optimizer a run has where those packages are installed."""
+"""What an optimizer of other packages has counted."""
 
-import megatron.core.optimizer
 import pytest
 import torch
-from megatron.core.optimizer import distrib_optimizer
 
 from lt_train.checkpoint import optimizer_state
-from lt_train.optim import optimizer
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -54,15 +51,3 @@ def test_saved_groups_take_the_schedule_of_the_present_ones_that_they_are() -> N
         {"max_lr": None, "min_lr": None, "start_wd": None, "end_wd": None},
     ]
     assert (groups[1]["params"], groups[1]["step"]) == ([7], 3)
-
-
-def test_a_run_has_torchs_adam_whatever_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(megatron.core.optimizer, "Adam", object)
-    monkeypatch.setattr(megatron.core.optimizer, "USING_PYTORCH_OPTIMIZER", False)
-    monkeypatch.setattr(distrib_optimizer, "HAVE_APEX_OR_TE", True)
-    monkeypatch.setattr(distrib_optimizer, "USING_TE_OPTIMIZER", True)
-    optimizer._take_torchs()
-    assert megatron.core.optimizer.Adam is torch.optim.AdamW
-    assert megatron.core.optimizer.USING_PYTORCH_OPTIMIZER
-    assert not distrib_optimizer.HAVE_APEX_OR_TE
-    assert not distrib_optimizer.USING_TE_OPTIMIZER

@@ -53,11 +53,7 @@ def test_the_first_gemm_overwrites_and_the_second_adds(dtype: torch.dtype) -> No
     assert not other.any()
     assert buffer.all()
     rows, gradient = torch.ones(4, 2, dtype=torch.bfloat16), torch.ones(4, 3, dtype=torch.bfloat16)
-    gemm = (
-        wgrad_accumulation.WeightGradients.wgrad_gemm_accum_fp32
-        if dtype == torch.float32
-        else wgrad_accumulation.WeightGradients.wgrad_gemm_accum_fp16
-    )
+    gemm = wgrad_accumulation.accumulate_in_float32 if dtype == torch.float32 else wgrad_accumulation.accumulate_in_half
     gemm(rows, gradient, buffer)
     assert buffer.eq(4).all()
     gemm(rows, gradient, buffer)
@@ -76,13 +72,13 @@ def test_what_no_gemm_wrote_is_cleared_before_the_end_of_the_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "expected"), [(torch.float32, "wgrad_gemm_accum_fp32"), (torch.bfloat16, "wgrad_gemm_accum_fp16")]
+    ("dtype", "expected"), [(torch.float32, "accumulate_in_float32"), (torch.bfloat16, "accumulate_in_half")]
 )
 def test_the_gemm_is_that_of_the_buffers_type(dtype: torch.dtype, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here both add the same; on a GPU they differ."""
     called = []
-    for name in ("wgrad_gemm_accum_fp32", "wgrad_gemm_accum_fp16"):
-        monkeypatch.setattr(wgrad_accumulation.WeightGradients, name, lambda *_, name=name: called.append(name))
+    for name in ("accumulate_in_float32", "accumulate_in_half"):
+        monkeypatch.setattr(wgrad_accumulation, name, lambda *_, name=name: called.append(name))
     weight = torch.nn.Parameter(torch.ones(3, 2))
     weight.main_grad = torch.zeros(3, 2, dtype=dtype)
     wgrad_accumulation.accumulate_weight_gradient(torch.ones(4, 2), torch.ones(4, 3), weight)

@@ -23,15 +23,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import IO, Any
 
 import numpy as np
 import torch
-from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing import serialization
-from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorProperties
 from torch.distributed.checkpoint.planner import LoadItemType
 
@@ -43,6 +40,7 @@ from lt_train.checkpoint.pickle_allowlist import INDEX_NAMES
 from lt_train.checkpoint.shards.replica_reads import Replicas
 from lt_train.checkpoint.shards.stored_shards import Objects, OpenShard, Place, StoredShards, Take
 from lt_train.checkpoint.tensor_reader import LEAST_BYTES, TensorReader, naming
+from lt_train.megatron import dcp_filesystem, dist_checkpointing_serialization, torch_serialization
 from lt_train.runtime.interruption import Echo
 from lt_train.runtime.start_clock import clock
 
@@ -66,14 +64,13 @@ def known_objects_only(directory: Path | None = None, verify: bool = True, repli
         (directory / INDEX).open("rb").close()
     torch_load = torch.load
 
-    def load(file: Any, *arguments: Any, **options: Any) -> Any:
-        if isinstance(file, _Slice) or options.get("weights_only") is False:
+    def load(file: Any, weights_only: bool | None) -> Any:
+        if isinstance(file, _Slice) or weights_only is False:
             # What is recorded of a slice was compared when it was read.
             return read_object(file, verify and not (recorded and isinstance(file, _Slice)))
         # Only common.pt, which launch has compared with what is recorded of it.
         return _read_common(file, torch_load, verify and recorded is None)
 
-    load_common = _loading_common(dist_checkpointing.load_common_state_dict)
     # In another layout a rank has several parts of what was one object, mostly one after the other: it is read once.
     last: dict[tuple[str, int], _Slice] = {}
     memory = _Memory()
@@ -89,12 +86,9 @@ def known_objects_only(directory: Path | None = None, verify: bool = True, repli
 
     with (
         _lock,
-        _replaced(torch, "load", load),
-        _replaced(filesystem, "pickle", SimpleNamespace(load=read_index)),
-        _replaced(filesystem.FileSystemReader, "_slice_file", read_slice),
-        _replaced(filesystem.FileSystemReader, "read_data", _in_order(stored, recorded, verify, replicas)),
-        _replaced(serialization, "load_common_state_dict", load_common),
-        _replaced(dist_checkpointing, "load_common_state_dict", load_common),
+        torch_serialization.loading_by(load),
+        dcp_filesystem.reading_by(read_index, read_slice, _in_order(stored, recorded, verify, replicas)),
+        dist_checkpointing_serialization.loading_common_by(_load_common),
     ):
         try:
             yield
@@ -121,7 +115,7 @@ def _in_order(
 
     From a store all comes in its order, ahead: first what `replicas` read together, then what this rank alone needs.
     """
-    read_data = filesystem.FileSystemReader.read_data
+    read_data = FileSystemReader.read_data
 
     def read(reader: Any, plan: Any, planner: Any) -> Any:
         def place(item: Any) -> Place:
@@ -173,7 +167,7 @@ def _opening(filesystem: Any, stored: StoredShards, take: Take) -> contextlib.Ab
         name = os.path.basename(path)
         return OpenShard(name, stored.url, take) if name in stored.shards else create_stream(path, mode)
 
-    return _replaced(filesystem, "create_stream", opened)
+    return dcp_filesystem.opening_by(filesystem, opened)
 
 
 def _begun(tensors: TensorReader, place: Place, item: Any, reader: Any, planner: Any) -> torch.Tensor | None:
@@ -187,16 +181,6 @@ def _begun(tensors: TensorReader, place: Place, item: Any, reader: Any, planner:
         return None
     target = planner.resolve_tensor(item).detach()
     return target if tensors.begin(place, target) else None
-
-
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
 
 
 class _Memory:
@@ -333,17 +317,13 @@ def _read_common(file: Any, torch_load: Callable[..., Any], verify: bool) -> dic
     return _common_state(common, origin)
 
 
-def _loading_common(load_common: Callable[[Any], Any]) -> Callable[[Any], dict[str, Any]]:
-    """megatron-core's function, for a state that 0.19 has among the tensors, in a list. Raises BadData for another."""
-
-    def load(directory: Any) -> dict[str, Any]:
-        origin = f"{directory}: the state beside the tensors"
-        try:
-            return _common_state(load_common(directory), origin)
-        except (IndexError, KeyError, TypeError):
-            raise BadData(f"{origin}: not what Megatron writes", DAMAGED) from None
-
-    return load
+def _load_common(load_common: Callable[[Any], Any], directory: Any) -> dict[str, Any]:
+    """By megatron-core's function, for a state that 0.19 has among the tensors, in a list. Raises BadData for another."""
+    origin = f"{directory}: the state beside the tensors"
+    try:
+        return _common_state(load_common(directory), origin)
+    except (IndexError, KeyError, TypeError):
+        raise BadData(f"{origin}: not what Megatron writes", DAMAGED) from None
 
 
 def _common_state(common: Any, origin: str) -> dict[str, Any]:

@@ -27,7 +27,6 @@ from typing import Any, Self
 
 import torch
 from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -46,6 +45,7 @@ from lt_train.config.run_config import RunConfig
 from lt_train.data import dataset_versions
 from lt_train.data.arrivals import Arrivals
 from lt_train.kernels import split_master_weights
+from lt_train.megatron import filesystem_async
 from lt_train.metrics.log import Log
 from lt_train.runtime import agreement, device, run_files, signals
 from lt_train.runtime.failure_report import is_echo
@@ -380,7 +380,7 @@ def reason(error: BaseException) -> str:
 
 def _request(content: dict[str, Any], partial: Path, files: int) -> Any:
     """megatron-core's request: what this rank writes, into so many files, and what all ranks do together afterwards."""
-    filesystem_async._results_queue = WriteResults()
+    filesystem_async.use_results(WriteResults())
     shard_checksums.install()
     shard_files.install()
     strategy = TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=files)

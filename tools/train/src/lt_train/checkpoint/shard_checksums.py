@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from lt_shared import checksums, storage
 from lt_shared.checksums import FileChecksums
+from lt_train.megatron.filesystem_async import finish_by
 
 Ranges = dict[str, list[tuple[int, int]]]
 _collected: Ranges = {}
@@ -39,7 +40,7 @@ def finish(writer: Any, metadata: Any, results: list[list[CheckedWriteResult]]) 
 
 def install() -> None:
     """Have megatron-core's writer collect checksums from now on, in this process."""
-    filesystem_async.FileSystemWriterAsync.finish = finish
+    finish_by(finish)
 
 
 def sizes() -> dict[str, int]:

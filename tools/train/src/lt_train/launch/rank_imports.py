@@ -3,8 +3,9 @@
 Importing torch, megatron-core, flash-attn-4 and quack took 6.2 s of a processor. Now 2.3 are left before the model is built, and
 1.4 go on in a thread (Python 3.12, torch 2.13, megatron-core 0.19.2, 2 busy cores of a Xeon, 2026-11-27). What is left out:
 
-- megatron-core and quack wrap small functions in torch.compile, which imports torch's compiler, 1.4 s. Few runs call one: here a
-  function is compiled when it is called. torch's optimizers import 0.4 s of it, to say that it shall not compile them.
+- megatron-core and quack wrap small functions in torch.compile, which imports torch's compiler, 1.4 s. Few runs call one, and
+  functions are compiled when they are called (`lt_train.megatron.torch_compile`). torch's optimizers import 0.4 s of it, to say
+  that it shall not compile them (`lt_train.megatron.torch_optimizer`).
 - megatron-core imports flash-attn-4, and with it cutlass-dsl, for inference alone. `lt_train.train.kernel_trials` does when they
   are needed.
 - megatron-core imports wandb and tensorboard wherever they are, half a second.
@@ -12,12 +13,9 @@ Importing torch, megatron-core, flash-attn-4 and quack took 6.2 s of a processor
 """
 
 import contextlib
-import functools
 import gc
 import sys
-from collections.abc import Callable, Iterator
-from types import FunctionType
-from typing import Any
+from collections.abc import Iterator
 
 
 def leave_out(*packages: str) -> None:
@@ -47,39 +45,3 @@ def uncollected() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
-
-
-def undo_marks_of_optimizers() -> None:
-    """Call torch's optimizers as they are: not through what keeps its compiler, which sees none of them here, away from them."""
-    import torch
-
-    for name in ("add_param_group", "load_state_dict", "state_dict", "zero_grad"):
-        marked = getattr(torch.optim.Optimizer, name)
-        setattr(torch.optim.Optimizer, name, getattr(marked, "__wrapped__", marked))
-
-
-def compile_when_called() -> None:
-    """Have torch.compile leave functions as they are until their first call."""
-    import torch
-
-    compile_now = torch.compile
-
-    def compile_later(function: Callable[..., Any] | None = None, **options: Any) -> Any:
-        if function is None:
-            return functools.partial(compile_later, **options)
-        if not isinstance(function, FunctionType):
-            return compile_now(function, **options)
-        compiled: list[Callable[..., Any]] = []
-
-        @functools.wraps(function)
-        def call(*arguments: Any, **named: Any) -> Any:
-            # Within another function that is being compiled, it is a part of that.
-            if torch.compiler.is_compiling():
-                return function(*arguments, **named)
-            if not compiled:
-                compiled.append(compile_now(function, **options))
-            return compiled[0](*arguments, **named)
-
-        return call
-
-    setattr(torch, "compile", compile_later)  # noqa: B010

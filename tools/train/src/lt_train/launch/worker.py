@@ -166,13 +166,14 @@ def prepare_device(device_type: str, rank_env: RankEnvironment) -> Any:
 def _import_torch(device_type: str) -> None:
     import torch  # noqa: F401
 
+    from lt_train.megatron import torch_compile, torch_optimizer
     from lt_train.runtime import device
 
     clock.lap("torch")
-    rank_imports.undo_marks_of_optimizers()
+    torch_optimizer.undo_marks()
     if device_type == device.CUDA:
         # On a CPU nothing is compiled.
-        rank_imports.compile_when_called()
+        torch_compile.compile_when_called()
 
 
 def prepare_process(parallelism: Parallelism, precision: Precision, memory: Memory, reporting: Reporting) -> None:

@@ -16,9 +16,11 @@ from typing import Any
 import torch
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.parallel_state import get_global_memory_buffer
-from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear, layers
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from torch import Tensor
 
+from lt_train.megatron import param_and_grad_buffer, tensor_parallel_layers
+from lt_train.megatron.tensor_parallel_layers import WeightGradientExtension
 from lt_train.ops.deferred_gradients import is_open, later
 from lt_train.runtime.device import CPU
 
@@ -27,24 +29,18 @@ _stale: dict[int, Tensor] = {}
 
 
 def accumulate_in_gemms() -> None:
-    """Let megatron-core's linear layers take `WeightGradients` for apex's extension."""
-    layers.fused_weight_gradient_mlp_cuda = WeightGradients
-    layers._grad_accum_fusion_available = True
+    """Let megatron-core's linear layers take these GEMMs for apex's extension."""
+    tensor_parallel_layers.use_extension(WeightGradientExtension(accumulate_in_float32, accumulate_in_half))
 
 
-class WeightGradients:
-    """Apex's extension, by its names: `buffer` [n, k] += the transpose of `gradient` [m, n] times `rows` [m, k].
+def accumulate_in_float32(rows: Tensor, gradient: Tensor, buffer: Tensor) -> None:
+    """Add the transpose of `gradient` [m, n] times `rows` [m, k] to `buffer` [n, k], or overwrite a buffer that `overwrites`."""
+    later(buffer, partial(_accumulate_in_float32, _own(rows), gradient, buffer))
 
-    A buffer that `overwrites` is not added to but overwritten.
-    """
 
-    @staticmethod
-    def wgrad_gemm_accum_fp32(rows: Tensor, gradient: Tensor, buffer: Tensor) -> None:
-        later(buffer, partial(_accumulate_in_float32, _own(rows), gradient, buffer))
-
-    @staticmethod
-    def wgrad_gemm_accum_fp16(rows: Tensor, gradient: Tensor, buffer: Tensor) -> None:
-        later(buffer, partial(_accumulate, _own(rows), gradient, buffer))
+def accumulate_in_half(rows: Tensor, gradient: Tensor, buffer: Tensor) -> None:
+    """The same for a buffer in 16 bits."""
+    later(buffer, partial(_accumulate, _own(rows), gradient, buffer))
 
 
 def _accumulate_in_float32(rows: Tensor, gradient: Tensor, buffer: Tensor) -> None:
@@ -102,9 +98,9 @@ def accumulate_weight_gradient(rows: Tensor, gradient: Tensor, weight: Any) -> T
         return _product(rows, gradient, weight)
     buffer = weight.main_grad[: gradient.shape[1]]
     if buffer.dtype == torch.float32:
-        WeightGradients.wgrad_gemm_accum_fp32(rows, gradient, buffer)
+        accumulate_in_float32(rows, gradient, buffer)
     else:
-        WeightGradients.wgrad_gemm_accum_fp16(rows, gradient, buffer)
+        accumulate_in_half(rows, gradient, buffer)
     if len(buffer) < len(weight):
         weight.main_grad[len(buffer) :].zero_()
     return written(weight)
@@ -132,11 +128,9 @@ def leave_uncleared(chunk: DistributedDataParallel) -> None:
     written |= {id(parameter) for parameter in chunk.parameters() if accumulates_in_gemm(parameter)}
     for buffer in chunk.buffers + chunk.expert_parallel_buffers:
         gradients = [(parameter.main_grad, id(parameter) in written) for parameter in buffer.params]
-        buffer.reset = partial(
-            _reset,
-            cleared=[gradient for gradient, is_written in gradients if not is_written],
-            stale={gradient.data_ptr(): gradient for gradient, is_written in gradients if is_written},
-        )
+        cleared = [gradient for gradient, is_written in gradients if not is_written]
+        stale = {gradient.data_ptr(): gradient for gradient, is_written in gradients if is_written}
+        param_and_grad_buffer.replace_reset(buffer, partial(_reset, cleared, stale))
 
 
 def forget() -> None:

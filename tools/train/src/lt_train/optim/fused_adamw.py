@@ -24,6 +24,7 @@ from megatron.core.transformer.module import param_is_not_shared
 from torch import Tensor
 
 from lt_train.kernels import split_master_weights
+from lt_train.megatron import distrib_optimizer, optimizer_optimizer
 from lt_train.parallel.fsdp import FullySharded, ShardOptimizer
 from lt_train.parallel.shard_collectives import UpdatedPart
 from lt_train.runtime.device import CPU
@@ -186,25 +187,20 @@ def use_fused_adamw(optimizers: Iterable[MegatronOptimizer]) -> None:
             groups = outer.optimizer.param_groups
             shards = [shard for group in groups for shard in group["params"]]
             parts = outer.chunk.parts(shards)
-            outer.optimizer = FusedAdamW(groups, _shard_buffers(outer.chunk, shards, parts), parts)
+            outer.update_by(FusedAdamW(groups, _shard_buffers(outer.chunk, shards, parts), parts))
             continue
         buffers = list(_parameter_buffers(outer))
-        inner = outer.optimizer = FusedAdamW(outer.optimizer.param_groups, buffers, _buckets(outer))
-        outer._copy_model_grads_to_main_grads = _nothing
-        outer._copy_main_params_to_model_params = _nothing
-        outer._copy_model_params_to_main_params = partial(_take_weights, inner)
+        inner = FusedAdamW(outer.optimizer.param_groups, buffers, _buckets(outer))
         if isinstance(outer, Float16OptimizerWithFloat16Params):
-            outer.state_dict, outer.load_state_dict = partial(_state, outer), partial(_load, outer)
+            save, load = partial(_state, outer), partial(_load, outer)
+            optimizer_optimizer.update_by(outer, inner, inner.take_weights, save, load)
+        else:
+            distrib_optimizer.update_by(outer, inner, inner.take_weights)
 
 
-def _take_weights(inner: FusedAdamW, state_dict: None = None) -> None:
-    assert state_dict is None
-    inner.take_weights()
-
-
-def _state(outer: Float16OptimizerWithFloat16Params, **options: Any) -> dict[str, Any]:
+def _state(outer: Float16OptimizerWithFloat16Params, is_loading: bool) -> dict[str, Any]:
     """What megatron-core makes, its masters as they are now."""
-    state: dict[str, Any] = Float16OptimizerWithFloat16Params.state_dict(outer, **options)
+    state: dict[str, Any] = Float16OptimizerWithFloat16Params.state_dict(outer, is_loading)
     state[FP32_WEIGHTS] = [[master.detach() for master in group] for group in state[FP32_WEIGHTS]]
     return state
 
@@ -320,7 +316,3 @@ def _placeholder(shape: torch.Size, device: torch.device) -> Tensor:
 def _pairs(models: list[list[Any]], of_groups: list[list[Any]]) -> Iterator[tuple[Any, Any]]:
     for of_models, of_masters in zip(models, of_groups, strict=True):
         yield from zip(of_models, of_masters, strict=True)
-
-
-def _nothing() -> None:
-    pass

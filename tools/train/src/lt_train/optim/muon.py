@@ -8,6 +8,8 @@ the latter. The iteration is one of batched GEMMs, and has all matrices of such 
 import torch
 from megatron.core.optimizer.optimizer import ChainedOptimizer, MegatronOptimizer
 
+from lt_train.megatron import emerging_optimizers, optimizer_optimizer
+
 # By AdamW, whatever their shape is.
 NO_MATRICES = ("*.bias", "*embedding.*")
 # Of a matrix, or of the matrices of a layer's experts on this rank.
@@ -16,11 +18,7 @@ DIMENSIONS = (2, 3)
 
 def use_muon_for_stacked_matrices() -> None:
     """Let megatron-core, from 0.19 on, choose as above which parameters it updates with Muon."""
-    from megatron.core.optimizer.emerging_optimizers import _EMERGING_OPTIMIZERS
-    from megatron.core.optimizer.optimizer_config import ParamKey, ParamPredicate
-
-    others = ParamKey(name=NO_MATRICES, predicate=ParamPredicate(name="no_matrix", fn=_is_no_matrix))
-    _EMERGING_OPTIMIZERS["muon"].default_param_overrides = {others: {"optimizer": "adam"}}
+    emerging_optimizers.leave_to_adam(NO_MATRICES, _is_no_matrix)
 
 
 def _is_no_matrix(parameter: torch.nn.Parameter) -> bool:
@@ -33,7 +31,7 @@ def order_alike(optimizer: ChainedOptimizer) -> None:
     megatron-core has them in the order of the rank's own parameters, and each takes part in the sum of the gradients' norm: the
     stages of a pipeline would wait for each other in different groups.
     """
-    optimizer.chained_optimizers = sorted(optimizer.chained_optimizers, key=_place)
+    optimizer_optimizer.order_parts(optimizer, _place)
 
 
 def _place(part: MegatronOptimizer) -> tuple[bool, bool]:

@@ -6,11 +6,11 @@ Norms and biases have no weight decay: megatron-core puts them in groups with `w
 import contextlib
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeAlias
 
-import megatron.core.optimizer
 import torch
-from megatron.core.optimizer import OptimizerConfig, distrib_optimizer, get_megatron_optimizer
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import ChainedOptimizer, MegatronOptimizer
@@ -20,10 +20,12 @@ from lt_train.config.settings.layers import TRITON
 from lt_train.config.settings.optimization import Optimization
 from lt_train.config.settings.precision import Precision
 from lt_train.kernels import split_master_weights
+from lt_train.megatron import distrib_optimizer
+from lt_train.megatron import optimizer as megatron_optimizer
 from lt_train.optim import fused_adamw, muon
 from lt_train.optim.fused_adamw import FusedAdamW
 from lt_train.parallel.ddp import Chunk
-from lt_train.parallel.flat_shards import save_own_shards
+from lt_train.parallel.flat_shards import local_sharded_state
 from lt_train.parallel.fsdp import FullySharded, ShardOptimizer
 from lt_train.runtime.device import CPU
 
@@ -38,7 +40,8 @@ def build(
 
     `adamw` is the implementation of AdamW's update, as `Kernels` has it.
     """
-    _take_torchs()
+    megatron_optimizer.use_torch_optimizers()
+    distrib_optimizer.use_torch_optimizers()
     is_muon, is_fully_sharded = optimization.optimizer == "muon", isinstance(chunks[0], FullySharded)
     if is_muon:
         muon.use_muon_for_stacked_matrices()
@@ -73,23 +76,11 @@ def build(
         optimizer = ChainedOptimizer(parts)
     for inner in _inner(optimizer):
         if isinstance(inner, DistributedOptimizer):
-            save_own_shards(inner)
+            distrib_optimizer.save_local_shards(inner, partial(local_sharded_state, inner))
     if adamw == TRITON:
         fused_adamw.use_fused_adamw(inner for inner in _inner(optimizer) if inner.optimizer is not None)
     _fuse(optimizer)
     return optimizer, _schedule(optimization, train_samples, optimizer)
-
-
-def _take_torchs() -> None:
-    """Let megatron-core build torch's optimizers also where TransformerEngine or apex are installed, whose Adam it would take.
-
-    Those keep their step counters elsewhere, and megatron-core looks for the count by what is installed: a checkpoint would
-    continue only where the same packages are.
-    """
-    for name, value in {"Adam": torch.optim.AdamW, "SGD": torch.optim.SGD, "USING_PYTORCH_OPTIMIZER": True}.items():
-        setattr(megatron.core.optimizer, name, value)
-    for name in ("HAVE_APEX_OR_TE", "USING_TE_OPTIMIZER", "USING_APEX_OPTIMIZER"):
-        setattr(distrib_optimizer, name, False)
 
 
 def _schedule(optimization: Optimization, train_samples: int, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:

@@ -101,24 +101,21 @@ def entries(sharded: Any) -> Iterator[Entry]:
             yield value
 
 
-def save_own_shards(optimizer: DistributedOptimizer) -> None:
-    """Let `optimizer` save and load what this rank has of the state, instead of gathering it as megatron-core does."""
+def local_sharded_state(optimizer: DistributedOptimizer, model: Any) -> dict[str, dict[str, ShardedTensor]]:
+    """This rank's slices of the state of `optimizer`, instead of the state that megatron-core gathers.
 
-    def sharded_state(model: Any, is_loading: bool = False, metadata: Any = None) -> dict[str, dict[str, ShardedTensor]]:
-        slices = {id(entry.data): flat_slices(entry) for entry in entries(model)}
-        saved: dict[str, dict[str, ShardedTensor]] = {}
-        for index, (parameter, first) in enumerate(_own_ranges(optimizer)):
-            for name, share in optimizer._get_main_param_and_optimizer_states(parameter).items():
-                if name != "step":
-                    boxes = cut(slices[id(parameter)], share.detach(), first)
-                    saved[f"{index}.{name}"] = {
-                        str(number): for_checkpoint(box, f"optimizer.state.{name}.") for number, box in enumerate(boxes)
-                    }
-        return saved
-
-    optimizer.sharded_param_state_fully_reshardable = sharded_state
-    # What was loaded is in the rank's own memory already.
-    optimizer.load_parameter_state_from_fully_reshardable = lambda state: None
+    `model` is the model's sharded state. The slices are views: what is loaded into them is loaded.
+    """
+    slices = {id(entry.data): flat_slices(entry) for entry in entries(model)}
+    saved: dict[str, dict[str, ShardedTensor]] = {}
+    for index, (parameter, first) in enumerate(_own_ranges(optimizer)):
+        for name, share in optimizer._get_main_param_and_optimizer_states(parameter).items():
+            if name != "step":
+                boxes = cut(slices[id(parameter)], share.detach(), first)
+                saved[f"{index}.{name}"] = {
+                    str(number): for_checkpoint(box, f"optimizer.state.{name}.") for number, box in enumerate(boxes)
+                }
+    return saved
 
 
 def _own_ranges(optimizer: DistributedOptimizer) -> Iterator[tuple[torch.nn.Parameter, int]]:

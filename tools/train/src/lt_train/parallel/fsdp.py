@@ -30,7 +30,7 @@ from megatron.core.transformer.module import MegatronModule
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from lt_train.config.megatron_version import refuse_unknown
+from lt_train.megatron.upstream import refuse_unknown
 from lt_train.parallel import flat_shards
 from lt_train.parallel.shard_collectives import Collectives, ShardCollectives, UpdatedPart
 from lt_train.runtime.device import CPU
@@ -178,6 +178,10 @@ class ShardOptimizer(FP32Optimizer):  # type: ignore[misc]
         self.grad_stats_parallel_group = parallel_state.get_intra_distributed_optimizer_instance_group()
         self.tp_group = parallel_state.get_tensor_model_parallel_group()
         self.loaded: dict[torch.nn.Parameter, torch.Tensor] = {}
+
+    def update_by(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let `optimizer` update the shards."""
+        self.optimizer = optimizer
 
     def sharded_state_dict(
         self, model_sharded_state_dict: Any, is_loading: bool = False, metadata: dict[str, Any] | None = None

@@ -10,11 +10,10 @@ was asked for: units ask for the next one before they compute.
 
 The first units of a step are gathered while AdamW updates the others.
 
-By names of torch's own that are the same in 2.11 and 2.13: it replaces `unshard` and `wait_for_unshard` of FSDP's groups.
+`lt_train.megatron.fsdp_param_group` calls it in place of FSDP's own gathering.
 """
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from torch import Tensor
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import AllGatherResult
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
+from lt_train.megatron import fsdp_param_group
 from lt_train.parallel.peer_buffers import PeerBuffer
 
 # Numbers of 16 bits in the 128 bytes at which a shard begins.
@@ -43,8 +43,7 @@ class ShardGathering:
         self._stream = self._groups[0].device_handle.Stream(priority=-1)
         self._is_current = False
         for group in self._groups:
-            group.unshard = partial(self._gather, group)
-            group.wait_for_unshard = partial(self._wait, group)
+            fsdp_param_group.replace_gathering(group, self._gather, self._wait)
 
     def _parameters(self) -> Iterable[Any]:
         return (each for group in self._groups for each in group.fsdp_params)
@@ -79,7 +78,7 @@ class ShardGathering:
             group._to_sharded()
         self._is_current = False
 
-    def _gather(self, group: Any, async_op: bool = False) -> None:
+    def _gather(self, group: Any) -> None:
         if group._all_gather_result is not None or group.is_unsharded:
             return
         if group._training_state == TrainingState.PRE_BACKWARD and not group.unshard_in_backward:

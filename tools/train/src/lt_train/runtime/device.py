@@ -166,7 +166,7 @@ def prepare(device: str, rank_env: RankEnvironment) -> "torch.device":
             raise Unavailable("torch cannot use a GPU here", "install a torch build with CUDA, or use --device cpu")
         torch.cuda.set_device(rank_env.local_rank)
         return torch.device(CUDA, rank_env.local_rank)
-    from lt_train.runtime import cpu_backend
+    from lt_train.megatron import cpu_backend
 
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(max(1, cores // rank_env.local_world_size))

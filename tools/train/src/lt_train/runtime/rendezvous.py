@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 from torch._C._distributed_c10d import TCPStore
-from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 
 from lt_shared.console import ExitCode, Unavailable, warn
+from lt_train.megatron import distributed_c10d
 from lt_train.runtime import device, watchdog
 from lt_train.runtime.rank_environment import LOOPBACK, RankEnvironment, shown
 
@@ -121,36 +121,15 @@ def connecting_when_used() -> Iterator[None]:
 
 @contextlib.contextmanager
 def sharing_gloo_devices() -> Iterator[None]:
-    """Gloo process groups made within have the event loop of the group of all ranks, if that is a gloo group.
-
-    torch gives every gloo process group a device of its own: a thread that wakes a hundred times a second for as long as the
-    group lives. megatron-core makes 20 groups, so that on a CPU four ranks wake 8,000 times a second while they wait. With one
-    device for 21 groups of four ranks on two cores, a rank that waits takes 0.4% of a core instead of 3.7%, and an all-reduce of
-    4 kB 4.5 ms instead of 5.6 (torch 2.13).
-    """
+    """Gloo process groups made within have the event loop of the group of all ranks, if that is a gloo group."""
     everyone = torch.distributed.group.WORLD
     assert everyone is not None
     if torch.distributed.get_backend(everyone) != device.BACKENDS[device.CPU]:
         yield
         return
     devices = everyone._get_backend(torch.device(device.CPU)).options._devices  # type: ignore[attr-defined]
-    gloo = distributed_c10d.ProcessGroupGloo
-
-    # A subclass: torch asks whether a group is an instance of ProcessGroupGloo.
-    class OnSharedDevices(gloo):  # type: ignore[misc, valid-type]
-        def __init__(self, store: Any, rank: int, size: int, timeout: datetime.timedelta):
-            options = gloo._Options()  # type: ignore[attr-defined]
-            options._devices = devices
-            # The threads that torch takes for one device.
-            options._threads = 2
-            options._timeout = timeout
-            super().__init__(store, rank, size, options)
-
-    setattr(distributed_c10d, "ProcessGroupGloo", OnSharedDevices)  # noqa: B010
-    try:
+    with distributed_c10d.sharing_devices(devices):
         yield
-    finally:
-        setattr(distributed_c10d, "ProcessGroupGloo", gloo)  # noqa: B010
 
 
 def meet(store: Any, rank_env: RankEnvironment, joining: datetime.timedelta) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import filesystem
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from lt_shared import checkpoint_layout
 from lt_shared.console import CannotCreate, IoFailure, ToolError, note, warn
@@ -25,6 +25,7 @@ from lt_train.checkpoint.local.identity import Identity
 from lt_train.checkpoint.local.nodes import Nodes
 from lt_train.checkpoint.local.unused import delete_copies, own_iteration
 from lt_train.config.run_config import RunConfig
+from lt_train.megatron import dcp_filesystem
 from lt_train.runtime import agreement
 
 SHARDS = ".distcp"
@@ -107,21 +108,18 @@ class LocalCopies:
     @contextlib.contextmanager
     def supplied(self) -> Iterator[None]:
         """Within, torch's reader finds the files that it reads: other nodes send those that this node does not hold."""
-        found, reader = self._set, filesystem.FileSystemReader
+        found = self._set
         if found is None or self.exchange is None:
             yield
             return
-        original = reader.read_data
+        original = FileSystemReader.read_data
 
-        def read_data(self_: Any, plan: Any, planner: Any) -> Any:
-            self._fetch(found, {str(self_.storage_data[item.storage_index].relative_path) for item in plan.items})
-            return original(self_, plan, planner)
+        def read_data(reader: Any, plan: Any, planner: Any) -> Any:
+            self._fetch(found, {str(reader.storage_data[item.storage_index].relative_path) for item in plan.items})
+            return original(reader, plan, planner)
 
-        reader.read_data = read_data  # type: ignore[method-assign,assignment]
-        try:
+        with dcp_filesystem.reading_data_by(read_data):
             yield
-        finally:
-            reader.read_data = original  # type: ignore[method-assign]
 
     def forget_others(self) -> None:
         """Delete all but the set that the run has started from, when its state is in memory: no other is its newest any more."""

@@ -4,14 +4,12 @@ An error of its disk would leave them there: it is kept instead, until all ranks
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
-from megatron.core.dist_checkpointing import serialization
-from megatron.core.dist_checkpointing.strategies import common
-from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
-
 from lt_train.checkpoint import shard_checksums
+from lt_train.megatron import dist_checkpointing_serialization, filesystem_async, strategies_common
 
 
 @contextlib.contextmanager
@@ -20,28 +18,18 @@ def failures_kept() -> Iterator[list[BaseException]]:
     kept: list[BaseException] = []
     # What is put back afterwards must be lt-train's, not megatron-core's own.
     shard_checksums.install()
-    # Until megatron-core 0.16 there is a file for what is no tensor.
-    of_common = getattr(common, "TorchCommonSaveStrategy", None)
-    finish, save_config = FileSystemWriterAsync.finish, serialization.save_config
-    save_common = of_common.save_common if of_common else None
-    FileSystemWriterAsync.finish = _keeping(finish, kept)
-    serialization.save_config = _keeping(save_config, kept)
-    if of_common:
-        of_common.save_common = _keeping(save_common, kept)
-    try:
+    keep = partial(_write_or_keep, kept)
+    with (
+        filesystem_async.finishing_by(keep),
+        dist_checkpointing_serialization.saving_config_by(keep),
+        strategies_common.saving_common_by(keep),
+    ):
         yield kept
-    finally:
-        FileSystemWriterAsync.finish, serialization.save_config = finish, save_config
-        if of_common:
-            of_common.save_common = save_common
 
 
-def _keeping(write: Any, kept: list[BaseException]) -> Callable[..., None]:
-    def write_or_keep(*arguments: Any, **options: Any) -> None:
-        try:
-            write(*arguments, **options)
-        # torch's archives say of a full disk that a position is wrong.
-        except (OSError, RuntimeError) as error:
-            kept.append(error)
-
-    return write_or_keep
+def _write_or_keep(kept: list[BaseException], write: Any, *arguments: Any) -> None:
+    try:
+        write(*arguments)
+    # torch's archives say of a full disk that a position is wrong.
+    except (OSError, RuntimeError) as error:
+        kept.append(error)

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.planner import WriteItemType
 from lt_shared.console import ToolError
 from lt_train.checkpoint.shard_checksums import CheckedWriteResult
 from lt_train.checkpoint.shards import direct_file, tensor_archive
+from lt_train.megatron.filesystem_async import write_by
 
 # While the block of one is filled, that of another is written.
 FILES = 2
@@ -48,8 +49,7 @@ def function_and_arguments(writer: Any) -> tuple[Any, Any, list[Any]]:
 
 def install() -> None:
     """Have megatron-core hand out `write` from now on, in this process."""
-    filesystem_async.FileSystemWriterAsync.prepare_write_data = prepare
-    filesystem_async.FileSystemWriterAsync.get_save_function_and_args = function_and_arguments
+    write_by(prepare, function_and_arguments)
 
 
 def write(rank: int, buckets: Sequence[Bucket], results: Any) -> None:

@@ -23,7 +23,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 from torch.nn.functional import linear
 
-from lt_train.config.megatron_version import refuse_unknown
+from lt_train.megatron.upstream import refuse_unknown
 from lt_train.ops.router_gemm import router_logits
 
 Chosen = tuple[Tensor, Tensor]
