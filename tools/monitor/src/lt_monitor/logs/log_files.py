@@ -6,6 +6,7 @@ line end yet is still being written and is left for the next time; the end of st
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
 import shlex
@@ -25,6 +26,8 @@ from lt_shared.console import BadData, NoInput, ToolError, warn
 BLOCK_BYTES = 1 << 21
 LINE_LIMIT_BYTES = 1 << 22
 STANDARD_INPUT = "-"
+# Linux's limit for users. A pipe holds 64 KiB otherwise, and each block has a cost of its own.
+PIPE_BYTES = 1 << 20
 
 _EXTENSION = re.compile(r"\.(?:log|out|err|txt|jsonl)(?:[.-]\d+)?$")
 RUN_LOGS = ("train.log", "metrics.jsonl")
@@ -303,6 +306,9 @@ def event_blocks(path: str) -> Iterator[list[Record]]:
 
 def _open(path: str) -> IO[bytes]:
     if path == STANDARD_INPUT:
+        # What no pipe is, or one of a user whose pipes hold much already, is read as it is.
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(sys.stdin.fileno(), fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         return open(sys.stdin.fileno(), "rb", closefd=False)
     if storage.is_remote(path):
         return storage.open_read(path)

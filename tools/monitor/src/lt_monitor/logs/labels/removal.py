@@ -1,8 +1,8 @@
 """Labels taken off a block of lines, kind by kind, until none is left; what they say is read only for lines that have events.
 
 A block without labels costs a look at SAMPLES of its lines, or at fewer in a small block behind many without labels: a pipe gives
-64 KiB at a time, and a look at 64 lines of those takes a third of all processor time. Otherwise all lines of the block lose each label in one go. Labels of
-whose kind `lines.Line` takes care stay when no other stands before or behind them.
+64 KiB at a time, and a look at 64 lines of those takes a third of all processor time. Otherwise all lines of the block lose each
+label in one go. Labels of whose kind `lines.Line` takes care stay when no other stands before or behind them.
 """
 
 import functools
