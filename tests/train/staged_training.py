@@ -23,6 +23,8 @@ STAGED = "staged"
 class LateCopies:
     """A device whose copies are made when something has to wait for them, and not before."""
 
+    locks_memory = True
+
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.left: list[Callable[[], object]] = []
@@ -48,9 +50,10 @@ class LateCopies:
             work()
         self.left.clear()
 
-    def hold_back(self) -> None:
+    def hold_back(self) -> bool:
         self.calls.append(f"hold back {bool(self.left)}")
         self._make()
+        return False
 
     def wait(self) -> None:
         self.calls.append(f"wait {bool(self.left)}")

@@ -1,9 +1,8 @@
 """Saving checkpoints: whole or not at all, while training waits or continues.
 
 1. All ranks plan: megatron-core says which rank writes what.
-2. Each rank writes its shards into `.iter_NNNNNNN.partial-ATTEMPT`: itself, or with --async-save a process that it forks, which
-   on a CPU has the state as it was by copy on write. On a GPU the state is copied to host memory first (shards/host_staging.py),
-   while the next step runs, and the process is forked after that step.
+2. Each rank writes its shards into `.iter_NNNNNNN.partial-ATTEMPT`: itself, or with --async-save its writer process. The state
+   is copied first into memory that both have (shards/host_staging.py), while the next step runs, and the writer begins after it.
 3. When the shards of all ranks are written, rank 0 adds `run.json` and `checksums.json`, renames the directory, writes the
    tracker, and deletes what --keep-last does not keep. Of a remote run, the shards are uploaded as they are written; the others
    follow, with `run.json` last.
@@ -27,7 +26,6 @@ from typing import Any, Self
 
 import torch
 from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -37,9 +35,10 @@ from lt_shared.console import IoFailure, ToolError
 from lt_shared.manifest import Checkpoint
 from lt_shared.run_log import CheckpointSaved
 from lt_train.checkpoint import disk_space, host_memory, remote_run, shard_checksums, training_state
-from lt_train.checkpoint.shard_writer import Writer, WriteResults
-from lt_train.checkpoint.shards import first_rank_files, shard_files
+from lt_train.checkpoint.shard_writer import Writer
+from lt_train.checkpoint.shards import first_rank_files, shard_files, writer_process
 from lt_train.checkpoint.shards.host_staging import HostStaging
+from lt_train.checkpoint.shards.thread_copies import ThreadCopies
 from lt_train.checkpoint.training_state import TrainingState
 from lt_train.config.kernels import Kernels
 from lt_train.config.run_config import RunConfig
@@ -111,8 +110,11 @@ class Saver:
         copies = device.host_copies(self.where)
         own = host_memory.own_bytes(config, self.state)
         self.is_async = host_memory.allows_async_save(config.checkpointing.async_save, own, copies is not None)
-        if copies and self.is_async:
-            self._staging = HostStaging(copies, own)
+        if self.is_async:
+            writer_process.start()
+            self._staging = HostStaging(copies or ThreadCopies(), own)
+        else:
+            writer_process.stop()
         self.run = Path(directory)
         if config.checkpointing.is_remote:
             remote_run.make_spool(self.run)
@@ -163,7 +165,7 @@ class Saver:
             try:
                 partial.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                is_full = disk_space.is_full(error)
+                is_full = run_files.is_full(error)
                 if not is_full:
                     raise
         if agreement.largest(is_full, self.where):
@@ -179,13 +181,14 @@ class Saver:
         joined = self._staging.joined if self._staging else split_master_weights.joined
         request = _request(training_state.content(self.config, self.state, joined), partial, files)
         destination = f"{self.url}/{checkpoint_layout.iteration_directory(self.run, record.iteration).name}" if self.url else None
-        writer = Writer(request, destination, self.is_async, self._staging)
+        writer = Writer(request, destination, self._staging)
         return Save(record, partial, request, writer, started, time.monotonic() - started)
 
     def hold_back_update(self) -> None:
-        """Before the optimizer changes the state: its copies to host memory come first, and nobody waits for them here."""
-        if self._staging:
-            self._staging.hold_back()
+        """Before the optimizer changes the state: its copies to host memory come first. On a GPU nobody waits for them here."""
+        if self._staging and self._staging.hold_back() and self._saves:
+            with self._saves.waiting():
+                self._saves.writer.start()
 
     def poll(self, loss: float | None = None, slow: Slow = contextlib.nullcontext) -> None:
         """Publish the checkpoint that is being written, if all ranks have written theirs; write one for which there was no room.
@@ -265,6 +268,7 @@ class Saver:
         elif self._saves:
             self._saves.writer.kill()
         if self._staging:
+            writer_process.stop()
             self._staging.close()
 
     def _is_written(self, save: Save) -> bool:
@@ -312,7 +316,7 @@ class Saver:
                 if not self.url:
                     storage.publish_prepared_directory(save.partial, target)
             except (OSError, RuntimeError, ToolError) as error:
-                is_full = disk_space.is_full(error)
+                is_full = run_files.is_full(error)
                 if not is_full:
                     raise
         if agreement.largest(is_full, self.where):
@@ -380,7 +384,6 @@ def reason(error: BaseException) -> str:
 
 def _request(content: dict[str, Any], partial: Path, files: int) -> Any:
     """megatron-core's request: what this rank writes, into so many files, and what all ranks do together afterwards."""
-    filesystem_async._results_queue = WriteResults()
     shard_checksums.install()
     shard_files.install()
     strategy = TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=files)

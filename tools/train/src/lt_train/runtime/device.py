@@ -332,6 +332,8 @@ def release(device: "torch.device") -> None:
 class HostCopies:
     """Copies to page-locked host memory on a stream of their own, beside what a GPU computes."""
 
+    locks_memory = True
+
     def __init__(self, where: "torch.device"):
         import torch
 
@@ -369,15 +371,16 @@ class HostCopies:
     def end(self) -> None:
         self.made.record(self.stream)
 
-    def hold_back(self) -> None:
+    def hold_back(self) -> bool:
         import torch
 
         torch.cuda.current_stream(self.where).wait_event(self.made)
+        return False
 
     def wait(self) -> None:
         self.made.synchronize()
 
 
 def host_copies(device: "torch.device") -> HostCopies | None:
-    """How tensors get to host memory beside the computation; None on a CPU, where they are."""
+    """How a GPU's tensors get to host memory beside the computation; None on a CPU."""
     return HostCopies(device) if device.type == CUDA else None
