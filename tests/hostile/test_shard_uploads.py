@@ -18,9 +18,8 @@ import torch
 from lt_shared import storage
 from lt_train.checkpoint.shard_writer import Writer
 from lt_train.checkpoint.shards import shard_files, writer_process
-from lt_train.checkpoint.shards.host_staging import HostStaging
+from lt_train.checkpoint.shards.late_staging import LateStaging
 from lt_train.checkpoint.shards.shard_files import WriteResults
-from lt_train.checkpoint.shards.thread_copies import ThreadCopies
 
 MIB = 1 << 20
 # Of 12 MiB each.
@@ -39,8 +38,8 @@ def small_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def staging() -> Iterator[HostStaging]:
-    staging = HostStaging(ThreadCopies(), 0)
+def staging() -> Iterator[LateStaging]:
+    staging = LateStaging()
     yield staging
     writer_process.stop()
     staging.close()
@@ -57,7 +56,7 @@ def request(tensors_in_file: int = 1) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("in_background", [True, False], ids=["beside training", "while training waits"])
 def test_shards_are_uploaded_in_parts(
-    in_background: bool, bucket: str, server: s3_server.Server, small_parts: Path, staging: HostStaging
+    in_background: bool, bucket: str, server: s3_server.Server, small_parts: Path, staging: LateStaging
 ) -> None:
     before = len(server.requests())
     asked, results = request()
@@ -76,7 +75,7 @@ def test_shards_are_uploaded_in_parts(
     assert os.listdir(small_parts) == []
 
 
-def test_a_writer_that_is_killed_leaves_no_object(bucket: str, server: s3_server.Server, staging: HostStaging) -> None:
+def test_a_writer_that_is_killed_leaves_no_object(bucket: str, server: s3_server.Server, staging: LateStaging) -> None:
     before = len(server.requests())
     asked, _ = request(tensors_in_file=10)
     writer = Writer(asked, f"{bucket}/run/iter_0000001", staging)

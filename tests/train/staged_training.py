@@ -23,8 +23,6 @@ STAGED = "staged"
 class LateCopies:
     """A device whose copies are made when something has to wait for them, and not before."""
 
-    locks_memory = True
-
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.left: list[Callable[[], object]] = []
@@ -50,10 +48,9 @@ class LateCopies:
             work()
         self.left.clear()
 
-    def hold_back(self) -> bool:
+    def hold_back(self) -> None:
         self.calls.append(f"hold back {bool(self.left)}")
         self._make()
-        return False
 
     def wait(self) -> None:
         self.calls.append(f"wait {bool(self.left)}")

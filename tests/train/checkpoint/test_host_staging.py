@@ -20,7 +20,6 @@ from lt_train.checkpoint.shard_writer import Writer
 from lt_train.checkpoint.shards import host_staging, shard_files
 from lt_train.checkpoint.shards.host_staging import HostStaging
 from lt_train.checkpoint.shards.shard_files import WriteResults
-from lt_train.checkpoint.shards.thread_copies import ThreadCopies
 from lt_train.kernels import split_master_weights
 
 
@@ -127,33 +126,6 @@ def test_the_writer_begins_when_the_copies_are_made_and_reads_them(late: LateCop
     assert (second.index, second.size_in_bytes, second.crc32) == ("weight", len(written) - 1, zlib.crc32(written[1:]))
     assert second.storage_data == _StorageInfo("name", 1, len(written) - 1)
     assert torch.load(io.BytesIO(written[1:])).tolist() == [0.0] * 100
-
-
-def test_copies_of_a_thread_on_a_cpu_are_made_before_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever waits for them makes what the thread has not begun."""
-    monkeypatch.setattr(host_staging, "SMALL_BYTES", 100)
-    weights = [torch.full((1000,), float(number)) for number in range(20)]
-    staging = HostStaging(ThreadCopies(), 4096)
-    copies = staged(staging.begin(bucket(*weights)))
-    assert staging.hold_back()
-    for weight in weights:
-        weight.zero_()
-    staging.wait()
-    assert [copy.unique().tolist() for copy in copies] == [[float(number)] for number in range(20)]
-    staging.close()
-    assert staging.descriptor is None
-
-
-def test_a_copy_that_a_thread_cannot_make_is_an_error() -> None:
-    copies = ThreadCopies()
-
-    def fail() -> None:
-        raise RuntimeError("out of memory")
-
-    copies.run(fail, ())
-    copies.end()
-    with pytest.raises(RuntimeError, match="out of memory"):
-        copies.wait()
 
 
 def test_a_device_that_fails_gets_its_memory_back(late: LateCopies) -> None:

@@ -35,10 +35,10 @@ from lt_shared.console import IoFailure, ToolError
 from lt_shared.manifest import Checkpoint
 from lt_shared.run_log import CheckpointSaved
 from lt_train.checkpoint import disk_space, host_memory, remote_run, shard_checksums, training_state
-from lt_train.checkpoint.shard_writer import Writer
+from lt_train.checkpoint.shard_writer import Staging, Writer
 from lt_train.checkpoint.shards import first_rank_files, shard_files, writer_process
 from lt_train.checkpoint.shards.host_staging import HostStaging
-from lt_train.checkpoint.shards.thread_copies import ThreadCopies
+from lt_train.checkpoint.shards.late_staging import LateStaging
 from lt_train.checkpoint.training_state import TrainingState
 from lt_train.config.kernels import Kernels
 from lt_train.config.run_config import RunConfig
@@ -98,7 +98,7 @@ class Saver:
         self._retry_at: int | None = None
         # What kept the first rank from writing its files of the checkpoint that is being written.
         self._kept: list[BaseException] = []
-        self._staging: HostStaging | None = None
+        self._staging: Staging | None = None
         self.is_async = False
         # Whoever writes checkpoints elsewhere must have written them before one of this saver begins.
         self.before_saving: Callable[[], None] = lambda: None
@@ -112,7 +112,7 @@ class Saver:
         self.is_async = host_memory.allows_async_save(config.checkpointing.async_save, own, copies is not None)
         if self.is_async:
             writer_process.start()
-            self._staging = HostStaging(copies or ThreadCopies(), own)
+            self._staging = HostStaging(copies, own) if copies else LateStaging()
         else:
             writer_process.stop()
         self.run = Path(directory)
@@ -186,9 +186,8 @@ class Saver:
 
     def hold_back_update(self) -> None:
         """Before the optimizer changes the state: its copies to host memory come first. On a GPU nobody waits for them here."""
-        if self._staging and self._staging.hold_back() and self._saves:
-            with self._saves.waiting():
-                self._saves.writer.start()
+        if self._staging:
+            self._staging.hold_back()
 
     def poll(self, loss: float | None = None, slow: Slow = contextlib.nullcontext) -> None:
         """Publish the checkpoint that is being written, if all ranks have written theirs; write one for which there was no room.

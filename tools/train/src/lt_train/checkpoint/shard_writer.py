@@ -10,20 +10,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lt_train.checkpoint.shards import shard_files, tensor_archive, writer_process
+from lt_train.checkpoint.shards import shard_files, writer_process
 from lt_train.checkpoint.shards.host_staging import HostStaging
+from lt_train.checkpoint.shards.late_staging import LateStaging
 from lt_train.checkpoint.shards.shard_files import Bucket, WriteResults
-from lt_train.checkpoint.shards.writer_process import NO_ROOM, Failure, File, StagedTensor, WriterProcess, failure_of
+from lt_train.checkpoint.shards.writer_process import NO_ROOM, Failure, WriterProcess, failure_of
 from lt_train.runtime import run_files
+
+Staging = HostStaging | LateStaging
 
 
 class Writer:
     """Writes this rank's shards, into `destination` when that is a URL: while training waits, or with `staging` beside it.
 
-    The writer process begins by `start`, once the copies in host memory are made.
+    On a GPU the writer process begins by `start`, once the copies in host memory are made; on a CPU at once.
     """
 
-    def __init__(self, request: Any, destination: str | None, staging: HostStaging | None = None):
+    def __init__(self, request: Any, destination: str | None, staging: Staging | None = None):
         self.error: Failure | None = None
         self.paths: list[Path] = []
         self._process: WriterProcess | None = None
@@ -41,6 +44,8 @@ class Writer:
         if staging:
             self._buckets = staging.begin(self._buckets)
             self._work = partial(self._begin, staging)
+            if isinstance(staging, LateStaging):
+                self.start()
         else:
             self._work = partial(request.async_fn, rank, self._buckets, results)
         # megatron-core only counts them from here on; their tensors may take GPU memory.
@@ -52,11 +57,12 @@ class Writer:
             work, self._work = self._work, None
             work()
 
-    def _begin(self, staging: HostStaging) -> None:
+    def _begin(self, staging: Staging) -> None:
         staging.wait()
         assert staging.descriptor is not None
         self._process = writer_process.start()
-        self._process.write(staging.descriptor, [_file(bucket, staging) for bucket in self._buckets])
+        offset = staging.offset if isinstance(staging, LateStaging) else None
+        self._process.write(staging.descriptor, staging.files(self._buckets), offset)
 
     def is_running(self) -> bool:
         return self._work is not None or (self._process is not None and not self._process.has_answered())
@@ -71,6 +77,8 @@ class Writer:
             return
         process, self._process = self._process, None
         answer = process.answer()
+        if isinstance(self._staging, LateStaging):
+            self._staging.end()
         if isinstance(answer, Failure):
             self.error = answer
         elif self._results:
@@ -90,13 +98,6 @@ class Writer:
         if self._process is not None:
             self._process = None
             writer_process.stop()
-
-
-def _file(bucket: Bucket, staging: HostStaging) -> File:
-    """What the writer process writes into a file."""
-    path, _, (objects, tensors) = bucket
-    staged = [StagedTensor(tensor_archive.frame(tensor), staging.offset(tensor), tensor.nbytes) for _, tensor in tensors]
-    return path, [*(data.getvalue() for _, data in objects), *staged]
 
 
 def _failure_of(work: Callable[[], None]) -> Failure | None:

@@ -332,8 +332,6 @@ def release(device: "torch.device") -> None:
 class HostCopies:
     """Copies to page-locked host memory on a stream of their own, beside what a GPU computes."""
 
-    locks_memory = True
-
     def __init__(self, where: "torch.device"):
         import torch
 
@@ -371,16 +369,15 @@ class HostCopies:
     def end(self) -> None:
         self.made.record(self.stream)
 
-    def hold_back(self) -> bool:
+    def hold_back(self) -> None:
         import torch
 
         torch.cuda.current_stream(self.where).wait_event(self.made)
-        return False
 
     def wait(self) -> None:
         self.made.synchronize()
 
 
 def host_copies(device: "torch.device") -> HostCopies | None:
-    """How a GPU's tensors get to host memory beside the computation; None on a CPU."""
+    """How tensors get to host memory beside the computation; None on a CPU, where they are."""
     return HostCopies(device) if device.type == CUDA else None

@@ -1,10 +1,10 @@
-"""Host memory into which a rank copies its part of a checkpoint while it trains on, and which it shares with its writer process.
+"""Host memory into which a rank on a GPU copies its part of a checkpoint while it trains on, shared with its writer process.
 
     training    forward, backward  | update waits for the copies | update, forward ...
     copies      ......... D2H .....|
     writer                                                       | told at the end of the step, reads the copies
 
-The buffer is made once, for a GPU page-locked, and used for every save: it is as large as what this rank writes. Small tensors
+The buffer is made once, page-locked, and used for every save: it is as large as what this rank writes. Small tensors
 are copied in line with what the device computes, because some of them change within a forward or backward pass (the balancing of
 experts); the others, weights and the optimizer's, change in the optimizer's update only, which waits for the copies. So training
 waits for the plan of a save, and the bus has a forward and a backward pass for the rest.
@@ -25,7 +25,7 @@ import contextlib
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Protocol
@@ -34,25 +34,19 @@ import torch
 
 from lt_shared.console import warn
 from lt_train.checkpoint.shards.shard_files import Bucket
+from lt_train.checkpoint.shards.shared_memory import aligned, file_of, shared_memory
+from lt_train.checkpoint.shards.writer_process import File
 from lt_train.kernels import split_master_weights
 
-# Of tensors in the buffer: as torch aligns its own.
-ALIGNMENT = 64
 # The kernel clears a page when it is first touched; several threads do that for several pieces at a time. Locked untouched, the
 # pages would be cleared by one, while the driver may hold up other threads' calls.
 TOUCHING_THREADS, PIECE_BYTES = 8, 64 << 20
-LOWEST_PRIORITY = 19
 # What is copied in line with the computation: 1 MiB is 20 microseconds on a bus of 50 GB/s.
 SMALL_BYTES = 1 << 20
 
 
 class Copies(Protocol):
-    """How a device copies to host memory beside its computation: a GPU's is in `lt_train.runtime.device`, a CPU's ThreadCopies.
-
-    `locks_memory`: the host memory has to be locked, and so made, before anything is copied into it.
-    """
-
-    locks_memory: bool
+    """How a device copies to host memory beside its computation; `lt_train.runtime.device` has that of a GPU."""
 
     def lock(self, memory: torch.Tensor) -> bool:
         """Make host memory reachable by the device, which may fail; called from any thread."""
@@ -69,8 +63,8 @@ class Copies(Protocol):
     def end(self) -> None:
         """No more copies."""
 
-    def hold_back(self) -> bool:
-        """What the device is asked from now on waits for the copies. Returns whether they are made: the caller need not wait."""
+    def hold_back(self) -> None:
+        """What the device is asked from now on waits for the copies; the caller does not."""
 
     def wait(self) -> None:
         """Until the copies are made."""
@@ -84,9 +78,8 @@ class HostStaging:
         self.memory = torch.empty(0, dtype=torch.uint8)
         # Of the memory, in this process; the writer gets one of its own.
         self.descriptor: int | None = None
-        self._is_wanted = threading.Event()
-        self._making = threading.Thread(target=self._make_ahead, args=(expected_bytes,), daemon=True)
-        self._making.start()
+        self._locking = threading.Thread(target=self._make, args=(expected_bytes,), daemon=True)
+        self._locking.start()
         self._is_copying = False
         # By the address of what `joined` has returned: a split weight and its low bits, in one dimension.
         self._halves: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -100,10 +93,9 @@ class HostStaging:
 
     def begin(self, buckets: Sequence[Bucket]) -> list[Bucket]:
         """Begin to copy; returns the buckets with the tensors as they will be once `wait` has returned."""
-        self._is_wanted.set()
-        self._making.join()
+        self._locking.join()
         tensors = [tensor for _, _, (_, tensors) in buckets for _, tensor in tensors]
-        needed = sum(_aligned(tensor.nbytes) for tensor in tensors)
+        needed = sum(aligned(tensor.nbytes) for tensor in tensors)
         if needed > len(self.memory):
             self._make(needed)
         places = self._places(tensors)
@@ -134,9 +126,10 @@ class HostStaging:
         begin, end = int(tensor.storage_offset()), int(tensor.storage_offset()) + tensor.numel()
         return whole[0][begin:end], whole[1][begin:end]
 
-    def hold_back(self) -> bool:
-        """Let what the device is asked from now on, which changes the tensors, wait for the copies; whether they are made."""
-        return self._is_copying and self.copies.hold_back()
+    def hold_back(self) -> None:
+        """Let what the device is asked from now on, which changes the tensors, wait for the copies."""
+        if self._is_copying:
+            self.copies.hold_back()
 
     def wait(self) -> None:
         """Until the copies are made."""
@@ -146,8 +139,7 @@ class HostStaging:
 
     def close(self) -> None:
         """Give the buffer back: a rank whose process goes on without another rank makes one anew."""
-        self._is_wanted.set()
-        self._making.join()
+        self._locking.join()
         # What a device that has failed says now, somebody has heard before.
         with contextlib.suppress(RuntimeError):
             self.wait()
@@ -161,46 +153,22 @@ class HostStaging:
             os.close(self.descriptor)
             self.descriptor = None
 
-    def _make_ahead(self, size_bytes: int) -> None:
-        """Make the memory beside the first steps, in a thread."""
-        self._make(size_bytes)
-        if not self.copies.locks_memory:
-            # Only while a processor is idle, and until the first save.
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
-            for pages in self._pages():
-                if self._is_wanted.is_set():
-                    break
-                pages.zero_()
-
-    def _pages(self) -> Iterator[torch.Tensor]:
-        """A byte of each page, in pieces of the memory."""
-        for start in range(0, len(self.memory), PIECE_BYTES):
-            yield self.memory[start : start + PIECE_BYTES : mmap.PAGESIZE]
-
     def _make(self, size_bytes: int) -> None:
         self._give_back()
-        # Unlike what lies in /dev/shm, it is not limited by the size that a container gives that.
-        self.descriptor = os.memfd_create("lt-train-checkpoint")
-        os.ftruncate(self.descriptor, max(size_bytes, ALIGNMENT))
-        self.memory = torch.frombuffer(mmap.mmap(self.descriptor, 0), dtype=torch.uint8)
-        if not self.copies.locks_memory:
-            return
+        self.descriptor, self.memory = shared_memory(size_bytes)
         with ThreadPoolExecutor(TOUCHING_THREADS) as pool:
-            list(pool.map(torch.Tensor.zero_, self._pages()))
+            starts = range(0, len(self.memory), PIECE_BYTES)
+            list(pool.map(torch.Tensor.zero_, (self.memory[start : start + PIECE_BYTES : mmap.PAGESIZE] for start in starts)))
         if not self.copies.lock(self.memory):
             warn("the host memory for checkpoints could not be page-locked: training waits longer for each")
 
-    def offset(self, tensor: torch.Tensor) -> int:
-        """Where one of the tensors that `begin` has returned lies in the memory."""
-        return tensor.data_ptr() - self.memory.data_ptr()
+    def files(self, buckets: Sequence[Bucket]) -> list[File]:
+        """What the writer process writes of the buckets that `begin` has returned."""
+        return [file_of(bucket, [tensor.data_ptr() - self.memory.data_ptr() for _, tensor in bucket[2][1]]) for bucket in buckets]
 
     def _places(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         found, offset = [], 0
         for tensor in tensors:
             found.append(self.memory[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape))
-            offset += _aligned(tensor.nbytes)
+            offset += aligned(tensor.nbytes)
         return found
-
-
-def _aligned(size_bytes: int) -> int:
-    return -(-size_bytes // ALIGNMENT) * ALIGNMENT

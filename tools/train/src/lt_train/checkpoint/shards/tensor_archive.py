@@ -45,21 +45,26 @@ def archive(tensor: torch.Tensor) -> Archive:
 
 def frame(tensor: torch.Tensor) -> Frame:
     """What surrounds the bytes of a tensor on the CPU in its archive; made once for each dtype and shape."""
+    if not tensor.numel():
+        return _recorded(tensor.detach().clone())
     key = tensor.dtype, tensor.shape
     if key not in _frames:
-        data = _bytes_of(tensor)
-        alone = torch.from_numpy(data).view(tensor.dtype).view(tensor.shape) if data.size else tensor.clone()
-        recorder = _Recorder(alone.data_ptr(), alone.nbytes)
-        with _option:
-            before = torch.serialization.get_crc32_options()
-            torch.serialization.set_crc32_options(False)
-            try:
-                torch.save(alone, recorder)  # type: ignore[arg-type]
-            finally:
-                torch.serialization.set_crc32_options(before)
-        assert recorder.has_data or not data.size, "torch writes a copy of the tensor's bytes"
-        _frames[key] = Frame(bytes(recorder.head), bytes(recorder.tail))
+        # torch does not look at the bytes, so these pages take no memory.
+        _frames[key] = _recorded(torch.empty(tensor.shape, dtype=tensor.dtype))
     return _frames[key]
+
+
+def _recorded(tensor: torch.Tensor) -> Frame:
+    recorder = _Recorder(tensor.data_ptr(), tensor.nbytes)
+    with _option:
+        before = torch.serialization.get_crc32_options()
+        torch.serialization.set_crc32_options(False)
+        try:
+            torch.save(tensor, recorder)  # type: ignore[arg-type]
+        finally:
+            torch.serialization.set_crc32_options(before)
+    assert recorder.has_data or not tensor.nbytes, "torch writes a copy of the tensor's bytes"
+    return Frame(bytes(recorder.head), bytes(recorder.tail))
 
 
 def _bytes_of(tensor: torch.Tensor) -> "np.ndarray[Any, np.dtype[np.uint8]]":

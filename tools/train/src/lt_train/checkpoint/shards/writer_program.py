@@ -3,17 +3,19 @@
 It imports neither torch nor megatron-core. Its standard input is the connection to its rank.
 """
 
+import itertools
 import mmap
 import os
 import pickle
 import socket
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 
 from lt_shared.console import ToolError, output
 from lt_train.checkpoint.shards import archives
 from lt_train.checkpoint.shards.archives import Archive
-from lt_train.checkpoint.shards.writer_process import LENGTH, Answer, File, StagedTensor, failure_of
+from lt_train.checkpoint.shards.writer_process import LENGTH, Answer, File, Request, StagedTensor, failure_of
 from lt_train.runtime import process_lifetime
 
 
@@ -23,8 +25,23 @@ def main() -> None:
     output.begin("lt-train")
     with socket.socket(fileno=0) as connection:
         while (command := _received(connection)) is not None:
-            connection.sendall(pickle.dumps(_answer(*command)))
+            answer = _answer(*command, Requests(connection))
+            connection.sendall(pickle.dumps(answer))
     os._exit(0)
+
+
+class Requests:
+    """For tensors that the rank brings into the shared memory when their turn comes; files ask in threads."""
+
+    def __init__(self, connection: socket.socket):
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def offset(self, request: Request) -> int:
+        with self._lock:
+            self._connection.sendall(pickle.dumps(request))
+            offset = self._connection.recv(LENGTH.size, socket.MSG_WAITALL)
+        return int(LENGTH.unpack(offset)[0])
 
 
 def _received(connection: socket.socket) -> tuple[mmap.mmap, list[File]] | None:
@@ -42,9 +59,11 @@ def _received(connection: socket.socket) -> tuple[mmap.mmap, list[File]] | None:
     return memory, pickle.loads(content)
 
 
-def _answer(memory: mmap.mmap, files: Sequence[File]) -> Answer:
+def _answer(memory: mmap.mmap, files: Sequence[File], requests: Requests) -> Answer:
+    view = memoryview(memory)
     try:
-        return archives.write_files([(path, _archives(memoryview(memory), objects)) for path, objects in files])
+        parts = [(path, _archives(number, objects, view, requests)) for number, (path, objects) in enumerate(files)]
+        return archives.write_files(parts)
     except ToolError as error:
         return failure_of(error)
     except OSError as error:
@@ -54,10 +73,14 @@ def _answer(memory: mmap.mmap, files: Sequence[File]) -> Answer:
         return RuntimeError(str(error))
 
 
-def _archives(memory: memoryview, objects: Sequence[bytes | StagedTensor]) -> Iterator[Archive]:
+def _archives(file: int, objects: Sequence[bytes | StagedTensor], memory: memoryview, requests: Requests) -> Iterator[Archive]:
+    """Each is written before the next is asked for."""
+    tensors = itertools.count()
     for stored in objects:
         if isinstance(stored, StagedTensor):
-            yield archives.framed(stored.frame, memory[stored.offset : stored.offset + stored.size_bytes])
+            request = Request(file, next(tensors))
+            offset = requests.offset(request) if stored.offset is None else stored.offset
+            yield archives.framed(stored.frame, memory[offset : offset + stored.size_bytes])
         else:
             yield archives.plain(memoryview(stored))
 
