@@ -5,7 +5,7 @@ little is named, and checkpoints are written while training waits. On a CPU it i
 share the processor with training.
 
 On a GPU a rank keeps its part of a checkpoint in host memory: of 2.8 billion parameters in bf16 39 GB, on a node of eight ranks 5
-each. On a CPU the writer shares memory with the rank by copy on write: as much again, once every weight was updated meanwhile.
+each. On a CPU what is not written when the next update begins is copied: at most as much again (shards/late_staging.py).
 """
 
 import socket
