@@ -95,7 +95,7 @@ def _show_plan(config: RunConfig, as_json: bool) -> int:
     from lt_train.checkpoint import resume
     from lt_train.planner import run_table
 
-    is_finished = resume.is_finished(config)
+    is_finished = resume.is_finished(config.checkpointing, config.batches.train_iters)
     if as_json or not sys.stdout.isatty():
         return _print_plan(config, up_to_date=is_finished)
     there = cluster.here(config.parallelism.device, config.parallelism.world_size)

@@ -14,17 +14,15 @@ from pathlib import Path
 
 from lt_shared import checkpoint_layout
 from lt_shared.console import ToolError
-from lt_train.config.run_config import RunConfig
-from lt_train.planner import checkpoint_size
 from lt_train.runtime.run_files import is_full
 
 # Of what is no tensor: metadata, checksums, random states. And filesystems count whole blocks.
 MORE_BYTES, MORE_SHARE = 2**20, 0.01
 
 
-def needed_bytes(config: RunConfig, last: Path | None) -> int:
+def needed_bytes(planned_bytes: int, last: Path | None) -> int:
     """What the next checkpoint needs: as much as the `last` one, which is of the same run, or by the plan."""
-    size = directory_bytes(last) if last is not None else checkpoint_size.checkpoint_bytes(config)
+    size = directory_bytes(last) if last is not None else planned_bytes
     return int(size * (1 + MORE_SHARE)) + MORE_BYTES
 
 

@@ -46,6 +46,7 @@ from lt_train.data import dataset_versions
 from lt_train.data.arrivals import Arrivals
 from lt_train.kernels import split_master_weights
 from lt_train.metrics.log import Log
+from lt_train.planner import checkpoint_size
 from lt_train.runtime import agreement, device, run_files, signals
 from lt_train.runtime.failure_report import is_echo
 from lt_train.runtime.interruption import Echo
@@ -96,6 +97,7 @@ class Saver:
         self._last: Path | None = None
         self._is_final = True
         self._retry_at: int | None = None
+        self._planned_bytes = checkpoint_size.checkpoint_bytes(config)
         # What kept the first rank from writing its files of the checkpoint that is being written.
         self._kept: list[BaseException] = []
         self._staging: Staging | None = None
@@ -108,7 +110,9 @@ class Saver:
     def _open(self, directory: str) -> None:
         config = self.config
         copies = device.host_copies(self.where)
-        own = host_memory.own_bytes(config, self.state)
+        own = host_memory.own_bytes(
+            self.state.chunks, checkpoint_size.parameter_bytes(config), config.parallelism, config.memory.fully_sharded
+        )
         self.is_async = host_memory.allows_async_save(config.checkpointing.async_save, own, copies is not None)
         if self.is_async:
             writer_process.start()
@@ -216,7 +220,7 @@ class Saver:
         shortage = None
         if self.is_publisher:
             self.run.mkdir(parents=True, exist_ok=True)
-            needed = disk_space.needed_bytes(self.config, self._last)
+            needed = disk_space.needed_bytes(self._planned_bytes, self._last)
             free = disk_space.make_room(self.run, needed, self.state.iteration, settings.keep_last, settings.keep_every)
             shortage = disk_space.described(needed, free) if free < needed else None
         shortage = agreement.from_first_rank(shortage)
@@ -293,7 +297,7 @@ class Saver:
             shutil.rmtree(partial, ignore_errors=True)
         reason = "the disk became full while it was written"
         if self.is_publisher and not self.url:
-            needed, free = disk_space.needed_bytes(self.config, self._last), disk_space.free_bytes(self.run)
+            needed, free = disk_space.needed_bytes(self._planned_bytes, self._last), disk_space.free_bytes(self.run)
             reason += f": {disk_space.described(needed, free)}"
         self._postpone(iteration, reason, self._is_final)
 
