@@ -231,10 +231,15 @@ def processor(directory: Path, settings: dict[str, Any]) -> dict[str, Any]:
                 assert reader.begin(Place("ours", result.storage_data.offset, result.storage_data.length), part)
             reader.wait()
 
-    bucket = ([], [(SimpleNamespace(index=number), part) for number, part in enumerate(parts)])
+    def write() -> Any:
+        tensors = [(SimpleNamespace(index=number), part) for number, part in enumerate(parts)]
+        results = shard_files.WriteResults()
+        shard_files.write(0, [(str(directory / "ours"), "ours", ([], tensors))], results)
+        return results.get_nowait()[0]
+
     for _ in range(3):
         timed("torch.save", by_torch)
-        results = timed("lt-train writes", lambda: shard_files.write_file(str(directory / "ours"), "ours", bucket))
+        results = timed("lt-train writes", write)
         timed("torch.load", lambda results=results: read_by_torch(results))
         timed("lt-train reads", lambda results=results: read(results))
     return found

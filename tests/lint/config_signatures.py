@@ -14,18 +14,15 @@ SOURCE = Path(__file__).parents[2] / "tools/train/src/lt_train"
 WHOLE = "RunConfig"
 # The most signatures with RunConfig in each room; a room that is not listed has none.
 LIMITS = {
-    "checkpoint": 31,
+    "checkpoint": 10,
     "cli.py": 1,
     "config": 2,
-    "data": 20,
+    "data": 1,
     "launch": 5,
-    "metrics": 4,
-    "models": 13,
-    "optim": 2,
-    "parallel": 5,
+    "models": 2,
     "planner": 5,
     "preflight": 1,
-    "train": 30,
+    "train": 10,
 }
 
 

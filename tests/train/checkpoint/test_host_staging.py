@@ -1,7 +1,8 @@
 """A checkpoint that is copied to host memory beside training has the state of the step that it names, whatever comes after."""
 
-import os
+import io
 import pickle
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,13 +11,15 @@ from typing import Any
 import pytest
 import torch
 from staged_training import STAGED, LateCopies, train
+from torch.distributed.checkpoint.filesystem import _StorageInfo
 
 from lt_shared.checksums import FileChecksums
 from lt_shared.console import BadConfig
 from lt_train.checkpoint import host_memory
 from lt_train.checkpoint.shard_writer import Writer
-from lt_train.checkpoint.shards import host_staging
+from lt_train.checkpoint.shards import host_staging, shard_files
 from lt_train.checkpoint.shards.host_staging import HostStaging
+from lt_train.checkpoint.shards.shard_files import WriteResults
 from lt_train.kernels import split_master_weights
 
 
@@ -102,25 +105,27 @@ def test_the_buffer_is_used_again_and_grows(late: LateCopies) -> None:
 
 
 def test_the_writer_begins_when_the_copies_are_made_and_reads_them(late: LateCopies, tmp_path: Path) -> None:
-    def write(rank: int, buckets: list[Any], results: Any) -> None:
-        (tmp_path / f"{os.getpid()}").write_text(repr(staged(buckets)[0].tolist()))
-
     weights = torch.zeros(100)
-    buckets = bucket(weights)
-    staging = HostStaging(late, 0)
-    request = SimpleNamespace(async_fn=write, async_fn_args=(0, buckets, None), preload_fn=None)
+    path = str(tmp_path / "shard")
+    buckets = [
+        (path, "name", ([(SimpleNamespace(index="object"), io.BytesIO(b"1"))], [(SimpleNamespace(index="weight"), weights)]))
+    ]
+    staging, results = HostStaging(late, 0), WriteResults()
+    request = SimpleNamespace(async_fn=shard_files.write, async_fn_args=(0, buckets, results), preload_fn=None)
     writer = Writer(request, None, staging=staging)
     assert writer.is_running()
-    assert buckets == [("path", "name", ([], []))]
+    assert buckets == [(path, "name", ([], []))]
     staging.hold_back()
     weights += 1
     assert not list(tmp_path.iterdir())
     writer.start()
     weights += 1
     writer.wait()
-    (written,) = tmp_path.iterdir()
-    assert written.name != str(os.getpid())
-    assert written.read_text() == repr([0.0] * 100)
+    written, (first, second) = (tmp_path / "shard").read_bytes(), results.get_nowait()[0]
+    assert (first.index, first.size_in_bytes, first.crc32) == ("object", 1, zlib.crc32(b"1"))
+    assert (second.index, second.size_in_bytes, second.crc32) == ("weight", len(written) - 1, zlib.crc32(written[1:]))
+    assert second.storage_data == _StorageInfo("name", 1, len(written) - 1)
+    assert torch.load(io.BytesIO(written[1:])).tolist() == [0.0] * 100
 
 
 def test_a_device_that_fails_gets_its_memory_back(late: LateCopies) -> None:

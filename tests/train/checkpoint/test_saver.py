@@ -1,12 +1,8 @@
 """A run that is killed at any moment, also inside of a save, goes on as if nothing had happened, bit for bit on a CPU."""
 
 import contextlib
-import errno
 import json
-import os
 import shutil
-import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,10 +12,9 @@ import pytest
 from running import RUNS, faulty, losses, train
 
 from lt_shared import checkpoint_layout, storage
-from lt_shared.console import BadData, IoFailure
+from lt_shared.console import BadData
 from lt_shared.manifest import Checkpoint, Dataset
-from lt_train.checkpoint import disk_space, remote_run, saver, shard_writer
-from lt_train.checkpoint.shard_writer import Writer
+from lt_train.checkpoint import disk_space, remote_run, saver
 from lt_train.train import crash_loop
 
 
@@ -163,51 +158,6 @@ def test_an_interrupted_upload_is_no_checkpoint(capsys: pytest.CaptureFixture[st
     storage.write_bytes(f"{url}/latest_checkpointed_iteration.txt", b"2")
     with pytest.raises(BadData, match="none of its checkpoints is complete"):
         remote_run.newest(url)
-
-
-@pytest.mark.parametrize(
-    ("end", "said", "code"),
-    [("SIGKILL", "was ended by SIGKILL", 137), ("exit", "ended with 7", 74), ("raise", "No space left on device", 74)],
-)
-def test_a_killed_writer_is_as_a_killed_rank(end: str, said: str, code: int) -> None:
-    """Job files start such a rank again within the job."""
-
-    def write(*arguments: Any) -> None:
-        if end == "exit":
-            os._exit(7)
-        if end == "raise":
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        os.kill(os.getpid(), signal.Signals[end])
-
-    writer = Writer(SimpleNamespace(async_fn=write, async_fn_args=(0, [], None), preload_fn=None), None)
-    writer.wait()
-    assert writer.error is not None
-    assert said in writer.error[0]
-    assert writer.error[2] == code
-
-
-def test_a_writer_that_hangs_in_fork_is_forked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with a lock of the interpreter that another thread holds at that moment."""
-    hanging = [True, False]
-    os.register_at_fork(
-        after_in_parent=lambda: hanging and hanging.pop(0), after_in_child=lambda: any(hanging[:1]) and time.sleep(600)
-    )
-
-    def write(*arguments: Any) -> None:
-        (tmp_path / "written").touch()
-
-    def forked() -> Writer:
-        return Writer(SimpleNamespace(async_fn=write, async_fn_args=(0, [], None), preload_fn=None), None)
-
-    monkeypatch.setattr(shard_writer, "START_SECONDS", (0.3, 60.0))
-    writer = forked()
-    writer.wait()
-    assert writer.error is None
-    assert (tmp_path / "written").exists()
-    monkeypatch.setattr(shard_writer, "START_SECONDS", (0.1, 0.2))
-    hanging[:] = [True, True]
-    with pytest.raises(IoFailure, match=r"no process that writes has begun within 0\.2 seconds"):
-        forked()
 
 
 @pytest.mark.parametrize("is_written", [False, True])

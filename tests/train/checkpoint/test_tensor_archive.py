@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from lt_train.checkpoint.shards import tensor_archive
+from lt_train.checkpoint.shards import archives, tensor_archive
 
 LARGE = torch.arange(1000, dtype=torch.float32)
 TENSORS = {
@@ -36,7 +36,7 @@ def test_it_is_torchs_archive_with_checksums(tensor: torch.Tensor) -> None:
     expected = io.BytesIO()
     torch.save(tensor.contiguous().clone(), expected)
     assert members(content) == members(expected.getvalue())
-    assert (made.size_bytes, made.crc32) == (len(content), zlib.crc32(content))
+    assert made.written == (len(content), zlib.crc32(content))
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         for member in archive.infolist():
             assert zlib.crc32(archive.read(member)) == member.CRC
@@ -54,10 +54,18 @@ def test_the_tensors_bytes_are_not_copied() -> None:
     assert (np.frombuffer(data, np.uint8).ctypes.data, data.nbytes) == (part.data_ptr(), part.nbytes)
 
 
+def test_what_surrounds_a_tensor_is_made_once_for_its_dtype_and_shape() -> None:
+    assert tensor_archive.frame(LARGE) is tensor_archive.frame(LARGE + 1)
+    for other in (LARGE.to(torch.bfloat16), LARGE.to(torch.int32), LARGE.view(10, 100), LARGE[1:]):
+        archive = tensor_archive.archive(other)
+        assert torch.equal(torch.load(io.BytesIO(b"".join(bytes(part) for part, _ in archive.parts))), other)
+
+
 def test_torchs_option_is_as_before() -> None:
     for option in (True, False):
         torch.serialization.set_crc32_options(option)
         try:
+            tensor_archive._frames.clear()
             tensor_archive.archive(LARGE)
             assert torch.serialization.get_crc32_options() is option
         finally:
@@ -69,7 +77,7 @@ def test_checksums_of_an_archive_of_more_than_4_gib() -> None:
     size, offset = 5 << 30, (5 << 30) + 700
     extra = b"\x01\x00\x18\x00" + b"".join(number.to_bytes(8, "little") for number in (size, size, offset))
     moved = 0xFFFFFFFF
-    assert tensor_archive._unmoved(moved, moved, moved, bytearray(extra)) == (size, offset)
+    assert archives._unmoved(moved, moved, moved, bytearray(extra)) == (size, offset)
     short = bytearray(b"FB\x02\x00\x00\x00\x01\x00\x08\x00" + offset.to_bytes(8, "little"))
-    assert tensor_archive._unmoved(2, moved, 2, short) == (2, offset)
-    assert tensor_archive._unmoved(2, 3, 2, bytearray()) == (2, 3)
+    assert archives._unmoved(2, moved, 2, short) == (2, offset)
+    assert archives._unmoved(2, 3, 2, bytearray()) == (2, 3)

@@ -1,8 +1,8 @@
 """A fault at an exact moment of a run: Python imports this module at its start when this directory is in PYTHONPATH.
 
 LT_FAULT is RANK:FUNCTION:TEXT:SIGNAL:TARGET, for example `0:rename:iter_0000004:SIGKILL:launcher`: before rank 0 calls os.rename
-with a path that contains the text, its launcher gets the signal; TARGET `rank` is the rank itself, also when a process that it
-forked calls the function. The name of an error, such as ENOSPC, is raised instead. Of os.fsync, the path is that of the open
+with a path that contains the text, its launcher gets the signal; TARGET `rank` is the rank itself, also when its writer process
+calls the function. The name of an error, such as ENOSPC, is raised instead. Of os.fsync, the path is that of the open
 file; `python_open` is Python's own open. It happens once in each process. Several faults are separated by commas.
 """
 
@@ -11,6 +11,7 @@ import errno
 import io
 import os
 import signal
+import sys
 import time
 
 
@@ -18,7 +19,9 @@ def install(fault: str) -> None:
     rank, function, text, name, target = fault.split(":")
     if "LT_TRAIN_PARENT" not in os.environ:
         return
-    victim = os.getpid() if target == "rank" else int(os.environ["LT_TRAIN_PARENT"])
+    is_writer = "lt_train.checkpoint.shards.writer_program" in sys.orig_argv
+    rank_pid = os.getppid() if is_writer else os.getpid()
+    victim = rank_pid if target == "rank" else int(os.environ["LT_TRAIN_PARENT"])
     original = builtins.open if function == "python_open" else getattr(os, function)
     # One byte, which forked processes share: whoever reads it may act.
     permission, writing_end = os.pipe()

@@ -94,7 +94,8 @@ def command(data: tuple[str, ...], dry_run: bool, as_json: bool, **options: Any)
     if not dry_run:
         return launcher.launch(config)
     config = launcher.prepare(config)
-    return _show_plan(config, as_json, resume.is_finished(config))
+    is_finished = resume.is_finished(config.checkpointing, config.batches.train_iters)
+    return _show_plan(config, as_json, is_finished)
 
 
 def _show_plan(config: RunConfig, as_json: bool, is_finished: bool | None) -> int:

@@ -14,19 +14,15 @@ from pathlib import Path
 
 from lt_shared import checkpoint_layout
 from lt_shared.console import ToolError
-from lt_train.config.run_config import RunConfig
-from lt_train.planner.checkpoint_size import CheckpointSize
-from lt_train.runtime.run_files import FULL
+from lt_train.runtime.run_files import is_full
 
 # Of what is no tensor: metadata, checksums, random states. And filesystems count whole blocks.
 MORE_BYTES, MORE_SHARE = 2**20, 0.01
-# torch's archives do not say what stopped them.
-WORDS = ("No space left on device", "Disk quota exceeded", "File too large", "unexpected pos ", "PytorchStreamWriter failed")
 
 
-def needed_bytes(config: RunConfig, last: Path | None) -> int:
+def needed_bytes(planned_bytes: int, last: Path | None) -> int:
     """What the next checkpoint needs: as much as the `last` one, which is of the same run, or by the plan."""
-    size = directory_bytes(last) if last is not None else CheckpointSize.from_config(config).total
+    size = directory_bytes(last) if last is not None else planned_bytes
     return int(size * (1 + MORE_SHARE)) + MORE_BYTES
 
 
@@ -92,12 +88,3 @@ def write_tracker(run: Path, iteration: int) -> str | None:
             raise
         return f"{run / checkpoint_layout.TRACKER}: no space left on device; it does not name iteration {iteration}"
     return None
-
-
-def is_full(error: BaseException | None) -> bool:
-    """Whether a write failed because there was no room for it."""
-    while error is not None:
-        if getattr(error, "errno", None) in FULL or any(word in str(error) for word in WORDS):
-            return True
-        error = error.__cause__ or error.__context__
-    return False

@@ -5,7 +5,7 @@ little is named, and checkpoints are written while training waits. On a CPU it i
 share the processor with training.
 
 On a GPU a rank keeps its part of a checkpoint in host memory: of 2.8 billion parameters in bf16 39 GB, on a node of eight ranks 5
-each. On a CPU the writer shares memory with the rank by copy on write: as much again, once every weight was updated meanwhile.
+each. On a CPU what is not written when the next update begins is copied: at most as much again (shards/late_staging.py).
 """
 
 import socket
@@ -16,9 +16,8 @@ from megatron.core import parallel_state
 
 from lt_shared import memory
 from lt_shared.console import BadConfig, note
-from lt_train.checkpoint.training_state import TrainingState
-from lt_train.config.run_config import RunConfig
-from lt_train.planner import checkpoint_size
+from lt_train.config.settings.parallelism import Parallelism
+from lt_train.parallel.ddp import Chunk
 from lt_train.runtime import agreement
 from lt_train.runtime.interruption import Echo
 
@@ -27,15 +26,17 @@ USABLE_SHARE = 0.8
 GIB = 2**30
 
 
-def own_bytes(config: RunConfig, state: TrainingState) -> int:
-    """About what this rank writes of a checkpoint: the first of its data-parallel ranks has the weights, and all share the
-    optimizer's state where it is sharded."""
-    parameters = sum(parameter.numel() for chunk in state.chunks for parameter in chunk.parameters())
-    ranks = config.parallelism.data
+def own_bytes(chunks: list[Chunk], parameter_bytes: tuple[int, int], parallelism: Parallelism, fully_sharded: bool) -> int:
+    """About what this rank writes of a checkpoint, with so many bytes of a parameter for the weight and for the optimizer.
+
+    The first of its data-parallel ranks has the weights, and all share the optimizer's state where it is sharded.
+    """
+    parameters = sum(parameter.numel() for chunk in chunks for parameter in chunk.parameters())
+    ranks = parallelism.data
     is_first = parallel_state.get_data_parallel_rank() == 0
-    weight, optimizer = checkpoint_size.parameter_bytes(config.precision, config.checkpointing)
-    weights = parameters * weight * (1 / ranks if config.memory.fully_sharded else is_first)
-    shares = 1 / ranks if config.shards_optimizer else is_first
+    weight, optimizer = parameter_bytes
+    weights = parameters * weight * (1 / ranks if fully_sharded else is_first)
+    shares = 1 / ranks if parallelism.distributed_optimizer or fully_sharded else is_first
     return int(1.01 * (weights + parameters * optimizer * shares))
 
 

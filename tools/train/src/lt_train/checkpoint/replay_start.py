@@ -14,7 +14,10 @@ from lt_train.checkpoint import remote_run
 from lt_train.config import checks, optional_packages
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.checkpointing import Checkpointing
+from lt_train.config.settings.data import Data
+from lt_train.config.settings.parallelism import Parallelism
 from lt_train.config.settings.replaying import LOSS_TOLERANCE, Replay
+from lt_train.config.settings.reporting import Reporting
 from lt_train.metrics import recorded_steps
 from lt_train.metrics.recorded_steps import Attempt, RecordedStep
 from lt_train.runtime import device, rank_environment
@@ -37,8 +40,9 @@ def configuration(
             " attempt is lost",
             "choose other --steps",
         )
-    changed = dataclasses.replace(attempt.config, parallelism=_layout(attempt.config, ranks))
-    exact, why = _exactness(attempt, changed, [each.attempt for each in recorded.values() if begin < each.step <= last])
+    changed = dataclasses.replace(attempt.config, parallelism=_layout(attempt.config.parallelism, ranks))
+    attempts = [each.attempt for each in recorded.values() if begin < each.step <= last]
+    exact, why = _exactness(changed.parallelism, changed.precision.deterministic, attempts)
     if why == OTHER_LAYOUT and changed.layers.dropout and tolerance is None:
         raise BadConfig(
             "a run with dropout cannot be compared in another parallel layout: what is dropped depends on the rank",
@@ -46,8 +50,14 @@ def configuration(
         )
     allowed = tolerance if tolerance is not None else None if exact else LOSS_TOLERANCE
     why = "as asked" if tolerance is not None else why
-    replayed = _silent(changed, run, last, checkpoint)
-    replayed = dataclasses.replace(replayed, replay=Replay(run, first, last, allowed, why, as_json))
+    replayed = dataclasses.replace(
+        changed,
+        checkpointing=_saving_nothing(changed.checkpointing, last, checkpoint),
+        faults=dataclasses.replace(changed.faults, max_restarts=0),
+        reporting=_silent(changed.reporting),
+        data=_cached(changed.data, run),
+        replay=Replay(run, first, last, allowed, why, as_json),
+    )
     for problem in checks.layout_problems(replayed):
         raise problem
     return replayed
@@ -115,51 +125,48 @@ def _numeric(attempt: Attempt) -> dict[str, Any]:
     return settings | {"reporting": config.reporting.log_interval}
 
 
-def _layout(config: RunConfig, ranks: int | None) -> Any:
+def _layout(parallelism: Parallelism, ranks: int | None) -> Parallelism:
     """The run's, with as many ranks as there are here under a launcher, or as were asked for."""
     here, node = rank_environment.find(), rank_environment.find_node()
-    there = config.parallelism.world_size
+    there = parallelism.world_size
     if here is not None:
         size = here.world_size
     elif node is not None:
         size = node.nodes * (ranks or node.ranks or -(-there // node.nodes))
     else:
         size = ranks or there
-    return dataclasses.replace(config.parallelism, world_size=size)
+    return dataclasses.replace(parallelism, world_size=size)
 
 
-def _exactness(attempt: Attempt, config: RunConfig, attempts: list[Attempt | None]) -> tuple[bool, str]:
+def _exactness(parallelism: Parallelism, deterministic: bool, attempts: list[Attempt | None]) -> tuple[bool, str]:
     """Whether the numbers must be the same bit for bit, and why."""
     others = [other for other in attempts if other is not None]
-    if any(other.config.parallelism != config.parallelism for other in others):
+    if any(other.config.parallelism != parallelism for other in others):
         return False, OTHER_LAYOUT
     if any(other.other_layers for other in others):
         return False, "trained with TransformerEngine's layers, which lt-train no longer has"
     here = optional_packages.versions()
     if changed := sorted({name for other in others for name in here if other.versions.get(name) != here[name]}):
         return False, f"another version of {', '.join(changed)}"
-    if config.parallelism.device == device.CUDA and not config.precision.deterministic:
+    if parallelism.device == device.CUDA and not deterministic:
         return False, "trained without --deterministic"
     return True, "deterministic"
 
 
-def _silent(config: RunConfig, run: str, last: int, checkpoint: str | None) -> RunConfig:
-    """The configuration that ends after `last`, and writes nothing."""
-    settings: Checkpointing = config.checkpointing
-    cache = os.path.join(run, "data-cache")
+def _saving_nothing(settings: Checkpointing, last: int, checkpoint: str | None) -> Checkpointing:
+    """The settings that end after the step `last`, begin with `checkpoint`, and write nothing."""
     changes: dict[str, Any] = {"save": None, "async_save": False, "save_local": None, "keep_last": None, "keep_every": None}
     changes |= {"exit_interval": last, "exit_duration_minutes": None, "start": checkpoint, "continues": checkpoint is not None}
     changes |= {"load": None} if checkpoint else {}
-    reporting = dataclasses.replace(
-        config.reporting, timing_log_level=0, tensorboard_dir=None, wandb=None, profile=None, plain=False
-    )
-    data = config.data
-    if data.cache_path is None and not storage.is_remote(run) and os.path.isdir(cache):
-        data = dataclasses.replace(data, cache_path=cache)
-    return dataclasses.replace(
-        config,
-        checkpointing=dataclasses.replace(settings, **changes),
-        faults=dataclasses.replace(config.faults, max_restarts=0),
-        reporting=reporting,
-        data=data,
-    )
+    return dataclasses.replace(settings, **changes)
+
+
+def _silent(reporting: Reporting) -> Reporting:
+    return dataclasses.replace(reporting, timing_log_level=0, tensorboard_dir=None, wandb=None, profile=None, plain=False)
+
+
+def _cached(data: Data, run: str) -> Data:
+    """The data with the index cache of the run, if they have none of their own."""
+    cache = os.path.join(run, "data-cache")
+    has_cache = data.cache_path is None and not storage.is_remote(run) and os.path.isdir(cache)
+    return dataclasses.replace(data, cache_path=cache) if has_cache else data

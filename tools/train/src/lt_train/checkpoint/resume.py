@@ -6,12 +6,17 @@ from importlib import metadata
 from pathlib import Path
 
 from lt_shared import checkpoint_layout, ownership, storage
+from lt_shared.architecture import Architecture
 from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.console import BadConfig, BadData, note, warn
 from lt_train.checkpoint import remote_run
 from lt_train.config.megatron_version import release
 from lt_train.config.run_config import RunConfig
+from lt_train.config.settings.batches import Batches
+from lt_train.config.settings.checkpointing import Checkpointing
 from lt_train.config.settings.data import check_same_tokenizer
+from lt_train.config.settings.data_schedule import Schedule
+from lt_train.config.settings.streaming import Streaming
 from lt_train.data import dataset_versions
 
 
@@ -84,26 +89,25 @@ def check_compatible(config: RunConfig, checkpoint: str) -> None:
         )
     _check_version(checkpoint, saved)
     check_same_tokenizer(config.data.tokenizer, "the data", saved.tokenizer, checkpoint)
-    _check_optimizer(config, checkpoint, saved)
-    _compare_batches(config, saved)
+    _check_optimizer(settings, checkpoint, saved)
+    _compare_batches(config.batches, bool(config.schedule), settings.continues, saved)
     if named and saved.datasets and not (settings.finetune and not settings.continues):
         trained = dataset_versions.versions(config.data.datasets)
         evaluated = dataset_versions.versions((*config.data.validation_datasets, *config.data.test_datasets))
         dataset_versions.check_unchanged(checkpoint, saved.datasets, trained | evaluated)
         if not saved.streams and not config.data.streaming:
             dataset_versions.warn_of_others(checkpoint, saved.datasets, trained)
-        _check_streams(config, checkpoint, saved)
-    _check_architecture(config, checkpoint, saved)
+        _check_streams(config.data.streaming, settings.continues, checkpoint, saved)
+    _check_architecture(config.architecture, config.schedule, settings, checkpoint, saved)
 
 
-def _check_streams(config: RunConfig, checkpoint: str, saved: RunRecord) -> None:
+def _check_streams(streams: Streaming | None, continues: bool, checkpoint: str, saved: RunRecord) -> None:
     """Raises BadConfig when the samples so far came in another order than those to come would: whether the shards are the same is
     seen as they arrive."""
-    streams = config.data.streaming
     present = [streams.window_tokens for place in streams.lists if place is not None] if streams else []
     before = [stream["window_tokens"] for stream in saved.streams or []]
     if len(before) != len(present):
-        if not config.checkpointing.continues:
+        if not continues:
             # Another run, on other data.
             return
         raise BadConfig(
@@ -117,12 +121,14 @@ def _check_streams(config: RunConfig, checkpoint: str, saved: RunRecord) -> None
         )
 
 
-def _check_architecture(config: RunConfig, checkpoint: str, saved: RunRecord) -> None:
+def _check_architecture(
+    architecture: Architecture, schedule: Schedule, settings: Checkpointing, checkpoint: str, saved: RunRecord
+) -> None:
     """Raises BadConfig for another model. A run that begins anew with its weights may have other positions: a longer context."""
-    ours, theirs = dataclasses.asdict(config.architecture), dataclasses.asdict(saved.architecture)
+    ours, theirs = dataclasses.asdict(architecture), dataclasses.asdict(saved.architecture)
     differing = {field for field in ours if ours[field] != theirs[field]} - _OF_TRAINING
-    anew = config.checkpointing.finetune and not config.checkpointing.continues
-    anew |= any(phase.architecture == saved.architecture for phase in config.schedule.phases)
+    anew = settings.finetune and not settings.continues
+    anew |= any(phase.architecture == saved.architecture for phase in schedule.phases)
     extended = sorted(differing & _OF_POSITIONS) if anew else []
     for field in extended:
         note(f"{field} is {ours[field]}, and was {theirs[field]} in {checkpoint}")
@@ -134,16 +140,16 @@ def _check_architecture(config: RunConfig, checkpoint: str, saved: RunRecord) ->
         raise BadConfig(f"{checkpoint}: another architecture: {'; '.join(different)}", hint)
 
 
-def _compare_batches(config: RunConfig, saved: RunRecord) -> None:
+def _compare_batches(batches: Batches, has_phases: bool, continues: bool, saved: RunRecord) -> None:
     """Warn when the steps so far took another number of samples than they would now."""
-    expected = config.batches.samples_after(saved.iteration)
-    if config.schedule and config.checkpointing.continues and saved.consumed_samples != expected:
+    expected = batches.samples_after(saved.iteration)
+    if has_phases and continues and saved.consumed_samples != expected:
         raise BadConfig(
             f"the batch size is another than before: {saved.consumed_samples} samples in {saved.iteration} steps there,"
             f" {expected} here; the phases of --data-schedule would begin elsewhere",
             "keep --global-batch-size and --rampup-batch-size, and the sizes of phases that have begun",
         )
-    if config.checkpointing.continues and saved.consumed_samples != expected:
+    if continues and saved.consumed_samples != expected:
         warn(
             f"the batch size is another than before: {saved.consumed_samples} samples in {saved.iteration} steps there,"
             f" {expected} here; the schedule of the learning rate counts samples"
@@ -159,8 +165,7 @@ def _check_version(checkpoint: str, saved: RunRecord) -> None:
         )
 
 
-def _check_optimizer(config: RunConfig, checkpoint: str, saved: RunRecord) -> None:
-    settings = config.checkpointing
+def _check_optimizer(settings: Checkpointing, checkpoint: str, saved: RunRecord) -> None:
     unused = not settings.continues and (settings.finetune or settings.no_load_optim)
     if saved.distributed_optimizer is None and checkpoint_layout.iteration_of(Path(checkpoint)) is not None and not unused:
         raise BadConfig(
@@ -169,24 +174,22 @@ def _check_optimizer(config: RunConfig, checkpoint: str, saved: RunRecord) -> No
         )
 
 
-def is_finished(config: RunConfig) -> bool:
+def is_finished(settings: Checkpointing, train_iters: int) -> bool:
     """Whether the run starts from a checkpoint of its own run that has all its iterations."""
-    settings = config.checkpointing
     if settings.start is None or not settings.continues:
         return False
-    return (checkpoint_layout.iteration_of(Path(settings.start)) or 0) >= config.batches.train_iters
+    return (checkpoint_layout.iteration_of(Path(settings.start)) or 0) >= train_iters
 
 
 def continued(config: RunConfig) -> RunConfig:
     """The configuration with the steps that train on the samples which the checkpoint to start from leaves."""
-    steps, start = steps_done(config), config.checkpointing.start
+    steps, start = steps_done(config.checkpointing), config.checkpointing.start
     saved = record(start) if start is not None and steps else None
     return config if saved is None or saved.iteration != steps else config.continued(steps, saved.consumed_samples)
 
 
-def steps_done(config: RunConfig) -> int:
+def steps_done(settings: Checkpointing) -> int:
     """The steps that the checkpoint which the run starts from counts."""
-    settings = config.checkpointing
     if settings.start is None or (settings.finetune and not settings.continues):
         return 0
     return checkpoint_layout.iteration_of(Path(settings.start)) or 0

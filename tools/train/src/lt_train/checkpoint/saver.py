@@ -1,9 +1,8 @@
 """Saving checkpoints: whole or not at all, while training waits or continues.
 
 1. All ranks plan: megatron-core says which rank writes what.
-2. Each rank writes its shards into `.iter_NNNNNNN.partial-ATTEMPT`: itself, or with --async-save a process that it forks, which
-   on a CPU has the state as it was by copy on write. On a GPU the state is copied to host memory first (shards/host_staging.py),
-   while the next step runs, and the process is forked after that step.
+2. Each rank writes its shards into `.iter_NNNNNNN.partial-ATTEMPT`: itself, or with --async-save its writer process. The state
+   is copied first into memory that both have (shards/host_staging.py), while the next step runs, and the writer begins after it.
 3. When the shards of all ranks are written, rank 0 adds `run.json` and `checksums.json`, renames the directory, writes the
    tracker, and deletes what --keep-last does not keep. Of a remote run, the shards are uploaded as they are written; the others
    follow, with `run.json` last.
@@ -36,17 +35,19 @@ from lt_shared.console import IoFailure, ToolError
 from lt_shared.manifest import Checkpoint
 from lt_shared.run_log import CheckpointSaved
 from lt_train.checkpoint import disk_space, host_memory, remote_run, shard_checksums, training_state
-from lt_train.checkpoint.shard_writer import Writer, WriteResults
-from lt_train.checkpoint.shards import first_rank_files, shard_files
+from lt_train.checkpoint.shard_writer import Staging, Writer
+from lt_train.checkpoint.shards import first_rank_files, shard_files, writer_process
 from lt_train.checkpoint.shards.host_staging import HostStaging
+from lt_train.checkpoint.shards.late_staging import LateStaging
 from lt_train.checkpoint.training_state import TrainingState
 from lt_train.config.kernels import Kernels
 from lt_train.config.run_config import RunConfig
 from lt_train.data import dataset_versions
 from lt_train.data.arrivals import Arrivals
 from lt_train.kernels import split_master_weights
-from lt_train.megatron import filesystem_async
 from lt_train.metrics.log import Log
+from lt_train.planner import checkpoint_size
+from lt_train.planner.checkpoint_size import CheckpointSize
 from lt_train.runtime import agreement, device, run_files, signals
 from lt_train.runtime.failure_report import is_echo
 from lt_train.runtime.interruption import Echo
@@ -97,9 +98,10 @@ class Saver:
         self._last: Path | None = None
         self._is_final = True
         self._retry_at: int | None = None
+        self._planned_bytes = CheckpointSize.from_config(config).total
         # What kept the first rank from writing its files of the checkpoint that is being written.
         self._kept: list[BaseException] = []
-        self._staging: HostStaging | None = None
+        self._staging: Staging | None = None
         self.is_async = False
         # Whoever writes checkpoints elsewhere must have written them before one of this saver begins.
         self.before_saving: Callable[[], None] = lambda: None
@@ -109,10 +111,14 @@ class Saver:
     def _open(self, directory: str) -> None:
         config = self.config
         copies = device.host_copies(self.where)
-        own = host_memory.own_bytes(config, self.state)
+        bytes_each = checkpoint_size.parameter_bytes(config.precision, config.checkpointing)
+        own = host_memory.own_bytes(self.state.chunks, bytes_each, config.parallelism, config.memory.fully_sharded)
         self.is_async = host_memory.allows_async_save(config.checkpointing.async_save, own, copies is not None)
-        if copies and self.is_async:
-            self._staging = HostStaging(copies, own)
+        if self.is_async:
+            writer_process.start()
+            self._staging = HostStaging(copies, own) if copies else LateStaging()
+        else:
+            writer_process.stop()
         self.run = Path(directory)
         if config.checkpointing.is_remote:
             remote_run.make_spool(self.run)
@@ -163,7 +169,7 @@ class Saver:
             try:
                 partial.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                is_full = disk_space.is_full(error)
+                is_full = run_files.is_full(error)
                 if not is_full:
                     raise
         if agreement.largest(is_full, self.where):
@@ -179,11 +185,11 @@ class Saver:
         joined = self._staging.joined if self._staging else split_master_weights.joined
         request = _request(training_state.content(self.config, self.state, joined), partial, files)
         destination = f"{self.url}/{checkpoint_layout.iteration_directory(self.run, record.iteration).name}" if self.url else None
-        writer = Writer(request, destination, self.is_async, self._staging)
+        writer = Writer(request, destination, self._staging)
         return Save(record, partial, request, writer, started, time.monotonic() - started)
 
     def hold_back_update(self) -> None:
-        """Before the optimizer changes the state: its copies to host memory come first, and nobody waits for them here."""
+        """Before the optimizer changes the state: its copies to host memory come first. On a GPU nobody waits for them here."""
         if self._staging:
             self._staging.hold_back()
 
@@ -214,7 +220,7 @@ class Saver:
         shortage = None
         if self.is_publisher:
             self.run.mkdir(parents=True, exist_ok=True)
-            needed = disk_space.needed_bytes(self.config, self._last)
+            needed = disk_space.needed_bytes(self._planned_bytes, self._last)
             free = disk_space.make_room(self.run, needed, self.state.iteration, settings.keep_last, settings.keep_every)
             shortage = disk_space.described(needed, free) if free < needed else None
         shortage = agreement.from_first_rank(shortage)
@@ -265,6 +271,7 @@ class Saver:
         elif self._saves:
             self._saves.writer.kill()
         if self._staging:
+            writer_process.stop()
             self._staging.close()
 
     def _is_written(self, save: Save) -> bool:
@@ -290,7 +297,7 @@ class Saver:
             shutil.rmtree(partial, ignore_errors=True)
         reason = "the disk became full while it was written"
         if self.is_publisher and not self.url:
-            needed, free = disk_space.needed_bytes(self.config, self._last), disk_space.free_bytes(self.run)
+            needed, free = disk_space.needed_bytes(self._planned_bytes, self._last), disk_space.free_bytes(self.run)
             reason += f": {disk_space.described(needed, free)}"
         self._postpone(iteration, reason, self._is_final)
 
@@ -312,7 +319,7 @@ class Saver:
                 if not self.url:
                     storage.publish_prepared_directory(save.partial, target)
             except (OSError, RuntimeError, ToolError) as error:
-                is_full = disk_space.is_full(error)
+                is_full = run_files.is_full(error)
                 if not is_full:
                     raise
         if agreement.largest(is_full, self.where):
@@ -380,7 +387,6 @@ def reason(error: BaseException) -> str:
 
 def _request(content: dict[str, Any], partial: Path, files: int) -> Any:
     """megatron-core's request: what this rank writes, into so many files, and what all ranks do together afterwards."""
-    filesystem_async.use_results(WriteResults())
     shard_checksums.install()
     shard_files.install()
     strategy = TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=files)

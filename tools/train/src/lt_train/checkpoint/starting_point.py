@@ -9,6 +9,7 @@ from lt_shared.checksums import FileChecksums
 from lt_shared.console import BadData, IoFailure, NoInput, ToolError
 from lt_train.checkpoint import pickle_allowlist, remote_run
 from lt_train.config.run_config import RunConfig
+from lt_train.config.settings.checkpointing import Checkpointing
 
 USE_ANOTHER = "use another checkpoint, or copy it again"
 READ_AGAIN = "see that every node can read it, and run the same command again"
@@ -38,23 +39,22 @@ def fetched(config: RunConfig, ranks_decide: bool = True) -> RunConfig:
         return config
     copy = remote_run.fetch(settings.start, settings.directory)
     try:
-        check_files(config, copy)
+        check_files(copy, settings.verify)
     except ToolError as error:
         raise type(error)(str(error).replace(str(copy), settings.start), error.hint) from None
     return config.starting_at(str(copy), settings.continues)
 
 
-def forget(config: RunConfig) -> None:
+def forget(settings: Checkpointing) -> None:
     """Delete what `fetched` has copied, once the checkpoint is in memory: where the run saves, no other run uses it."""
-    settings = config.checkpointing
     if settings.start is not None and settings.directory is not None:
         remote_run.forget(Path(settings.start))
 
 
 @remedies()
-def check_files(config: RunConfig, directory: Path) -> None:
+def check_files(directory: Path, verify: bool) -> None:
     """Raises BadData for a checkpoint that names what none needs, or whose small files are not as they were written."""
-    recorded = FileChecksums.read(directory) if config.checkpointing.verify else None
+    recorded = FileChecksums.read(directory) if verify else None
     for name in recorded.ranges if recorded else ():
         # Of the shards, each rank checks what it reads.
         if recorded and not name.endswith(".distcp"):

@@ -28,7 +28,12 @@ from lt_train.checkpoint.shards.replica_reads import Replicas
 from lt_train.checkpoint.starting_point import remedies
 from lt_train.config import kernels, megatron_arguments, optional_packages
 from lt_train.config.run_config import RunConfig
+from lt_train.config.settings.batches import Batches
+from lt_train.config.settings.checkpointing import Checkpointing
 from lt_train.config.settings.data import changes_of_order
+from lt_train.config.settings.data_schedule import Schedule
+from lt_train.config.settings.layers import Layers
+from lt_train.config.settings.parallelism import Parallelism
 from lt_train.kernels import split_master_weights
 from lt_train.kernels.split_master_weights import Joined
 from lt_train.metrics.unlogged import Unlogged
@@ -110,10 +115,9 @@ def content(config: RunConfig, state: TrainingState, joined: Joined = split_mast
     return model | optimizer | random | common
 
 
-def phase_after(config: RunConfig, steps: int) -> str | None:
+def phase_after(schedule: Schedule, batches: Batches, steps: int) -> str | None:
     """The name of the phase that the last of `steps` steps belongs to."""
-    schedule = config.schedule
-    return schedule.phases[schedule.place(config.batches, max(0, steps - 1))].name if schedule else None
+    return schedule.phases[schedule.place(batches, max(0, steps - 1))].name if schedule else None
 
 
 def record(
@@ -137,7 +141,7 @@ def record(
         streams=streams,
         files={},
         loss=loss,
-        phase=phase_after(config, state.iteration),
+        phase=phase_after(config.schedule, config.batches, state.iteration),
         distributed_optimizer=None if config.checkpointing.no_save_optim else config.shards_optimizer,
     )
 
@@ -153,24 +157,27 @@ def load(
     """
     replicas = Replicas.of_run(next(state.chunks[0].parameters()).device)
     with known_objects_only(directory, config.checkpointing.verify, replicas), supplied or contextlib.nullcontext():
-        _load(directory, config, state)
-
-
-def _load(directory: Path, config: RunConfig, state: TrainingState) -> None:
-    settings = config.checkpointing
-    iteration = checkpoint_layout.iteration_of(directory)
-    saved = RunRecord.read(directory) if (directory / checkpoint_layout.RECORD).is_file() else None
-    if iteration is None or (settings.finetune and not settings.continues):
-        _load_weights(state, _read(state.sharded_model(), directory))
-        state.optimizer.reload_model_params()
-        return
-    if settings.no_load_optim and not settings.continues:
-        loaded = _read(state.sharded_model() | _random_state(config), directory)
-        _load_weights(state, loaded)
-        state.optimizer.reload_model_params()
-    else:
-        loaded = _load_with_optimizer(directory, config, state, saved)
-    _restore_progress(loaded, iteration, config, state)
+        settings = config.checkpointing
+        iteration = checkpoint_layout.iteration_of(directory)
+        saved = RunRecord.read(directory) if (directory / checkpoint_layout.RECORD).is_file() else None
+        if iteration is None or (settings.finetune and not settings.continues):
+            _load_weights(state, _read(state.sharded_model(), directory))
+            state.optimizer.reload_model_params()
+            return
+        if settings.no_load_optim and not settings.continues:
+            loaded = _read(
+                state.sharded_model() | _random_state(config.layers, config.checkpointing, config.parallelism), directory
+            )
+            _load_weights(state, loaded)
+            state.optimizer.reload_model_params()
+        else:
+            loaded = _load_with_optimizer(directory, config, state, saved)
+        arguments = vars(loaded.get("args", argparse.Namespace()))
+        _restore_progress(loaded, arguments, iteration, config.batches, state, settings.start)
+        if torch.distributed.get_rank() == 0:
+            _tell_changes(arguments, megatron_arguments.of(config), state.consumed_samples)
+        if rng_state.KEY in loaded:
+            rng_state.restore(loaded[rng_state.KEY], next(state.chunks[0].parameters()).device)
 
 
 def _load_with_optimizer(directory: Path, config: RunConfig, state: TrainingState, saved: RunRecord | None) -> dict[str, Any]:
@@ -183,13 +190,13 @@ def _load_with_optimizer(directory: Path, config: RunConfig, state: TrainingStat
     present = Kind(config.shards_optimizer, config.precision.dtype)
     theirs = present if saved is None else Kind(bool(saved.distributed_optimizer), saved.dtype)
     if theirs == present:
-        loaded = _read(sharded | _random_state(config), directory)
+        loaded = _read(sharded | _random_state(config.layers, config.checkpointing, config.parallelism), directory)
         _load_weights(state, loaded)
         optimizer = loaded["optimizer"]
         optimizer_state.count_as_torch(optimizer)
     else:
         of_model, of_optimizer = optimizer_state.requests(sharded, theirs, present)
-        loaded = _read(of_model | _random_state(config), directory)
+        loaded = _read(of_model | _random_state(config.layers, config.checkpointing, config.parallelism), directory)
         # The optimizer's fp32 weights may be the model's: they are read into place, after those that may be rounded.
         _load_weights(state, loaded)
         optimizer = optimizer_state.assemble(sharded, _read(of_optimizer, directory))
@@ -216,9 +223,8 @@ def _check_sharding(directory: Path) -> None:
         )
 
 
-def _random_state(config: RunConfig) -> dict[str, Any]:
+def _random_state(layers: Layers, settings: Checkpointing, parallel: Parallelism) -> dict[str, Any]:
     """The state of dropout's generators, asked for when there is dropout and the checkpoint's ranks were laid out alike."""
-    layers, settings, parallel = config.layers, config.checkpointing, config.parallelism
     if not (layers.hidden_dropout or layers.attention_dropout) or (settings.no_load_rng and not settings.continues):
         return {}
     common = dist_checkpointing.load_common_state_dict(str(settings.start))
@@ -230,11 +236,13 @@ def _random_state(config: RunConfig) -> dict[str, Any]:
     return {rng_state.KEY: rng_state.sharded()}
 
 
-def _restore_progress(loaded: dict[str, Any], iteration: int, config: RunConfig, state: TrainingState) -> None:
+def _restore_progress(
+    loaded: dict[str, Any], there: dict[str, Any], iteration: int, batches: Batches, state: TrainingState, start: str | None
+) -> None:
+    """Put the position in the data and in the schedule into `state`; `there` are the arguments of the run that saved it."""
     state.iteration = iteration
-    there = vars(loaded.get("args", argparse.Namespace()))
     try:
-        consumed = there.get("consumed_train_samples", config.batches.samples_after(iteration))
+        consumed = there.get("consumed_train_samples", batches.samples_after(iteration))
         state.consumed_samples = int(loaded.get("consumed_samples", consumed))
         state.ordered_samples = int(loaded.get("ordered_samples") or _ordered_samples(there))
         state.unlogged = Unlogged(**loaded.get("unlogged", {}))
@@ -242,19 +250,14 @@ def _restore_progress(loaded: dict[str, Any], iteration: int, config: RunConfig,
         if min(state.consumed_samples, steps) < 0:
             raise ValueError("a negative number of samples")
     except (AttributeError, TypeError, ValueError) as error:
-        raise BadData(f"{config.checkpointing.start}: how far it is trained is malformed: {error}", DAMAGED) from None
+        raise BadData(f"{start}: how far it is trained is malformed: {error}", DAMAGED) from None
     # Skipped steps consume samples and do not move the schedule on.
     state.scheduler.num_steps = 0
     state.scheduler.step(increment=steps)
-    if torch.distributed.get_rank() == 0:
-        _tell_changes(there, config, state.consumed_samples)
-    if rng_state.KEY in loaded:
-        rng_state.restore(loaded[rng_state.KEY], next(state.chunks[0].parameters()).device)
 
 
-def _tell_changes(there: dict[str, Any], config: RunConfig, consumed_samples: int) -> None:
+def _tell_changes(there: dict[str, Any], here: dict[str, Any], consumed_samples: int) -> None:
     """Warn where the steps that are left are others than the run whose arguments `there` are would have taken."""
-    here = megatron_arguments.of(config)
     for change in changes_of_order(there, here, consumed_samples):
         warn(f"{change}: the samples that are left come in another order than before")
     if changes := megatron_arguments.changes_of_updates(there, here):

@@ -35,7 +35,7 @@ def prepare(config: RunConfig, is_first: bool = True) -> RunConfig:
     check_datasets(config.data, config.architecture.vocab_size)
     config = resume.starting(config, is_first)
     config = resume.continued(config)
-    config = config.at_step(resume.steps_done(config))
+    config = config.at_step(resume.steps_done(config.checkpointing))
     # On all nodes, or the others would wait for the first. It writes of an attempt when all ranks have met.
     crash_loop.check(config.checkpointing.directory, crash_loop.fingerprint(config))
     start = config.checkpointing.start
@@ -43,7 +43,7 @@ def prepare(config: RunConfig, is_first: bool = True) -> RunConfig:
         if not storage.is_remote(start):
             ownership.check_link(start)
             if is_first:
-                starting_point.check_files(config, Path(start))
+                starting_point.check_files(Path(start), config.checkpointing.verify)
         resume.check_compatible(config, start)
     return config
 
@@ -62,7 +62,7 @@ def launch(config: RunConfig) -> int:
         )
     is_first = not (rank_env.rank if rank_env else node.node_rank if node else 0)
     config = prepare(config, is_first)
-    if resume.is_finished(config):
+    if resume.is_finished(config.checkpointing, config.batches.train_iters):
         if is_first:
             _delete_abandoned(config.checkpointing, config.data)
             _report_finished(config.checkpointing, config.reporting)
@@ -140,7 +140,7 @@ class LaunchedRun:
 
     def _go_to_next_phase(self) -> None:
         # Another node may not see the newest checkpoint yet; rank 0 tells which one it is.
-        reached = self.config.schedule.end_of_form(self.config.batches, resume.steps_done(self.config))
+        reached = self.config.schedule.end_of_form(self.config.batches, resume.steps_done(self.config.checkpointing))
         self.config = starting_point.fetched(prepare(self.config, self.is_first).at_step(reached))
 
 

@@ -16,6 +16,7 @@ import click
 
 from lt_shared import console
 from lt_shared.console import BadConfig, ExitCode
+from lt_train.checkpoint.shards import writer_process
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.memory import Memory
 from lt_train.config.settings.parallelism import Parallelism
@@ -90,7 +91,12 @@ def start(config: RunConfig, rank_env: RankEnvironment, control: Controlled | No
     When another rank dies, `control` may say to begin again. An error is raised by the rank that it belongs to, the others end
     silently. megatron-core is imported after the device is prepared: on a CPU it needs replacements to be in place.
     """
+    from lt_train.runtime import device
+
     signals.listen(config.checkpointing.save is not None)
+    if config.checkpointing.may_save_async(config.parallelism.device == device.CUDA):
+        # Now, so that it is there, and has imported what it needs, long before the first checkpoint.
+        writer_process.start()
     run = None
     while True:
         try:
@@ -102,7 +108,7 @@ def start(config: RunConfig, rank_env: RankEnvironment, control: Controlled | No
                     run = _imported(config.scoring)
             return run(config, rank_env, where)
         except Exception as error:
-            from lt_train.runtime import device, failure_report, interruption
+            from lt_train.runtime import failure_report, interruption
 
             is_echo = failure_report.is_echo(error) or interruption.is_interrupted()
             if not (control and is_echo and control.is_held()):

@@ -13,7 +13,6 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 
 from lt_train.megatron.upstream import MEGATRON_CORE, Upstream, replaced
@@ -27,7 +26,6 @@ UPSTREAM = Upstream(
         "FileSystemWriterAsync.get_save_function_and_args": "(self)",
         "FileSystemWriterAsync.finish": "(self, metadata, results)",
     },
-    values=("_results_queue",),
 )
 
 
@@ -71,11 +69,3 @@ def _finish(finish: Callable[[Any, Any, Any], None]) -> Callable[..., None]:
         finish(self, metadata, results)
 
     return checked
-
-
-def use_results(results: Any) -> None:
-    """Let the next checkpoint's writers put their results into `results`.
-
-    megatron-core starts the queue of a manager process, which takes seconds and outlives a killed rank.
-    """
-    filesystem_async._results_queue = results

@@ -36,13 +36,3 @@ def die_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def end_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this forked process, and those that it forks, when their parents go away.
-
-    An orphan would keep writing, and keep the sockets open whose closing tells the other ranks that this one has died.
-    """
-    die_with(parent)
-    parents: list[int] = []
-    os.register_at_fork(before=lambda: parents.append(os.getpid()), after_in_child=lambda: die_with(parents[-1]))

@@ -17,6 +17,17 @@ from lt_shared.console import CannotCreate, IoFailure
 
 # What a write says that had no room on the disk, in the quota, or below the limit of a file.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# torch's archives do not say what stopped them.
+FULL_WORDS = ("No space left on device", "Disk quota exceeded", "File too large", "unexpected pos ", "PytorchStreamWriter failed")
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Whether a write failed because there was no room for it."""
+    while error is not None:
+        if getattr(error, "errno", None) in FULL or any(word in str(error) for word in FULL_WORDS):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 class AppendedLines:

@@ -87,8 +87,8 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, where: torch.de
     start, continues = agreement.from_first_rank([config.checkpointing.start, config.checkpointing.continues])
     if start is not None:
         config = config.starting_at(start, continues)
-    copies = LocalCopies(config, where) if config.checkpointing.save_local else None
-    unused = None if copies else UnusedCopies(config)
+    copies = LocalCopies(config.checkpointing, config.faults.timeout_seconds, where) if config.checkpointing.save_local else None
+    unused = None if copies else UnusedCopies(config.checkpointing)
     if copies:
         config = starting_point.fetched(copies.starting(config), ranks_decide=False)
         start = config.checkpointing.start
@@ -116,7 +116,7 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, where: torch.de
                 resumed = config.continued(state.iteration, state.consumed_samples)
                 log.line(CheckpointLoaded(state.iteration, str(Path(start).parent), _now()).format())
                 torch.distributed.barrier()
-            starting_point.forget(config)
+            starting_point.forget(config.checkpointing)
         if copies:
             copies.forget_others()
         elif unused:

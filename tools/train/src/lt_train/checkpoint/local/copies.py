@@ -25,6 +25,7 @@ from lt_train.checkpoint.local.identity import Identity
 from lt_train.checkpoint.local.nodes import Nodes
 from lt_train.checkpoint.local.unused import delete_copies, own_iteration
 from lt_train.config.run_config import RunConfig
+from lt_train.config.settings.checkpointing import Checkpointing
 from lt_train.megatron import dcp_filesystem
 from lt_train.runtime import agreement
 
@@ -38,13 +39,13 @@ class LocalCopies:
     said with what is lost by it.
     """
 
-    def __init__(self, config: RunConfig, where: torch.device):
+    def __init__(self, settings: Checkpointing, timeout_seconds: float, where: torch.device):
         self.where = where
-        self.settings = settings = config.checkpointing
+        self.settings = settings
         self.place = Path(str(settings.save_local)).absolute()
         self.nodes: Nodes | None = None
         self.exchange: Exchange | None = None
-        self._timeout_seconds = 2 * config.faults.timeout_seconds
+        self._timeout_seconds = 2 * timeout_seconds
         self.failure, self.is_told = self._open(), False
         self.identity = Identity.agreed(settings)
         self._set: LocalSet | None = None
@@ -93,7 +94,7 @@ class LocalCopies:
 
         Raises BadConfig when the copies are of another model.
         """
-        start, shared, last = config.checkpointing.start, own_iteration(config), config.batches.train_iters
+        start, shared, last = config.checkpointing.start, own_iteration(config.checkpointing), config.batches.train_iters
         found = self._set = self._newest(shared, last, config.checkpointing.verify)
         if found is None:
             self._go_back(shared, last, start)

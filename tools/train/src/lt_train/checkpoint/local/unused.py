@@ -12,17 +12,17 @@ import torch
 from lt_shared import checkpoint_layout
 from lt_shared.console import warn
 from lt_train.checkpoint.local.identity import Identity, record_path
-from lt_train.config.run_config import RunConfig
+from lt_train.config.settings.checkpointing import Checkpointing
 
 
 class UnusedCopies:
     """All ranks make it together, and call its method together."""
 
-    def __init__(self, config: RunConfig):
-        self._settings = settings = config.checkpointing
+    def __init__(self, settings: Checkpointing):
+        self._settings = settings
         self._identity = Identity.recorded(settings) if settings.save else None
         self._is_first = torch.distributed.get_rank() == 0
-        newest, own = self._identity.iteration if self._identity else None, own_iteration(config)
+        newest, own = self._identity.iteration if self._identity else None, own_iteration(settings)
         if self._is_first and newest is not None and newest > own:
             warn(
                 f"{record_path(settings)}: the local copies of iteration {newest} are not used without --save-local, the run"
@@ -37,11 +37,10 @@ class UnusedCopies:
         delete_copies(self._identity, self._identity.place)
 
 
-def own_iteration(config: RunConfig) -> int:
+def own_iteration(settings: Checkpointing) -> int:
     """That of the checkpoint in SAVE which the run starts from; 0 when it starts from none of its own."""
-    start = config.checkpointing.start
-    own = start is not None and config.checkpointing.continues
-    return (checkpoint_layout.iteration_of(Path(str(start))) or 0) if own else 0
+    own = settings.start is not None and settings.continues
+    return (checkpoint_layout.iteration_of(Path(str(settings.start))) or 0) if own else 0
 
 
 def delete_copies(identity: Identity, place: str | None, but: str | None = None) -> None:

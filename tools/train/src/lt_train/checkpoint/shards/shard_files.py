@@ -5,8 +5,8 @@ before it forks; has a process or a thread for each file, whose number differs b
 cache what torch has serialised and summed up. Here a tensor stays where it is until the block that is written is filled with it.
 """
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+import queue
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from torch.distributed.checkpoint.planner import WriteItemType
 
 from lt_shared.console import ToolError
 from lt_train.checkpoint.shard_checksums import CheckedWriteResult
-from lt_train.checkpoint.shards import direct_file, tensor_archive
+from lt_train.checkpoint.shards import archives, tensor_archive
+from lt_train.checkpoint.shards.archives import Archive, Written
 from lt_train.megatron.filesystem_async import write_by
 
 # While the block of one is filled, that of another is written.
@@ -26,6 +27,21 @@ FILES = 2
 REMOTE_FILES = 8
 # Path, name in the index, and the objects and the tensors in it, each with what torch wants to know of it.
 Bucket = tuple[str, str, tuple[list[tuple[Any, Any]], list[tuple[Any, torch.Tensor]]]]
+
+
+class WriteResults:
+    """In place of a queue: what was written into each file, by its number, or the error that kept it from being written."""
+
+    def __init__(self) -> None:
+        self._results: Any = None
+
+    def put(self, results: Any) -> None:
+        self._results = results
+
+    def get_nowait(self) -> Any:
+        if self._results is None:
+            raise queue.Empty
+        return self._results
 
 
 def prepare(writer: Any, plan: Any, planner: Any) -> None:
@@ -37,7 +53,7 @@ def prepare(writer: Any, plan: Any, planner: Any) -> None:
         if objects or tensors:
             name = f"{plan.storage_data.prefix}{len(writer.write_buckets)}{DEFAULT_SUFFIX}"
             writer.write_buckets.append((str(Path(writer.checkpoint_dir, name)), name, (objects, tensors)))
-    writer.results_queue = filesystem_async._results_queue if writer.write_buckets else None
+    writer.results_queue = WriteResults() if writer.write_buckets else None
 
 
 def function_and_arguments(writer: Any) -> tuple[Any, Any, list[Any]]:
@@ -52,27 +68,36 @@ def install() -> None:
     write_by(prepare, function_and_arguments)
 
 
-def write(rank: int, buckets: Sequence[Bucket], results: Any) -> None:
+def write(rank: int, buckets: Sequence[Bucket], results: WriteResults) -> None:
     """Write all files of a rank, several at a time, and put what is in them, or the error, into `results`."""
-    with ThreadPoolExecutor(len(buckets)) as pool:
-        files = [pool.submit(write_file, *bucket) for bucket in buckets]
-    error = next((error for file in files if (error := file.exception())), None)
-    if isinstance(error, ToolError):
-        raise error
-    results.put(error or {number: file.result() for number, file in enumerate(files)})
+    try:
+        files = archives.write_files([(path, _archives(content)) for path, _, content in buckets])
+    except ToolError:
+        raise
+    except Exception as error:
+        results.put(error)
+    else:
+        results.put(write_results(buckets, files))
 
 
-def write_file(path: str, name: str, content: tuple[list[Any], list[Any]]) -> list[CheckedWriteResult]:
-    """Write a file; returns where each object is, and its CRC-32. It is durable then."""
+def write_results(buckets: Sequence[Bucket], files: Sequence[Sequence[Written]]) -> dict[int, list[CheckedWriteResult]]:
+    """Where each object is, and its CRC-32, in megatron-core's terms."""
+    return {number: _of_file(bucket, objects) for number, (bucket, objects) in enumerate(zip(buckets, files, strict=True))}
+
+
+def _archives(content: tuple[list[Any], list[Any]]) -> Iterator[Archive]:
+    """The objects of a file, and then its tensors, each brought to host memory when its turn comes."""
     objects, tensors = content
-    found, offset = [], 0
-    with direct_file.written(path) as file:
-        for item, data in [*objects, *tensors]:
-            is_tensor = isinstance(data, torch.Tensor)
-            archive = tensor_archive.archive(data.cpu()) if is_tensor else tensor_archive.plain(data.getbuffer())
-            for part, _ in archive.parts:
-                file.write(part)
-            info = _StorageInfo(name, offset, archive.size_bytes)
-            found.append(CheckedWriteResult(item.index, archive.size_bytes, info, archive.crc32))
-            offset += archive.size_bytes
-    return found
+    for _, data in objects:
+        yield archives.plain(data.getbuffer())
+    for _, tensor in tensors:
+        yield tensor_archive.archive(tensor.cpu())
+
+
+def _of_file(bucket: Bucket, written: Sequence[Written]) -> list[CheckedWriteResult]:
+    _, name, (objects, tensors) = bucket
+    results, offset = [], 0
+    for (item, _), (size_bytes, crc32) in zip([*objects, *tensors], written, strict=True):
+        results.append(CheckedWriteResult(item.index, size_bytes, _StorageInfo(name, offset, size_bytes), crc32))
+        offset += size_bytes
+    return results

@@ -84,6 +84,10 @@ class Checkpointing:
     def local_interval(self) -> int:
         return self.save_local_interval or LOCAL_INTERVAL
 
+    def may_save_async(self, is_on_gpu: bool) -> bool:
+        """Whether checkpoints are written beside training, where the nodes' memory holds them."""
+        return self.save is not None and (is_on_gpu if self.async_save is None else self.async_save)
+
     @property
     def is_remote(self) -> bool:
         return self.save is not None and storage.is_remote(self.save)

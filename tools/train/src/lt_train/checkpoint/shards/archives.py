@@ -1,0 +1,136 @@
+"""Archives as `torch.save` makes them, one behind the other in a file, written without torch and without a copy of a tensor.
+
+torch computes the CRC-32 of a tensor through tables; `lt_shared.checksums` needs a fraction of that time, and the shard's own
+checksum needs it, too. So torch makes the bytes before and behind a tensor without checksums (shards/tensor_archive.py). This
+module fills the checksums in: into the descriptors behind the members and into the archive's directory.
+
+A GB takes 0.34 s of a processor on its way from tensors to a synced file, and 2.76 with a copy, torch.save and the page cache
+(`nox -s bench -- checkpoints`, Intel Xeon with 2 busy cores, 2026-11-27).
+"""
+
+import struct
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+from lt_shared import checksums
+from lt_train.checkpoint.shards import direct_file
+
+_LOCAL_HEADER, _DIRECTORY_ENTRY, _DIRECTORY_END = b"PK\x03\x04", b"PK\x01\x02", b"PK\x06\x06"
+_DESCRIPTOR = b"PK\x07\x08"
+_LOCAL_HEADER_BYTES, _DIRECTORY_ENTRY_BYTES = 30, 46
+# Of the record of a directory that may be larger than 4 GiB, the one that finds it, and the end, all without a comment.
+_END_BYTES = 56 + 20 + 22
+_MOVED = 0xFFFFFFFF
+_ZIP64 = 1
+
+
+class Written(NamedTuple):
+    """An object in a file."""
+
+    size_bytes: int
+    crc32: int
+
+
+class Archive(NamedTuple):
+    """The parts of an archive in order, each with its CRC-32."""
+
+    parts: tuple[tuple[memoryview, int], ...]
+
+    @property
+    def written(self) -> Written:
+        size_bytes = sum(part.nbytes for part, _ in self.parts)
+        return Written(size_bytes, checksums.joined_all((crc, part.nbytes) for part, crc in self.parts))
+
+
+class Frame(NamedTuple):
+    """What torch writes before and behind the bytes of a tensor, without checksums."""
+
+    head: bytes
+    tail: bytes
+
+
+def framed(frame: Frame, content: memoryview) -> Archive:
+    """The archive of a tensor with the bytes `content`."""
+    head, tail = bytearray(frame.head), bytearray(frame.tail)
+    content_crc = _crc32(content)
+    _fill_in_checksums(head, len(content), content_crc, tail)
+    before, behind = memoryview(head), memoryview(tail)
+    return Archive(((before, _crc32(before)), (content, content_crc), (behind, _crc32(behind))))
+
+
+def plain(content: memoryview) -> Archive:
+    """What is already as it will be stored."""
+    return Archive(((content, _crc32(content)),))
+
+
+def write_files(files: Sequence[tuple[str, Iterable[Archive]]]) -> list[list[Written]]:
+    """Write several files at a time, by path; returns the objects in each. Raises the error of the first that fails."""
+    with ThreadPoolExecutor(len(files)) as pool:
+        return [file.result() for file in [pool.submit(write_file, *file) for file in files]]
+
+
+def write_file(path: str, archives: Iterable[Archive]) -> list[Written]:
+    """Write a file, which is durable then."""
+    objects = []
+    with direct_file.written(path) as file:
+        for archive in archives:
+            for part, _ in archive.parts:
+                file.write(part)
+            objects.append(archive.written)
+    return objects
+
+
+def _crc32(content: memoryview) -> int:
+    """In blocks, which leave the processor's cache no sooner than they must."""
+    checksum = 0
+    for start in range(0, len(content), checksums.BLOCK_BYTES):
+        checksum = checksums.crc32(content[start : start + checksums.BLOCK_BYTES], checksum)
+    return checksum
+
+
+def _fill_in_checksums(head: bytearray, data_bytes: int, data_crc: int, tail: bytearray) -> None:
+    """Put the CRC-32 of each member behind it and into the archive's directory; the large member's is `data_crc`.
+
+    Positions are those in the archive: `head` begins at 0, `tail` behind the data.
+    """
+    tail_start = len(head) + data_bytes
+    if not tail:
+        head, tail, tail_start = bytearray(), head, 0
+    end = len(tail) - _END_BYTES
+    assert tail[end : end + 4] == _DIRECTORY_END, "torch writes its archives otherwise"
+    (directory_bytes,) = struct.unpack_from("<Q", tail, end + 40)
+    entry = end - directory_bytes
+    while entry < end:
+        assert tail[entry : entry + 4] == _DIRECTORY_ENTRY
+        size, name_bytes, extra_bytes, comment_bytes = struct.unpack_from("<LHHH", tail, entry + 24)
+        (offset,) = struct.unpack_from("<L", tail, entry + 42)
+        extra = tail[entry + _DIRECTORY_ENTRY_BYTES + name_bytes :][:extra_bytes]
+        size, offset = _unmoved(size, offset, struct.unpack_from("<L", tail, entry + 20)[0], extra)
+        where, start = (tail, offset - tail_start) if offset >= tail_start else (head, offset)
+        assert where[start : start + 4] == _LOCAL_HEADER
+        begin = start + _LOCAL_HEADER_BYTES + sum(struct.unpack_from("<HH", where, start + 26))
+        if where is head and begin + size > len(head):
+            crc, descriptors, behind = data_crc, tail, begin + size - tail_start
+        else:
+            crc, descriptors, behind = checksums.crc32(where[begin : begin + size]), where, begin + size
+        if size:
+            assert descriptors[behind : behind + 4] == _DESCRIPTOR
+            struct.pack_into("<L", descriptors, behind + 4, crc)
+        struct.pack_into("<L", tail, entry + 16, crc)
+        entry += _DIRECTORY_ENTRY_BYTES + name_bytes + extra_bytes + comment_bytes
+
+
+def _unmoved(size: int, offset: int, compressed: int, extra: bytearray) -> tuple[int, int]:
+    """Size and offset, which in an archive of more than 4 GiB are in the zip64 field: there are those that are not in place."""
+    at = 0
+    while at + 4 <= len(extra):
+        kind, length = struct.unpack_from("<HH", extra, at)
+        if kind == _ZIP64:
+            wide = iter(struct.unpack_from(f"<{length // 8}Q", extra, at + 4))
+            size = next(wide) if size == _MOVED else size
+            if compressed == _MOVED:
+                next(wide)
+            return size, next(wide) if offset == _MOVED else offset
+        at += 4 + length
+    return size, offset

@@ -1,0 +1,89 @@
+"""The program of a rank's writer process: `python -m lt_train.checkpoint.shards.writer_program RANK_PID`, see writer_process.py.
+
+It imports neither torch nor megatron-core. Its standard input is the connection to its rank.
+"""
+
+import itertools
+import mmap
+import os
+import pickle
+import socket
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+
+from lt_shared.console import ToolError, output
+from lt_train.checkpoint.shards import archives
+from lt_train.checkpoint.shards.archives import Archive
+from lt_train.checkpoint.shards.writer_process import LENGTH, Answer, File, Request, StagedTensor, failure_of
+from lt_train.runtime import process_lifetime
+
+
+def main() -> None:
+    # Where the rank is killed, what it began to write is never published: an orphan would only hold up the next attempt.
+    process_lifetime.die_with(int(sys.argv[1]))
+    output.begin("lt-train")
+    with socket.socket(fileno=0) as connection:
+        while (command := _received(connection)) is not None:
+            answer = _answer(*command, Requests(connection))
+            connection.sendall(pickle.dumps(answer))
+    os._exit(0)
+
+
+class Requests:
+    """For tensors that the rank brings into the shared memory when their turn comes; files ask in threads."""
+
+    def __init__(self, connection: socket.socket):
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def offset(self, request: Request) -> int:
+        with self._lock:
+            self._connection.sendall(pickle.dumps(request))
+            offset = self._connection.recv(LENGTH.size, socket.MSG_WAITALL)
+        return int(LENGTH.unpack(offset)[0])
+
+
+def _received(connection: socket.socket) -> tuple[mmap.mmap, list[File]] | None:
+    """The shared memory, and what to write; None when the rank has closed the connection."""
+    length, (*descriptors,), _, _ = socket.recv_fds(connection, LENGTH.size, 1, socket.MSG_WAITALL)
+    if len(length) < LENGTH.size:
+        return None
+    content = bytearray()
+    while len(content) < LENGTH.unpack(length)[0]:
+        if not (part := connection.recv(1 << 20)):
+            return None
+        content += part
+    memory = mmap.mmap(descriptors[0], 0, prot=mmap.PROT_READ)
+    os.close(descriptors[0])
+    return memory, pickle.loads(content)
+
+
+def _answer(memory: mmap.mmap, files: Sequence[File], requests: Requests) -> Answer:
+    view = memoryview(memory)
+    try:
+        parts = [(path, _archives(number, objects, view, requests)) for number, (path, objects) in enumerate(files)]
+        return archives.write_files(parts)
+    except ToolError as error:
+        return failure_of(error)
+    except OSError as error:
+        return error
+    except Exception as error:
+        # Others may not come through a pickle as they are.
+        return RuntimeError(str(error))
+
+
+def _archives(file: int, objects: Sequence[bytes | StagedTensor], memory: memoryview, requests: Requests) -> Iterator[Archive]:
+    """Each is written before the next is asked for."""
+    tensors = itertools.count()
+    for stored in objects:
+        if isinstance(stored, StagedTensor):
+            request = Request(file, next(tensors))
+            offset = requests.offset(request) if stored.offset is None else stored.offset
+            yield archives.framed(stored.frame, memory[offset : offset + stored.size_bytes])
+        else:
+            yield archives.plain(memoryview(stored))
+
+
+if __name__ == "__main__":
+    main()
