@@ -10,7 +10,9 @@ import dataclasses
 from typing import Any, Literal, Self
 
 from lt_shared import rope_scaling as scalings
+from lt_shared.architecture import mlps
 from lt_shared.architecture.latent_attention import LatentAttention
+from lt_shared.architecture.mixers import ATTENTION, LATENT_ATTENTION, MIXERS
 from lt_shared.console import BadConfig
 from lt_shared.rope_scaling import AnyScaling, LongRopeScaling, RopeScaling, check_counts, check_numbers
 
@@ -244,59 +246,53 @@ class Architecture:
         """Whether the layer of this index, from 0, has experts. Multi-token prediction layers come from `num_layers` on."""
         return self.num_experts is not None and layer >= self.moe_first_dense_layers
 
+    def mixer(self, layer: int) -> str:
+        """The kind of mixer that the layer of this index, from 0, has: a key of `mixers.MIXERS`."""
+        return LATENT_ATTENTION if self.latent_attention else ATTENTION
+
+    @property
+    def layer_kinds(self) -> dict[tuple[str, bool], int]:
+        """A layer of each kind: those with the same mixer, and all with experts or all without, have the same tensors."""
+        return {(self.mixer(layer), self.has_experts(layer)): layer for layer in range(self.num_layers)}
+
     def window(self, layer: int) -> int | None:
         """How many keys a query of this layer sees, its own included; None for all."""
         full = self.window_attn_skip_freq is not None and (layer + 1) % self.window_attn_skip_freq == 0
         return None if full else self.sliding_window
+
+    def scored_pairs(self, layer: int, sequence_length: int) -> int:
+        """Twice the pairs of a query and a key in a sequence that a layer scores, the diagonal as half of it."""
+        if not MIXERS[self.mixer(layer)].has_scores:
+            return 0
+        window = min(self.window(layer) or sequence_length, sequence_length)
+        return window * (2 * sequence_length - window)
 
     def padded_vocab_size(self, divisible_by: int = 128, tensor_parallel: int = 1) -> int:
         """Megatron's padding: the next multiple of `divisible_by` x `tensor_parallel`."""
         multiple = divisible_by * tensor_parallel
         return -(-self.vocab_size // multiple) * multiple
 
-    def attention_weights(self) -> int:
-        """Weights of a layer's attention that are factors of a GEMM."""
-        latent, hidden = self.latent_attention, self.hidden_size
-        if latent is None:
-            return hidden * (self.query_size + 2 * self.kv_size) + self.query_size * hidden
-        queries = hidden * self.query_size
-        if latent.q_lora_rank:
-            queries = latent.q_lora_rank * (hidden + self.query_size)
-        keys_and_values = self.num_attention_heads * (latent.qk_head_dim + latent.v_head_dim)
-        down = hidden * (latent.kv_lora_rank + latent.qk_pos_emb_head_dim)
-        return queries + down + latent.kv_lora_rank * keys_and_values + self.value_size * hidden
+    def mixer_weights(self, layer: int) -> int:
+        """Weights of the mixer of a layer that are factors of a GEMM."""
+        return MIXERS[self.mixer(layer)].weights(self)
 
     def mlp_weights(self, layer: int, experts: int) -> int:
         """Weights of the MLP of a layer, or of its router, its shared expert and `experts` of its experts."""
-        matrices = 3 if self.family == "llama" else 2
-        if not self.has_experts(layer):
-            return matrices * self.hidden_size * self.ffn_hidden_size
-        width = experts * self.expert_size + (self.moe_shared_expert_intermediate_size or 0)
-        return (self.num_experts or 0) * self.hidden_size + matrices * self.hidden_size * width
+        return mlps.weights(self, layer, experts)
 
     def vectors(self, layer: int, experts: int) -> int:
         """Biases, norms and sinks of a layer, with the biases of `experts` of its experts."""
-        hidden, attention = self.hidden_size, self.query_size + 2 * self.kv_size
-        if self.family == "gpt":
-            biases = attention + hidden + self.ffn_hidden_size + hidden
-            return biases + 4 * hidden + (4 * self.kv_channels if self.qk_layernorm else 0)
-        total = (4 if self.norm_placement == "both" else 2) * hidden
-        if self.latent_attention:
-            total += (self.latent_attention.q_lora_rank or 0) + self.latent_attention.kv_lora_rank
-        if self.qk_layernorm:
-            total += self.query_size + self.kv_size if self.qk_layernorm_width == "all_heads" else 2 * self.kv_channels
-        if self.add_qkv_bias or self.add_bias_linear:
-            total += attention
-        if self.add_bias_linear:
-            mlp = 2 * self.ffn_hidden_size + hidden
-            if self.has_experts(layer):
-                mlp = (self.num_experts or 0) + experts * (2 * self.expert_size + hidden)
-            total += hidden + mlp
-        return total + (self.num_attention_heads if self.attention_sinks else 0)
+        norms = (4 if self.norm_placement == "both" else 2) * self.hidden_size * self.vectors_of_norm
+        return norms + MIXERS[self.mixer(layer)].vectors(self) + mlps.biases(self, layer, experts)
+
+    @property
+    def vectors_of_norm(self) -> int:
+        """A norm's vectors: RMSNorm has a weight, LayerNorm also a bias."""
+        return 1 if self.family == "llama" else 2
 
     def layer_parameters(self, layer: int, experts: int) -> int:
         """Parameters of a layer, with `experts` of its experts."""
-        return self.attention_weights() + self.mlp_weights(layer, experts) + self.vectors(layer, experts)
+        return self.mixer_weights(layer) + self.mlp_weights(layer, experts) + self.vectors(layer, experts)
 
     def parameters(self, vocab_size: int | None = None) -> int:
         """Exact number of parameters, with `vocab_size` rows in the embedding (default: unpadded).
@@ -316,7 +312,7 @@ class Architecture:
         return self.mtp_num_layers * (layer + 3 * self.hidden_size + 2 * self.hidden_size**2)
 
     def _parameters(self, vocab_size: int, experts: int) -> int:
-        final_norm = self.hidden_size if self.family == "llama" else 2 * self.hidden_size
+        final_norm = self.hidden_size * self.vectors_of_norm
         positions = 0 if self.family == "llama" else self.max_position_embeddings * self.hidden_size
         vocabulary = vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
         layers = sum(self.layer_parameters(layer, experts) for layer in range(self.num_layers))
@@ -333,9 +329,8 @@ class Architecture:
         weights = head + self.mtp_num_layers * (head + 2 * self.hidden_size**2)
         pairs = 0
         for layer in range(self.num_layers + self.mtp_num_layers):
-            weights += self.attention_weights() + self.mlp_weights(layer, self.moe_router_topk)
-            window = min(self.window(layer) or sequence_length, sequence_length)
-            pairs += window * (2 * sequence_length - window)
+            weights += self.mixer_weights(layer) + self.mlp_weights(layer, self.moe_router_topk)
+            pairs += self.scored_pairs(layer, sequence_length)
         return 6 * weights + 3 * (self.query_size + self.value_size) * pairs // sequence_length
 
     def to_record(self) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def layer_parameters(model: Architecture, parallel: Parallelism, layer: int) -> 
         split += model.query_size + 2 * model.kv_size + (model.ffn_hidden_size if model.family == "gpt" else 0)
     vectors -= split - split // tensor
     whole = _whole_projections(model)
-    attention = (model.attention_weights() - whole) // tensor + whole
+    attention = (model.mixer_weights(layer) - whole) // tensor + whole
     if not model.has_experts(layer):
         return attention + model.mlp_weights(layer, 0) // tensor + vectors, 0
     routers = (model.num_experts or 0) * model.hidden_size
