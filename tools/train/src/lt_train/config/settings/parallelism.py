@@ -140,6 +140,13 @@ class Parallelism:
         rest, ranks = layers - sum(own.values()), self.pipeline - sum(size > 0 for size in own.values())
         return own.get(pipeline_rank) or rest // ranks
 
+    def layer_numbers(self, pipeline_rank: int, layers: int) -> list[int]:
+        """Which layers, from 0, those are: a stage has consecutive ones, and the ranks have stages in turn."""
+        stages = self.interleaving or 1
+        sizes = [self.layers_of(rank, layers) // stages for rank in range(self.pipeline)]
+        first = sum(sizes[:pipeline_rank])
+        return [stage * sum(sizes) + first + place for stage in range(stages) for place in range(sizes[pipeline_rank])]
+
     @property
     def described(self) -> str:
         """The layout in words, for example "tensor 2 x pipeline 2 (3 stages each) x data 4"."""
