@@ -24,8 +24,8 @@ from lt_convert.weights.mapping import (
     Family,
     Model,
     Table,
-    abbreviated,
 )
+from lt_convert.weights.tensor_names import abbreviated
 from lt_convert.weights.weight_ops import (
     OUTPUT_WEIGHT,
     Alias,
