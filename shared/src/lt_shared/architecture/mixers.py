@@ -1,28 +1,35 @@
 """What a layer's mixer consists of, by its kind: a row of `MIXERS` each. `Architecture.mixer` names the kind of a layer."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from lt_shared.architecture.decoder import Architecture
-
-ATTENTION, LATENT_ATTENTION = "attention", "latent_attention"
+from lt_shared.architecture.sizes import ATTENTION, LATENT_ATTENTION, Sizes
 
 
 class Mixer(NamedTuple):
     """`weights` counts those that are multiplied once with each token, `vectors` all other parameters: biases, sinks, norms of
-    parts. With `has_scores` it multiplies the queries and the keys of all pairs of tokens."""
+    parts. `divided` is what tensor-parallel ranks divide among them, in words and by number.
 
-    weights: "Callable[[Architecture], int]"
-    vectors: "Callable[[Architecture], int]"
+    With `has_scores` it multiplies the queries and the keys of all pairs of tokens. Where not `splits_samples`, a rank needs
+    whole samples, and there is no context parallelism.
+    """
+
+    weights: Callable[[Sizes], int]
+    vectors: Callable[[Sizes], int]
+    divided: Callable[[Sizes], dict[str, int]]
     has_scores: bool = True
+    splits_samples: bool = True
 
 
-def _attention_weights(model: "Architecture") -> int:
+def _heads(model: Sizes) -> dict[str, int]:
+    return {"attention heads": model.num_attention_heads, "query groups": model.num_query_groups}
+
+
+def _attention_weights(model: Sizes) -> int:
     return model.hidden_size * (model.query_size + 2 * model.kv_size) + model.query_size * model.hidden_size
 
 
-def _attention_vectors(model: "Architecture") -> int:
+def _attention_vectors(model: Sizes) -> int:
     total = 0
     if model.qk_layernorm:
         is_of_all_heads = model.qk_layernorm_width == "all_heads"
@@ -36,7 +43,7 @@ def _attention_vectors(model: "Architecture") -> int:
     return total + (model.num_attention_heads if model.attention_sinks else 0)
 
 
-def _latent_attention_weights(model: "Architecture") -> int:
+def _latent_attention_weights(model: Sizes) -> int:
     latent, hidden = model.latent_attention, model.hidden_size
     assert latent is not None
     queries = hidden * model.query_size
@@ -47,13 +54,13 @@ def _latent_attention_weights(model: "Architecture") -> int:
     return queries + down + latent.kv_lora_rank * keys_and_values + model.value_size * hidden
 
 
-def _latent_attention_vectors(model: "Architecture") -> int:
+def _latent_attention_vectors(model: Sizes) -> int:
     latent = model.latent_attention
     assert latent is not None
     return (latent.q_lora_rank or 0) + latent.kv_lora_rank
 
 
 MIXERS = {
-    ATTENTION: Mixer(_attention_weights, _attention_vectors),
-    LATENT_ATTENTION: Mixer(_latent_attention_weights, _latent_attention_vectors),
+    ATTENTION: Mixer(_attention_weights, _attention_vectors, _heads),
+    LATENT_ATTENTION: Mixer(_latent_attention_weights, _latent_attention_vectors, _heads),
 }

@@ -1,12 +1,9 @@
 """What a layer's MLP consists of: a feed-forward layer, or a router, a shared expert and a number of experts."""
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from lt_shared.architecture.decoder import Architecture
+from lt_shared.architecture.sizes import Sizes
 
 
-def weights(model: "Architecture", layer: int, experts: int) -> int:
+def weights(model: Sizes, layer: int, experts: int) -> int:
     """Factors of a GEMM: of a feed-forward layer, or of a router, a shared expert and `experts` experts."""
     matrices = 3 if model.family == "llama" else 2
     if not model.has_experts(layer):
@@ -15,7 +12,7 @@ def weights(model: "Architecture", layer: int, experts: int) -> int:
     return (model.num_experts or 0) * model.hidden_size + matrices * model.hidden_size * width
 
 
-def biases(model: "Architecture", layer: int, experts: int) -> int:
+def biases(model: Sizes, layer: int, experts: int) -> int:
     """Those of the same."""
     if model.family == "gpt":
         return model.ffn_hidden_size + model.hidden_size

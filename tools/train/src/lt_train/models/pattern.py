@@ -15,7 +15,7 @@ from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
-from lt_shared.architecture import Architecture, mixers
+from lt_shared.architecture import Architecture, sizes
 from lt_train.config.kernels import FLASH_ATTENTION_4, Kernels, is_plain_rms_norm
 from lt_train.config.settings.layers import GEMM_EPILOGUE, TRITON
 from lt_train.models.block import NORM_OF_ATTENTION, NORM_OF_MLP, Block, Blocks, FusedBlock
@@ -104,15 +104,15 @@ class Pattern:
     def _entries(self, number: int) -> dict[str, str]:
         """Behind attention, megatron-core has norms in the linear layers that follow them; other kinds of layers have names of
         their own."""
-        if self.architecture.mixer(number - 1) != mixers.ATTENTION:
+        if self.architecture.mixer(number - 1) != sizes.ATTENTION:
             return {}
         return dict([NORM_OF_ATTENTION] if self.architecture.has_experts(number - 1) else [NORM_OF_ATTENTION, NORM_OF_MLP])
 
     def _mixer(self, number: int) -> Any:
         match self.architecture.mixer(number - 1):
-            case mixers.ATTENTION:
+            case sizes.ATTENTION:
                 return self._attention(number)
-            case mixers.LATENT_ATTENTION:
+            case sizes.LATENT_ATTENTION:
                 return self._latent_attention(number)
             case kind:
                 raise AssertionError(f"layer {number} has the mixer {kind}, which has no module")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from lt_shared.architecture import Architecture
-from lt_shared.architecture.mixers import ATTENTION, LATENT_ATTENTION
+from lt_shared.architecture.sizes import ATTENTION, LATENT_ATTENTION
 
 
 class Setting(NamedTuple):
