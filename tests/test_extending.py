@@ -26,6 +26,13 @@ def hunks(diff: str) -> list[tuple[str, str]]:
     return found
 
 
+def changed(content: str, diff: str, name: str) -> str:
+    for before, after in hunks(diff):
+        assert content.count(before) == 1, f"{name} has not one such passage:\n{before}"
+        content = content.replace(before, after)
+    return content
+
+
 def follow(recipe: str, checkout: Path) -> None:
     """Write the recipe's files below `checkout`, and make its changes."""
     blocks = BLOCK.findall(recipe)
@@ -33,13 +40,7 @@ def follow(recipe: str, checkout: Path) -> None:
     for kind, name, text in blocks:
         path = checkout / name
         assert path.is_file() == (kind == "In"), name
-        if kind == "New file":
-            path.write_text(text)
-            continue
-        for before, after in hunks(text):
-            content = path.read_text()
-            assert content.count(before) == 1, f"{name} has not one such passage:\n{before}"
-            path.write_text(content.replace(before, after))
+        path.write_text(text if kind == "New file" else changed(path.read_text(), text, name))
 
 
 @pytest.fixture(scope="module")
@@ -72,12 +73,15 @@ def test_a_recipe_works(name: str, outcomes: str) -> None:
 
 
 def test_no_recipe_needs_another() -> None:
-    """The recipes are tried together. No two of them change the same file, and no recipe names a new module of another."""
+    """They are tried together. But what one changes is there without the others, and none names a new module of another."""
     blocks = [(recipe, *block) for recipe, text in RECIPES.items() for block in BLOCK.findall(text)]
-    assert len({path for _, _, path, _ in blocks}) == len(blocks)
-    for recipe, kind, path, _ in blocks:
+    assert len({(recipe, path) for recipe, _, path, _ in blocks}) == len(blocks)
+    for recipe, kind, path, text in blocks:
+        if kind == "In":
+            changed((ROOT / path).read_text(), text, path)
+            continue
         code = "".join(text for other, _, _, text in blocks if other != recipe)
-        assert kind == "In" or not re.search(rf"\b{Path(path).stem}\b", code), path
+        assert not re.search(rf"\b{Path(path).stem}\b", code), path
 
 
 def test_architecture_links_every_recipe() -> None:

@@ -24,8 +24,10 @@ from lt_convert.weights.mapping import (
     Family,
     Model,
     Table,
-    abbreviated,
+    has_stacked_layers,
+    layer_with,
 )
+from lt_convert.weights.tensor_names import abbreviated
 from lt_convert.weights.weight_ops import (
     OUTPUT_WEIGHT,
     Alias,
@@ -37,7 +39,9 @@ from lt_convert.weights.weight_ops import (
     Transposed,
 )
 from lt_shared.architecture import Architecture
+from lt_shared.architecture.sizes import ATTENTION, LATENT_ATTENTION
 from lt_shared.console import BadData, UsageError
+from lt_shared.presets import preset
 
 SETTINGS = settings(max_examples=10, deadline=None)
 VALUES = 1 << 16
@@ -366,3 +370,20 @@ def test_a_plan_reads_nothing() -> None:
 def test_names_that_differ_in_the_layer_are_written_as_one() -> None:
     names = ["a.weight", *(f"layers.{layer}.b.weight" for layer in (0, 1, 2, 5)), "layers.3.c.7.weight"]
     assert abbreviated(names) == "a.weight, layers.{0-2,5}.b.weight, layers.3.c.7.weight"
+
+
+def test_layers_with_different_mixers() -> None:
+    """Each has its own tensors, and torch_dist stores none of them as one of all layers."""
+    architecture = dataclasses.replace(preset("tiny-deepseek-v2"), num_layers=3, moe_first_dense_layers=0)
+    vars(architecture)["mixers"] = {ATTENTION: (1,), LATENT_ATTENTION: (0, 2)}
+    names = {kind: f"layers.{layer_with(kind)}.{kind}.weight" for kind in (ATTENTION, LATENT_ATTENTION)}
+    modules = tuple(f"decoder.layers.{layer_with(kind)}.{kind}" for kind in names)
+    family = Family("mixed", lambda model: dict.fromkeys(names.values(), (2,)), {}, modules)
+    expected = ["layers.0.latent_attention", "layers.1.attention", "layers.2.latent_attention"]
+    assert list(family.canonical(Model(architecture, 2048))) == [f"{name}.weight" for name in expected]
+    assert sorted(family.extra_states(Model(architecture, 2048))) == [
+        f"decoder.{name}._extra_state/shard_0_1" for name in expected
+    ]
+    assert not has_stacked_layers(architecture)
+    vars(architecture)["mixers"] = {LATENT_ATTENTION: range(3)}
+    assert has_stacked_layers(architecture)

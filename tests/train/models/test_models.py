@@ -21,6 +21,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from lt_shared import huggingface
 from lt_shared.architecture import Architecture, RopeScaling
+from lt_shared.architecture.sizes import ATTENTION, LATENT_ATTENTION
 from lt_shared.console import BadConfig, BadData, UsageError
 from lt_shared.manifest import Dataset
 from lt_shared.presets import PRESETS, preset
@@ -364,6 +365,13 @@ def test_the_description_counts_exactly(name: str) -> None:
     assert f"{preset(name).parameters():,} parameters" in lines[1]
     assert ("active" in lines[1]) == (name in ("mixtral-8x7b", "gpt-oss-20b"))
     assert math.prod(len(line) < 260 for line in lines)
+
+
+def test_the_description_says_which_layers_differ() -> None:
+    assert describe(preset("tiny"))[0].startswith("model tiny: 4 layers of width 128, feed-forward 352, ")
+    mixed = dataclasses.replace(preset("tiny-deepseek-v2"))
+    vars(mixed)["mixers"] = {ATTENTION: (0, 1, 3), LATENT_ATTENTION: (2,)}
+    assert "4 layers of width 128, attention in 3 of them, 8 experts" in describe(mixed)[0]
 
 
 def test_what_is_not_used_is_not_imported(tmp_path: Path) -> None:

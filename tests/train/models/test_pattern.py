@@ -1,11 +1,13 @@
 """Which modules a block is made of, by model and kernels; nothing is built."""
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from lt_shared.architecture import Architecture
+from lt_shared.architecture.sizes import ATTENTION, LATENT_ATTENTION
 from lt_shared.presets import preset
 from lt_train.models import pattern
 from lt_train.models.decoder import Stage
@@ -123,6 +125,24 @@ def test_layers_that_differ(built: list[Any]) -> None:
     built.clear()
     pattern_of(preset("tiny-olmo2"))._block(1, adds=True)
     assert "IdentityOp" in kinds(built) and "norm" not in kinds(built)
+
+
+def test_each_layer_has_its_mixer(built: list[Any]) -> None:
+    """Norms have megatron-core's names before attention alone; layers of several kinds are not stored as one tensor of all."""
+    model = dataclasses.replace(preset("tiny-deepseek-v2"), num_layers=3, moe_first_dense_layers=0)
+    for mixers, expected in (
+        ({LATENT_ATTENTION: range(3)}, [LATENT_ATTENTION] * 3),
+        ({ATTENTION: (1,), LATENT_ATTENTION: (0, 2)}, [LATENT_ATTENTION, ATTENTION, LATENT_ATTENTION]),
+    ):
+        built.clear()
+        vars(model)["mixers"] = mixers
+        pattern_of(model).blocks(Stage(True, True, None))
+        names = {"Attention": ATTENTION, "LatentAttention": LATENT_ATTENTION}
+        assert [names[kind] for kind, _, _ in built if kind in names] == expected
+        entries = [parts[5] for kind, parts, _ in built if kind == "Block"]
+        assert [bool(names) for names in entries] == [kind == ATTENTION for kind in expected]
+        (options,) = [options for kind, _, options in built if kind == "Blocks"]
+        assert options["has_one_kind"] == (len(mixers) == 1)
 
 
 def test_the_stream_between_blocks_and_stages(built: list[Any]) -> None:

@@ -76,7 +76,7 @@ def test_a_pipeline_beside_one_gpu(tmp_path: Path) -> None:
     assert (result["speed_share"], result["bubble_share"]) == (pytest.approx(0.5), pytest.approx(1 / 3))
     # Attention, MLP and output layer of width 64, 128 and 512, and scores and values over half of 64 tokens.
     plan = plan_of(*sizes).architecture
-    layer, head = 6 * (plan.attention_weights() + 3 * 64 * 128) + 3 * 2 * 64 * 64, 6 * 64 * 512
+    layer, head = 6 * (plan.mixer_weights(0) + 3 * 64 * 128) + 3 * 2 * 64 * 64, 6 * 64 * 512
     assert result["rank_work_shares"] == pytest.approx([layer / (2 * layer + head), (layer + head) / (2 * layer + head)])
     # The last rank computes both micro batches, and waits for the first one's passes of the first and the last.
     left = (2 * layer + head) / (2 * (layer + head) + layer)

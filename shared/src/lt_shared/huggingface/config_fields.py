@@ -13,6 +13,11 @@ from lt_shared.huggingface.rope_parameters import FULL, SLIDING
 ABSENT = {"attention_bias": False, "mlp_bias": False, "use_sliding_window": False}
 
 
+def layer_types(architecture: Architecture) -> list[str]:
+    """The list of layers as config.json has it, of which some may have a window."""
+    return [FULL if architecture.window(layer) is None else SLIDING for layer in range(architecture.num_layers)]
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelType:
     """One `model_type` of transformers.
@@ -21,6 +26,7 @@ class ModelType:
     for messages. `aliases` are other names of settings, which transformers takes too: with both, the last one in the file
     decides. `language_model` finds the settings to read in those of a model that has other parts, too. `defaults` is what
     transformers takes for settings that a file leaves out, where a file may: without another setting, it is refused.
+    `layer_types` is the list of the kinds of layers, which a file may have beside the settings that say the same.
     """
 
     name: str
@@ -30,6 +36,7 @@ class ModelType:
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     language_model: Callable[[dict[str, Any]], dict[str, Any]] = dict
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    layer_types: Callable[[Architecture], list[str]] = layer_types
 
 
 def check_values(config: Mapping[str, Any], expected: Mapping[str, Any], name: str, kind: str) -> None:
@@ -60,11 +67,6 @@ def window_frequency(config: Mapping[str, Any], pattern: int) -> int | None:
     if given == usual:
         return pattern
     return given.index(FULL) + 1 if FULL in given else None
-
-
-def layer_types(architecture: Architecture) -> list[str]:
-    """The list of layers as config.json has it."""
-    return [FULL if architecture.window(layer) is None else SLIDING for layer in range(architecture.num_layers)]
 
 
 def written(architecture: Architecture) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from lt_shared import quantization
 from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig
 from lt_shared.huggingface import unsupported
-from lt_shared.huggingface.config_fields import ModelType, layer_types
+from lt_shared.huggingface.config_fields import ModelType
 from lt_shared.huggingface.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, KIMI_K2
 from lt_shared.huggingface.gemma import GEMMA2, GEMMA3, GEMMA3_TEXT
 from lt_shared.huggingface.glm4_moe import GLM4_MOE
@@ -134,7 +134,7 @@ def from_config(config: dict[str, Any], name: str) -> Architecture:
         _check_one_reading(config, name, _TYPES[kind])
         config = {**_TYPES[kind].defaults, **_TYPES[kind].language_model(config)}
         architecture = _TYPES[kind].read(config, name)
-        _check_layer_types(config, architecture)
+        _check_layer_types(config, architecture, _TYPES[kind])
         return architecture
     except KeyError as error:
         raise BadConfig(f"{name}: config.json has no {error}") from None
@@ -152,12 +152,12 @@ def _check_one_reading(config: dict[str, Any], name: str, kind: ModelType) -> No
             raise BadConfig(f"{name}: {alias} and {field} are one setting, and contradict each other", "remove the wrong one")
 
 
-def _check_layer_types(config: dict[str, Any], architecture: Architecture) -> None:
+def _check_layer_types(config: dict[str, Any], architecture: Architecture, kind: ModelType) -> None:
     """Raises BadConfig where the list of layers says something else than what was read."""
     given = config.get("layer_types")
     if not given:
         return
-    read = layer_types(architecture)
+    read = kind.layer_types(architecture)
     if list(given) != read:
         first = next((layer for layer, pair in enumerate(zip(given, read, strict=False)) if pair[0] != pair[1]), len(read))
         found = given[first] if first < len(given) else "missing"

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lt_shared.architecture import CLAMPED_SWIGLU_LIMIT, Architecture, LatentAttention
+from lt_shared.architecture.sizes import NEWER
 from lt_shared.console import BadConfig
 from lt_shared.megatron_arguments import known_fields, rope
 
@@ -33,10 +34,13 @@ _FEATURES = {
     "layernorm_zero_centered_gamma": "apply_layernorm_1p",
     "mtp_num_layers": "mtp_num_layers",
 }
-_WITHOUT_ARGUMENT = (
-    *("local_rotary_base", "attn_logit_softcapping", "final_logit_softcapping", "qk_layernorm_width", "norm_placement"),
-    *("embedding_multiplier", "residual_multiplier", "logits_scaling", "moe_router_group_score_topk", "model_type"),
+# Fields that are read from several arguments, or from one of another form.
+_OF_OTHER_FORM = (
+    *("moe_ffn_hidden_size", "moe_first_dense_layers", "latent_attention"),
+    *("attention_sinks", "add_bias_linear", "activation"),
 )
+# All others of the newer fields.
+_WITHOUT_ARGUMENT = tuple(name for name in NEWER if name not in _FEATURES and name not in _OF_OTHER_FORM)
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Architecture)}
 _CLAMPED_SWIGLU = {"quick_geglu": True, "glu_linear_offset": 1.0, "activation_func_clamp_value": CLAMPED_SWIGLU_LIMIT}
 

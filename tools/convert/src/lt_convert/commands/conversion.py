@@ -15,7 +15,8 @@ from lt_convert.tensors.output_files import OutputFile, Payload, views
 from lt_convert.tensors.source_files import Files
 from lt_convert.tensors.tensor import Tensor
 from lt_convert.weights import families
-from lt_convert.weights.mapping import abbreviated, is_balancing_bias
+from lt_convert.weights.mapping import is_balancing_bias
+from lt_convert.weights.tensor_names import abbreviated
 from lt_shared import checkpoint_layout, memory
 from lt_shared.console import BadData, UsageError, note, warn
 from lt_shared.manifest import Checkpoint, absolute

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator
 from typing import IO, Any
 
-from lt_convert.weights.mapping import abbreviated
+from lt_convert.weights.tensor_names import abbreviated
 from lt_shared.architecture import Architecture
 
 # The width when the output is not a terminal.

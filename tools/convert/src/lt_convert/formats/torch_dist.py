@@ -29,7 +29,8 @@ from lt_convert.tensors.source_files import INCOMPLETE, Files
 from lt_convert.tensors.tensor import Tensor
 from lt_convert.tokenizers import discovery
 from lt_convert.weights import families
-from lt_convert.weights.mapping import MEGATRON, Model, abbreviated, has_stacked_layers
+from lt_convert.weights.mapping import MEGATRON, Model, has_stacked_layers
+from lt_convert.weights.tensor_names import abbreviated
 from lt_shared import checkpoint_layout, pickles, version_of
 from lt_shared.checkpoint_layout import COMMON, RunRecord
 from lt_shared.console import BadData

@@ -22,7 +22,8 @@ from lt_convert.tensors.source_files import Files
 from lt_convert.tensors.tensor import Tensor, zeros
 from lt_convert.tokenizers import discovery
 from lt_convert.weights import families
-from lt_convert.weights.mapping import PADDING, ROPE_BUFFERS, TORCHTITAN, TORCHTITAN_2025, Model, abbreviated, is_balancing_bias
+from lt_convert.weights.mapping import PADDING, ROPE_BUFFERS, TORCHTITAN, TORCHTITAN_2025, Model, is_balancing_bias
+from lt_convert.weights.tensor_names import abbreviated
 from lt_shared import checkpoint_layout, huggingface, strict_json, version_of
 from lt_shared.architecture import Architecture
 from lt_shared.checkpoint_layout import COMMON, RunRecord

@@ -13,13 +13,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Self
 
 from lt_convert.tensors.tensor import Tensor, assemble, zeros
+from lt_convert.weights.tensor_names import abbreviated
 from lt_convert.weights.weight_ops import OUTPUT_WEIGHT, Alias, OutputLayer, RowMapping, Rows, WeightOp
 from lt_shared.architecture import Architecture
+from lt_shared.architecture.mixers import MIXERS
 from lt_shared.console import BadData, UsageError
 
 LAYER, EXPERT = "{layer}", "{expert}"
-# Layers without and with experts, in a model that has both; a multi-token prediction layer by its number behind the last layer,
-# as in Hugging Face's names, and by its own, as in Megatron's.
+# Layers without and with experts, in a model that has both (`layer_with` names those with a mixer); a multi-token prediction
+# layer by its number behind the last layer, as in Hugging Face's names, and by its own, as in Megatron's.
 DENSE_LAYER, EXPERT_LAYER, MTP_LAYER, MTP = "{dense_layer}", "{expert_layer}", "{mtp_layer}", "{mtp}"
 PADDING = "padding."
 # Ends the name of a router's balancing bias: a buffer that the router counts tokens for, float32 in every model.
@@ -33,11 +35,16 @@ ROPE_BUFFERS = r".*\.rotary_emb\.inv_freq|freqs_cis|rope_cache"
 # Attention heads, or experts, of all layers together. Llama 3.1 405B has 16,128 heads, DeepSeek V3 15,616 experts.
 MAXIMUM_HEADS_OR_EXPERTS = 1_000_000
 
-_FIRST_NUMBER = re.compile(r"(.*?\.)(\d+)(\..*)")
-_EXPERT_NUMBER = re.compile(r"(.*experts\.(?:.*\.(?:weight|bias))?)(\d+)((?:\..*)?)")
-
 Shape = tuple[int, ...]
 Table = Mapping[str, WeightOp]
+
+
+def layer_with(mixer: str) -> str:
+    """The placeholder of the layers with this kind of mixer (`lt_shared.architecture.mixers`), in a model that has several."""
+    return f"{{layer_with_{mixer}}}"
+
+
+_PLACEHOLDERS = (LAYER, DENSE_LAYER, EXPERT_LAYER, *map(layer_with, MIXERS))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -287,12 +294,12 @@ def _expanded(patterns: Iterable[str], architecture: Architecture) -> Iterator[t
 
 def has_stacked_layers(architecture: Architecture) -> bool:
     """Whether torch_dist stacks a weight's layers under one key: as megatron-core does where all layers are alike."""
-    return architecture.moe_first_dense_layers == 0
+    return len(architecture.layer_kinds) == 1
 
 
 def _extra_states(module: str, layers: int, experts: int) -> list[str]:
     name = module
-    for placeholder in (LAYER, DENSE_LAYER, EXPERT_LAYER, EXPERT):
+    for placeholder in (*_PLACEHOLDERS, EXPERT):
         name = name.replace(f".{placeholder}", "")
     key = f"{name}._extra_state/shard_"
     if EXPERT in module:
@@ -301,14 +308,15 @@ def _extra_states(module: str, layers: int, experts: int) -> list[str]:
 
 
 def _is_layered(pattern: str) -> bool:
-    return any(placeholder in pattern for placeholder in (LAYER, DENSE_LAYER, EXPERT_LAYER, MTP_LAYER, MTP))
+    return any(placeholder in pattern for placeholder in (*_PLACEHOLDERS, MTP_LAYER, MTP))
 
 
 def _numbers(layer: int, architecture: Architecture) -> dict[str, int]:
     """The placeholders that stand for this layer, with the numbers that they become."""
     if layer >= architecture.num_layers:
         return {MTP_LAYER: layer, MTP: layer - architecture.num_layers}
-    return {LAYER: layer, EXPERT_LAYER if architecture.has_experts(layer) else DENSE_LAYER: layer}
+    mlp = EXPERT_LAYER if architecture.has_experts(layer) else DENSE_LAYER
+    return dict.fromkeys((LAYER, mlp, layer_with(architecture.mixer(layer))), layer)
 
 
 def _alternatives(entries: Mapping[str, Entry], found: Mapping[str, Tensor]) -> dict[tuple[RowMapping, ...], list[str]]:
@@ -371,28 +379,3 @@ def _check(found: Mapping[str, Tensor], expected: Mapping[str, Shape], optional:
     for name, tensor in found.items():
         if tensor.shape != expected[name]:
             raise BadData(f"{origin}: {name} is {list(tensor.shape)}, the configuration says {list(expected[name])}")
-
-
-def abbreviated(names: Iterable[str]) -> str:
-    """All names, with those that differ only in the numbers of layer and expert written as one: `layers.{0-3,7}.weight`."""
-    return ", ".join(_grouped(_EXPERT_NUMBER, _grouped(_FIRST_NUMBER, names)))
-
-
-def _grouped(pattern: re.Pattern[str], names: Iterable[str]) -> list[str]:
-    """`names`, with those that differ only in the number of the pattern's second group written as one."""
-    numbers: dict[tuple[str, str], list[int]] = {}
-    for name in names:
-        match = pattern.fullmatch(name)
-        numbers.setdefault((match[1], match[3]) if match else (name, ""), []).extend([int(match[2])] if match else [])
-    return [f"{start}{_ranges(found) if found else ''}{end}" for (start, end), found in numbers.items()]
-
-
-def _ranges(numbers: list[int]) -> str:
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    text = ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-    return text if len(numbers) == 1 else f"{{{text}}}"

@@ -26,13 +26,12 @@ from lt_train.config.settings import (
     streaming,
 )
 from lt_train.config.settings import data as data_settings
-from lt_train.config.settings.model import architecture, experts, latent_attention
+from lt_train.config.settings.model import architecture
 
 SUBJECTS = (
     *(
         architecture,
-        experts,
-        latent_attention,
+        *architecture.PARTS,
         layers,
         batches,
         precision,
@@ -47,7 +46,7 @@ SUBJECTS = (
 )
 # The subjects that `lt-train bench` has options for; `benchmark` settles the others.
 MEASURED_SUBJECTS = (
-    *(architecture, experts, latent_attention),
+    *(architecture, *architecture.PARTS),
     *(layers, batches, precision, optimization, parallelism, memory),
 )
 

@@ -15,7 +15,7 @@ from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
-from lt_shared.architecture import Architecture
+from lt_shared.architecture import Architecture, sizes
 from lt_train.config.kernels import FLASH_ATTENTION_4, Kernels, is_plain_rms_norm
 from lt_train.config.settings.layers import GEMM_EPILOGUE, TRITON
 from lt_train.models.block import NORM_OF_ATTENTION, NORM_OF_MLP, Block, Blocks, FusedBlock
@@ -72,9 +72,7 @@ class Pattern:
             self._block(number, adds=self.passes_tensors or (number == numbers[-1] and not stage.is_last)) for number in numbers
         ]
         last = self._last_norm() if stage.is_last else None
-        # Of a model with dense blocks in front, megatron-core stores each block by itself.
-        has_one_kind = not self.architecture.moe_first_dense_layers
-        return Blocks(self.config, blocks, last, stage.is_first, has_one_kind)
+        return Blocks(self.config, blocks, last, stage.is_first, has_one_kind=len(self.architecture.layer_kinds) == 1)
 
     def prediction_block(self, number: int, linears: Linears) -> Block:
         """Block `number`, from the model's last on, of a prediction layer: its stream begins and ends there."""
@@ -83,13 +81,9 @@ class Pattern:
         return dataclasses.replace(self, kernels=plain, architecture=architecture, linears=linears)._block(number, adds=True)
 
     def _block(self, number: int, adds: bool) -> Block:
-        has_experts = self._has_experts(number)
-        parts = self.config, number, self._mixer(number), self._mlp(number), self._norms(), self._entries(has_experts)
+        parts = self.config, number, self._mixer(number), self._mlp(number), self._norms(), self._entries(number)
         multiplier = self.architecture.residual_multiplier
         return FusedBlock(*parts, multiplier, adds=adds) if self._sums_by_kernel else Block(*parts, multiplier)
-
-    def _has_experts(self, number: int) -> bool:
-        return self.architecture.num_experts is not None and number > self.architecture.moe_first_dense_layers
 
     @property
     def _sums_by_kernel(self) -> bool:
@@ -107,26 +101,39 @@ class Pattern:
     def _norm(self, make: Callable[..., Any]) -> Any:
         return make(self.config, self.config.hidden_size, self.config.layernorm_epsilon)
 
-    def _entries(self, has_experts: bool) -> dict[str, str]:
-        if self.architecture.latent_attention:
+    def _entries(self, number: int) -> dict[str, str]:
+        """Behind attention, megatron-core has norms in the linear layers that follow them; other kinds of layers have names of
+        their own."""
+        if self.architecture.mixer(number - 1) != sizes.ATTENTION:
             return {}
-        return dict([NORM_OF_ATTENTION] if has_experts else [NORM_OF_ATTENTION, NORM_OF_MLP])
+        return dict([NORM_OF_ATTENTION] if self.architecture.has_experts(number - 1) else [NORM_OF_ATTENTION, NORM_OF_MLP])
 
     def _mixer(self, number: int) -> Any:
+        match self.architecture.mixer(number - 1):
+            case sizes.ATTENTION:
+                return self._attention(number)
+            case sizes.LATENT_ATTENTION:
+                return self._latent_attention(number)
+            case kind:
+                raise AssertionError(f"layer {number} has the mixer {kind}, which has no module")
+
+    def _attention(self, number: int) -> Attention:
         window = self.architecture.window(number - 1)
         angles = self.local_angles if window is not None else None
-        core = FlashAttention if self.kernels.attention == FLASH_ATTENTION_4 else CausalAttention
         scale = self.architecture.softmax_scale if angles is not None else rope.score_scale(self.architecture)
-        if self.architecture.latent_attention:
-            scale = latent_attention.score_scale(self.architecture)
-        mix = core(self.config, number, softmax_scale=scale, softcap=self.architecture.attn_logit_softcapping)
-        if self.architecture.latent_attention:
-            return LatentAttention(self.config, self.architecture, self.linears, mix)
-        by_kernel = self.kernels.rope == TRITON
-        return Attention(self.config, self.architecture, self.linears, mix, angles, by_kernel)
+        core, by_kernel = self._core_attention(number, scale), self.kernels.rope == TRITON
+        return Attention(self.config, self.architecture, self.linears, core, angles, by_kernel)
+
+    def _latent_attention(self, number: int) -> LatentAttention:
+        core = self._core_attention(number, latent_attention.score_scale(self.architecture))
+        return LatentAttention(self.config, self.architecture, self.linears, core)
+
+    def _core_attention(self, number: int, scale: float | None) -> Any:
+        core = FlashAttention if self.kernels.attention == FLASH_ATTENTION_4 else CausalAttention
+        return core(self.config, number, softmax_scale=scale, softcap=self.architecture.attn_logit_softcapping)
 
     def _mlp(self, number: int) -> MLP | MoE:
-        if self._has_experts(number):
+        if self.architecture.has_experts(number - 1):
             return self._moe(number)
         width, has_norm = self.config.ffn_hidden_size, self.architecture.norm_placement != "pre"
         if self.kernels.swiglu == GEMM_EPILOGUE:

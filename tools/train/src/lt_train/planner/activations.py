@@ -6,6 +6,7 @@ import functools
 from lt_shared.architecture import Architecture
 from lt_train.config.settings.memory import SWIGLU, Recompute
 from lt_train.config.settings.parallelism import Parallelism
+from lt_train.planner.mixer_costs import COSTS, Setting
 
 # Rows of the rank that gets most, beside the mean: nothing bounds them. Four ranks of Qwen3-30B-A3B held as much as with a tenth
 # more in the first steps of a random model (2026-11-27); a quarter is counted.
@@ -39,21 +40,24 @@ class Activations:
     def on_rank(self, pipeline_rank: int) -> int:
         """The activations of all micro batches that are between their forward and their backward pass at a time."""
         parallel, recompute = self.parallel, self.recompute
-        layers = parallel.layers_of(pipeline_rank, self.model.num_layers)
+        mixers = [self.model.mixer(layer) for layer in parallel.layer_numbers(pipeline_rank, self.model.num_layers)]
+        layers = [self._of_mixer[mixer] for mixer in mixers]
         is_last = pipeline_rank == parallel.pipeline - 1
         mtp_layers = self.model.mtp_num_layers if is_last else 0
-        kept, recomputed = layers * self.layer, 0
+        kept, recomputed = sum(layers), 0
         if recompute is not None and recompute.granularity == "full":
-            count = min(recompute.layers or 1, layers)
+            count = min(recompute.layers or 1, len(layers))
             if recompute.method == "block":
-                kept, recomputed = count * self.residual + (layers - count) * self.layer, self.layer
+                kept, recomputed = count * self.residual + sum(layers[count:]), max(layers[:count])
             else:
-                kept, recomputed = layers // count * self.residual, count * self.layer
+                kept = len(layers) // count * self.residual
+                recomputed = max(sum(layers[first : first + count]) for first in range(0, len(layers), count))
         in_flight: float = min(self.micro_batches, parallel.pipeline - pipeline_rank)
         if parallel.interleaving:
             in_flight = parallel.pipeline + (parallel.pipeline - 1 - 2 * pipeline_rank) / parallel.interleaving
         # Multi-token prediction layers have two norms, a projection of both and logits of their own.
-        kept_by_mtp = mtp_layers * (self.layer + 4 * self.residual)
+        mtp_layer = self._of_mixer[self.model.mixer(self.model.num_layers)] if mtp_layers else 0
+        kept_by_mtp = mtp_layers * (mtp_layer + 4 * self.residual)
         logits = (1 + mtp_layers) * self._logits() if is_last else 0
         # The logits are gone when the first layer is computed again.
         passing = max(logits, recomputed + self._expert_backward())
@@ -66,8 +70,13 @@ class Activations:
         return self.tokens * self.model.hidden_size // split * self.number_bytes
 
     @functools.cached_property
-    def layer(self) -> int:
-        """What one layer keeps for a micro batch, unless whole layers are recomputed."""
+    def _of_mixer(self) -> dict[str, int]:
+        """What a layer with each kind of mixer keeps for a micro batch, unless whole layers are recomputed."""
+        model = self.model
+        mixers = {model.mixer(layer) for layer in range(model.num_layers + model.mtp_num_layers)}
+        return {mixer: self._layer(mixer) for mixer in mixers}
+
+    def _layer(self, mixer: str) -> int:
         model, modules = self.model, self.recompute.modules if self.recompute else ()
         experts = 0
         wide = self._mlp_width()
@@ -79,30 +88,16 @@ class Activations:
             one_by_one = model.moe_router_topk * (wide + 2 * model.hidden_size)
             experts = self._grouped_experts() if self.groups_experts else 0
             wide = shared + (0 if experts else one_by_one)
-        split = (self._attention_width() + wide) // self.parallel.tensor * self.tokens * self.number_bytes
+        split = (self._mixer_width(mixer) + wide) // self.parallel.tensor * self.tokens * self.number_bytes
         # Inputs and outputs of both norms, and the inputs of those behind. Where norms are only behind, their outputs are not
         # kept, but the inputs of attention and MLP are.
         behind = 2 if model.norm_placement == "both" else 0
         return split + experts + ((2 if "layernorm" in modules else 4) + behind) * self.residual
 
-    def _attention_width(self) -> int:
-        """Numbers per token that attention keeps, on all tensor-parallel ranks together."""
-        model, llama = self.model, self.model.family == "llama"
-        is_recomputed = self.recompute is not None and "core_attn" in self.recompute.modules
-        fused = llama and self.fuses_layers
-        rotates_all = model.latent_attention is None and model.rotary_channels == model.kv_channels
-        # Queries, keys and values in the projection's output; those rotated; the result of attention, and its copy for the next.
-        keys_values = 2 * model.kv_size
-        width = model.query_size + keys_values
-        if latent := model.latent_attention:
-            keys_values = model.num_attention_heads * (latent.qk_head_dim + latent.v_head_dim)
-            width = model.query_size + keys_values + model.value_size
-        # One kernel splits and rotates them, and keeps what it got only if it has norms, too.
-        if llama and not (fused and rotates_all and not model.qk_layernorm):
-            width += model.query_size + model.kv_size
-        width += model.value_size * (1 if is_recomputed or fused else 2)
-        # The keys and values of the other context-parallel ranks.
-        return width + (0 if is_recomputed else (self.parallel.context - 1) * keys_values)
+    def _mixer_width(self, mixer: str) -> int:
+        """Numbers per token that a mixer keeps, on all tensor-parallel ranks together."""
+        recomputes_core = self.recompute is not None and "core_attn" in self.recompute.modules
+        return COSTS[mixer].kept(self.model, Setting(self.fuses_layers, recomputes_core, self.parallel.context))
 
     def _mlp_width(self) -> int:
         """Numbers per token that an MLP, or one expert, keeps: both inputs of SwiGLU, the SiLU of one and their product; or input
@@ -152,13 +147,12 @@ class Activations:
         if not parallel.defers_weight_gradients:
             return 0
         waiting = min(self.micro_batches, pipeline_rank + 1)
-        attention = model.query_size + 2 * model.kv_size + model.value_size
         gate_up = 2 if model.family == "llama" else 1
         wide = (gate_up + 1) * model.expert_size + (2 * model.hidden_size if model.num_experts else 0)
         wide *= model.moe_router_topk if model.num_experts else 1
         wide += (gate_up + 1) * (model.moe_shared_expert_intermediate_size or 0) if model.num_experts else 0
-        numbers = attention + wide + 4 * model.hidden_size
-        numbers *= parallel.layers_of(pipeline_rank, model.num_layers)
+        mixers = [model.mixer(layer) for layer in parallel.layer_numbers(pipeline_rank, model.num_layers)]
+        numbers = sum(COSTS[mixer].operands(model) + wide + 4 * model.hidden_size for mixer in mixers)
         if pipeline_rank == parallel.pipeline - 1:
             numbers += parallel.padded_vocab_size(model) + model.hidden_size
         return waiting * numbers // parallel.tensor * self.tokens * self.number_bytes

@@ -37,7 +37,7 @@ def share(model: Architecture, batches: Batches, parallel: Parallelism, runs_one
     if not model.num_experts:
         return 0.0
     flops_per_token = model.flops_per_token(batches.seq_length)
-    layers = model.num_layers + model.mtp_num_layers - model.moe_first_dense_layers
+    layers = sum(model.has_experts(layer) for layer in range(model.num_layers + model.mtp_num_layers))
     exchange = layers * _sent(model, parallel, ranks_per_node) * model.hidden_size * FLOPS_OF_NUMBER / flops_per_token
     if not runs_one_by_one:
         return exchange

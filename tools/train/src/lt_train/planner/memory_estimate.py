@@ -85,7 +85,8 @@ class ModelStates:
         """With FSDP: two layers and the ends of the model in the forward pass's precision, and a layer's float32 gradients."""
         if not self.fully_sharded:
             return 0
-        layer = sum(layer_parameters(self.model, self.parallel, self.model.num_layers - 1))
+        kinds = self.model.layer_kinds.values()
+        layer = max(sum(layer_parameters(self.model, self.parallel, layer)) for layer in kinds)
         ends = vocabulary_parameters(self.model, self.parallel) * (self.number_bytes + 4)
         return 2 * layer * self.number_bytes + layer * 4 + ends
 
@@ -107,9 +108,10 @@ class MemoryEstimate:
 
     @property
     def fullest_rank(self) -> Estimate:
-        """The pipeline's first rank, its last, or one of those between, which are alike."""
+        """The pipeline's first rank, its last, or one of those between, which are alike where all layers are."""
         last = self.states.parallel.pipeline - 1
-        return max((self.on_rank(rank) for rank in {0, min(1, last), last}), key=lambda estimate: estimate.total)
+        ranks = {0, min(1, last), last} if len(self.states.model.layer_kinds) == 1 else range(last + 1)
+        return max((self.on_rank(rank) for rank in ranks), key=lambda estimate: estimate.total)
 
 
 def estimate(config: RunConfig) -> MemoryEstimate:

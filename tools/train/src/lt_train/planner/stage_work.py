@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Self
 
 from lt_shared.architecture import Architecture
+from lt_shared.architecture.flops import scored_pairs
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.memory import Recompute
 from lt_train.config.settings.parallelism import ZERO_BUBBLE, Parallelism
@@ -76,9 +77,8 @@ def _layer_work(model: Architecture, seq_length: int, layer: int, more_weights: 
 
     Attention has no weights. `more_weights` are multiplied with the layer; with `repeats` the forward pass is computed twice.
     """
-    weights = model.attention_weights() + model.mlp_weights(layer, model.moe_router_topk) + more_weights
-    window = min(model.window(layer) or seq_length, seq_length)
-    attention = (model.query_size + model.value_size) * window * (2 * seq_length - window) / seq_length
+    weights = model.mixer_weights(layer) + model.mlp_weights(layer, model.moe_router_topk) + more_weights
+    attention = (model.query_size + model.value_size) * scored_pairs(model, layer, seq_length) / seq_length
     forward = 2 * weights + attention
     return Work(forward, forward + attention + (forward if repeats else 0), 2 * weights)
 

@@ -9,6 +9,7 @@ import click
 
 from lt_shared import console
 from lt_shared.architecture import Architecture
+from lt_shared.architecture.mixers import MIXERS
 from lt_shared.console import BadConfig, ToolError, UsageError
 from lt_train.runtime import device, rank_environment
 
@@ -140,6 +141,13 @@ class Parallelism:
         rest, ranks = layers - sum(own.values()), self.pipeline - sum(size > 0 for size in own.values())
         return own.get(pipeline_rank) or rest // ranks
 
+    def layer_numbers(self, pipeline_rank: int, layers: int) -> list[int]:
+        """Which layers, from 0, those are: a stage has consecutive ones, and the ranks have stages in turn."""
+        stages = self.interleaving or 1
+        sizes = [self.layers_of(rank, layers) // stages for rank in range(self.pipeline)]
+        first = sum(sizes[:pipeline_rank])
+        return [stage * sum(sizes) + first + place for stage in range(stages) for place in range(sizes[pipeline_rank])]
+
     @property
     def described(self) -> str:
         """The layout in words, for example "tensor 2 x pipeline 2 (3 stages each) x data 4"."""
@@ -218,16 +226,13 @@ def check(parallel: Parallelism, model: Architecture, seq_length: int) -> Iterat
             f" x pipeline parallel {parallel.pipeline} x context parallel {parallel.context}",
             f"start a multiple of {parallel.model} ranks",
         )
-    divisible = (
-        ("attention heads", model.num_attention_heads),
-        ("query groups", model.num_query_groups),
-        ("feed-forward size", model.ffn_hidden_size),
-    )
-    for what, size in divisible:
+    divisible = {what: size for mixer in model.mixers for what, size in MIXERS[mixer].divided(model).items()}
+    divisible["feed-forward size"] = model.ffn_hidden_size
+    for what, size in divisible.items():
         if size % parallel.tensor:
             yield BadConfig(
                 f"{what} {size} not divisible by tensor parallel size {parallel.tensor}",
-                f"choose {_listed(_common_divisors(size for _, size in divisible))}",
+                f"choose {_listed(_common_divisors(divisible.values()))}",
             )
     if parallel.sequence and parallel.tensor == 1:
         yield BadConfig("sequence parallelism needs a tensor parallel size above 1", "drop --sequence-parallel")
@@ -241,6 +246,7 @@ def check(parallel: Parallelism, model: Architecture, seq_length: int) -> Iterat
         )
     yield from _check_stages(parallel, model.num_layers)
     yield from _check_sequence(parallel, seq_length)
+    yield from _check_mixers(parallel, model)
 
 
 def _check_stages(parallel: Parallelism, layers: int) -> Iterator[ToolError]:
@@ -286,6 +292,18 @@ def _check_sequence(parallel: Parallelism, seq_length: int) -> Iterator[ToolErro
             f"sequence length {seq_length // parallel.context} of a context-parallel rank not divisible by tensor parallel size"
             f" {parallel.tensor}"
         )
+
+
+def _check_mixers(parallel: Parallelism, model: Architecture) -> Iterator[ToolError]:
+    """Context-parallel ranks have parts of a sample, which not every mixer can mix."""
+    for mixer, layers in model.mixers.items():
+        if parallel.context > 1 and not MIXERS[mixer].splits_samples:
+            numbers = ", ".join(map(str, layers))
+            yield BadConfig(
+                f"context parallel size {parallel.context} splits samples, and the layers {numbers} (from 0) of {model.name} have"
+                f" {mixer.replace('_', ' ')}, which needs them whole",
+                "drop --context-parallel-size",
+            )
 
 
 def check_micro_batches(parallel: Parallelism, micro_batches: int) -> Iterator[ToolError]:

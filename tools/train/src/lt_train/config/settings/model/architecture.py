@@ -17,6 +17,8 @@ from lt_train.config.settings.model import experts, latent_attention
 
 POSITIVE = click.IntRange(min=1)
 NONE = "none"
+# The parts of a model that not every model has, each with its options.
+PARTS: tuple[Any, ...] = (experts, latent_attention)
 
 
 def _complete_model(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
@@ -96,8 +98,8 @@ def resolve_architecture(options: dict[str, Any], datasets: tuple[Dataset, ...])
             changes |= {"window_attn_skip_freq": None, "local_rotary_base": None}
     if base.embedding_multiplier == base.hidden_size**0.5 and base.embedding_multiplier != 1:
         changes["embedding_multiplier"] = changes.get("hidden_size", base.hidden_size) ** 0.5
-    changes |= experts.changed_fields(options, base, changes.get("num_layers", base.num_layers))
-    changes |= latent_attention.changed_fields(options, base, changes.get("num_attention_heads", base.num_attention_heads))
+    for part in PARTS:
+        changes |= part.changed_fields(options, base, changes)
     changes["rope_scaling"] = _rope_scaling(options, base)
     changes["vocab_size"] = options["vocab_size"] or _data_vocabulary(datasets) or base.vocab_size
     if changes["vocab_size"] != base.vocab_size and not options["vocab_size"]:

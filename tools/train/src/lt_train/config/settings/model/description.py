@@ -10,6 +10,7 @@ def describe(architecture: Architecture) -> list[str]:
     llama = model.family == "llama"
     parts = [
         f"{model.num_layers} layers of width {model.hidden_size}",
+        *_mixer_words(model),
         *_expert_words(model),
         *_head_words(model),
         f"rotary base {model.rotary_base:g}" if llama else f"{model.max_position_embeddings} learned positions",
@@ -29,6 +30,12 @@ def describe(architecture: Architecture) -> list[str]:
     if model.mtp_num_layers:
         count += f", and {model.mtp_parameters():,} of multi-token prediction"
     return [f"model {model.name}: {', '.join(part for part in parts if part)}", f"model {model.name}: {count}"]
+
+
+def _mixer_words(model: Architecture) -> list[str]:
+    """Of a model with several kinds of mixers, all but the last, which the other words are about."""
+    *others, _ = model.mixers
+    return [f"{kind.replace('_', ' ')} in {len(model.mixers[kind])} of them" for kind in others]
 
 
 def _expert_words(model: Architecture) -> list[str]:

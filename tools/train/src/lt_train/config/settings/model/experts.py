@@ -5,6 +5,7 @@ Known here are lists whose zeros all come first, as in every published model.
 """
 
 import ast
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -48,22 +49,24 @@ FIELDS = (
 )
 
 
-def changed_fields(options: dict[str, Any], base: Architecture, num_layers: int) -> dict[str, Any]:
-    """The fields that the options change. Raises BadConfig, as for one that says nothing of a model without experts."""
+def changed_fields(options: dict[str, Any], base: Architecture, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that the options change, beside the sizes that change already. Raises BadConfig, as for one that says nothing
+    of a model without experts."""
+    num_layers = changes.get("num_layers", base.num_layers)
     if not (options["num_experts"] or base.num_experts):
         for name in (*FIELDS, "moe_layer_freq"):
             if options[name] is not None:
                 raise BadConfig(f"--{name.replace('_', '-')} for a model without experts", "add --num-experts")
-    changes = {field: options[field] for field in FIELDS if options[field] is not None}
+    found = {field: options[field] for field in FIELDS if options[field] is not None}
     if options["moe_layer_freq"] is not None:
         frequency = layer_frequency(options["moe_layer_freq"])
-        changes["moe_first_dense_layers"] = megatron_arguments.dense_layers(frequency, num_layers, "the model")
+        found["moe_first_dense_layers"] = megatron_arguments.dense_layers(frequency, num_layers, "the model")
     if options["moe_router_num_groups"] or options["moe_router_group_topk"]:
-        changes["moe_router_group_score_topk"] = None
+        found["moe_router_group_score_topk"] = None
     elif base.moe_router_num_groups:
         # Whatever the number of experts of a token, groups are scored as the model's are.
-        changes["moe_router_group_score_topk"] = base.group_score_topk
-    return changes
+        found["moe_router_group_score_topk"] = base.group_score_topk
+    return found
 
 
 def layer_frequency(text: str) -> int | list[int]:

@@ -5,6 +5,7 @@ base model's, or Megatron's defaults.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -30,8 +31,9 @@ SIZES = tuple(field.name for field in dataclasses.fields(LatentAttention))
 MEGATRONS = LatentAttention(q_lora_rank=None, kv_lora_rank=32, qk_head_dim=128, qk_pos_emb_head_dim=64, v_head_dim=128)
 
 
-def changed_fields(options: dict[str, Any], base: Architecture, num_attention_heads: int) -> dict[str, Any]:
-    """The fields of an `Architecture` that the options change. Raises BadConfig for a size without latent attention."""
+def changed_fields(options: dict[str, Any], base: Architecture, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an `Architecture` that the options change, beside the sizes that change already. Raises BadConfig for a size
+    without latent attention."""
     given = {name: options[name] for name in SIZES if options[name] is not None}
     if not given and not options["multi_latent_attention"]:
         return {}
@@ -43,5 +45,6 @@ def changed_fields(options: dict[str, Any], base: Architecture, num_attention_he
         if options[name] is not None:
             raise BadConfig(f"--{name.replace('_', '-')} beside latent attention, whose heads have sizes of their own", "drop it")
     # The norms of the latents are meant by it.
-    changes: dict[str, Any] = {"qk_layernorm": False, "kv_channels": 0, "num_query_groups": num_attention_heads}
-    return changes | {"latent_attention": dataclasses.replace(latent, **given)}
+    heads = changes.get("num_attention_heads", base.num_attention_heads)
+    found: dict[str, Any] = {"qk_layernorm": False, "kv_channels": 0, "num_query_groups": heads}
+    return found | {"latent_attention": dataclasses.replace(latent, **given)}
