@@ -1,6 +1,9 @@
 """A model whose layers have different mixers is planned by the layers that a rank has."""
 
 import dataclasses
+from types import SimpleNamespace
+
+import pytest
 
 from lt_shared.architecture.sizes import ATTENTION, LATENT_ATTENTION
 from lt_shared.presets import preset
@@ -8,6 +11,7 @@ from lt_train.config.settings.memory import Recompute
 from lt_train.config.settings.parallelism import Parallelism
 from lt_train.planner import stage_work
 from lt_train.planner.activations import Activations
+from lt_train.planner.memory_estimate import MemoryEstimate
 from lt_train.planner.rank_parameters import layer_parameters, stage_parameters
 
 TINY = preset("tiny-deepseek-v2")
@@ -71,3 +75,15 @@ def test_activations() -> None:
     # Two stages each: both ranks have layers of both kinds.
     interleaved = dataclasses.replace(PIPELINE, interleaving=2)
     assert activations(MIXED, None, interleaved)[0] != activations(LATENT, None, interleaved)[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "layers_of_ends", "ranks", "expected"),
+    # Of GLM-4.5's three dense layers two are on the second rank, beside one with experts; the next ranks have none.
+    [("llama3-8b", None, 8, [0, 1, 7]), ("llama3-8b", None, 1, [0]), ("glm-4.5", 1, 32, [0, 1, 2, 31])],
+)
+def test_which_ranks_are_estimated(name: str, layers_of_ends: int | None, ranks: int, expected: list[int]) -> None:
+    """The first, the last, and of those between one for each combination of layers."""
+    ends = {"first_stage_layers": layers_of_ends, "last_stage_layers": layers_of_ends}
+    states = SimpleNamespace(model=preset(name), parallel=dataclasses.replace(PIPELINE, pipeline=ranks, **ends))
+    assert list(MemoryEstimate(states, None)._different_ranks()) == expected  # type: ignore[arg-type]

@@ -254,10 +254,14 @@ class Sizes:
         *others, last = self.mixers
         return next((kind for kind in others if layer in self.mixers[kind]), last)
 
+    def layer_kind(self, layer: int) -> tuple[str, bool]:
+        """Layers with the same mixer, all with experts or all without, have the same tensors."""
+        return self.mixer(layer), self.has_experts(layer)
+
     @property
     def layer_kinds(self) -> dict[tuple[str, bool], int]:
-        """A layer of each kind: those with the same mixer, and all with experts or all without, have the same tensors."""
-        return {(self.mixer(layer), self.has_experts(layer)): layer for layer in range(self.num_layers)}
+        """A layer of each kind."""
+        return {self.layer_kind(layer): layer for layer in range(self.num_layers)}
 
     def window(self, layer: int) -> int | None:
         """How many keys a query of this layer sees, its own included; None for all."""

@@ -9,6 +9,8 @@ with the most tokens. Seven mixtures that were measured on H200 had between 0.5 
 
 import dataclasses
 import math
+from collections.abc import Iterable
+from typing import Any
 
 from lt_shared.architecture import Architecture
 from lt_train.config import kernels
@@ -108,10 +110,17 @@ class MemoryEstimate:
 
     @property
     def fullest_rank(self) -> Estimate:
-        """The pipeline's first rank, its last, or one of those between, which are alike where all layers are."""
-        last = self.states.parallel.pipeline - 1
-        ranks = {0, min(1, last), last} if len(self.states.model.layer_kinds) == 1 else range(last + 1)
-        return max((self.on_rank(rank) for rank in ranks), key=lambda estimate: estimate.total)
+        return max(map(self.on_rank, self._different_ranks()), key=lambda estimate: estimate.total)
+
+    def _different_ranks(self) -> Iterable[int]:
+        """The pipeline's first rank, its last, and of those between that have the same kinds of layers the first: it has the
+        activations of the most micro batches."""
+        model, parallel = self.states.model, self.states.parallel
+        ranks: dict[Any, int] = {}
+        for rank in range(parallel.pipeline):
+            kinds = tuple(map(model.layer_kind, parallel.layer_numbers(rank, model.num_layers)))
+            ranks.setdefault((rank == 0, rank == parallel.pipeline - 1, kinds), rank)
+        return ranks.values()
 
 
 def estimate(config: RunConfig) -> MemoryEstimate:
