@@ -39,7 +39,7 @@ class Instance:
         """Variables that are the same on every node. A variable that the user has set should come before them."""
         variables = {"NCCL_DEBUG": "WARN", "NCCL_SOCKET_IFNAME": "^docker,lo,veth"} if self.gpu else {}
         if self.efa:
-            # Without huge pages a fork, as of a data loader or a checkpoint writer, does not run out of them.
+            # Without huge pages a process that a library forks does not run out of them.
             variables |= {"FI_PROVIDER": "efa", "FI_EFA_FORK_SAFE": "1", "FI_EFA_USE_HUGE_PAGE": "0"}
         if self.efa and self.device_rdma:
             variables["FI_EFA_USE_DEVICE_RDMA"] = "1"
