@@ -8,6 +8,7 @@ Without room in the cache each place is a request, and moto's one process is wha
 
 import argparse
 import asyncio
+import dataclasses
 import json
 import os
 import subprocess
@@ -92,18 +93,20 @@ def measure(tokens_per_second: float, seconds: float, words: list[str]) -> dict[
     from lt_train.cli import command
     from lt_train.config.settings.data import training_datasets
     from lt_train.data import blended_dataset, loader, micro_batches, remote_datasets
+    from lt_train.data.blended_dataset import SampleOrder
     from lt_train.planner.resolve import resolve_run_config
 
     steps = str(int(1 + 2 * seconds * max(tokens_per_second, 40_000_000) / (16 * SEQUENCE_LENGTH)))
     context = command.make_context("lt-train", [*WORDS, "--train-iters", steps, *words])
     options = {key: value for key, value in context.params.items() if key not in ("data", "dry_run")}
     config = resolve_run_config(options, training_datasets(context.params["data"], options))
-    config = remote_datasets.fetch(config)
-    samples = blended_dataset.build(config, None).training
+    vocab_size = config.architecture.vocab_size
+    config = dataclasses.replace(config, data=remote_datasets.fetch(config.data, vocab_size))
+    samples = blended_dataset.build(SampleOrder.of_run(config), None).training
     assert samples is not None
     planned = micro_batches.unskipped(MICRO_BATCH, 0, 1, range(len(samples)))
     called = time.perf_counter()
-    batches = loader.batches(samples, config, torch.device("cpu"), planned, True)
+    batches = loader.Loader(config.data, config.batches, vocab_size, torch.device("cpu")).batches(samples, planned, True)
     next(batches)
     began, processor = time.perf_counter(), time.process_time()
     due, tokens, waited = began, 0, 0.0

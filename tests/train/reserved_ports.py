@@ -12,6 +12,8 @@ from typing import IO
 from lt_train.runtime import ports
 
 DIRECTORY = Path(tempfile.gettempdir()) / "lt-test-ports"
+# Below are ports of the first jobs of a cluster, whose ranks meet on 20000 and what their number adds.
+FIRST_PORT = 21000
 _held: list[IO[str]] = []
 
 
@@ -20,6 +22,8 @@ def free_port() -> int:
     DIRECTORY.mkdir(mode=0o777, exist_ok=True)
     while True:
         port = ports.free_port()
+        if port < FIRST_PORT:
+            continue
         file = (DIRECTORY / str(port)).open("w")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -148,9 +148,10 @@ def prepare(*arguments):
     print("torch" in sys.modules, writer_process._writer is not None and not writer_process._writer.has_ended())
     raise SystemExit
 
-worker._prepare = prepare
+worker.prepare_process = prepare
 settings = SimpleNamespace(save="run", may_save_async=lambda is_on_gpu: sys.argv[1] == "async")
-worker.start(SimpleNamespace(checkpointing=settings, parallelism=SimpleNamespace(device="cpu")), None)
+groups = dict.fromkeys(("precision", "memory", "reporting"))
+worker.start(SimpleNamespace(checkpointing=settings, parallelism=SimpleNamespace(device="cpu"), **groups), None)
 """
     for way, expected in (("async", "False True"), ("sync", "False False")):
         done = subprocess.run([sys.executable, "-c", program, way], capture_output=True, text=True, timeout=100)

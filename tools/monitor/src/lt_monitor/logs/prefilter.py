@@ -101,7 +101,9 @@ def _hashes(groups: np.ndarray) -> np.ndarray:
 
 def _window_hashes(bytes_8: np.ndarray) -> np.ndarray:
     """Hashes of the first seven bytes: what is above them is shifted out."""
-    return ((bytes_8 << np.uint64(8)) * _WINDOW_MULTIPLIER) >> np.uint64(64 - HASH_BITS)
+    hashes = ((bytes_8 << np.uint64(8)) * _WINDOW_MULTIPLIER) >> np.uint64(64 - HASH_BITS)
+    # NumPy 1 takes no unsigned indexes of 64 bits.
+    return hashes.view(np.int64)
 
 
 def _rarest_window(keyword: bytes) -> int:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from megatron.core.timers import Timers
 
-from lt_train.config.settings.reporting import Reporting
 from lt_train.models.chunks import unwrapped
 
 if TYPE_CHECKING:
     from lt_train.checkpoint.training_state import TrainingState
+    from lt_train.config.settings.reporting import Reporting
 
 # All ranks must ask for the same names, and a rank has only those timers that it used.
 NAMES = (
@@ -43,7 +43,7 @@ NAMES = (
 )
 
 
-def attach(reporting: Reporting, state: "TrainingState") -> Timers | None:
+def attach(reporting: "Reporting", state: "TrainingState") -> Timers | None:
     """Give the model and the optimizer of `state` timers of the configured level; None without one."""
     if not reporting.timing_log_level:
         return None
