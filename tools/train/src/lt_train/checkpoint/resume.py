@@ -2,10 +2,12 @@
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
-from lt_shared import checkpoint_layout, ownership, storage
+from lt_shared import checkpoint_layout, megatron_arguments, ownership, storage
 from lt_shared.architecture import Architecture
 from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.console import BadConfig, BadData, note, warn
@@ -67,6 +69,8 @@ def record(checkpoint: str) -> RunRecord | None:
 # What of an architecture no tensor depends on: what matters to training alone, and how positions are rotated.
 _OF_TRAINING = {"name", "init_std", "moe_aux_loss_coeff"}
 _OF_POSITIONS = {"rotary_base", "rope_scaling", "max_position_embeddings"}
+# What Megatron-LM's arguments leave open: the vocabulary before its padding, and the positions of a model that rotates them.
+_OPEN_IN_ARGUMENTS = {"vocab_size", "max_position_embeddings", "model_type"}
 
 
 def check_compatible(config: RunConfig, checkpoint: str) -> None:
@@ -125,10 +129,37 @@ def _check_architecture(
     architecture: Architecture, schedule: Schedule, settings: Checkpointing, checkpoint: str, saved: RunRecord
 ) -> None:
     """Raises BadConfig for another model. A run that begins anew with its weights may have other positions: a longer context."""
-    ours, theirs = dataclasses.asdict(architecture), dataclasses.asdict(saved.architecture)
-    differing = {field for field in ours if ours[field] != theirs[field]} - _OF_TRAINING
     anew = settings.finetune and not settings.continues
     anew |= any(phase.architecture == saved.architecture for phase in schedule.phases)
+    _check_same(architecture, saved.architecture, checkpoint, anew, _OF_TRAINING)
+
+
+def check_arguments(
+    architecture: Architecture, arguments: Mapping[str, Any], settings: Checkpointing, checkpoint: str
+) -> list[str]:
+    """Raises BadConfig if Megatron-LM's `arguments` in a checkpoint describe another model, or one that lt-train lacks.
+
+    Shapes of tensors tell neither the rotary base nor the epsilon of norms. Returns remarks on arguments that are not known. A
+    checkpoint without a model's arguments, as NeMo's and Megatron-Bridge's, is not looked at.
+    """
+    if "num_layers" not in arguments or "hidden_size" not in arguments:
+        return []
+    known = dict(arguments)
+    if known.get("vocab_size") is None:
+        known["vocab_size"] = known.get("padded_vocab_size") or architecture.vocab_size
+    try:
+        theirs = megatron_arguments.from_arguments(known, checkpoint)
+    except TypeError as error:
+        raise BadData(f"{checkpoint}: malformed Megatron arguments: {error}") from None
+    anew = settings.finetune and not settings.continues
+    _check_same(architecture, theirs, checkpoint, anew, _OF_TRAINING | _OPEN_IN_ARGUMENTS)
+    return megatron_arguments.remarks(known)
+
+
+def _check_same(architecture: Architecture, saved: Architecture, checkpoint: str, anew: bool, ignored: set[str]) -> None:
+    """Raises BadConfig for differences but those `ignored`. A run that begins `anew` may have other positions."""
+    ours, theirs = dataclasses.asdict(architecture), dataclasses.asdict(saved)
+    differing = {field for field in ours if ours[field] != theirs[field]} - ignored
     extended = sorted(differing & _OF_POSITIONS) if anew else []
     for field in extended:
         note(f"{field} is {ours[field]}, and was {theirs[field]} in {checkpoint}")

@@ -17,10 +17,11 @@ from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from lt_shared import checkpoint_layout, version_of
+from lt_shared.architecture import Architecture
 from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.checksums import DAMAGED
 from lt_shared.console import BadConfig, BadData, warn
-from lt_train.checkpoint import optimizer_state, rng_state
+from lt_train.checkpoint import optimizer_state, resume, rng_state
 from lt_train.checkpoint.in_place import fill_whole, merge_in_place
 from lt_train.checkpoint.object_reader import known_objects_only
 from lt_train.checkpoint.optimizer_state import Kind
@@ -160,6 +161,8 @@ def load(
         settings = config.checkpointing
         iteration = checkpoint_layout.iteration_of(directory)
         saved = RunRecord.read(directory) if (directory / checkpoint_layout.RECORD).is_file() else None
+        if saved is None:
+            _check_unrecorded(directory, config.architecture, settings)
         if iteration is None or (settings.finetune and not settings.continues):
             _load_weights(state, _read(state.sharded_model(), directory))
             state.optimizer.reload_model_params()
@@ -209,6 +212,26 @@ def _load_with_optimizer(directory: Path, config: RunConfig, state: TrainingStat
         gather(state.chunks)
     separate_steps(state.optimizer)
     return loaded
+
+
+def _check_unrecorded(directory: Path, architecture: Architecture, settings: Checkpointing) -> None:
+    """Raises BadConfig if a checkpoint of Megatron-LM is of another model, or is in a directory whose name hides its iteration.
+
+    The first rank warns of arguments that are not known.
+    """
+    common = dist_checkpointing.load_common_state_dict(str(directory))
+    arguments = vars(common.get("args", argparse.Namespace()))
+    remarks = resume.check_arguments(architecture, arguments, settings, str(settings.start))
+    for remark in remarks if torch.distributed.get_rank() == 0 else ():
+        warn(f"{settings.start}: {remark}")
+    iteration = common.get("iteration")
+    is_hidden = checkpoint_layout.iteration_of(directory) is None and directory.name != checkpoint_layout.RELEASE
+    if is_hidden and isinstance(iteration, int) and iteration > 0 and not settings.finetune:
+        name = checkpoint_layout.iteration_directory(directory.parent, iteration).name
+        raise BadConfig(
+            f"{settings.start}: is the checkpoint of iteration {iteration}, which its name does not say",
+            f"name the directory {name}, or begin at iteration 0 with its weights: --finetune",
+        )
 
 
 def _check_sharding(directory: Path) -> None:
