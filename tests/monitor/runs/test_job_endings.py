@@ -21,6 +21,8 @@ EARLYOOM = 'sending SIGTERM to process 4 uid 1000 "python": badness 973, VmRSS 6
 BOTO = "botocore.exceptions."
 CODE = BOTO + "ClientError: An error occurred ({}) when calling the PutObject operation (reached max retries: 4): x"
 ARROW = "OSError: When initiating multiple part upload for key 'x' in bucket 'b': AWS Error {} during HeadObject operation: x"
+PYXIS = "slurmstepd: error: pyxis: child 4177 failed with error code: 1\nslurmstepd: error: pyxis: "
+C10D = "[c10d] The server socket has failed to listen on [::]:29500 (errno: 98 - Address already in use)."
 
 ENDINGS = [
     # Kubernetes
@@ -59,6 +61,24 @@ ENDINGS = [
     ("validation ended (exit code 0)", None, 0, "ours"),
     ("=>> PBS: job killed: ncpus 17.3 exceeded limit 16 (sum)", OUT, 78, "PBS"),
     ("CPU time limit exceeded (core dumped)", "time-limit", 75, "bash"),
+    ("run.sh: line 7:  4321 CPU time limit exceeded (core dumped) python train.py", "time-limit", 75, "bash"),
+    ("run.sh: line 7:  4321 File size limit exceeded(core dumped) python train.py", OUT, 78, "bash"),
+    # bash's words for signals, which it fills up to 24 characters
+    ("run.sh: line 7:  4321 Floating point exception(core dumped) python train.py", "killed", 1, "bash"),
+    ("run.sh: line 7:  4321 Illegal instruction     (core dumped) python train.py", "killed", 1, "bash"),
+    ("run.sh: line 7:  4321 Trace/breakpoint trap   (core dumped) python train.py", "killed", 1, "bash"),
+    ("run.sh: line 7:  4321 Aborted                 (core dumped) python train.py", "killed", 1, "bash"),
+    ("run.sh: line 7:  4321 Aborted                 python train.py", "killed", 1, "bash"),
+    ("run.sh: Zeile 14: 28811 Getötet                 python train.py", "killed", 1, "bash in German"),
+    (
+        "run.sh: Zeile 14: 28811 Speicherzugriffsfehler  (Speicherabzug geschrieben) python train.py",
+        "killed",
+        1,
+        "bash in German",
+    ),
+    ("run.sh: ligne 14 : 28811 Processus arrêté        python train.py", "killed", 1, "bash in French"),
+    ("run.sh: 行 14: 28811 已杀死               python train.py", "killed", 1, "bash in Chinese"),
+    ("/w/run.sh: fork: Resource temporarily unavailable", "launch", 75, "bash"),
     # Programs, modules and options that are not there
     ("/usr/bin/python3: No module named torch.distributed.run", OUT, 78, "Python"),
     ("bash: train.sh: No such file or directory", OUT, 78, "bash"),
@@ -71,12 +91,20 @@ ENDINGS = [
     ("srun: error: Couldn't find the specified plugin name for mpi/pmix looking at all files", OUT, 78, "Slurm"),
     ("There are not enough slots available in the system to satisfy the 16\nslots that were requested", OUT, 78, "Open MPI"),
     ("Fatal Python error: init_fs_encoding: failed to get the Python codec of the filesystem encoding", OUT, 78, "Python"),
+    (PYXIS + "failed to import docker image\nsrun: error: n1: task 0: Exited with exit code 1", OUT, 78, "pyxis"),
+    (PYXIS + "couldn't start container\nsrun: error: n1: task 0: Exited with exit code 1", OUT, 78, "pyxis"),
     # Launchers and signals
+    ("ERROR:  One or more process (first noticed rank 0) terminated with signal 11", "killed", 1, "jsrun"),
+    ("ERROR:  One or more process (first noticed rank 3) terminated with signal 15", "killed", 75, "jsrun"),
+    ("Aborted!", "exit", 1, "click"),
+    ("Aborted.", "exit", 1, "typer"),
     ("prterun noticed that process rank 2 with PID 4 on node n7 exited on\nsignal 9 (Killed).", "killed", 1, "PRRTE"),
     ("2024-05-01 INFO cli.py:71 -- Job entrypoint command failed with exit code 1, last logs:", "exit", 1, "ray job submit"),
     (TRACE + "ray.exceptions.NodeDiedError: Task failed due to the node was dead.", "traceback", 1, "Ray"),
     ("Requeued SLURM job: 7\n[rank: 0] Received SIGUSR1: 10", "requeue", 75, "Lightning"),
     ("Detected KeyboardInterrupt, attempting graceful shutdown ...", "killed", 75, "Lightning"),
+    (f"[W1130 03:12:01 socket.cpp:464] {C10D}", "rendezvous", 75, "PyTorch"),
+    (f"[W1130 03:12:01 socket.cpp:464] {C10D}\n> initialized tensor model parallel", None, 0, "PyTorch"),
     # Servers
     (TRACE + CODE.format("InternalError"), "network", 75, "boto3"),
     (TRACE + CODE.format("AccessDenied"), "traceback", 78, "boto3"),
@@ -112,6 +140,14 @@ ENDINGS = [
 def test_what_the_end_of_a_log_tells(text: str, fault: str | None, code: int, source: str, tmp_path: Path) -> None:
     assert verdict(tmp_path / "slurm-7.out", f"{STEPS}{text}\n") == (fault, code), source
     assert verdict(tmp_path / "slurm-7.out", f"{STEPS}{text}\n{STEPS.replace('3/', '5/').replace('2/', '4/')}") == (None, 0)
+
+
+@pytest.mark.parametrize(
+    ("losses", "fault", "code"), [("nan nan nan", "nan", 78), ("2.5 nan nan", None, 0), ("nan nan 2.5", None, 0)]
+)
+def test_losses_of_an_unknown_trainer_that_are_no_numbers(losses: str, fault: str | None, code: int, tmp_path: Path) -> None:
+    text = "".join(f"step {step} loss {loss} grad_norm nan\n" for step, loss in enumerate(losses.split(), start=37))
+    assert verdict(tmp_path / "train.log", text) == (fault, code)
 
 
 @pytest.mark.parametrize("word", ["Killed", "Aborted", "Hangup"])

@@ -21,6 +21,7 @@ ELASTIC = (
 )
 ASSERTION = "python: /project/lib/Analysis/Allocation.cpp:43: mlir::triton::f(): Assertion `n > 0' failed."
 BROKEN = "configuration"
+JAVA = 'Exception in thread "main" java.lang.'
 
 REPORTS = [
     # kubectl exec, with the numbers of any exit line
@@ -59,6 +60,11 @@ REPORTS = [
     ("*** SIGSEGV received at time=1772532000 on cpu 3 ***", "killed", 1, "absl"),
     ("[2026-03-03 10:00:00,1 E 7 7] logging.cc:361: *** SIGABRT received at time=1772532000 on cpu 3 ***", "killed", 1, "Ray"),
     ("*** SIGTERM received at time=1772532000 on cpu 3 ***", "killed", 75, "absl"),
+    ("*** SIGTERM received by PID 2211 (TID 2211) on cpu 3 from PID 1; stack trace: ***", "killed", 75, "absl"),
+    *(
+        (f"*** SIG{name} received by PID 2211 (TID 2300) on cpu 3; stack trace: ***", "killed", 1, "absl")
+        for name in ("SEGV", "ABRT", "FPE", "ILL", "BUS", "TRAP")
+    ),
     ("!!!!!!! Segfault encountered !!!!!!!", "killed", 1, "PyTorch"),
     (
         "Fatal error condition occurred in /aws-c-io/source/event_loop.c:72: aws_thread_launch() == 0\nExiting Application",
@@ -88,6 +94,50 @@ REPORTS = [
     ("nohup: failed to run command './train.sh': Permission denied", BROKEN, 78, "coreutils"),
     ("env: './train.sh': Permission denied", BROKEN, 78, "coreutils"),
     ("bash: /proc/sys/vm/drop_caches: Permission denied", None, 0, "bash"),
+    ("timeout: failed to run command \u2018torchrun\u2019: No such file or directory", BROKEN, 78, "coreutils"),
+    ("nohup: failed to run command 'torchrun': No such file or directory", BROKEN, 78, "coreutils"),
+    ("nice: \u2018torchrun\u2019: No such file or directory", BROKEN, 78, "coreutils"),
+    ("setsid: failed to execute torchrun: No such file or directory", BROKEN, 78, "util-linux"),
+    ("zsh: command not found: torchrun", BROKEN, 78, "zsh"),
+    ("./train.sh:12: command not found: torchrun", BROKEN, 78, "zsh"),
+    ("/bin/sh: 1: torchrun: not found", BROKEN, 78, "dash"),
+    ("./train.sh: 12: torchrun: not found", BROKEN, 78, "dash"),
+    ("sh: torchrun: not found", BROKEN, 78, "busybox"),
+    ("fish: Unknown command: torchrun", BROKEN, 78, "fish"),
+    ('exec: "torchrun": executable file not found in $PATH: unknown.', BROKEN, 78, "Go"),
+    (
+        'Error: OCI runtime create failed: runc create failed: exec: "torchrun": executable file not found in $PATH: unknown',
+        BROKEN,
+        78,
+        "runc",
+    ),
+    ("Can't locate JSON.pm in @INC (you may need to install the JSON module) at split.pl line 3.", BROKEN, 78, "perl"),
+    # Command lines: the boxes of tyro and of typer
+    *(
+        (f"╭─ {title} ───╮\n│ {text} │\n╰───╯", BROKEN, 78, "tyro")
+        for title, text in (
+            ("Unrecognized options", "Unrecognized options: --training.stepss"),
+            ("Invalid choice", "invalid choice 'z' for argument '--b'. Expected one of ('x', 'y')."),
+            ("Required options", "Missing from /opt/train.py:"),
+            ("Value error", "Error parsing --a: invalid literal for int() with base 10: 'q'"),
+            ("Missing argument", "Missing value for argument '--a'. Expected 1 values."),
+        )
+    ),
+    *(
+        (f"Usage: train.py [OPTIONS]\n╭─ Error ───╮\n│ {text} │\n╰───╯", BROKEN, 78, "typer")
+        for text in (
+            "No such option: --lrr (Possible options: --lr)",
+            "Missing argument 'x'.",
+            "Missing option '--lr'.",
+            "Invalid value for '--lr': Input should be a valid number",
+            "Got unexpected extra argument(s) (2)",
+            "Option '--lr' requires an argument.",
+        )
+    ),
+    ("[rank0]:│ Unrecognized options: --training.stepss │", BROKEN, 78, "tyro"),
+    # Java
+    (f"{JAVA}OutOfMemoryError: Java heap space\n\tat A.main(A.java:3)", "host-out-of-memory", 78, "Java"),
+    (f"{JAVA}IllegalStateException: x\n\tat A.main(A.java:3)", "traceback", 78, "Java"),
     # Pods
     ("Status: Failed\nReason: Preempting\nMessage: Preempted in order to admit critical pod", "preemption", 75, "kubelet"),
     ("Message: Preempted in order to admit critical pod", "preemption", 75, "kubelet"),
@@ -129,6 +179,15 @@ def test_how_the_end_of_a_program_is_told(text: str, fault: str | None, code: in
         "INFO retries pods with DeletionByTaintManager and Preempting",
         "INFO ptxas fatal   : errors are shown by TRITON_DEBUG",
         "INFO handler for !!!!!!! Segfault encountered !!!!!!! is on",
+        "INFO handlers print *** SIGSEGV received by PID and the stack",
+        "INFO /bin/sh: 1: torchrun: not found is what dash says",
+        'level=warning msg="exec: "git": executable file not found in $PATH"',
+        "│ Missing values are filled with zeros │",
+        "│ Options │ Value │",
+        "│ Invalid value counts per column │",
+        "INFO perl: Can't locate JSON.pm in @INC is mended by cpan",
+        "/w/run.sh: fork: retry: Resource temporarily unavailable",
+        "INFO Beispiel: Getötet steht am Ende",
         "if onHostMaintenance is TERMINATE_ON_HOST_MAINTENANCE the job may end",
     ],
 )

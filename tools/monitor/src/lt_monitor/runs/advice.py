@@ -77,6 +77,9 @@ _CONTAINED = Advice("start it again: the driver has set the memory aside; reset 
 _BUSY_CONTROLLER = Advice(
     "start it again; if it recurs, ask whether Slurm's controller and its network are overloaded", Action.AGAIN
 )
+_TOO_MANY_PROCESSES = Advice(
+    "start it again; if it recurs, raise the limit of processes (ulimit -u, pids.max), or use fewer loader workers", Action.AGAIN
+)
 _REFUSED_JOB = Advice("correct the program's path, or the options and the account of the job", Action.STOP)
 _LOCAL_DISK = Advice("exclude the node and have its disk checked", Action.WITHOUT_NODE)
 # By fault and the record's `action`.
@@ -85,6 +88,7 @@ _BY_ACTION = {
     ("cuda-error", "page-fault"): _PAGE_FAULT,
     ("launch", "again"): _BUSY_CONTROLLER,
     ("launch", "stop"): _REFUSED_JOB,
+    ("launch", "processes"): _TOO_MANY_PROCESSES,
     ("filesystem", "isolate"): _LOCAL_DISK,
 }
 # Filesystems of several directories, so that the second name is the mount's.

@@ -229,10 +229,15 @@ def _nan(tail: LogTail) -> Record | None:
     if len(logged) == NAN_STEPS and all(b"'loss': nan" in text for _, text in logged):
         source = {"file": tail.shown, "offset": logged[0][0]}
         return _fault("nan", "root", f"the last {NAN_STEPS} losses are not a number", source)
+    message = f"the loss of the last {NAN_STEPS} step lines is not a number"
     steps = [record for record in tail.records if record["kind"] == "step"][-NAN_STEPS:]
-    if len(steps) < NAN_STEPS or not all(map(_has_no_loss, steps)):
+    if len(steps) == NAN_STEPS and all(map(_has_no_loss, steps)):
+        return _fault("nan", "root", message, steps[0]["src"])
+    begin = max(0, tail.size - CONTEXT_BYTES)
+    if steps or not last_words.losses_without_number(tail.context(begin, tail.size), NAN_STEPS):
         return None
-    return _fault("nan", "root", f"the loss of the last {NAN_STEPS} step lines is not a number", steps[0]["src"])
+    at = begin + tail.text(begin, tail.size).rstrip().rfind(b"\n") + 1
+    return _fault("nan", "root", message, {"file": tail.shown, "offset": at})
 
 
 def _has_no_loss(step: Record) -> bool:

@@ -41,7 +41,7 @@ _PBS_SIGNAL = 256
 _TIME_LIMIT = regex(
     rb"\bfailed {1,9}37 {1,4}: qmaster enforced h_rt|Job exceeded its walltime limit"
     rb"|Job was active longer than specified deadline"
-    rb"|^timeout: sending signal |^(?:\S{1,300}: line \d{1,9}: \d{1,12} )?CPU time limit exceeded\b"
+    rb"|^timeout: sending signal |^(?:\S{1,300}: line \d{1,9}: {1,9}\d{1,12} )?CPU time limit exceeded\b"
 )
 _SIGNAL = regex(
     rb"\bjob \d{1,12}\.\d{1,9} died through signal \w{1,12} \((?P<sge>\d{1,2})\)"
@@ -49,7 +49,7 @@ _SIGNAL = regex(
 )
 _RETURNED = regex(rb"\(1\) Normal termination \(return value (?P<code>\d{1,3})\)")
 _OVER_LIMIT = regex(
-    rb"PBS: job killed: ncpus [\d.]{1,20} exceeded limit|^(?:\S{1,300}: line \d{1,9}: \d{1,12} )?File size limit exceeded\b"
+    rb"PBS: job killed: ncpus [\d.]{1,20} exceeded limit|^(?:\S{1,300}: line \d{1,9}: {1,9}\d{1,12} )?File size limit exceeded\b"
 )
 _SISTER = regex(rb"PBS: job killed: node \d{1,6} \((?P<node>[\w.-]{1,253})\) requested job terminate")
 _CONDOR = regex(rb"^\d{3} \([\d.]{1,60}\) .{8,30} Job was evicted\.")

@@ -20,8 +20,9 @@ KEYWORDS = (
     (b": No module named ", b"finding module spec", b"No such file or directory", b"executable file not found", b"version `G"),
     (b"EnvironmentNameNotFound", b"EnvironmentLocationNotFound", b"CommandNotFoundError", b"Lmod has detected"),
     (b"locate a modulefile", b": unrecognized option", b": invalid option", b"plugin name for mpi/", b"find mpi plugin"),
-    (b"fork: Resource temporarily", b"zsh: permission", b": bad interpreter: ", b": Is a directory"),
-    (b": Assertion `", b"Fatal glibc error: ", b"Assertion failed: ", b" received at time=", b"Segfault encountered"),
+    (b"zsh: permission", b": bad interpreter: ", b": Is a directory"),
+    (b": Assertion `", b"Fatal glibc error: ", b"Assertion failed: ", b" received at time=", b" received by PID"),
+    (b"Segfault encountered", b": not found", b".pm in @INC", b"fish: Unknown"),
     (b"Fatal error condition", b"ptxas fatal", b"nvcc fatal", b"nvlink fatal", b"nvlink error"),
     (b"ptxas error", b"; error   : ", b"fatbinary fatal"),
 )
@@ -47,35 +48,44 @@ _ASSERTION = regex(
 )
 # The handlers of absl (Ray, JAX, TensorFlow) and of PyTorch, aws-crt's assertions.
 _HANDLED = regex(
-    rb"\*\*\* SIG(?P<absl>SEGV|ABRT|FPE|ILL|BUS|TRAP) received at time=\d"
+    rb"\*\*\* SIG(?P<absl>SEGV|ABRT|FPE|ILL|BUS|TRAP) received (?:at time=|by PID )\d"
     rb"|^" + BRACKETS + rb"(?:(?P<torch>!!!!!!! Segfault encountered !!!!!!!)"
     rb"|Fatal error condition occurred in \S{1,400}:\d{1,7}: )"
 )
 _SIGNAL = regex(
+    # bash fills the word up to 24 characters.
     rb"(?P<name>Illegal instruction|Floating point exception|Trace/breakpoint trap)"
-    rb"(?: {1,4}\(core dumped\)|(?= {2,9}\S)|\s{0,9}$)"
+    rb"(?: {0,20}\(core dumped\)|(?= {2,9}\S)|\s{0,9}$)"
 )
 _SIGNALS = {b"Illegal instruction": 4, b"Floating point exception": 8, b"Trace/breakpoint trap": 5}
 _INSTALLATION = regex(
     rb"^\S{1,300}: (?:symbol lookup error: |error while loading shared libraries: |can't open file '"
     rb"|(?:line \d{1,9}: )?\S{1,300}: (?:command not found|cannot execute)"
+    rb"|(?:line )?\d{1,9}: [^\s:]{1,300}: not found\s{0,9}$"
     rb"|line \d{1,9}: (?:syntax error|\S{1,300}: (?:Permission denied|unbound variable)))"
     # An interpreter without the script or the module, a shell and env without the program.
     rb"|^\S{0,200}python[\d.]{0,8}: (?:No module named |Error while finding module specification for '|can't find '__main__')"
     rb"|^(?:\S{0,200}/)?(?:ba|z|da|k)?sh: (?:\d{1,9}: )?[^\s:]{1,300}: No such file or directory\s{0,9}$"
+    rb"|^(?:\S{0,200}/)?(?:ba|z|da|k|a)?sh: [^\s:]{1,300}: not found\s{0,9}$"
+    rb"|^(?:zsh|\S{1,300}:\d{1,9}): command not found: [^\s:]{1,300}\s{0,9}$|^fish: Unknown command:? \S"
     # What is there and may not be executed; /proc and /dev are what a script writes to.
     rb"|^(?:\S{0,200}/)?(?:ba|z|da|k|c|tc|fi)?sh: (?:\d{1,9}: )?(?!/(?:proc|sys|dev)/)[^\s:]{1,300}: "
     rb"(?:Permission denied|Is a directory)\s{0,9}$"
     rb"|^\S{1,300}\.sh: \d{1,9}: (?!/(?:proc|sys|dev)/)[^\s:]{1,300}: Permission denied\s{0,9}$"
     rb"|^zsh: permission denied: \S|^\S{1,300}: (?:line \d{1,9}: )?\S{1,300}: \S{1,300}: bad interpreter: "
-    rb"|^(?:/usr/bin/)?(?:env|nohup|nice|timeout|time|stdbuf|setsid|taskset|numactl|sudo|exec): "
-    rb"(?:failed to run command |cannot run )?\W{0,4}[\w./-]{1,200}\W{0,4}: Permission denied\s{0,9}$"
+    rb"|^(?:/usr/bin/)?(?:env|nohup|nice|ionice|chrt|timeout|time|stdbuf|setsid|taskset|numactl|sudo|exec|xargs): "
+    rb"(?:failed to (?:run command|execute) |cannot run |execution of )?\W{0,4}[\w./-]{1,200}\W{0,4}: "
+    rb"(?:Permission denied|No such file or directory)\s{0,9}$"
     rb"|^(?:ptxas|nvlink|nvcc|fatbinary)(?: [^\s,]{1,300}, line \d{1,9};)? (?:error|fatal) {0,9}: \S"
     rb"|^\S{1,300}: line \d{1,9}: (?:\./\S{1,300}|\S{0,300}/bin/\S{1,100}|\S{1,300}\.(?:sh|py))"
     rb": No such file or directory\s{0,9}$"
-    rb"|^(?:/usr/bin/)?env: \W{0,4}[\w./-]{1,200}\W{0,4}: No such file or directory|executable file not found in \$PATH"
+    rb"|^(?:/usr/bin/)?env: \W{0,4}[\w./-]{1,200}\W{0,4}: No such file or directory"
+    # Go's exec, plain or through a container's runtime; perl without a module.
+    rb"|^(?:(?:OCI runtime|crun|runc|[Ee]rror)\b[^\r\n]{0,400}: )?exec: \\?\"[^\"\r\n]{1,300}\": "
+    rb"executable file not found in \$PATH"
+    rb"|^Can't locate \S{1,300}\.pm in @INC "
     rb"|^\S{1,300}: \S{1,300}: version `\w{1,20}_[\d.]{1,20}' not found \(required by "
-    rb"|^\S{1,300}: (?:un(?:recognized|known)|invalid) option [-' ]|^\S{1,300}: fork: Resource temporarily unavailable"
+    rb"|^\S{1,300}: (?:un(?:recognized|known)|invalid) option [-' ]"
     rb"|^srun: error: (?:Couldn't find the specified plugin name for mpi/|cannot find mpi plugin for )"
     # conda, Lmod and Environment Modules.
     rb"|^(?:EnvironmentNameNotFound|EnvironmentLocationNotFound|CommandNotFoundError): |^Lmod has detected the following error: "

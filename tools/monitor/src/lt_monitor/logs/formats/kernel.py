@@ -19,7 +19,7 @@ _TRAPS = {
 }
 _TRAP = regex(rb"traps: .{1,64}\[\d{1,10}\] (?:trap )?(?P<trap>" + b"|".join(_TRAPS) + rb")")
 _DUMPED = regex(
-    rb"(?:^|[: ])(?P<shell>Illegal instruction|Floating point exception) {1,4}\(core dumped\)|\*\*\* SIG(?P<glog>SEGV"
+    rb"(?:^|[: ])(?P<shell>Illegal instruction|Floating point exception) {0,20}\(core dumped\)|\*\*\* SIG(?P<glog>SEGV"
     rb"|ABRT|FPE|ILL) \(@"
 )
 _SHELL = {b"Illegal instruction": signal.SIGILL, b"Floating point exception": signal.SIGFPE}

@@ -34,6 +34,19 @@ _LOST = regex(
     rb"|Connection reset by \S{1,60} port \d{1,5})\s{0,99}$"
 )
 
+# click's and typer's word for a program that has given up, for Ctrl-C or for a question that was not answered.
+_GAVE_UP = regex(rb"(?:^|\n)(?P<line>Aborted[!.])\s{0,99}$")
+# PyTorch's store, of a port that another process has: a warning, as it goes on with the next address.
+_PORT = regex(
+    rb"(?:^|\n)(?P<line>[^\n]{0,200}The server socket has failed to (?:listen on|bind to) [^\n]{1,200}"
+    rb"Address already in use\)\.?)\s{0,99}$"
+)
+# A step of any trainer, whose first loss is no number.
+_NAN_STEP = regex(
+    rb"\b(?:step|iter|iteration|batch)\b[^\w\n]{0,4}\d{1,12}\b(?:(?!loss)[^\n]){0,200}?\b(?:lm_|train_)?loss\b[^\w\n]{1,4}nan\b",
+    re.IGNORECASE,
+)
+
 
 def signalled(text: bytes) -> tuple[bytes, int] | None:
     """The word, and the number of the signal, by which the last of the lines of `text` tell that a shell's program was ended."""
@@ -55,6 +68,12 @@ def _is_said_by_shell(before: list[bytes], line: bytes, begin: int) -> bool:
     others = [other for other in before if other.strip()][-LABELLED_LINES:]
     alike = sum(pattern.match(other) is not None for other in others)
     return alike > 0 and alike > len(others) // 2
+
+
+def losses_without_number(text: bytes, count: int) -> bool:
+    """Whether the last `count` lines of a log are steps, of a trainer that no format knows, whose losses are no numbers."""
+    lines = text[-LAST_BYTES:].rstrip().split(b"\n")[-count:]
+    return len(lines) == count and all(_NAN_STEP.search(line) is not None for line in lines)
 
 
 # Without a heading before it, as where a log begins within a traceback.
@@ -79,5 +98,8 @@ def last_error(text: bytes) -> tuple[bytes, str, str] | None:
         if match is not None:
             line = match["line"].strip()
             return (line, "exit", "cascade") if _OUTSIDE.match(line) is not None else (line, "traceback", "root")
-    match = _LOST.search(text.rstrip(), begin)
-    return (match["line"], "network", "unknown") if match is not None else None
+    for pattern, name, cause in ((_LOST, "network", "unknown"), (_PORT, "rendezvous", "cascade"), (_GAVE_UP, "exit", "cascade")):
+        match = pattern.search(text.rstrip(), begin)
+        if match is not None:
+            return match["line"], name, cause
+    return None

@@ -43,6 +43,11 @@ _MPI = regex(
     rb"(?:ORTE|PRTE|PRRTE) (?:has lost communication with a remote daemon|was unable to reliably start one or more daemons"
     rb"|daemon has unexpectedly failed)|An ORTE daemon has unexpectedly failed after launch"
 )
+_CONTAINER = regex(
+    rb"^slurmstepd[^\s:]{0,253}: error: pyxis: (?:failed to (?:import docker image|create container)|container start failed"
+    rb"|couldn't start container)"
+)
+_FORK = regex(rb"^\S{1,300}: fork: Resource temporarily unavailable\s{0,9}$")
 # The controller, or the network to it, is too busy.
 _BUSY = regex(
     rb"[Ss]ocket timed out|Unable to contact|[Cc]onnection refused|[Cc]onnection timed out|[Cc]ommunication connection failure"
@@ -92,6 +97,18 @@ def program(line: Line) -> Record | None:
         return None
     is_script = match["program"].rstrip().endswith(b"/slurm_script")
     return fault(line, "launch", "root", "critical", match.start(), action="again" if is_script else "stop")
+
+
+def container(line: Line) -> Record | None:
+    """An image that pyxis did not get, or of which it made no container; enroot's lines behind it say why."""
+    is_refused = _CONTAINER.match(line.text[line.body :]) is not None
+    return fault(line, "configuration", "unknown", "critical") if is_refused else None
+
+
+def processes(line: Line) -> Record | None:
+    """A node, or a cgroup of it, with as many processes as it may have, as a shell finds that has tried for a while."""
+    is_full = _FORK.match(line.text[line.body :]) is not None
+    return fault(line, "launch", "unknown", "critical", action="processes") if is_full else None
 
 
 def daemon(line: Line) -> Record | None:

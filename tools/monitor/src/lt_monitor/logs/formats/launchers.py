@@ -16,6 +16,7 @@ _SIGNALLED = regex(
     rb"noticed that process rank (?P<rank>\d{1,7}) with PID \d{1,12} on node (?P<node>[\w.-]{1,253}) exited on"
     # PRRTE breaks the line before the number.
     rb"(?: signal (?P<signal>\d{1,2})\b|\s{0,9}$)"
+    rb"|One or more process(?:es)? \(first noticed rank (?P<first>\d{1,7})\) terminated with signal (?P<jsrun>\d{1,2})\b"
     rb"|EXIT STRING: .{1,60} \(signal (?P<hydra>\d{1,2})\)|=   KILLED BY SIGNAL: (?P<intel>\d{1,2})\b"
 )
 _FAILED = regex(
@@ -76,6 +77,18 @@ _SHELL = regex(
     rb"|fish: .{1,400}? terminated by signal (?P<fish>SIG(?:KILL|SEGV|ABRT|BUS|TERM|HUP|INT|ILL|FPE))\b",
     re.IGNORECASE,
 )
+# bash's words for SIGKILL, SIGSEGV and SIGABRT in German, French and Chinese, behind its word for `line`.
+_TRANSLATED = {
+    **dict.fromkeys(("Getötet", "Processus arrêté", "已杀死"), 9),
+    **dict.fromkeys(("Speicherzugriffsfehler", "Erreur de segmentation", "段错误"), 11),
+    "Abgebrochen": 6,
+}
+TRANSLATED_KEYWORDS = tuple(word.encode() for word in _TRANSLATED)
+_IN_OTHER_LANGUAGES = regex(
+    rb"^\S{1,300} [^\d\r\n]{0,20}\d{1,9}[^\d\r\n]{1,12}\d{1,12} {1,8}(?P<what>"
+    + b"|".join(TRANSLATED_KEYWORDS)
+    + rb")(?:[ (\r\n]|$)"
+)
 _UNCODED = regex(
     rb"ABORT!!! Out of all \d{1,7} trainers, the trainer process with rank=|\bExecuteUserScriptError:"
     rb"|Reporting training FAILURE|BackoffLimitExceeded|has reached the specified backoff limit"
@@ -86,6 +99,8 @@ _UNCODED = regex(
 def ending(line: Line) -> Record | None:
     """What mpirun says of a process that failed."""
     if (match := _SIGNALLED.search(line.text)) is not None:
+        if match["jsrun"]:
+            return process_exits.killed(line, int(match["jsrun"]), rank=int(match["first"]))
         if match["rank"] is None:
             return process_exits.killed(line, int(match["hydra"] or match["intel"]))
         place: dict[str, Any] = {"rank": int(match["rank"]), "node": match["node"].decode()}
@@ -124,4 +139,6 @@ def report(line: Line) -> Record | None:
     if (match := _SHELL.match(line.text, line.body)) is not None:
         what, fish = match["what"], match["fish"]
         return process_exits.killed(line, _WORDS[what.lower()] if what else int(signal.Signals[fish.decode().upper()]))
+    if (match := _IN_OTHER_LANGUAGES.match(line.text[line.body :])) is not None:
+        return process_exits.killed(line, _TRANSLATED[match["what"].decode()])
     return fault(line, "exit", "cascade", "critical") if _UNCODED.search(line.text) is not None else None

@@ -29,6 +29,7 @@ _HOST_MEMORY = regex(
     rb"|low on resource: memory"
     rb"|TERM_MEMLIMIT|(?:^|\]:? |\)\x20?)(?:numpy\._?core\._exceptions\._ArrayMemoryError|MemoryError)(?::|\s{0,200}$)"
     rb"|Exceeded job memory limit|exceeded memory limit|PBS: job killed: [pv]{0,2}mem \S{1,40} exceeded limit"
+    rb"|Exception in thread \"main\" java\.lang\.OutOfMemoryError\b"
     # Services of systemd, Vertex AI and Kaggle.
     rb"|Failed with result 'oom-kill'|killed by the OOM killer|\bKilled /\S{1,400} due to memory (?:pressure|used)\b"
     # earlyoom and HTCondor.

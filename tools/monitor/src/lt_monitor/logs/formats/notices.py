@@ -28,7 +28,8 @@ _SIGNAL = regex(
     rb"[Rr]eceived (?:Signals\.SIG(?P<elastic>TERM|INT|HUP|USR1|USR2)|(?P<number>1|2|10|12|15)) death signal"
     rb"|(?:[Rr]eceived|[Cc]aught|[Gg]ot)(?: the| a)?(?: signal)?:? (?:SIG|Signals\.SIG)(?P<name>TERM|INT|HUP|USR1|USR2)\b"
     rb"|(?:[Rr]eceived|[Cc]aught|[Gg]ot) signal:? (?P<plain>1|2|10|12|15)\b|SIGTERMException"
-    rb"|(?P<interrupt>Detected KeyboardInterrupt, )|\*\*\* SIG(?P<glog>TERM|INT|HUP|USR1|USR2) (?:\(@|received at time=\d)"
+    rb"|(?P<interrupt>Detected KeyboardInterrupt, )"
+    rb"|\*\*\* SIG(?P<glog>TERM|INT|HUP|USR1|USR2) (?:\(@|received (?:at time=|by PID )\d)"
     rb"|^(?:.{0,200}: (?:line )?\d{1,9}:? {1,8}\d{0,12} {0,8})?(?P<shell>Terminated|User defined signal [12]|Hangup)(?:  "
     rb"|\s{0,200}$)"
 )

@@ -19,7 +19,9 @@ _EXCEPTION = regex(
     rb"(?:\((?P<inner>\w{1,60})\))?(?:: |:?\s{0,200}$)"
 )
 _UNCAUGHT = regex(
-    rb"\bUncaught (?:exception:? )?(?P<name>(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception))(?:: |\s*$)"
+    # Of Java, whose thread "main" is the program.
+    rb"(?:\bUncaught (?:exception:? )?|^Exception in thread \"main\" )"
+    rb"(?P<name>(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception))(?:: |\s*$)"
 )
 _GONE = regex(
     rb"ConnectionResetError|ConnectionRefusedError|BrokenPipeError|EOFError|ChildFailedError|DistNetworkError|DistStoreError"
@@ -89,9 +91,26 @@ _ARGUMENTS = regex(
     rb"(?<![\w./-])[\w./-]{1,200}: error: (?:unrecognized arguments|the following arguments are required|argument "
     rb"|ambiguous option"
     rb"|invalid choice|expected )|Some specified arguments are not used by the HfArgumentParser|Error: No such option"
+    # The boxes of tyro and of typer.
+    rb"|^\xe2\x94\x82 (?:Unrecognized options: |invalid choice '|Missing from \S{1,300}:\s|Error parsing -"
+    rb"|Missing value for argument '"
+    rb"|No such (?:option: |command ')|Missing (?:option|argument|parameter|command)(?: '|\.)|Invalid value(?: for |: )"
+    rb"|Got unexpected extra argument|Option '[^'\r\n]{1,200}' requires an argument)"
     # Hydra, without its whole traceback.
     rb"|^Could not (?:override|append|delete) '|^Key '[^'\r\n]{1,200}' is not in struct"
 )
+# Of tyro and of typer, within a box.
+_BOX_WORDS = (
+    b"Unrecognized",
+    b"invalid choice",
+    b"Missing",
+    b"Error parsing",
+    b"No such",
+    b"Invalid value",
+    b"Got une",
+    b"Option",
+)
+BOX_KEYWORDS = tuple(b"\xe2\x94\x82 " + words for words in _BOX_WORDS)
 _SIGNAL_EXCEPTION = regex(rb"SignalException: Process (?P<pid>\d{1,12}) got signal: (?P<signal>\d{1,3})")
 _LOADER_KILLED = regex(
     rb"DataLoader worker \(pid (?:\(s\) )?\d{1,12}\) is killed by signal: (?P<name>Killed|Segmentation fault|Aborted"
@@ -132,7 +151,7 @@ _RAY_DIED = regex(
 )
 _CRASH = regex(
     rb"^(?:.{0,200}: (?:line )?\d{1,9}:? {1,8}\d{0,12} {0,8})?(?P<what>Segmentation fault|Killed(?= |\s{0,200}$)"
-    rb"|Aborted(?: \(core dumped\)|\s{0,200}$))"
+    rb"|Aborted(?: {1,20}\(core dumped\)|(?= {17}\S)|\s{0,200}$))"
     rb"|Fatal Python error: (?P<fatal>[^\r\n]{1,60})|\*\*\* Process received signal \*\*\*"
     rb"|Caught signal (?P<signal>\d{1,2}) \(|ERROR: Unexpected (?P<loader>segmentation fault) encountered in worker"
 )
@@ -210,7 +229,8 @@ def download(line: Line) -> Record | None:
 
 def arguments(line: Line) -> Record | None:
     """A command line that its program does not take, as argparse and click say it."""
-    return fault(line, "configuration", "root", "critical", exit_code=2) if _ARGUMENTS.search(line.text) is not None else None
+    match = _ARGUMENTS.search(line.text) or _ARGUMENTS.search(line.text[line.body :])
+    return fault(line, "configuration", "root", "critical", exit_code=2) if match is not None else None
 
 
 def tool_error(line: Line) -> Record | None:

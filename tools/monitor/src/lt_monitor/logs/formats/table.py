@@ -268,6 +268,7 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
         process_exits.arguments,
         (b": error: ", b"HfArgumentParser", b"No such option", b"Could not override ", b" is not in struct"),
     ),
+    (process_exits.arguments, process_exits.BOX_KEYWORDS),
     (
         devices.numbered,
         (
@@ -340,6 +341,7 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
         process_exits.exception,
         (b"Uncaught ", b"RayTaskError", b"RuntimeError", b"MemoryError", b"ValueError", b"ProcessExitedException"),
     ),
+    (process_exits.exception, (b'in thread "main" ',)),
     (
         process_exits.ending,
         (b"received by PID", b"failed (exitcode", b"Segmentation fault", b"Fatal Python error", b"exitcode  : "),
@@ -358,7 +360,7 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
         ),
     ),
     (process_exits.ending, (b"type: SYSTEM_ERROR", b" Killed  ", b"Killed\n", b"Aborted\n", b"Aborted (core dumped)")),
-    (process_exits.ending, (b"Process received signal", b"Caught signal ", b"encountered in worker")),
+    (process_exits.ending, (b"Process received signal", b"Caught signal ", b"encountered in worker", b"Aborted   ")),
     (
         notices.signalled,
         (
