@@ -11,7 +11,11 @@ FUSED_GELU = "lt-train's GELU is Megatron's fused one, which approximates it by 
 BIASES = "there are biases in linear layers then; lt-train's layers with rotary positions have none"
 # A window of these two numbers is none.
 EVERYTHING, SEES_EVERYTHING = "-1,-1", "attention sees all earlier tokens, as without it"
-ZERO_CENTERED = "the norms' weights are stored less one; without weight decay on them they learn alike"
+ZERO_CENTERED = (
+    "the norms' weights are stored less one: from first weights they learn alike but for rounding;"
+    " a checkpoint of that form in SAVE would be misread"
+)
+ZERO_CENTERED_START = "the checkpoint has the norms' weights less one, which lt-train takes for the weights themselves"
 
 
 def complete(ledger: Ledger, bias_key: str) -> None:
@@ -25,6 +29,16 @@ def complete(ledger: Ledger, bias_key: str) -> None:
     ledger.default("swiglu", False)
     if not ledger.get("disable_bias_linear"):
         ledger.drop_value(bias_key, False, BIASES, Effect.MODEL)
+
+
+def drop_zero_centered(ledger: Ledger, key: str) -> None:
+    """Drop the switch at `key` of norms that add one to their weights. Where a run begins is to be translated before."""
+    if ledger.peek(key) is False:
+        ledger.drop(key, "the norms' weights are stored as lt-train's")
+    elif ledger.get("load"):
+        ledger.drop(key, ZERO_CENTERED_START, Effect.RUN)
+    else:
+        ledger.drop(key, ZERO_CENTERED, Effect.RESULT)
 
 
 def drop_scaling(ledger: Ledger, keys: Mapping[str, str], is_scaled: bool) -> None:
