@@ -65,6 +65,14 @@ def test_norms_stored_less_one_in_files() -> None:
     assert told(nemo_file(**{"model.normalization": "layernorm1p"}), "model.normalization").effect is Effect.RESULT
 
 
+def test_gates_stored_in_blocks_are_another_start() -> None:
+    """megatron/core/transformer/moe/experts.py stores the rows of linear_fc1 in that order."""
+    key = "moe_mlp_glu_interleave_size"
+    assert told(flags(f"--num-experts 4 --swiglu --{key} 32 --load /c"), key).effect is Effect.RUN
+    assert told(flags(f"--num-experts 4 --swiglu --{key} 32"), key).effect is Effect.RESULT
+    assert told(flags(f"--{key} 32 --load /c"), key).effect is Effect.NONE
+
+
 def test_another_start_is_refused() -> None:
     done = train("import", "--", *COMMAND, "--apply-layernorm-1p", "--load", "/c")
     assert (done.code, done.out) == (65, "")

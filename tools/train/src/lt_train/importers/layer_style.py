@@ -16,6 +16,19 @@ ZERO_CENTERED = (
     " a checkpoint of that form in SAVE would be misread"
 )
 ZERO_CENTERED_START = "the checkpoint has the norms' weights less one, which lt-train takes for the weights themselves"
+INTERLEAVED = (
+    "the experts' gates stand in blocks between the values that they gate: from first weights they learn alike;"
+    " a checkpoint of that form in SAVE would be misread"
+)
+INTERLEAVED_START = (
+    "the checkpoint has the experts' gates in blocks between the values that they gate, lt-train has them in front"
+)
+# The reason in a run from first weights, and in one from a checkpoint.
+STORED_OTHERWISE = {
+    "apply_layernorm_1p": (ZERO_CENTERED, ZERO_CENTERED_START),
+    "layernorm_zero_centered_gamma": (ZERO_CENTERED, ZERO_CENTERED_START),
+    "moe_mlp_glu_interleave_size": (INTERLEAVED, INTERLEAVED_START),
+}
 
 
 def complete(ledger: Ledger, bias_key: str) -> None:
@@ -31,14 +44,18 @@ def complete(ledger: Ledger, bias_key: str) -> None:
         ledger.drop_value(bias_key, False, BIASES, Effect.MODEL)
 
 
-def drop_zero_centered(ledger: Ledger, key: str) -> None:
-    """Drop the switch at `key` of norms that add one to their weights. Where a run begins is to be translated before."""
-    if ledger.peek(key) is False:
-        ledger.drop(key, "the norms' weights are stored as lt-train's")
-    elif ledger.get("load"):
-        ledger.drop(key, ZERO_CENTERED_START, Effect.RUN)
-    else:
-        ledger.drop(key, ZERO_CENTERED, Effect.RESULT)
+def drop_stored_otherwise(ledger: Ledger, section: str = "") -> None:
+    """Drop what says that weights are stored otherwise than lt-train's. Where a run begins is to be translated before."""
+    for name, (reason, reason_of_checkpoint) in STORED_OTHERWISE.items():
+        key = section + name
+        if ledger.peek(key) is False:
+            ledger.drop(key, "weights are stored as lt-train's")
+        elif name.startswith("moe_") and not ledger.get("num_experts"):
+            ledger.drop(key, "the model has no experts")
+        elif ledger.get("load"):
+            ledger.drop(key, reason_of_checkpoint, Effect.RUN)
+        else:
+            ledger.drop(key, reason, Effect.RESULT)
 
 
 def drop_scaling(ledger: Ledger, keys: Mapping[str, str], is_scaled: bool) -> None:

@@ -14,7 +14,7 @@ from lt_train.importers import evaluation, megatron_latents, muon
 from lt_train.importers.bridge import data, initialization, start
 from lt_train.importers.bridge.objects import plain
 from lt_train.importers.effects import Effect
-from lt_train.importers.layer_style import EVERYTHING, FUSED_GELU, SEES_EVERYTHING, complete, drop_scaling, drop_zero_centered
+from lt_train.importers.layer_style import EVERYTHING, FUSED_GELU, SEES_EVERYTHING, complete, drop_scaling, drop_stored_otherwise
 from lt_train.importers.ledger import Ledger, Translation, options
 from lt_train.importers.megatron.recomputation import recomputed
 from lt_train.importers.megatron.switches import delayed_scaling
@@ -158,7 +158,7 @@ def translate(values: dict[str, Any]) -> Translation:
     if not ledger.peek("tensor_inspect.enabled"):
         for key in [key for key in ledger.left() if key.startswith("tensor_inspect.")]:
             ledger.drop(key, "tensors are not inspected")
-    drop_zero_centered(ledger, "model.layernorm_zero_centered_gamma")
+    drop_stored_otherwise(ledger, "model.")
     for key in ledger.left():
         known = row(key)
         if ledger.is_default(key, ledger.peek(key)):

@@ -14,7 +14,7 @@ from lt_train.config.settings.layers import WITHOUT_EFFECT
 from lt_train.config.settings.model import experts
 from lt_train.importers import evaluation, megatron_latents, muon
 from lt_train.importers.effects import Effect
-from lt_train.importers.layer_style import EVERYTHING, SEES_EVERYTHING, complete, drop_zero_centered
+from lt_train.importers.layer_style import EVERYTHING, SEES_EVERYTHING, complete, drop_stored_otherwise
 from lt_train.importers.ledger import Ledger, Translation, accepted, expected, options
 from lt_train.importers.megatron import initialization, start, switches
 from lt_train.importers.megatron.recomputation import recomputed
@@ -130,8 +130,7 @@ def translate_command(command: ShellCommand, source: str = SOURCE) -> Translatio
     _width(ledger)
     for key in values:
         _carry(ledger, key)
-    for key in ("apply_layernorm_1p", "layernorm_zero_centered_gamma"):
-        drop_zero_centered(ledger, key)
+    drop_stored_otherwise(ledger)
     initialization.translate(ledger)
     _without_a_directory(ledger)
     _defaults(ledger)

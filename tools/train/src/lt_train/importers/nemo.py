@@ -5,12 +5,13 @@ import re
 from typing import Any
 
 from lt_shared.console import BadData
-from lt_train.importers import evaluation, first_weights
+from lt_train.importers import evaluation
 from lt_train.importers.effects import Effect
-from lt_train.importers.layer_style import FUSED_GELU, ZERO_CENTERED, complete, drop_zero_centered
+from lt_train.importers.layer_style import FUSED_GELU, ZERO_CENTERED, complete, drop_stored_otherwise
 from lt_train.importers.ledger import NAMING, Ledger, Translation
 from lt_train.importers.lightning.loop import length, validation
 from lt_train.importers.lightning.optimizer import optimizer
+from lt_train.importers.megatron import initialization as first_weights
 from lt_train.importers.megatron.switches import NOT_DELAYED
 from lt_train.importers.upstream.nemo_keys import IN_ANY_CASE, row
 from lt_train.importers.upstream.rows import options as upstream_options
@@ -174,7 +175,7 @@ def translate(values: dict[str, Any]) -> Translation:
     validation(ledger)
     length(ledger)
     padding(ledger, "model.make_vocab_size_divisible_by")
-    drop_zero_centered(ledger, "model.layernorm_zero_centered_gamma")
+    drop_stored_otherwise(ledger, "model.")
     drop_known(ledger)
     return ledger.close("not a key that NeMo's models have")
 

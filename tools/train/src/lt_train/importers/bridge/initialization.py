@@ -2,9 +2,9 @@
 
 import math
 
-from lt_train.importers import first_weights
 from lt_train.importers.effects import Effect
 from lt_train.importers.ledger import Ledger
+from lt_train.importers.megatron import initialization as first_weights
 
 NORMAL = "torch.nn.init.normal_"
 USUAL = "--init-method-std draws the same weights"
