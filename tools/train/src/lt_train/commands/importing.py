@@ -37,8 +37,9 @@ def command(as_json: bool, partial: bool, given: tuple[str, ...], source: tuple[
     FILE is a TorchTitan TOML, a HyperPod recipe or NeMo YAML, Megatron-Bridge's run_config.yaml, or a script or a manifest of
     Kubernetes that starts pretrain_gpt.py. The options go to standard output as TOML, and what is not carried over to standard
     error, with the reason.
-    Exit code 65, and no output, when the model would be another one, when the run would have another start or optimizer, or when
-    only a run of the script knows a value that decides the model, the start, the batches, the schedule or the layout.
+    Exit code 65, and no output, when the model would be another one, when there is none in the file, when the run would begin
+    from other weights or another step or have another optimizer, when only a run of the script knows a value that decides the
+    model, the start, the batches, the schedule or the layout, or when lt-train would refuse the result.
     """
     from lt_train.importers import source as sources
 

@@ -11,7 +11,24 @@ FUSED_GELU = "lt-train's GELU is Megatron's fused one, which approximates it by 
 BIASES = "there are biases in linear layers then; lt-train's layers with rotary positions have none"
 # A window of these two numbers is none.
 EVERYTHING, SEES_EVERYTHING = "-1,-1", "attention sees all earlier tokens, as without it"
-ZERO_CENTERED = "the norms' weights are stored less one; without weight decay on them they learn alike"
+ZERO_CENTERED = (
+    "the norms' weights are stored less one: from first weights they learn alike but for rounding;"
+    " a checkpoint of that form in SAVE would be misread"
+)
+ZERO_CENTERED_START = "the checkpoint has the norms' weights less one, which lt-train takes for the weights themselves"
+INTERLEAVED = (
+    "the experts' gates stand in blocks between the values that they gate: from first weights they learn alike;"
+    " a checkpoint of that form in SAVE would be misread"
+)
+INTERLEAVED_START = (
+    "the checkpoint has the experts' gates in blocks between the values that they gate, lt-train has them in front"
+)
+# The reason in a run from first weights, and in one from a checkpoint.
+STORED_OTHERWISE = {
+    "apply_layernorm_1p": (ZERO_CENTERED, ZERO_CENTERED_START),
+    "layernorm_zero_centered_gamma": (ZERO_CENTERED, ZERO_CENTERED_START),
+    "moe_mlp_glu_interleave_size": (INTERLEAVED, INTERLEAVED_START),
+}
 
 
 def complete(ledger: Ledger, bias_key: str) -> None:
@@ -25,6 +42,20 @@ def complete(ledger: Ledger, bias_key: str) -> None:
     ledger.default("swiglu", False)
     if not ledger.get("disable_bias_linear"):
         ledger.drop_value(bias_key, False, BIASES, Effect.MODEL)
+
+
+def drop_stored_otherwise(ledger: Ledger, section: str = "") -> None:
+    """Drop what says that weights are stored otherwise than lt-train's. Where a run begins is to be translated before."""
+    for name, (reason, reason_of_checkpoint) in STORED_OTHERWISE.items():
+        key = section + name
+        if ledger.peek(key) is False:
+            ledger.drop(key, "weights are stored as lt-train's")
+        elif name.startswith("moe_") and not ledger.get("num_experts"):
+            ledger.drop(key, "the model has no experts")
+        elif ledger.get("load"):
+            ledger.drop(key, reason_of_checkpoint, Effect.RUN)
+        else:
+            ledger.drop(key, reason, Effect.RESULT)
 
 
 def drop_scaling(ledger: Ledger, keys: Mapping[str, str], is_scaled: bool) -> None:

@@ -14,7 +14,7 @@ from lt_train.importers import evaluation, megatron_latents, muon
 from lt_train.importers.bridge import data, initialization, start
 from lt_train.importers.bridge.objects import plain
 from lt_train.importers.effects import Effect
-from lt_train.importers.layer_style import EVERYTHING, FUSED_GELU, SEES_EVERYTHING, ZERO_CENTERED, complete, drop_scaling
+from lt_train.importers.layer_style import EVERYTHING, FUSED_GELU, SEES_EVERYTHING, complete, drop_scaling, drop_stored_otherwise
 from lt_train.importers.ledger import Ledger, Translation, options
 from lt_train.importers.megatron.recomputation import recomputed
 from lt_train.importers.megatron.switches import delayed_scaling
@@ -40,9 +40,6 @@ KINDS = {
 }
 # Packages whose objects the tables know. What an object of another package does is not known.
 OF_UPSTREAM = re.compile(r"(megatron|torch|nvidia_resiliency_ext|builtins|functools|pathlib|signal)\b")
-REASONS = {
-    "model.layernorm_zero_centered_gamma": ZERO_CENTERED,
-}
 SCALING = {
     "low_freq_factor": "model.low_freq_factor",
     "high_freq_factor": "model.high_freq_factor",
@@ -149,19 +146,19 @@ def translate(values: dict[str, Any]) -> Translation:
         _carry(ledger, key, option)
     for key, option in FLAGS.items():
         ledger.flag(key, option)
-    initialization.translate(ledger)
     _defaults(ledger)
     if ledger.take("dataset.mock"):
         ledger.set("mock_data", True, "dataset.mock")
         ledger.drop_value("dataset.split", ledger.get("split"), "made-up data has no parts")
     _style(ledger)
     start.translate(ledger)
+    initialization.translate(ledger)
     data.translate(ledger)
     evaluation.without_data(ledger, "validation.eval_iters")
     if not ledger.peek("tensor_inspect.enabled"):
         for key in [key for key in ledger.left() if key.startswith("tensor_inspect.")]:
             ledger.drop(key, "tensors are not inspected")
-    ledger.drop_all(REASONS)
+    drop_stored_otherwise(ledger, "model.")
     for key in ledger.left():
         known = row(key)
         if ledger.is_default(key, ledger.peek(key)):

@@ -19,7 +19,7 @@ MODEL = re.compile(
     r"|qk_l2_norm|first_k_dense_replace|post_layer_norm|no_(attn|mlp|final)_layernorm|.*_multiplier|softmax_(type|scale)|activation_func.*|glu_linear_offset|alibi.*"
     r"|relative_attention_.*|mrope_section|window_attn_.*|no_rope_.*|rotary_.*|rope_.*|yarn_.*|original_max_position_embeddings"
     r"|mtp_.*|mscale.*|gdp_.*|mamba_.*|hybrid_.*|spec|retro_.*|bert_.*|vision_.*|mlp_type|expert_interval|sandwich.*|scattered_.*"
-    r"|share_layers|num_shared_.*|use_bnb_optimizer_model|encoder_num_layers|decoder_num_layers|normalize_embeddings|use_emha"
+    r"|share_layers|num_unique_layers|num_shared_.*|use_bnb_optimizer_model|encoder_num_layers|decoder_num_layers|normalize_embeddings|use_emha"
 )
 # Values with which such an option says what holds in any case.
 SAYING_NOTHING: dict[str, tuple[str, ...]] = {

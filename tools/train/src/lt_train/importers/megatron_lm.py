@@ -14,9 +14,9 @@ from lt_train.config.settings.layers import WITHOUT_EFFECT
 from lt_train.config.settings.model import experts
 from lt_train.importers import evaluation, megatron_latents, muon
 from lt_train.importers.effects import Effect
-from lt_train.importers.layer_style import EVERYTHING, SEES_EVERYTHING, ZERO_CENTERED, complete
+from lt_train.importers.layer_style import EVERYTHING, SEES_EVERYTHING, complete, drop_stored_otherwise
 from lt_train.importers.ledger import Ledger, Translation, accepted, expected, options
-from lt_train.importers.megatron import start, switches
+from lt_train.importers.megatron import initialization, start, switches
 from lt_train.importers.megatron.recomputation import recomputed
 from lt_train.importers.megatron_flags import OF_PLACES, effect_of_flag, row_of_flag
 from lt_train.importers.megatron_script import asked_for, command_in, sources_of_options
@@ -58,13 +58,17 @@ REASONS = {
     "log_params_norm": "lt-train has no such number",
     "log_num_zeros_in_grad": "lt-train has no such number",
     "log_progress": "the log has it",
-    "apply_layernorm_1p": ZERO_CENTERED,
-    "layernorm_zero_centered_gamma": ZERO_CENTERED,
     "wandb_key": "wandb reads it from WANDB_API_KEY",
 }
 RENAMED = {
     "batch_size": "micro_batch_size",
     "model_parallel_size": "tensor_model_parallel_size",
+    "layernorm_epsilon": "norm_epsilon",
+    "encoder_seq_length": "seq_length",
+    "encoder_num_layers": "num_layers",
+    "warmup": "lr_warmup_fraction",
+    "min_scale": "min_loss_scale",
+    "fp32_allreduce": "accumulate_allreduce_grads_in_fp32",
     "num_key_value_heads": "num_query_groups",
     "rotary_position_embeddings_theta": "rotary_base",
     "rope_theta": "rotary_base",
@@ -98,13 +102,16 @@ def translate_command(command: ShellCommand, source: str = SOURCE) -> Translatio
     script = next((index for index, word in enumerate(command.words) if is_script(word)), None)
     if script is None:
         raise BadData("no pretrain_gpt.py in the command line", "pass the whole command: -- torchrun ... pretrain_gpt.py ...")
-    values = _as_megatrons(parse(command.words[script + 1 :]))
+    parsed = parse(command.words[script + 1 :])
+    values = _as_megatrons(parsed)
+    # An earlier name is told as it was written.
+    written = {RENAMED[name]: name for name in parsed if name in RENAMED and RENAMED[name] not in parsed}
     of_shell = {key: words for key, words in values.items() if any(map(needs_shell, words)) and not REASONS.get(key)}
     is_own = values.get("load") == values.get("save")
     if is_own:
         of_shell.pop("load", None)
     of_launcher = launcher(command.words[:script])
-    ledger = Ledger(source, values | of_launcher)
+    ledger = Ledger(source, values | of_launcher, written)
     for key in of_launcher:
         ledger.drop(key, LAUNCHER)
     unknown = asked_for(of_shell, command)
@@ -123,6 +130,8 @@ def translate_command(command: ShellCommand, source: str = SOURCE) -> Translatio
     _width(ledger)
     for key in values:
         _carry(ledger, key)
+    drop_stored_otherwise(ledger)
+    initialization.translate(ledger)
     _without_a_directory(ledger)
     _defaults(ledger)
     complete(ledger, "disable_bias_linear")
@@ -200,6 +209,9 @@ def _as_megatrons(values: dict[str, Any]) -> dict[str, Any]:
         del found["checkpoint_activations"]
         found |= {"recompute_granularity": ["full"], "recompute_method": ["uniform"]}
         found.setdefault("recompute_num_layers", found.pop("checkpoint_num_layers", ["1"]))
+    if "activations_checkpoint_method" in found and "recompute_granularity" not in found:
+        found |= {"recompute_granularity": ["full"], "recompute_method": found.pop("activations_checkpoint_method")}
+        found.setdefault("recompute_num_layers", found.pop("activations_checkpoint_num_layers", ["1"]))
     for name, form in FP8_SWITCHES.items():
         if found.pop(name, None) is not None:
             found.setdefault("fp8_format", [form])

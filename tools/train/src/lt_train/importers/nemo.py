@@ -7,10 +7,11 @@ from typing import Any
 from lt_shared.console import BadData
 from lt_train.importers import evaluation
 from lt_train.importers.effects import Effect
-from lt_train.importers.layer_style import FUSED_GELU, ZERO_CENTERED, complete
+from lt_train.importers.layer_style import FUSED_GELU, ZERO_CENTERED, complete, drop_stored_otherwise
 from lt_train.importers.ledger import NAMING, Ledger, Translation
 from lt_train.importers.lightning.loop import length, validation
 from lt_train.importers.lightning.optimizer import optimizer
+from lt_train.importers.megatron import initialization as first_weights
 from lt_train.importers.megatron.switches import NOT_DELAYED
 from lt_train.importers.upstream.nemo_keys import IN_ANY_CASE, row
 from lt_train.importers.upstream.rows import options as upstream_options
@@ -81,6 +82,7 @@ FLAGS = {
 # Lightning's names, of which those without a suffix are the older ones.
 PRECISIONS = {"bf16": "bf16", "bf16-mixed": "bf16", "16": "fp16", "16-mixed": "fp16"}
 AMP = "model.megatron_amp_O2"
+SCALED = "lt-train draws the matrices that write to the residual stream narrower by the depth"
 AUTOCAST = "NeMo keeps weights and the residual stream in 32 bits then, lt-train computes in 16"
 DEFAULT = "NeMo's default, as in lt-train"
 # megatron_gpt_model.py, and Lightning's trainer, which clips nothing unless told to.
@@ -141,6 +143,8 @@ def translate(values: dict[str, Any]) -> Translation:
     _named_after_experts(ledger, values)
     if values.get("model.use_scaled_init_method") is True:
         ledger.drop("model.use_scaled_init_method", IN_ANY_CASE)
+    else:
+        first_weights.drop(ledger, "model.use_scaled_init_method", SCALED)
     precision(ledger, "trainer.precision", ledger.take("trainer.precision"))
     if ledger.peek(AMP) is False and (ledger.get("bf16") or ledger.get("fp16")):
         ledger.drop(AMP, AUTOCAST, Effect.RESULT)
@@ -171,7 +175,7 @@ def translate(values: dict[str, Any]) -> Translation:
     validation(ledger)
     length(ledger)
     padding(ledger, "model.make_vocab_size_divisible_by")
-    ledger.drop("model.layernorm_zero_centered_gamma", ZERO_CENTERED)
+    drop_stored_otherwise(ledger, "model.")
     drop_known(ledger)
     return ledger.close("not a key that NeMo's models have")
 
@@ -259,7 +263,7 @@ def _style(ledger: Ledger) -> None:
         )
     norm = ledger.take_text("model.normalization", "layernorm").lower()
     if norm == "layernorm1p":
-        ledger.drop_value("model.normalization", norm, ZERO_CENTERED, Effect.NONE)
+        ledger.drop_value("model.normalization", norm, ZERO_CENTERED, Effect.RESULT)
     elif norm == "rmsnorm":
         ledger.set("normalization", "RMSNorm", "model.normalization")
     elif norm != "layernorm":

@@ -4,17 +4,18 @@ import math
 
 from lt_train.importers.effects import Effect
 from lt_train.importers.ledger import Ledger
+from lt_train.importers.megatron import initialization as first_weights
 
 NORMAL = "torch.nn.init.normal_"
 USUAL = "--init-method-std draws the same weights"
-OTHER = "lt-train draws first weights by --init-method-std"
-# megatron-core's own, which it takes where nothing is said.
-STANDARD_DEVIATION = 0.02
 
 
 def translate(ledger: Ledger) -> None:
-    """Drop the functions. megatron-core fills them in: normal, and narrower by the depth for the layers' outputs."""
-    deviation = ledger.get("init_method_std") or STANDARD_DEVIATION
+    """Drop the functions. megatron-core fills them in: normal, and narrower by the depth for the layers' outputs.
+
+    The run's start is to be translated before.
+    """
+    deviation = first_weights.deviation(ledger)
     depth = 2 * (ledger.get("num_layers") or 1)
     for name, expected in (
         ("init_method", deviation),
@@ -31,7 +32,16 @@ def translate(ledger: Ledger) -> None:
             and _is_close(arguments.get("std"), expected)
         )
         for key in keys:
-            ledger.drop(key, USUAL if is_usual else OTHER, Effect.NONE if is_usual else Effect.RESULT)
+            if is_usual:
+                ledger.drop(key, USUAL)
+            first_weights.drop(ledger, key)
+    if _is_close(ledger.peek("model.embedding_init_method_std"), deviation):
+        ledger.drop("model.embedding_init_method_std", USUAL)
+    first_weights.drop(ledger, "model.embedding_init_method_std")
+    if ledger.peek("model.perform_initialization") is False:
+        first_weights.drop(ledger, "model.perform_initialization")
+    if ledger.peek("model.use_cpu_initialization") is True:
+        first_weights.drop(ledger, "model.use_cpu_initialization", first_weights.OTHER_NUMBERS, Effect.RESULT)
 
 
 def _is_close(value: object, expected: float) -> bool:

@@ -4,7 +4,7 @@ import posixpath
 
 from lt_train.importers.effects import Effect
 from lt_train.importers.ledger import Ledger
-from lt_train.importers.megatron.start import ITERATION, OF_OWN, OWN, SCHEDULE_OF_OWN, WITHOUT_LOAD
+from lt_train.importers.megatron.start import ITERATION, OF_OWN, OWN, SCHEDULE_OF_OWN, WITHOUT_LOAD, Start, row_at_loading
 from lt_train.importers.upstream.megatron_options import AT_LOADING
 
 # Fields of False that leave something of a checkpoint out, with lt-train's options.
@@ -14,23 +14,26 @@ SCHEDULE = "use_checkpoint_opt_param_scheduler"
 
 def translate(ledger: Ledger) -> None:
     load = ledger.take_text("checkpoint.load")
+    begin = Start.LOAD if load else Start.NONE
     if load and load.rstrip("/") == str(ledger.get("save") or "").rstrip("/"):
         ledger.drop_value("checkpoint.load", load, OWN, Effect.NONE)
         _of_own(ledger)
         key = f"scheduler.{SCHEDULE}"
         if ledger.peek(key):
             ledger.drop(key, SCHEDULE_OF_OWN, Effect.RESULT)
-        load = None
+        begin, load = Start.OWN, None
     elif load:
         _from(ledger, load)
-    _pretrained(ledger, load)
+    if _pretrained(ledger, load):
+        begin = Start.PRETRAINED
     for name in (*LEFT_OUT, "finetune", "ckpt_step"):
         ledger.drop(f"checkpoint.{name}", WITHOUT_LOAD)
-    for name, row in AT_LOADING.items():
+    for name in AT_LOADING:
+        row = row_at_loading(name, begin)
         for section in ("checkpoint", "scheduler"):
             key = f"{section}.{name}"
-            if not load or ledger.is_default(key, ledger.peek(key)):
-                ledger.drop(key, WITHOUT_LOAD if not load else row.reason)
+            if ledger.is_default(key, ledger.peek(key)):
+                ledger.drop(key, row.reason)
             else:
                 ledger.drop(key, row.reason, row.effect)
     for name in ("save_optim", "save_rng"):
@@ -68,12 +71,16 @@ def _from(ledger: Ledger, load: str) -> None:
             ledger.set(option, True, f"checkpoint.{name}")
 
 
-def _pretrained(ledger: Ledger, load: str | None) -> None:
+def _pretrained(ledger: Ledger, load: str | None) -> bool:
+    """Returns whether lt-train begins from it."""
     key = "checkpoint.pretrained_checkpoint"
     pretrained = ledger.take_text(key)
     if pretrained and load:
         reason = "which of it and checkpoint.load is taken depends on the checkpoints that are there; lt-train has --load alone"
         ledger.drop_value(key, pretrained, reason, Effect.RUN)
-    elif pretrained:
-        ledger.set("load", pretrained, key)
-        ledger.set("finetune", True, key)
+        return False
+    if not pretrained:
+        return False
+    ledger.set("load", pretrained, key)
+    ledger.set("finetune", True, key)
+    return True

@@ -1,1 +1,1 @@
-"""Parts of Megatron-LM's command line: where a run begins, and options that other options switch on."""
+"""Parts of Megatron-LM's command line: where a run begins, its first weights, and options that other options switch on."""

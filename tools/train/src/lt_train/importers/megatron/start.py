@@ -3,15 +3,18 @@
 lt-train continues from SAVE if SAVE has a checkpoint. Otherwise it starts from --load, with --finetune from the weights alone.
 """
 
+import enum
 import posixpath
 
 from lt_train.importers.effects import Effect
 from lt_train.importers.ledger import Ledger
-from lt_train.importers.upstream.megatron_options import AT_LOADING
+from lt_train.importers.upstream.megatron_options import AT_LOADING, OF_SCHEDULE
+from lt_train.importers.upstream.rows import Row
 
 OWN = "a run continues from its own --save"
 OF_OWN = "a run continues from the newest checkpoint of its own --save, with all that is there"
 WITHOUT_LOAD = "without --load nothing reads it"
+WEIGHTS_ALONE = "of a checkpoint to finetune the weights alone are read"
 # Switches that matter beside a checkpoint of SAVE, which the first start does not have.
 SCHEDULE_OF_OWN = "a resume takes the schedule from the command line, Megatron-LM's from the checkpoint"
 WITH_OWN = {
@@ -21,9 +24,20 @@ WITH_OWN = {
     "use_checkpoint_args": "a resume takes the model from the command line, and compares it with the checkpoint's",
     "override_ckpt_iteration": OF_OWN,
 }
+# Which of SAVE's checkpoints is read.
+OF_STEP = ("ckpt_step", "load_tag")
 WHAT_TO_TAKE = ("no_load_optim", "no_load_rng", "finetune")
 # Megatron-LM writes at least seven digits.
 ITERATION = "iter_{:07d}"
+
+
+class Start(enum.Enum):
+    """Which checkpoint a run begins from."""
+
+    NONE = enum.auto()
+    OWN = enum.auto()
+    LOAD = enum.auto()
+    PRETRAINED = enum.auto()
 
 
 def translate(ledger: Ledger, is_own: bool) -> None:
@@ -31,14 +45,17 @@ def translate(ledger: Ledger, is_own: bool) -> None:
     save, load = (_text(ledger.take(key)) for key in ("save", "load"))
     if save:
         ledger.set("save", save, "save")
+    begin = Start.LOAD if load else Start.NONE
     if load and is_own:
+        begin = Start.OWN
         ledger.drop_value("load", load, OWN, Effect.NONE)
         _of_own(ledger)
         load = None
     elif load:
         ledger.set("load", _with_step(ledger, load), "load")
-    _pretrained(ledger, load)
-    _at_loading(ledger, load)
+    if _pretrained(ledger, load):
+        begin = Start.PRETRAINED
+    _at_loading(ledger, begin)
     if not ledger.get("load"):
         for key in WHAT_TO_TAKE:
             ledger.drop(key, WITHOUT_LOAD)
@@ -63,7 +80,7 @@ def _with_step(ledger: Ledger, load: str) -> str:
 
 def _of_own(ledger: Ledger) -> None:
     """What of SAVE's own checkpoint each start of Megatron-LM would leave out."""
-    for key in (*WHAT_TO_TAKE, "ckpt_step", "reset_iteration", "no_load_lr_state"):
+    for key in (*WHAT_TO_TAKE, *OF_STEP, "reset_iteration", "no_load_lr_state"):
         if ledger.has(key):
             words = ledger.take(key)
             effect = Effect.RESULT if key in ("no_load_optim", "no_load_rng") else Effect.RUN
@@ -74,28 +91,42 @@ def _of_own(ledger: Ledger) -> None:
             ledger.drop_value(key, True, reason, Effect.RESULT)
 
 
-def _pretrained(ledger: Ledger, load: str | None) -> None:
-    """Megatron-LM takes the weights alone of --pretrained-checkpoint when --load has no checkpoint."""
+def _pretrained(ledger: Ledger, load: str | None) -> bool:
+    """Megatron-LM takes the weights alone of --pretrained-checkpoint when --load has no checkpoint.
+
+    Returns whether lt-train begins from it.
+    """
     pretrained = _text(ledger.peek("pretrained_checkpoint"))
     if pretrained is None:
-        return
+        return False
     ledger.take("pretrained_checkpoint")
     if load:
         reason = "which of it and --load Megatron-LM takes depends on the checkpoints that are there; lt-train has --load alone"
         ledger.drop_value("pretrained_checkpoint", pretrained, reason, Effect.RUN)
-        return
-    ledger.set("load", pretrained, "pretrained_checkpoint")
+        return False
+    ledger.set("load", _with_step(ledger, pretrained), "pretrained_checkpoint")
     ledger.set("finetune", True, "pretrained_checkpoint")
+    return True
 
 
-def _at_loading(ledger: Ledger, load: str | None) -> None:
-    for key, row in AT_LOADING.items():
+def _at_loading(ledger: Ledger, begin: Start) -> None:
+    for key in AT_LOADING:
         if not ledger.has(key):
             continue
         words = ledger.take(key)
         value = " ".join(words) or True
-        if not load:
-            ledger.drop_value(key, value, WITHOUT_LOAD, Effect.NONE)
-        else:
-            is_usual = key == "dist_ckpt_strictness" and value == "assume_ok_unexpected"
-            ledger.drop_value(key, value, row.reason, Effect.NONE if is_usual else row.effect)
+        row = row_at_loading(key, begin)
+        is_usual = key == "dist_ckpt_strictness" and value == "assume_ok_unexpected"
+        ledger.drop_value(key, value, row.reason, Effect.NONE if is_usual else row.effect)
+
+
+def row_at_loading(name: str, begin: Start) -> Row:
+    """What the loss of an option that is read beside a checkpoint changes."""
+    row = AT_LOADING[name]
+    if begin is Start.NONE:
+        return Row(Effect.NONE, WITHOUT_LOAD)
+    if begin is Start.OWN and row.effect is not Effect.NONE:
+        return Row(Effect.NONE, OF_OWN)
+    if begin is Start.PRETRAINED and name in OF_SCHEDULE:
+        return Row(Effect.NONE, WEIGHTS_ALONE)
+    return row

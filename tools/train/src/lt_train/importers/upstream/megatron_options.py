@@ -139,7 +139,8 @@ ROWS = rows(
     (
         Effect.SPEED,
         MEMORY,
-        "activations_checkpoint_method activation_offload_fraction checkpoint_in_cpu checkpoint_num_layers"
+        "activations_checkpoint_method activations_checkpoint_num_layers"
+        " activation_offload_fraction checkpoint_in_cpu checkpoint_num_layers"
         " contigious_checkpointing cpu_optimizer cpu_torch_adam cpu_offloading_retain_pinned_cpu_buffers"
         " cpu_offloading_num_layers ddp_num_buckets ddp_pad_buckets_for_high_nccl_busbw"
         " deepspeed_activation_checkpointing delay_offload_until_cuda_graph delta_offload_bytes_across_pp_ranks"
@@ -149,7 +150,8 @@ ROWS = rows(
         " disable_manual_gc_eval no_manual_gc_eval megatron_fsdp_enable_fine_grained_param_gather"
         " megatron_fsdp_max_pool_double_buffer memory_centric_tiled_linear min_offloaded_tensor_size moe_layer_recompute"
         " moe_paged_stash moe_paged_stash_buffer_size_factor_cpu moe_paged_stash_buffer_size_factor_cuda"
-        " moe_paged_stash_page_size no_contiguous_buffers_in_local_ddp no_pin_cpu_grads no_pin_cpu_params"
+        " moe_paged_stash_page_size no_contiguous_buffers_in_local_ddp"
+        " use_contiguous_buffers_in_local_ddp no_pin_cpu_grads no_pin_cpu_params"
         " offload_modules optimizer_cpu_offload optimizer_offload_fraction overlap_cpu_optimizer_d2h_h2d"
         " partition_activations recompute_granularity recompute_method recompute_modules recompute_num_layers"
         " recompute_activations synchronize_each_layer tile_factor use_pin_memory use_torch_optimizer_for_cpu_offload"
@@ -179,7 +181,8 @@ ROWS = rows(
         " standalone_embedding_stage suggested_communication_unit_size symmetric_ar_type tp_comm_bootstrap_backend"
         " tp_comm_overlap tp_comm_overlap_cfg tp_comm_overlap_rs_dgrad train_sync_interval use_nccl_ub"
         " use_ring_exchange_p2p use_sharp wgrad_deferral_limit moe_extended_tp no_overlap_p2p_comm"
-        " use_distributed_optimizer",
+        " use_distributed_optimizer delay_grad_reduce no_delay_grad_reduce delay_param_gather ub_tp_comm_overlap"
+        " async_tensor_model_parallel_allreduce",
     ),
     (
         Effect.SPEED,
@@ -189,7 +192,9 @@ ROWS = rows(
         " enable_zbh1_exact_semantics enable_zbh1_pipeline external_cuda_graph flash_attention_version"
         " fused_residual_rmsnorm kitchen_attention_backend mla_down_proj_fusion mlp_chunks_for_training moe_grouped_gemm"
         " moe_permute_fusion moe_permute_fusion_into_hybridep moe_router_fusion moe_use_legacy_grouped_gemm"
-        " no_bias_dropout_fusion no_bias_swiglu_fusion no_gradient_accumulation_fusion no_gradient_reduce_div_fusion"
+        " bias_dropout_fusion bias_gelu_fusion scaled_masked_softmax_fusion scaled_upper_triang_masked_softmax_fusion"
+        " no_scaled_masked_softmax_fusion no_bias_dropout_fusion no_bias_swiglu_fusion no_gradient_accumulation_fusion"
+        " no_gradient_reduce_div_fusion"
         " no_persist_layer_norm optimizer_cuda_graph te_rng_tracker transformer_impl use_flash_attn_builder"
         " use_flash_attn_triton use_flash_attn_v1 use_flash_attn_v2 use_flash_attn_v3 use_fused_weighted_squared_relu"
         " use_grouped_gemm_for_dense_mlp use_grouped_gemm_for_shared_expert use_te_activation_func"
@@ -223,12 +228,20 @@ ROWS = rows(
         "optimizer lr_decay_style",
     ),
 )
+# Options of the step and the schedule that a checkpoint has.
+OF_SCHEDULE = (
+    "use_checkpoint_opt_param_scheduler",
+    "use_checkpoint_lr_scheduler",
+    "reset_iteration",
+    "override_ckpt_iteration",
+    "no_load_lr_state",
+)
 # Options that are read beside --load alone.
 AT_LOADING = rows(
     (
         Effect.RUN,
         "lt-train takes the schedule from the command line and the step from the checkpoint",
-        "use_checkpoint_opt_param_scheduler use_checkpoint_lr_scheduler reset_iteration override_ckpt_iteration no_load_lr_state",
+        " ".join(OF_SCHEDULE),
     ),
     (
         Effect.RUN,
