@@ -238,8 +238,11 @@ def _token(path: Path | None, token: Any, number: int) -> dict[str, Any]:
 
 
 def _object(path: Path | None) -> dict[str, Any]:
-    if path is None:
-        return {}
+    return {} if path is None else read_object(path)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Raises BadData when the file is not a JSON object, or one that the libraries could read in another way."""
     try:
         content = strict_json.loads(path.read_bytes())
     except ValueError as error:

@@ -4,20 +4,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from lt_shared import strict_json
 from lt_shared.console import BadData
 from lt_shared.tokenizers import configuration as beside
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Raises BadData when the file is not a JSON object, or one that the libraries could read in another way."""
-    try:
-        content = strict_json.loads(path.read_bytes())
-    except ValueError as error:
-        raise BadData(f"{path}: not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise BadData(f"{path}: not a JSON object")
-    return content
+from lt_shared.tokenizers.configuration import read_object as read_object
 
 
 def check_ids(path: Path, ids: dict[Any, Any]) -> dict[str, int]:
