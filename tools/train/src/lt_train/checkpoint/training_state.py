@@ -161,8 +161,9 @@ def load(
         settings = config.checkpointing
         iteration = checkpoint_layout.iteration_of(directory)
         saved = RunRecord.read(directory) if (directory / checkpoint_layout.RECORD).is_file() else None
-        if saved is None:
-            _check_unrecorded(directory, config.architecture, settings)
+        common = dist_checkpointing.load_common_state_dict(str(directory)) if saved is None else None
+        if common is not None:
+            _check_unrecorded(directory, common, config.architecture, settings)
         if iteration is None or (settings.finetune and not settings.continues):
             _load_weights(state, _read(state.sharded_model(), directory))
             state.optimizer.reload_model_params()
@@ -174,6 +175,8 @@ def load(
             _load_weights(state, loaded)
             state.optimizer.reload_model_params()
         else:
+            if common is not None:
+                _check_sharding(directory, common)
             loaded = _load_with_optimizer(directory, config, state, saved)
         arguments = vars(loaded.get("args", argparse.Namespace()))
         _restore_progress(loaded, arguments, iteration, config.batches, state, settings.start)
@@ -184,8 +187,6 @@ def load(
 
 
 def _load_with_optimizer(directory: Path, config: RunConfig, state: TrainingState, saved: RunRecord | None) -> dict[str, Any]:
-    if saved is None:
-        _check_sharding(directory)
     model = state.sharded_model()
     sharded = model | {"optimizer": state.sharded_optimizer(model, loading=True)}
     if saved is not None and saved.padded_vocab_size == config.padded_vocab_size:
@@ -214,12 +215,11 @@ def _load_with_optimizer(directory: Path, config: RunConfig, state: TrainingStat
     return loaded
 
 
-def _check_unrecorded(directory: Path, architecture: Architecture, settings: Checkpointing) -> None:
+def _check_unrecorded(directory: Path, common: dict[str, Any], architecture: Architecture, settings: Checkpointing) -> None:
     """Raises BadConfig if a checkpoint of Megatron-LM is of another model, or is in a directory whose name hides its iteration.
 
-    The first rank warns of arguments that are not known.
+    `common` is its state beside the tensors. The first rank warns of arguments that are not known.
     """
-    common = dist_checkpointing.load_common_state_dict(str(directory))
     arguments = vars(common.get("args", argparse.Namespace()))
     remarks = resume.check_arguments(architecture, arguments, settings, str(settings.start))
     for remark in remarks if torch.distributed.get_rank() == 0 else ():
@@ -234,9 +234,8 @@ def _check_unrecorded(directory: Path, architecture: Architecture, settings: Che
         )
 
 
-def _check_sharding(directory: Path) -> None:
+def _check_sharding(directory: Path, common: dict[str, Any]) -> None:
     """Raises BadConfig for an optimizer state of Megatron-LM that only its own layout can read."""
-    common = dist_checkpointing.load_common_state_dict(str(directory))
     metadata = dist_checkpointing.load_content_metadata(preloaded_state_dict=common) or {}
     sharding = metadata.get("distrib_optim_sharding_type")
     if sharding not in (None, CONTENT_METADATA["distrib_optim_sharding_type"]):
