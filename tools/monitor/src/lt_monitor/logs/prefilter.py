@@ -73,14 +73,14 @@ class Prefilter(Generic[Meaning]):
 
     def _in_windows(self, groups: np.ndarray, indexes: np.ndarray) -> np.ndarray:
         """Those of the groups that are in a keyword's window, and the outermost, around which the block does not go on."""
-        inner = indexes[np.searchsorted(indexes, 1) : np.searchsorted(indexes, len(groups) - 1)]
+        first, last = np.searchsorted(indexes, (1, len(groups) - 1))
+        inner = indexes[first:last]
         before, here, behind = (groups[inner + shift].astype(np.uint64) for shift in (-1, 0, 1))
         ending, beginning = before | here << np.uint64(32), here | behind << np.uint64(32)
         is_in = self._is_window(beginning) | self._is_window(ending >> np.uint64(8))
         is_in |= self._is_window(ending >> np.uint64(24) | behind << np.uint64(40))
         is_in |= self._is_window(ending >> np.uint64(16) | behind << np.uint64(48))
-        outermost = [indexes[: np.searchsorted(indexes, 1)], indexes[np.searchsorted(indexes, len(groups) - 1) :]]
-        return np.concatenate([outermost[0], inner[is_in], outermost[1]])
+        return np.concatenate([indexes[:first], inner[is_in], indexes[last:]])
 
     def _is_window(self, bytes_8: np.ndarray) -> np.ndarray:
         """Whether a keyword's window may be the first seven of these eight bytes."""

@@ -58,6 +58,7 @@ def _unnamed(sources: tuple[bytes, ...]) -> bytes:
 
 _SOURCES = _FOREIGN + _NATIVE
 _PATTERNS = [_compiled(source) for source in _SOURCES]
+_ALL_KINDS, _NATIVE_KINDS = range(len(_SOURCES)), range(len(_FOREIGN), len(_SOURCES))
 _ANY_FOREIGN = _compiled(rb"(?:" + _unnamed(_FOREIGN) + rb")")
 _CHAIN = re.compile(rb"(?:" + _COLOUR + rb"(?:" + _unnamed(_SOURCES) + rb")" + _COLOUR + rb"){1,%d}" % MAXIMUM_PREFIXES)
 
@@ -84,13 +85,13 @@ def names_nobody(kinds: frozenset[int]) -> bool:
     return all(_PATTERNS[kind].groupindex.keys() <= {"time"} for kind in kinds)
 
 
-def _matches(line: bytes, kinds: Iterable[int] = range(len(_PATTERNS))) -> Iterator[tuple[int, re.Match[bytes]]]:
+def _matches(line: bytes, kinds: Iterable[int] = _ALL_KINDS) -> Iterator[tuple[int, re.Match[bytes]]]:
     ordered = sorted(kinds)
-    natives = [kind for kind in ordered if not is_foreign(kind)]
     begin = 0
     for _ in range(MAXIMUM_PREFIXES):
         # One search for all foreign ones, which most lines do not have.
-        for kind in ordered if _ANY_FOREIGN.match(line, begin) is not None else natives:
+        has_no_foreign = kinds is _ALL_KINDS and _ANY_FOREIGN.match(line, begin) is None
+        for kind in _NATIVE_KINDS if has_no_foreign else ordered:
             match = _PATTERNS[kind].match(line, begin)
             if match is not None:
                 break
