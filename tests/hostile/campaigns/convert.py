@@ -44,7 +44,7 @@ from convert_models import content, write_model
 from fault_campaign import ERRORS, Broken, ended, in_turn
 
 from lt_convert.commands import checksum_verification, conversion
-from lt_convert.commands.journal import JOURNAL
+from lt_convert.engine.journal import JOURNAL
 
 FILES = ("pwrite64", "ftruncate", "fsync", "fdatasync", "rename", "unlinkat", "unlink", "mkdirat")
 # Of the writes, only those to these files count: the program writes to standard error, too.

@@ -74,7 +74,8 @@ def command(
     input, or @FILE for a manifest in a file; s3:// URLs work, too. The format of SRC is detected. Tensors are copied bit for
     bit and streamed: memory does not grow with the model. The same command resumes an interrupted conversion.
     """
-    from lt_convert.commands import conversion, plan_table, result
+    from lt_convert.commands import conversion, plan_table
+    from lt_convert.engine import result
     from lt_convert.tensors.source_files import Files
 
     legacy = legacy_target(

@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lt_convert import formats
-from lt_convert.commands import occupancy, result, source_verification
-from lt_convert.commands.result import Result
-from lt_convert.formats import adamw_state, location, megatron_args
+from lt_convert.engine import occupancy, result, source_verification
+from lt_convert.engine.result import Result
+from lt_convert.formats import adamw_state, directories, location
 from lt_convert.formats.checkpoint import ONE_RANK, LegacyTarget, Source, Target
+from lt_convert.formats.megatron import megatron_args
 from lt_convert.tensors.block_fp8 import BlockFp8
 from lt_convert.tensors.blocks import TensorReader, parts, row_blocks
 from lt_convert.tensors.output_files import OutputFile, Payload, views
@@ -104,7 +105,7 @@ def destinations(sources: Sequence[str], output: str) -> list[tuple[str, str]]:
     `occupancy.check_links`.
     """
     occupancy.check_links(output)
-    output = location.normalized(output)
+    output = directories.normalized(output)
     if len(sources) == 1:
         return [(sources[0], output)]
     names = [_name(source) for source in sources]
@@ -117,7 +118,7 @@ def destinations(sources: Sequence[str], output: str) -> list[tuple[str, str]]:
 def _name(source: str) -> str:
     if source == "-" or source.startswith("@"):
         return source
-    parts = location.normalized(source).split("/")
+    parts = directories.normalized(source).split("/")
     return parts[-2] if parts[-1] == checkpoint_layout.RELEASE and len(parts) > 1 else parts[-1]
 
 
@@ -186,7 +187,7 @@ def check_aliases(source: Source, files: Files) -> None:
 def convert(request: Request) -> Checkpoint:
     """Convert, unless the destination is up to date. Returns the checkpoint at the destination."""
     occupancy.check_links(request.destination)
-    request = dataclasses.replace(request, destination=location.normalized(request.destination))
+    request = dataclasses.replace(request, destination=directories.normalized(request.destination))
     with Files() as files:
         directory, source_format = location.locate(request.source, files)
         options = {
@@ -206,7 +207,7 @@ def convert(request: Request) -> Checkpoint:
         result.check_destination(request.destination, directory)
         made.check_unoccupied()
         if request.verify:
-            files.reader = source_verification.open_checksums([(directory, source_format, location.listing(directory))])
+            files.reader = source_verification.open_checksums([(directory, source_format, directories.listing(directory))])
         todo = plan(dataclasses.replace(request, source=directory), files)
         files.reader.planned(views(todo.files), files)
     source = todo.source

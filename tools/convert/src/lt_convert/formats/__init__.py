@@ -14,11 +14,11 @@ from types import ModuleType
 
 MODULES = {
     "hf": "lt_convert.formats.huggingface",
-    "megatron-dist": "lt_convert.formats.torch_dist",
-    "megatron-legacy": "lt_convert.formats.legacy",
+    "megatron-dist": "lt_convert.formats.megatron.torch_dist",
+    "megatron-legacy": "lt_convert.formats.megatron.legacy",
     "torchtitan": "lt_convert.formats.torchtitan",
 }
-READ_ONLY = {"megatron-fsdp": "lt_convert.formats.megatron_fsdp"}
+READ_ONLY = {"megatron-fsdp": "lt_convert.formats.megatron.fsdp"}
 
 
 def module(name: str) -> ModuleType:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from lt_convert.formats.location import listing
+from lt_convert.formats.directories import listing
 from lt_convert.tensors.checksums import Checksums
 from lt_convert.tensors.output_files import OutputFile
 from lt_convert.tensors.source_files import Files

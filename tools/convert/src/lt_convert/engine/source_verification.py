@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable
 
-from lt_convert.commands.receipt import ConversionRecord
+from lt_convert.engine.receipt import ConversionRecord
 from lt_convert.tensors.checksums import Checksums
 from lt_convert.tensors.source_checksums import Range, SourceChecksums
 from lt_convert.tensors.source_files import Files

@@ -15,8 +15,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from lt_convert.commands import checkpoint_comparison, conversion, inspection
 from lt_convert.commands.conversion import Request
-from lt_convert.formats import MODULES, quantization
+from lt_convert.formats import MODULES
 from lt_convert.formats import huggingface as huggingface_format
+from lt_convert.formats.huggingface import quantization
 from lt_convert.tensors.source_files import Files
 from lt_shared import huggingface
 from lt_shared.architecture import Architecture
@@ -262,9 +263,9 @@ def test_memory_does_not_grow_with_the_tensor(tmp_path: Path) -> None:
     code = """
 import resource, sys
 from lt_convert.formats import huggingface
-from lt_convert.formats.dequantization import dequantized
+from lt_convert.formats.huggingface.dequantization import dequantized
 from lt_convert.tensors.output_files import Payload
-from lt_convert.commands.pieces import contents
+from lt_convert.engine.pieces import contents
 from lt_convert.tensors.blocks import TensorReader
 from lt_convert.tensors.source_files import Files
 from lt_shared.quantization import Quantization

@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lt_convert.containers import torch_archive
-from lt_convert.formats import beside_model, megatron_args, range_checksums
+from lt_convert.formats import beside_model, range_checksums
 from lt_convert.formats.checkpoint import LegacyTarget, Source, Target
-from lt_convert.formats.location import listing
+from lt_convert.formats.directories import listing
+from lt_convert.formats.megatron import megatron_args
 from lt_convert.tensors.output_files import OutputFile, Payload
 from lt_convert.tensors.source_files import INCOMPLETE, Files
 from lt_convert.tensors.tensor import Chunk, Tensor, concatenate, zeros

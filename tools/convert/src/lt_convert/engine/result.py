@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from lt_convert.commands import leftovers, occupancy
-from lt_convert.commands.output_writer import write_outputs
-from lt_convert.commands.receipt import ConversionRecord
-from lt_convert.formats import beside_model, location, provider_config
+from lt_convert.engine import leftovers, occupancy
+from lt_convert.engine.output_writer import write_outputs
+from lt_convert.engine.receipt import ConversionRecord
+from lt_convert.formats import beside_model, directories
+from lt_convert.formats.megatron import provider_config
 from lt_convert.tensors.checksums import Checksums
 from lt_convert.tensors.output_files import OutputFile
 from lt_convert.tensors.source_files import Reader
@@ -119,6 +120,6 @@ def fingerprint(directory: str, source_format: str, destination: str) -> Fingerp
         beside = (checkpoint_layout.tokenizer_directory(run), run / beside_model.DIRECTORY, run / provider_config.CONTEXT)
         paths += [path for place in beside for path in place.rglob("*") if path.is_file()]
     if source_format in ("torchtitan", "hf"):
-        candidates = location.configuration_directories(directory)[1:]
+        candidates = directories.configuration_directories(directory)[1:]
         paths += [path for candidate in candidates if (path := Path(candidate) / "config.json").is_file()]
     return [storage.fingerprint(path) for path in sorted(paths)]

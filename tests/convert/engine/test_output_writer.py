@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lt_convert.commands import output_writer
+from lt_convert.engine import output_writer
 from lt_convert.tensors.checksums import Checksums
 from lt_convert.tensors.output_files import OutputFile, Payload
 from lt_convert.tensors.tensor import tensor_in_files

@@ -12,10 +12,11 @@ from typing import Any
 
 from lt_convert.containers import dcp
 from lt_convert.containers.dcp import METADATA, Contents
-from lt_convert.formats import adamw_state, beside_model, megatron_args, provider_config, train_state
+from lt_convert.formats import adamw_state, beside_model
 from lt_convert.formats.adamw_state import MOMENTS
 from lt_convert.formats.checkpoint import OptimizerState, Source
-from lt_convert.formats.location import listing
+from lt_convert.formats.directories import listing
+from lt_convert.formats.megatron import megatron_args, optimizer_state, provider_config, train_state
 from lt_convert.tensors.source_files import Files
 from lt_convert.tensors.tensor import Tensor, concatenate
 from lt_convert.tokenizers import discovery
@@ -128,7 +129,7 @@ def _optimizer(contents: Contents, table: str, model: Model, arguments: Mapping[
     family = families.family_of(model.architecture)
     by_kind = {kind: family.to_canonical(table, model, _named(keys[kind], contents), f"{origin}: {kind}") for kind in MOMENTS}
     max_lr = settings.pop("max_lr", None)
-    tokens = adamw_state.tokens({}, arguments)
+    tokens = optimizer_state.tokens({}, arguments)
     return OptimizerState(by_kind, step, settings | ({} if max_lr is None else {"initial_lr": max_lr}), tokens)
 
 
