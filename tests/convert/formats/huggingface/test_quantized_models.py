@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from lt_convert.commands import checkpoint_comparison, conversion, inspection
 from lt_convert.commands.conversion import Request
-from lt_convert.formats import MODULES
+from lt_convert.formats import WRITTEN
 from lt_convert.formats import huggingface as huggingface_format
 from lt_convert.formats.huggingface import quantization
 from lt_convert.tensors.source_files import Files
@@ -91,7 +91,7 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
         assert torch.equal(bits(found[name]), bits(tensor)), name
 
 
-@pytest.mark.parametrize("to", [name for name in MODULES if name != "hf"])
+@pytest.mark.parametrize("to", [name for name in WRITTEN if name != "hf"])
 @pytest.mark.parametrize("architecture", [QWEN3, ODD], ids=["whole blocks", "partial blocks"])
 def test_block_fp8_goes_to_every_format(architecture: Architecture, to: str, tmp_path: Path) -> None:
     expected = quantize(make_model(tmp_path / "model", architecture), tmp_path / "fp8")

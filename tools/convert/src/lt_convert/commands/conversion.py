@@ -7,7 +7,7 @@ from typing import Any
 from lt_convert import formats
 from lt_convert.engine import occupancy, result, source_verification
 from lt_convert.engine.result import Result
-from lt_convert.formats import adamw_state, directories, location
+from lt_convert.formats import FORMATS, adamw_state, directories, location
 from lt_convert.formats.checkpoint import ONE_RANK, LegacyTarget, Source, Target
 from lt_convert.formats.megatron import megatron_args
 from lt_convert.tensors.block_fp8 import BlockFp8
@@ -23,7 +23,6 @@ from lt_shared.console import BadData, UsageError, note, warn
 from lt_shared.manifest import Checkpoint, absolute
 
 SHOWN_FILES = 12
-WITH_OPTIMIZER = ("megatron-dist", "torchtitan")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,21 +132,21 @@ def plan(request: Request, files: Files, reads_values: bool = True) -> Plan:
 
 def _plan(request: Request, files: Files, reads_values: bool) -> Plan:
     directory, source_format = location.locate(request.source, files)
-    source: Source = formats.module(source_format).open_source(directory, files)
+    source, target_format = FORMATS[source_format].open_source(directory, files), FORMATS[request.to]
     is_flat = source.optimizer is not None and source.optimizer.is_flat and request.optimizer
     is_changed = request.dtype or request.quantize or source.quantization or is_flat or source.is_partial
-    if source_format == request.to and request.to != "megatron-legacy" and not is_changed:
+    if source_format == request.to and not target_format.has_target_options and not is_changed:
         raise UsageError(f"{directory}: is in the format {source_format} already")
-    if request.quantize and (request.to != "hf" or source.quantization):
+    if request.quantize and (not target_format.is_quantizable or source.quantization):
         why = (
             f"{directory}: is quantized already: {source.quantization}"
             if source.quantization
-            else "only hf has quantized weights"
+            else f"only {formats.names_with('is_quantizable')} has quantized weights"
         )
         raise UsageError(why, "drop --quantize")
-    if request.to == "megatron-dist":
+    if target_format.warns_of_arguments:
         megatron_args.warn_of_absent(source.model.architecture, directory)
-    if not request.optimizer or request.to not in WITH_OPTIMIZER:
+    if not request.optimizer or not target_format.has_optimizer:
         source = dataclasses.replace(source, optimizer=None)
     elif adamw_state.is_of_muon(source.left_out):
         warn(f"{directory}: its optimizer is Muon, whose state is not converted: the result has the weights alone")
@@ -157,10 +156,9 @@ def _plan(request: Request, files: Files, reads_values: bool) -> Plan:
         adamw_state.check(source.optimizer)
         adamw_state.check_main_weights(source.optimizer, source.tensors, files, directory)
     tensors = {name: _cast(name, tensor, request.dtype) for name, tensor in source.tensors.items()}
-    target_format = formats.module(request.to)
     outputs = target_format.outputs(Target(source, tensors, request.destination, request.legacy_target, request.quantize))
     family = families.family_of(source.model.architecture)
-    return Plan(source, request, tuple(outputs), family.operations(source.table, target_format.TABLE, source.model))
+    return Plan(source, request, tuple(outputs), family.operations(source.table, target_format.table, source.model))
 
 
 def _cast(name: str, tensor: Tensor, dtype: str | None) -> Tensor:

@@ -6,24 +6,22 @@ from collections.abc import Sequence
 
 from lt_convert import formats
 from lt_convert.containers.dcp import METADATA
-from lt_convert.formats import unread
+from lt_convert.formats import FORMATS, MEGATRON_FSDP, TORCHTITAN, unread
 from lt_convert.formats.checkpoint import Source
 from lt_convert.formats.directories import TORCHTITAN_STEP, listing, normalized
-from lt_convert.formats.megatron import train_state
+from lt_convert.formats.megatron import fsdp, train_state
 from lt_convert.tensors.source_files import INCOMPLETE, Files
 from lt_shared import checkpoint_layout, manifest, ownership, storage
 from lt_shared.console import BadData, NoInput, warn
 from lt_shared.manifest import Checkpoint, Dataset
 
-MEGATRON_FSDP = "megatron-fsdp"
 _DEEPSPEED = re.compile(r"global_step\d+|layer_\d+-model_\d+-model_states\.pt|mp_rank_\d+_model_states\.pt")
 
 
 def open_source(argument: str, files: Files) -> Source:
     """The checkpoint that SRC means, opened. Raises as `locate` and as the format's own `open_source`."""
     directory, name = locate(argument, files)
-    source: Source = formats.module(name).open_source(directory, files)
-    return source
+    return FORMATS[name].open_source(directory, files)
 
 
 def locate(argument: str, files: Files) -> tuple[str, str]:
@@ -54,18 +52,19 @@ def locate(argument: str, files: Files) -> tuple[str, str]:
     if steps:
         path = _newest_step(path, steps)
         names = listing(path)
-    found = formats.recognise(names)
-    if found == "torchtitan" and METADATA in names and formats.module(MEGATRON_FSDP).is_stored(path, files):
-        return path, MEGATRON_FSDP
-    if found is None and any(name.endswith(".distcp") for name in names):
+    recognised = formats.recognise(names)
+    # TorchTitan and Megatron-FSDP have the same files; the names of the tensors tell them apart.
+    if recognised == TORCHTITAN.name and METADATA in names and fsdp.is_stored(path, files):
+        return path, MEGATRON_FSDP.name
+    if recognised is None and any(name.endswith(".distcp") for name in names):
         raise BadData(f"{path}/.metadata: missing", "the checkpoint is incomplete: use another one or copy it again")
-    if found is None:
+    if recognised is None:
         raise unread.name(path, names) or NoInput(
             f"{path}: no checkpoint of a supported format",
             "expected config.json with safetensors, .metadata with .distcp files, mp_rank_* directories, or "
             f"{checkpoint_layout.TRACKER}",
         )
-    return path, found
+    return path, recognised
 
 
 def _last_of_manifest(argument: str) -> str:

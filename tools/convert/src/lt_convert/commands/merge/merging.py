@@ -15,7 +15,7 @@ from lt_convert.commands.merge.sources import Chosen
 from lt_convert.engine import occupancy, result, source_verification
 from lt_convert.engine.receipt import MERGED, ConversionRecord
 from lt_convert.engine.result import Result
-from lt_convert.formats import directories, location
+from lt_convert.formats import FORMATS, directories, location
 from lt_convert.formats.checkpoint import ONE_RANK, LegacyTarget
 from lt_convert.formats.megatron import megatron_args
 from lt_convert.tensors.output_files import views
@@ -113,7 +113,7 @@ def _planned(request: MergeRequest, located: Sequence[tuple[str, str]], shares: 
     if request.schedule not in (None, *weights.MEANS):
         sources.check_order([part.iteration for part in parts], [part.source.directory for part in parts])
     newest = plan.newest_of(parts)
-    if request.to == "megatron-dist":
+    if FORMATS[request.to].warns_of_arguments:
         megatron_args.warn_of_absent(newest.source.model.architecture, newest.source.directory)
     return plan.plan(parts, request.conversion())
 

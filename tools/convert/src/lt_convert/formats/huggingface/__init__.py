@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lt_convert.formats import beside_model
+from lt_convert.formats import HUGGINGFACE, beside_model
 from lt_convert.formats.checkpoint import Source, Target
 from lt_convert.formats.directories import TORCHTITAN_STEP, configuration_directories, listing
 from lt_convert.formats.huggingface import fused_experts, openai_original
@@ -78,7 +78,7 @@ def open_source(directory: str, files: Files) -> Source:
     generates = huggingface_tokenizer.GENERATION in names
     return Source(
         directory=directory,
-        format="hf",
+        format=HUGGINGFACE.name,
         table=HF,
         model=model,
         tensors=tensors | (padding or {}),
@@ -90,7 +90,7 @@ def open_source(directory: str, files: Files) -> Source:
         generation=files.read(generation, 0, files.size_bytes(generation)) if generates else None,
         quantization=str(stored_as or ""),
         beside=beside,
-        not_carried=beside_model.not_carried("hf", names, stored_names, tokenizer, beside),
+        not_carried=beside_model.not_carried(HUGGINGFACE.name, names, stored_names, tokenizer, beside),
         is_partial=place != directory or weight_files(names)[0] not in (INDEX, SINGLE),
     )
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from lt_convert.containers import dcp, torch_archive
 from lt_convert.containers.dcp import METADATA
-from lt_convert.formats import adamw_state, beside_model, range_checksums
+from lt_convert.formats import MEGATRON_DIST, adamw_state, beside_model, range_checksums
 from lt_convert.formats.checkpoint import Source, Target
 from lt_convert.formats.directories import listing
 from lt_convert.formats.megatron import (
@@ -85,13 +85,13 @@ def open_source(directory: str, files: Files) -> Source:
     tokenizer = _tokenizer(directory, names, saved, files)
     return Source(
         directory=directory,
-        format="megatron-dist",
+        format=MEGATRON_DIST.name,
         table=MEGATRON,
         model=model,
         tensors=canonical,
         aliases=tuple(family.aliases(MEGATRON, model, tensors)),
         tokenizer=tokenizer,
-        not_carried=beside_model.not_carried("megatron-dist", names, (), None, ()),
+        not_carried=beside_model.not_carried(MEGATRON_DIST.name, names, (), None, ()),
         **beside_model.kept(run, tokenizer, files),
         iteration=_iteration(directory, {} if saved else common),
         loss=saved.loss if saved else None,

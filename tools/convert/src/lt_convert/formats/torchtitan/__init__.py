@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lt_convert import formats
 from lt_convert.containers import dcp
 from lt_convert.containers.dcp import METADATA, Contents, Entry
 from lt_convert.formats import adamw_state, beside_model, range_checksums
@@ -82,13 +83,13 @@ def open_source(directory: str, files: Files) -> Source:
     tokenizer = discovery.of_run(run, saved.tokenizer if saved else None, files)
     return Source(
         directory=directory,
-        format="torchtitan",
+        format=formats.TORCHTITAN.name,
         table=table,
         model=model,
         tensors=family.to_canonical(table, model, tensors, directory) | padding,
         aliases=tuple(family.aliases(table, model, tensors)),
         tokenizer=tokenizer,
-        not_carried=beside_model.not_carried("torchtitan", names, (), None, ()),
+        not_carried=beside_model.not_carried(formats.TORCHTITAN.name, names, (), None, ()),
         **beside_model.kept(run, tokenizer, files),
         iteration=iteration,
         loss=saved.loss if saved else None,
