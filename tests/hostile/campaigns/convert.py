@@ -54,7 +54,7 @@ CALLS = (*FILES, "write")
 FAILING = ("pwrite64", "ftruncate", "fsync", "fdatasync", "rename", "write")
 # A line in the journal after every tensor, which are a few kB here.
 PROGRAM = """
-from lt_convert.commands import journal
+from lt_convert.engine import journal
 journal.SYNC_SECONDS = 0.0
 from lt_convert.cli import main
 main()
