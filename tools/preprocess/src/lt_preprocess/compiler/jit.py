@@ -15,10 +15,10 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast, get_args
 
-from lt_preprocess.kernels.arguments import Kind, flatten
-from lt_preprocess.kernels.cache_directory import cache_directory as cache_directory
-from lt_preprocess.kernels.cache_directory import source_digest as source_digest
-from lt_preprocess.kernels.declarations import Inner
+from lt_preprocess.compiler.arguments import Kind, flatten
+from lt_preprocess.compiler.cache_directory import cache_directory as cache_directory
+from lt_preprocess.compiler.cache_directory import source_digest as source_digest
+from lt_preprocess.compiler.declarations import Inner
 from lt_shared import memory
 from lt_shared.console import Stopwatch, note, warn
 
@@ -54,7 +54,7 @@ class Kernel:
 
     def _loaded(self, kinds: tuple[Kind, ...]) -> Callable[[Any, Any], int]:
         """The machine code for arguments of these kinds: from the cache, or compiled."""
-        from lt_preprocess.kernels import machine_code
+        from lt_preprocess.compiler import machine_code
 
         with _COMPILING:
             if kinds not in self._entries:
@@ -71,11 +71,11 @@ class Kernel:
             return self._entries[kinds]
 
     def _compiled(self, kinds: tuple[Kind, ...], entry: str, path: Path | None) -> bytes:
-        from lt_preprocess.kernels import machine_code
+        from lt_preprocess.compiler import machine_code
 
         AnnounceCompilation.announce()
         with memory.garbage_collection_paused():
-            from lt_preprocess.kernels import compilation
+            from lt_preprocess.compiler import compilation
 
             code = compilation.object_code(self._function, kinds, entry, self._results)
         if path is not None:

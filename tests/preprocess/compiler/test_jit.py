@@ -16,15 +16,15 @@ import pseudo_terminal
 import pytest
 import tokenizers
 
-from lt_preprocess.kernels import jit
-from lt_preprocess.kernels.jit import cache_directory, kernel
+from lt_preprocess.compiler import jit
+from lt_preprocess.compiler.jit import cache_directory, kernel
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 INVALID = """
 from lt_preprocess.readers import utf8
-from lt_preprocess.tokenizers.base import Texts
-print(list(map(int, utf8.invalid(Texts.of([b"a" * 100, b"a" * 50 + b"\\xff" + b"a" * 50])))))
+from lt_preprocess.texts import Texts
+print(list(map(int, utf8.invalid(Texts.from_list([b"a" * 100, b"a" * 50 + b"\\xff" + b"a" * 50])))))
 """
 DOCUMENT = '{"text": "a b c"}\n'
 
@@ -125,7 +125,9 @@ def test_an_interrupt_while_the_stopwatch_starts_gives_the_cursor_back(monkeypat
     assert calls == ["started", "stopped"]
 
 
-@pytest.mark.parametrize("name", ["kernels/jit", "kernels/intrinsics", "kernels/simd", "tokenizers/bpe/encoder", "cli/datasets"])
+@pytest.mark.parametrize(
+    "name", ["compiler/jit", "compiler/intrinsics", "compiler/simd", "tokenizers/bpe/encoder", "cli/datasets"]
+)
 def test_a_change_of_any_source_changes_the_digest(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     current = jit.source_digest()
     source = Path(jit.__file__).parents[1] / f"{name}.py"
@@ -146,7 +148,7 @@ def test_the_machine_code_of_a_changed_intrinsic_is_not_used(tmp_path: Path) -> 
     def invalid_texts() -> str:
         return subprocess.run([sys.executable, "-c", INVALID], env=environment, check=True, capture_output=True, text=True).stdout
 
-    simd = package / "kernels" / "simd.py"
+    simd = package / "compiler" / "simd.py"
     sound = simd.read_text()
     broken = sound.replace("return builder.bitcast(_any_of(builder, errors), integer(64))", "return ir.Constant(integer(64), 0)")
     assert broken != sound
@@ -159,7 +161,7 @@ def test_the_machine_code_of_a_changed_intrinsic_is_not_used(tmp_path: Path) -> 
 def test_a_full_disk_keeps_nothing_and_stops_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from lt_preprocess.kernels import jit, machine_code
+    from lt_preprocess.compiler import jit, machine_code
 
     def no_space(path: Path, code: bytes) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -184,7 +186,7 @@ def test_what_numba_compiles_for_others_is_as_it_was() -> None:
     """In a notebook, before and after a kernel is compiled, with functions that both use."""
     import numba
 
-    from lt_preprocess.kernels import jit
+    from lt_preprocess.compiler import jit
 
     def largest(values: "np.ndarray[Any, np.dtype[np.int64]]") -> int:
         found = 0

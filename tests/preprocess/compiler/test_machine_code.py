@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from lt_preprocess.kernels import jit
+from lt_preprocess.compiler import jit
 from lt_preprocess.readers import utf8
-from lt_preprocess.tokenizers.base import Texts
+from lt_preprocess.texts import Texts
 
 COMPILED = """
 from lt_preprocess.readers import utf8
-from lt_preprocess.tokenizers.base import Texts
-print(list(map(int, utf8.invalid(Texts.of([b"a" * 100, b"a" * 50 + b"\\xff" + b"a" * 50])))))
+from lt_preprocess.texts import Texts
+print(list(map(int, utf8.invalid(Texts.from_list([b"a" * 100, b"a" * 50 + b"\\xff" + b"a" * 50])))))
 """
 DAMAGE: dict[str, Callable[[bytes, int], bytes]] = {
     "a flipped bit": lambda content, position: content[:position] + bytes([content[position] ^ 4]) + content[position + 1 :],
@@ -65,7 +65,7 @@ def test_a_missing_file_is_made_again(cache: Path) -> None:
 
 
 def test_a_second_run_imports_no_compiler() -> None:
-    utf8.invalid(Texts.of([b"a"]))
+    utf8.invalid(Texts.from_list([b"a"]))
     script = COMPILED + "import sys; print('numba' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     assert done.stdout == "[1]\nFalse\n"

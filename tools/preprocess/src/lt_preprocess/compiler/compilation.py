@@ -27,9 +27,9 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic, typeof_impl
 from numba.np import arrayobj as numba_arrayobj
 
-from lt_preprocess.kernels.arguments import Array, Group, Kind
-from lt_preprocess.kernels.declarations import Inner, Intrinsic
-from lt_preprocess.kernels.typing_shortcuts import Pipeline, entry_points_left_out, remembered_calls
+from lt_preprocess.compiler.arguments import Array, Group, Kind
+from lt_preprocess.compiler.declarations import Inner, Intrinsic
+from lt_preprocess.compiler.typing_shortcuts import Pipeline, entry_points_left_out, remembered_calls
 
 types: Any = numba_types
 cgutils: Any = numba_cgutils

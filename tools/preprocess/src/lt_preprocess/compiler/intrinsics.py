@@ -13,8 +13,8 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from lt_preprocess.kernels.declarations import Intrinsic
-from lt_preprocess.kernels.representation import cgutils, integer, ir, types
+from lt_preprocess.compiler.declarations import Intrinsic
+from lt_preprocess.compiler.representation import cgutils, integer, ir, types
 
 CACHE_LINE_BYTES = 64
 

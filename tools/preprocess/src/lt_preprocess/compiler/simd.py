@@ -9,8 +9,8 @@ padding for what is read after its end, and for the 3 bytes that `utf8_errors` r
 from collections.abc import Sequence
 from typing import Any
 
-from lt_preprocess.kernels.intrinsics import load_as, store_as, typed_intrinsic
-from lt_preprocess.kernels.representation import cgutils, integer, ir, types, vector
+from lt_preprocess.compiler.intrinsics import load_as, store_as, typed_intrinsic
+from lt_preprocess.compiler.representation import cgutils, integer, ir, types, vector
 
 BLOCK_BYTES = 64
 """Bytes of text in a mask: as many as an integer has bits."""

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lt_preprocess.kernels import cache_directory as module
-from lt_preprocess.kernels.cache_directory import cache_directory
+from lt_preprocess.compiler import cache_directory as module
+from lt_preprocess.compiler.cache_directory import cache_directory
 
 
 @pytest.fixture
