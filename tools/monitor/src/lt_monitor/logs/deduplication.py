@@ -15,8 +15,8 @@ from typing import Any
 import orjson
 
 from lt_monitor.events.records import Record
+from lt_monitor.logs.fast.step_rows import UNNAMED, StepBlock, Stream
 from lt_monitor.logs.parsed_block import ParsedBlock, attributed
-from lt_monitor.logs.step_rows import UNNAMED, StepBlock, Stream
 
 REMEMBERED_PER_STREAM = 8
 # More processes than write to one log; a log that makes up more must not fill the memory.

@@ -19,18 +19,19 @@ from lt_monitor.events import records
 from lt_monitor.events.records import Record
 from lt_monitor.logs import many_line_steps, user_patterns
 from lt_monitor.logs.dumps import Dumps
+from lt_monitor.logs.fast.prefilter import Prefilter
+from lt_monitor.logs.fast.step_rows import StepRows
+from lt_monitor.logs.fast.step_templates import MINIMUM_ALIKE_LINES, StepTemplates, line_ends
 from lt_monitor.logs.fields import TASK, read_values
-from lt_monitor.logs.formats import StepLine, tracebacks
+from lt_monitor.logs.formats import tracebacks
 from lt_monitor.logs.formats.table import HEADS, PARSERS, keywords
 from lt_monitor.logs.formats.tracebacks import OpenTracebacks
 from lt_monitor.logs.labels.removal import LabelRemoval
+from lt_monitor.logs.line_parsers import StepLine
 from lt_monitor.logs.lines import Line
 from lt_monitor.logs.many_line_steps import OpenStep
 from lt_monitor.logs.parsed_block import Item, ParsedBlock, in_order
-from lt_monitor.logs.prefilter import Prefilter
 from lt_monitor.logs.step_numbers import StepNumbers
-from lt_monitor.logs.step_rows import StepRows
-from lt_monitor.logs.step_templates import MINIMUM_ALIKE_LINES, StepTemplates, line_ends
 
 # A block of which this share was read with templates is followed by another one.
 DENSE = 0.5

@@ -19,14 +19,14 @@ import numpy as np
 
 from lt_monitor.events.records import Record
 from lt_monitor.logs import file_contents, log_files
+from lt_monitor.logs.fast.prefilter import GROUP_BYTES, Prefilter
 from lt_monitor.logs.formats import tracebacks
 from lt_monitor.logs.formats.table import HEADS, PARSERS, keywords
-from lt_monitor.logs.formats.trainers import huggingface
 from lt_monitor.logs.labels.removal import LabelRemoval
 from lt_monitor.logs.log_parser import LogParser
 from lt_monitor.logs.parsed_block import attributed
-from lt_monitor.logs.prefilter import GROUP_BYTES, Prefilter
 from lt_monitor.logs.step_numbers import last_bar
+from lt_monitor.logs.trainers import huggingface
 from lt_shared import storage
 
 FIRST_WINDOW_BYTES = 1 << 20

@@ -8,9 +8,9 @@ the same step, which `Steps.join` puts together. Which step that is belongs to t
 from typing import Any, NamedTuple
 
 from lt_monitor.events.records import Record
-from lt_monitor.logs.formats import ManyLines
-from lt_monitor.logs.formats.trainers import composer, deepspeed, olmo
+from lt_monitor.logs.line_parsers import ManyLines
 from lt_monitor.logs.lines import Line
+from lt_monitor.logs.trainers import composer, deepspeed, olmo
 
 TRAINERS: dict[str, ManyLines] = {"deepspeed": deepspeed.STEP, "olmo": olmo.STEP, "composer": composer.STEP}
 MAXIMUM_LINES = 10_000

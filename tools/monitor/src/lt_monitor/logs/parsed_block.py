@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lt_monitor.events.records import Record
-from lt_monitor.logs.step_rows import StepBlock, StepRows
+from lt_monitor.logs.fast.step_rows import StepBlock, StepRows
 from lt_shared import credentials
 
 Item = tuple[int, Record]

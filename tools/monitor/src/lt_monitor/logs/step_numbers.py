@@ -14,9 +14,9 @@ import re
 from typing import Any
 
 from lt_monitor.events.records import Record
-from lt_monitor.logs.formats import last_match
-from lt_monitor.logs.formats.trainers.huggingface import BAR, from_bar, labelled_bar
-from lt_monitor.logs.formats.trainers.nemo import MAXIMUM_LAG, SHOWN_DIGITS, exact_lag
+from lt_monitor.logs.line_parsers import last_match
+from lt_monitor.logs.trainers.huggingface import BAR, from_bar, labelled_bar
+from lt_monitor.logs.trainers.nemo import MAXIMUM_LAG, SHOWN_DIGITS, exact_lag
 
 LOOK_BACK_BYTES = 4096
 MAXIMUM_LABEL_BYTES = 300

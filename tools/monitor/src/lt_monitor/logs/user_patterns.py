@@ -22,7 +22,7 @@ from typing import Any
 from lt_monitor.events.escaping import printable
 from lt_monitor.events.records import CAUSES, COUNTS, END_REASONS, FAULTS, NUMBERS, SEVERITIES, TEXTS, Record
 from lt_monitor.logs.fields import RANK, TASK, TIME, Field, Value, read_values
-from lt_monitor.logs.formats import StepLine, fault
+from lt_monitor.logs.line_parsers import StepLine, fault
 from lt_monitor.logs.lines import Line
 from lt_shared import storage
 from lt_shared.console import BadConfig

@@ -1,0 +1,73 @@
+"""The line templates of one log: which of its lines they read, and when a line makes a new one.
+
+A log has a few shapes of step lines, so templates pay. One that makes up shapes must not make the parser slow, so their number is
+limited, and what is over that is read line by line.
+"""
+
+import numpy as np
+
+from lt_monitor.logs.fast.line_templates import LineTemplate
+from lt_monitor.logs.fast.step_rows import StepRows
+from lt_monitor.logs.line_parsers import StepLine
+from lt_monitor.logs.lines import Line
+
+MINIMUM_ALIKE_LINES = 16
+MAXIMUM_TEMPLATES = 256
+MAXIMUM_SHAPES = 4096
+MAXIMUM_TEMPLATE_BYTES = 2000
+
+_DIGITS_TO_ZERO = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else byte for byte in range(256))
+
+
+class StepTemplates:
+    """Empty at first: a parser reads the first lines of each shape alone and shows them to `learn`."""
+
+    def __init__(self) -> None:
+        self._by_length: dict[int, list[LineTemplate]] = {}
+        self._count = 0
+        self._shapes: set[bytes] = set()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def take(self, block: bytes, offset: int, starts: np.ndarray, lengths: np.ndarray, rows: list[StepRows]) -> np.ndarray:
+        """Add those of the lines that a template fits to `rows`; returns which they are (bool)."""
+        cells = np.frombuffer(block, dtype=np.uint8)
+        taken = np.zeros(len(starts), dtype=bool)
+        for length, templates in self._by_length.items():
+            width = templates[0].width
+            indexes = np.flatnonzero((lengths == length) & (starts <= len(block) - width))
+            if len(indexes) < MINIMUM_ALIKE_LINES:
+                continue
+            lines = np.lib.stride_tricks.sliding_window_view(cells, width)[starts[indexes]]
+            for template in templates:
+                alike = template.matches(lines)
+                if not alike.any():
+                    continue
+                rows.append(StepRows(template, starts[indexes[alike]] + offset, lines if alike.all() else lines[alike]))
+                taken[indexes[alike]] = True
+                indexes, lines = indexes[~alike], lines[~alike]
+                if not len(indexes):
+                    break
+        return taken
+
+    def learn(self, raw: bytes, line: Line, step: StepLine) -> bool:
+        """Whether there is a template for lines like this one; makes it when its shape is new."""
+        shape = raw.translate(_DIGITS_TO_ZERO)
+        if shape in self._shapes:
+            return True
+        if len(self._shapes) >= MAXIMUM_SHAPES or self._count >= MAXIMUM_TEMPLATES or len(raw) > MAXIMUM_TEMPLATE_BYTES:
+            return False
+        self._shapes.add(shape)
+        template = LineTemplate.of(raw, line, step.values)
+        if template is None:
+            return False
+        self._by_length.setdefault(template.length, []).append(template)
+        self._count += 1
+        return True
+
+
+def line_ends(block: bytes) -> np.ndarray:
+    """Where (int64) the lines of a block end."""
+    ends = np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == ord("\n"))
+    return ends if block.endswith(b"\n") else np.append(ends, len(block))
