@@ -84,9 +84,9 @@ class LtPreprocess(Peer):
         self.encoders = [loaded.new_encoder() for _ in range(threads)]
 
     def texts(self, documents: list[bytes]) -> Any:
-        from lt_preprocess.tokenizers.base import Texts
+        from lt_preprocess.texts import Texts
 
-        return Texts.of(documents)
+        return Texts.from_list(documents)
 
     def encode(self, texts: Any) -> int:
         return len(self.encoders[0].encode(texts)[0])

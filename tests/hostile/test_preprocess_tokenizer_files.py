@@ -11,8 +11,8 @@ import nursery
 import pytest
 import tokenizers
 
+from lt_preprocess.texts import Texts
 from lt_preprocess.tokenizers import loading
-from lt_preprocess.tokenizers.base import Texts
 from lt_shared import tokenizer_files
 from lt_shared.console import BadData
 from lt_shared.tokenizers.byte_symbols import BYTE_OF_SYMBOL
@@ -97,10 +97,10 @@ import resource, sys
 from lt_shared import console, tokenizer_files
 resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
 from lt_preprocess.tokenizers import loading
-from lt_preprocess.tokenizers.base import Texts
+from lt_preprocess.texts import Texts
 try:
     encoder = loading.load(tokenizer_files.find(sys.argv[1])).new_encoder()
-    ids, _ = encoder.encode(Texts.of([text.encode() for text in sys.argv[2:]]))
+    ids, _ = encoder.encode(Texts.from_list([text.encode() for text in sys.argv[2:]]))
 except console.BadData as error:
     print(error)
     sys.exit(65)
@@ -180,5 +180,5 @@ def test_hostile_tekken_files(tmp_path: Path, name: str) -> None:
     path.write_text(TEKKEN[name]())
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(BadData, match=r"tekken\.json"):
-        loading.load(tokenizer_files.find(path)).new_encoder().encode(Texts.of([b"a"]))
+        loading.load(tokenizer_files.find(path)).new_encoder().encode(Texts.from_list([b"a"]))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiktoken.load import load_tiktoken_bpe
 
+from lt_preprocess.texts import Texts
 from lt_preprocess.tokenizers import loading, split_patterns
-from lt_preprocess.tokenizers.base import Encoder, Texts, Tokenizer
+from lt_preprocess.tokenizers.base import Encoder, Tokenizer
 from lt_shared import tokenizer_files
 
 pieces = st.sampled_from(
@@ -46,7 +47,7 @@ def both(
 
 
 def ids_of(encoder: Encoder, text: str) -> list[int]:
-    return [int(number) for number in encoder.encode(Texts.of([text.encode()]))[0]]
+    return [int(number) for number in encoder.encode(Texts.from_list([text.encode()]))[0]]
 
 
 @settings(max_examples=50, deadline=None)

@@ -13,14 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from lt_preprocess.compiler.jit import AnnounceCompilation
 from lt_preprocess.datasets import decoding, provenance
 from lt_preprocess.datasets.block_reader import BlockReader, bounds_of
-from lt_preprocess.kernels.jit import AnnounceCompilation
 from lt_preprocess.readers import inputs, json_batch
 from lt_preprocess.readers.batch import Batch
 from lt_preprocess.readers.chunks import Position
 from lt_preprocess.readers.slices import Slice
-from lt_preprocess.tokenizers.base import Encoder, Texts
+from lt_preprocess.texts import Texts
+from lt_preprocess.tokenizers.base import Encoder
 from lt_shared import storage
 from lt_shared.console import NoInput, Progress
 from lt_shared.manifest import Dataset
@@ -113,7 +114,7 @@ def _documents_of(texts: list[int], texts_per_document: npt.NDArray[np.integer])
 
 def encoded(texts: list[bytes], encoder: Encoder, eod: int | None) -> Sequences:
     """The sequences that a document of these texts becomes."""
-    ids, lengths = encoder.encode(Texts.of(texts))
+    ids, lengths = encoder.encode(Texts.from_list(texts))
     bounds = bounds_of(lengths).tolist()
     sequences = [ids[start:end].tolist() for start, end in itertools.pairwise(bounds) if start < end]
     if sequences and eod is not None:

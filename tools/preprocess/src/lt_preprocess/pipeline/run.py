@@ -14,7 +14,7 @@ from typing import Self
 
 import numpy as np
 
-from lt_preprocess.kernels import jit
+from lt_preprocess.compiler import jit
 from lt_preprocess.pipeline import assembly, encoding, journal
 from lt_preprocess.pipeline.encoding import Encoded
 from lt_preprocess.pipeline.journal import Journal

@@ -18,7 +18,7 @@ import numpy as np
 from lt_preprocess.readers import chunks
 from lt_preprocess.readers.chunks import MARGIN_BYTES, Lines, Position
 from lt_preprocess.readers.jsonl import LinesChunk
-from lt_preprocess.tokenizers.base import PADDING_BYTES
+from lt_preprocess.texts import PADDING_BYTES
 from lt_shared import storage
 from lt_shared.console import BadData, IoFailure
 

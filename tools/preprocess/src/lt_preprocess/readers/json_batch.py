@@ -11,7 +11,7 @@ from lt_preprocess.readers import json_line, json_scan, utf8
 from lt_preprocess.readers.batch import BadLine, Batch, ChunkLines, Column
 from lt_preprocess.readers.chunks import Lines
 from lt_preprocess.readers.json_scan import Found, Keys
-from lt_preprocess.tokenizers.base import PADDING_BYTES, Texts
+from lt_preprocess.texts import PADDING_BYTES, Texts
 
 _BYTES_PER_DOCUMENT = 64
 """Arrays are allocated for a document in so many bytes at first, and doubled when a chunk has more."""
@@ -20,7 +20,7 @@ _BYTES_PER_DOCUMENT = 64
 def prepare() -> None:
     """Compile what a batch needs, or load what an earlier run compiled: threads would wait for each other."""
     json_lines(Lines.of(b'{"text": "a"}\n'), "", ("text",))
-    utf8.invalid(Texts.of([b"a"]))
+    utf8.invalid(Texts.from_list([b"a"]))
 
 
 def json_lines(lines: Lines, source: str, json_keys: tuple[str, ...]) -> Batch:

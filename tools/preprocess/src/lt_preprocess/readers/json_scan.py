@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lt_preprocess.kernels.intrinsics import element_address, trailing_zeros
-from lt_preprocess.kernels.jit import inner, kernel
-from lt_preprocess.kernels.simd import BLOCK_BYTES, copy_block, string_stops, utf8_errors
+from lt_preprocess.compiler.intrinsics import element_address, trailing_zeros
+from lt_preprocess.compiler.jit import inner, kernel
+from lt_preprocess.compiler.simd import BLOCK_BYTES, copy_block, string_stops, utf8_errors
 
 Bytes = npt.NDArray[np.uint8]
 Integers = npt.NDArray[np.int64]

@@ -18,7 +18,7 @@ import numpy as np
 from lt_preprocess.readers import chunks, json_line, utf8
 from lt_preprocess.readers.batch import BadLine, Batch, ChunkLines, Column
 from lt_preprocess.readers.chunks import Chunk, Position
-from lt_preprocess.tokenizers.base import PADDING_BYTES, Lengths, Texts
+from lt_preprocess.texts import PADDING_BYTES, Lengths, Texts
 from lt_shared.console import BadData, Unavailable
 from lt_shared.document_origins.origins import Kind
 
@@ -89,7 +89,7 @@ def _texts(array: Any) -> Texts:
     """Copies the texts of an Arrow array of large strings; a null has no bytes."""
     _, offset_buffer, data_buffer = array.buffers()
     if len(array) == 0:
-        return Texts.of([])
+        return Texts.from_list([])
     offsets = np.frombuffer(offset_buffer, np.int64)[array.offset : array.offset + len(array) + 1]
     first, size = int(offsets[0]), int(offsets[-1] - offsets[0])
     data = np.zeros(size + PADDING_BYTES, np.uint8)

@@ -3,10 +3,10 @@
 import numpy as np
 import numpy.typing as npt
 
-from lt_preprocess.kernels.intrinsics import element_address
-from lt_preprocess.kernels.jit import kernel
-from lt_preprocess.kernels.simd import BLOCK_BYTES, utf8_errors
-from lt_preprocess.tokenizers.base import Texts
+from lt_preprocess.compiler.intrinsics import element_address
+from lt_preprocess.compiler.jit import kernel
+from lt_preprocess.compiler.simd import BLOCK_BYTES, utf8_errors
+from lt_preprocess.texts import Texts
 
 _MARGIN = np.zeros(3, np.uint8)
 

@@ -7,7 +7,8 @@ the last bytes of each text are looked at, at no cost that could be measured.
 
 import numpy as np
 
-from lt_preprocess.tokenizers.base import Encoder, Ids, Lengths, Texts
+from lt_preprocess.texts import Lengths, Texts
+from lt_preprocess.tokenizers.base import Encoder, Ids
 from lt_preprocess.tokenizers.bpe import character_classes
 from lt_preprocess.tokenizers.python_bpe import UncompiledEncoder
 from lt_preprocess.tokenizers.vocabulary import Vocabulary

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lt_preprocess.kernels.intrinsics import element_address, trailing_zeros
-from lt_preprocess.kernels.jit import AnnounceCompilation, inlined, inner, kernel
-from lt_preprocess.kernels.simd import BLOCK_BYTES, leads_from_u0300
-from lt_preprocess.tokenizers.base import Bytes, Encoder, Ids, Lengths, Texts, Wrapper
+from lt_preprocess.compiler.intrinsics import element_address, trailing_zeros
+from lt_preprocess.compiler.jit import AnnounceCompilation, inlined, inner, kernel
+from lt_preprocess.compiler.simd import BLOCK_BYTES, leads_from_u0300
+from lt_preprocess.texts import Bytes, Lengths, Texts
+from lt_preprocess.tokenizers.base import Encoder, Ids, Wrapper
 from lt_preprocess.tokenizers.bpe.blocks import low_bits
 from lt_preprocess.tokenizers.bpe.characters import width
 
@@ -146,7 +147,7 @@ class NormalizingEncoder(Encoder):
         contents = texts.to_list()
         for number in np.flatnonzero(is_uncertain).tolist():
             contents[number] = self._library.normalize_str(contents[number].decode()).encode()
-        return self._encoder.encode(Texts.of(contents))
+        return self._encoder.encode(Texts.from_list(contents))
 
 
 class Normalizing(Wrapper):
@@ -157,5 +158,5 @@ class Normalizing(Wrapper):
 
         made = NormalizingEncoder(self._wrapped.new_encoder(), tables(), normalizers.NFC())
         with AnnounceCompilation():
-            made.encode(Texts.of([]))
+            made.encode(Texts.from_list([]))
         return made

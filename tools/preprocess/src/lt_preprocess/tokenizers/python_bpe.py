@@ -8,7 +8,8 @@ import heapq
 
 import numpy as np
 
-from lt_preprocess.tokenizers.base import Encoder, Ids, Lengths, Texts
+from lt_preprocess.texts import Lengths, Texts
+from lt_preprocess.tokenizers.base import Encoder, Ids
 from lt_preprocess.tokenizers.vocabulary import Vocabulary
 
 _CACHED_PIECES = 1 << 20

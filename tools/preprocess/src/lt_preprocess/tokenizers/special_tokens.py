@@ -11,11 +11,12 @@ from types import MappingProxyType
 
 import numpy as np
 
-from lt_preprocess.kernels.intrinsics import element_address, trailing_zeros
-from lt_preprocess.kernels.jit import AnnounceCompilation, inlined, kernel
-from lt_preprocess.kernels.simd import BLOCK_BYTES, bytes_between
+from lt_preprocess.compiler.intrinsics import element_address, trailing_zeros
+from lt_preprocess.compiler.jit import AnnounceCompilation, inlined, kernel
+from lt_preprocess.compiler.simd import BLOCK_BYTES, bytes_between
+from lt_preprocess.texts import Bytes, Lengths, Texts
 from lt_preprocess.tokenizers import token_trie
-from lt_preprocess.tokenizers.base import Bytes, Encoder, Flags, ForbiddenToken, Ids, Lengths, Texts, Tokenizer, Wrapper
+from lt_preprocess.tokenizers.base import Encoder, Flags, ForbiddenToken, Ids, Tokenizer, Wrapper
 from lt_preprocess.tokenizers.bpe.blocks import low_bits
 from lt_preprocess.tokenizers.token_trie import TokenTrie, longest_match
 
@@ -117,7 +118,7 @@ class Search:
 
     def compile(self) -> None:
         with AnnounceCompilation():
-            self.find(Texts.of([b"a"]))
+            self.find(Texts.from_list([b"a"]))
 
 
 class SplittingEncoder(Encoder):

@@ -13,8 +13,9 @@ from typing import Any, get_args
 import numpy as np
 import numpy.typing as npt
 
+from lt_preprocess.texts import Texts
 from lt_preprocess.tokenizers import loading
-from lt_preprocess.tokenizers.base import Encoder, SpecialTokens, Texts, Tokenizer
+from lt_preprocess.tokenizers.base import Encoder, SpecialTokens, Tokenizer
 from lt_shared import indexed_dataset, tokenizer_files
 from lt_shared.console import BadData, UsageError
 
@@ -53,7 +54,7 @@ class TextTokenizer:
         """The ids of each text, as `encode` and much faster than a call for each. Raises as `encode`; errors number the texts."""
         if isinstance(texts, str):
             raise TypeError("encode_batch takes several texts; encode takes one")
-        encoded = Texts.of([_utf8(text, number) for number, text in enumerate(texts)])
+        encoded = Texts.from_list([_utf8(text, number) for number, text in enumerate(texts)])
         try:
             encoder = self._idle.pop()
         except IndexError:
@@ -92,7 +93,7 @@ class TextTokenizer:
         return f"<TextTokenizer {self.name}: {self.vocab_size:,} entries, {self.dtype}>"
 
     def _new_encoder(self) -> Encoder:
-        from lt_preprocess.kernels import jit
+        from lt_preprocess.compiler import jit
 
         with self._lock:
             return jit.apart(self._tokenizer.new_encoder)

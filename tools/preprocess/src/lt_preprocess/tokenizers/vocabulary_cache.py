@@ -58,7 +58,7 @@ def pieces_without_merges(vocabulary: Vocabulary, find: Callable[[Mapping[bytes,
 
 
 def place(kind: str, key: str) -> Path | None:
-    from lt_preprocess.kernels import jit
+    from lt_preprocess.compiler import jit
 
     directory = jit.cache_directory()
     return None if directory is None else directory / f"{kind}-{key}.npz"

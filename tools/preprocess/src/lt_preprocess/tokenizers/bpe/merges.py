@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lt_preprocess.kernels.intrinsics import (
+from lt_preprocess.compiler.intrinsics import (
     address,
     aligned,
     allocate,
@@ -27,8 +27,8 @@ from lt_preprocess.kernels.intrinsics import (
     store64,
     trailing_zeros,
 )
-from lt_preprocess.kernels.jit import inner, kernel
-from lt_preprocess.kernels.simd import LANES, copy_lanes, equal_after_shift, fill_lanes, lane_min
+from lt_preprocess.compiler.jit import inner, kernel
+from lt_preprocess.compiler.simd import LANES, copy_lanes, equal_after_shift, fill_lanes, lane_min
 
 Ids = npt.NDArray[np.int32]
 Ranks = npt.NDArray[np.uint32]

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lt_preprocess.kernels.jit import inlined, kernel
+from lt_preprocess.compiler.jit import inlined, kernel
 from lt_preprocess.tokenizers import token_trie
 from lt_preprocess.tokenizers.token_trie import TokenTrie
 from lt_preprocess.tokenizers.vocabulary import Vocabulary

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lt_preprocess.kernels.jit import inlined
+from lt_preprocess.compiler.jit import inlined
 from lt_preprocess.tokenizers.sentencepiece.piece_tables import Bytes, Ids, Words
 from lt_preprocess.tokenizers.sentencepiece.segments import eight_bytes
 

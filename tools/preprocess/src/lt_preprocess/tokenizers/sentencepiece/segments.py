@@ -10,7 +10,7 @@ space; in Chinese nearly every character is a segment.
 
 import numpy as np
 
-from lt_preprocess.kernels.jit import inlined
+from lt_preprocess.compiler.jit import inlined
 from lt_preprocess.tokenizers.sentencepiece.piece_tables import Bytes, Tables
 
 _BYTE_SHIFTS = tuple(np.uint64(8 * index) for index in range(8))
