@@ -17,8 +17,9 @@ import torch
 from convert_models import TINY, content, run, run_here, write_model
 from s3_server import names
 
-from lt_convert.commands import conversion, remote_writer
+from lt_convert.commands import conversion
 from lt_convert.commands.conversion import Request
+from lt_convert.engine import remote_writer
 from lt_convert.formats.checkpoint import LegacyTarget
 from lt_convert.tensors.output_files import OutputFile
 from lt_shared.checksums import FileChecksums, crc32

@@ -167,7 +167,7 @@ def test_verify_finds_what_has_changed(trained: Path, tmp_path: Path) -> None:
 INTERRUPTED = """
 import os, signal, sys
 import lt_convert
-from lt_convert.commands import output_writer
+from lt_convert.engine import output_writer
 from lt_shared.console import progress
 
 handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from lt_convert.formats import huggingface
-from lt_convert.formats.dequantization import dequantized
+from lt_convert.formats.huggingface.dequantization import dequantized
 from lt_convert.tensors import blocks
 from lt_convert.tensors.averages import Average
 from lt_convert.tensors.blocks import TensorReader

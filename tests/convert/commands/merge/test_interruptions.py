@@ -29,7 +29,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 KILLED = """
 import os, signal, sys, time
 from lt_convert.cli import main
-from lt_convert.commands import journal
+from lt_convert.engine import journal
 
 journal.SYNC_SECONDS = 0.0
 left, delay_seconds = int(sys.argv.pop(1)), float(sys.argv.pop(1))

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 
 import lt_convert
 from lt_convert.commands import checkpoint_comparison, checksum_verification, inspection
-from lt_convert.commands.receipt import ConversionRecord
 from lt_convert.containers import dcp
+from lt_convert.engine.receipt import ConversionRecord
 from lt_convert.formats import huggingface
 from lt_convert.formats.huggingface import safetensors_files
 from lt_convert.tensors import blocks

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any
 
-from lt_convert.commands.receipt import ConversionRecord
+from lt_convert.engine.receipt import ConversionRecord
 from lt_convert.tensors.checksums import Checksums
 from lt_convert.tensors.source_files import Files
 from lt_shared.console import BadData, NoInput, Progress

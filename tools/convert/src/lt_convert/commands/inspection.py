@@ -4,7 +4,7 @@ import math
 from typing import IO, Any
 
 from lt_convert.commands import plan_table
-from lt_convert.commands.receipt import MERGED, ConversionRecord
+from lt_convert.engine.receipt import MERGED, ConversionRecord
 from lt_convert.formats import location
 from lt_convert.formats.checkpoint import Source
 from lt_convert.tensors.blocks import TensorReader, flat

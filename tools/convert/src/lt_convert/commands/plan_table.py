@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from typing import IO, Any
 
+from lt_convert.formats import HUGGINGFACE
 from lt_convert.weights.tensor_names import abbreviated
 from lt_shared.architecture import Architecture
 
@@ -42,7 +43,7 @@ def write(record: dict[str, Any], output: IO[str]) -> None:
     print_to(output, table)
     print_to(output, files)
     if record["left_out"]:
-        what = "tensors of other parts" if record["from"] == "hf" else "keys of the training state"
+        what = "tensors of other parts" if record["from"] == HUGGINGFACE.name else "keys of the training state"
         output.write(f"left out: {len(record['left_out'])} {what}\n")
 
 

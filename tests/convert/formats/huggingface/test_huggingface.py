@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from lt_convert.commands import conversion
 from lt_convert.commands.conversion import Request
-from lt_convert.commands.output_writer import contents
+from lt_convert.engine.output_writer import contents
 from lt_convert.formats import huggingface
 from lt_convert.formats.huggingface import safetensors_files
 from lt_convert.tensors import blocks

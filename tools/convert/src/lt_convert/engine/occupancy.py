@@ -9,8 +9,8 @@ import re
 import stat
 from collections.abc import Collection, Iterable, Iterator
 
-from lt_convert.commands.journal import JOURNAL
-from lt_convert.commands.receipt import ConversionRecord
+from lt_convert.engine.journal import JOURNAL
+from lt_convert.engine.receipt import ConversionRecord
 from lt_convert.tensors.checksums import Checksums
 from lt_shared import checkpoint_layout, ownership, storage, tokenizer_files
 from lt_shared.checksums import FileChecksums

@@ -11,11 +11,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lt_convert import formats
 from lt_convert.containers import dcp
 from lt_convert.containers.dcp import METADATA, Contents, Entry
 from lt_convert.formats import adamw_state, beside_model, range_checksums
 from lt_convert.formats.checkpoint import Source, Target
-from lt_convert.formats.location import TORCHTITAN_STEP, configuration_directories, listing, steps_directory
+from lt_convert.formats.directories import TORCHTITAN_STEP, configuration_directories, listing, steps_directory
+from lt_convert.formats.torchtitan import optimizer_state
 from lt_convert.tensors.blocks import TensorReader, flat
 from lt_convert.tensors.output_files import OutputFile
 from lt_convert.tensors.source_files import Files
@@ -81,17 +83,17 @@ def open_source(directory: str, files: Files) -> Source:
     tokenizer = discovery.of_run(run, saved.tokenizer if saved else None, files)
     return Source(
         directory=directory,
-        format="torchtitan",
+        format=formats.TORCHTITAN.name,
         table=table,
         model=model,
         tensors=family.to_canonical(table, model, tensors, directory) | padding,
         aliases=tuple(family.aliases(table, model, tensors)),
         tokenizer=tokenizer,
-        not_carried=beside_model.not_carried("torchtitan", names, (), None, ()),
+        not_carried=beside_model.not_carried(formats.TORCHTITAN.name, names, (), None, ()),
         **beside_model.kept(run, tokenizer, files),
         iteration=iteration,
         loss=saved.loss if saved else None,
-        optimizer=adamw_state.from_torchtitan(contents, table, model, directory),
+        optimizer=optimizer_state.from_torchtitan(contents, table, model, directory),
         left_out=tuple(key for key in (*contents.entries, *contents.objects) if _STATE.fullmatch(key) and key != STEP),
         details={"files": len({location.file for location in contents.locations.values()})},
     )
@@ -180,7 +182,7 @@ def outputs(target: Target) -> list[OutputFile]:
     entries += [Entry.whole(name, tensor) for name, tensor in canonical.items() if name.startswith(PADDING)]
     objects: dict[str, Any] = {}
     if source.optimizer:
-        moments, objects = adamw_state.to_torchtitan(source.optimizer, model, source.iteration or 0, source.directory)
+        moments, objects = optimizer_state.to_torchtitan(source.optimizer, model, source.iteration or 0, source.directory)
         entries += moments
     made = dcp.outputs(entries, objects)
     record = RunRecord(

@@ -5,7 +5,7 @@ import os
 import shutil
 from pathlib import Path
 
-from lt_convert.commands.journal import JOURNAL
+from lt_convert.engine.journal import JOURNAL
 from lt_shared import ownership, storage
 from lt_shared.local_files import partial_path
 

@@ -15,8 +15,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from lt_convert.commands import checkpoint_comparison, conversion, inspection
 from lt_convert.commands.conversion import Request
-from lt_convert.formats import MODULES, quantization
+from lt_convert.formats import WRITTEN
 from lt_convert.formats import huggingface as huggingface_format
+from lt_convert.formats.huggingface import quantization
 from lt_convert.tensors.source_files import Files
 from lt_shared import huggingface
 from lt_shared.architecture import Architecture
@@ -90,7 +91,7 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
         assert torch.equal(bits(found[name]), bits(tensor)), name
 
 
-@pytest.mark.parametrize("to", [name for name in MODULES if name != "hf"])
+@pytest.mark.parametrize("to", [name for name in WRITTEN if name != "hf"])
 @pytest.mark.parametrize("architecture", [QWEN3, ODD], ids=["whole blocks", "partial blocks"])
 def test_block_fp8_goes_to_every_format(architecture: Architecture, to: str, tmp_path: Path) -> None:
     expected = quantize(make_model(tmp_path / "model", architecture), tmp_path / "fp8")
@@ -262,9 +263,9 @@ def test_memory_does_not_grow_with_the_tensor(tmp_path: Path) -> None:
     code = """
 import resource, sys
 from lt_convert.formats import huggingface
-from lt_convert.formats.dequantization import dequantized
+from lt_convert.formats.huggingface.dequantization import dequantized
 from lt_convert.tensors.output_files import Payload
-from lt_convert.commands.pieces import contents
+from lt_convert.engine.pieces import contents
 from lt_convert.tensors.blocks import TensorReader
 from lt_convert.tensors.source_files import Files
 from lt_shared.quantization import Quantization

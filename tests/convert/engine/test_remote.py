@@ -15,8 +15,9 @@ import pytest
 from convert_models import run_here
 from s3_server import Server, names, upload
 
-from lt_convert.commands import checkpoint_comparison, checksum_verification, conversion, inspection, remote_writer
+from lt_convert.commands import checkpoint_comparison, checksum_verification, conversion, inspection
 from lt_convert.commands.conversion import Request
+from lt_convert.engine import remote_writer
 from lt_convert.tensors import blocks
 from lt_convert.tensors.source_files import REMOTE_BLOCK_BYTES
 from lt_shared.architecture import Architecture

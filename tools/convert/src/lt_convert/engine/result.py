@@ -11,18 +11,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from lt_convert.commands import leftovers, occupancy
-from lt_convert.commands.output_writer import write_outputs
-from lt_convert.commands.receipt import ConversionRecord
-from lt_convert.formats import beside_model, location, provider_config
+from lt_convert.engine import leftovers, occupancy
+from lt_convert.engine.output_writer import write_outputs
+from lt_convert.engine.receipt import ConversionRecord
+from lt_convert.formats import FORMATS, beside_model, directories
+from lt_convert.formats.megatron import provider_config
 from lt_convert.tensors.checksums import Checksums
 from lt_convert.tensors.output_files import OutputFile
 from lt_convert.tensors.source_files import Reader
 from lt_shared import checkpoint_layout, storage, version_of
 from lt_shared.console import CannotCreate, UsageError, note
 from lt_shared.manifest import Checkpoint, absolute
-
-MEGATRON = ("megatron-dist", "megatron-legacy")
 
 Fingerprint = list[dict[str, str | int]]
 
@@ -93,7 +92,7 @@ class Result:
         return self.checkpoint([file.name for file in plan.files], iteration, loss)
 
     def checkpoint(self, names: Sequence[str], iteration: int | None, loss: float | None) -> Checkpoint:
-        if self.to in MEGATRON:
+        if FORMATS[self.to].is_in_run:
             if any(name.startswith(f"{checkpoint_layout.RELEASE}/") for name in names):
                 return Checkpoint(absolute(f"{self.destination}/{checkpoint_layout.RELEASE}"), self.to)
             return Checkpoint(absolute(f"{self.destination}/iter_{iteration or 0:07d}"), self.to, iteration, loss)
@@ -114,11 +113,11 @@ def fingerprint(directory: str, source_format: str, destination: str) -> Fingerp
         return [storage.fingerprint(f"{directory}/{name}", refresh=True) for name in sorted(storage.sizes_below(directory))]
     own = (destination, os.path.join(os.path.dirname(destination), f".{os.path.basename(destination)}."))
     paths = [path for path in Path(directory).rglob("*") if path.is_file() and not str(path).startswith(own)]
-    if source_format in MEGATRON:
+    if FORMATS[source_format].is_in_run:
         run = Path(directory).parent
         beside = (checkpoint_layout.tokenizer_directory(run), run / beside_model.DIRECTORY, run / provider_config.CONTEXT)
         paths += [path for place in beside for path in place.rglob("*") if path.is_file()]
-    if source_format in ("torchtitan", "hf"):
-        candidates = location.configuration_directories(directory)[1:]
+    if FORMATS[source_format].has_config_above:
+        candidates = directories.configuration_directories(directory)[1:]
         paths += [path for candidate in candidates if (path := Path(candidate) / "config.json").is_file()]
     return [storage.fingerprint(path) for path in sorted(paths)]

@@ -3,15 +3,13 @@
 import os
 from collections.abc import Iterable
 
-from lt_convert.commands.receipt import ConversionRecord
+from lt_convert.engine.receipt import ConversionRecord
+from lt_convert.formats import FORMATS
 from lt_convert.tensors.checksums import Checksums
 from lt_convert.tensors.source_checksums import Range, SourceChecksums
 from lt_convert.tensors.source_files import Files
 from lt_shared import storage
 from lt_shared.checksums import FileChecksums
-
-# These have a `.metadata` or a tracker of lt-train's; a repository of the Hub may have a file of that name with other content.
-WITH_CHECKSUMS = ("megatron-dist", "torchtitan", "megatron-legacy")
 
 
 def open_checksums(sources: Iterable[tuple[str, str, list[str]]]) -> SourceChecksums:
@@ -37,7 +35,7 @@ def _recorded(directory: str, source_format: str, names: list[str]) -> tuple[dic
         record = ConversionRecord.read(place) if place and not _is_planted(place, directory) else None
         if record:
             ranges |= _of_conversion(place, record.files)
-    if source_format not in WITH_CHECKSUMS or FileChecksums.NAME not in names:
+    if not FORMATS[source_format].has_checksums or FileChecksums.NAME not in names:
         return ranges, False
     path = f"{directory}/{FileChecksums.NAME}"
     with Files() as files:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from lt_convert.formats.location import listing
+from lt_convert.formats.directories import listing
 from lt_convert.tensors.source_files import Files
 from lt_shared import strict_yaml
 from lt_shared.console import BadData

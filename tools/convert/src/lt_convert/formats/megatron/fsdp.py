@@ -12,10 +12,11 @@ from typing import Any
 
 from lt_convert.containers import dcp
 from lt_convert.containers.dcp import METADATA, Contents
-from lt_convert.formats import adamw_state, beside_model, megatron_args, provider_config, train_state
+from lt_convert.formats import MEGATRON_FSDP, adamw_state, beside_model
 from lt_convert.formats.adamw_state import MOMENTS
 from lt_convert.formats.checkpoint import OptimizerState, Source
-from lt_convert.formats.location import listing
+from lt_convert.formats.directories import listing
+from lt_convert.formats.megatron import megatron_args, optimizer_state, provider_config, train_state
 from lt_convert.tensors.source_files import Files
 from lt_convert.tensors.tensor import Tensor, concatenate
 from lt_convert.tokenizers import discovery
@@ -25,7 +26,6 @@ from lt_shared import checkpoint_layout, pickles
 from lt_shared.console import BadData
 
 EMBEDDING = "embedding.word_embeddings.weight"
-FORMAT = "megatron-fsdp"
 
 _MODEL = re.compile(r"model\d*\.(?P<name>.+)")
 _STATE = re.compile(r"optimizer\.state\.(?P<name>.+)\.(?P<kind>exp_avg|exp_avg_sq|step)")
@@ -60,13 +60,13 @@ def open_source(directory: str, files: Files) -> Source:
     tokenizer = discovery.of_run(directory if has_own else run, None, files)
     return Source(
         directory=directory,
-        format=FORMAT,
+        format=MEGATRON_FSDP.name,
         table=table,
         model=model,
         tensors=family.to_canonical(table, model, tensors, directory),
         aliases=tuple(family.aliases(table, model, tensors)),
         tokenizer=tokenizer,
-        not_carried=beside_model.not_carried(FORMAT, listing(directory), (), None, ()),
+        not_carried=beside_model.not_carried(MEGATRON_FSDP.name, listing(directory), (), None, ()),
         **beside_model.kept(run, tokenizer, files),
         iteration=_iteration(contents, directory),
         optimizer=_optimizer(contents, table, model, arguments, directory),
@@ -128,7 +128,7 @@ def _optimizer(contents: Contents, table: str, model: Model, arguments: Mapping[
     family = families.family_of(model.architecture)
     by_kind = {kind: family.to_canonical(table, model, _named(keys[kind], contents), f"{origin}: {kind}") for kind in MOMENTS}
     max_lr = settings.pop("max_lr", None)
-    tokens = adamw_state.tokens({}, arguments)
+    tokens = optimizer_state.tokens({}, arguments)
     return OptimizerState(by_kind, step, settings | ({} if max_lr is None else {"initial_lr": max_lr}), tokens)
 
 

@@ -11,19 +11,18 @@ from typing import Any
 
 from lt_convert.containers import dcp, torch_archive
 from lt_convert.containers.dcp import METADATA
-from lt_convert.formats import (
-    adamw_state,
-    beside_model,
+from lt_convert.formats import MEGATRON_DIST, adamw_state, beside_model, range_checksums
+from lt_convert.formats.checkpoint import Source, Target
+from lt_convert.formats.directories import listing
+from lt_convert.formats.megatron import (
     flat_optimizer_state,
     megatron_args,
+    optimizer_state,
     provider_config,
-    range_checksums,
     stacked_layers,
     train_state,
 )
-from lt_convert.formats.checkpoint import Source, Target
-from lt_convert.formats.location import listing
-from lt_convert.formats.stacked_layers import EMBEDDING
+from lt_convert.formats.megatron.stacked_layers import EMBEDDING
 from lt_convert.tensors.output_files import OutputFile
 from lt_convert.tensors.source_files import INCOMPLETE, Files
 from lt_convert.tensors.tensor import Tensor
@@ -86,17 +85,17 @@ def open_source(directory: str, files: Files) -> Source:
     tokenizer = _tokenizer(directory, names, saved, files)
     return Source(
         directory=directory,
-        format="megatron-dist",
+        format=MEGATRON_DIST.name,
         table=MEGATRON,
         model=model,
         tensors=canonical,
         aliases=tuple(family.aliases(MEGATRON, model, tensors)),
         tokenizer=tokenizer,
-        not_carried=beside_model.not_carried("megatron-dist", names, (), None, ()),
+        not_carried=beside_model.not_carried(MEGATRON_DIST.name, names, (), None, ()),
         **beside_model.kept(run, tokenizer, files),
         iteration=_iteration(directory, {} if saved else common),
         loss=saved.loss if saved else None,
-        optimizer=adamw_state.from_megatron(contents, model, canonical, arguments, directory),
+        optimizer=optimizer_state.from_megatron(contents, model, canonical, arguments, directory),
         left_out=left_out,
         details=_details(contents, {} if saved else arguments, saved),
     )
@@ -199,8 +198,8 @@ def outputs(target: Target) -> list[OutputFile]:
     if source.optimizer:
         iteration = source.optimizer.step if source.iteration is None else source.iteration
         tracked = str(iteration)
-        tensors |= adamw_state.to_megatron(source.optimizer, model, _main_weights(target, dtype), source.directory)
-        common |= {"iteration": iteration} | adamw_state.to_megatron_common(source.optimizer, dtype != "float32")
+        tensors |= optimizer_state.to_megatron(source.optimizer, model, _main_weights(target, dtype), source.directory)
+        common |= {"iteration": iteration} | optimizer_state.to_megatron_common(source.optimizer, dtype != "float32")
         # Without consumed_train_samples lt-train computes it from the iteration and its own batch size.
         arguments = common["args"].state
         del arguments["consumed_train_samples"]

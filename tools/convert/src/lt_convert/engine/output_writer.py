@@ -18,10 +18,10 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from lt_convert.commands import remote_writer
-from lt_convert.commands.journal import JOURNAL, Journal, open_output
-from lt_convert.commands.occupancy import check_replaceable
-from lt_convert.commands.pieces import PieceChecksums, contents, piece_of, small_content
+from lt_convert.engine import remote_writer
+from lt_convert.engine.journal import JOURNAL, Journal, open_output
+from lt_convert.engine.occupancy import check_replaceable
+from lt_convert.engine.pieces import PieceChecksums, contents, piece_of, small_content
 from lt_convert.tensors.blocks import TensorReader
 from lt_convert.tensors.checksums import Checksums, Piece
 from lt_convert.tensors.output_files import OutputFile, Payload, Segment, views

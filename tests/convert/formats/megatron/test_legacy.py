@@ -14,8 +14,8 @@ import torch
 
 from lt_convert.commands import conversion
 from lt_convert.commands.conversion import Request
-from lt_convert.formats import legacy
 from lt_convert.formats.checkpoint import LegacyTarget
+from lt_convert.formats.megatron import legacy
 from lt_convert.tensors import blocks
 from lt_convert.tensors.source_files import Files
 from lt_shared import checkpoint_layout

@@ -15,7 +15,7 @@ from common_state import edit_metadata, move_among_the_tensors, move_beside_the_
 
 from lt_convert.commands import conversion
 from lt_convert.commands.conversion import Request
-from lt_convert.formats import torch_dist
+from lt_convert.formats.megatron import torch_dist
 from lt_convert.tensors.source_files import Files
 from lt_shared.architecture import Architecture
 from lt_shared.console import BadData, NoInput

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from lt_convert.commands import conversion
 from lt_convert.commands.conversion import Request
-from lt_convert.formats import parameter_order, torch_dist
+from lt_convert.formats.megatron import parameter_order, torch_dist
 from lt_convert.tensors.source_files import Files
 from lt_shared.architecture import Architecture
 from lt_shared.console import BadData

@@ -114,7 +114,7 @@ def test_names_before_version_0_3(stock: Path, tmp_path: Path, prefix: str) -> N
     checkpoint.save(state, checkpoint_id=str(tmp_path / "run" / "step-7"), no_dist=True)
     shutil.copy(stock / "odd" / "config.json", tmp_path / "run")
     source, tensors = opened(tmp_path / "run" / "step-7")
-    assert (source.table, source.iteration, source.optimizer) == ("torchtitan-2025", 2, None)
+    assert (source.table, source.iteration, source.optimizer) == ("torchtitan, 2025", 2, None)
     assert tensors == opened(place)[1]
 
 

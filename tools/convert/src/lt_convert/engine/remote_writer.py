@@ -10,9 +10,9 @@ import json
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from lt_convert.commands import occupancy
-from lt_convert.commands.journal import JOURNAL
-from lt_convert.commands.pieces import PieceChecksums, contents, small_content
+from lt_convert.engine import occupancy
+from lt_convert.engine.journal import JOURNAL
+from lt_convert.engine.pieces import PieceChecksums, contents, small_content
 from lt_convert.tensors.blocks import TensorReader
 from lt_convert.tensors.checksums import Checksums, Piece
 from lt_convert.tensors.output_files import OutputFile, Summary, size_of, views

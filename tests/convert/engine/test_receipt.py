@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lt_convert.commands.receipt import ConversionRecord
+from lt_convert.engine.receipt import ConversionRecord
 from lt_convert.tensors.checksums import Checksums, Piece
 from lt_shared.console import BadData
 

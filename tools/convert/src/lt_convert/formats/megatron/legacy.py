@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lt_convert.containers import torch_archive
-from lt_convert.formats import beside_model, megatron_args, range_checksums
+from lt_convert.formats import MEGATRON_LEGACY, beside_model, range_checksums
 from lt_convert.formats.checkpoint import LegacyTarget, Source, Target
-from lt_convert.formats.location import listing
+from lt_convert.formats.directories import listing
+from lt_convert.formats.megatron import megatron_args
 from lt_convert.tensors.output_files import OutputFile, Payload
 from lt_convert.tensors.source_files import INCOMPLETE, Files
 from lt_convert.tensors.tensor import Chunk, Tensor, concatenate, zeros
@@ -102,13 +103,13 @@ def open_source(directory: str, files: Files) -> Source:
     tokenizer = discovery.of_run(run, None, files)
     return Source(
         directory=directory,
-        format="megatron-legacy",
+        format=MEGATRON_LEGACY.name,
         table=table,
         model=model,
         tensors=family.to_canonical(table, model, tensors, directory),
         aliases=tuple(family.aliases(table, model, tensors)),
         tokenizer=tokenizer,
-        not_carried=beside_model.not_carried("megatron-legacy", listing(directory), (), None, ()),
+        not_carried=beside_model.not_carried(MEGATRON_LEGACY.name, listing(directory), (), None, ()),
         **beside_model.kept(run, tokenizer, files),
         iteration=iteration if type(iteration) is int and not directory.endswith(checkpoint_layout.RELEASE) else None,
         left_out=tuple(key for key in STATE if key in first.content),
@@ -222,7 +223,7 @@ def outputs(target: Target) -> list[OutputFile]:
     _check_pipeline(parallel, architecture.num_layers)
     tensor_parallel.check_divides(architecture, parallel.tensor_parallel_size)
     model, canonical = _padded_for(target, parallel.tensor_parallel_size)
-    table = source.table if source.format == "megatron-legacy" else MEGATRON_LOCAL if parallel.local_layers else MEGATRON_TE
+    table = source.table if source.format == MEGATRON_LEGACY.name else MEGATRON_LOCAL if parallel.local_layers else MEGATRON_TE
     tensors = families.family_of(architecture).from_canonical(table, model, canonical, source.directory)
     if architecture.tie_embeddings and parallel.pipeline_parallel_size > 1:
         tensors[OUTPUT] = tensors[EMBEDDING]

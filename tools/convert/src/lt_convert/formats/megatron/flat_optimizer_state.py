@@ -18,8 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lt_convert.containers.dcp import Contents
-from lt_convert.formats import parameter_order
-from lt_convert.formats.parameter_order import ParallelSizes, ParameterOrder
+from lt_convert.formats.megatron import parameter_order
+from lt_convert.formats.megatron.parameter_order import ParallelSizes, ParameterOrder
 from lt_convert.tensors.reshape import reshaped
 from lt_convert.tensors.tensor import Chunk, Tensor
 from lt_convert.weights import families, tensor_parallel

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from lt_convert.commands import journal
-from lt_convert.commands.journal import JOURNAL, Journal, open_output
+from lt_convert.engine import journal
+from lt_convert.engine.journal import JOURNAL, Journal, open_output
 from lt_convert.tensors.checksums import Piece
 from lt_shared.console import IoFailure
 from lt_shared.local_files import PartialDirectory

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lt_convert.commands import output_writer
+from lt_convert.engine import output_writer
 from lt_convert.tensors.checksums import Checksums
 from lt_convert.tensors.output_files import OutputFile, Payload
 from lt_convert.tensors.tensor import tensor_in_files
@@ -205,7 +205,7 @@ import os, signal, sys, time
 from pathlib import Path
 tests, values, out, *delays = sys.argv[1:]
 sys.path.insert(0, tests)
-from lt_convert.commands import journal, output_writer
+from lt_convert.engine import journal, output_writer
 from lt_convert.tensors import blocks
 import test_output_writer
 blocks.BLOCK_BYTES = 400
