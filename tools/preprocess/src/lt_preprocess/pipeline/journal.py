@@ -125,10 +125,10 @@ class LocalJournal(Journal):
         self.state = state
 
     def _append(self, record: dict[str, Any]) -> None:
-        left = memoryview(_line(record))
+        remaining = memoryview(_line(record))
         with writing(self._path):
-            while left:
-                left = left[self._file.write(left) :]
+            while remaining:
+                remaining = remaining[self._file.write(remaining) :]
 
     def delete(self) -> None:
         if self.state is not None:

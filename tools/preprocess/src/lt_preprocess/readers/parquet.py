@@ -261,8 +261,8 @@ def _sizes(array: Any) -> Lengths:
         lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
         before = np.concatenate([[0], np.cumsum(_sizes(array.flatten()))])
         ends = np.cumsum(lengths)
-        found: Lengths = before[ends] - before[ends - lengths]
-        return found
+        sums: Lengths = before[ends] - before[ends - lengths]
+        return sums
     if pyarrow.types.is_dictionary(array.type):
         lengths = _sizes(array.dictionary)
         indices = array.indices.fill_null(0).to_numpy(zero_copy_only=False)

@@ -37,12 +37,12 @@ class ByteLevel(Tokenizer):
             from lt_preprocess.tokenizers.bpe import encoder
 
             self._encoding = encoder.ByteLevelBpe(self._vocabulary)
-        made = self._encoding.new_encoder()
+        inner_encoder = self._encoding.new_encoder()
         if self._vocabulary.pattern == pattern_codes.CL100K:
             from lt_preprocess.tokenizers.final_white_space import FinalWhiteSpaceEncoder
 
-            return FinalWhiteSpaceEncoder(made, self._vocabulary)
-        return made
+            return FinalWhiteSpaceEncoder(inner_encoder, self._vocabulary)
+        return inner_encoder
 
     def decode(self, ids: Sequence[int] | Ids) -> bytes:
         try:

@@ -25,9 +25,9 @@ from lt_shared.tokenizer_files import TokenizerFiles
 from lt_shared.tokenizers import sentencepiece_proto
 
 
-def identity(files: TokenizerFiles, given: str | Path) -> Identity:
+def identity(files: TokenizerFiles, path: str | Path) -> Identity:
     """How manifests name the tokenizer that the user gave as `given`, a path or a name."""
-    return Identity(files.name, files.sha256(), absolute(given if os.path.exists(given) else files.files[0]))
+    return Identity(files.name, files.sha256(), absolute(path if os.path.exists(path) else files.files[0]))
 
 
 def load(files: TokenizerFiles, special_tokens: SpecialTokens = "text") -> Tokenizer:

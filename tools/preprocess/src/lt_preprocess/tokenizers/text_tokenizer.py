@@ -110,12 +110,12 @@ def load_tokenizer(path_or_name: str | os.PathLike[str], special_tokens: Special
     """
     if special_tokens not in get_args(SpecialTokens):
         raise UsageError(f"special_tokens {special_tokens!r} is not one of {', '.join(get_args(SpecialTokens))}")
-    given = os.fspath(path_or_name)
-    if not given:
+    path_text = os.fspath(path_or_name)
+    if not path_text:
         # To pathlib it is the working directory.
         raise UsageError("an empty path", "is a variable not set?")
     # Files are read later, too, perhaps from another directory.
-    place = os.path.abspath(given) if os.path.exists(given) else given
+    place = os.path.abspath(path_text) if os.path.exists(path_text) else path_text
     files = tokenizer_files.find(place)
     return TextTokenizer(loading.load(files, special_tokens), files.name, files.sha256(), (place, special_tokens))
 

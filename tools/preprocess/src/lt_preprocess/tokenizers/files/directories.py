@@ -79,12 +79,12 @@ def _with_added(
 ) -> list[dict[str, Any]]:
     """All added tokens with their ids: those `listed` in the main file, then those that only the configuration has."""
     added = list(listed)
-    known = {token["content"] for token in added}
+    contents = {token["content"] for token in added}
     # As the library counts: after the size of the vocabulary, whatever ids it has, or after the highest added token.
     following = max([len(ids), *(token["id"] + 1 for token in added)])
     for token in config.added_tokens:
         content = token["content"]
-        if content in known or not content:
+        if content in contents or not content:
             continue
         number = ids.get(content, following)
         if token["id"] not in (None, number):
@@ -93,7 +93,7 @@ def _with_added(
                 _remedy(files),
             )
         following = max(following, number + 1)
-        known.add(content)
+        contents.add(content)
         added.append(token | {"id": number})
     return added
 

@@ -81,8 +81,8 @@ def _splits(pre_tokenizer: dict[str, Any] | None) -> str | tuple[str, ...]:
     patterns = tuple(_split(step) for step in before) + ((split_patterns.GPT2,) if last.get("use_regex", True) else ())
     if None in patterns or not patterns:
         raise Unrecognised(f"it cuts text by {', '.join(step['type'] for step in steps)}")
-    known = tuple(pattern for pattern in patterns if pattern is not None)
-    return known[0] if len(known) == 1 else known
+    compiled_patterns = tuple(pattern for pattern in patterns if pattern is not None)
+    return compiled_patterns[0] if len(compiled_patterns) == 1 else compiled_patterns
 
 
 def _split(step: dict[str, Any]) -> str | None:
