@@ -196,7 +196,7 @@ def processor(directory: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
     import torch
 
-    from lt_shared.checksums import FileChecksums
+    from lt_shared.files.checksums import FileChecksums
     from lt_train.checkpoint.shards import shard_files
     from lt_train.checkpoint.shards.stored_shards import Place
     from lt_train.checkpoint.tensor_reader import TensorReader

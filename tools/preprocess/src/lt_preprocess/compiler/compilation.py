@@ -114,9 +114,9 @@ def _type_of_inner(inner: Inner, context: Any) -> Any:
 
 @functools.cache
 def _defined(declared: Intrinsic) -> Any:
-    made = intrinsic(declared.define)
+    compiled_intrinsic = intrinsic(declared.define)
     cpu_target.typing_context.refresh()
-    return made
+    return compiled_intrinsic
 
 
 @typeof_impl.register(Intrinsic)
@@ -196,7 +196,7 @@ def _array(context: Any, builder: Any, kind: Any, next_word: Callable[[], Any]) 
 def _integers(context: Any, builder: Any, kind: Any, value: Any) -> Iterator[Any]:
     """The integers of a returned value, as words."""
     if isinstance(kind, types.BaseTuple):
-        for member, each in zip(kind.types, cgutils.unpack_tuple(builder, value), strict=True):
-            yield from _integers(context, builder, member, each)
+        for member, member_value in zip(kind.types, cgutils.unpack_tuple(builder, value), strict=True):
+            yield from _integers(context, builder, member, member_value)
     elif kind != types.none:
         yield context.cast(builder, value, kind, types.int64)

@@ -19,7 +19,7 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
-from lt_shared.architecture import Architecture
+from lt_shared.models.architecture import Architecture
 
 
 class Embedding(MegatronModule):  # type: ignore[misc]

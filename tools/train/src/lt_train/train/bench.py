@@ -14,10 +14,10 @@ from typing import Any
 import click
 
 from lt_shared import console
-from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig
-from lt_shared.manifest import Checkpoint
-from lt_shared.run_log import GIB, Step
+from lt_shared.contracts.manifest import Checkpoint
+from lt_shared.contracts.run_log import GIB, Step
+from lt_shared.models.architecture import Architecture
 from lt_train.config.kernels import Kernels
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.batches import Batches

@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lt_shared import checkpoint_layout
 from lt_shared.console import BadConfig, warn
-from lt_shared.local_files import write_at
-from lt_shared.recovery_notes import Recovery
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.contracts.recovery_notes import Recovery
+from lt_shared.files.local_files import write_at
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.checkpointing import Checkpointing
 from lt_train.runtime import run_files

@@ -15,8 +15,8 @@ import click
 
 from lt_shared import console
 from lt_shared.console import ExitCode, NoInput, warn
-from lt_shared.manifest import Checkpoint
-from lt_shared.run_log import Evaluation, Step
+from lt_shared.contracts.manifest import Checkpoint
+from lt_shared.contracts.run_log import Evaluation, Step
 from lt_train.config.settings.batches import Batches
 from lt_train.config.settings.data_schedule import Schedule
 from lt_train.config.settings.replaying import Replay

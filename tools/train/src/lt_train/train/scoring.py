@@ -8,8 +8,8 @@ import torch
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from lt_shared.console import ExitCode, Progress
-from lt_shared.sample_order import run_order, sample_losses
-from lt_shared.sample_order.samples import Samples, Span, Tokens
+from lt_shared.data.sample_order import run_order, sample_losses
+from lt_shared.data.sample_order.samples import Samples, Span, Tokens
 from lt_train.checkpoint import training_state
 from lt_train.checkpoint.training_state import TrainingState
 from lt_train.config.run_config import RunConfig

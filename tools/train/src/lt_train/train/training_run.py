@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
-from lt_shared import run_log
 from lt_shared.console import ExitCode, warn
-from lt_shared.run_log import CheckpointLoaded
+from lt_shared.contracts import run_log
+from lt_shared.contracts.run_log import CheckpointLoaded
 from lt_train.checkpoint import starting_point, training_state
 from lt_train.checkpoint.local.copies import LocalCopies
 from lt_train.checkpoint.local.local_saver import LocalSaver

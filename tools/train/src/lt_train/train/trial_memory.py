@@ -19,8 +19,9 @@ from typing import Any
 
 import torch
 
-from lt_shared import installed_versions, local_files
+from lt_shared import installed_versions
 from lt_shared.console import ToolError
+from lt_shared.files import local_files
 from lt_train.config import optional_packages
 from lt_train.config.kernels import Kernels
 from lt_train.kernels.compile_caches import TRIALS

@@ -17,7 +17,7 @@ from megatron.core.transformer.mlp import MLPSubmodules
 from megatron.core.transformer.moe.experts import SequentialMLP
 from torch import Tensor
 
-from lt_shared.architecture import CLAMPED_SWIGLU_ALPHA, CLAMPED_SWIGLU_LIMIT
+from lt_shared.models.architecture import CLAMPED_SWIGLU_ALPHA, CLAMPED_SWIGLU_LIMIT
 
 
 def sequential_experts(config: TransformerConfig, count: int, groups: ProcessGroupCollection) -> SequentialMLP:

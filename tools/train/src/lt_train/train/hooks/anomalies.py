@@ -9,9 +9,9 @@ import math
 import statistics
 from typing import TYPE_CHECKING
 
-from lt_shared import run_log
 from lt_shared.console import BadConfig
-from lt_shared.sample_order.loss_level import LossLevel
+from lt_shared.contracts import run_log
+from lt_shared.data.sample_order.loss_level import LossLevel
 from lt_train.runtime.signals import Reason
 from lt_train.train.hooks.hook import Hook
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lt_shared.sample_order.log_notes import PhaseBegins
+from lt_shared.data.sample_order.log_notes import PhaseBegins
 from lt_train.runtime.signals import Reason
 from lt_train.train.hooks.hook import Hook
 

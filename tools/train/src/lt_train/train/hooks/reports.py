@@ -5,8 +5,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lt_shared.run_log import Step
-from lt_shared.sample_order.log_notes import Skipped
+from lt_shared.contracts.run_log import Step
+from lt_shared.data.sample_order.log_notes import Skipped
 from lt_train.metrics.throughput import Speedometer
 from lt_train.metrics.unlogged import Unlogged
 from lt_train.runtime import device

@@ -11,8 +11,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lt_shared import run_log
 from lt_shared.console import TryAgain
+from lt_shared.contracts import run_log
 from lt_train.data.arrival import Arrival
 from lt_train.runtime import agreement
 from lt_train.runtime.signals import Limits, Reason
