@@ -105,7 +105,7 @@ class Rhythm:
             if PLACE["RANK"] == 0 and hook.saver._last:
                 shutil.rmtree(hook.saver._last)
             begin = time.perf_counter()
-            device.release(hook.where)
+            device.release(hook.device)
             hook.saver.save(result.loss, is_final=False)
             self.seconds.append(time.perf_counter() - begin)
 
