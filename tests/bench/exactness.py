@@ -40,16 +40,16 @@ def compare(model: models.Model, texts: Path, threads: int) -> Comparison:
     """Encode all documents of a texts file with lt-preprocess and with the reference."""
     import numpy as np
 
+    from lt_preprocess.texts import Texts
     from lt_preprocess.tokenizers import loading
-    from lt_preprocess.tokenizers.base import Texts
-    from lt_shared import tokenizer_files
+    from lt_shared.tokenizers import tokenizer_files
 
     encoder = loading.load(tokenizer_files.find(model.native)).new_encoder()
     reference = _reference(model, threads)
     documents = text_bytes = 0
     different = []
     for size, batch in peers.batches(corpus.load_texts(texts), BATCH_BYTES):
-        ids, lengths = encoder.encode(Texts.of(batch))
+        ids, lengths = encoder.encode(Texts.from_list(batch))
         expected = reference([document.decode() for document in batch])
         for number, (found, wanted) in enumerate(zip(np.split(ids, np.cumsum(lengths)[:-1]), expected, strict=True), documents):
             if found.tolist() != wanted:

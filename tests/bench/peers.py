@@ -77,16 +77,16 @@ class LtPreprocess(Peer):
 
     def __init__(self, model: models.Model, threads: int) -> None:
         from lt_preprocess.tokenizers import loading
-        from lt_shared import tokenizer_files
+        from lt_shared.tokenizers import tokenizer_files
 
         super().__init__(model, threads)
         loaded = loading.load(tokenizer_files.find(model.native))
         self.encoders = [loaded.new_encoder() for _ in range(threads)]
 
     def texts(self, documents: list[bytes]) -> Any:
-        from lt_preprocess.tokenizers.base import Texts
+        from lt_preprocess.texts import Texts
 
-        return Texts.of(documents)
+        return Texts.from_list(documents)
 
     def encode(self, texts: Any) -> int:
         return len(self.encoders[0].encode(texts)[0])

@@ -26,13 +26,13 @@ def encoders(tokenizer: Path, for_gigatoken: Path, documents: list[bytes]) -> di
     """What encodes all documents and returns the number of tokens, by name."""
     import gigatoken
 
+    from lt_preprocess.texts import Texts
     from lt_preprocess.tokenizers import loading
-    from lt_preprocess.tokenizers.base import Texts
-    from lt_shared import tokenizer_files
+    from lt_shared.tokenizers import tokenizer_files
 
     ours = loading.load(tokenizer_files.find(tokenizer)).new_encoder()
     theirs = gigatoken.Tokenizer(for_gigatoken)
-    texts = [Texts.of(batch) for _, batch in peers.batches(documents, MIB)]
+    texts = [Texts.from_list(batch) for _, batch in peers.batches(documents, MIB)]
     lists = [batch for _, batch in peers.batches(documents, 2 * MIB)]
     return {
         "lt-preprocess": lambda: sum(len(ours.encode(batch)[0]) for batch in texts),

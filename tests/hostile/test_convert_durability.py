@@ -15,7 +15,7 @@ from convert_models import run_here, write_model
 CALLS = "openat,write,pwrite64,pwritev,ftruncate,fsync,fdatasync,rename,renameat,renameat2,unlink,unlinkat,close,copy_file_range"
 # A line in the journal after every tensor.
 PROGRAM = """
-from lt_convert.commands import journal
+from lt_convert.engine import journal
 journal.SYNC_SECONDS = 0.0
 from lt_convert.cli import main
 main()

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from s3_server import names, upload
 
-from lt_convert.commands import conversion, occupancy
+from lt_convert.commands import conversion
 from lt_convert.commands.conversion import Request
+from lt_convert.engine import occupancy
 from lt_convert.formats.checkpoint import LegacyTarget
 
 pytestmark = pytest.mark.usefixtures("unsynced")
@@ -122,7 +123,7 @@ def test_links_are_replaced_and_what_they_lead_to_stays(made: dict[str, Path], t
 def test_what_somebody_adds_during_the_conversion_stays(
     made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lt_convert.commands import output_writer
+    from lt_convert.engine import output_writer
     from lt_shared.console import CannotCreate
 
     out = shutil.copytree(made["hf"], tmp_path / "out")
@@ -222,7 +223,7 @@ def test_the_journal_comes_first_and_names_all(
     """A kill between any two requests leaves what the same command takes up again, or replaces with --force."""
     import s3fs
 
-    from lt_convert.commands import remote_writer
+    from lt_convert.engine import remote_writer
 
     url = f"{bucket}/out"
     upload(made["hf"], url)

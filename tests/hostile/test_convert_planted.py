@@ -9,7 +9,8 @@ import pytest
 from convert_models import content, run, run_here, write_model
 from stranger import Stranger
 
-from lt_convert.commands import conversion, result
+from lt_convert.commands import conversion
+from lt_convert.engine import result
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 JOURNAL = ".lt-convert.journal"

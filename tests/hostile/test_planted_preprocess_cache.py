@@ -15,10 +15,10 @@ from stranger import STRANGER_UID, Stranger
 # The shortest way to a compiled function.
 COMPILED = """
 from lt_preprocess.readers import utf8
-from lt_preprocess.tokenizers.base import Texts
-print(list(map(int, utf8.invalid(Texts.of([b"a" * 100, b"a" * 50 + b"\\xff" + b"a" * 50])))))
+from lt_preprocess.texts import Texts
+print(list(map(int, utf8.invalid(Texts.from_list([b"a" * 100, b"a" * 50 + b"\\xff" + b"a" * 50])))))
 """
-DIRECTORY = "from lt_preprocess.kernels.cache_directory import cache_directory; print(cache_directory())"
+DIRECTORY = "from lt_preprocess.compiler.cache_directory import cache_directory; print(cache_directory())"
 
 
 def object_code(entry: str, mark: Path) -> bytes:

@@ -11,10 +11,10 @@ import nursery
 import pytest
 import tokenizers
 
+from lt_preprocess.texts import Texts
 from lt_preprocess.tokenizers import loading
-from lt_preprocess.tokenizers.base import Texts
-from lt_shared import tokenizer_files
 from lt_shared.console import BadData
+from lt_shared.tokenizers import tokenizer_files
 from lt_shared.tokenizers.byte_symbols import BYTE_OF_SYMBOL
 
 TEXTS = ["a" * 90 + "!", "hello <1> b [UNK] \u00e9"]
@@ -94,13 +94,14 @@ HOSTILE: dict[str, Content] = {
 # Reads the file and encodes; exits with 0 or, for what is refused, 65. Most of the memory is for the program itself.
 ENCODE = """
 import resource, sys
-from lt_shared import console, tokenizer_files
+from lt_shared import console
+from lt_shared.tokenizers import tokenizer_files
 resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
 from lt_preprocess.tokenizers import loading
-from lt_preprocess.tokenizers.base import Texts
+from lt_preprocess.texts import Texts
 try:
     encoder = loading.load(tokenizer_files.find(sys.argv[1])).new_encoder()
-    ids, _ = encoder.encode(Texts.of([text.encode() for text in sys.argv[2:]]))
+    ids, _ = encoder.encode(Texts.from_list([text.encode() for text in sys.argv[2:]]))
 except console.BadData as error:
     print(error)
     sys.exit(65)
@@ -180,5 +181,5 @@ def test_hostile_tekken_files(tmp_path: Path, name: str) -> None:
     path.write_text(TEKKEN[name]())
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(BadData, match=r"tekken\.json"):
-        loading.load(tokenizer_files.find(path)).new_encoder().encode(Texts.of([b"a"]))
+        loading.load(tokenizer_files.find(path)).new_encoder().encode(Texts.from_list([b"a"]))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20

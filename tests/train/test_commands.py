@@ -5,7 +5,7 @@ import json
 import pytest
 from running import train
 
-from lt_shared import presets
+from lt_shared.models import presets
 
 
 def test_sections_are_listed_with_all_their_options() -> None:

@@ -15,8 +15,9 @@ import nursery
 import pytest
 
 import lt_convert
-from lt_shared import BadData, CannotCreate, NoInput, ToolError, UsageError, checkpoint_layout
-from lt_shared.manifest import record_of
+from lt_shared import BadData, CannotCreate, NoInput, ToolError, UsageError
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.contracts.manifest import record_of
 
 
 def run(*arguments: object) -> Any:
@@ -167,7 +168,7 @@ def test_verify_finds_what_has_changed(trained: Path, tmp_path: Path) -> None:
 INTERRUPTED = """
 import os, signal, sys
 import lt_convert
-from lt_convert.commands import output_writer
+from lt_convert.engine import output_writer
 from lt_shared.console import progress
 
 handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]

@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.distributed.checkpoint as stock
 
-from lt_convert.commands.output_writer import contents
 from lt_convert.containers import dcp, torch_archive
 from lt_convert.containers.dcp import Entry
 from lt_convert.containers.torch_archive import Scalar
+from lt_convert.engine.output_writer import contents
 from lt_convert.tensors import blocks
 from lt_convert.tensors.source_files import Files
 from lt_convert.tensors.tensor import Tensor, zeros

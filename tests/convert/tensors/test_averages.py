@@ -8,13 +8,13 @@ import torch
 from safetensors.torch import save_file
 
 from lt_convert.formats import huggingface
-from lt_convert.formats.dequantization import dequantized
+from lt_convert.formats.huggingface.dequantization import dequantized
 from lt_convert.tensors import blocks
 from lt_convert.tensors.averages import Average
 from lt_convert.tensors.blocks import TensorReader
 from lt_convert.tensors.output_files import OutputFile, views
 from lt_convert.tensors.source_files import Files
-from lt_shared.quantization import MXFP4
+from lt_shared.models.quantization import MXFP4
 
 EXPERTS, ROWS, GROUPS = 3, 40, 4
 

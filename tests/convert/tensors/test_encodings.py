@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from lt_convert.formats import huggingface
-from lt_convert.formats.dequantization import dequantized
+from lt_convert.formats.huggingface.dequantization import dequantized
 from lt_convert.tensors import blocks, encodings
 from lt_convert.tensors.blocks import TensorReader
 from lt_convert.tensors.source_files import Files
 from lt_convert.tensors.tensor import Tensor, assemble, concatenate
 from lt_shared.console import BadData
-from lt_shared.quantization import MXFP4, Quantization
+from lt_shared.models.quantization import MXFP4, Quantization
 
 SCALES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "e8m0": torch.float8_e8m0fnu}
 

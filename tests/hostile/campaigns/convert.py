@@ -44,7 +44,7 @@ from convert_models import content, write_model
 from fault_campaign import ERRORS, Broken, ended, in_turn
 
 from lt_convert.commands import checksum_verification, conversion
-from lt_convert.commands.journal import JOURNAL
+from lt_convert.engine.journal import JOURNAL
 
 FILES = ("pwrite64", "ftruncate", "fsync", "fdatasync", "rename", "unlinkat", "unlink", "mkdirat")
 # Of the writes, only those to these files count: the program writes to standard error, too.
@@ -54,7 +54,7 @@ CALLS = (*FILES, "write")
 FAILING = ("pwrite64", "ftruncate", "fsync", "fdatasync", "rename", "write")
 # A line in the journal after every tensor, which are a few kB here.
 PROGRAM = """
-from lt_convert.commands import journal
+from lt_convert.engine import journal
 journal.SYNC_SECONDS = 0.0
 from lt_convert.cli import main
 main()

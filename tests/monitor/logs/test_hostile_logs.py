@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lt_monitor.logs import lines, step_templates
+from lt_monitor.logs import lines
 from lt_monitor.logs.deduplication import Deduplicator
 from lt_monitor.logs.dumps import START_ARGUMENTS
+from lt_monitor.logs.fast import step_templates
 from lt_monitor.logs.formats import benchmarks, devices, jobs, nccl, process_exits, table
-from lt_monitor.logs.formats.trainers import megatron, nemo, torchtitan
 from lt_monitor.logs.log_parser import LogParser
-from lt_shared import run_log
+from lt_monitor.logs.trainers import megatron, nemo, torchtitan
+from lt_shared.contracts import run_log
 
 MICROSECONDS_PER_BYTE = 20.0
 LINE_BYTES = 20_000

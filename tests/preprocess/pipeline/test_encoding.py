@@ -10,7 +10,8 @@ import pytest
 from lt_preprocess.pipeline import encoding
 from lt_preprocess.readers.chunks import Chunk
 from lt_preprocess.readers.jsonl import MemoryChunk
-from lt_preprocess.tokenizers.base import Encoder, Ids, Lengths, Texts
+from lt_preprocess.texts import Lengths, Texts
+from lt_preprocess.tokenizers.base import Encoder, Ids
 
 
 class ByteEncoder(Encoder):

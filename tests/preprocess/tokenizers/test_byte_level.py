@@ -13,13 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
+from lt_preprocess.texts import Texts
 from lt_preprocess.tokenizers import loading, split_patterns, vocabulary
-from lt_preprocess.tokenizers.base import SpecialTokens, Texts, Tokenizer
+from lt_preprocess.tokenizers.base import SpecialTokens, Tokenizer
 from lt_preprocess.tokenizers.files import tiktoken_ranks
 from lt_preprocess.tokenizers.python_bpe import UncompiledEncoder
 from lt_preprocess.tokenizers.reference_libraries import HuggingFaceEncoder
-from lt_shared import tokenizer_files
 from lt_shared.console import BadData
+from lt_shared.tokenizers import tokenizer_files
 from lt_shared.tokenizers.byte_symbols import SYMBOL_OF_BYTE
 
 RANKS = 6000
@@ -135,7 +136,7 @@ def both(request: pytest.FixtureRequest, make_json: Callable[..., Path]) -> tupl
 
 
 def encoded(tokenizer: Tokenizer, documents: list[str]) -> list[list[int]]:
-    ids, lengths = tokenizer.new_encoder().encode(Texts.of([document.encode() for document in documents]))
+    ids, lengths = tokenizer.new_encoder().encode(Texts.from_list([document.encode() for document in documents]))
     assert int(lengths.sum()) == len(ids)
     return [part.tolist() for part in np.split(ids, np.cumsum(lengths))[:-1]]
 
@@ -203,7 +204,7 @@ def test_decode_an_id_that_is_not_there(make_json: Callable[..., Path], demo_tok
 def test_reject_names_special_tokens_only(make_json: Callable[..., Path], token: str) -> None:
     encoder = load(make_json(split_patterns.LLAMA3), "reject").new_encoder()
     documents = ["no", "", f"\xe9 {token} <|endoftext|>", "<|endoftext|", "<|endoftext|>"]
-    found = encoder.forbidden(Texts.of([document.encode() for document in documents]))
+    found = encoder.forbidden(Texts.from_list([document.encode() for document in documents]))
     first = token if token.startswith("<|") else "<|endoftext|>"
     offset = documents[2].encode().index(first.encode())
     assert found == [(2, offset, first), (4, 0, "<|endoftext|>")]
@@ -213,7 +214,7 @@ def test_reject_names_special_tokens_only(make_json: Callable[..., Path], token:
 @pytest.mark.parametrize("special_tokens", ["text", "parse"])
 def test_nothing_is_forbidden_otherwise(make_json: Callable[..., Path], special_tokens: SpecialTokens) -> None:
     encoder = load(make_json(split_patterns.LLAMA3), special_tokens).new_encoder()
-    assert encoder.forbidden(Texts.of([b"<|endoftext|>"])) == []
+    assert encoder.forbidden(Texts.from_list([b"<|endoftext|>"])) == []
 
 
 def change(path: Path, **parts: Any) -> Path:

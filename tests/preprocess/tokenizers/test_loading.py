@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import sentencepiece
 
+from lt_preprocess.texts import Texts
 from lt_preprocess.tokenizers import loading
-from lt_preprocess.tokenizers.base import SpecialTokens, Texts, Tokenizer
-from lt_shared import tokenizer_files
+from lt_preprocess.tokenizers.base import SpecialTokens, Tokenizer
+from lt_shared.tokenizers import tokenizer_files
 
 
 def load(path: Path, special_tokens: SpecialTokens) -> Tokenizer:
@@ -16,7 +17,7 @@ def load(path: Path, special_tokens: SpecialTokens) -> Tokenizer:
 
 
 def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
-    return [int(number) for number in tokenizer.new_encoder().encode(Texts.of([text.encode()]))[0]]
+    return [int(number) for number in tokenizer.new_encoder().encode(Texts.from_list([text.encode()]))[0]]
 
 
 @pytest.fixture(params=["gpt2", "llama3", "sentencepiece"])
@@ -35,12 +36,12 @@ def test_special_tokens(path_and_token: tuple[Path, str, int]) -> None:
     text = f"one {token} two"
     as_text = load(path, "text")
     assert number not in ids_of(as_text, text)
-    assert as_text.new_encoder().forbidden(Texts.of([text.encode()])) == []
+    assert as_text.new_encoder().forbidden(Texts.from_list([text.encode()])) == []
     parsed = ids_of(load(path, "parse"), text)
     assert parsed == [*ids_of(as_text, "one "), number, *ids_of(as_text, " two")]
     rejecting = load(path, "reject")
     assert ids_of(rejecting, text) == ids_of(as_text, text)
-    found = rejecting.new_encoder().forbidden(Texts.of([b"", text.encode(), b"one"]))
+    found = rejecting.new_encoder().forbidden(Texts.from_list([b"", text.encode(), b"one"]))
     assert found == [(1, 4, token)]
     assert as_text.special_tokens[token] == rejecting.special_tokens[token] == number
 
@@ -62,7 +63,7 @@ def test_a_sentencepiece_model_without_control_symbols(tmp_path: Path) -> None:
 
 
 def test_texts_without() -> None:
-    texts = Texts.of([b"a", b"", b"\xc3\xa9", b"b"])
+    texts = Texts.from_list([b"a", b"", b"\xc3\xa9", b"b"])
     assert texts.without([0, 2]).to_list() == [b"", b"b"]
     assert texts.without([]).to_list() == texts.to_list()
 

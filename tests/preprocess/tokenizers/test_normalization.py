@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import normalizers
 
+from lt_preprocess.texts import Lengths, Texts
 from lt_preprocess.tokenizers import normalization
-from lt_preprocess.tokenizers.base import Encoder, Ids, Lengths, Texts, Tokenizer
+from lt_preprocess.tokenizers.base import Encoder, Ids, Tokenizer
 from lt_preprocess.tokenizers.normalization import MAY_COMPOSE, UNCERTAIN, Normalizing, NormalizingEncoder
 
 LIBRARY = normalizers.NFC()
@@ -36,7 +37,7 @@ class Recording(Encoder, Tokenizer):
 
 def normalized(documents: list[str]) -> list[str]:
     recording = Recording()
-    Normalizing(recording).new_encoder().encode(Texts.of([document.encode() for document in documents]))
+    Normalizing(recording).new_encoder().encode(Texts.from_list([document.encode() for document in documents]))
     return recording.texts
 
 
@@ -80,7 +81,7 @@ def test_a_text_in_normal_form_is_passed_on_as_it_is() -> None:
         "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35 \u0645\u064e\u0651 "
         "\u09ac\u09be\u0982\u09b2\u09be \u0ba4\u0bbe\u0bae\u0bc8 \u0430\u0301"
     )
-    given_texts = Texts.of([text.encode(), b"", b"plain"])
+    given_texts = Texts.from_list([text.encode(), b"", b"plain"])
     recording = Recording()
     NormalizingEncoder(recording, TABLES, Refusing()).encode(given_texts)
     assert recording.texts == [text, "", "plain"]

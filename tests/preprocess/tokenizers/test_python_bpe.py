@@ -8,8 +8,8 @@ import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lt_preprocess.texts import Texts
 from lt_preprocess.tokenizers import split_patterns, vocabulary
-from lt_preprocess.tokenizers.base import Texts
 from lt_preprocess.tokenizers.python_bpe import UncompiledEncoder
 
 BYTES = [bytes([byte]) for byte in range(256)]
@@ -30,7 +30,7 @@ def test_random_ranks(shuffler: random.Random, tokens: list[bytes], texts: list[
     ranked = BYTES.copy()
     shuffler.shuffle(ranked)
     encoder, reference = encoders({token: rank for rank, token in enumerate([*ranked, *tokens])}, r"[ab]+|\s?\S+|\s+")
-    ids, lengths = encoder.encode(Texts.of([text.encode() for text in texts]))
+    ids, lengths = encoder.encode(Texts.from_list([text.encode() for text in texts]))
     expected = [reference.encode_ordinary(text) for text in texts]
     assert lengths.tolist() == list(map(len, expected))
     assert ids.tolist() == [number for text in expected for number in text]
@@ -39,6 +39,6 @@ def test_random_ranks(shuffler: random.Random, tokens: list[bytes], texts: list[
 def test_a_very_long_word_takes_no_quadratic_time() -> None:
     encoder, _ = encoders({token: rank for rank, token in enumerate([*BYTES, b"aa", b"aaaa"])}, r"\S+|\s+")
     start = time.process_time()
-    ids, _ = encoder.encode(Texts.of([b"a" * 100_000]))
+    ids, _ = encoder.encode(Texts.from_list([b"a" * 100_000]))
     assert len(ids) == 25_000
     assert time.process_time() - start < 5

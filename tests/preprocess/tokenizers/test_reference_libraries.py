@@ -11,7 +11,8 @@ import tokenizers
 from tokenizers import models
 from transformers import PreTrainedTokenizerFast
 
-from lt_preprocess.tokenizers.base import Texts, Tokenizer
+from lt_preprocess.texts import Texts
+from lt_preprocess.tokenizers.base import Tokenizer
 from lt_shared.console import BadData
 
 Load = Callable[[Path], Tokenizer]
@@ -31,7 +32,7 @@ HARD_TEXTS = [
 
 
 def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
-    return list(map(int, tokenizer.new_encoder().encode(Texts.of([text.encode()]))[0]))
+    return list(map(int, tokenizer.new_encoder().encode(Texts.from_list([text.encode()]))[0]))
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def test_sentencepiece_corpus(load_tokenizer: Load, sentencepiece_model: Path, t
     tokenizer = load_tokenizer(sentencepiece_model)
     reference = sentencepiece.SentencePieceProcessor(model_file=str(sentencepiece_model))
     documents = [*texts[:300], *HARD_TEXTS]
-    ids, lengths = tokenizer.new_encoder().encode(Texts.of([text.encode() for text in documents]))
+    ids, lengths = tokenizer.new_encoder().encode(Texts.from_list([text.encode() for text in documents]))
     expected = reference.encode(documents, out_type=int)
     assert lengths.tolist() == [len(document) for document in expected]
     assert ids.tolist() == [number for document in expected for number in document]
@@ -63,7 +64,7 @@ def test_sentencepiece_control_symbols_are_text(load_tokenizer: Load, sentencepi
 
 def test_tokenizer_json_corpus(load_tokenizer: Load, tokenizer_json: Path, texts: list[str], demo_reference: Any) -> None:
     tokenizer = load_tokenizer(tokenizer_json)
-    ids, lengths = tokenizer.new_encoder().encode(Texts.of([text.encode() for text in texts]))
+    ids, lengths = tokenizer.new_encoder().encode(Texts.from_list([text.encode() for text in texts]))
     expected = demo_reference.encode_ordinary_batch(texts)
     assert lengths.tolist() == [len(document) for document in expected]
     assert ids.tolist() == [number for document in expected for number in document]

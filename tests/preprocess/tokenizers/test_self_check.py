@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from lt_preprocess.texts import Lengths, Texts
 from lt_preprocess.tokenizers import self_check
-from lt_preprocess.tokenizers.base import Encoder, Ids, Lengths, Texts, Tokenizer
+from lt_preprocess.tokenizers.base import Encoder, Ids, Tokenizer
 from lt_preprocess.tokenizers.self_check import Checked
-from lt_shared import tokenizer_files
+from lt_shared.tokenizers import tokenizer_files
 
 
 class OneIdFor(Encoder, Tokenizer):
@@ -26,7 +27,7 @@ class OneIdFor(Encoder, Tokenizer):
 
     def encode(self, texts: Texts) -> tuple[Ids, Lengths]:
         changed = [b"a" if self._marker in text else text for text in texts.to_list()]
-        return self._other.new_encoder().encode(Texts.of(changed))
+        return self._other.new_encoder().encode(Texts.from_list(changed))
 
     def decode(self, ids: Sequence[int] | Ids) -> bytes:
         return b"decoded"
@@ -35,7 +36,7 @@ class OneIdFor(Encoder, Tokenizer):
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "cache").mkdir()
-    monkeypatch.setattr("lt_preprocess.kernels.jit.cache_directory", lambda: tmp_path / "cache")
+    monkeypatch.setattr("lt_preprocess.compiler.jit.cache_directory", lambda: tmp_path / "cache")
     return tmp_path / "cache"
 
 
@@ -53,7 +54,7 @@ def test_an_encoder_that_disagrees_does_not_encode(
 ) -> None:
     right = load_tokenizer(demo_tokenizer)
     checked = Checked(OneIdFor(right, marker), lambda: right, tokenizer_files.find(demo_tokenizer), "other")
-    text = Texts.of([b"one " + marker + b" two"])
+    text = Texts.from_list([b"one " + marker + b" two"])
     assert checked.new_encoder().encode(text)[0].tolist() == right.new_encoder().encode(text)[0].tolist()
     assert capsys.readouterr().err.count("give different ids for a sample") == 1
     checked.new_encoder()
@@ -87,7 +88,7 @@ def test_one_that_agrees_is_asked_once(
 def test_nowhere_to_remember(
     load_tokenizer: Callable[[Path], Tokenizer], demo_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lt_preprocess.kernels.jit.cache_directory", lambda: None)
+    monkeypatch.setattr("lt_preprocess.compiler.jit.cache_directory", lambda: None)
     fast = load_tokenizer(demo_tokenizer)
     Checked(fast, lambda: load_tokenizer(demo_tokenizer), tokenizer_files.find(demo_tokenizer)).new_encoder()
     with pytest.raises(AssertionError, match="was asked"):

@@ -11,8 +11,8 @@ import pytest
 from lt_preprocess.tokenizers import vocabulary_cache
 from lt_preprocess.tokenizers.files import gpt2_files, tiktoken_ranks
 from lt_preprocess.tokenizers.vocabulary import Vocabulary
-from lt_shared import tokenizer_files
-from lt_shared.tokenizer_files import TokenizerFiles
+from lt_shared.tokenizers import tokenizer_files
+from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 Reader = Callable[[TokenizerFiles], Vocabulary]
 
@@ -20,7 +20,7 @@ Reader = Callable[[TokenizerFiles], Vocabulary]
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "cache").mkdir()
-    monkeypatch.setattr("lt_preprocess.kernels.jit.cache_directory", lambda: tmp_path / "cache")
+    monkeypatch.setattr("lt_preprocess.compiler.jit.cache_directory", lambda: tmp_path / "cache")
     return tmp_path / "cache"
 
 
@@ -81,6 +81,6 @@ def test_what_lies_beside_a_tokenizer_counts(cache: Path, demo_tokenizer: Path, 
 def test_without_a_place_to_keep_it(demo_tokenizer: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     files, reader = tokenizer_files.find(demo_tokenizer), Counting(gpt2_files.read)
     for directory in (None, tmp_path / "removed"):
-        monkeypatch.setattr("lt_preprocess.kernels.jit.cache_directory", lambda place=directory: place)
+        monkeypatch.setattr("lt_preprocess.compiler.jit.cache_directory", lambda place=directory: place)
         assert vocabulary_cache.read(files, reader).vocab_size == 2048
     assert reader.calls == 2

@@ -16,7 +16,7 @@ import lt_convert
 from lt_convert.commands import checksum_verification
 from lt_convert.tensors.averages import Average
 from lt_convert.tensors.blocks import TensorReader
-from lt_shared.architecture import Architecture
+from lt_shared.models.architecture import Architecture
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 KILLED = """
 import os, signal, sys, time
 from lt_convert.cli import main
-from lt_convert.commands import journal
+from lt_convert.engine import journal
 
 journal.SYNC_SECONDS = 0.0
 left, delay_seconds = int(sys.argv.pop(1)), float(sys.argv.pop(1))

@@ -22,13 +22,13 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from lt_convert.commands.conversion import Request, convert
-from lt_convert.formats import MODULES
+from lt_convert.formats import WRITTEN
 from lt_convert.weights.families import FAMILIES, family_of, qwen2
 from lt_convert.weights.mapping import TORCHTITAN
-from lt_shared import huggingface
-from lt_shared.architecture import Architecture, LatentAttention
 from lt_shared.console import BadData, UsageError
-from lt_shared.rope_scaling import LinearScaling, YarnScaling
+from lt_shared.models import huggingface
+from lt_shared.models.architecture import Architecture, LatentAttention
+from lt_shared.models.rope_scaling import LinearScaling, YarnScaling
 
 LLAMA = Architecture("family", "llama", 3, 32, 88, 4, 2, 250, 64, rotary_base=20000.0)
 GPT = dataclasses.replace(LLAMA, family="gpt", num_query_groups=4, rotary_base=10000.0)
@@ -262,7 +262,7 @@ def test_what_two_ranks_saved_is_what_one_did(results: Results, name: str, tmp_p
     assert stored[0] == stored[1]
 
 
-@pytest.mark.parametrize(("name", "through"), [(name, to) for name in ARCHITECTURES for to in MODULES if to != "hf"])
+@pytest.mark.parametrize(("name", "through"), [(name, to) for name in ARCHITECTURES for to in WRITTEN if to != "hf"])
 def test_there_and_back_is_the_same_model(
     results: Results, stored_tensors: Callable[[Path], dict[str, Any]], name: str, through: str, tmp_path: Path
 ) -> None:

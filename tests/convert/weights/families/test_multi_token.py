@@ -12,13 +12,13 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint import FileSystemReader, load
 
 from lt_convert.commands.conversion import Request, convert
-from lt_convert.formats import MODULES
+from lt_convert.formats import WRITTEN
 from lt_convert.weights.families import family_of
 from lt_convert.weights.mapping import HF, Model
-from lt_shared import huggingface
-from lt_shared.architecture import Architecture
 from lt_shared.console import BadData
-from lt_shared.presets import preset
+from lt_shared.models import huggingface
+from lt_shared.models.architecture import Architecture
+from lt_shared.models.presets import preset
 
 V3, QWEN = preset("tiny-deepseek-v3"), preset("tiny-qwen3-moe")
 BIAS = "model.layers.1.mlp.gate.e_score_correction_bias"
@@ -44,7 +44,7 @@ def published(directory: Path, architecture: Architecture, **changed: torch.Tens
     return tensors
 
 
-@pytest.mark.parametrize("through", [name for name in MODULES if name != "hf"])
+@pytest.mark.parametrize("through", [name for name in WRITTEN if name != "hf"])
 def test_a_published_model_there_and_back(through: str, stored_tensors: Callable[[Path], dict[str, Any]], tmp_path: Path) -> None:
     tensors = published(tmp_path / "v3", V3)
     convert(Request(str(tmp_path / "v3"), through, str(tmp_path / "there")))

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from lt_monitor.events import records
 from lt_monitor.logs.deduplication import Deduplicator
 from lt_monitor.logs.fields import read_values
-from lt_monitor.logs.formats.trainers.megatron import step as megatron_step
 from lt_monitor.logs.lines import Line
 from lt_monitor.logs.log_files import event_blocks
 from lt_monitor.logs.log_parser import LogParser
+from lt_monitor.logs.trainers.megatron import step as megatron_step
 from lt_monitor.runs import run_loader
-from lt_shared import run_log
+from lt_shared.contracts import run_log
 
 LOGS = Path(__file__).parents[2] / "samples"
 GOLDEN = {path.stem: path for path in sorted((LOGS / "golden").iterdir())}

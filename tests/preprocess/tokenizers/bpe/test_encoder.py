@@ -11,8 +11,9 @@ import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lt_preprocess.texts import Texts
 from lt_preprocess.tokenizers import pattern_codes, vocabulary
-from lt_preprocess.tokenizers.base import Encoder, Texts, Tokenizer
+from lt_preprocess.tokenizers.base import Encoder, Tokenizer
 from lt_preprocess.tokenizers.bpe.encoder import ByteLevelBpe
 
 PATTERNS = {
@@ -72,12 +73,12 @@ def demo(demo_tokenizer: Path, load_tokenizer: Callable[[Path], Tokenizer]) -> E
 
 
 def ids_of(encoder: Encoder, text: str) -> list[int]:
-    return list(map(int, encoder.encode(Texts.of([text.encode()]))[0]))
+    return list(map(int, encoder.encode(Texts.from_list([text.encode()]))[0]))
 
 
 def test_corpus(encoder_and_reference: tuple[Encoder, tiktoken.Encoding], texts: list[str]) -> None:
     encoder, reference = encoder_and_reference
-    ids, lengths = encoder.encode(Texts.of([text.encode() for text in texts]))
+    ids, lengths = encoder.encode(Texts.from_list([text.encode() for text in texts]))
     expected = [reference.encode_ordinary(text) for text in texts]
     assert lengths.tolist() == [len(document) for document in expected]
     assert ids.tolist() == [number for document in expected for number in document]
@@ -93,7 +94,7 @@ def test_hard_texts(encoder_and_reference: tuple[Encoder, tiktoken.Encoding], te
 @given(st.lists(mixed_text, max_size=5))
 def test_any_texts(encoder_and_reference: tuple[Encoder, tiktoken.Encoding], documents: list[str]) -> None:
     encoder, reference = encoder_and_reference
-    ids, lengths = encoder.encode(Texts.of([document.encode() for document in documents]))
+    ids, lengths = encoder.encode(Texts.from_list([document.encode() for document in documents]))
     assert [part.tolist() for part in np.split(ids, np.cumsum(lengths))[:-1]] == [
         reference.encode_ordinary(document) for document in documents
     ]
@@ -108,7 +109,7 @@ def test_every_token_and_every_code_point(encoder_and_reference: tuple[Encoder, 
     points = [chr(point) for point in range(0x110000) if not 0xD800 <= point < 0xE000]
     characters = [f"a{one} {one}{one}'{one}" for one in points[:0x3000] + points[0x3000::397]]
     documents = words + characters
-    ids, lengths = encoder.encode(Texts.of([document.encode() for document in documents]))
+    ids, lengths = encoder.encode(Texts.from_list([document.encode() for document in documents]))
     expected = [reference.encode_ordinary(document) for document in documents]
     assert lengths.tolist() == [len(document) for document in expected]
     assert ids.tolist() == [number for document in expected for number in document]
@@ -206,7 +207,7 @@ def test_more_long_words_than_are_remembered(demo: Encoder, demo_reference: tikt
     for _ in range(12):
         letters = draw.integers(97, 123, (20_000, 100), np.uint8)
         letters[:, 0] = ord(" ")
-        demo.encode(Texts.of([letters.tobytes()]))
+        demo.encode(Texts.from_list([letters.tobytes()]))
         assert ids_of(demo, known) == expected
 
 
@@ -216,9 +217,9 @@ def test_words_that_differ_in_nul_bytes_only(demo: Encoder, demo_reference: tikt
 
 
 def test_no_texts(demo: Encoder) -> None:
-    ids, lengths = demo.encode(Texts.of([]))
+    ids, lengths = demo.encode(Texts.from_list([]))
     assert len(ids) == len(lengths) == 0
-    ids, lengths = demo.encode(Texts.of([b"", b""]))
+    ids, lengths = demo.encode(Texts.from_list([b"", b""]))
     assert len(ids) == 0
     assert lengths.tolist() == [0, 0]
 

@@ -9,10 +9,10 @@ import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lt_preprocess.kernels.intrinsics import address
-from lt_preprocess.kernels.simd import BLOCK_BYTES
+from lt_preprocess.compiler.intrinsics import address
+from lt_preprocess.compiler.simd import BLOCK_BYTES
+from lt_preprocess.texts import Texts
 from lt_preprocess.tokenizers import pattern_codes, split_patterns, vocabulary
-from lt_preprocess.tokenizers.base import Texts
 from lt_preprocess.tokenizers.bpe.encoder import QUEUED_WORDS, VocabularyTables, WordCachingEncoder
 
 PATTERNS = {
@@ -121,7 +121,7 @@ def encoders() -> dict[int, WordCachingEncoder]:
 def words_of(text: str, encoder: WordCachingEncoder) -> list[str]:
     """The words that the compiled code has queued."""
     content = text.encode()
-    texts = Texts.of([content])
+    texts = Texts.from_list([content])
     encoder.encode(texts)
     places = (encoder._queue[::4] - np.uint64(address(texts.data))).tolist()
     places = places[: places.index(len(content)) + 1]

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import tiktoken
 
-from lt_preprocess.tokenizers.base import Texts
+from lt_preprocess.texts import Texts
 from lt_preprocess.tokenizers.bpe.encoder import ByteLevelBpe
 from lt_preprocess.tokenizers.files import gpt2_files
 from lt_preprocess.tokenizers.vocabulary import Vocabulary
-from lt_shared import tokenizer_files
 from lt_shared.console import BadData
+from lt_shared.tokenizers import tokenizer_files
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_ids_need_not_follow_the_merges(copy: Path, demo_reference: tiktoken.Enc
     encoder = ByteLevelBpe(changed).new_encoder()
     for text in texts[:200]:
         expected = [5 * (2047 - number) + 3 for number in demo_reference.encode_ordinary(text)]
-        assert encoder.encode(Texts.of([text.encode()]))[0].tolist() == expected
+        assert encoder.encode(Texts.from_list([text.encode()]))[0].tolist() == expected
 
 
 def test_without_end_of_text(copy: Path) -> None:

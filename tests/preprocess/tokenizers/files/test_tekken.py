@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiktoken.load import load_tiktoken_bpe
 
+from lt_preprocess.texts import Texts
 from lt_preprocess.tokenizers import loading, split_patterns
-from lt_preprocess.tokenizers.base import Encoder, Texts, Tokenizer
-from lt_shared import tokenizer_files
+from lt_preprocess.tokenizers.base import Encoder, Tokenizer
+from lt_shared.tokenizers import tokenizer_files
 
 pieces = st.sampled_from(
     ["don't", "I'LL", "\r\n \n", "   ", "12345", "camelCase", "//\n", "\u65e5\u672c", "</s>", "<|eot|>", "e\u0301", "\u01c5A"]
@@ -46,7 +47,7 @@ def both(
 
 
 def ids_of(encoder: Encoder, text: str) -> list[int]:
-    return [int(number) for number in encoder.encode(Texts.of([text.encode()]))[0]]
+    return [int(number) for number in encoder.encode(Texts.from_list([text.encode()]))[0]]
 
 
 @settings(max_examples=50, deadline=None)

@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiktoken_ext import openai_public
 
+from lt_preprocess.texts import Texts
 from lt_preprocess.tokenizers import loading, split_patterns
-from lt_preprocess.tokenizers.base import Texts
 from lt_preprocess.tokenizers.files import known_ranks, tiktoken_ranks
 from lt_preprocess.tokenizers.python_bpe import UncompiledEncoder
 from lt_preprocess.tokenizers.vocabulary import Vocabulary
-from lt_shared import tokenizer_files
 from lt_shared.console import BadData
+from lt_shared.tokenizers import tokenizer_files
 
 FEW = 6000
 
@@ -262,7 +262,7 @@ def test_the_ids_of_a_pattern_in_code_are_those_of_tiktoken(
     @settings(max_examples=50, deadline=None)
     @given(st.lists(st.one_of(st.text(st.sampled_from(CHARACTERS), max_size=40), st.text(max_size=20)), max_size=5))
     def check(documents: list[str]) -> None:
-        ids, lengths = encoder.encode(Texts.of([document.encode() for document in documents]))
+        ids, lengths = encoder.encode(Texts.from_list([document.encode() for document in documents]))
         found = [part.tolist() for part in np.split(ids, np.cumsum(lengths))[:-1]]
         assert found == [library.encode_ordinary(document) for document in documents]
 

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from transformers.convert_slow_tokenizer import generate_merges
 
+from lt_preprocess.texts import Texts
 from lt_preprocess.tokenizers import loading, vocabulary_cache
-from lt_preprocess.tokenizers.base import SpecialTokens, Texts, Tokenizer
+from lt_preprocess.tokenizers.base import SpecialTokens, Tokenizer
 from lt_preprocess.tokenizers.files import tokenizer_json
 from lt_preprocess.tokenizers.reference_libraries import HuggingFaceEncoder
 from lt_preprocess.tokenizers.sentencepiece.byte_fallback_tokenizer import ByteFallbackBpe
-from lt_shared import tokenizer_files
 from lt_shared.console import BadData
-from lt_shared.tokenizers import sentencepiece_proto
+from lt_shared.tokenizers import sentencepiece_proto, tokenizer_files
 from lt_shared.tokenizers.sentencepiece_proto import SPACE
 
 MARK = normalizers.Replace(" ", SPACE)
@@ -167,7 +167,7 @@ def is_compiled(tokenizer: Tokenizer) -> bool:
 
 
 def encoded(tokenizer: Tokenizer, documents: list[str]) -> list[list[int]]:
-    ids, lengths = tokenizer.new_encoder().encode(Texts.of([document.encode() for document in documents]))
+    ids, lengths = tokenizer.new_encoder().encode(Texts.from_list([document.encode() for document in documents]))
     assert int(lengths.sum()) == len(ids)
     return [part.tolist() for part in np.split(ids, np.cumsum(lengths))[:-1]]
 
@@ -289,14 +289,14 @@ def test_very_long_words_take_no_quadratic_time(make_json: Callable[..., Path]) 
     encoder = tokenizer.new_encoder()
     for word in ("a" * 500_000, "ab" * 250_000, "=" * 500_000, "\u0430\u0431" * 125_000):
         start = time.thread_time()
-        ids, _ = encoder.encode(Texts.of([word.encode()]))
+        ids, _ = encoder.encode(Texts.from_list([word.encode()]))
         assert time.thread_time() - start < 3
         assert tokenizer.decode(ids) == word.encode()
 
 
 def test_the_tables_come_from_the_cache(make_json: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make_json("gemma", GEMMA)
-    monkeypatch.setattr("lt_preprocess.kernels.jit.cache_directory", lambda: tmp_path)
+    monkeypatch.setattr("lt_preprocess.compiler.jit.cache_directory", lambda: tmp_path)
     first = encoded(load(path), HARD_TEXTS)
     (kept,) = tmp_path.glob("tables-*.npz")
     with monkeypatch.context() as without:

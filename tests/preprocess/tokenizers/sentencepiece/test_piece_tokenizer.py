@@ -16,7 +16,8 @@ import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lt_preprocess.tokenizers.base import Encoder, Texts
+from lt_preprocess.texts import Texts
+from lt_preprocess.tokenizers.base import Encoder
 from lt_preprocess.tokenizers.sentencepiece import piece_tokenizer
 from lt_preprocess.tokenizers.vocabulary import Unrecognised
 from lt_shared.console import BadData
@@ -115,7 +116,7 @@ class Pair:
         self.reference: Any = sentencepiece.SentencePieceProcessor(model_proto=model)
 
     def check(self, texts: list[str]) -> None:
-        ids, lengths = self.encoder.encode(Texts.of([text.encode() for text in texts]))
+        ids, lengths = self.encoder.encode(Texts.from_list([text.encode() for text in texts]))
         assert int(lengths.sum()) == len(ids)
         for text, found in zip(texts, np.split(ids, np.cumsum(lengths))[:-1], strict=True):
             expected = self.reference.encode(text, out_type=int)
@@ -255,7 +256,7 @@ def test_more_words_than_the_caches_hold(mistral: Pair) -> None:
     long = " ".join("".join(numbers.sample(words, 8)) for _ in range(18_000))
     expected = mistral.reference.encode(short) + mistral.reference.encode(long)
     for _ in range(2):
-        ids, _ = mistral.encoder.encode(Texts.of([short.encode(), long.encode()]))
+        ids, _ = mistral.encoder.encode(Texts.from_list([short.encode(), long.encode()]))
         assert ids.tolist() == expected
 
 
@@ -265,7 +266,7 @@ def test_words_that_differ_in_nul_bytes_only(pair: Pair) -> None:
 
 def test_no_texts(mistral: Pair) -> None:
     for documents in ([], ["", ""]):
-        ids, lengths = mistral.encoder.encode(Texts.of([text.encode() for text in documents]))
+        ids, lengths = mistral.encoder.encode(Texts.from_list([text.encode() for text in documents]))
         assert (ids.tolist(), lengths.tolist()) == ([], [0] * len(documents))
 
 
@@ -284,17 +285,17 @@ def test_no_texts(mistral: Pair) -> None:
 )
 def test_very_long_words_take_no_quadratic_time(mistral: Pair, word: str) -> None:
     start = time.thread_time()
-    ids, _ = mistral.encoder.encode(Texts.of([word.encode()]))
+    ids, _ = mistral.encoder.encode(Texts.from_list([word.encode()]))
     assert time.thread_time() - start < 3
     assert ids.tolist() == mistral.reference.encode(word, out_type=int)
 
 
 def test_encoders_share_nothing_that_changes(mistral: Pair, texts: list[str]) -> None:
-    documents = Texts.of([text.encode() for text in texts[:50]])
+    documents = Texts.from_list([text.encode() for text in texts[:50]])
     first, second = mistral.tokenizer.new_encoder(), mistral.tokenizer.new_encoder()
     ids, _ = first.encode(documents)
     again, _ = second.encode(documents)
-    second.encode(Texts.of([b"other words" * 100]))
+    second.encode(Texts.from_list([b"other words" * 100]))
     assert ids.tolist() == again.tolist() == mistral.encoder.encode(documents)[0].tolist()
 
 
@@ -304,7 +305,7 @@ def test_properties(mistral: Pair) -> None:
 
 
 def test_decode_keeps_parts_of_characters(mistral: Pair) -> None:
-    ids, _ = mistral.encoder.encode(Texts.of(["a\U0010ffff".encode()]))
+    ids, _ = mistral.encoder.encode(Texts.from_list(["a\U0010ffff".encode()]))
     assert len(ids) == 5
     assert mistral.tokenizer.decode(ids[:3]) == b"a\xf4\x8f"
     assert mistral.tokenizer.decode(ids[3:]) == b"\xbf\xbf"

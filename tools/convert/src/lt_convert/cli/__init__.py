@@ -5,10 +5,13 @@ from typing import NoReturn
 
 import click
 
+from lt_convert import formats
 from lt_convert.cli import follow_command, merge_command
 from lt_convert.cli.target_options import DTYPES, check_plan_options, legacy_options, legacy_target, to_option
-from lt_shared import console, manifest
+from lt_shared import console
+from lt_shared.contracts import manifest
 
+_QUANTIZABLE = formats.names_with("is_quantizable")
 EXAMPLES = """
 lt-convert run1 --to hf -o run1-hf
 lt-convert run1/iter_0001000 --to hf --dtype bfloat16 -o step1000-hf
@@ -42,7 +45,7 @@ def _named() -> click.Group:
 @click.option(
     "--quantize",
     type=click.Choice(["fp8-block"]),
-    help="For hf: store the weights of linear modules in fp8 with a scale per 128 x 128 block, as DeepSeek-V3.",
+    help=f"For {_QUANTIZABLE}: store the weights of linear modules in fp8 with a scale per 128 x 128 block, as DeepSeek-V3.",
 )
 @legacy_options
 @click.option("--no-optimizer", is_flag=True, help="Do not convert the optimizer state.")
@@ -74,7 +77,8 @@ def command(
     input, or @FILE for a manifest in a file; s3:// URLs work, too. The format of SRC is detected. Tensors are copied bit for
     bit and streamed: memory does not grow with the model. The same command resumes an interrupted conversion.
     """
-    from lt_convert.commands import conversion, plan_table, result
+    from lt_convert.commands import conversion, plan_table
+    from lt_convert.engine import result
     from lt_convert.tensors.source_files import Files
 
     legacy = legacy_target(
@@ -84,8 +88,8 @@ def command(
         target_virtual_pipeline_parallel_size,
         target_transformer_impl,
     )
-    if quantize and to != "hf":
-        raise console.UsageError(f"--quantize is for --to hf, not {to}", "drop it")
+    if quantize and not formats.FORMATS[to].is_quantizable:
+        raise console.UsageError(f"--quantize is for --to {_QUANTIZABLE}, not {to}", "drop it")
     check_plan_options(dry_run, as_json)
     requests = [
         conversion.Request(source, to, destination, dtype, force, legacy, not no_optimizer, not no_verify, bool(quantize))

@@ -5,35 +5,34 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lt_convert import formats
 from lt_shared import console
 
 if TYPE_CHECKING:
     from lt_convert.formats.checkpoint import LegacyTarget
 
-FORMATS = ("hf", "megatron-dist", "megatron-legacy", "torchtitan")
+_SHARDED = formats.names_with("has_target_options")
 DTYPES = ("float32", "bfloat16", "float16")
 
 Decorator = Callable[[Any], Any]
 
-to_option = click.option("--to", type=click.Choice(FORMATS), required=True, help="Format of the result.")
+to_option = click.option("--to", type=click.Choice(formats.WRITTEN), required=True, help="Format of the result.")
 
 
 def legacy_options(function: Any) -> Any:
     """The --target options, which `legacy_target` makes one of."""
     options = (
-        click.option("--target-tensor-parallel-size", type=click.IntRange(1), help="For megatron-legacy: tensor parallel size."),
-        click.option(
-            "--target-pipeline-parallel-size", type=click.IntRange(1), help="For megatron-legacy: pipeline parallel size."
-        ),
+        click.option("--target-tensor-parallel-size", type=click.IntRange(1), help=f"For {_SHARDED}: tensor parallel size."),
+        click.option("--target-pipeline-parallel-size", type=click.IntRange(1), help=f"For {_SHARDED}: pipeline parallel size."),
         click.option(
             "--target-virtual-pipeline-parallel-size",
             type=click.IntRange(2),
-            help="For megatron-legacy: model chunks per pipeline rank.",
+            help=f"For {_SHARDED}: model chunks per pipeline rank.",
         ),
         click.option(
             "--target-transformer-impl",
             type=click.Choice(["transformer_engine", "local"]),
-            help="For megatron-legacy: Megatron's --transformer-impl. Default: transformer_engine; a legacy SRC keeps its own.",
+            help=f"For {_SHARDED}: Megatron's --transformer-impl. Default: transformer_engine; a legacy SRC keeps its own.",
         ),
     )
     for option in reversed(options):
@@ -45,8 +44,8 @@ def legacy_target(to: str, tensor: int | None, pipeline: int | None, virtual: in
     """Raises UsageError for another format than megatron-legacy with one of these options."""
     from lt_convert.formats.checkpoint import LegacyTarget
 
-    if to != "megatron-legacy" and (tensor or pipeline or virtual or impl):
-        raise console.UsageError(f"--target options are for --to megatron-legacy, not {to}", "drop them")
+    if not formats.FORMATS[to].has_target_options and (tensor or pipeline or virtual or impl):
+        raise console.UsageError(f"--target options are for --to {_SHARDED}, not {to}", "drop them")
     return LegacyTarget(tensor or 1, pipeline or 1, virtual, impl == "local")
 
 

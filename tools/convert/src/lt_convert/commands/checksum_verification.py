@@ -4,11 +4,11 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any
 
-from lt_convert.commands.receipt import ConversionRecord
+from lt_convert.engine.receipt import ConversionRecord
 from lt_convert.tensors.checksums import Checksums
 from lt_convert.tensors.source_files import Files
 from lt_shared.console import BadData, NoInput, Progress
-from lt_shared.manifest import absolute
+from lt_shared.contracts.manifest import absolute
 
 READ_BYTES = 16 << 20
 

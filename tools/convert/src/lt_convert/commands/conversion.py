@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lt_convert import formats
-from lt_convert.commands import occupancy, result, source_verification
-from lt_convert.commands.result import Result
-from lt_convert.formats import adamw_state, location, megatron_args
+from lt_convert.engine import occupancy, result, source_verification
+from lt_convert.engine.result import Result
+from lt_convert.formats import FORMATS, adamw_state, directories, location
 from lt_convert.formats.checkpoint import ONE_RANK, LegacyTarget, Source, Target
+from lt_convert.formats.megatron import megatron_args
 from lt_convert.tensors.block_fp8 import BlockFp8
 from lt_convert.tensors.blocks import TensorReader, parts, row_blocks
 from lt_convert.tensors.output_files import OutputFile, Payload, views
@@ -17,12 +18,12 @@ from lt_convert.tensors.tensor import Tensor
 from lt_convert.weights import families
 from lt_convert.weights.mapping import is_balancing_bias
 from lt_convert.weights.tensor_names import abbreviated
-from lt_shared import checkpoint_layout, memory
+from lt_shared import memory
 from lt_shared.console import BadData, UsageError, note, warn
-from lt_shared.manifest import Checkpoint, absolute
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.contracts.manifest import Checkpoint, absolute
 
 SHOWN_FILES = 12
-WITH_OPTIMIZER = ("megatron-dist", "torchtitan")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +105,7 @@ def destinations(sources: Sequence[str], output: str) -> list[tuple[str, str]]:
     `occupancy.check_links`.
     """
     occupancy.check_links(output)
-    output = location.normalized(output)
+    output = directories.normalized(output)
     if len(sources) == 1:
         return [(sources[0], output)]
     names = [_name(source) for source in sources]
@@ -117,7 +118,7 @@ def destinations(sources: Sequence[str], output: str) -> list[tuple[str, str]]:
 def _name(source: str) -> str:
     if source == "-" or source.startswith("@"):
         return source
-    parts = location.normalized(source).split("/")
+    parts = directories.normalized(source).split("/")
     return parts[-2] if parts[-1] == checkpoint_layout.RELEASE and len(parts) > 1 else parts[-1]
 
 
@@ -132,21 +133,21 @@ def plan(request: Request, files: Files, reads_values: bool = True) -> Plan:
 
 def _plan(request: Request, files: Files, reads_values: bool) -> Plan:
     directory, source_format = location.locate(request.source, files)
-    source: Source = formats.module(source_format).open_source(directory, files)
+    source, target_format = FORMATS[source_format].open_source(directory, files), FORMATS[request.to]
     is_flat = source.optimizer is not None and source.optimizer.is_flat and request.optimizer
     is_changed = request.dtype or request.quantize or source.quantization or is_flat or source.is_partial
-    if source_format == request.to and request.to != "megatron-legacy" and not is_changed:
+    if source_format == request.to and not target_format.has_target_options and not is_changed:
         raise UsageError(f"{directory}: is in the format {source_format} already")
-    if request.quantize and (request.to != "hf" or source.quantization):
+    if request.quantize and (not target_format.is_quantizable or source.quantization):
         why = (
             f"{directory}: is quantized already: {source.quantization}"
             if source.quantization
-            else "only hf has quantized weights"
+            else f"only {formats.names_with('is_quantizable')} has quantized weights"
         )
         raise UsageError(why, "drop --quantize")
-    if request.to == "megatron-dist":
+    if target_format.warns_of_arguments:
         megatron_args.warn_of_absent(source.model.architecture, directory)
-    if not request.optimizer or request.to not in WITH_OPTIMIZER:
+    if not request.optimizer or not target_format.has_optimizer:
         source = dataclasses.replace(source, optimizer=None)
     elif adamw_state.is_of_muon(source.left_out):
         warn(f"{directory}: its optimizer is Muon, whose state is not converted: the result has the weights alone")
@@ -156,10 +157,9 @@ def _plan(request: Request, files: Files, reads_values: bool) -> Plan:
         adamw_state.check(source.optimizer)
         adamw_state.check_main_weights(source.optimizer, source.tensors, files, directory)
     tensors = {name: _cast(name, tensor, request.dtype) for name, tensor in source.tensors.items()}
-    target_format = formats.module(request.to)
     outputs = target_format.outputs(Target(source, tensors, request.destination, request.legacy_target, request.quantize))
     family = families.family_of(source.model.architecture)
-    return Plan(source, request, tuple(outputs), family.operations(source.table, target_format.TABLE, source.model))
+    return Plan(source, request, tuple(outputs), family.operations(source.table, target_format.table, source.model))
 
 
 def _cast(name: str, tensor: Tensor, dtype: str | None) -> Tensor:
@@ -186,7 +186,7 @@ def check_aliases(source: Source, files: Files) -> None:
 def convert(request: Request) -> Checkpoint:
     """Convert, unless the destination is up to date. Returns the checkpoint at the destination."""
     occupancy.check_links(request.destination)
-    request = dataclasses.replace(request, destination=location.normalized(request.destination))
+    request = dataclasses.replace(request, destination=directories.normalized(request.destination))
     with Files() as files:
         directory, source_format = location.locate(request.source, files)
         options = {
@@ -206,7 +206,7 @@ def convert(request: Request) -> Checkpoint:
         result.check_destination(request.destination, directory)
         made.check_unoccupied()
         if request.verify:
-            files.reader = source_verification.open_checksums([(directory, source_format, location.listing(directory))])
+            files.reader = source_verification.open_checksums([(directory, source_format, directories.listing(directory))])
         todo = plan(dataclasses.replace(request, source=directory), files)
         files.reader.planned(views(todo.files), files)
     source = todo.source

@@ -4,15 +4,15 @@ import math
 from typing import IO, Any
 
 from lt_convert.commands import plan_table
-from lt_convert.commands.receipt import MERGED, ConversionRecord
+from lt_convert.engine.receipt import MERGED, ConversionRecord
 from lt_convert.formats import location
 from lt_convert.formats.checkpoint import Source
 from lt_convert.tensors.blocks import TensorReader, flat
 from lt_convert.tensors.source_files import Files
 from lt_convert.tensors.tensor import ITEM_BYTES, Tensor
 from lt_convert.weights.mapping import PADDING
-from lt_shared import checkpoint_layout
-from lt_shared.manifest import absolute
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.contracts.manifest import absolute
 
 SAMPLE_ROWS = 256
 

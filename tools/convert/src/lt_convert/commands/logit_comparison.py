@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lt_convert.commands.conversion import Request, convert
-from lt_convert.formats import location
+from lt_convert.formats import HUGGINGFACE, location
 from lt_convert.tensors.source_files import Files
 from lt_shared.console import Unavailable
 
@@ -52,7 +52,7 @@ def _load(argument: str, converted: Path) -> Any:
     with Files() as files:
         source = location.open_source(argument, files)
     directory = source.directory
-    if source.format != "hf" or source.quantization:
-        directory = convert(Request(directory, "hf", str(converted))).path
+    if source.format != HUGGINGFACE.name or source.quantization:
+        directory = convert(Request(directory, HUGGINGFACE.name, str(converted))).path
     model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     return model.eval()

@@ -6,8 +6,9 @@ import shutil
 from collections.abc import Iterator
 from typing import IO, Any
 
+from lt_convert.formats import HUGGINGFACE
 from lt_convert.weights.tensor_names import abbreviated
-from lt_shared.architecture import Architecture
+from lt_shared.models.architecture import Architecture
 
 # The width when the output is not a terminal.
 COLUMNS = 160
@@ -42,7 +43,7 @@ def write(record: dict[str, Any], output: IO[str]) -> None:
     print_to(output, table)
     print_to(output, files)
     if record["left_out"]:
-        what = "tensors of other parts" if record["from"] == "hf" else "keys of the training state"
+        what = "tensors of other parts" if record["from"] == HUGGINGFACE.name else "keys of the training state"
         output.write(f"left out: {len(record['left_out'])} {what}\n")
 
 

@@ -6,19 +6,19 @@ does what its arguments say.
 
 import operator
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from lt_convert.commands import checkpoint_comparison, checksum_verification, conversion, inspection
 from lt_convert.commands.merge import merging
 from lt_convert.commands.merge.merging import MergeRequest
 from lt_convert.commands.merge.sources import Chosen, last_of_run
+from lt_convert.formats import FORMATS, HUGGINGFACE, WRITTEN, names_with
 from lt_convert.formats.checkpoint import LegacyTarget
 from lt_shared.console import UsageError
-from lt_shared.manifest import Checkpoint
+from lt_shared.contracts.manifest import Checkpoint
 
 Path = str | os.PathLike[str]
-Format = Literal["hf", "megatron-dist", "megatron-legacy", "torchtitan"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 Quantize = Literal["fp8-block"]
 TransformerImpl = Literal["transformer_engine", "local"]
@@ -27,7 +27,7 @@ TransformerImpl = Literal["transformer_engine", "local"]
 def convert(
     src: Path,
     dst: Path,
-    to: Format = "hf",
+    to: str = HUGGINGFACE.name,
     *,
     dtype: Dtype | None = None,
     quantize: Quantize | None = None,
@@ -48,9 +48,9 @@ def convert(
     Raises: UsageError for options that cannot be; NoInput without a checkpoint at `src`, BadData for one that is damaged;
     CannotCreate when `dst` holds something else, TryAgain while another process writes it; OSError when the disk does.
     """
-    _check_choice("to", to, Format)
-    _check_choice("dtype", dtype, Dtype)
-    _check_choice("quantize", quantize, Quantize)
+    _check_choice("to", to, WRITTEN)
+    _check_choice("dtype", dtype, get_args(Dtype))
+    _check_choice("quantize", quantize, get_args(Quantize))
     legacy_target = _legacy_target(
         to,
         target_tensor_parallel_size,
@@ -58,8 +58,8 @@ def convert(
         target_virtual_pipeline_parallel_size,
         target_transformer_impl,
     )
-    if quantize and to != "hf":
-        raise UsageError(f"the option quantize is for to='hf', not {to!r}", "leave it out")
+    if quantize and not FORMATS[to].is_quantizable:
+        raise UsageError(f"the option quantize is for to='{names_with('is_quantizable')}', not {to!r}", "leave it out")
     [(source, destination)] = conversion.destinations([_place(src)], os.fspath(dst))
     return conversion.convert(
         conversion.Request(
@@ -71,7 +71,7 @@ def convert(
 def merge(
     sources: Path | Iterable[Path] | Mapping[Path, float],
     dst: Path,
-    to: Format = "hf",
+    to: str = HUGGINGFACE.name,
     *,
     last: int | None = None,
     weights: str | None = None,
@@ -94,8 +94,8 @@ def merge(
 
     Raises as `convert`, BadData also for checkpoints of different models, and NoInput where a run has fewer than `last`.
     """
-    _check_choice("to", to, Format)
-    _check_choice("dtype", dtype, Dtype)
+    _check_choice("to", to, WRITTEN)
+    _check_choice("dtype", dtype, get_args(Dtype))
     legacy_target = _legacy_target(
         to,
         target_tensor_parallel_size,
@@ -154,20 +154,20 @@ def _place(path: Path) -> str:
 
 
 def _legacy_target(
-    to: Format, tensor: int | None, pipeline: int | None, virtual: int | None, impl: TransformerImpl | None
+    to: str, tensor: int | None, pipeline: int | None, virtual: int | None, impl: TransformerImpl | None
 ) -> LegacyTarget:
-    _check_choice("target_transformer_impl", impl, TransformerImpl)
+    _check_choice("target_transformer_impl", impl, get_args(TransformerImpl))
     tensor = _checked_size("target_tensor_parallel_size", tensor, 1)
     pipeline = _checked_size("target_pipeline_parallel_size", pipeline, 1)
     virtual = _checked_size("target_virtual_pipeline_parallel_size", virtual, 2)
-    if to != "megatron-legacy" and (tensor or pipeline or virtual or impl):
-        raise UsageError(f"the options target_* are for to='megatron-legacy', not {to!r}", "leave them out")
+    if not FORMATS[to].has_target_options and (tensor or pipeline or virtual or impl):
+        raise UsageError(f"the options target_* are for to='{names_with('has_target_options')}', not {to!r}", "leave them out")
     return LegacyTarget(tensor or 1, pipeline or 1, virtual, impl == "local")
 
 
-def _check_choice(name: str, value: str | None, choices: Any) -> None:
-    if value is not None and value not in get_args(choices):
-        raise UsageError(f"{name} {value!r} is not one of {', '.join(get_args(choices))}")
+def _check_choice(name: str, value: str | None, choices: Sequence[str]) -> None:
+    if value is not None and value not in choices:
+        raise UsageError(f"{name} {value!r} is not one of {', '.join(choices)}")
 
 
 def _checked_size(name: str, value: int | None, least: int) -> int | None:

@@ -1,30 +1,131 @@
-"""The checkpoint formats, one module each, which recognises a checkpoint directory, opens it, and plans the files of a new one.
+"""The checkpoint formats: one `Format` record each, from which every list of formats in lt-convert is made.
 
 A format's module has
     recognise(names)                        whether a directory with these names in it holds such a checkpoint
     open_source(directory, files)           the checkpoint as a `Source`
     outputs(target)                         the files (`OutputFile`) to be written for a `Target`
+    TABLE                                   the name of the table of weight ops for its tensors
 
-Those in READ_ONLY have `open_source` alone: a directory of their files looks like one of another format.
+The module of a format that is read only has `open_source` alone: a directory of its files looks like one of another format.
 """
 
+import dataclasses
 import importlib
 from collections.abc import Sequence
-from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-MODULES = {
-    "hf": "lt_convert.formats.huggingface",
-    "megatron-dist": "lt_convert.formats.torch_dist",
-    "megatron-legacy": "lt_convert.formats.legacy",
-    "torchtitan": "lt_convert.formats.torchtitan",
-}
-READ_ONLY = {"megatron-fsdp": "lt_convert.formats.megatron_fsdp"}
+if TYPE_CHECKING:
+    from lt_convert.formats.checkpoint import Source, Target
+    from lt_convert.tensors.output_files import OutputFile
+    from lt_convert.tensors.source_files import Files
 
 
-def module(name: str) -> ModuleType:
-    return importlib.import_module((MODULES | READ_ONLY)[name])
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """A checkpoint format; `name` is the value of --to and the `format` of a manifest.
+
+    `module` reads and writes it. `known_files` matches names in a checkpoint that a conversion leaves behind without a warning.
+    """
+
+    name: str
+    module: str
+    known_files: str
+    # Whether --to can name it.
+    is_written: bool = True
+    # Whether a conversion writes the optimizer state.
+    has_optimizer: bool = False
+    # Whether lt-train or lt-convert may have put `checksums.json` beside its files. A repository of the Hub may have a file of
+    # that name with other content.
+    has_checksums: bool = True
+    # Whether a checkpoint is a directory in the one of a run, which has the tokenizer and the tracker file.
+    is_in_run: bool = False
+    # Whether `config.json` may be in a directory above the checkpoint.
+    has_config_above: bool = False
+    # Whether the result depends on --target options, so that a conversion from the format to itself is of use.
+    has_target_options: bool = False
+    # Whether --quantize applies.
+    is_quantizable: bool = False
+    # Whether Megatron's arguments are written, and a warning names the features that stock Megatron-LM has no argument for.
+    warns_of_arguments: bool = False
+
+    def _load(self) -> Any:
+        """Import the module when it is first used: the command line lists all formats, and a conversion uses two."""
+        return importlib.import_module(f"lt_convert.formats.{self.module}")
+
+    @property
+    def table(self) -> str:
+        table: str = self._load().TABLE
+        return table
+
+    def recognise(self, names: Sequence[str]) -> bool:
+        is_recognised: bool = self._load().recognise(names)
+        return is_recognised
+
+    def open_source(self, directory: str, files: "Files") -> "Source":
+        source: Source = self._load().open_source(directory, files)
+        return source
+
+    def outputs(self, target: "Target") -> "list[OutputFile]":
+        outputs: list[OutputFile] = self._load().outputs(target)
+        return outputs
+
+
+HUGGINGFACE = Format(
+    "hf",
+    "huggingface",
+    r"config\.json|model\.safetensors(\.index\.json)?|lt-convert\.padding|padding\.safetensors|sharded",
+    has_checksums=False,
+    has_config_above=True,
+    is_quantizable=True,
+)
+MEGATRON_DIST = Format(
+    "megatron-dist",
+    "megatron.torch_dist",
+    r"\.metadata|.*\.distcp|common\.pt|metadata\.json|run_config\.yaml|train_state\.pt|latest_\w+|context"
+    r"|weights|modelopt_run_config\.yaml|dataloader_state|.*_state\.pt|nemo_tokenizer",
+    has_optimizer=True,
+    is_in_run=True,
+    warns_of_arguments=True,
+)
+MEGATRON_LEGACY = Format(
+    "megatron-legacy",
+    "megatron.legacy",
+    r"mp_rank_\w+|.*_state\.pt|latest_\w+",
+    is_in_run=True,
+    has_target_options=True,
+)
+TORCHTITAN = Format(
+    "torchtitan",
+    "torchtitan",
+    r"\.metadata|.*\.distcp|config\.json",
+    has_optimizer=True,
+    has_config_above=True,
+)
+MEGATRON_FSDP = Format(
+    "megatron-fsdp",
+    "megatron.fsdp",
+    r"\.metadata|.*\.distcp|common\.pt|metadata\.json|run_config\.yaml|train_state\.pt|latest_\w+|.*_state\.pt",
+    is_written=False,
+    has_checksums=False,
+)
+
+# The order in which a directory is compared with them, and in which help and errors list them.
+_ALL = (
+    HUGGINGFACE,
+    MEGATRON_DIST,
+    MEGATRON_LEGACY,
+    TORCHTITAN,
+    MEGATRON_FSDP,
+)
+FORMATS = {one.name: one for one in _ALL}
+WRITTEN = tuple(one.name for one in _ALL if one.is_written)
 
 
 def recognise(names: Sequence[str]) -> str | None:
-    """The format of a directory with these names (of files and directories) in it, None for none."""
-    return next((name for name in MODULES if module(name).recognise(names)), None)
+    """The name of the format of a directory with these names (of files and directories) in it, None for none."""
+    return next((name for name in WRITTEN if FORMATS[name].recognise(names)), None)
+
+
+def names_with(property_name: str) -> str:
+    """The names of the written formats that have a property of `Format`, for help and errors."""
+    return ", ".join(name for name in WRITTEN if getattr(FORMATS[name], property_name))

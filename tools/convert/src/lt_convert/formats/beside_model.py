@@ -9,16 +9,19 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from lt_convert.formats.location import listing
+from lt_convert.formats import FORMATS
+from lt_convert.formats.directories import listing
 from lt_convert.tensors.checksums import Checksums
 from lt_convert.tensors.output_files import OutputFile
 from lt_convert.tensors.source_files import Files
 from lt_convert.tokenizers import discovery
 from lt_convert.tokenizers.huggingface_tokenizer import GENERATION, SPECIAL_IDS
-from lt_shared import checkpoint_layout, strict_json, tokenizer_files
-from lt_shared.checksums import FileChecksums
 from lt_shared.console import BadData, NoInput
-from lt_shared.tokenizer_files import TokenizerFiles
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.files import strict_json
+from lt_shared.files.checksums import FileChecksums
+from lt_shared.tokenizers import tokenizer_files
+from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 DIRECTORY = "huggingface"
 IDS = "special_token_ids.json"
@@ -32,14 +35,6 @@ _TRACES = re.compile(r"\.git(attributes|ignore|modules)?|\.cache|\.huggingface|\
 _OF_EVERY_FORMAT = {
     *(checkpoint_layout.TOKENIZER_DIRECTORY, checkpoint_layout.RECORD, checkpoint_layout.TRACKER, Checksums.RECORD),
     *(DIRECTORY, FileChecksums.NAME),
-}
-_KNOWN = {
-    "hf": r"config\.json|model\.safetensors(\.index\.json)?|lt-convert\.padding|padding\.safetensors|sharded",
-    "megatron-dist": r"\.metadata|.*\.distcp|common\.pt|metadata\.json|run_config\.yaml|train_state\.pt|latest_\w+|context"
-    r"|weights|modelopt_run_config\.yaml|dataloader_state|.*_state\.pt|nemo_tokenizer",
-    "megatron-fsdp": r"\.metadata|.*\.distcp|common\.pt|metadata\.json|run_config\.yaml|train_state\.pt|latest_\w+|.*_state\.pt",
-    "megatron-legacy": r"mp_rank_\w+|.*_state\.pt|latest_\w+",
-    "torchtitan": r"\.metadata|.*\.distcp|config\.json",
 }
 
 
@@ -94,5 +89,5 @@ def not_carried(
     """
     of_tokenizer = {tokenizer.relative_name(path).split("/")[0] for path in tokenizer.all_files} if tokenizer else set()
     known = {*_OF_EVERY_FORMAT, *of_tokenizer, *read_names, *carried, *tokenizer_files.COMPANIONS}
-    pattern = re.compile(_KNOWN[kind])
+    pattern = re.compile(FORMATS[kind].known_files)
     return tuple(name for name in names if name not in known and not _TRACES.fullmatch(name) and not pattern.fullmatch(name))

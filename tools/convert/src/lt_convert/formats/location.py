@@ -6,23 +6,23 @@ from collections.abc import Sequence
 
 from lt_convert import formats
 from lt_convert.containers.dcp import METADATA
-from lt_convert.formats import train_state, unread
+from lt_convert.formats import FORMATS, MEGATRON_FSDP, TORCHTITAN, unread
 from lt_convert.formats.checkpoint import Source
+from lt_convert.formats.directories import TORCHTITAN_STEP, listing, normalized
+from lt_convert.formats.megatron import fsdp, train_state
 from lt_convert.tensors.source_files import INCOMPLETE, Files
-from lt_shared import checkpoint_layout, manifest, ownership, storage
-from lt_shared.console import BadData, NoInput, UsageError, warn
-from lt_shared.manifest import Checkpoint, Dataset
+from lt_shared.console import BadData, NoInput, warn
+from lt_shared.contracts import checkpoint_layout, manifest
+from lt_shared.contracts.manifest import Checkpoint, Dataset
+from lt_shared.files import ownership, storage
 
-MEGATRON_FSDP = "megatron-fsdp"
-TORCHTITAN_STEP = re.compile(r"step-(\d+)")
 _DEEPSPEED = re.compile(r"global_step\d+|layer_\d+-model_\d+-model_states\.pt|mp_rank_\d+_model_states\.pt")
 
 
 def open_source(argument: str, files: Files) -> Source:
     """The checkpoint that SRC means, opened. Raises as `locate` and as the format's own `open_source`."""
     directory, name = locate(argument, files)
-    source: Source = formats.module(name).open_source(directory, files)
-    return source
+    return FORMATS[name].open_source(directory, files)
 
 
 def locate(argument: str, files: Files) -> tuple[str, str]:
@@ -53,51 +53,19 @@ def locate(argument: str, files: Files) -> tuple[str, str]:
     if steps:
         path = _newest_step(path, steps)
         names = listing(path)
-    found = formats.recognise(names)
-    if found == "torchtitan" and METADATA in names and formats.module(MEGATRON_FSDP).is_stored(path, files):
-        return path, MEGATRON_FSDP
-    if found is None and any(name.endswith(".distcp") for name in names):
+    recognised = formats.recognise(names)
+    # TorchTitan and Megatron-FSDP have the same files; the names of the tensors tell them apart.
+    if recognised == TORCHTITAN.name and METADATA in names and fsdp.is_stored(path, files):
+        return path, MEGATRON_FSDP.name
+    if recognised is None and any(name.endswith(".distcp") for name in names):
         raise BadData(f"{path}/.metadata: missing", "the checkpoint is incomplete: use another one or copy it again")
-    if found is None:
+    if recognised is None:
         raise unread.name(path, names) or NoInput(
             f"{path}: no checkpoint of a supported format",
             "expected config.json with safetensors, .metadata with .distcp files, mp_rank_* directories, or "
             f"{checkpoint_layout.TRACKER}",
         )
-    return path, found
-
-
-def normalized(path: str) -> str:
-    """A path as it is compared and recorded: absolute, with links resolved; a URL without a trailing slash.
-
-    Raises UsageError for an empty path, as an unset shell variable leaves it: it must not mean the working directory.
-    """
-    if not path:
-        raise UsageError("an empty path", "is a variable not set?")
-    path = path.removeprefix("file://")
-    if storage.is_remote(path):
-        return path.rstrip("/")
-    try:
-        return os.path.realpath(path)
-    except FileNotFoundError:
-        raise NoInput("the working directory does not exist any more", "cd to one that does") from None
-
-
-def listing(directory: str) -> list[str]:
-    """The names of the files and directories in a directory. Raises NoInput when it does not exist."""
-    if storage.is_remote(directory):
-        names = sorted({name.split("/")[0] for name in storage.sizes_below(directory)})
-        if not names:
-            raise NoInput(f"{directory}: no such directory")
-        return names
-    try:
-        return sorted(os.listdir(directory))
-    except FileNotFoundError:
-        raise NoInput(f"{directory}: no such directory") from None
-    except NotADirectoryError:
-        raise NoInput(f"{directory}: not a directory") from None
-    except PermissionError:
-        raise NoInput(f"{directory}: permission denied") from None
+    return path, recognised
 
 
 def _last_of_manifest(argument: str) -> str:
@@ -161,15 +129,3 @@ def _newest_step(path: str, steps: list[tuple[int, str]]) -> str:
                 warn(f"{path}: {newer}: not complete (no {METADATA}): the newest complete one is {name}")
             return f"{path}/{name}"
     raise BadData(f"{path}: none of its {len(steps)} checkpoints is complete", INCOMPLETE)
-
-
-def steps_directory(directory: str) -> str:
-    """The parent of a `step-*` directory; any other directory itself."""
-    parent, _, name = directory.rpartition("/")
-    return parent or "." if TORCHTITAN_STEP.fullmatch(name) else directory
-
-
-def configuration_directories(directory: str) -> list[str]:
-    """Where a checkpoint's config.json may be: in it, in the directory of the `step-*` directories, or in the run's."""
-    steps = steps_directory(directory)
-    return [directory] if steps == directory else [directory, steps, steps.rpartition("/")[0] or "."]

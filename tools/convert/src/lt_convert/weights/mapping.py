@@ -15,9 +15,9 @@ from typing import Self
 from lt_convert.tensors.tensor import Tensor, assemble, zeros
 from lt_convert.weights.tensor_names import abbreviated
 from lt_convert.weights.weight_ops import OUTPUT_WEIGHT, Alias, OutputLayer, RowMapping, Rows, WeightOp
-from lt_shared.architecture import Architecture
-from lt_shared.architecture.mixers import MIXERS
 from lt_shared.console import BadData, UsageError
+from lt_shared.models.architecture import Architecture
+from lt_shared.models.architecture.mixers import MIXERS
 
 LAYER, EXPERT = "{layer}", "{expert}"
 # Layers without and with experts, in a model that has both (`layer_with` names those with a mixer); a multi-token prediction
@@ -26,9 +26,10 @@ DENSE_LAYER, EXPERT_LAYER, MTP_LAYER, MTP = "{dense_layer}", "{expert_layer}", "
 PADDING = "padding."
 # Ends the name of a router's balancing bias: a buffer that the router counts tokens for, float32 in every model.
 BALANCING_BIAS = "e_score_correction_bias"
-# Names of tables. Megatron: torch_dist, and the legacy file of a rank with TransformerEngine layers or with local ones.
-HF, MEGATRON, MEGATRON_TE, MEGATRON_LOCAL = "hf", "megatron", "megatron-te", "megatron-local"
-TORCHTITAN, TORCHTITAN_2025 = "torchtitan", "torchtitan-2025"
+# Names of tables: the format's, with a comma and what differs where a format has several. A legacy file has the tensor names of
+# TransformerEngine layers or of Megatron's local ones; TorchTitan renamed tensors in 2026.
+HF, MEGATRON, MEGATRON_TE, MEGATRON_LOCAL = "hf", "megatron-dist", "megatron-legacy", "megatron-legacy, local layers"
+TORCHTITAN, TORCHTITAN_2025 = "torchtitan", "torchtitan, 2025"
 
 # Buffers in old files that RoPE computes when it is constructed. TorchTitan 0.1 stored complex numbers.
 ROPE_BUFFERS = r".*\.rotary_emb\.inv_freq|freqs_cis|rope_cache"
@@ -40,7 +41,7 @@ Table = Mapping[str, WeightOp]
 
 
 def layer_with(mixer: str) -> str:
-    """The placeholder of the layers with this kind of mixer (`lt_shared.architecture.mixers`), in a model that has several."""
+    """The placeholder for layers with one kind of mixer (`lt_shared.models.architecture.mixers`), if a model has several."""
     return f"{{layer_with_{mixer}}}"
 
 
@@ -141,10 +142,9 @@ class Family:
                 OUTPUT_WEIGHT: OutputLayer(Rows(OUTPUT_WEIGHT), Rows(self.embedding)),
             }
         if name not in self.tables:
-            formats = {HF: "hf", MEGATRON: "megatron-dist", MEGATRON_TE: "megatron-legacy", TORCHTITAN: "torchtitan"}
-            having = [formats[table] for table in formats if table == HF or table in self.tables]
-            asked = "megatron-legacy" if name in (MEGATRON_TE, MEGATRON_LOCAL) else name
-            raise UsageError(f"{asked} has no models of the {self.name} family", f"formats that have them: {', '.join(having)}")
+            requested, *formats = (table.partition(",")[0] for table in (name, HF, *self.tables))
+            having = ", ".join(dict.fromkeys(formats))
+            raise UsageError(f"{requested} has no models of the {self.name} family", f"formats that have them: {having}")
         return self.tables[name]
 
     @functools.lru_cache(maxsize=1)  # noqa: B019 (families are constants of the program)

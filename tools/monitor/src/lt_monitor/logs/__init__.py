@@ -1,5 +1,6 @@
-"""Log files in, event records out: `log_files` yields the blocks of many files, `log_parser` turns their lines into records.
+"""Read log files into event records.
 
-A line goes through the prefilter, then to the line template that fits, or to the parsers of `formats`. `runs`, `collect` and
-`views` call it; it knows nothing of runs.
+`log_files` yields the blocks of many files, and `log_parser` turns the lines of a block into records. In `fast`, the prefilter
+drops lines without a keyword, and line templates read step lines of a known shape by columns. The parsers of `trainers` and
+`formats` read all other lines one by one. No module here knows about runs.
 """

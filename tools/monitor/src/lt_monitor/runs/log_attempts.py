@@ -10,7 +10,7 @@ import numpy as np
 
 from lt_monitor.events.records import Record
 from lt_monitor.events.steps import Steps, epoch_seconds
-from lt_monitor.logs.step_rows import StepBlock, Stream
+from lt_monitor.logs.fast.step_rows import StepBlock, Stream
 from lt_monitor.runs.attempt_boundary import begins_attempt, start_key
 from lt_monitor.runs.attempts import Attempt
 

@@ -11,13 +11,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from lt_preprocess.datasets.block_reader import BlockReader, Shape
-from lt_shared import checksums, manifest, ownership, storage, version_of
-from lt_shared.checksums import FileChecksum
+from lt_shared import version_of
 from lt_shared.console import BadData, CannotCreate, NoInput, warn
-from lt_shared.document_origins import origins
-from lt_shared.document_origins.origins import Origins
-from lt_shared.indexed_dataset import bin_path, idx_path
-from lt_shared.manifest import Dataset
+from lt_shared.contracts import manifest
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.data.document_origins import origins
+from lt_shared.data.document_origins.origins import Origins
+from lt_shared.data.indexed_dataset import bin_path, idx_path
+from lt_shared.files import checksums, ownership, storage
+from lt_shared.files.checksums import FileChecksum
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,11 +95,15 @@ def tokenizing_options(prefix: str) -> dict[str, Any]:
 
 def shared_options(sources: Sequence[Dataset]) -> dict[str, Any]:
     """The tokenizing options that all sources have in common. Warns where some end their documents and others do not."""
-    found = [tokenizing_options(source.prefix) for source in sources]
-    endings = {options["append_eod"] for options in found if "append_eod" in options}
+    options_by_source = [tokenizing_options(source.prefix) for source in sources]
+    endings = {options["append_eod"] for options in options_by_source if "append_eod" in options}
     if len(endings) > 1:
         warn("some of the datasets were made with --append-eod and some without")
-    return {key: value for key, value in found[0].items() if all(key in one and one[key] == value for one in found)}
+    return {
+        key: value
+        for key, value in options_by_source[0].items()
+        if all(key in one and one[key] == value for one in options_by_source)
+    }
 
 
 def shared_sources(sources: Sequence[Dataset]) -> list[dict[str, Any]] | None:
@@ -181,15 +187,15 @@ def finished(prefix: str, derivation: Derivation) -> Dataset | None:
         record = read_sidecar(prefix)
         if record is None or record.get("derivation") != dataclasses.asdict(derivation):
             return None
-        found = manifest.describe(prefix)
+        dataset = manifest.describe(prefix)
         with BlockReader(prefix) as reader:
-            same = (reader.documents, reader.tokens, reader.dtype.name) == (found.documents, found.tokens, found.dtype)
+            same = (reader.documents, reader.tokens, reader.dtype.name) == (dataset.documents, dataset.tokens, dataset.dtype)
         is_sound = same and is_index_sound(prefix, record)
     except (BadData, NoInput):
         return None
     if is_sound:
         check_not_planted(prefix)
-    return found if is_sound else None
+    return dataset if is_sound else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,12 +18,14 @@ import numpy.typing as npt
 
 from lt_preprocess.datasets import provenance
 from lt_preprocess.datasets.block_reader import BlockReader, Column, Header, read_column, read_header
-from lt_shared import checksums, indexed_dataset, manifest, storage
-from lt_shared.checksums import FileChecksum
 from lt_shared.console import BadData, NoInput, Progress
-from lt_shared.document_origins import origins
-from lt_shared.indexed_dataset import DTYPE_CODES, HEADER, MAGIC, VERSION, bin_path, idx_path
-from lt_shared.manifest import Dataset
+from lt_shared.contracts import manifest
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.data import indexed_dataset
+from lt_shared.data.document_origins import origins
+from lt_shared.data.indexed_dataset import DTYPE_CODES, HEADER, MAGIC, VERSION, bin_path, idx_path
+from lt_shared.files import checksums, storage
+from lt_shared.files.checksums import FileChecksum
 
 # Of a sidecar.
 FIELDS = frozenset(
@@ -85,18 +87,18 @@ def verify(dataset: Dataset, tokenizer: Path | None = None, sample: int = 0) -> 
     prefix = dataset.prefix
     result = Verification(manifest.absolute(prefix))
     paths = [idx_path(prefix), bin_path(prefix)]
-    there = [storage.exists(path) for path in paths]
-    if not any(there):
+    is_present = [storage.exists(path) for path in paths]
+    if not any(is_present):
         raise NoInput(f"{idx_path(prefix)}: no such file", indexed_dataset.hint_for_missing(prefix))
-    for path, is_there in zip(paths, there, strict=True):
+    for path, is_there in zip(paths, is_present, strict=True):
         if not is_there:
             result.find(path, "missing: the dataset is not finished, or the file was lost")
     record = _sidecar(prefix, result)
     described = _described(prefix, result)
     if dataset.tokens is not None:
         described = dataset
-    dtype = _check_index(prefix, result) if there[0] else None
-    if all(there) and dtype is not None:
+    dtype = _check_index(prefix, result) if is_present[0] else None
+    if all(is_present) and dtype is not None:
         _check_counts(prefix, described, record, dtype, result)
         recorded = manifest.checksums_in(record, manifest.sidecar_path(prefix)) or {}
         _check_index_checksum(prefix, recorded.get("idx"), result)
@@ -202,10 +204,10 @@ class _Count:
 
     def add(self, wrong: npt.NDArray[np.bool_], describe: Any) -> None:
         """`describe` says what is wrong at an index of `wrong`."""
-        found = int(np.count_nonzero(wrong))
-        if found and not self.count:
+        defects = int(np.count_nonzero(wrong))
+        if defects and not self.count:
             self.first = describe(int(np.argmax(wrong)))
-        self.count += found
+        self.count += defects
 
     def report(self, path: str, what: str, result: Verification) -> None:
         if self.count:
@@ -275,18 +277,18 @@ def _check_bin_size(prefix: str, expected: int, result: Verification) -> None:
 def _check_counts(prefix: str, described: Dataset, record: dict[str, Any], dtype: np.dtype[Any], result: Verification) -> None:
     """Compare with what the manifest line says, or that in the sidecar, and with the `counts` of the sidecar."""
     sidecar_path = manifest.sidecar_path(prefix)
-    for name, said, there in (
+    for name, stored, measured in (
         ("documents", described.documents, result.documents),
         ("tokens", described.tokens, result.tokens),
         ("dtype", described.dtype, dtype.name),
     ):
-        if said is not None and there is not None and said != there:
-            result.find(sidecar_path, f"{name} {said}, the dataset has {there}")
+        if stored is not None and measured is not None and stored != measured:
+            result.find(sidecar_path, f"{name} {stored}, the dataset has {measured}")
     counts = record.get("counts") or {}
-    for name, there in (("documents", result.documents), ("sequences", result.sequences), ("tokens", result.tokens)):
-        said = counts.get(name)
-        if said is not None and there is not None and said != there:
-            result.find(sidecar_path, f"counts: {name} {said}, the dataset has {there}")
+    for name, measured in (("documents", result.documents), ("sequences", result.sequences), ("tokens", result.tokens)):
+        stored = counts.get(name)
+        if stored is not None and measured is not None and stored != measured:
+            result.find(sidecar_path, f"counts: {name} {stored}, the dataset has {measured}")
     if (record.get("options") or {}).get("append_eod") is True and described.eod is None:
         result.find(sidecar_path, "made with --append-eod, but no end-of-document token is named")
     if described.vocab_size is not None:

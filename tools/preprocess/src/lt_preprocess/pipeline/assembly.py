@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lt_preprocess.kernels.jit import kernel
-from lt_preprocess.tokenizers.base import Ids, Lengths
+from lt_preprocess.compiler.jit import kernel
+from lt_preprocess.texts import Lengths
+from lt_preprocess.tokenizers.base import Ids
 
 _NO_EOD = -1
 

@@ -22,10 +22,12 @@ from typing import IO, Any
 from lt_preprocess.pipeline import origin_rows, sidecar
 from lt_preprocess.pipeline.plan import Plan
 from lt_preprocess.pipeline.state import State
-from lt_shared import checksums, indexed_dataset, resumable_files, storage, version_of
+from lt_shared import version_of
 from lt_shared.console import CannotCreate, IoFailure, ToolError, TryAgain, note
-from lt_shared.indexed_dataset import Extent
-from lt_shared.local_files import open_own, writing
+from lt_shared.data import indexed_dataset
+from lt_shared.data.indexed_dataset import Extent
+from lt_shared.files import checksums, resumable_files, storage
+from lt_shared.files.local_files import open_own, writing
 
 VERSION = 3
 
@@ -125,10 +127,10 @@ class LocalJournal(Journal):
         self.state = state
 
     def _append(self, record: dict[str, Any]) -> None:
-        left = memoryview(_line(record))
+        remaining = memoryview(_line(record))
         with writing(self._path):
-            while left:
-                left = left[self._file.write(left) :]
+            while remaining:
+                remaining = remaining[self._file.write(remaining) :]
 
     def delete(self) -> None:
         if self.state is not None:

@@ -14,7 +14,7 @@ from typing import Self
 
 import numpy as np
 
-from lt_preprocess.kernels import jit
+from lt_preprocess.compiler import jit
 from lt_preprocess.pipeline import assembly, encoding, journal
 from lt_preprocess.pipeline.encoding import Encoded
 from lt_preprocess.pipeline.journal import Journal
@@ -27,9 +27,9 @@ from lt_preprocess.readers.batch import BadLine
 from lt_preprocess.readers.byte_ranges import BYTE_ORDER_MARK
 from lt_preprocess.readers.slices import Slice
 from lt_preprocess.tokenizers.base import Encoder
-from lt_shared import manifest
 from lt_shared.console import BadData, NoInput, Progress, note, warn
-from lt_shared.indexed_dataset import Extent
+from lt_shared.contracts import manifest
+from lt_shared.data.indexed_dataset import Extent
 
 JOURNAL_INTERVAL_SECONDS = 5.0
 MAX_SYNC_SHARE = 0.1
@@ -52,8 +52,8 @@ def build(plan: Plan, workers: int, anew: bool = False, report: Report | None = 
     """
     with journal.opened(plan, anew) as log:
         try:
-            with _Run(plan, log, report or (lambda made: None)) as run:
-                made = run.finish(workers)
+            with _Run(plan, log, report or (lambda datasets: None)) as run:
+                datasets = run.finish(workers)
         except BaseException:
             if log.state is not None and log.state.is_worth_keeping:
                 note("the same command resumes from what is done" + ("" if log.is_resumable else ": the finished parts"))
@@ -61,7 +61,7 @@ def build(plan: Plan, workers: int, anew: bool = False, report: Report | None = 
                 log.delete()
             raise
         log.delete()
-    return made
+    return datasets
 
 
 class _Run:
@@ -99,8 +99,8 @@ class _Run:
             self._report_bad_lines()
             self._check_that_there_is_text()
             self._close_part(is_last=True)
-        documents_made = sum(made.documents or 0 for made in self._made) // len(self._plan.options.json_keys)
-        tokens_made = sum(made.tokens or 0 for made in self._made)
+        documents_made = sum(dataset.documents or 0 for dataset in self._made) // len(self._plan.options.json_keys)
+        tokens_made = sum(dataset.tokens or 0 for dataset in self._made)
         note(f"{documents_made:,} documents, {tokens_made:,} tokens, {self._state.text_bytes / 1e6:,.1f} MB of text")
         return self._made
 
@@ -134,17 +134,17 @@ class _Run:
             _check_kind(encoded)
         is_same_input = encoded.end.input == self._state.position.input
         lines = (self._state.lines if is_same_input else NOTHING_READ).at(encoded)
-        taken = min(self._state.taken, encoded.documents)
-        left_to_skip = self._state.taken - taken
-        columns = [column.since(taken) for column in encoded.columns] if taken else encoded.columns
-        while (fitting := self._part.fitting(columns)) < encoded.documents - taken:
-            self._part.append([column.before(fitting) for column in columns], encoded, lines, taken)
+        written = min(self._state.taken, encoded.documents)
+        left_to_skip = self._state.taken - written
+        columns = [column.since(written) for column in encoded.columns] if written else encoded.columns
+        while (fitting := self._part.fitting(columns)) < encoded.documents - written:
+            self._part.append([column.before(fitting) for column in columns], encoded, lines, written)
             columns = [column.since(fitting) for column in columns]
-            taken += fitting
+            written += fitting
             if fitting:
-                self._state = dataclasses.replace(self._state.with_input(encoded.end.input), taken=taken)
+                self._state = dataclasses.replace(self._state.with_input(encoded.end.input), taken=written)
             self._close_part(is_last=False)
-        self._part.append(columns, encoded, lines, taken)
+        self._part.append(columns, encoded, lines, written)
         if self._plan.options.on_error == "quarantine":
             self._part.quarantine(encoded.bad_lines)
         self._state = dataclasses.replace(
@@ -207,7 +207,7 @@ class _Run:
 
     def _check_that_there_is_text(self) -> None:
         """A shard may be empty: what counts there is that all shards are complete."""
-        if self._state.part == 0 and self._plan.options.shard is None and not any(made.tokens for made in self._part.extents):
+        if self._state.part == 0 and self._plan.options.shard is None and not any(extent.tokens for extent in self._part.extents):
             names, count = _names(self._plan.paths), self._part.extents[0].documents
             if count == 0:
                 raise NoInput(f"{names}: no documents", "did the command that made the input fail?")

@@ -20,11 +20,14 @@ from lt_preprocess.pipeline.origin_rows import OriginRows
 from lt_preprocess.pipeline.plan import REQUESTS_AT_ONCE, Plan
 from lt_preprocess.pipeline.state import State
 from lt_preprocess.readers import inputs
-from lt_shared import credentials, indexed_dataset, installed_versions, manifest, storage
-from lt_shared.checksums import FileChecksum
+from lt_shared import credentials, installed_versions
 from lt_shared.console import BadData, NoInput
-from lt_shared.document_origins.origins import KEY, File
-from lt_shared.indexed_dataset import Extent
+from lt_shared.contracts import manifest
+from lt_shared.data import indexed_dataset
+from lt_shared.data.document_origins.origins import KEY, File
+from lt_shared.data.indexed_dataset import Extent
+from lt_shared.files import storage
+from lt_shared.files.checksums import FileChecksum
 
 HEAD_BYTES = 1 << 16
 PACKAGES = ("lt-shared", "numba", "numpy", "orjson", "pyarrow", "sentencepiece", "tokenizers")
@@ -104,7 +107,7 @@ def up_to_date(plan: Plan) -> list[manifest.Dataset] | None:
 
     An input that was exchanged for one of the same size and modification time (`cp -p`, `rsync -t`) shows in its first bytes.
     """
-    made: list[manifest.Dataset] = []
+    datasets: list[manifest.Dataset] = []
     stored_sources: list[dict[str, Any]] = []
     part = 0
     while plan.fingerprint is not None:
@@ -112,11 +115,11 @@ def up_to_date(plan: Plan) -> list[manifest.Dataset] | None:
         whole = [outcome for outcome in outcomes if outcome is not None]
         if len(whole) < len(outcomes):
             return None
-        made += [dataclasses.replace(outcome.dataset, tokenizer=plan.identity) for outcome in whole]
+        datasets += [dataclasses.replace(outcome.dataset, tokenizer=plan.identity) for outcome in whole]
         # All datasets of a part have the same sources.
         stored_sources += whole[0].sources
         if whole[-1].is_last:
-            return made if _begin_alike(stored_sources, plan) else None
+            return datasets if _begin_alike(stored_sources, plan) else None
         part += 1
     return None
 
@@ -144,8 +147,8 @@ def _made(prefix: str, plan: Plan, part: int) -> _Made | None:
     record = read(prefix) or {}
     if not _is_of(record, plan, part, _json_key(plan, prefix, part)):
         return None
-    found = _whole(prefix, plan.dtype, record)
-    return None if found is None else _Made(found, record["part"]["is_last"], record.get("sources") or [])
+    dataset = _whole(prefix, plan.dtype, record)
+    return None if dataset is None else _Made(dataset, record["part"]["is_last"], record.get("sources") or [])
 
 
 def check_tokenizer(plan: Plan) -> None:
@@ -187,8 +190,12 @@ def _documents_not_read(prefix: str, plan: Plan) -> str | None:
 
 def _is_moved(source: dict[str, Any], plan: Plan) -> bool:
     """Whether a recorded source is one of the plan's inputs under another name, by its size and its first bytes."""
-    same_size = [each for each in plan.sources or () if each.get("size_bytes") == source.get("size_bytes") is not None]
-    return any(_with_hash(each)["head_sha256"] == source.get("head_sha256") for each in same_size)
+    same_size = [
+        input_source
+        for input_source in plan.sources or ()
+        if input_source.get("size_bytes") == source.get("size_bytes") is not None
+    ]
+    return any(_with_hash(input_source)["head_sha256"] == source.get("head_sha256") for input_source in same_size)
 
 
 def is_of_part(prefix: str, part: int) -> bool:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lt_preprocess.tokenizers.base import Lengths, Texts
+from lt_preprocess.texts import Lengths, Texts
 
 
 class Column(NamedTuple):

@@ -18,9 +18,9 @@ import numpy as np
 from lt_preprocess.readers import chunks, json_line, utf8
 from lt_preprocess.readers.batch import BadLine, Batch, ChunkLines, Column
 from lt_preprocess.readers.chunks import Chunk, Position
-from lt_preprocess.tokenizers.base import PADDING_BYTES, Lengths, Texts
+from lt_preprocess.texts import PADDING_BYTES, Lengths, Texts
 from lt_shared.console import BadData, Unavailable
-from lt_shared.document_origins.origins import Kind
+from lt_shared.data.document_origins.origins import Kind
 
 FIRST_ROWS, FEWEST_ROWS, MOST_ROWS, GROWTH = 16, 8, 1024, 8
 """Rows that are decoded at once: at first, when they are large, when they are small; and by what factor it grows."""
@@ -89,7 +89,7 @@ def _texts(array: Any) -> Texts:
     """Copies the texts of an Arrow array of large strings; a null has no bytes."""
     _, offset_buffer, data_buffer = array.buffers()
     if len(array) == 0:
-        return Texts.of([])
+        return Texts.from_list([])
     offsets = np.frombuffer(offset_buffer, np.int64)[array.offset : array.offset + len(array) + 1]
     first, size = int(offsets[0]), int(offsets[-1] - offsets[0])
     data = np.zeros(size + PADDING_BYTES, np.uint8)
@@ -261,8 +261,8 @@ def _sizes(array: Any) -> Lengths:
         lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
         before = np.concatenate([[0], np.cumsum(_sizes(array.flatten()))])
         ends = np.cumsum(lengths)
-        found: Lengths = before[ends] - before[ends - lengths]
-        return found
+        sums: Lengths = before[ends] - before[ends - lengths]
+        return sums
     if pyarrow.types.is_dictionary(array.type):
         lengths = _sizes(array.dictionary)
         indices = array.indices.fill_null(0).to_numpy(zero_copy_only=False)

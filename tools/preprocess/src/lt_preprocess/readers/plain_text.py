@@ -8,8 +8,8 @@ import numpy as np
 
 from lt_preprocess.readers.batch import BadLine, Batch, ChunkLines, Column
 from lt_preprocess.readers.chunks import Chunk
-from lt_preprocess.tokenizers.base import Texts
-from lt_shared.document_origins.origins import Kind
+from lt_preprocess.texts import Texts
+from lt_shared.data.document_origins.origins import Kind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,9 +24,9 @@ class TextChunk(Chunk):
         from lt_preprocess.readers import json_line, utf8
 
         content = self.read()
-        texts = Texts.of([content] if content else [])
+        texts = Texts.from_list([content] if content else [])
         if not content or utf8.invalid(texts):
             reason = json_line.invalid_utf8(content, "text") if content else "the file is empty: a failed copy, or no document"
             bad = BadLine(self.source, 0, reason, content, lambda: 1)
-            return Batch([Column(Texts.of([]), np.zeros(0, np.int64))], [bad], ChunkLines(0, 1, [0]))
+            return Batch([Column(Texts.from_list([]), np.zeros(0, np.int64))], [bad], ChunkLines(0, 1, [0]))
         return Batch([Column(texts, np.ones(1, np.int64))], [], ChunkLines(0, 1, []))

@@ -8,7 +8,8 @@ import heapq
 
 import numpy as np
 
-from lt_preprocess.tokenizers.base import Encoder, Ids, Lengths, Texts
+from lt_preprocess.texts import Lengths, Texts
+from lt_preprocess.tokenizers.base import Encoder, Ids
 from lt_preprocess.tokenizers.vocabulary import Vocabulary
 
 _CACHED_PIECES = 1 << 20
@@ -31,12 +32,12 @@ class UncompiledEncoder(Encoder):
         for text in texts.to_list():
             before = len(ids)
             for piece, _ in self._splitter.pre_tokenize_str(text.decode()):
-                found = self._known.get(piece)
-                if found is None:
-                    found = self.word_ids(piece.encode())
+                word_ids = self._known.get(piece)
+                if word_ids is None:
+                    word_ids = self.word_ids(piece.encode())
                     if len(self._known) < _CACHED_PIECES:
-                        self._known[piece] = found
-                ids.extend(found)
+                        self._known[piece] = word_ids
+                ids.extend(word_ids)
             lengths.append(len(ids) - before)
         return np.array(ids, np.int32), np.array(lengths, np.int64)
 

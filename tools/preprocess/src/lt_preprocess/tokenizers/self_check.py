@@ -14,9 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from lt_preprocess.tokenizers.base import Encoder, Texts, Tokenizer, Wrapper
+from lt_preprocess.texts import Texts
+from lt_preprocess.tokenizers.base import Encoder, Tokenizer, Wrapper
 from lt_shared.console import warn
-from lt_shared.tokenizer_files import TokenizerFiles
+from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 _SAMPLE = (
     "The quick brown fox doesn't jump over 12345 lazy dogs; it's HE'LL, we've, I'd 'twas 'S.",
@@ -87,11 +88,11 @@ class Checked(Wrapper):
     def _sample(self) -> Texts:
         spelled_out = [f"a {content}b{content}{content} c" for content in [*self.special_tokens][:20]]
         spelled_out += [f"a {content}b {content} c{content}" for content in self._added[:_ADDED_IN_SAMPLE]]
-        return Texts.of([text.encode() for text in (*_SAMPLE, *_SAMPLE[::-1], *spelled_out)])
+        return Texts.from_list([text.encode() for text in (*_SAMPLE, *_SAMPLE[::-1], *spelled_out)])
 
     def _marker(self) -> Path | None:
         """The empty file that says that this check was passed; None without a cache directory."""
-        from lt_preprocess.kernels import jit
+        from lt_preprocess.compiler import jit
 
         directory = jit.cache_directory()
         if directory is None:

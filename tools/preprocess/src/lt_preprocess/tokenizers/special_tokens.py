@@ -11,11 +11,12 @@ from types import MappingProxyType
 
 import numpy as np
 
-from lt_preprocess.kernels.intrinsics import element_address, trailing_zeros
-from lt_preprocess.kernels.jit import AnnounceCompilation, inlined, kernel
-from lt_preprocess.kernels.simd import BLOCK_BYTES, bytes_between
+from lt_preprocess.compiler.intrinsics import element_address, trailing_zeros
+from lt_preprocess.compiler.jit import AnnounceCompilation, inlined, kernel
+from lt_preprocess.compiler.simd import BLOCK_BYTES, bytes_between
+from lt_preprocess.texts import Bytes, Lengths, Texts
 from lt_preprocess.tokenizers import token_trie
-from lt_preprocess.tokenizers.base import Bytes, Encoder, Flags, ForbiddenToken, Ids, Lengths, Texts, Tokenizer, Wrapper
+from lt_preprocess.tokenizers.base import Encoder, Flags, ForbiddenToken, Ids, Tokenizer, Wrapper
 from lt_preprocess.tokenizers.bpe.blocks import low_bits
 from lt_preprocess.tokenizers.token_trie import TokenTrie, longest_match
 
@@ -60,12 +61,12 @@ def _white_space(data: Bytes, at: int, end: int) -> int:
         return 2 if data[at + 1] == 0x85 or data[at + 1] == 0xA0 else 0
     if first < 0xE1 or first > 0xE3 or at + 2 >= end:
         return 0
-    rest = int(data[at + 1]) << 8 | int(data[at + 2])
+    tail = int(data[at + 1]) << 8 | int(data[at + 2])
     if first == 0xE1:
-        return 3 if rest == 0x9A80 else 0
+        return 3 if tail == 0x9A80 else 0
     if first == 0xE3:
-        return 3 if rest == 0x8080 else 0
-    return 3 if 0x8080 <= rest <= 0x808A or rest in (0x80A8, 0x80A9, 0x80AF, 0x819F) else 0
+        return 3 if tail == 0x8080 else 0
+    return 3 if 0x8080 <= tail <= 0x808A or tail in (0x80A8, 0x80A9, 0x80AF, 0x819F) else 0
 
 
 @kernel
@@ -117,7 +118,7 @@ class Search:
 
     def compile(self) -> None:
         with AnnounceCompilation():
-            self.find(Texts.of([b"a"]))
+            self.find(Texts.from_list([b"a"]))
 
 
 class SplittingEncoder(Encoder):

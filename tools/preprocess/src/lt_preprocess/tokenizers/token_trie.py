@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lt_preprocess.kernels.jit import inlined
-from lt_preprocess.tokenizers.base import Bytes, Ids
+from lt_preprocess.compiler.jit import inlined
+from lt_preprocess.texts import Bytes
+from lt_preprocess.tokenizers.base import Ids
 
 
 class TokenTrie(NamedTuple):

@@ -15,12 +15,12 @@ from lt_convert.commands import conversion
 from lt_convert.commands.conversion import Request
 from lt_convert.commands.follow import retention, shell
 from lt_convert.commands.follow.state import Entry, State
-from lt_convert.formats import location, run_checkpoints
+from lt_convert.formats import directories, run_checkpoints
 from lt_convert.formats.run_checkpoints import RunCheckpoint
-from lt_shared import storage
-from lt_shared.checkpoint_layout import TRACKER
 from lt_shared.console import BadData, CannotCreate, IoFailure, NoInput, TryAgain, UsageError, note, warn
-from lt_shared.manifest import Checkpoint
+from lt_shared.contracts.checkpoint_layout import TRACKER
+from lt_shared.contracts.manifest import Checkpoint
+from lt_shared.files import storage
 
 PASSING = (BadData, NoInput, IoFailure, TryAgain, CannotCreate)
 # What a trainer writes last in a checkpoint, or as good as.
@@ -177,7 +177,9 @@ def follow(request: FollowRequest, interval_seconds: float | None, converted: Ca
         raise UsageError(f"{request.directory}: the command needs a local or mounted path")
     if request.each is not None:
         shell.check(request.each)
-    request = dataclasses.replace(request, run=location.normalized(request.run), directory=location.normalized(request.directory))
+    request = dataclasses.replace(
+        request, run=directories.normalized(request.run), directory=directories.normalized(request.directory)
+    )
     if f"{request.run}/".startswith(f"{request.directory}/"):
         raise UsageError(f"{request.directory}: is the run, or holds it", "choose another output")
     options = {"run": request.run, "to": request.to, "dtype": request.dtype}
@@ -207,6 +209,6 @@ def _written(directory: str) -> int | None:
 
 def _is_there(directory: str) -> bool:
     try:
-        return bool(location.listing(directory))
+        return bool(directories.listing(directory))
     except NoInput:
         return False

@@ -7,7 +7,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from lt_convert.commands.receipt import ConversionRecord
+from lt_convert.engine.receipt import ConversionRecord
 from lt_convert.tensors.checksums import Checksums
 
 

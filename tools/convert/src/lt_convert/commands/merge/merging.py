@@ -7,19 +7,21 @@ newest checkpoint, and `lt-convert.json` names all of them with their weights.
 import dataclasses
 from collections.abc import Sequence
 
-from lt_convert.commands import conversion, occupancy, result, source_verification
+from lt_convert.commands import conversion
 from lt_convert.commands.conversion import Request
 from lt_convert.commands.merge import plan, sources, weights
 from lt_convert.commands.merge.plan import MergePlan, Part
 from lt_convert.commands.merge.sources import Chosen
-from lt_convert.commands.receipt import MERGED, ConversionRecord
-from lt_convert.commands.result import Result
-from lt_convert.formats import location, megatron_args
+from lt_convert.engine import occupancy, result, source_verification
+from lt_convert.engine.receipt import MERGED, ConversionRecord
+from lt_convert.engine.result import Result
+from lt_convert.formats import FORMATS, directories, location
 from lt_convert.formats.checkpoint import ONE_RANK, LegacyTarget
+from lt_convert.formats.megatron import megatron_args
 from lt_convert.tensors.output_files import views
 from lt_convert.tensors.source_files import Files
 from lt_shared.console import UsageError, note, warn
-from lt_shared.manifest import Checkpoint, absolute
+from lt_shared.contracts.manifest import Checkpoint, absolute
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +47,7 @@ class MergeRequest:
 def merge(request: MergeRequest) -> Checkpoint:
     """Merge, unless the destination is up to date. Returns the checkpoint at the destination. Raises as `planned`."""
     occupancy.check_links(request.destination)
-    request = dataclasses.replace(request, destination=location.normalized(request.destination))
+    request = dataclasses.replace(request, destination=directories.normalized(request.destination))
     shares = sources.weigh(request.chosen, request.schedule)
     with Files() as files:
         located = _located(request.chosen, files)
@@ -63,7 +65,7 @@ def merge(request: MergeRequest) -> Checkpoint:
         _check_destination(request.destination, located)
         made.check_unoccupied()
         if request.verify:
-            files.reader = source_verification.open_checksums((path, name, location.listing(path)) for path, name in located)
+            files.reader = source_verification.open_checksums((path, name, directories.listing(path)) for path, name in located)
         todo = _planned(request, located, shares, files)
         files.reader.planned(views(todo.files), files)
     _tell(request, todo)
@@ -82,7 +84,7 @@ def planned(request: MergeRequest, files: Files) -> MergePlan:
     """
     shares = sources.weigh(request.chosen, request.schedule)
     located = _located(request.chosen, files)
-    _check_destination(location.normalized(request.destination), located)
+    _check_destination(directories.normalized(request.destination), located)
     return _planned(request, located, shares, files)
 
 
@@ -111,7 +113,7 @@ def _planned(request: MergeRequest, located: Sequence[tuple[str, str]], shares: 
     if request.schedule not in (None, *weights.MEANS):
         sources.check_order([part.iteration for part in parts], [part.source.directory for part in parts])
     newest = plan.newest_of(parts)
-    if request.to == "megatron-dist":
+    if FORMATS[request.to].warns_of_arguments:
         megatron_args.warn_of_absent(newest.source.model.architecture, newest.source.directory)
     return plan.plan(parts, request.conversion())
 

@@ -9,9 +9,9 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from lt_convert import formats
 from lt_convert.commands import checkpoint_comparison
 from lt_convert.commands.conversion import Plan, Request
+from lt_convert.formats import FORMATS
 from lt_convert.formats.checkpoint import Source, Target
 from lt_convert.tensors.averages import Average
 from lt_convert.tensors.output_files import OutputFile, Payload
@@ -19,7 +19,7 @@ from lt_convert.tensors.tensor import CASTABLE
 from lt_convert.weights import families
 from lt_convert.weights.mapping import PADDING
 from lt_shared.console import BadData, UsageError
-from lt_shared.manifest import absolute
+from lt_shared.contracts.manifest import absolute
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,20 +75,19 @@ def plan(parts: Sequence[Part], request: Request) -> MergePlan:
     names = _averaged_names(newest.source, [part.source for part in parts])
     dtypes = {name: _dtype(name, parts, newest, request.dtype) for name in names}
     common = _common(newest.source, parts)
-    target_format = formats.module(request.to)
+    target_format = FORMATS[request.to]
 
     def outputs(part: Part) -> list[OutputFile]:
         tensors = {name: part.source.tensors[name].cast(dtypes[name]) for name in names}
         # A tokenizer takes seconds to write, and does not depend on the part.
         tokenizer = common.tokenizer if part is newest else None
         source = dataclasses.replace(common, directory=part.source.directory, tensors=tensors, tokenizer=tokenizer)
-        made: list[OutputFile] = target_format.outputs(Target(source, tensors, request.destination, request.legacy_target))
-        return made
+        return target_format.outputs(Target(source, tensors, request.destination, request.legacy_target))
 
     made = [(part, outputs(part)) for part in parts]
     files = next(files for part, files in made if part is newest)
     family = families.family_of(common.model.architecture)
-    operations = family.operations(common.table, target_format.TABLE, common.model)
+    operations = family.operations(common.table, target_format.table, common.model)
     averaged = tuple(_averaged(file, made) for file in files)
     return MergePlan(Plan(common, request, tuple(files), operations), tuple(parts), averaged)
 

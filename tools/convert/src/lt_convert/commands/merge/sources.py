@@ -7,10 +7,10 @@ import os
 from collections.abc import Sequence
 
 from lt_convert.commands.merge import weights
-from lt_convert.formats import location, run_checkpoints
+from lt_convert.formats import directories, run_checkpoints
 from lt_convert.tensors.source_files import INCOMPLETE
-from lt_shared import storage
 from lt_shared.console import BadData, NoInput, UsageError, warn
+from lt_shared.files import storage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ def last_of_run(run: str, count: int) -> list[Chosen]:
     Warns of checkpoints among them that are not complete. Raises NoInput when the run has fewer, BadData when its trainer has
     finished a newer one that is not complete: converting the run would fail, too.
     """
-    path = location.normalized(run)
+    path = directories.normalized(run)
     found = run_checkpoints.complete(path)
     broken = run_checkpoints.damaged(path, found)
     newer = [one for one in broken if not found or one.iteration > found[-1].iteration]

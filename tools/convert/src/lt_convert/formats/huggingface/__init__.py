@@ -8,25 +8,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lt_convert.formats import beside_model
+from lt_convert.formats import HUGGINGFACE, beside_model
 from lt_convert.formats.checkpoint import Source, Target
-from lt_convert.formats.dequantization import dequantized
+from lt_convert.formats.directories import TORCHTITAN_STEP, configuration_directories, listing
 from lt_convert.formats.huggingface import fused_experts, openai_original
+from lt_convert.formats.huggingface.dequantization import dequantized
+from lt_convert.formats.huggingface.quantization import Written, quantized
 from lt_convert.formats.huggingface.safetensors_files import INDEX as INDEX
 from lt_convert.formats.huggingface.safetensors_files import SINGLE as SINGLE
 from lt_convert.formats.huggingface.safetensors_files import file, model_files, read_file, read_model, weight_files
-from lt_convert.formats.location import TORCHTITAN_STEP, configuration_directories, listing
-from lt_convert.formats.quantization import Written, quantized
 from lt_convert.tensors.output_files import OutputFile
 from lt_convert.tensors.source_files import Files
 from lt_convert.tensors.tensor import Tensor
 from lt_convert.tokenizers import discovery, huggingface_tokenizer
 from lt_convert.weights import families
 from lt_convert.weights.mapping import HF, PADDING, Model, is_balancing_bias
-from lt_shared import huggingface, quantization, strict_json
-from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, BadData, warn
-from lt_shared.tokenizer_files import TokenizerFiles
+from lt_shared.files import strict_json
+from lt_shared.models import huggingface, quantization
+from lt_shared.models.architecture import Architecture
+from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 TABLE = HF
 CONFIG = "config.json"
@@ -78,7 +79,7 @@ def open_source(directory: str, files: Files) -> Source:
     generates = huggingface_tokenizer.GENERATION in names
     return Source(
         directory=directory,
-        format="hf",
+        format=HUGGINGFACE.name,
         table=HF,
         model=model,
         tensors=tensors | (padding or {}),
@@ -90,7 +91,7 @@ def open_source(directory: str, files: Files) -> Source:
         generation=files.read(generation, 0, files.size_bytes(generation)) if generates else None,
         quantization=str(stored_as or ""),
         beside=beside,
-        not_carried=beside_model.not_carried("hf", names, stored_names, tokenizer, beside),
+        not_carried=beside_model.not_carried(HUGGINGFACE.name, names, stored_names, tokenizer, beside),
         is_partial=place != directory or weight_files(names)[0] not in (INDEX, SINGLE),
     )
 

@@ -3,7 +3,7 @@
 import re
 
 from lt_monitor.events.records import Record
-from lt_monitor.logs.formats import fault, is_warning, regex
+from lt_monitor.logs.line_parsers import fault, is_warning, regex
 from lt_monitor.logs.lines import Line
 
 _ROCM: tuple[tuple[re.Pattern[bytes], str, str, str | None], ...] = (

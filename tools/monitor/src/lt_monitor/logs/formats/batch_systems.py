@@ -4,7 +4,8 @@ Limits of PBS and LSF are in `jobs`, how much memory a job had in `memory`. The 
 """
 
 from lt_monitor.events.records import Record
-from lt_monitor.logs.formats import fault, process_exits, regex
+from lt_monitor.logs.formats import process_exits
+from lt_monitor.logs.line_parsers import fault, regex
 from lt_monitor.logs.lines import Line
 
 KEYWORDS = (

@@ -5,7 +5,7 @@ import json
 import math
 
 from lt_monitor.events.records import MAXIMUM_COUNT, Record
-from lt_monitor.logs.formats import StepLine, note, regex
+from lt_monitor.logs.line_parsers import StepLine, note, regex
 from lt_monitor.logs.lines import Line
 
 _MLLOG = regex(rb":::MLLOG (?P<json>\{.{1,20000}\})\s*$")

@@ -6,7 +6,7 @@ C++'s terminate, Rust's and Go's panics, the checks of glibc and glog, the dynam
 import signal
 
 from lt_monitor.events.records import Record
-from lt_monitor.logs.formats import BRACKETS, fault, regex
+from lt_monitor.logs.line_parsers import BRACKETS, fault, regex
 from lt_monitor.logs.lines import Line
 
 KEYWORDS = (

@@ -1,7 +1,8 @@
 """What NVIDIA's GPUs and NVSwitches, network cards, Neuron devices and their drivers leave in a log; `xids` has the catalogue."""
 
 from lt_monitor.events.records import Record
-from lt_monitor.logs.formats import fault, is_warning, regex, xids
+from lt_monitor.logs.formats import xids
+from lt_monitor.logs.line_parsers import fault, is_warning, regex
 from lt_monitor.logs.lines import Line
 
 _XID = regex(rb"NVRM: Xid \((?P<gpu>[^)]{1,80})\)[^:\r\n]{0,80}: (?P<xid>\d{1,5})\b")

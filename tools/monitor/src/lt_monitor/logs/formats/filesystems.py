@@ -7,7 +7,7 @@ is full is in `process_exits`, shared memory in `memory`.
 import re
 
 from lt_monitor.events.records import Record
-from lt_monitor.logs.formats import fault, is_warning, regex
+from lt_monitor.logs.line_parsers import fault, is_warning, regex
 from lt_monitor.logs.lines import Line
 
 # EIO, ENOLCK, EBADE, ENODATA, EPROTO, EBADMSG, ESHUTDOWN, EHOSTDOWN, ESTALE, EUCLEAN, EREMOTEIO

@@ -4,7 +4,7 @@ PBS, LSF, Grid Engine and HTCondor are in `batch_systems`.
 """
 
 from lt_monitor.events.records import Record
-from lt_monitor.logs.formats import fault, is_warning, note, regex
+from lt_monitor.logs.line_parsers import fault, is_warning, note, regex
 from lt_monitor.logs.lines import Line
 
 _CANCELLED = regex(

@@ -6,7 +6,7 @@ Device drivers are in `devices` and `accelerators`.
 import signal
 
 from lt_monitor.events.records import Record
-from lt_monitor.logs.formats import fault, regex
+from lt_monitor.logs.line_parsers import fault, regex
 from lt_monitor.logs.lines import Line
 
 _SEGFAULT = regex(rb"\S{1,64}\[\d{1,10}\]: segfault at [0-9a-f]{1,16} ip [0-9a-f]{1,16}")

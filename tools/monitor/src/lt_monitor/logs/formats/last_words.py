@@ -6,8 +6,8 @@ before it begin with the same, apart from digits: a tag of GNU parallel, a task 
 
 import re
 
-from lt_monitor.logs.formats import BRACKETS, regex
 from lt_monitor.logs.labels import prefixes
+from lt_monitor.logs.line_parsers import BRACKETS, regex
 from lt_monitor.logs.lines import Line
 
 # The last line, and what may come behind it, such as a prompt.

@@ -7,7 +7,7 @@ allocation is not allowed, somebody has to change the job.
 import re
 
 from lt_monitor.events.records import Record
-from lt_monitor.logs.formats import fault, regex
+from lt_monitor.logs.line_parsers import fault, regex
 from lt_monitor.logs.lines import Line
 
 _TASK = regex(

@@ -9,7 +9,8 @@ import signal
 from typing import Any
 
 from lt_monitor.events.records import Record
-from lt_monitor.logs.formats import BRACKETS, fault, process_exits, regex
+from lt_monitor.logs.formats import process_exits
+from lt_monitor.logs.line_parsers import BRACKETS, fault, regex
 from lt_monitor.logs.lines import Line
 
 _SIGNALLED = regex(

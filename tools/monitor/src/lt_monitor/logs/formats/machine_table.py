@@ -1,16 +1,7 @@
 """The keywords of what machines, their schedulers and their clouds say: rows of `table.PARSERS`, which has all others."""
 
-from lt_monitor.logs.formats import (
-    Parser,
-    accelerators,
-    batch_systems,
-    filesystems,
-    kernel,
-    launch,
-    launchers,
-    notices,
-    process_exits,
-)
+from lt_monitor.logs.formats import accelerators, batch_systems, filesystems, kernel, launch, launchers, notices, process_exits
+from lt_monitor.logs.line_parsers import Parser
 
 MACHINE_PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
     (

@@ -6,7 +6,7 @@ killer and a container's limit are all the host's memory.
 
 from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import decimal
-from lt_monitor.logs.formats import BRACKETS, fault, is_warning, regex
+from lt_monitor.logs.line_parsers import BRACKETS, fault, is_warning, regex
 from lt_monitor.logs.lines import Line
 
 _OUT_OF_MEMORY = regex(

@@ -5,7 +5,7 @@ first suspect, so those numbers are kept. Without EFA, NCCL falls back to socket
 """
 
 from lt_monitor.events.records import Record
-from lt_monitor.logs.formats import fault, is_warning, note, regex
+from lt_monitor.logs.line_parsers import fault, is_warning, note, regex
 from lt_monitor.logs.lines import Line
 
 _RANK = regex(rb"\bRank (?P<rank>\d{1,6})\]")

@@ -4,7 +4,7 @@ import re
 import signal
 
 from lt_monitor.events.records import Record
-from lt_monitor.logs.formats import fault, is_warning, regex
+from lt_monitor.logs.line_parsers import fault, is_warning, regex
 from lt_monitor.logs.lines import Line
 
 _PREEMPTION = regex(

@@ -10,7 +10,7 @@ import signal
 from typing import Any
 
 from lt_monitor.events.records import Record
-from lt_monitor.logs.formats import BRACKETS, fault, is_warning, regex
+from lt_monitor.logs.line_parsers import BRACKETS, fault, is_warning, regex
 from lt_monitor.logs.lines import Line
 
 _EXCEPTION = regex(

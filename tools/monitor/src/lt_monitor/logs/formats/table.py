@@ -4,20 +4,10 @@ Keywords are at least seven bytes long (see `prefilter`). A line goes to the par
 table, until one of them recognises it.
 """
 
-from lt_monitor.logs.formats import (
-    Parser,
-    benchmarks,
-    crashes,
-    devices,
-    filesystems,
-    jobs,
-    memory,
-    nccl,
-    notices,
-    process_exits,
-)
+from lt_monitor.logs.formats import benchmarks, crashes, devices, filesystems, jobs, memory, nccl, notices, process_exits
 from lt_monitor.logs.formats.machine_table import MACHINE_PARSERS
-from lt_monitor.logs.formats.trainers import (
+from lt_monitor.logs.line_parsers import Parser
+from lt_monitor.logs.trainers import (
     automodel,
     aws_fsdp,
     composer,

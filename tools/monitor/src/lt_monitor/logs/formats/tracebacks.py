@@ -10,8 +10,9 @@ from collections.abc import Iterator, MutableSequence
 from typing import NamedTuple
 
 from lt_monitor.events.records import VERSION, Record
-from lt_monitor.logs.formats import fault, process_exits, regex
+from lt_monitor.logs.formats import process_exits
 from lt_monitor.logs.labels.prefixes import chain_end
+from lt_monitor.logs.line_parsers import fault, regex
 from lt_monitor.logs.lines import Line
 
 HEADING = b"Traceback (most recent call last)"

@@ -8,9 +8,9 @@ also inlined, it made the encoders 1 to 4% slower (o200k, Qwen 3, DeepSeek V3, 5
 
 import numpy as np
 
-from lt_preprocess.kernels.intrinsics import leading_zeros, load8, load64, store64, trailing_zeros
-from lt_preprocess.kernels.jit import inner
-from lt_preprocess.kernels.simd import BLOCK_BYTES
+from lt_preprocess.compiler.intrinsics import leading_zeros, load8, load64, store64, trailing_zeros
+from lt_preprocess.compiler.jit import inner
+from lt_preprocess.compiler.simd import BLOCK_BYTES
 from lt_preprocess.tokenizers.bpe.character_classes import SPACE
 from lt_preprocess.tokenizers.bpe.characters import class_at
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from lt_preprocess.kernels.intrinsics import leading_zeros, load8, load64, signed, store64, trailing_zeros
-from lt_preprocess.kernels.jit import inner
-from lt_preprocess.kernels.simd import BLOCK_BYTES, case_masks, character_masks
+from lt_preprocess.compiler.intrinsics import leading_zeros, load8, load64, signed, store64, trailing_zeros
+from lt_preprocess.compiler.jit import inner
+from lt_preprocess.compiler.simd import BLOCK_BYTES, case_masks, character_masks
 from lt_preprocess.tokenizers.bpe import cased_words, han_words
 from lt_preprocess.tokenizers.bpe.blocks import (
     ABSORBED_BEFORE,

@@ -8,8 +8,8 @@ takes up to three numbers, and a contraction after a word. With both kinds of le
 follows ends after its last letter without case, or else is all upper case. This runs at 200 MB/s;
 `cased_blocks` asks it where masks do not say enough."""
 
-from lt_preprocess.kernels.intrinsics import load8
-from lt_preprocess.kernels.jit import inner
+from lt_preprocess.compiler.intrinsics import load8
+from lt_preprocess.compiler.jit import inner
 from lt_preprocess.tokenizers.bpe.character_classes import LETTER, LOWER, MARK, NEWLINE, NUMBER, OTHER, UPPER
 from lt_preprocess.tokenizers.bpe.characters import class_at, contraction_end, is_white_space, width
 from lt_preprocess.tokenizers.pattern_codes import O200K

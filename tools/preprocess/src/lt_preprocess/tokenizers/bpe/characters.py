@@ -5,8 +5,8 @@ No value is looked for `in` a tuple: numba compiles a function for each length o
 
 import numpy as np
 
-from lt_preprocess.kernels.intrinsics import load8, signed
-from lt_preprocess.kernels.jit import inner
+from lt_preprocess.compiler.intrinsics import load8, signed
+from lt_preprocess.compiler.jit import inner
 from lt_preprocess.tokenizers.bpe.character_classes import NEWLINE, SPACE
 
 _S, _T, _M, _D, _R, _V, _L, _E = (ord(letter) for letter in "stmdrvle")

@@ -20,9 +20,9 @@ No mask needs more than the character after the block. A character at a time thi
 
 import numpy as np
 
-from lt_preprocess.kernels.intrinsics import load8, load64, store64, trailing_zeros
-from lt_preprocess.kernels.jit import inner
-from lt_preprocess.kernels.simd import BLOCK_BYTES, character_masks, control_mask
+from lt_preprocess.compiler.intrinsics import load8, load64, store64, trailing_zeros
+from lt_preprocess.compiler.jit import inner
+from lt_preprocess.compiler.simd import BLOCK_BYTES, character_masks, control_mask
 from lt_preprocess.tokenizers.bpe.blocks import (
     ABSORBED_BEFORE,
     BLANKS_BEFORE,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lt_preprocess.kernels.intrinsics import (
+from lt_preprocess.compiler.intrinsics import (
     address,
     load64,
     prefetch,
@@ -23,10 +23,11 @@ from lt_preprocess.kernels.intrinsics import (
     store64,
     trailing_zeros,
 )
-from lt_preprocess.kernels.jit import AnnounceCompilation, inner, kernel
-from lt_preprocess.kernels.simd import BLOCK_BYTES, LANES
+from lt_preprocess.compiler.jit import AnnounceCompilation, inner, kernel
+from lt_preprocess.compiler.simd import BLOCK_BYTES, LANES
+from lt_preprocess.texts import Texts
 from lt_preprocess.tokenizers import pattern_codes, vocabulary_cache
-from lt_preprocess.tokenizers.base import Encoder, Texts, Tokenizer
+from lt_preprocess.tokenizers.base import Encoder, Tokenizer
 from lt_preprocess.tokenizers.bpe import character_classes, merges, pretokenizer, whole_tokens, word_cache
 from lt_preprocess.tokenizers.bpe.merges import Merges, merge
 from lt_preprocess.tokenizers.bpe.whole_tokens import Pieces, find_piece
@@ -73,10 +74,10 @@ class VocabularyTables:
     def _not_made_by_merges(self, tokens: Mapping[bytes, int]) -> dict[bytes, int]:
         """The tokens that merging their bytes does not give: a few hundred of Llama 3's."""
         encoder = WordCachingEncoder(self, whole_texts=True)
-        ids, lengths = encoder.encode(Texts.of(list(tokens)))
+        ids, lengths = encoder.encode(Texts.from_list(list(tokens)))
         firsts = ids[np.cumsum(lengths) - lengths]
         is_made = (lengths == 1) & (firsts == np.fromiter(tokens.values(), np.int32, len(tokens)))
-        return {token: number for (token, number), made in zip(tokens.items(), is_made, strict=True) if not made}
+        return {token: number for (token, number), is_reachable in zip(tokens.items(), is_made, strict=True) if not is_reachable}
 
 
 class ThreadBuffers(NamedTuple):
@@ -124,13 +125,13 @@ def _encode_queue(tables: Tables, buffers: ThreadBuffers, queue_end: int, end: i
         size = signed(load64(word + _WORD_BYTES + _START)) - start
         if size <= LONGEST_BYTES:
             low, high, set_address = load64(word + _LOW), load64(word + _HIGH), signed(load64(word + _SET))
-            found = find_word(buffers.words, set_address, low, high, start, size, output)
-            if found == 0:
-                found = _encode_word(tables, start, size, buffers.scratch, output)
-                insert_word(buffers.words, set_address, low, high, start, size, output, found)
+            id_count = find_word(buffers.words, set_address, low, high, start, size, output)
+            if id_count == 0:
+                id_count = _encode_word(tables, start, size, buffers.scratch, output)
+                insert_word(buffers.words, set_address, low, high, start, size, output, id_count)
         else:
-            found = _encode_word(tables, start, size, buffers.scratch, output)
-        output += 4 * found
+            id_count = _encode_word(tables, start, size, buffers.scratch, output)
+        output += 4 * id_count
     return output
 
 
@@ -255,5 +256,5 @@ class ByteLevelBpe(Tokenizer):
         if self._tables is None:
             with AnnounceCompilation():
                 self._tables = VocabularyTables(self._vocabulary)
-                WordCachingEncoder(self._tables).encode(Texts.of([b"a"]))
+                WordCachingEncoder(self._tables).encode(Texts.from_list([b"a"]))
         return WordCachingEncoder(self._tables)

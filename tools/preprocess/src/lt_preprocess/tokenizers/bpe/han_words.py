@@ -9,8 +9,8 @@ numbers or of others that has begun takes them, too."""
 
 import numpy as np
 
-from lt_preprocess.kernels.intrinsics import load8
-from lt_preprocess.kernels.jit import inner
+from lt_preprocess.compiler.intrinsics import load8
+from lt_preprocess.compiler.jit import inner
 from lt_preprocess.tokenizers.bpe.cased_words import letters_end, white_space_end
 from lt_preprocess.tokenizers.bpe.character_classes import HAN, LETTER, MARK, NEWLINE, NUMBER, OTHER
 from lt_preprocess.tokenizers.bpe.characters import class_at, contraction_end, width

@@ -26,9 +26,9 @@ The words of each pattern, as runs of characters of one class (letters L, number
 
 import numpy as np
 
-from lt_preprocess.kernels.intrinsics import load8, load64, signed, store64, trailing_zeros
-from lt_preprocess.kernels.jit import inner
-from lt_preprocess.kernels.simd import BLOCK_BYTES, character_masks
+from lt_preprocess.compiler.intrinsics import load8, load64, signed, store64, trailing_zeros
+from lt_preprocess.compiler.jit import inner
+from lt_preprocess.compiler.simd import BLOCK_BYTES, character_masks
 from lt_preprocess.tokenizers.bpe import split_sequences
 from lt_preprocess.tokenizers.bpe.blocks import (
     ABSORBED_BEFORE,

@@ -4,8 +4,8 @@ StarCoder:  \p{N}, then GPT-2's pattern.
 
 To the second split, what the first cut out is the end of the text: all white space before a number is one word."""
 
-from lt_preprocess.kernels.intrinsics import load8
-from lt_preprocess.kernels.jit import inner
+from lt_preprocess.compiler.intrinsics import load8
+from lt_preprocess.compiler.jit import inner
 from lt_preprocess.tokenizers.bpe.character_classes import LETTER, NEWLINE, NUMBER
 from lt_preprocess.tokenizers.bpe.characters import class_at, contraction_end, is_white_space, width
 

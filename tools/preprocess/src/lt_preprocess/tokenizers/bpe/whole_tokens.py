@@ -5,9 +5,9 @@ from typing import NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from lt_preprocess.kernels.intrinsics import address, load8, load64, signed, store64
-from lt_preprocess.kernels.jit import inner, kernel
-from lt_preprocess.tokenizers.base import Texts
+from lt_preprocess.compiler.intrinsics import address, load8, load64, signed, store64
+from lt_preprocess.compiler.jit import inner, kernel
+from lt_preprocess.texts import Texts
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
@@ -36,7 +36,7 @@ class PieceTable(NamedTuple):
 
 def build_pieces(ids: dict[bytes, int]) -> PieceTable:
     slots = 1 << max(4, (4 * len(ids)).bit_length())
-    table = PieceTable(np.full(slots, -1, np.int64), Texts.of(list(ids)), np.fromiter(ids.values(), np.int64, len(ids)))
+    table = PieceTable(np.full(slots, -1, np.int64), Texts.from_list(list(ids)), np.fromiter(ids.values(), np.int64, len(ids)))
     _fill(table.addresses(), len(ids))
     return table
 

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lt_preprocess.kernels.intrinsics import address, aligned, load64, signed, store64
-from lt_preprocess.kernels.jit import inner
+from lt_preprocess.compiler.intrinsics import address, aligned, load64, signed, store64
+from lt_preprocess.compiler.jit import inner
 
 WORD_BYTES = 15
 WORD_IDS = 4

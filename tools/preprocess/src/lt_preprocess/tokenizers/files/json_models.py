@@ -52,8 +52,8 @@ def steps(part: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
     """The steps of a normalizer, pre-tokenizer or decoder: those in the list `name` of a Sequence, or itself, or none."""
     if part is None:
         return []
-    found: list[dict[str, Any]] = part[name] if part["type"] == "Sequence" else [part]
-    return found
+    listed: list[dict[str, Any]] = part[name] if part["type"] == "Sequence" else [part]
+    return listed
 
 
 def merges(path: Path, listed: list[Any], ids: dict[str, int]) -> npt.NDArray[np.int64]:

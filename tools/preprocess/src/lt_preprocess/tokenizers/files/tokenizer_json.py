@@ -14,8 +14,8 @@ from typing import Any
 from lt_preprocess.tokenizers import split_patterns
 from lt_preprocess.tokenizers.files import byte_fallback, directories, gpt2_files, json_files, json_models
 from lt_preprocess.tokenizers.vocabulary import Unrecognised, Vocabulary, token_bytes
-from lt_shared.tokenizer_files import TokenizerFiles
 from lt_shared.tokenizers.byte_symbols import BYTE_OF_SYMBOL
+from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 
 def read(files: TokenizerFiles) -> Vocabulary:
@@ -81,8 +81,8 @@ def _splits(pre_tokenizer: dict[str, Any] | None) -> str | tuple[str, ...]:
     patterns = tuple(_split(step) for step in before) + ((split_patterns.GPT2,) if last.get("use_regex", True) else ())
     if None in patterns or not patterns:
         raise Unrecognised(f"it cuts text by {', '.join(step['type'] for step in steps)}")
-    known = tuple(pattern for pattern in patterns if pattern is not None)
-    return known[0] if len(known) == 1 else known
+    compiled_patterns = tuple(pattern for pattern in patterns if pattern is not None)
+    return compiled_patterns[0] if len(compiled_patterns) == 1 else compiled_patterns
 
 
 def _split(step: dict[str, Any]) -> str | None:

@@ -8,7 +8,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from lt_preprocess.kernels.jit import inlined
+from lt_preprocess.compiler.jit import inlined
 from lt_preprocess.tokenizers.sentencepiece.piece_tables import ASCII_CODES, NO_MERGE, Bytes, Ids, Integers, Tables, find_merge
 from lt_preprocess.tokenizers.sentencepiece.segments import code_point, width
 

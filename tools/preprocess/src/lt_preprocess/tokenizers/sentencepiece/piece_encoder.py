@@ -7,8 +7,9 @@ a segment are those of its one character, or come from the thread's cache, or it
 
 import numpy as np
 
-from lt_preprocess.kernels.jit import AnnounceCompilation, inlined, kernel
-from lt_preprocess.tokenizers.base import Encoder, Flags, Texts
+from lt_preprocess.compiler.jit import AnnounceCompilation, inlined, kernel
+from lt_preprocess.texts import Texts
+from lt_preprocess.tokenizers.base import Encoder, Flags
 from lt_preprocess.tokenizers.sentencepiece.merging import SCRATCH_TOO_SMALL, Scratch, emit, merge
 from lt_preprocess.tokenizers.sentencepiece.piece_tables import Bytes, Ids, Integers, Tables
 from lt_preprocess.tokenizers.sentencepiece.segment_cache import (
@@ -251,4 +252,4 @@ def _begins_with_space(texts: Texts) -> Flags:
 def compile_for(encoder: Encoder) -> None:
     """Compile, or load what was compiled before, and tell the user when it takes time."""
     with AnnounceCompilation():
-        encoder.encode(Texts.of([b"a"]))
+        encoder.encode(Texts.from_list([b"a"]))

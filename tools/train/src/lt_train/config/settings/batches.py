@@ -7,9 +7,9 @@ from typing import Any, Self
 import click
 
 from lt_shared import console
-from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, ToolError, UsageError
-from lt_shared.sample_order.batch_sizes import BatchSizes, PhaseSize, RampUp
+from lt_shared.data.sample_order.batch_sizes import BatchSizes, PhaseSize, RampUp
+from lt_shared.models.architecture import Architecture
 from lt_train.config.settings.parallelism import Parallelism
 
 POSITIVE = click.IntRange(min=1)

@@ -9,8 +9,9 @@ from typing import Any
 
 import click
 
-from lt_shared import console, storage
+from lt_shared import console
 from lt_shared.console import BadConfig, ToolError, UsageError
+from lt_shared.files import storage
 
 POSITIVE = click.IntRange(min=1)
 LOCAL_INTERVAL = 100

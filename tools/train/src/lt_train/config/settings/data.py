@@ -6,10 +6,12 @@ from typing import Any
 
 import click
 
-from lt_shared import console, manifest, storage
+from lt_shared import console
 from lt_shared.console import BadConfig, BadData, ToolError, UsageError, note
-from lt_shared.manifest import Dataset, Tokenizer
-from lt_shared.sample_order.split import split_ranges, split_shares
+from lt_shared.contracts import manifest
+from lt_shared.contracts.manifest import Dataset, Tokenizer
+from lt_shared.data.sample_order.split import split_ranges, split_shares
+from lt_shared.files import storage
 from lt_train.config.settings import data_schedule, stated_tokenizer, streaming, validation_sets
 from lt_train.config.settings.data_schedule import Schedule
 from lt_train.config.settings.streaming import Streaming
@@ -299,7 +301,7 @@ def check_datasets(data: Data, vocab_size: int) -> None:
 
     Datasets on a remote store are looked at when their indices have been copied.
     """
-    from lt_shared import indexed_dataset
+    from lt_shared.data import indexed_dataset
 
     described: Dataset | None = None
     for dataset in data.all_datasets:

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from lt_shared import console
-from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, ToolError, note
+from lt_shared.models.architecture import Architecture
 from lt_train.config.settings.parallelism import Parallelism
 from lt_train.runtime import device
 

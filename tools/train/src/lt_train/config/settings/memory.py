@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from lt_shared import console
-from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, ToolError, UsageError
+from lt_shared.models.architecture import Architecture
 from lt_train.config.settings.batches import Batches
 from lt_train.config.settings.optimization import Optimization
 from lt_train.config.settings.parallelism import Parallelism

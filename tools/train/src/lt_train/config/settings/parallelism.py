@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from lt_shared import console
-from lt_shared.architecture import Architecture
-from lt_shared.architecture.mixers import MIXERS
 from lt_shared.console import BadConfig, ToolError, UsageError
+from lt_shared.models.architecture import Architecture
+from lt_shared.models.architecture.mixers import MIXERS
 from lt_train.runtime import device, rank_environment
 
 POSITIVE = click.IntRange(min=1)

@@ -9,8 +9,9 @@ from typing import Any
 
 import click
 
-from lt_shared import console, storage
+from lt_shared import console
 from lt_shared.console import BadConfig, ToolError, Unavailable, UsageError
+from lt_shared.files import storage
 from lt_train.config.settings.checkpointing import local_directory
 from lt_train.config.settings.parallelism import Parallelism
 from lt_train.runtime import device

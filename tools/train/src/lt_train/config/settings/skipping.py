@@ -13,7 +13,7 @@ import click
 
 from lt_shared import console
 from lt_shared.console import UsageError
-from lt_shared.sample_order.skip_list import SkipList
+from lt_shared.data.sample_order.skip_list import SkipList
 
 OPTIONS = console.section(
     "Data",

@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from lt_shared import tokenizer_files
 from lt_shared.console import BadConfig, NoInput, note
-from lt_shared.manifest import Dataset, Tokenizer
-from lt_shared.tokenizer_files import TokenizerFiles
+from lt_shared.contracts.manifest import Dataset, Tokenizer
+from lt_shared.tokenizers import tokenizer_files
+from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 NULL = "NullTokenizer"
 # By Megatron's names, the kinds that it reads with them.

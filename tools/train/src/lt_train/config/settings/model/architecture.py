@@ -7,12 +7,13 @@ from typing import Any
 
 import click
 
-from lt_shared import console, huggingface, megatron_arguments, presets
-from lt_shared.architecture import LARGEST, Architecture, RopeScaling
+from lt_shared import console
 from lt_shared.console import BadConfig, BadData, UsageError, note
-from lt_shared.huggingface import rope_parameters
-from lt_shared.manifest import Dataset
-from lt_shared.rope_scaling import AnyScaling
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.models import huggingface, megatron_arguments, presets
+from lt_shared.models.architecture import LARGEST, Architecture, RopeScaling
+from lt_shared.models.huggingface import rope_parameters
+from lt_shared.models.rope_scaling import AnyScaling
 from lt_train.config.settings.model import experts, latent_attention
 
 POSITIVE = click.IntRange(min=1)

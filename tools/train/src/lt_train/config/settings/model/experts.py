@@ -10,9 +10,10 @@ from typing import Any
 
 import click
 
-from lt_shared import console, megatron_arguments
-from lt_shared.architecture import Architecture
+from lt_shared import console
 from lt_shared.console import BadConfig
+from lt_shared.models import megatron_arguments
+from lt_shared.models.architecture import Architecture
 
 POSITIVE = click.IntRange(min=1)
 LARGEST_LIST = 10_000

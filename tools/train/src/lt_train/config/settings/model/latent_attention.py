@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from lt_shared import console
-from lt_shared.architecture import Architecture, LatentAttention
 from lt_shared.console import BadConfig
+from lt_shared.models.architecture import Architecture, LatentAttention
 
 POSITIVE = click.IntRange(min=1)
 

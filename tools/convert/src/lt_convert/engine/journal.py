@@ -1,0 +1,125 @@
+"""What an interrupted conversion has finished, so that the next run of the same plan goes on from there.
+
+The journal lies in the partial directory. It is used only if nobody else could have written it or what it lists: in a directory
+that others can write to, anyone could plant one.
+"""
+
+import dataclasses
+import json
+import os
+import stat
+import time
+from collections.abc import Iterable, Iterator
+
+from lt_convert.tensors.checksums import Piece
+from lt_shared.console import note
+from lt_shared.files import ownership
+from lt_shared.files.local_files import PartialDirectory, writing
+
+JOURNAL = ".lt-convert.journal"
+SYNC_SECONDS = 5.0
+
+
+@dataclasses.dataclass
+class Journal:
+    """The finished pieces of a plan by (file, offset): one JSON line each, after a line with the plan's identity."""
+
+    directory: PartialDirectory
+    done: dict[tuple[str, int], Piece]
+    pending: list[Piece] = dataclasses.field(default_factory=list)
+    synced: float = dataclasses.field(default_factory=time.monotonic)
+
+    @classmethod
+    def open(cls, directory: PartialDirectory, identity: str) -> "Journal":
+        """The journal that an earlier run of this plan left, or a new one in a directory that is emptied."""
+        reason = next(_reasons_for_distrust(directory), None)
+        if reason is not None:
+            note(f"{directory.path}/{reason}: not used, the conversion starts over")
+        lines = _read(directory).split(b"\n")[:-1] if reason is None else []
+        if not lines or lines[0].decode(errors="replace") != identity:
+            directory.empty()
+            with writing(f"{directory.path}/{JOURNAL}"):
+                descriptor = directory.open(JOURNAL, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+                with open(descriptor, "wb") as file:
+                    file.write(identity.encode() + b"\n")
+            return cls(directory, {})
+        pieces = list(_pieces(lines[1:]))
+        # A kill or a power failure may leave an incomplete last line.
+        descriptor = directory.open(JOURNAL, os.O_WRONLY)
+        try:
+            os.ftruncate(descriptor, sum(len(line) + 1 for line in lines[: 1 + len(pieces)]))
+        finally:
+            os.close(descriptor)
+        return cls(directory, {(piece.file, piece.offset): piece for piece in pieces})
+
+    def add(self, piece: Piece) -> None:
+        self.pending.append(piece)
+        if time.monotonic() - self.synced >= SYNC_SECONDS:
+            self.sync()
+
+    def sync(self) -> None:
+        """Sync the pending pieces to disk, then record them."""
+        for name in {piece.file for piece in self.pending}:
+            descriptor = self.directory.open(name, os.O_WRONLY)
+            try:
+                with writing(f"{self.directory.path}/{name}"):
+                    os.fdatasync(descriptor)
+            finally:
+                os.close(descriptor)
+        lines = b"".join(json.dumps(dataclasses.astuple(piece)).encode() + b"\n" for piece in self.pending)
+        with writing(f"{self.directory.path}/{JOURNAL}"):
+            descriptor = self.directory.open(JOURNAL, os.O_WRONLY | os.O_APPEND)
+            with open(descriptor, "ab") as file:
+                file.write(lines)
+        self.done |= {(piece.file, piece.offset): piece for piece in self.pending}
+        self.pending = []
+        self.synced = time.monotonic()
+
+
+def _read(directory: PartialDirectory) -> bytes:
+    try:
+        descriptor = directory.open(JOURNAL, os.O_RDONLY)
+    except FileNotFoundError:
+        return b""
+    with open(descriptor, "rb") as file:
+        return file.read()
+
+
+def _reasons_for_distrust(directory: PartialDirectory) -> Iterator[str]:
+    """What in the directory this user has not made, in words: its name and why. Its own files have the mode of the umask."""
+    for folder, folders, names, descriptor in os.fwalk(".", dir_fd=directory.descriptor):
+        for name in (*folders, *names):
+            status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+            reason = _reason_for_distrust(status, directory)
+            if reason is not None:
+                yield f"{os.path.normpath(os.path.join(folder, name))} {reason}"
+
+
+def _reason_for_distrust(status: os.stat_result, directory: PartialDirectory) -> str | None:
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        return "is neither a file nor a directory"
+    if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+        return "has another name (a hard link)"
+    return ownership.belongs_to_other(status, directory.path) or ownership.writable_by_others(status, directory.path, 0o666)
+
+
+def _pieces(lines: Iterable[bytes]) -> Iterable[Piece]:
+    """The pieces in the journal's lines, up to the first incomplete line."""
+    for line in lines:
+        try:
+            yield Piece(*json.loads(line))
+        except (ValueError, TypeError):
+            return
+
+
+def open_output(directory: PartialDirectory, name: str, size_bytes: int) -> None:
+    """Create a file of the final size, in which threads write at their offsets; one that a trusted journal lists is kept."""
+    try:
+        descriptor = directory.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    except FileExistsError:
+        descriptor = directory.open(name, os.O_RDWR)
+    try:
+        with writing(f"{directory.path}/{name}"):
+            os.ftruncate(descriptor, size_bytes)
+    finally:
+        os.close(descriptor)

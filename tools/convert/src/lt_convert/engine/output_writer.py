@@ -1,0 +1,247 @@
+"""Write a list of `OutputFile` with several threads, hashed, and resumable after a kill.
+
+The files are written to `.NAME.partial`, which is renamed to the destination at the end. A thread takes one tensor at a time,
+and reads, hashes and writes it in blocks of 1 MiB. Finished tensors are synced, then recorded in a journal, from which the next
+run of the same plan resumes; another plan starts over. Where the disk is the limit, two threads suffice. On a remote store each
+thread uploads one file at a time.
+
+Others may write to the directory that holds the destination. So every file is opened below the handle of the partial directory,
+never through a link, and what another user may have written there is not used. What is resumed is hashed again first.
+"""
+
+import contextlib
+import hashlib
+import itertools
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from lt_convert.engine import remote_writer
+from lt_convert.engine.journal import JOURNAL, Journal, open_output
+from lt_convert.engine.occupancy import check_replaceable
+from lt_convert.engine.pieces import PieceChecksums, contents, piece_of, small_content
+from lt_convert.tensors.blocks import TensorReader
+from lt_convert.tensors.checksums import Checksums, Piece
+from lt_convert.tensors.output_files import OutputFile, Payload, Segment, views
+from lt_convert.tensors.source_files import Files, Reader
+from lt_shared.console import BadData, IoFailure, Progress, note
+from lt_shared.files import storage
+from lt_shared.files.local_files import PartialDirectory, writing
+
+THREADS = min(4, os.cpu_count() or 1)
+FLUSH_BYTES = 8 << 20
+READ_BYTES = 1 << 20
+# Threads count what they have written, and the progress is shown so often: waking the main thread for each block made two
+# threads wait for the interpreter ten times for each.
+PROGRESS_SECONDS = 0.2
+
+Work = tuple[str, int, Segment, Piece | None]
+"""A file, an offset in it, what is written there, and the piece that an earlier run has finished there."""
+
+
+def write_outputs(
+    outputs: Sequence[OutputFile],
+    destination: str,
+    identity: str,
+    replace: bool,
+    finish: Callable[[Checksums], bytes],
+    source: Reader | None = None,
+) -> None:
+    """Write `outputs` to `destination`. A killed run with the same `identity` is resumed.
+
+    `finish` makes the content of `Checksums.RECORD` from the checksums; that file is written last. What is read is compared with
+    the checksums of the `source`.
+
+    Raises: CannotCreate for an occupied destination (unless `replace` and it is a checkpoint), TryAgain when another process
+    writes it, IoFailure for a full or broken disk, BadData for what the sources turn out to be.
+    """
+    total = sum(output.size_bytes for output in outputs)
+    write = remote_writer.write if storage.is_remote(destination) else _write_local
+    write(outputs, destination, identity, replace, finish, total, source or Reader())
+
+
+def _write_local(
+    outputs: Sequence[OutputFile],
+    destination: str,
+    identity: str,
+    replace: bool,
+    finish: Callable[[Checksums], bytes],
+    total: int,
+    source: Reader,
+) -> None:
+    if replace:
+        check_replaceable(destination)
+    with contextlib.ExitStack() as stack:
+        with storage.publish_directory(destination, replace, resume=True) as directory:
+            handle = os.dup(directory.descriptor)
+            stack.callback(os.close, handle)
+            journal = Journal.open(directory, identity)
+            _check_space(directory, outputs, journal)
+            large = [output for output in outputs if output.has_tensors]
+            for output in large:
+                open_output(directory, output.name, output.size_bytes)
+            work = [(*entry, journal.done.get(entry[:2])) for entry in _round_robin(large)]
+            done_bytes = sum(piece.length for piece in journal.done.values())
+            large_bytes = sum(output.size_bytes for output in large)
+            if journal.done:
+                note(f"{destination}: resumes after {done_bytes / 1e9:.2f} of {total / 1e9:.2f} GB")
+            try:
+                with (
+                    Progress("convert", large_bytes, "B", done=done_bytes) as progress,
+                    _Workers(directory, work, source) as workers,
+                ):
+                    for piece in workers.finished(progress.advance):
+                        if journal.done.get((piece.file, piece.offset)) != piece:
+                            journal.add(piece)
+                source.finish(views(outputs))
+            except BadData:
+                # Resuming would fail again: the source is damaged.
+                directory.empty()
+                raise
+            except BaseException:
+                with contextlib.suppress(OSError, IoFailure):
+                    journal.sync()
+                raise
+            journal.sync()
+            # The files that make the directory a checkpoint are written after all tensors.
+            for output in outputs:
+                if not output.has_tensors:
+                    content = small_content(output, journal.done.values())
+                    _write_small(directory, output.name, content)
+                    journal.done[output.name, 0] = piece_of(output.name, content)
+            checksums = Checksums.of([(output.name, output.size_bytes) for output in outputs], journal.done.values())
+            _write_small(directory, Checksums.RECORD, finish(checksums))
+            if replace:
+                # Somebody may have put a file there in the meantime.
+                check_replaceable(destination)
+        # Deleted after the rename, so that a kill just before it loses nothing.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(JOURNAL, dir_fd=handle)
+
+
+def _round_robin(outputs: Sequence[OutputFile]) -> Iterator[tuple[str, int, Segment]]:
+    """The segments of all files, one from each file in turn, because threads that write to one file wait for each other."""
+    by_file = [[(output.name, offset, segment) for offset, segment in output.segments_at()] for output in outputs]
+    for turn in itertools.zip_longest(*by_file):
+        yield from (entry for entry in turn if entry is not None)
+
+
+def _write_small(directory: PartialDirectory, name: str, content: bytes) -> None:
+    with writing(f"{directory.path}/{name}"):
+        # One that a killed run left is made anew.
+        with contextlib.suppress(FileNotFoundError):
+            directory.unlink(name)
+        with open(directory.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+            file.write(content)
+
+
+def _check_space(directory: PartialDirectory, outputs: Sequence[OutputFile], journal: Journal) -> None:
+    needed = sum(output.size_bytes for output in outputs) - sum(piece.length for piece in journal.done.values())
+    status = os.statvfs(directory.descriptor)
+    free = status.f_bavail * status.f_frsize
+    if needed > free:
+        place = directory.path.parent
+        raise IoFailure(f"{place}: needs {needed / 1e6:,.1f} MB more, has {free / 1e6:,.1f} MB free", "make room there")
+
+
+class _Workers:
+    """Threads that write segments. An error in one stops all; the end of the `with` block waits for them."""
+
+    def __init__(self, directory: PartialDirectory, work: Iterable[Work], source: Reader):
+        self.directory = directory
+        self._source = source
+        self._work: queue.SimpleQueue[Work] = queue.SimpleQueue()
+        self._left = 0
+        for entry in work:
+            self._work.put(entry)
+            self._left += 1
+        self._results: queue.SimpleQueue[Piece | BaseException] = queue.SimpleQueue()
+        self._written_bytes = [0] * THREADS
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(number,), daemon=True) for number in range(THREADS)]
+
+    def __enter__(self) -> "_Workers":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def finished(self, advance: Callable[[int], None]) -> Iterable[Piece]:
+        """Every piece as it is finished; `advance` is called with the bytes that were written since."""
+        shown = 0
+        while self._left:
+            try:
+                result = self._results.get(timeout=PROGRESS_SECONDS)
+            except queue.Empty:
+                result = None
+            written = sum(self._written_bytes)
+            advance(written - shown)
+            shown = written
+            if isinstance(result, BaseException):
+                raise result
+            if result is not None:
+                self._left -= 1
+                yield result
+
+    def _run(self, number: int) -> None:
+        try:
+            with Files(self._source) as files:
+                blocks = TensorReader(files)
+                while not self._stop.is_set():
+                    name, offset, segment, done = self._work.get_nowait()
+                    if done is not None and self._is_as_written(done):
+                        self._results.put(done)
+                    else:
+                        self._results.put(self._write(name, offset, segment, blocks, number))
+        except queue.Empty:
+            pass
+        except BaseException as error:
+            self._results.put(error)
+
+    def _is_as_written(self, piece: Piece) -> bool:
+        """Whether what an earlier run wrote is still there: a disk that failed may have taken the process with it."""
+        digest, position, end = hashlib.sha256(), piece.offset, piece.offset + piece.length
+        descriptor = self.directory.open(piece.file, os.O_RDONLY)
+        try:
+            while position < end and not self._stop.is_set():
+                data = os.pread(descriptor, min(READ_BYTES, end - position), position)
+                if not data:
+                    break
+                digest.update(data)
+                position += len(data)
+        finally:
+            os.close(descriptor)
+        same = digest.hexdigest() == piece.sha256
+        if not same and not self._stop.is_set():
+            note(f"{self.directory.path}/{piece.file}: changed since it was written: bytes {piece.offset:,} to {end:,} again")
+        return same
+
+    def _write(self, name: str, offset: int, segment: Segment, blocks: TensorReader, number: int) -> Piece:
+        assert isinstance(segment, bytes | Payload)
+        checksums = PieceChecksums()
+        position = flushed = offset
+        descriptor = self.directory.open(name, os.O_WRONLY)
+        try:
+            for data in contents(segment, blocks):
+                if self._stop.is_set():
+                    break
+                checksums.update(data)
+                written = 0
+                with writing(f"{self.directory.path}/{name}"):
+                    while written < len(data):
+                        written += os.pwrite(descriptor, data[written:], position + written)
+                position += written
+                self._written_bytes[number] += written
+                if position - flushed >= FLUSH_BYTES:
+                    # Linux starts to write these pages to disk, and the call does not wait.
+                    os.posix_fadvise(descriptor, flushed, position - flushed, os.POSIX_FADV_DONTNEED)
+                    flushed = position
+        finally:
+            os.close(descriptor)
+        return checksums.piece(name, offset, position - offset, segment)

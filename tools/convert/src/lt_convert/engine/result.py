@@ -1,0 +1,125 @@
+"""The result of a conversion or a merge: is it there already, may it be written there, and then it is written.
+
+It is recognised by its `lt-convert.json`: the options, and the path, size and modification time of all source files.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from lt_convert.engine import leftovers, occupancy
+from lt_convert.engine.output_writer import write_outputs
+from lt_convert.engine.receipt import ConversionRecord
+from lt_convert.formats import FORMATS, beside_model, directories
+from lt_convert.formats.megatron import provider_config
+from lt_convert.tensors.checksums import Checksums
+from lt_convert.tensors.output_files import OutputFile
+from lt_convert.tensors.source_files import Reader
+from lt_shared import version_of
+from lt_shared.console import CannotCreate, UsageError, note
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.contracts.manifest import Checkpoint, absolute
+from lt_shared.files import storage
+
+Fingerprint = list[dict[str, str | int]]
+
+
+class Planned(Protocol):
+    """What `write` needs of a plan."""
+
+    @property
+    def files(self) -> Sequence[OutputFile]: ...
+
+    def to_record(self) -> dict[str, Any]: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """A result in the format `to` at the normalized `destination`, made with `options` of sources with this `fingerprint`.
+
+    `force` says whether a checkpoint that is there is replaced.
+    """
+
+    to: str
+    destination: str
+    force: bool
+    options: Mapping[str, Any]
+    fingerprint: Fingerprint
+
+    def finished(self) -> Checkpoint | None:
+        """The checkpoint, if it is at the destination already and nobody else can have changed it."""
+        made = ConversionRecord.read(self.destination)
+        if not made or self.force or not made.is_up_to_date(dict(self.options), self.fingerprint, self.destination):
+            return None
+        occupancy.check_own(self.destination, made.files.sizes)
+        leftovers.remove(self.destination)
+        note(f"{self.destination}: up to date")
+        return self.checkpoint(list(made.files.sizes), made.iteration, made.loss)
+
+    def check_unoccupied(self) -> None:
+        """Raises CannotCreate for an occupied local destination, before the source is read; others need the journal."""
+        if storage.is_remote(self.destination):
+            return
+        if self.force:
+            occupancy.check_replaceable(self.destination)
+        path = Path(self.destination)
+        if path.exists() and not path.is_dir():
+            raise CannotCreate(f"{self.destination}: exists and is not a directory")
+        if not self.force and path.is_dir() and any(path.iterdir()):
+            raise occupancy.occupied(self.destination)
+
+    def write(
+        self, plan: Planned, reader: Reader, iteration: int | None, loss: float | None, tokenizer_file: str | None
+    ) -> Checkpoint:
+        """Write the planned files, and last the record of what they were made from. Raises as `write_outputs`."""
+        record = ConversionRecord(
+            options=dict(self.options),
+            source=self.fingerprint,
+            files=Checksums({}, {}),
+            tokenizer_file=tokenizer_file,
+            iteration=iteration,
+            loss=loss,
+        )
+
+        def finish(checksums: Checksums) -> bytes:
+            return dataclasses.replace(record, files=checksums).to_bytes()
+
+        content = json.dumps([version_of("lt-convert"), record.options, self.fingerprint, plan.to_record()["tensors"]])
+        identity = hashlib.sha256(content.encode()).hexdigest()
+        write_outputs(plan.files, self.destination, identity, self.force, finish, reader)
+        return self.checkpoint([file.name for file in plan.files], iteration, loss)
+
+    def checkpoint(self, names: Sequence[str], iteration: int | None, loss: float | None) -> Checkpoint:
+        if FORMATS[self.to].is_in_run:
+            if any(name.startswith(f"{checkpoint_layout.RELEASE}/") for name in names):
+                return Checkpoint(absolute(f"{self.destination}/{checkpoint_layout.RELEASE}"), self.to)
+            return Checkpoint(absolute(f"{self.destination}/iter_{iteration or 0:07d}"), self.to, iteration, loss)
+        return Checkpoint(absolute(self.destination), self.to, iteration, loss)
+
+
+def check_destination(destination: str, source: str) -> None:
+    """Raises UsageError for a destination that contains the source or the working directory, which would be deleted."""
+    if f"{source}/".startswith(f"{destination}/"):
+        raise UsageError(f"{destination}: holds the source {source}", "choose another output")
+    if not storage.is_remote(destination) and f"{os.getcwd()}/".startswith(f"{destination.rstrip('/')}/"):
+        raise UsageError(f"{destination}: holds the working directory", "choose another output, or start elsewhere")
+
+
+def fingerprint(directory: str, source_format: str, destination: str) -> Fingerprint:
+    """Size and time (or ETag) of the source's files, by which changes are noticed, without a destination inside the source."""
+    if storage.is_remote(directory):
+        return [storage.fingerprint(f"{directory}/{name}", refresh=True) for name in sorted(storage.sizes_below(directory))]
+    own = (destination, os.path.join(os.path.dirname(destination), f".{os.path.basename(destination)}."))
+    paths = [path for path in Path(directory).rglob("*") if path.is_file() and not str(path).startswith(own)]
+    if FORMATS[source_format].is_in_run:
+        run = Path(directory).parent
+        beside = (checkpoint_layout.tokenizer_directory(run), run / beside_model.DIRECTORY, run / provider_config.CONTEXT)
+        paths += [path for place in beside for path in place.rglob("*") if path.is_file()]
+    if FORMATS[source_format].has_config_above:
+        candidates = directories.configuration_directories(directory)[1:]
+        paths += [path for candidate in candidates if (path := Path(candidate) / "config.json").is_file()]
+    return [storage.fingerprint(path) for path in sorted(paths)]

@@ -1,0 +1,71 @@
+"""The Megatron arguments in a checkpoint, read as an architecture and written for one."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from lt_convert.containers.pickle_writer import Global, Instance
+from lt_convert.weights.mapping import Model
+from lt_shared.console import BadConfig, BadData, warn
+from lt_shared.models import megatron_arguments
+from lt_shared.models.architecture import Architecture
+
+
+def architecture(arguments: Mapping[str, Any], origin: str, name: str, all_describe_model: bool = False) -> Architecture:
+    """The architecture that stored arguments describe, with a warning for arguments that are not known (`remarks`).
+
+    Raises BadData, naming `origin`, for an unsupported one.
+    """
+    given = dict(arguments)
+    if given.get("vocab_size") is None and given.get("padded_vocab_size"):
+        warn(f"{origin}: the vocabulary size is not stored; all {given['padded_vocab_size']} rows are kept, padding included")
+        given["vocab_size"] = given["padded_vocab_size"]
+    try:
+        found = dataclasses.replace(megatron_arguments.from_arguments(given, origin), name=name)
+        for remark in megatron_arguments.remarks(given, all_describe_model):
+            warn(f"{origin}: {remark}")
+        return found
+    except BadConfig as error:
+        raise BadData(str(error), error.hint) from None
+    except TypeError as error:
+        raise BadData(f"{origin}: malformed Megatron arguments: {error}") from None
+
+
+def check_computable(architecture: Architecture, origin: str) -> None:
+    """Raises BadData for a model that Megatron-LM would compute differently, and no other reader of the format rightly."""
+    for absent in megatron_arguments.absent_in_megatron(architecture):
+        raise BadData(f"{origin}: Megatron-LM lacks {absent}", "--to megatron-dist, which lt-train computes rightly")
+
+
+def warn_of_absent(architecture: Architecture, origin: str) -> None:
+    """The same as a warning, for the format that lt-train reads with all that the model has."""
+    for absent in megatron_arguments.absent_in_megatron(architecture):
+        warn(f"{origin}: Megatron-LM lacks {absent}; lt-train computes the model rightly")
+
+
+def common_state(model: Model, dtype: str, **sizes: Any) -> dict[str, Any]:
+    """What Megatron stores beside the tensors of a checkpoint without training state. `sizes` replace or add arguments."""
+    arguments = megatron_arguments.to_arguments(model.architecture) | {
+        "padded_vocab_size": model.padded_vocab_size,
+        "make_vocab_size_divisible_by": 128,
+        "add_position_embedding": True,
+        "tensor_model_parallel_size": 1,
+        "pipeline_model_parallel_size": 1,
+        "data_parallel_size": 1,
+        "world_size": 1,
+        "ckpt_format": "torch_dist",
+        "no_save_optim": True,
+        "no_save_rng": True,
+        "consumed_train_samples": 0,
+        "consumed_valid_samples": 0,
+        "params_dtype": Global("torch", dtype),
+        "bf16": dtype == "bfloat16",
+        "fp16": dtype == "float16",
+        **sizes,
+    }
+    return {
+        "args": Instance(Global("argparse", "Namespace"), arguments),
+        "checkpoint_version": 3.0,
+        "iteration": 0,
+        "num_floating_point_operations_so_far": 0,
+    }

@@ -1,0 +1,149 @@
+"""The model configuration in a checkpoint of Megatron-Bridge (`run_config.yaml`) or NeMo 2 (`context/model.yaml`).
+
+Both write all fields of a configuration class, defaults included: those of megatron-core's TransformerConfig and of GPTModel
+under their own names, and `_target_`, the class. They become the arguments that Megatron-LM would store. A class of another
+family may do in Python what no field says, and a field may change the model in a way that no other format has: both are refused
+by name.
+No object of a file is constructed.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from lt_convert.formats.directories import listing
+from lt_convert.tensors.source_files import Files
+from lt_shared.console import BadData
+from lt_shared.files import strict_yaml
+from lt_shared.models.megatron_arguments.known_fields import READ
+
+RUN_CONFIG = "run_config.yaml"
+WEIGHTS, CONTEXT, MODEL_YAML = "weights", "context", "model.yaml"
+
+# Megatron-LM's names of TransformerConfig's and GPTModel's fields, where they differ.
+RENAMED = {
+    "layernorm_epsilon": "norm_epsilon",
+    "layernorm_zero_centered_gamma": "apply_layernorm_1p",
+    "num_moe_experts": "num_experts",
+    "seq_len_interpolation_factor": "rotary_seq_len_interpolation_factor",
+    "bias_activation_fusion": "bias_gelu_fusion",
+}
+# Llama 3.1's RoPE scaling as fields of a Llama class: Megatron has constants for them, and `megatron_arguments` these names.
+SCALING = {
+    "low_freq_factor": "lt_rope_low_freq_factor",
+    "high_freq_factor": "lt_rope_high_freq_factor",
+    "old_context_len": "lt_rope_original_max_position_embeddings",
+}
+# Fields that change the model, and that no family here has: they must be off.
+UNSUPPORTED = (
+    *("activation_func_clamp_value", "attention_output_gate", "attn_logit_softcapping", "enable_hyper_connections"),
+    *("final_logit_softcapping", "glu_linear_offset", "heterogeneous_block_specs", "layernorm_zero_centered_gamma"),
+    *("moe_latent_size", "mrope_section", "query_pre_attn_scalar", "softmax_scale", "use_mup", "yarn_rotary_scaling_factor"),
+)
+POSITIONS = ("rope", "learned_absolute")
+_FAMILIES = re.compile(r"GPT|Llama|Mistral|Mixtral|Qwen|MLA|DeepSeek|Kimi|Moonlight|GLM")
+_OTHERS = re.compile(
+    r"Llama4|OSS|VL|Vision|Audio|Omni|Next|Embed|Reranker|Nemotron|Hybrid|Mamba|Bidirectional|Heterogeneous|GLM5|DSA|KimiK3|V32|V4"
+)
+# Modules of the programs that write these files: a class from elsewhere may compute another model from the same fields.
+_MODULES = ("megatron.bridge.", "megatron.core.", "nemo.collections.llm.")
+_NUMBER = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
+
+
+def read(directory: str, files: Files) -> tuple[dict[str, Any], str] | None:
+    """Megatron's arguments and the file that they are from, None for a checkpoint of another program.
+
+    Raises BadData for a malformed file, and for a model that no other format has.
+    """
+    run, _, name = directory.rpartition("/")
+    if RUN_CONFIG in listing(directory):
+        path, section = f"{directory}/{RUN_CONFIG}", "model"
+    elif name == WEIGHTS and CONTEXT in listing(run) and MODEL_YAML in listing(f"{run}/{CONTEXT}"):
+        path, section = f"{run}/{CONTEXT}/{MODEL_YAML}", "config"
+    else:
+        return None
+    try:
+        document = strict_yaml.loads(files.read(path, 0, files.size_bytes(path)).decode())
+    except (ValueError, RecursionError) as error:
+        raise BadData(f"{path}: not a configuration in YAML: {error}") from None
+    fields = document.get(section) if isinstance(document, dict) else None
+    if not isinstance(fields, dict):
+        raise BadData(f"{path}: has no section {section!r}")
+    return _arguments(fields, path), path
+
+
+def _arguments(fields: Mapping[str, Any], path: str) -> dict[str, Any]:
+    # Megatron-Bridge's newer configurations keep TransformerConfig's fields apart from those of GPTModel.
+    inner = fields.get("transformer")
+    merged = {**(inner if isinstance(inner, dict) else {}), **fields}
+    _check_class(str(merged.get("_target_", "")), path)
+    for name in UNSUPPORTED:
+        if merged.get(name):
+            raise BadData(f"{path}: {name} is {merged[name]!r:.80}, which no other format supports")
+    if merged.get("position_embedding_type") not in POSITIONS:
+        raise BadData(f"{path}: position_embedding_type is {merged.get('position_embedding_type')!r:.80}, known are {POSITIONS}")
+    for name, value in merged.items():
+        if isinstance(value, dict) and name in READ and name != "activation_func":
+            raise BadData(f"{path}: {name} is an object, {str(value.get('_target_'))!r:.80}, not a plain value")
+    given = {RENAMED.get(name, name): _number(value) for name, value in merged.items() if name != "transformer"}
+    try:
+        arguments = given | {
+            "untie_embeddings_and_output_weights": not given["share_embeddings_and_output_weights"],
+            "group_query_attention": given.get("num_query_groups") is not None,
+            "ffn_hidden_size": given.get("ffn_hidden_size") or 4 * given["hidden_size"],
+            "max_position_embeddings": _positions(given),
+        }
+    except (KeyError, TypeError) as error:
+        raise BadData(f"{path}: does not describe a model: {error}") from None
+    if not given.get("num_experts"):
+        arguments = {name: value for name, value in arguments.items() if not name.startswith("moe_")}
+    arguments["transformer_impl"] = merged.get("transformer_impl") or "transformer_engine"
+    return arguments | _activation(merged, path) | _rope_scaling(given)
+
+
+def _check_class(target: str, path: str) -> None:
+    name = target.rpartition(".")[2]
+    if target and not target.startswith(_MODULES):
+        raise BadData(
+            f"{path}: the model is a {target}, a class outside of Megatron-Bridge and NeMo, which may change the model",
+            "export it to Hugging Face with the program that wrote it",
+        )
+    if not _FAMILIES.search(name) or _OTHERS.search(name):
+        raise BadData(
+            f"{path}: the model is a {target or 'class without a name'}, not one of "
+            "GPT, Llama, Mistral, Mixtral, Qwen, DeepSeek, Kimi and GLM",
+            "export it to Hugging Face with the program that wrote it",
+        )
+
+
+def _positions(given: Mapping[str, Any]) -> Any:
+    """Learned positions are as many as a sequence has tokens; some classes keep a rotary model's own number beside that."""
+    is_rotary = given.get("position_embedding_type") == "rope"
+    return (given.get("max_position_embeddings") if is_rotary else None) or given["seq_length"]
+
+
+def _number(value: Any) -> Any:
+    """A number that YAML takes for text, as `1e-05`, which has no decimal point."""
+    return float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
+
+
+def _activation(fields: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """The arguments for `activation_func`: a function's name, or the object of one."""
+    given = fields.get("activation_func")
+    function = str(given.get("_target_") if isinstance(given, dict) else given).rpartition(".")[2]
+    gated = bool(fields.get("gated_linear_unit"))
+    if gated and function in ("silu", "swish"):
+        return {"swiglu": True}
+    if not gated and function in ("gelu", "openai_gelu", "fast_gelu", "gelu_tanh"):
+        is_tanh = function != "gelu" or (isinstance(given, dict) and given.get("approximate") == "tanh")
+        return {"swiglu": False, "openai_gelu": is_tanh}
+    raise BadData(f"{path}: activation_func is {function}{' with gates' if gated else ''}, known are SwiGLU and GELU")
+
+
+def _rope_scaling(given: Mapping[str, Any]) -> dict[str, Any]:
+    if given.get("rope_scaling"):
+        return {"use_rope_scaling": True, "rope_scaling_factor": given.get("rope_scaling_factor", 8.0)}
+    if "scale_factor" in given and "low_freq_factor" in given:
+        others = {name: given[field] for field, name in SCALING.items() if field in given}
+        return {"use_rope_scaling": True, "rope_scaling_factor": given["scale_factor"], **others}
+    return {"use_rope_scaling": False}

@@ -1,0 +1,1 @@
+"""Vectorised reading of log blocks: the keyword prefilter, and line templates that read step lines by columns."""

@@ -1,0 +1,176 @@
+"""Compiled functions, whose machine code is kept on disk between runs.
+
+Compiling takes 4 to 8 seconds in all; what it makes is kept in `cache_directory`, one file for each kernel, and a later run loads
+it in milliseconds without the compiler. `NUMBA_CACHE_DIR` moves the cache; without a writable directory that is this user's alone
+every run compiles again.
+"""
+
+import ctypes
+import functools
+import hashlib
+import marshal
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Self, TypeVar, cast, get_args
+
+from lt_preprocess.compiler.arguments import Kind, flatten
+from lt_preprocess.compiler.cache_directory import cache_directory as cache_directory
+from lt_preprocess.compiler.cache_directory import source_digest as source_digest
+from lt_preprocess.compiler.declarations import Inner
+from lt_shared import memory
+from lt_shared.console import Stopwatch, note, warn
+
+# 5 s on a free core of 2023; more on a busy machine.
+COMPILE_SECONDS = "5 to 20 s"
+
+Result = TypeVar("Result")
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_COMPILING = threading.RLock()
+
+
+class Kernel:
+    """A function that Python calls and that runs as machine code, without the GIL.
+
+    It takes integers, contiguous arrays and named tuples of these, and returns integers or nothing. It must not create an array.
+    """
+
+    def __init__(self, function: Callable[..., Any]):
+        functools.update_wrapper(self, function)
+        self._function = function
+        self._results = _number_of_results(function)
+        self._entries: dict[tuple[Kind, ...], Callable[[Any, Any], int]] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        words: list[int] = []
+        kinds = tuple([flatten(argument, words) for argument in arguments])
+        entry = self._entries.get(kinds) or self._loaded(kinds)
+        results = (ctypes.c_int64 * self._results)()
+        if entry((ctypes.c_int64 * len(words))(*words), results):
+            raise RuntimeError(f"{self._function.__qualname__} failed")
+        return tuple(results) if self._results > 1 else results[0] if self._results else None
+
+    def _loaded(self, kinds: tuple[Kind, ...]) -> Callable[[Any, Any], int]:
+        """The machine code for arguments of these kinds: from the cache, or compiled."""
+        from lt_preprocess.compiler import machine_code
+
+        with _COMPILING:
+            if kinds not in self._entries:
+                name = f"{self._function.__module__.rpartition('.')[2]}.{self._function.__qualname__}"
+                digest = hashlib.sha256(marshal.dumps(self._function.__code__))
+                digest.update(f"{self._function.__module__} {kinds} {machine_code.processor()}".encode())
+                entry = f"{name}-{digest.hexdigest()[:16]}"
+                directory = cache_directory()
+                path = None if directory is None else directory / f"{entry}.o"
+                code = None if path is None else machine_code.read(path)
+                if code is None:
+                    code = self._compiled(kinds, entry, path)
+                self._entries[kinds] = machine_code.load(code, entry)
+            return self._entries[kinds]
+
+    def _compiled(self, kinds: tuple[Kind, ...], entry: str, path: Path | None) -> bytes:
+        from lt_preprocess.compiler import machine_code
+
+        AnnounceCompilation.announce()
+        with memory.garbage_collection_paused():
+            from lt_preprocess.compiler import compilation
+
+            code = compilation.object_code(self._function, kinds, entry, self._results)
+        if path is not None:
+            try:
+                machine_code.write(path, code)
+            except OSError as error:
+                # Without space on disk, compiled code is used but not cached.
+                _warn_that_nothing_is_cached(path.parent, error.strerror or str(error))
+        return code
+
+
+def _number_of_results(function: Callable[..., Any]) -> int:
+    returned = function.__annotations__["return"]
+    return 0 if returned is None else len(get_args(returned)) or 1
+
+
+@functools.cache
+def _warn_that_nothing_is_cached(directory: Path, reason: str) -> None:
+    warn(f"{directory}: {reason.lower()}: the compiled encoder is used but not cached; NUMBA_CACHE_DIR names another directory")
+
+
+def kernel(function: Function) -> Function:
+    """Compile on first call, run without the GIL, cache the machine code in `cache_directory()`."""
+    return cast(Function, Kernel(function))
+
+
+class _CallableInner(Inner):
+    """For tests: compiled by itself when Python calls it."""
+
+    @functools.cached_property
+    def _kernel(self) -> Kernel:
+        return Kernel(self.function)
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._kernel(*arguments)
+
+
+def inner(function: Function) -> Function:
+    """A function that is compiled as part of the kernels that call it."""
+    return cast(Function, _CallableInner(function, is_inlined=False))
+
+
+def inlined(function: Function) -> Function:
+    """The same, always inlined: for functions that take so many arrays that LLVM compiles calls of them slowly."""
+    return cast(Function, _CallableInner(function, is_inlined=True))
+
+
+def apart(work: Callable[[], Result]) -> Result:
+    """Call `work`, which compiles, in a thread: LLVM calls back into Python, and a signal's exception would be lost there.
+
+    The thread does not outlive the process, and an interrupt does not wait for it.
+    """
+    future: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            # numba and LLVM raise anything; the caller gets it from `result`.
+            future.set_exception(error)
+
+    with AnnounceCompilation():
+        threading.Thread(target=run, daemon=True).start()
+        return future.result()
+
+
+class AnnounceCompilation:
+    """A context manager that tells the user, once a process, when something is compiled; a terminal shows for how long."""
+
+    _active: "list[AnnounceCompilation]" = []
+    _announced = False
+
+    def __init__(self) -> None:
+        self._stopwatch: Stopwatch | None = None
+
+    def __enter__(self) -> Self:
+        self._active.append(self)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._active.remove(self)
+        if self._stopwatch is not None:
+            self._stopwatch.__exit__(*error)
+            self._stopwatch = None
+
+    @classmethod
+    def announce(cls) -> None:
+        if cls._announced or not cls._active:
+            return
+        cls._announced = True
+        directory = cache_directory()
+        if directory is None:
+            warn("compiling the encoder at every start: no cache directory is writable and yours alone; set NUMBA_CACHE_DIR")
+        else:
+            note(f"compiling the encoder for this processor, once, {COMPILE_SECONDS}: cached in {directory}")
+        # Known before it starts: an interrupt meanwhile has to give the terminal its cursor back.
+        stopwatch = cls._active[0]._stopwatch = Stopwatch(f"compiling, {COMPILE_SECONDS}")
+        stopwatch.__enter__()
