@@ -30,7 +30,8 @@ OPTIONS = console.section(
     click.option(
         "--data-schedule",
         type=click.Path(dir_okay=False),
-        help="YAML or JSON file of phases: name, tokens, weights of the datasets; they are the length of the run.",
+        help="Train in the phases of this YAML or JSON file: name, tokens, weights of the datasets. They set the length"
+        " of the run.",
     ),
 )
 
