@@ -11,7 +11,7 @@ from typing import Any
 
 from lt_monitor.events.records import MESSAGE_CHARACTERS, Record
 from lt_monitor.logs.lines import Line
-from lt_shared.run_log import ARGUMENT, ARGUMENTS_HEADING
+from lt_shared.contracts.run_log import ARGUMENT, ARGUMENTS_HEADING
 
 MAXIMUM_DUMP_BYTES = 1 << 20
 MAXIMUM_ARGUMENT = 2**63

@@ -14,8 +14,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lt_shared import storage
 from lt_shared.console import BadData, NoInput, warn
+from lt_shared.files import storage
 
 MAXIMUM_BYTES = 64 << 20
 # A task's main metric is the first of these that it has.

@@ -20,8 +20,8 @@ from lt_monitor.events.records import Record
 from lt_monitor.logs import file_contents
 from lt_monitor.logs.log_parser import LogParser
 from lt_monitor.logs.parsed_block import ParsedBlock
-from lt_shared import ownership, storage
 from lt_shared.console import BadData, NoInput, ToolError, warn
+from lt_shared.files import ownership, storage
 
 BLOCK_BYTES = 1 << 21
 LINE_LIMIT_BYTES = 1 << 22

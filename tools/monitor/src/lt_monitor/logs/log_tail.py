@@ -27,7 +27,7 @@ from lt_monitor.logs.log_parser import LogParser
 from lt_monitor.logs.parsed_block import attributed
 from lt_monitor.logs.step_numbers import last_bar
 from lt_monitor.logs.trainers import huggingface
-from lt_shared import storage
+from lt_shared.files import storage
 
 FIRST_WINDOW_BYTES = 1 << 20
 GROWTH = 8

@@ -23,9 +23,9 @@ from lt_monitor.events.records import CAUSES, COUNTS, END_REASONS, FAULTS, NUMBE
 from lt_monitor.logs.fields import RANK, TASK, TIME, Field, Value, read_values
 from lt_monitor.logs.line_parsers import StepLine, fault
 from lt_monitor.logs.lines import Line
-from lt_shared import storage
 from lt_shared.console import BadConfig
-from lt_shared.run_log import GIB
+from lt_shared.contracts.run_log import GIB
+from lt_shared.files import storage
 
 # The settings of a pattern by kind of record: the default and the allowed values.
 SETTINGS: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {

@@ -1,8 +1,8 @@
 """Megatron-LM and what prints like it: lt-train, Megatron-Bridge, Primus, Megatron-DeepSpeed, GPT-NeoX, and other forks.
 
 A step line is a list of `key: value |` pairs and is read by key, because releases and forks add, drop and respell keys. The loss
-is absent if an iteration was skipped or its loss is not a number. `lt_shared.run_log` has the patterns of lines that lt-train
-prints, too.
+is absent if an iteration was skipped or its loss is not a number. `lt_shared.contracts.run_log` has the patterns of lines that
+lt-train prints, too.
 """
 
 import re
@@ -11,8 +11,8 @@ from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import TIME, Field, Value, decimal
 from lt_monitor.logs.line_parsers import StepLine, fault, note, regex
 from lt_monitor.logs.lines import Line
-from lt_shared import recovery_notes, run_log
-from lt_shared.sample_order import log_notes
+from lt_shared.contracts import recovery_notes, run_log
+from lt_shared.data.sample_order import log_notes
 
 _SAVING = regex(run_log.TIMESTAMP + rb"saving checkpoint at iteration {1,16}(?P<step>\d{1,15}) to (?P<path>.{1,4096})")
 _SAVE_FORMAT = regex(rb" in (?P<format>\S{1,40}) format$")
