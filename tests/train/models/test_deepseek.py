@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from lt_convert.commands.conversion import Request, convert
 from lt_shared.console import BadConfig
-from lt_shared.manifest import Dataset
+from lt_shared.contracts.manifest import Dataset
 from lt_train.models.multi_token_prediction import further
 
 TRAINING = (

@@ -26,13 +26,13 @@ class _Written(click.ParamType):  # type: ignore[type-arg]  # generic since clic
 
 
 def _complete_model(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    from lt_shared import presets
+    from lt_shared.models import presets
 
     return [name for name in presets.PRESETS if name.startswith(incomplete)]
 
 
 def _complete_gpu(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    from lt_shared import peak_flops
+    from lt_shared.models import peak_flops
 
     return [name for name in peak_flops.PEAKS if name.lower().startswith(incomplete.lower()) and " " not in name]
 

@@ -20,8 +20,8 @@ from lt_monitor.logs.deduplication import Deduplicator
 from lt_monitor.logs.parsed_block import ParsedBlock
 from lt_monitor.logs.time_zone import TimeZoneCorrection
 from lt_monitor.runs.run_state import MAXIMUM_RUNS, RunState
-from lt_shared import storage
 from lt_shared.console import UsageError, note, warn
+from lt_shared.files import storage
 
 
 class CommandState:

@@ -7,8 +7,8 @@ import sys
 
 from lt_monitor.events import records
 from lt_monitor.events.records import MESSAGE_CHARACTERS, Record
-from lt_shared import storage
 from lt_shared.console import note
+from lt_shared.files import storage
 
 STANDARD_INPUT = "-"
 MAXIMUM_BYTES = 64 << 20

@@ -21,8 +21,8 @@ from lt_monitor.logs import log_files
 from lt_monitor.logs.deduplication import Deduplicator
 from lt_monitor.logs.log_parser import LogParser
 from lt_monitor.logs.parsed_block import ParsedBlock
-from lt_shared import storage
 from lt_shared.console import BadData, NoInput, UsageError, note, warn
+from lt_shared.files import storage
 
 FOLLOW_SECONDS = 1.0
 

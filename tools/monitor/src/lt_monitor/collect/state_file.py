@@ -12,9 +12,9 @@ from typing import Any
 
 import orjson
 
-from lt_shared import ownership
 from lt_shared.console import BadData, CannotCreate
-from lt_shared.local_files import creating
+from lt_shared.files import ownership
+from lt_shared.files.local_files import creating
 
 STATE_VERSION = 3
 # The content comes from logs, which may be private.

@@ -8,7 +8,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from lt_shared import resumable_files
+from lt_shared.files import resumable_files
 
 
 @contextlib.contextmanager

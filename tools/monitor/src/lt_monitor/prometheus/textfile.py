@@ -15,8 +15,8 @@ from lt_monitor.logs import log_files
 from lt_monitor.prometheus import exposition
 from lt_monitor.runs.run_state import state_for
 from lt_monitor.runs.speed import Known
-from lt_shared import storage
 from lt_shared.console import UsageError
+from lt_shared.files import storage
 
 STANDARD_OUTPUT = "-"
 # node_exporter runs as another user, whatever the umask here.

@@ -81,7 +81,7 @@ DRY_RUN = click.option("--dry-run", is_flag=True, help="Check everything, print 
 
 
 def _print_manifest(datasets: list[Any], plain: bool) -> None:
-    from lt_shared import manifest
+    from lt_shared.contracts import manifest
 
     writer = manifest.Writer(plain)
     for dataset in datasets:

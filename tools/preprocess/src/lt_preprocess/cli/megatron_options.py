@@ -13,7 +13,7 @@ import click
 from lt_shared import console
 
 if TYPE_CHECKING:
-    from lt_shared.tokenizer_files import TokenizerFiles
+    from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -204,7 +204,7 @@ def find_tokenizer(tokenizer: str | None, options: dict[str, Any]) -> "tuple[Tok
 
     Raises: UsageError when none is named, or several, or a type that is not known; NoInput when its files are missing.
     """
-    from lt_shared import tokenizer_files
+    from lt_shared.tokenizers import tokenizer_files
 
     names = ("tokenizer_type", "tokenizer_model", "vocab_file", "merge_file", "tokenizer_library")
     used = [_flag(name) for name in names if options[name]]
@@ -235,7 +235,7 @@ def find_tokenizer(tokenizer: str | None, options: dict[str, Any]) -> "tuple[Tok
 
 def _gpt2_files(vocabulary: Path, merges: Path) -> "TokenizerFiles":
     """The two files may have any names and lie in any directories."""
-    from lt_shared import tokenizer_files
+    from lt_shared.tokenizers import tokenizer_files
 
     for path in (vocabulary, merges):
         if not path.is_file():

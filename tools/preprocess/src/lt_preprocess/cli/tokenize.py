@@ -13,7 +13,7 @@ from lt_shared import console
 
 if TYPE_CHECKING:
     from lt_preprocess.pipeline.plan import Plan
-    from lt_shared.manifest import Dataset
+    from lt_shared.contracts.manifest import Dataset
 
 EXAMPLES = """
 lt-preprocess corpus.jsonl --tokenizer gpt2/ --append-eod -o data/web
@@ -165,7 +165,7 @@ class _Printer:
     """
 
     def __init__(self, plain: bool, run_plan: "Plan"):
-        from lt_shared import manifest
+        from lt_shared.contracts import manifest
 
         self._lines = manifest.Writer(plain)
         self._stream = run_plan.stream

@@ -15,8 +15,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from lt_shared import ownership
 from lt_shared.console import warn
+from lt_shared.files import ownership
 
 NAME = "lt-preprocess"
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH

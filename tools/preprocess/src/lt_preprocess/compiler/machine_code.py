@@ -16,8 +16,8 @@ from typing import Any
 
 import llvmlite.binding
 
-from lt_shared.checksums import crc32
 from lt_shared.console import warn
+from lt_shared.files.checksums import crc32
 
 CHECKSUM_BYTES = 4
 

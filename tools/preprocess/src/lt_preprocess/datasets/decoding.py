@@ -17,9 +17,9 @@ from lt_preprocess.datasets import provenance, source_datasets
 from lt_preprocess.datasets.block_reader import BlockReader, Documents, bounds_of
 from lt_preprocess.tokenizers import loading as tokenizers
 from lt_preprocess.tokenizers.base import SpecialTokens, Tokenizer
-from lt_shared import tokenizer_files
 from lt_shared.console import BadData, NoInput, UsageError
-from lt_shared.manifest import Dataset
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.tokenizers import tokenizer_files
 
 TOKENS_AT_ONCE = 1 << 20
 

@@ -16,11 +16,13 @@ from typing import IO, Any, NamedTuple
 from lt_preprocess.datasets import provenance, source_datasets
 from lt_preprocess.datasets.block_reader import BlockReader, Shape
 from lt_preprocess.datasets.provenance import Derivation
-from lt_shared import checksums, indexed_dataset, manifest, storage
 from lt_shared.console import IoFailure, Progress
-from lt_shared.document_origins import origins
-from lt_shared.document_origins.origins import Joined, Origins
-from lt_shared.manifest import Dataset
+from lt_shared.contracts import manifest
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.data import indexed_dataset
+from lt_shared.data.document_origins import origins
+from lt_shared.data.document_origins.origins import Joined, Origins
+from lt_shared.files import checksums, storage
 
 PIECE_BYTES = 64 << 20
 STREAMS = 4

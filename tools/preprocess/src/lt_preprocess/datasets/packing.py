@@ -19,9 +19,10 @@ import numpy.typing as npt
 from lt_preprocess.datasets import provenance, source_datasets
 from lt_preprocess.datasets.block_reader import BlockReader, Documents
 from lt_preprocess.datasets.provenance import Derivation, OneSourcePlan
-from lt_shared import indexed_dataset, manifest
 from lt_shared.console import BadConfig, BadData, Progress, note
-from lt_shared.manifest import Dataset
+from lt_shared.contracts import manifest
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.data import indexed_dataset
 
 WINDOW_TOKENS = 64 << 20
 Integers = npt.NDArray[np.int64]

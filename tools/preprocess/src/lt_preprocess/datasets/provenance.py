@@ -11,13 +11,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from lt_preprocess.datasets.block_reader import BlockReader, Shape
-from lt_shared import checksums, manifest, ownership, storage, version_of
-from lt_shared.checksums import FileChecksum
+from lt_shared import version_of
 from lt_shared.console import BadData, CannotCreate, NoInput, warn
-from lt_shared.document_origins import origins
-from lt_shared.document_origins.origins import Origins
-from lt_shared.indexed_dataset import bin_path, idx_path
-from lt_shared.manifest import Dataset
+from lt_shared.contracts import manifest
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.data.document_origins import origins
+from lt_shared.data.document_origins.origins import Origins
+from lt_shared.data.indexed_dataset import bin_path, idx_path
+from lt_shared.files import checksums, ownership, storage
+from lt_shared.files.checksums import FileChecksum
 
 
 @dataclasses.dataclass(frozen=True)

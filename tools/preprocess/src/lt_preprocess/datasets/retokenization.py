@@ -22,9 +22,9 @@ from lt_preprocess.readers.chunks import Position
 from lt_preprocess.readers.slices import Slice
 from lt_preprocess.texts import Texts
 from lt_preprocess.tokenizers.base import Encoder
-from lt_shared import storage
 from lt_shared.console import NoInput, Progress
-from lt_shared.manifest import Dataset
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.files import storage
 
 NAMED_DIFFERENCES = 10
 

@@ -23,12 +23,14 @@ import numpy.typing as npt
 from lt_preprocess.datasets import provenance, source_datasets
 from lt_preprocess.datasets.block_reader import BlockReader, Documents
 from lt_preprocess.datasets.provenance import Derivation, OneSourcePlan
-from lt_shared import indexed_dataset, manifest, ownership, storage
 from lt_shared.console import CannotCreate, Progress
-from lt_shared.document_origins import origins
-from lt_shared.document_origins.origins import Shuffled
-from lt_shared.local_files import creating
-from lt_shared.manifest import Dataset
+from lt_shared.contracts import manifest
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.data import indexed_dataset
+from lt_shared.data.document_origins import origins
+from lt_shared.data.document_origins.origins import Shuffled
+from lt_shared.files import ownership, storage
+from lt_shared.files.local_files import creating
 
 BUCKET_BYTES = 64 << 20
 TOKENS_AT_ONCE = 16 << 20

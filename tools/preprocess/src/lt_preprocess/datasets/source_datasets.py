@@ -13,10 +13,11 @@ from collections.abc import Iterable, Sequence
 
 from lt_preprocess.datasets import provenance
 from lt_preprocess.datasets.block_reader import BlockReader, Shape
-from lt_shared import manifest, storage
 from lt_shared.console import BadData, NoInput, UsageError, warn
-from lt_shared.indexed_dataset import bin_path
-from lt_shared.manifest import Dataset
+from lt_shared.contracts import manifest
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.data.indexed_dataset import bin_path
+from lt_shared.files import storage
 
 EXTENSIONS = (".bin", ".idx", ".json")
 SHARD_NAME = re.compile(r"^(?P<head>.*)-(?P<number>\d+)-of-(?P<count>\d+)(?P<tail>.*)$")

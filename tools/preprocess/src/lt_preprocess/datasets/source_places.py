@@ -11,9 +11,9 @@ import numpy as np
 from lt_preprocess.datasets import decoding, source_datasets
 from lt_preprocess.datasets.decoding import Text
 from lt_shared.console import NoInput, Progress, UsageError
-from lt_shared.document_origins import origins, source_lines
-from lt_shared.document_origins.origins import Origins, Place
-from lt_shared.document_origins.source_lines import SourceLine
+from lt_shared.data.document_origins import origins, source_lines
+from lt_shared.data.document_origins.origins import Origins, Place
+from lt_shared.data.document_origins.source_lines import SourceLine
 
 DOCUMENTS_AT_ONCE = 4096
 EXCERPT_CHARACTERS = 100

@@ -19,11 +19,12 @@ import numpy.typing as npt
 from lt_preprocess.datasets import provenance, source_datasets
 from lt_preprocess.datasets.block_reader import BlockReader, Shape
 from lt_preprocess.datasets.provenance import Derivation
-from lt_shared import indexed_dataset, manifest
 from lt_shared.console import BadData, Progress, UsageError
-from lt_shared.document_origins import origins
-from lt_shared.document_origins.origins import TakenRanges
-from lt_shared.manifest import Dataset
+from lt_shared.contracts import manifest
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.data import indexed_dataset
+from lt_shared.data.document_origins import origins
+from lt_shared.data.document_origins.origins import TakenRanges
 
 NAMES = ("train", "valid", "test")
 TOKENS_AT_ONCE = 16 << 20

@@ -12,9 +12,9 @@ import numpy as np
 from lt_preprocess.datasets import decoding, source_datasets
 from lt_preprocess.datasets.block_reader import BlockReader, Shape
 from lt_preprocess.datasets.decoding import Text
-from lt_shared import manifest
 from lt_shared.console import BadData, NoInput
-from lt_shared.manifest import Dataset
+from lt_shared.contracts import manifest
+from lt_shared.contracts.manifest import Dataset
 
 BINS = 64
 SHOWN_CHARACTERS = 200

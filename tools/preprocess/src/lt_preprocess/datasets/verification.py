@@ -18,12 +18,14 @@ import numpy.typing as npt
 
 from lt_preprocess.datasets import provenance
 from lt_preprocess.datasets.block_reader import BlockReader, Column, Header, read_column, read_header
-from lt_shared import checksums, indexed_dataset, manifest, storage
-from lt_shared.checksums import FileChecksum
 from lt_shared.console import BadData, NoInput, Progress
-from lt_shared.document_origins import origins
-from lt_shared.indexed_dataset import DTYPE_CODES, HEADER, MAGIC, VERSION, bin_path, idx_path
-from lt_shared.manifest import Dataset
+from lt_shared.contracts import manifest
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.data import indexed_dataset
+from lt_shared.data.document_origins import origins
+from lt_shared.data.indexed_dataset import DTYPE_CODES, HEADER, MAGIC, VERSION, bin_path, idx_path
+from lt_shared.files import checksums, storage
+from lt_shared.files.checksums import FileChecksum
 
 # Of a sidecar.
 FIELDS = frozenset(

@@ -20,7 +20,7 @@ from lt_preprocess.pipeline.special_token_filter import without_forbidden
 from lt_preprocess.readers.batch import BadLine, ChunkLines
 from lt_preprocess.readers.chunks import Chunk, Position
 from lt_preprocess.tokenizers.base import Encoder
-from lt_shared.document_origins.origins import Kind
+from lt_shared.data.document_origins.origins import Kind
 
 CHUNKS_IN_FLIGHT_PER_WORKER = 2
 

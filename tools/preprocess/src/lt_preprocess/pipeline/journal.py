@@ -22,10 +22,12 @@ from typing import IO, Any
 from lt_preprocess.pipeline import origin_rows, sidecar
 from lt_preprocess.pipeline.plan import Plan
 from lt_preprocess.pipeline.state import State
-from lt_shared import checksums, indexed_dataset, resumable_files, storage, version_of
+from lt_shared import version_of
 from lt_shared.console import CannotCreate, IoFailure, ToolError, TryAgain, note
-from lt_shared.indexed_dataset import Extent
-from lt_shared.local_files import open_own, writing
+from lt_shared.data import indexed_dataset
+from lt_shared.data.indexed_dataset import Extent
+from lt_shared.files import checksums, resumable_files, storage
+from lt_shared.files.local_files import open_own, writing
 
 VERSION = 3
 

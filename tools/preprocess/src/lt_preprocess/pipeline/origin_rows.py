@@ -11,9 +11,9 @@ from typing import IO, NamedTuple
 import numpy as np
 
 from lt_preprocess.pipeline.encoding import Encoded
-from lt_shared import checksums
-from lt_shared.document_origins.origins import File, Kind, TokenizedLines
-from lt_shared.document_origins.packing import Numbers
+from lt_shared.data.document_origins.origins import File, Kind, TokenizedLines
+from lt_shared.data.document_origins.packing import Numbers
+from lt_shared.files import checksums
 
 MARK = -1
 # Chunks are of about 1 MiB; a line is found by reading from the mark before it.

@@ -20,9 +20,11 @@ from lt_preprocess.readers import inputs
 from lt_preprocess.readers.slices import Slice
 from lt_preprocess.tokenizers import loading as tokenizers
 from lt_preprocess.tokenizers.base import SpecialTokens, Tokenizer
-from lt_shared import indexed_dataset, manifest, storage
 from lt_shared.console import BadConfig, CannotCreate, UsageError, warn
-from lt_shared.tokenizer_files import TokenizerFiles
+from lt_shared.contracts import manifest
+from lt_shared.data import indexed_dataset
+from lt_shared.files import storage
+from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 RESULT_VERSION = 2
 """Raised when the same inputs, tokenizer and options give other bytes than in an earlier version."""

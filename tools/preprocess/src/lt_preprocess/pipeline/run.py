@@ -27,9 +27,9 @@ from lt_preprocess.readers.batch import BadLine
 from lt_preprocess.readers.byte_ranges import BYTE_ORDER_MARK
 from lt_preprocess.readers.slices import Slice
 from lt_preprocess.tokenizers.base import Encoder
-from lt_shared import manifest
 from lt_shared.console import BadData, NoInput, Progress, note, warn
-from lt_shared.indexed_dataset import Extent
+from lt_shared.contracts import manifest
+from lt_shared.data.indexed_dataset import Extent
 
 JOURNAL_INTERVAL_SECONDS = 5.0
 MAX_SYNC_SHARE = 0.1

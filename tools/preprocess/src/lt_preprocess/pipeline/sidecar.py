@@ -20,11 +20,14 @@ from lt_preprocess.pipeline.origin_rows import OriginRows
 from lt_preprocess.pipeline.plan import REQUESTS_AT_ONCE, Plan
 from lt_preprocess.pipeline.state import State
 from lt_preprocess.readers import inputs
-from lt_shared import credentials, indexed_dataset, installed_versions, manifest, storage
-from lt_shared.checksums import FileChecksum
+from lt_shared import credentials, installed_versions
 from lt_shared.console import BadData, NoInput
-from lt_shared.document_origins.origins import KEY, File
-from lt_shared.indexed_dataset import Extent
+from lt_shared.contracts import manifest
+from lt_shared.data import indexed_dataset
+from lt_shared.data.document_origins.origins import KEY, File
+from lt_shared.data.indexed_dataset import Extent
+from lt_shared.files import storage
+from lt_shared.files.checksums import FileChecksum
 
 HEAD_BYTES = 1 << 16
 PACKAGES = ("lt-shared", "numba", "numpy", "orjson", "pyarrow", "sentencepiece", "tokenizers")

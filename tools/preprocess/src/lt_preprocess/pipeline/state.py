@@ -5,7 +5,7 @@ from typing import Any, Self
 
 from lt_preprocess.pipeline.origin_rows import NOTHING_READ, InputLines
 from lt_preprocess.readers.chunks import BEGINNING, Position
-from lt_shared.indexed_dataset import Extent
+from lt_shared.data.indexed_dataset import Extent
 
 
 @dataclasses.dataclass(frozen=True)

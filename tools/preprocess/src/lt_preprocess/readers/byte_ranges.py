@@ -19,8 +19,8 @@ from lt_preprocess.readers import chunks
 from lt_preprocess.readers.chunks import MARGIN_BYTES, Lines, Position
 from lt_preprocess.readers.jsonl import LinesChunk
 from lt_preprocess.texts import PADDING_BYTES
-from lt_shared import storage
 from lt_shared.console import BadData, IoFailure
+from lt_shared.files import storage
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 REMOTE_CHUNK_BYTES = 1 << 22

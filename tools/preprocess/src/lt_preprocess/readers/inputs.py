@@ -24,8 +24,8 @@ from lt_preprocess.readers.paths import expand_patterns as expand_patterns
 from lt_preprocess.readers.paths import is_never_empty, is_text
 from lt_preprocess.readers.plain_text import TextChunk
 from lt_preprocess.readers.slices import WHOLE, Piece, Slice, pieces
-from lt_shared import storage
 from lt_shared.console import BadData, NoInput, UsageError, note
+from lt_shared.files import storage
 
 _READ_BYTES = 1 << 18
 _COMPRESSED_READ_BYTES = 1 << 16

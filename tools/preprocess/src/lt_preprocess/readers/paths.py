@@ -3,10 +3,11 @@
 import os
 from collections.abc import Iterator, Sequence
 
-from lt_shared import manifest, storage
 from lt_shared.console import BadData, NoInput, note, warn
-from lt_shared.indexed_dataset import idx_path
-from lt_shared.indexed_dataset.layout import MAGIC
+from lt_shared.contracts import manifest
+from lt_shared.data.indexed_dataset import idx_path
+from lt_shared.data.indexed_dataset.layout import MAGIC
+from lt_shared.files import storage
 
 STDIN = "-"
 LIST_MARK = "@"

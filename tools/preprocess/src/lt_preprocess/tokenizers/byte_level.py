@@ -10,7 +10,7 @@ from lt_preprocess.tokenizers.files import gpt2_files, tiktoken_ranks
 from lt_preprocess.tokenizers.vocabulary import MOST_PIECES, Vocabulary
 from lt_shared import memory
 from lt_shared.console import BadData, warn
-from lt_shared.tokenizer_files import TokenizerFiles
+from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 _COMPILED_IDS = 1_000_000
 

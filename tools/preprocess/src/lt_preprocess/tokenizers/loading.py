@@ -19,10 +19,10 @@ from pathlib import Path
 from lt_preprocess.tokenizers import end_of_document
 from lt_preprocess.tokenizers.base import SpecialTokens, Tokenizer
 from lt_preprocess.tokenizers.files import directories, json_files
-from lt_shared.manifest import Tokenizer as Identity
-from lt_shared.manifest import absolute
-from lt_shared.tokenizer_files import TokenizerFiles
+from lt_shared.contracts.manifest import Tokenizer as Identity
+from lt_shared.contracts.manifest import absolute
 from lt_shared.tokenizers import sentencepiece_proto
+from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 
 def identity(files: TokenizerFiles, path: str | Path) -> Identity:

@@ -17,7 +17,7 @@ import numpy as np
 from lt_preprocess.texts import Texts
 from lt_preprocess.tokenizers.base import Encoder, Tokenizer, Wrapper
 from lt_shared.console import warn
-from lt_shared.tokenizer_files import TokenizerFiles
+from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 _SAMPLE = (
     "The quick brown fox doesn't jump over 12345 lazy dogs; it's HE'LL, we've, I'd 'twas 'S.",

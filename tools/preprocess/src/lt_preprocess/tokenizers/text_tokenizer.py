@@ -16,8 +16,9 @@ import numpy.typing as npt
 from lt_preprocess.texts import Texts
 from lt_preprocess.tokenizers import loading
 from lt_preprocess.tokenizers.base import Encoder, SpecialTokens, Tokenizer
-from lt_shared import indexed_dataset, tokenizer_files
 from lt_shared.console import BadData, UsageError
+from lt_shared.data import indexed_dataset
+from lt_shared.tokenizers import tokenizer_files
 
 Ids = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
 

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lt_preprocess.tokenizers.vocabulary import AddedToken, Vocabulary
-from lt_shared.tokenizer_files import TokenizerFiles
+from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")

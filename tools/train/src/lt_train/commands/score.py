@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lt_shared import checkpoint_layout, console, manifest
+from lt_shared import console
 from lt_shared.console import BadConfig, BadData, ExitCode, NoInput, UsageError
-from lt_shared.manifest import Dataset
+from lt_shared.contracts import checkpoint_layout, manifest
+from lt_shared.contracts.manifest import Dataset
 from lt_train.config import options as run_options
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings import schedule_file, streaming
@@ -21,7 +22,7 @@ from lt_train.config.settings.scoring import Scoring
 from lt_train.runtime import rank_environment
 
 if TYPE_CHECKING:
-    from lt_shared.sample_order.run_order import AttemptOrder, OrderedDataset
+    from lt_shared.data.sample_order.run_order import AttemptOrder, OrderedDataset
 
 EXAMPLES = """
 lt-train score run9 --step 12
@@ -64,7 +65,7 @@ def command(
     RUN is the directory that a run saves into. The model and its layout are those of the run's own command; options of lt-train
     that follow are added to it, such as --device cpu, --ranks 1 or --tensor-model-parallel-size 1.
     """
-    from lt_shared.sample_order import run_order
+    from lt_shared.data.sample_order import run_order
     from lt_train.launch import launcher
 
     _check_options([run, *more] if run.startswith("-") else more)
@@ -100,7 +101,7 @@ def _check_options(more: Sequence[str]) -> None:
 
 
 def _of_steps(attempts: "Sequence[AttemptOrder]", steps: tuple[int, int]) -> "tuple[AttemptOrder, range]":
-    from lt_shared.sample_order import run_order, sample_losses
+    from lt_shared.data.sample_order import run_order, sample_losses
 
     if steps[0] < 1:
         raise UsageError(f"step {steps[0]}: steps count from 1")

@@ -8,8 +8,8 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from lt_shared.architecture import Architecture
 from lt_shared.console import ToolError
+from lt_shared.models.architecture import Architecture
 from lt_train.config import kernels
 from lt_train.config.draft import Draft
 from lt_train.config.kernel_obstacles import Run

@@ -7,8 +7,8 @@ import tomllib
 from collections.abc import Mapping, Set
 from typing import Any
 
-from lt_shared import storage
 from lt_shared.console import BadConfig
+from lt_shared.files import storage
 
 
 def from_toml(path: str, names: Mapping[str, str], lists: Set[str], ignored: Set[str] = frozenset()) -> dict[str, Any]:

@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lt_shared.architecture import Architecture
 from lt_shared.console import ToolError
-from lt_shared.manifest import Dataset
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.models.architecture import Architecture
 from lt_train.config import cluster
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings import (

@@ -6,7 +6,7 @@
 from collections.abc import Mapping
 from typing import Protocol
 
-from lt_shared.architecture import Architecture
+from lt_shared.models.architecture import Architecture
 from lt_train.config.optional_packages import FLASH_ATTENTION, QUACK
 from lt_train.config.settings.batches import Batches
 from lt_train.config.settings.data import Data

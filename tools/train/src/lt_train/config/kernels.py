@@ -13,8 +13,8 @@ ask again.
 import dataclasses
 from collections.abc import Iterator, Mapping
 
-from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, ToolError
+from lt_shared.models.architecture import Architecture
 from lt_train.config.kernel_obstacles import (
     IMPLEMENTATIONS,
     Capability,

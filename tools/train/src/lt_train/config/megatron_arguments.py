@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from lt_shared.megatron_arguments import to_arguments
+from lt_shared.models.megatron_arguments import to_arguments
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.data import Data, blend_words
 from lt_train.config.settings.data_schedule import Schedule

@@ -97,7 +97,7 @@ CONFIG = click.option(
     is_eager=True,
     callback=read_config,
     expose_value=False,
-    help="TOML file with any of these options, for example `seq-length = 4096`.",
+    help="Read options from this TOML file: for example `seq-length = 4096`.",
 )
 
 

@@ -9,8 +9,8 @@ import json
 from collections.abc import Sequence
 from typing import Any, Self
 
-from lt_shared.architecture import Architecture
-from lt_shared.manifest import record_of
+from lt_shared.contracts.manifest import record_of
+from lt_shared.models.architecture import Architecture
 from lt_train.config import kernels
 from lt_train.config.settings.batches import Batches, resolve_batches
 from lt_train.config.settings.benchmark import Benchmark

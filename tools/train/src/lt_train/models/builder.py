@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from megatron.core.transformer import TransformerConfig
 
-from lt_shared.architecture import Architecture
+from lt_shared.models.architecture import Architecture
 from lt_train.config.kernels import GROUPED_BY_QUACK, GROUPED_FP8, PEER_MEMORY, Kernels, exchanges_whole_tokens
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.layers import Layers

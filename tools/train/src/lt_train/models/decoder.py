@@ -29,7 +29,7 @@ from megatron.core.transformer.utils import ensure_metadata_has_dp_cp_group
 from megatron.core.utils import make_tp_sharded_tensor_for_checkpoint
 from torch import Tensor
 
-from lt_shared.architecture import Architecture
+from lt_shared.models.architecture import Architecture
 from lt_train.models.embedding import Embedding
 from lt_train.models.mixers.rope import Angles
 from lt_train.models.multi_token_prediction import Further, PredictionLayers

@@ -23,7 +23,7 @@ from megatron.core.tensor_parallel import (
 from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
-from lt_shared.architecture import Architecture
+from lt_shared.models.architecture import Architecture
 from lt_train.config.settings.layers import FUSED_LINEAR, TRITON
 from lt_train.models.norms import compiled
 from lt_train.ops.parallel_linear import column_parallel

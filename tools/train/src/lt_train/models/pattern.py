@@ -15,7 +15,7 @@ from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
-from lt_shared.architecture import Architecture, sizes
+from lt_shared.models.architecture import Architecture, sizes
 from lt_train.config.kernels import FLASH_ATTENTION_4, Kernels, is_plain_rms_norm
 from lt_train.config.settings.layers import GEMM_EPILOGUE, TRITON
 from lt_train.models.block import NORM_OF_ATTENTION, NORM_OF_MLP, Block, Blocks, FusedBlock

@@ -12,7 +12,7 @@ from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import Field, Value
 from lt_monitor.logs.line_parsers import StepLine, last_match, regex
 from lt_monitor.logs.lines import Line
-from lt_shared.run_log import GIB, NUMBER
+from lt_shared.contracts.run_log import GIB, NUMBER
 
 _STEP = regex(
     rb"(?P<validation>\[val\] (?:name \"(?P<name>[^\"|]{1,80})\" \| |(?P<old_name>[^\"|]{1,80}) \| )?)?"

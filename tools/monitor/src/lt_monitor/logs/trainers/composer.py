@@ -8,7 +8,7 @@ from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import Field, Value, decimal
 from lt_monitor.logs.line_parsers import ManyLines, StepLine, last_match, pair, regex
 from lt_monitor.logs.lines import Line
-from lt_shared.run_log import NUMBER
+from lt_shared.contracts.run_log import NUMBER
 
 _HEAD = regex(
     rb"(?:\[epoch=(?P<epoch>\d{1,9})\])?\[(?P<unit>batch|token|sample)=(?P<count>\d{1,18})(?:/(?P<total>\d{1,18}))?\]:\s{0,200}$"

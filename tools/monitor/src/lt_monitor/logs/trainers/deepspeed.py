@@ -9,7 +9,7 @@ from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import Field, Value, decimal
 from lt_monitor.logs.line_parsers import ManyLines, StepLine, last_match, note, regex
 from lt_monitor.logs.lines import Line
-from lt_shared.run_log import GIB, NUMBER
+from lt_shared.contracts.run_log import GIB, NUMBER
 
 _HEAD = regex(rb"\[Rank 0\] step=(?P<step>\d{1,15}), skipped=(?P<skipped>\d{1,15}), lr=\[(?P<lr>" + NUMBER + rb")?")
 _SPEED = regex(rb"\b(?:Curr)?SamplesPerSec=(?P<samples>" + NUMBER + rb")")

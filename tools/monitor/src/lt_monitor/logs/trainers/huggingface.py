@@ -15,7 +15,7 @@ from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import Field, decimal, read_time
 from lt_monitor.logs.line_parsers import StepLine, last_match, regex
 from lt_monitor.logs.lines import Line
-from lt_shared.run_log import GIB, NUMBER
+from lt_shared.contracts.run_log import GIB, NUMBER
 
 _FIGURES = regex(rb"\{(?P<body>(?P<quote>['\"])[^{}\r\n]{1,4000})\}")
 _PAIR = regex(rb"(?P<quote>['\"])(?P<key>[^'\"{},:]{1,80})(?P=quote): ['\"]?(?P<value>" + NUMBER + rb")['\"]?(?=,|$)")

@@ -10,7 +10,7 @@ from lt_monitor.events.records import MAXIMUM_COUNT, Record
 from lt_monitor.logs.fields import Field, Value, decimal
 from lt_monitor.logs.line_parsers import StepLine, last_match, regex
 from lt_monitor.logs.lines import Line
-from lt_shared.run_log import NUMBER
+from lt_shared.contracts.run_log import NUMBER
 
 _BAR = regex(
     rb"Progress on:train (?P<step>\d{1,6}(?:\.\d{1,3})?)(?P<step_scale>[kM]?)it/"

@@ -9,7 +9,7 @@ from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import Field, Value
 from lt_monitor.logs.line_parsers import StepLine, last_match, regex
 from lt_monitor.logs.lines import Line
-from lt_shared.run_log import NUMBER
+from lt_shared.contracts.run_log import NUMBER
 
 _STEP = regex(
     rb"\bstep {1,8}(?P<step>\d{1,15})(?:/(?P<total>\d{1,15}))?(?: \| (?:train )?|: train )loss {1,8}(?P<loss>"

@@ -8,7 +8,7 @@ from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import Field, Value, decimal
 from lt_monitor.logs.line_parsers import StepLine, last_match, note, regex
 from lt_monitor.logs.lines import Line
-from lt_shared.run_log import NUMBER
+from lt_shared.contracts.run_log import NUMBER
 
 _STEP = regex(rb"completed step: (?P<step>\d{1,15}), ")
 _PAIR = regex(rb"(?P<key>[A-Za-z][A-Za-z0-9_/]{0,60}): (?P<value>" + NUMBER + rb")")

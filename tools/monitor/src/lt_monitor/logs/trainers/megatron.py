@@ -2,7 +2,7 @@
 
 A step line is a list of `key: value |` pairs and is read by key: releases and forks add and drop some, and spell them anew. The
 loss is absent when an iteration was skipped or its loss is not a number. The patterns of what lt-train prints too are those of
-`lt_shared.run_log`.
+`lt_shared.contracts.run_log`.
 """
 
 import re
@@ -11,8 +11,8 @@ from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import TIME, Field, Value, decimal
 from lt_monitor.logs.line_parsers import StepLine, fault, note, regex
 from lt_monitor.logs.lines import Line
-from lt_shared import recovery_notes, run_log
-from lt_shared.sample_order import log_notes
+from lt_shared.contracts import recovery_notes, run_log
+from lt_shared.data.sample_order import log_notes
 
 _SAVING = regex(run_log.TIMESTAMP + rb"saving checkpoint at iteration {1,16}(?P<step>\d{1,15}) to (?P<path>.{1,4096})")
 _SAVE_FORMAT = regex(rb" in (?P<format>\S{1,40}) format$")

@@ -12,7 +12,7 @@ from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import decimal
 from lt_monitor.logs.line_parsers import StepLine, last_match, regex
 from lt_monitor.logs.lines import Line
-from lt_shared.run_log import NUMBER
+from lt_shared.contracts.run_log import NUMBER
 
 _HEAD = regex(rb"\biteration: (?P<step>\d{1,15}) / (?P<total>\d{1,15}) \| ")
 _PAIR = regex(rb"(?P<key>[A-Za-z_][\w/.]{0,80}): {0,4}(?P<number>" + NUMBER + rb")(?P<suffix>[KMBGTPE]?)(?= {0,8}(?:\||$))")

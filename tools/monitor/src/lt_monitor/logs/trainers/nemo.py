@@ -16,7 +16,7 @@ from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import Field, Value, read_values
 from lt_monitor.logs.line_parsers import StepLine, last_match, regex
 from lt_monitor.logs.lines import Line
-from lt_shared.run_log import NUMBER
+from lt_shared.contracts.run_log import NUMBER
 
 # How far `global_step` is behind the bar at most.
 MAXIMUM_LAG = 2

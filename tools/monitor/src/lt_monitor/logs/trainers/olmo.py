@@ -8,7 +8,7 @@ from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import Field, decimal
 from lt_monitor.logs.line_parsers import ManyLines, last_match, pair, regex
 from lt_monitor.logs.lines import Line
-from lt_shared.run_log import GIB, NUMBER
+from lt_shared.contracts.run_log import GIB, NUMBER
 
 _HEAD = regex(
     rb"\[step=(?P<step>\d{1,15})/(?:(?P<total>\d{1,15})|\?\?\?)(?:,epoch=(?P<epoch>\d{1,9}))?(?:,eta=[^\]]{1,60})?\]\s{0,20}$"

@@ -10,7 +10,7 @@ from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import Field, Value, decimal
 from lt_monitor.logs.line_parsers import StepLine, last_match, note, regex
 from lt_monitor.logs.lines import Line
-from lt_shared.run_log import GIB, NUMBER
+from lt_shared.contracts.run_log import GIB, NUMBER
 
 _STEP = regex(
     rb"(?P<validate>validate )?step: {0,8}(?P<step>\d{1,15}) {1,8}loss: {0,8}(?P<loss>" + NUMBER + rb")"

@@ -7,7 +7,7 @@ from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import Field, decimal
 from lt_monitor.logs.line_parsers import StepLine, last_match, regex
 from lt_monitor.logs.lines import Line
-from lt_shared.run_log import GIB, NUMBER
+from lt_shared.contracts.run_log import GIB, NUMBER
 
 _BAR = regex(
     rb"(?:^|[^\d|])(?P<epoch>\d{1,9})\|(?P<step>\d{1,15})\|Loss: (?P<loss>" + NUMBER + rb")"

@@ -8,7 +8,7 @@ from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import decimal
 from lt_monitor.logs.line_parsers import StepLine, last_match, regex
 from lt_monitor.logs.lines import Line
-from lt_shared.run_log import GIB, NUMBER
+from lt_shared.contracts.run_log import GIB, NUMBER
 
 _HEAD = regex(rb"(?:^|[\s)\]])step:(?P<step>\d{1,15}) - (?=[\w.-]{1,60}[/:])")
 _PAIR = regex(

@@ -17,8 +17,8 @@ from lt_preprocess.tokenizers.files import json_files
 from lt_preprocess.tokenizers.split_patterns import QWEN2
 from lt_shared import memory
 from lt_shared.console import BadData
-from lt_shared.tokenizer_files import TokenizerFiles
 from lt_shared.tokenizers.byte_symbols import BYTE_OF_SYMBOL
+from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 _ENDS = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
 _ROBERTA = {

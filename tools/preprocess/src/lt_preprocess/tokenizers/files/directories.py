@@ -11,10 +11,10 @@ from typing import Any
 
 from lt_preprocess.tokenizers.files import gpt2_files, json_files
 from lt_shared.console import BadData
-from lt_shared.tokenizer_files import TokenizerFiles
 from lt_shared.tokenizers import configuration, sentencepiece_proto
 from lt_shared.tokenizers.configuration import Configuration
 from lt_shared.tokenizers.sentencepiece_proto import BPE, BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, USER_DEFINED, SentencePieceModel
+from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 SHIFTED_CLASSES = frozenset(
     [

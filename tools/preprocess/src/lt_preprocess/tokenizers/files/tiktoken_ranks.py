@@ -16,8 +16,8 @@ from lt_preprocess.tokenizers.files import json_files, known_ranks, pattern_sour
 from lt_preprocess.tokenizers.files.known_ranks import Model
 from lt_preprocess.tokenizers.vocabulary import AddedToken, Vocabulary
 from lt_shared.console import BadData
-from lt_shared.tokenizer_files import TokenizerFiles
 from lt_shared.tokenizers import tekken
+from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 _RESERVED_BY_KIMI = 256
 

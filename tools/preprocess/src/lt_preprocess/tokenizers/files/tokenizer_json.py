@@ -14,8 +14,8 @@ from typing import Any
 from lt_preprocess.tokenizers import split_patterns
 from lt_preprocess.tokenizers.files import byte_fallback, directories, gpt2_files, json_files, json_models
 from lt_preprocess.tokenizers.vocabulary import Unrecognised, Vocabulary, token_bytes
-from lt_shared.tokenizer_files import TokenizerFiles
 from lt_shared.tokenizers.byte_symbols import BYTE_OF_SYMBOL
+from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 
 def read(files: TokenizerFiles) -> Vocabulary:

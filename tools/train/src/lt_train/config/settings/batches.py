@@ -7,9 +7,9 @@ from typing import Any, Self
 import click
 
 from lt_shared import console
-from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, ToolError, UsageError
-from lt_shared.sample_order.batch_sizes import BatchSizes, PhaseSize, RampUp
+from lt_shared.data.sample_order.batch_sizes import BatchSizes, PhaseSize, RampUp
+from lt_shared.models.architecture import Architecture
 from lt_train.config.settings.parallelism import Parallelism
 
 POSITIVE = click.IntRange(min=1)
@@ -20,24 +20,26 @@ LONGEST_RAMP_SAMPLES = 1_000_000_000
 
 OPTIONS = console.section(
     "Steps and batches",
-    click.option("--seq-length", type=POSITIVE, help="Tokens per sample; by default the positions of the model, at most 8192."),
-    click.option("--micro-batch-size", type=POSITIVE, default=1, help="Samples per forward pass and rank."),
     click.option(
-        "--global-batch-size", type=POSITIVE, help="Samples per step; by default one micro batch per data-parallel rank."
+        "--seq-length", type=POSITIVE, help="Set the tokens per sample; by default the model's positions, at most 8192."
+    ),
+    click.option("--micro-batch-size", type=POSITIVE, default=1, help="Set the samples per rank and forward pass."),
+    click.option(
+        "--global-batch-size",
+        type=POSITIVE,
+        help="Set the number of samples per step; by default one micro batch per data-parallel rank.",
     ),
     click.option(
         "--rampup-batch-size",
         nargs=3,
         type=POSITIVE,
         metavar="START INCREMENT SAMPLES",
-        help="Begin with START samples per step and grow by INCREMENT to the global batch size over SAMPLES samples.",
+        help="Grow the global batch size from START by INCREMENT over SAMPLES samples.",
     ),
-    click.option("--train-iters", type=POSITIVE, help=f"Steps to train in all; {DEFAULT_STEPS} when no length is given."),
-    click.option("--train-samples", type=POSITIVE, help="The same in samples, rounded down to whole steps."),
-    click.option("--train-tokens", type=POSITIVE, help="The same in tokens, rounded down to whole steps."),
-    click.option(
-        "--seed", type=click.IntRange(0, 2**32 - 1), default=1234, help="Seed of the weights and of the order of the data."
-    ),
+    click.option("--train-iters", type=POSITIVE, help=f"Train for this many steps in all; {DEFAULT_STEPS} if no length is set."),
+    click.option("--train-samples", type=POSITIVE, help="Set the run's length in samples; rounded down to whole steps."),
+    click.option("--train-tokens", type=POSITIVE, help="Set the run's length in tokens; rounded down to whole steps."),
+    click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=1234, help="Seed the weights and the data's order."),
 )
 
 LENGTHS = ("train_iters", "train_samples", "train_tokens")

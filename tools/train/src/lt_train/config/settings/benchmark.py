@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
-from lt_shared import console, storage, strict_json
+from lt_shared import console
 from lt_shared.console import BadData
+from lt_shared.files import storage, strict_json
 
 # Options of the subjects that bench shows which have no meaning in it.
 SETTLED = ("train_iters", "train_samples", "train_tokens", "rampup_batch_size", "seed")

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lt_shared import console
-from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, ToolError
-from lt_shared.sample_order.batch_sizes import PhaseSize
+from lt_shared.data.sample_order.batch_sizes import PhaseSize
+from lt_shared.models.architecture import Architecture
 from lt_train.config.settings.batches import Batches
 
 if TYPE_CHECKING:
-    from lt_shared.sample_order import phases as sample_phases
+    from lt_shared.data.sample_order import phases as sample_phases
 
 OPTION = "--data-schedule"
 
@@ -30,7 +30,8 @@ OPTIONS = console.section(
     click.option(
         "--data-schedule",
         type=click.Path(dir_okay=False),
-        help="YAML or JSON file of phases: name, tokens, weights of the datasets; they are the length of the run.",
+        help="Train in the phases of this YAML or JSON file: name, tokens, weights of the datasets. They set the length"
+        " of the run.",
     ),
 )
 
@@ -110,7 +111,7 @@ class Schedule:
         return [f"{phase.name}, steps {first:,} to {after - 1:,} of {phase.size} tokens" for phase, (first, after) in spans]
 
     def sample_phases(self, batches: Batches) -> "list[sample_phases.Phase]":
-        from lt_shared.sample_order import phases as sample_phases
+        from lt_shared.data.sample_order import phases as sample_phases
 
         firsts = [0, *map(batches.samples_after, self.last_steps(batches))]
         sizes = (end - first for first, end in itertools.pairwise(firsts))

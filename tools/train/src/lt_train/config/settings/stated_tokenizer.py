@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from lt_shared import tokenizer_files
 from lt_shared.console import BadConfig, NoInput, note
-from lt_shared.manifest import Dataset, Tokenizer
-from lt_shared.tokenizer_files import TokenizerFiles
+from lt_shared.contracts.manifest import Dataset, Tokenizer
+from lt_shared.tokenizers import tokenizer_files
+from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 NULL = "NullTokenizer"
 # By Megatron's names, the kinds that it reads with them.
@@ -27,10 +27,14 @@ KINDS = {
     NULL: (),
 }
 OPTIONS = (
-    click.option("--tokenizer-type", type=click.Choice(list(KINDS)), help="As in Megatron: compared with that of the data."),
-    click.option("--tokenizer-model", metavar="FILE", help="As in Megatron: compared with the tokenizer of the data."),
-    click.option("--vocab-file", metavar="FILE", help="The same for GPT-2's vocabulary."),
-    click.option("--merge-file", metavar="FILE", help="The same for GPT-2's merges."),
+    click.option(
+        "--tokenizer-type",
+        type=click.Choice(list(KINDS)),
+        help="Compare this type of tokenizer, named as in Megatron, with the data's.",
+    ),
+    click.option("--tokenizer-model", metavar="FILE", help="Compare this tokenizer, as in Megatron, with the data's."),
+    click.option("--vocab-file", metavar="FILE", help="Compare this GPT-2 vocabulary with the data's."),
+    click.option("--merge-file", metavar="FILE", help="Compare this file of GPT-2 merges with the data's."),
 )
 
 

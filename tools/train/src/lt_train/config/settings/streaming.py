@@ -12,12 +12,14 @@ from typing import Any
 
 import click
 
-from lt_shared import console, manifest, storage
+from lt_shared import console
 from lt_shared.console import NoInput, UsageError, note
-from lt_shared.manifest import Dataset
-from lt_shared.sample_order import dataset_names, shard_list
-from lt_shared.sample_order.shard_list import ShardList
-from lt_shared.sample_order.split import split_ranges
+from lt_shared.contracts import manifest
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.data.sample_order import dataset_names, shard_list
+from lt_shared.data.sample_order.shard_list import ShardList
+from lt_shared.data.sample_order.split import split_ranges
+from lt_shared.files import storage
 from lt_train.runtime import stream_intake
 
 POLL_SECONDS = 1.0
@@ -31,10 +33,10 @@ OPTIONS = console.section(
         "--shuffle-window",
         type=click.IntRange(min=1),
         metavar="TOKENS",
-        help="Shuffle a stream within windows of whole shards of so many tokens or more; by default within each shard.",
+        help="Shuffle a stream within windows of whole shards with at least this many tokens; by default within each shard.",
     ),
-    click.option("--tokenizer", metavar="TOKENIZER", help="With text files as DATA: as for lt-preprocess."),
-    click.option("--follow", is_flag=True, help="Read @FILE, the list of a stream, while it grows."),
+    click.option("--tokenizer", metavar="TOKENIZER", help="Tokenize text files in DATA, as lt-preprocess does."),
+    click.option("--follow", is_flag=True, help="Read @FILE, the shard list of a stream, while it grows."),
 )
 
 
@@ -210,7 +212,7 @@ def split_of(options: dict[str, Any]) -> str | None:
 
 def _kept_apart(prefix: str, split: str | None) -> int:
     """The tokens of the first shard that are not trained on."""
-    from lt_shared import indexed_dataset
+    from lt_shared.data import indexed_dataset
 
     if split is None or storage.is_remote(prefix):
         return 0

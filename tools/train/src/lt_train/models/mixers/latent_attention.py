@@ -24,8 +24,8 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
-from lt_shared.architecture import Architecture
-from lt_shared.rope_scaling import YarnScaling
+from lt_shared.models.architecture import Architecture
+from lt_shared.models.rope_scaling import YarnScaling
 from lt_train.models import recomputation
 from lt_train.models.linear import Linears, Outputs
 from lt_train.models.mixers import rope

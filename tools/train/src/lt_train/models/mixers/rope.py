@@ -1,4 +1,4 @@
-"""Rotary position embeddings (Su et al. 2021), with frequencies scaled as `lt_shared.rope_scaling` says.
+"""Rotary position embeddings (Su et al. 2021), with frequencies scaled as `lt_shared.models.rope_scaling` says.
 
 YaRN and LongRoPE also make rotated queries and keys longer. Where all channels are rotated, that is a factor of the attention's
 scores, which costs nothing: `score_scale` has it.
@@ -9,8 +9,8 @@ import math
 import torch
 from megatron.core import parallel_state
 
-from lt_shared.architecture import Architecture
-from lt_shared.rope_scaling import AnyScaling, LinearScaling, LongRopeScaling, RopeScaling, YarnScaling
+from lt_shared.models.architecture import Architecture
+from lt_shared.models.rope_scaling import AnyScaling, LinearScaling, LongRopeScaling, RopeScaling, YarnScaling
 from lt_train.models.mixers.core_attention import sequence_share
 
 

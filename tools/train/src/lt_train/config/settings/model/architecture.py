@@ -7,12 +7,13 @@ from typing import Any
 
 import click
 
-from lt_shared import console, huggingface, megatron_arguments, presets
-from lt_shared.architecture import LARGEST, Architecture, RopeScaling
+from lt_shared import console
 from lt_shared.console import BadConfig, BadData, UsageError, note
-from lt_shared.huggingface import rope_parameters
-from lt_shared.manifest import Dataset
-from lt_shared.rope_scaling import AnyScaling
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.models import huggingface, megatron_arguments, presets
+from lt_shared.models.architecture import LARGEST, Architecture, RopeScaling
+from lt_shared.models.huggingface import rope_parameters
+from lt_shared.models.rope_scaling import AnyScaling
 from lt_train.config.settings.model import experts, latent_attention
 
 POSITIVE = click.IntRange(min=1)
@@ -33,34 +34,53 @@ OPTIONS = console.section(
     click.option(
         "--model",
         shell_complete=_complete_model,
-        help="A named architecture, or a config.json; the options below change single sizes of it.",
+        help="Select a preset or a config.json; the options below change single sizes of it.",
     ),
-    click.option("--num-layers", "--layers", type=POSITIVE, help="Transformer layers."),
-    click.option("--hidden-size", type=POSITIVE, help="Width of the residual stream."),
-    click.option("--ffn-hidden-size", type=POSITIVE, help="Width of the feed-forward layer."),
-    click.option("--num-attention-heads", type=POSITIVE, help="Query heads."),
-    click.option("--num-query-groups", type=POSITIVE, help="Key and value heads (grouped-query attention)."),
-    click.option("--kv-channels", type=POSITIVE, help="Size of one head."),
-    click.option("--max-position-embeddings", type=POSITIVE, help="Positions that the model is made for."),
-    click.option("--vocab-size", type=POSITIVE, help="Vocabulary before padding; by default the data's."),
-    click.option("--position-embedding-type", type=click.Choice(["rope", "learned_absolute"]), help="How positions are encoded."),
-    click.option("--normalization", type=click.Choice(["RMSNorm", "LayerNorm"]), help="Kind of norm."),
-    click.option("--norm-epsilon", type=console.FiniteRange(min=0, min_open=True), help="Epsilon of the norms."),
-    click.option("--rotary-base", type=POSITIVE, help="Base of the rotary embeddings."),
-    click.option("--rotary-percent", type=console.FiniteRange(0, 1, min_open=True), help="Part of each head that is rotated."),
-    click.option("--use-rope-scaling", is_flag=True, help="Llama 3.1's scaling of the rotary embeddings."),
+    click.option("--num-layers", "--layers", type=POSITIVE, help="Set the number of transformer layers."),
+    click.option("--hidden-size", type=POSITIVE, help="Set the width of the residual stream."),
+    click.option("--ffn-hidden-size", type=POSITIVE, help="Set the width of the feed-forward layer."),
+    click.option("--num-attention-heads", type=POSITIVE, help="Set the number of query heads."),
+    click.option("--num-query-groups", type=POSITIVE, help="Set the number of key and value heads (grouped-query attention)."),
+    click.option("--kv-channels", type=POSITIVE, help="Set the size of one head."),
+    click.option("--max-position-embeddings", type=POSITIVE, help="Set the number of positions that the model is designed for."),
+    click.option("--vocab-size", type=POSITIVE, help="Set the vocabulary size before padding; by default the data's."),
     click.option(
-        "--rope-scaling", metavar="JSON|none", help='Any scaling, as in config.json: {"rope_type": "yarn", "factor": 4.0}.'
+        "--position-embedding-type", type=click.Choice(["rope", "learned_absolute"]), help="Select how positions are encoded."
     ),
-    click.option("--rope-scaling-factor", type=console.FiniteRange(min=1), help="Its factor; by default the preset's, or 8."),
-    click.option("--swiglu", is_flag=True, default=None, help="Gated feed-forward layers with SiLU."),
-    click.option("--disable-bias-linear", is_flag=True, default=None, help="No biases in linear layers."),
-    click.option("--add-qkv-bias", is_flag=True, default=None, help="Biases of queries, keys and values alone (Qwen2)."),
-    click.option("--qk-layernorm", is_flag=True, default=None, help="Norms of queries and keys (Qwen3)."),
-    click.option("--window-size", metavar="LEFT,0|none", help="Tokens before its own that a query sees (Mistral)."),
-    click.option("--untie-embeddings-and-output-weights", is_flag=True, default=None, help="Separate output matrix."),
-    click.option("--init-method-std", type=console.FiniteRange(min=0), help="Standard deviation of the initial weights."),
-    click.option("--mtp-num-layers", type=click.IntRange(min=0), help="Layers that predict tokens after the next (DeepSeek-V3)."),
+    click.option("--normalization", type=click.Choice(["RMSNorm", "LayerNorm"]), help="Select the kind of norm."),
+    click.option("--norm-epsilon", type=console.FiniteRange(min=0, min_open=True), help="Set the epsilon of the norms."),
+    click.option("--rotary-base", type=POSITIVE, help="Set the base of the rotary embeddings."),
+    click.option(
+        "--rotary-percent", type=console.FiniteRange(0, 1, min_open=True), help="Set the part of each head that is rotated."
+    ),
+    click.option("--use-rope-scaling", is_flag=True, help="Scale the rotary embeddings as Llama 3.1 does."),
+    click.option(
+        "--rope-scaling",
+        metavar="JSON|none",
+        help='Scale RoPE as in config.json: {"rope_type": "yarn", "factor": 4.0}.',
+    ),
+    click.option(
+        "--rope-scaling-factor",
+        type=console.FiniteRange(min=1),
+        help="Set the factor of --use-rope-scaling; by default the preset's, or 8.",
+    ),
+    click.option("--swiglu", is_flag=True, default=None, help="Use gated feed-forward layers with SiLU."),
+    click.option("--disable-bias-linear", is_flag=True, default=None, help="Drop the biases of linear layers."),
+    click.option("--add-qkv-bias", is_flag=True, default=None, help="Add biases to queries, keys and values only (Qwen2)."),
+    click.option("--qk-layernorm", is_flag=True, default=None, help="Normalize queries and keys (Qwen3)."),
+    click.option("--window-size", metavar="LEFT,0|none", help="Limit the tokens before its own that a query sees (Mistral)."),
+    click.option(
+        "--untie-embeddings-and-output-weights",
+        is_flag=True,
+        default=None,
+        help="Give the output layer a weight matrix separate from the embedding's.",
+    ),
+    click.option("--init-method-std", type=console.FiniteRange(min=0), help="Set the standard deviation of the initial weights."),
+    click.option(
+        "--mtp-num-layers",
+        type=click.IntRange(min=0),
+        help="Set the number of layers that predict tokens after the next (DeepSeek-V3).",
+    ),
 )
 
 LLAMA_STYLE = "Llama style is --position-embedding-type rope --normalization RMSNorm --swiglu --disable-bias-linear"

@@ -1,7 +1,7 @@
 """What will be trained, in words: the sizes of an architecture and its exact numbers of parameters, for the log."""
 
-from lt_shared.architecture import Architecture
-from lt_shared.rope_scaling import AnyScaling, RopeScaling
+from lt_shared.models.architecture import Architecture
+from lt_shared.models.rope_scaling import AnyScaling, RopeScaling
 
 
 def describe(architecture: Architecture) -> list[str]:
