@@ -59,11 +59,12 @@ OPTIONS = console.section(
 
 @dataclasses.dataclass(frozen=True)
 class Checkpointing:
-    """`save` and `load` are directories or URLs. `keep_last` None keeps all checkpoints. `save_local` is a directory that each
-    node has for itself. `async_save` None leaves it to the device and the memory of the nodes.
+    """`save` and `load` are directories or URLs. If `keep_last` is None, all checkpoints are kept. `save_local` is a directory on
+    each node's disk. If `async_save` is None, the device and the memory of the nodes decide.
 
-    `start` is the checkpoint directory to start from, found after the plan was resolved; None is the beginning. `continues` says
-    that it is one of the run's own: then all of it is restored, else what `finetune`, `no_load_optim` and `no_load_rng` leave.
+    `start` is the checkpoint directory to start from, found after the plan was resolved, or None for step 0. `continues` is True
+    if the run itself saved this checkpoint: then all of it is restored, and `finetune`, `no_load_optim` and `no_load_rng` do not
+    apply.
     """
 
     save: str | None
@@ -90,7 +91,7 @@ class Checkpointing:
         return self.save_local_interval or LOCAL_INTERVAL
 
     def may_save_async(self, is_on_gpu: bool) -> bool:
-        """Whether checkpoints are written beside training, where the nodes' memory holds them."""
+        """Whether checkpoints are written while training continues, if the nodes' memory holds them."""
         return self.save is not None and (is_on_gpu if self.async_save is None else self.async_save)
 
     @property
@@ -103,18 +104,18 @@ class Checkpointing:
 
 
 def local_directory(save: str | None) -> str | None:
-    """The local directory of a run: `save`, or for a URL a spool in the system's temporary directory (TMPDIR)."""
+    """Return the local directory of a run: `save`, or for a URL a spool in the system's temporary directory (TMPDIR)."""
     return spool(save) if save and storage.is_remote(save) else save
 
 
 def spool(url: str) -> str:
-    """Where the files of a remote run or checkpoint lie on this node: the same directory in every attempt."""
+    """Return this node's directory for the files of a remote run or checkpoint, the same in every attempt."""
     name = hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:16]
     return os.path.join(tempfile.gettempdir(), f"lt-train-{os.geteuid()}", name)
 
 
 def resolve_checkpointing(options: dict[str, Any]) -> Checkpointing:
-    """Raises UsageError for an empty path, as of an unset variable of the shell."""
+    """Resolve the options. Raises UsageError for an empty path, which an unset shell variable leaves."""
     for name in ("save", "load", "save_local"):
         if options[name] == "":
             raise UsageError(f"--{name.replace('_', '-')} is empty", "name a directory")
@@ -139,7 +140,7 @@ def resolve_checkpointing(options: dict[str, Any]) -> Checkpointing:
 
 
 def check(settings: Checkpointing) -> Iterator[ToolError]:
-    """Yields BadConfig for options that contradict each other or name no directory."""
+    """Yield BadConfig for options that contradict each other or name no directory."""
     if settings.keep_every and not settings.keep_last:
         yield BadConfig("--keep-every says what --keep-last must not delete", "add --keep-last, or drop --keep-every")
     if settings.keep_every and settings.keep_every % settings.save_interval:

@@ -1,4 +1,4 @@
-"""How the layers are computed: by which kernels, with what dropout, and how tokens reach their experts."""
+"""How layers are computed: the kernels, the dropout, and the exchange of tokens between experts."""
 
 import dataclasses
 import os
@@ -19,10 +19,10 @@ TRITON = "triton"
 # Megatron's names of FlashAttention and of cuDNN's attention.
 FLASH = "flash"
 FUSED = "fused"
-# By quack, in CuTe: what follows a GEMM is computed on its tiles before they leave the chip.
+# quack's CuTe kernels compute the operation after a GEMM on its tiles before they leave the chip.
 GEMM_EPILOGUE = "gemm-epilogue"
 FUSED_LINEAR = "fused-linear"
-# Words of --transformer-impl, which chose TransformerEngine's layers before lt-train had none but its own.
+# Values of --transformer-impl that selected TransformerEngine's layers, which lt-train no longer has.
 OF_TRANSFORMER_ENGINE = ("te", "transformer_engine")
 IMPLEMENTATIONS = (AUTO, TORCH, "local", *OF_TRANSFORMER_ENGINE)
 # Earlier spellings. `kernel` is the fastest implementation that is not part of a GEMM.
@@ -122,7 +122,7 @@ def OPTIONS(function: Callable[..., Any]) -> Any:  # noqa: N802 (every settings 
 class Layers:
     """`kernels` is "triton" or "torch"; dropouts are probabilities.
 
-    `attention_backend`, `swiglu_impl` and `cross_entropy_impl` are as asked, "auto" too: `lt_train.config.kernels` decides.
+    `attention_backend`, `swiglu_impl` and `cross_entropy_impl` are as requested; `lt_train.config.kernels` resolves "auto".
     """
 
     kernels: str
@@ -144,7 +144,7 @@ class Layers:
 
 
 def resolve_layers(options: dict[str, Any], where: str) -> Layers:
-    """`where` is a resolved device. Says which options change nothing."""
+    """Resolve the layer options on the device `where`, and print a note about options without effect."""
     idle = [f"--{name.replace('_', '-')}" for name in WITHOUT_EFFECT if options[name]]
     if idle:
         note(f"without effect here: {', '.join(idle)}")
@@ -179,14 +179,14 @@ def _in_either_spelling(options: dict[str, Any], earlier: str, name: str) -> str
 
 
 def for_any_model(layers: Layers) -> Layers:
-    """The same without choices that only some models support."""
+    """Return `layers` without explicit implementations, which some models do not support."""
     return dataclasses.replace(layers, attention_backend=AUTO, swiglu_impl=AUTO, cross_entropy_impl=AUTO)
 
 
 def check(
     layers: Layers, architecture: Architecture, parallelism: Parallelism, seq_length: int, documents: bool
 ) -> Iterator[ToolError]:
-    """Yields BadConfig for what the layers cannot compute."""
+    """Yield BadConfig for settings that the layers cannot compute."""
     if layers.triton and parallelism.device != device.CUDA and not os.environ.get("TRITON_INTERPRET"):
         yield BadConfig(f"Triton's kernels do not run on {parallelism.device}", "drop --kernels triton")
     windowed = architecture.sliding_window is not None and seq_length > architecture.sliding_window
