@@ -1,7 +1,6 @@
-"""From options to the configuration of a run, part by part, so that all mistakes show at once.
+"""Resolve options into the configuration of a run, part by part, so that all mistakes show at once.
 
-click merges flags, environment and config file; presets and derived defaults are filled in by the subjects in
-`lt_train.config.settings`.
+click merges flags, environment and config file; the modules of `lt_train.config.settings` fill in presets and derived defaults.
 """
 
 import dataclasses
@@ -38,9 +37,9 @@ from lt_train.runtime import device
 
 @dataclasses.dataclass(frozen=True)
 class Draft:
-    """The parts of a configuration that could be made, and why others could not, so that all mistakes show at once.
+    """The resolved parts of a configuration, and an error for each part that failed, so that all mistakes show at once.
 
-    `stand_ins` are parts that hold what a check of another part needs, in the place of one that could not be made.
+    `stand_ins` names the parts that are placeholders for settings that failed to resolve, so that later checks still run.
     """
 
     parts: Mapping[str, Any]
@@ -53,9 +52,9 @@ class Draft:
 
 
 def assemble(options: dict[str, Any], datasets: tuple[Dataset, ...], planned: cluster.Cluster | None = None) -> RunConfig:
-    """The configuration, its parts not yet compared with each other; `planned` is a cluster of GPUs that is elsewhere.
+    """Resolve the configuration without comparing its parts; `planned` is a GPU cluster elsewhere.
 
-    Raises UsageError or BadConfig for a part that has no meaning.
+    Raises UsageError or BadConfig for the first part that fails to resolve.
     """
     made = draft(options, datasets, planned)
     for failure in made.failures:

@@ -25,35 +25,44 @@ LISTS = ("--data-path", "--train-data-path", "--valid-data-path", "--test-data-p
 
 OPTIONS = console.section(
     "Data",
-    click.option("--data-path", multiple=True, metavar="[WEIGHT] PREFIX ...", help="The same as DATA."),
-    click.option("--train-data-path", multiple=True, metavar="[WEIGHT] PREFIX ...", help="Training data alone, not split."),
+    click.option("--data-path", multiple=True, metavar="[WEIGHT] PREFIX ...", help="Same as DATA.", hidden=True),
+    click.option("--train-data-path", multiple=True, metavar="[WEIGHT] PREFIX ...", help="Train on this data, not split."),
     click.option(
         "--valid-data-path",
         multiple=True,
         metavar="[NAME=] [WEIGHT] PREFIX ...",
-        help="Validation data of its own; several sets by name, each with its own loss.",
+        help="Validate on this data; several sets by name, each with its loss.",
     ),
-    click.option("--test-data-path", multiple=True, metavar="[WEIGHT] PREFIX ...", help="Test data of its own."),
-    click.option("--mock-data", is_flag=True, help="Train on made-up tokens: Megatron's, which count up."),
-    click.option("--split", help=f"Shares of training, validation and test documents; by default {DEFAULT_SPLIT}."),
-    click.option("--eval-interval", type=POSITIVE, default=1000, help="Steps between evaluations; the last step always has one."),
-    click.option("--eval-iters", type=click.IntRange(min=0), default=10, help="Global batches per evaluation; 0 for none."),
+    click.option("--test-data-path", multiple=True, metavar="[WEIGHT] PREFIX ...", help="Test on this data."),
+    click.option("--mock-data", is_flag=True, help="Train on synthetic tokens: Megatron's, which count up."),
+    click.option("--split", help=f"Split the documents: shares of training, validation, test; by default {DEFAULT_SPLIT}."),
+    click.option(
+        "--eval-interval", type=POSITIVE, default=1000, help="Evaluate every N steps; the last step always has an evaluation."
+    ),
+    click.option(
+        "--eval-iters",
+        type=click.IntRange(min=0),
+        default=10,
+        help="Set the number of global batches per evaluation; 0 for none.",
+    ),
     click.option("--reset-position-ids", is_flag=True, help="Count positions from 0 after each end of a document."),
     click.option("--reset-attention-mask", is_flag=True, help="Let no token attend to an earlier document."),
-    click.option("--eod-mask-loss", is_flag=True, help="Leave the prediction that follows a document's end out of the loss."),
-    click.option("--num-workers", type=click.IntRange(min=0), default=2, help="Threads per rank that read samples ahead."),
+    click.option("--eod-mask-loss", is_flag=True, help="Exclude the prediction after a document's end from the loss."),
     click.option(
-        "--data-cache-path", type=click.Path(file_okay=False), help="Where sample indices are kept; by default in SAVE."
+        "--num-workers", type=click.IntRange(min=0), default=2, help="Read samples ahead in this many threads per rank."
+    ),
+    click.option(
+        "--data-cache-path", type=click.Path(file_okay=False), help="Keep sample indices in this directory; by default in SAVE."
     ),
     click.option(
         "--object-storage-cache-path",
         type=click.Path(file_okay=False),
-        help="Where each node keeps what it has read of datasets on s3://; needed for them.",
+        help="Cache s3:// datasets in this directory of each node; required for them.",
     ),
     click.option(
         "--object-storage-cache-gib",
         type=click.FloatRange(min=0, min_open=True),
-        help="How much of it is kept; by default half of the free disk.",
+        help="Limit the cache of s3:// datasets; by default to half of the free disk.",
     ),
     *stated_tokenizer.OPTIONS,
 )

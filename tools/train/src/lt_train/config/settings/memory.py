@@ -30,34 +30,44 @@ OPTIONS = console.section(
         "--num-distributed-optimizer-instances",
         type=POSITIVE,
         default=1,
-        help="Replicas of the sharded state (HSDP): each shards it over fewer ranks, so that collectives stay within a node.",
+        help="Keep this many replicas of the sharded state (HSDP): each is sharded over fewer ranks, so that collectives"
+        " stay within a node.",
     ),
     click.option("--overlap-grad-reduce", is_flag=True, help="Reduce gradients over ranks during the backward pass."),
     click.option("--overlap-param-gather", is_flag=True, help="All-gather weights during the forward pass."),
     click.option(
         "--ddp-bucket-size",
         type=POSITIVE,
-        help="Gradients in one collective with overlap; by default a layer's (experts apart), at least 40 million.",
+        help="Set the number of gradients in one overlapped collective; by default a layer's (experts apart), at least"
+        " 40 million.",
     ),
     click.option("--grad-reduce-in-bf16", is_flag=True, help="Accumulate and reduce gradients in bfloat16 instead of float32."),
     click.option(
         "--accumulate-allreduce-grads-in-fp32",
         is_flag=True,
-        help="Accumulate and reduce gradients in float32, the default unless one bfloat16 micro batch on one rank makes a step.",
+        help="Accumulate and reduce gradients in float32. Default, except for bfloat16 on one rank with one micro batch"
+        " per step.",
     ),
-    click.option("--recompute-activations", is_flag=True, help="Short for --recompute-granularity selective."),
+    click.option("--recompute-activations", is_flag=True, help="Same as --recompute-granularity selective.", hidden=True),
     click.option(
         "--recompute-granularity",
         type=click.Choice(["full", "selective"]),
-        help="Recompute in the backward pass: whole layers, or the modules below.",
+        help="Recompute in the backward pass: whole layers, or the modules of --recompute-modules.",
     ),
     click.option(
         "--recompute-method",
         type=click.Choice(["uniform", "block"]),
-        help="For full: groups of layers, keeping one input each, or each of a rank's first layers.",
+        help="Select layers for full: recompute all in groups that keep one input each (uniform), or a rank's first"
+        " layers (block).",
     ),
-    click.option("--recompute-num-layers", type=POSITIVE, help="Layers in a group (uniform), or recomputed layers (block)."),
-    click.option("--recompute-modules", help="For selective: of core_attn, mlp, moe, swiglu; separate by spaces or commas."),
+    click.option(
+        "--recompute-num-layers",
+        type=POSITIVE,
+        help="Set the number of layers in a group (uniform), or of recomputed layers (block).",
+    ),
+    click.option(
+        "--recompute-modules", help="Select modules for selective: core_attn, mlp, moe, swiglu; separate by spaces or commas."
+    ),
     click.option(
         "--cpu-offloading-num-layers",
         type=click.IntRange(min=0),

@@ -28,53 +28,69 @@ OPTIONS = console.section(
         "--parallel",
         type=click.Choice([MANUAL, AUTO]),
         default=MANUAL,
-        help="auto chooses the sizes below, and whether to recompute, by the memory of the GPUs.",
+        help="Set the layout by hand or auto: auto chooses the sizes below and recomputation by the GPUs' memory.",
     ),
     click.option(
-        "--tensor-model-parallel-size", type=POSITIVE, default=1, help="Tensor parallelism: ranks that split each layer."
+        "--tensor-model-parallel-size",
+        type=POSITIVE,
+        default=1,
+        help="Split within layers over this many ranks: tensor parallelism.",
     ),
     click.option(
         "--pipeline-model-parallel-size",
         type=POSITIVE,
         default=1,
-        help="Pipeline parallelism: ranks that hold consecutive layers.",
+        help="Split by layers over this many ranks: pipeline parallelism.",
     ),
     click.option(
-        "--context-parallel-size", type=POSITIVE, default=1, help="Context parallelism: ranks that split each sequence."
+        "--context-parallel-size",
+        type=POSITIVE,
+        default=1,
+        help="Split sequences over this many ranks: context parallelism.",
     ),
     click.option(
         "--expert-model-parallel-size",
         type=POSITIVE,
         default=1,
-        help="Expert parallelism: data-parallel ranks that split the experts.",
+        help="Split the experts over this many data-parallel ranks: expert parallelism.",
     ),
-    click.option("--num-layers-per-virtual-pipeline-stage", type=POSITIVE, help="Layers of a stage of an interleaved pipeline."),
-    click.option("--num-virtual-stages-per-pipeline-rank", type=POSITIVE, help="The same, by the number of stages."),
+    click.option(
+        "--num-layers-per-virtual-pipeline-stage", type=POSITIVE, help="Interleave the pipeline in stages of this many layers."
+    ),
+    click.option(
+        "--num-virtual-stages-per-pipeline-rank", type=POSITIVE, help="Interleave the pipeline with this many stages per rank."
+    ),
     click.option(
         "--pipeline-schedule",
         type=click.Choice([ONE_F_ONE_B, ZERO_BUBBLE]),
         default=ONE_F_ONE_B,
-        help="zero-bubble computes weight gradients where a rank would wait, for more memory.",
+        help="Select the pipeline schedule; zero-bubble computes weight gradients in idle time, for more memory.",
     ),
-    click.option("--decoder-first-pipeline-num-layers", type=POSITIVE, help="Layers of the first pipeline rank."),
-    click.option("--decoder-last-pipeline-num-layers", type=POSITIVE, help="Layers of the last pipeline rank."),
+    click.option(
+        "--decoder-first-pipeline-num-layers", type=POSITIVE, help="Set the number of layers on the first pipeline rank."
+    ),
+    click.option("--decoder-last-pipeline-num-layers", type=POSITIVE, help="Set the number of layers on the last pipeline rank."),
     click.option(
         "--sequence-parallel", is_flag=True, help="Split norms and dropout along the sequence over tensor-parallel ranks."
     ),
     click.option(
         "--tp-comm-overlap/--no-tp-comm-overlap",
         default=None,
-        help="Overlap tensor-parallel collectives with GEMMs, as without the option where that works.",
+        help="Overlap tensor-parallel collectives with GEMMs; by default if the run allows it.",
     ),
     click.option(
         "--use-distributed-optimizer", is_flag=True, help="Shard the optimizer state over data-parallel ranks (ZeRO-1)."
     ),
-    click.option("--ranks", type=POSITIVE, help="Ranks to start here; by default one per GPU, or what model parallelism needs."),
+    click.option(
+        "--ranks",
+        type=POSITIVE,
+        help="Start this many ranks here; by default one per GPU, or as many as model parallelism needs.",
+    ),
     click.option(
         "--device",
         type=click.Choice(device.DEVICES),
         default="auto",
-        help="Where to train; auto takes the GPUs that it finds.",
+        help="Select where to train; auto uses the GPUs that it finds.",
     ),
 )
 

@@ -35,17 +35,37 @@ class _Recipe(click.Choice):  # type: ignore[type-arg]
 
 OPTIONS = console.section(
     "Precision",
-    click.option("--bf16", is_flag=True, help="Train in bfloat16 with fp32 master weights."),
+    click.option("--bf16", is_flag=True, help="Train in bfloat16; master weights are fp32."),
     click.option("--fp16", is_flag=True, help="Train in float16 with fp32 master weights and a scaled loss."),
-    click.option("--loss-scale", type=console.FiniteRange(min=0, min_open=True), help="Fixed loss scale for fp16."),
-    click.option("--initial-loss-scale", type=console.FiniteRange(min=1), default=2.0**32, help="First dynamic loss scale."),
-    click.option("--min-loss-scale", type=console.FiniteRange(min=1), default=1.0, help="Smallest dynamic loss scale."),
-    click.option("--loss-scale-window", type=click.IntRange(min=1), default=1000, help="Good steps before it is doubled."),
-    click.option("--hysteresis", type=click.IntRange(min=1), default=2, help="Bad steps before it is halved."),
-    click.option("--fp8-format", type=click.Choice(FP8_FORMATS), help="GEMMs in fp8; hybrid has e5m2 gradients."),
-    click.option("--fp8-recipe", type=_Recipe(FP8_RECIPES), help="Scaling in fp8, by default tensorwise."),
     click.option(
-        "--deterministic", "--deterministic-mode", "deterministic", is_flag=True, help="The same results every time on GPUs too."
+        "--loss-scale",
+        type=console.FiniteRange(min=0, min_open=True),
+        help="Fix the loss scale; by default fp16 adjusts it during the run.",
+    ),
+    click.option(
+        "--initial-loss-scale", type=console.FiniteRange(min=1), default=2.0**32, help="Set the first dynamic loss scale."
+    ),
+    click.option("--min-loss-scale", type=console.FiniteRange(min=1), default=1.0, help="Set the smallest dynamic loss scale."),
+    click.option(
+        "--loss-scale-window",
+        type=click.IntRange(min=1),
+        default=1000,
+        help="Double the loss scale after this many finite steps.",
+    ),
+    click.option(
+        "--hysteresis",
+        type=click.IntRange(min=1),
+        default=2,
+        help="Halve the loss scale after this many steps with infinite gradients.",
+    ),
+    click.option("--fp8-format", type=click.Choice(FP8_FORMATS), help="Compute GEMMs in fp8; hybrid has e5m2 gradients."),
+    click.option("--fp8-recipe", type=_Recipe(FP8_RECIPES), help="Select how tensors are scaled for fp8; by default tensorwise."),
+    click.option(
+        "--deterministic",
+        "--deterministic-mode",
+        "deterministic",
+        is_flag=True,
+        help="Compute the same results in every run on GPUs, too.",
     ),
 )
 

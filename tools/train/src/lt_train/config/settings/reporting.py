@@ -21,24 +21,29 @@ ALL_RANKS = "all"
 
 OPTIONS = console.section(
     "Reports",
-    click.option("--log-interval", type=click.IntRange(min=1), default=10, help="Steps between log lines."),
+    click.option("--log-interval", type=click.IntRange(min=1), default=10, help="Write a log line every N steps."),
     click.option("--log-sample-loss", is_flag=True, help="Write the loss of each sample of a step to SAVE/sample-losses.jsonl."),
     click.option("--log-throughput", is_flag=True, hidden=True, help="No effect: throughput is always logged."),
     click.option(
-        "--timing-log-level", type=click.IntRange(0, 2), default=0, help="Time parts of a step, coarse (1) or fine (2)."
+        "--timing-log-level", type=click.IntRange(0, 2), default=0, help="Time the parts of a step, coarse (1) or fine (2)."
     ),
     click.option(
-        "--timing-log-option", type=click.Choice(["max", "minmax", "all"]), default="minmax", help="Ranks whose times are shown."
+        "--timing-log-option",
+        type=click.Choice(["max", "minmax", "all"]),
+        default="minmax",
+        help="Select the ranks whose times are shown.",
     ),
-    click.option("--tensorboard-dir", type=click.Path(file_okay=False), help="Write TensorBoard events there."),
+    click.option("--tensorboard-dir", type=click.Path(file_okay=False), help="Write TensorBoard events to DIRECTORY."),
     click.option("--wandb-project", help="Report to this Weights & Biases project."),
-    click.option("--wandb-exp-name", help="Name of the run there."),
-    click.option("--wandb-save-dir", type=click.Path(file_okay=False), help="Where wandb keeps its files; by default SAVE."),
+    click.option("--wandb-exp-name", help="Name the run in Weights & Biases."),
+    click.option(
+        "--wandb-save-dir", type=click.Path(file_okay=False), help="Keep wandb's files in this directory; by default in SAVE."
+    ),
     click.option("--profile", is_flag=True, help="Trace some steps with torch's profiler."),
-    click.option("--profile-step-start", type=COUNT, default=10, help="Profile from when so many steps are done."),
-    click.option("--profile-step-end", type=click.IntRange(min=1), default=12, help="Until so many steps are done."),
-    click.option("--profile-ranks", default="0", help="Ranks to profile, for example 0,8; or all."),
-    click.option("--record-memory-history", is_flag=True, help="Take a snapshot of the GPU memory of these steps and ranks."),
+    click.option("--profile-step-start", type=COUNT, default=10, help="Start the profile after this many steps."),
+    click.option("--profile-step-end", type=click.IntRange(min=1), default=12, help="End the profile after this many steps."),
+    click.option("--profile-ranks", default="0", help="Profile these ranks, for example 0,8; or all."),
+    click.option("--record-memory-history", is_flag=True, help="Take a snapshot of GPU memory for the profiled steps and ranks."),
     click.option("--plain", is_flag=True, help="Print bare checkpoint paths instead of JSON lines."),
 )
 

@@ -17,13 +17,12 @@ from lt_shared.data.sample_order.skip_list import SkipList
 
 OPTIONS = console.section(
     "Data",
-    click.option(
-        "--skip-steps", metavar="RANGES", help="Steps such as 100-120,130 that consume their samples and update nothing."
-    ),
+    click.option("--skip-steps", metavar="RANGES", help="Consume the samples of steps such as 100-120,130, and update nothing."),
     click.option(
         "--skip-samples",
         type=click.Path(dir_okay=False),
-        help="File of sample numbers, or what lt-monitor blame prints: left out of the loss of their steps.",
+        help="Exclude the samples of this file from the losses of their steps: sample numbers, or the output of"
+        " lt-monitor blame.",
     ),
 )
 

@@ -33,10 +33,10 @@ OPTIONS = console.section(
         "--shuffle-window",
         type=click.IntRange(min=1),
         metavar="TOKENS",
-        help="Shuffle a stream within windows of whole shards of so many tokens or more; by default within each shard.",
+        help="Shuffle a stream within windows of whole shards with at least this many tokens; by default within each shard.",
     ),
-    click.option("--tokenizer", metavar="TOKENIZER", help="With text files as DATA: as for lt-preprocess."),
-    click.option("--follow", is_flag=True, help="Read @FILE, the list of a stream, while it grows."),
+    click.option("--tokenizer", metavar="TOKENIZER", help="Tokenize text files in DATA, as lt-preprocess does."),
+    click.option("--follow", is_flag=True, help="Read @FILE, the shard list of a stream, while it grows."),
 )
 
 
