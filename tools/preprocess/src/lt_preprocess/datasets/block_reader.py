@@ -40,7 +40,7 @@ class Column(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What the first bytes of an index say. `document_entries` is the number of documents + 1."""
+    """The header of an index. `document_entries` is the number of documents + 1."""
 
     magic: bytes
     version: int

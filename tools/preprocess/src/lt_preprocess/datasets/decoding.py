@@ -25,9 +25,9 @@ TOKENS_AT_ONCE = 1 << 20
 
 
 def load_tokenizer(dataset: Dataset, tokenizer_path: Path | None, special_tokens: SpecialTokens = "text") -> Tokenizer:
-    """The tokenizer that made the dataset, from the path that the user gives, else from that in its manifest.
+    """Load the tokenizer that made the dataset, from `tokenizer_path` or else from the path in the dataset's manifest.
 
-    Raises: NoInput when it is not known or gone, BadData when it is another one.
+    Raises: NoInput if no path is known or the tokenizer is gone, BadData if its hash differs from the manifest's.
     """
     identity = dataset.tokenizer
     path = tokenizer_path or (Path(identity.path) if identity and identity.path else None)
@@ -106,7 +106,7 @@ def parse_range(text: str | None, count: int) -> tuple[int, int]:
 
 
 def _sequences(documents: Documents) -> Iterator[list[npt.NDArray[np.generic]]]:
-    """The sequences of each document."""
+    """Yield the sequences of every document."""
     bounds = bounds_of(documents.sequence_lengths).tolist()
     all_sequences = (documents.tokens[start:end] for start, end in itertools.pairwise(bounds))
     for count in documents.sequences_per_document.tolist():

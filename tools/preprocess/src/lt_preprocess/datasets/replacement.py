@@ -18,7 +18,7 @@ HINT = "choose another output, or pass --force to replace it"
 
 
 def check_tokenizer(prefix: str, tokenizer: manifest.Tokenizer | None) -> None:
-    """Raise CannotCreate when a dataset of another tokenizer is at `prefix`."""
+    """Raise CannotCreate if the dataset at `prefix` was made with a different tokenizer."""
     try:
         stored = manifest.describe(prefix).tokenizer
     except BadData:

@@ -113,7 +113,7 @@ def _documents_of(texts: list[int], texts_per_document: npt.NDArray[np.integer])
 
 
 def encoded(texts: list[bytes], encoder: Encoder, eod: int | None) -> Sequences:
-    """The sequences that a document of these texts becomes."""
+    """Encode the texts of a document to its sequences."""
     ids, lengths = encoder.encode(Texts.from_list(texts))
     bounds = bounds_of(lengths).tolist()
     sequences = [ids[start:end].tolist() for start, end in itertools.pairwise(bounds) if start < end]

@@ -55,13 +55,13 @@ def parts_of_merge(sources: Sequence[str], output_prefix: str) -> list[Dataset]:
 
 
 def check_not_the_source(prefix: str, output_prefix: str) -> None:
-    """Raise UsageError for an output that would replace what it is made of."""
+    """Raise UsageError if the output would replace one of its sources."""
     if _resolved_path(prefix) == _resolved_path(output_prefix):
         raise UsageError(f"{_also_named(output_prefix, prefix)}: is both read and written", "give the output another name")
 
 
 def _resolved_path(prefix: str) -> str:
-    """The path of its .bin with links and `..` resolved: the same for two names of one dataset."""
+    """Resolve links and `..` in the path of the dataset's .bin, so that two names of one dataset compare equal."""
     return prefix if storage.is_remote(prefix) else os.path.realpath(bin_path(prefix))
 
 
@@ -82,7 +82,7 @@ def listed(sources: Sequence[str], lenient: bool = False) -> list[Dataset]:
 
 
 def _described(prefix: str) -> Dataset:
-    """Raises BadData for a sidecar of which any field is malformed."""
+    """Describe a dataset from its sidecar. Raises BadData if a field of the sidecar is malformed."""
     provenance.read_sidecar(prefix)
     return manifest.describe(prefix)
 
@@ -211,7 +211,7 @@ def _is_last(prefix: str) -> bool | None:
 
 
 def _check_one_run(prefixes: Sequence[str]) -> None:
-    """Raise BadData for parts of which two sidecars say that inputs, tokenizer or options were not the same."""
+    """Raise BadData if the sidecars of two parts record different inputs, tokenizers or options."""
     run_of_prefix = [(prefix, (provenance.read_sidecar(prefix) or {}).get("run")) for prefix in prefixes]
     recorded_runs = [(prefix, run) for prefix, run in run_of_prefix if run is not None]
     for prefix, run in recorded_runs[1:]:

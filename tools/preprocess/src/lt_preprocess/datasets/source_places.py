@@ -52,7 +52,7 @@ def _record(number: int, place: Place | None, line: SourceLine) -> dict[str, Any
 
 
 def compiled(pattern: str, is_fixed: bool, ignores_case: bool) -> re.Pattern[str]:
-    """Raises UsageError for what is no regular expression."""
+    """Compile the pattern. Raises UsageError if it is not a regular expression."""
     try:
         return re.compile(re.escape(pattern) if is_fixed else pattern, re.IGNORECASE if ignores_case else 0)
     except re.error as error:

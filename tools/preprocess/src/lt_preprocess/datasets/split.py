@@ -49,7 +49,7 @@ class Plan:
         return provenance.shared_sources([self.source])
 
     def finished(self) -> list[Dataset] | None:
-        """The parts that an earlier run of the same command left whole, or None when one is not there."""
+        """Describe the parts that an earlier run of the same command completed; None if a part is missing."""
         pairs = zip(self.results, self.derivations, strict=True)
         datasets = [dataset for result, origin in pairs if (dataset := provenance.finished(result.prefix, origin))]
         return datasets if len(datasets) == len(self.results) else None
@@ -105,7 +105,7 @@ def _parse_names(text: str | None, count: int) -> list[str]:
 
 
 def part_of(tokens: npt.NDArray[np.generic], thresholds: Sequence[int], seed: int) -> int:
-    """The number of the part that a document of these tokens belongs to."""
+    """Return the number of the part that a document with these tokens belongs to."""
     digest = hashlib.blake2b(tokens.data, digest_size=HASH_BYTES, key=seed.to_bytes(8, "big") if seed else b"").digest()
     value = int.from_bytes(digest, "big")
     return next(number for number, threshold in enumerate(thresholds) if value < threshold)

@@ -1,4 +1,4 @@
-"""Check everything in a dataset, without trusting any of it.
+"""Verify every field and token of a dataset without trusting its index or sidecar.
 
 The readers refuse a damaged dataset at the first defect. Here every column is read as far as it goes, and all findings are
 listed: what the readers would refuse, and what they cannot see, such as other checksums than the writer recorded, token ids
@@ -37,7 +37,7 @@ TOKENS_AT_ONCE = 8 << 20
 
 
 class Finding(NamedTuple):
-    """Something that is wrong: in which file, and what."""
+    """A defect: the file and a description."""
 
     path: str
     message: str
@@ -114,7 +114,7 @@ def verify(dataset: Dataset, tokenizer: Path | None = None, sample: int = 0) -> 
 
 
 def _sidecar(prefix: str, result: Verification) -> dict[str, Any]:
-    """What the sidecar says besides the description of the dataset."""
+    """Read the sidecar and record its defects; {} if it is missing or malformed."""
     sidecar_path = manifest.sidecar_path(prefix)
     if not storage.exists(sidecar_path):
         return {}
@@ -195,7 +195,7 @@ def _blocks(file: IO[bytes], column: Column) -> Iterator[tuple[int, npt.NDArray[
 
 
 class _Count:
-    """Counts defects of one kind and remembers the first."""
+    """Counts the defects of one kind and keeps the first."""
 
     first: str
 
@@ -203,7 +203,7 @@ class _Count:
         self.count = 0
 
     def add(self, wrong: npt.NDArray[np.bool_], describe: Any) -> None:
-        """`describe` says what is wrong at an index of `wrong`."""
+        """Count the true entries of `wrong`. `describe` formats the defect at an index."""
         defects = int(np.count_nonzero(wrong))
         if defects and not self.count:
             self.first = describe(int(np.argmax(wrong)))
@@ -216,7 +216,7 @@ class _Count:
 
 
 def _check_sequences(path: str, file: IO[bytes], header: Header, dtype: np.dtype[Any] | None, result: Verification) -> int | None:
-    """Check lengths and offsets; returns the number of all tokens, None when lengths are negative."""
+    """Check lengths and offsets. Returns the number of tokens, or None if a length is negative."""
     negative, misplaced = _Count(), _Count()
     tokens, end = 0, 0
     for first, lengths in _blocks(file, header.lengths):
@@ -275,7 +275,7 @@ def _check_bin_size(prefix: str, expected: int, result: Verification) -> None:
 
 
 def _check_counts(prefix: str, described: Dataset, record: dict[str, Any], dtype: np.dtype[Any], result: Verification) -> None:
-    """Compare with what the manifest line says, or that in the sidecar, and with the `counts` of the sidecar."""
+    """Compare the measured counts with the manifest line (`described`) and with `counts` in the sidecar."""
     sidecar_path = manifest.sidecar_path(prefix)
     for name, stored, measured in (
         ("documents", described.documents, result.documents),
@@ -379,7 +379,7 @@ def _tokens(
 
 
 def _check_leftovers(prefix: str, result: Verification) -> None:
-    """Hidden files beside the dataset are those of a run that is at work or was killed."""
+    """Report hidden files beside the dataset: a run that still works or was killed left them."""
     if storage.is_remote(prefix):
         return
     directory, name = os.path.split(prefix)

@@ -112,7 +112,7 @@ class OutputPart:
         return self._quarantine
 
     def sync(self) -> None:
-        """Make what was appended durable in the partial files."""
+        """Sync the partial files."""
         for writer in self._writers.values():
             writer.sync()
         resumable_files.sync(self.origins.file)

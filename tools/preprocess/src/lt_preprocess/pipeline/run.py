@@ -34,7 +34,7 @@ from lt_shared.data.indexed_dataset import Extent
 JOURNAL_INTERVAL_SECONDS = 5.0
 MAX_SYNC_SHARE = 0.1
 REPORTED_LINES = 5
-# The end of an object and the beginning of another one.
+# The end of one JSON object and the beginning of the next on the same line.
 _MORE_OBJECTS = re.compile(rb"\}\s*\{\s*\"")
 _MOST_SEARCHED = 1 << 20
 
@@ -43,9 +43,9 @@ Report = Callable[[Sequence[manifest.Dataset]], None]
 
 
 def build(plan: Plan, workers: int, anew: bool = False, report: Report | None = None) -> list[manifest.Dataset]:
-    """Tokenize everything, or what an interrupted run has left of it unless `anew`, and publish the datasets, part by part.
+    """Tokenize the inputs of `plan` and publish the datasets part by part. Resumes an interrupted run unless `anew`.
 
-    `report` hears of the datasets of each part as soon as they are durable, and at once of those of parts that were done before.
+    `report` is called with the datasets of a part as soon as they are durable, and at once with the parts of an earlier run.
 
     Raises: BadData for a line without a document unless the options say otherwise, NoInput when no document is left,
     CannotCreate, TryAgain and IoFailure when the output cannot be written. Nothing new is visible then but finished parts.
@@ -86,7 +86,7 @@ class _Run:
         self._stack.__exit__(*error)  # type: ignore[arg-type]
 
     def finish(self, workers: int) -> list[manifest.Dataset]:
-        """Do all that is left to do; returns all datasets, those of earlier runs included."""
+        """Finish the run and return all datasets, including parts that an interrupted run published."""
         done_parts = [self._plan.dataset_prefixes(part) for part in range(self._state.part)]
         self._made = [manifest.describe(prefix) for prefixes in done_parts for prefix in prefixes]
         self._report(self._made)
@@ -126,7 +126,7 @@ class _Run:
                     self._take(encoded)
 
     def _take(self, encoded: Encoded) -> None:
-        """Write the documents of one chunk but those that were written already, into as many parts as they need."""
+        """Write the documents of one chunk into as many parts as needed, without documents that an earlier run wrote."""
         if encoded.bad_lines and self._plan.options.on_error == "fail":
             line = encoded.bad_lines[0]
             raise BadData(str(line), f"{_remedy(line)}--on-error skip or quarantine leaves such lines out and reports them")
@@ -187,7 +187,7 @@ class _Run:
         self._publish_part()
 
     def _publish_part(self) -> None:
-        """Publish what is closed, and begin the next part unless it was the last."""
+        """Publish the closed part and begin the next one unless it was the last."""
         published = self._part.publish(self._state)
         self._made += published
         self._stack.close()
@@ -225,7 +225,7 @@ def _prepared_encoders(plan: Plan, workers: int) -> list[Encoder]:
 
 
 def _check_kind(encoded: Encoded) -> None:
-    """Raise BadData for an input that begins with a chunk in which no line is JSON: to skip those is to drop another format."""
+    """Raise BadData if no line of an input's first chunk is JSON: the file has a different format, and skipping would drop it."""
     if encoded.documents or not encoded.bad_lines or encoded.lines.offset > len(BYTE_ORDER_MARK):
         return
     if all(line.reason.startswith(json_line.NO_OBJECT_REASONS) for line in encoded.bad_lines):

@@ -50,7 +50,7 @@ def content(
     state: State,
     origins: dict[str, Any] | None,
 ) -> bytes:
-    """The sidecar of one dataset of a part that is closed."""
+    """Build the sidecar of one dataset in a closed part."""
     options = {"json_key": _json_key(plan, dataset.prefix, state.part)} | plan.options.to_record()
     record = {
         "v": manifest.SIDECAR_VERSION,
@@ -77,7 +77,7 @@ def _fingerprint_of_all_shards(plan: Plan) -> str | None:
 
 
 def _sources(plan: Plan, state: State) -> list[dict[str, Any]] | None:
-    """The inputs from which this part was made, also a part of a shard."""
+    """Describe the inputs of this part, with the hash of their first bytes."""
     if plan.sources is None:
         return None
     if state.first_input is None or state.last_input is None:
@@ -95,7 +95,7 @@ def _with_hash(source: dict[str, Any]) -> dict[str, Any]:
 
 
 def read(prefix: str) -> dict[str, Any] | None:
-    """What the sidecar of a dataset says, or None when there is none that this version understands."""
+    """Read the sidecar of a dataset; None if it is missing or this version cannot parse it."""
     try:
         return provenance.read_sidecar(prefix)
     except BadData:
@@ -103,9 +103,9 @@ def read(prefix: str) -> dict[str, Any] | None:
 
 
 def up_to_date(plan: Plan) -> list[manifest.Dataset] | None:
-    """All datasets of a plan, if an earlier run has left them whole, else None.
+    """Describe all datasets of a plan if an earlier run completed them, else None.
 
-    An input that was exchanged for one of the same size and modification time (`cp -p`, `rsync -t`) shows in its first bytes.
+    The first bytes reveal an input that was replaced by a file with equal size and modification time (`cp -p`, `rsync -t`).
     """
     datasets: list[manifest.Dataset] = []
     stored_sources: list[dict[str, Any]] = []
@@ -152,7 +152,7 @@ def _made(prefix: str, plan: Plan, part: int) -> _Made | None:
 
 
 def check_tokenizer(plan: Plan) -> None:
-    """Raise CannotCreate when a dataset of another tokenizer is where the output goes."""
+    """Raise CannotCreate if the output would replace a dataset that was made with a different tokenizer."""
     for prefix in plan.dataset_prefixes(0):
         replacement.check_tokenizer(prefix, plan.identity)
 
@@ -160,7 +160,7 @@ def check_tokenizer(plan: Plan) -> None:
 def check_corpus(plan: Plan) -> None:
     """Raise CannotCreate when the output is there and holds documents that the plan does not read.
 
-    Another output of the same inputs, of inputs that were added to or of moved ones is replaced.
+    A dataset is replaced if its inputs are the plan's, if files were added to the inputs, or if the inputs were moved.
     """
     part = 0
     while any(storage.exists(indexed_dataset.idx_path(prefix)) for prefix in plan.dataset_prefixes(part)):
@@ -208,9 +208,9 @@ def is_of_part(prefix: str, part: int) -> bool:
 
 
 def _is_of(record: dict[str, Any], plan: Plan, part: int, json_key: str) -> bool:
-    """Whether the plan would make the dataset again as it is. How bad lines are treated matters only where there were some.
+    """Whether the plan would produce an equal dataset. The handling of bad lines matters only if the dataset had bad lines.
 
-    One that was renamed is another key's, or another part.
+    A renamed dataset has the sidecar of a different key or part.
     """
     try:
         same_losses = record["counts"]["bad_lines"] == 0 or record["options"]["on_error"] == plan.options.on_error

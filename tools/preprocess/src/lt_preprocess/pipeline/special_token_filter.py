@@ -48,7 +48,7 @@ def _bad_lines(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], reasons: 
 
 
 def _rows(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], reasons: dict[int, str]) -> Iterator[BadLine]:
-    """Rows have no bytes of their own: what is kept of one is a line of JSON with its texts."""
+    """Report Parquet rows as bad lines. A row has no raw bytes, so `raw` is a JSON line with the texts of the row."""
     from lt_preprocess.readers.parquet import RowsChunk
 
     assert isinstance(chunk, RowsChunk)

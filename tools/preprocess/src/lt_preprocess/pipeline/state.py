@@ -1,4 +1,4 @@
-"""How far a run has come: what its journal records, and what a later run resumes from."""
+"""The state that a journal records and from which a later run resumes."""
 
 import dataclasses
 from typing import Any, Self

@@ -117,7 +117,7 @@ def check_decompressed(path: str, start: bytes) -> None:
 
 
 def _contradiction(path: str) -> str:
-    """What the name promises, for a message that goes on with what the file is."""
+    """Begin a message with the format that the file name promises; the caller appends the real format."""
     suffix = re.search(r"\.\w+$", path)
     return "is " if path == STDIN or suffix is None else f"is not what its name ({suffix[0]}) says but "
 
@@ -173,7 +173,7 @@ def _is_joined(line: bytes) -> bool:
 
 
 def _is_table(content: bytes) -> bool:
-    """Whether the first lines are no JSON and have the same number of the same separator."""
+    """Whether the first lines are not JSON and contain one separator equally often."""
     lines = content.split(b"\n")[:-1][:3]
     if len(lines) < 3 or any(line.lstrip().startswith((b"{", b"[")) for line in lines):
         return False
@@ -181,7 +181,7 @@ def _is_table(content: bytes) -> bool:
 
 
 def _by_name(name: str) -> Format | None:
-    """What a file whose content begins unlike JSON lines is by its name."""
+    """Guess the format from the file name, for a file whose content does not begin like JSON lines."""
     for suffix, command in _COMPRESSED_NAMES.items():
         if name.endswith(suffix):
             return Format(f"data that {command.split()[0]} may decompress", f"{command} {{}} | lt-preprocess - ...")

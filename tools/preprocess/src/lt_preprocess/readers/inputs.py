@@ -120,7 +120,7 @@ def _chunks_of(path: str, piece: Piece, start: Position, advance: Advance, json_
 
 
 def _plain_chunks(path: str, file: RangeFile, piece: Piece, start: Position, advance: Advance) -> Iterator[Chunk]:
-    """The chunks of a file that is stored as it is read: one text, or lines."""
+    """Yield the chunks of an uncompressed file: one plain text, or lines."""
     if is_text(path):
         if file.size_bytes > chunk_limits.LONGEST_LINE_BYTES:
             raise _text_too_long(path)

@@ -18,7 +18,7 @@ _BYTES_PER_DOCUMENT = 64
 
 
 def prepare() -> None:
-    """Compile what a batch needs, or load what an earlier run compiled: threads would wait for each other."""
+    """Compile or load the kernels of a batch before threads start, because threads would wait for each other."""
     json_lines(Lines.of(b'{"text": "a"}\n'), "", ("text",))
     utf8.invalid(Texts.from_list([b"a"]))
 

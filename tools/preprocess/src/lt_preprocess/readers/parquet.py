@@ -187,7 +187,7 @@ class _WaitingRows:
         self.size_bytes += size_bytes
 
     def chunk(self, source: str, input_number: int) -> RowsChunk:
-        """All of them."""
+        """Join the collected rows into one chunk."""
         arrays = [
             _joined([batch.column(key).cast(kind) for batch in self._batches])
             for key, kind in zip(self._json_keys, self._types, strict=True)

@@ -83,7 +83,7 @@ def _read_once(pattern: str, paths: Iterator[str]) -> Iterator[str]:
 
 
 def is_output(path: str) -> bool:
-    """Whether a file is what this tool writes: a dataset, its sidecar, or the lines that it put in quarantine."""
+    """Whether this tool writes files with such a name: a dataset, its sidecar, or quarantined lines."""
     if path.endswith(_QUARANTINE):
         return all(b'"%s"' % key in _head(path) for key in (b"source", b"line", b"offset", b"reason"))
     if path.endswith((".bin", ".idx")):

@@ -30,7 +30,7 @@ class Piece(NamedTuple):
 
 
 def pieces(sizes: Sequence[int], can_be_cut: Callable[[int], bool], part: Slice) -> Iterator[Piece]:
-    """The pieces of one slice of inputs of `sizes` bytes. `can_be_cut` is called for the few inputs that span two slices."""
+    """Yield the pieces of slice `part` of inputs with `sizes` bytes. `can_be_cut` is called for inputs that span two slices."""
     total = sum(sizes)
     first, last = (-(-total * index // part.count) for index in (part.index, part.index + 1))
     before = 0
@@ -44,5 +44,5 @@ def pieces(sizes: Sequence[int], can_be_cut: Callable[[int], bool], part: Slice)
 
 
 def _holds(part: Slice, offset: int, total: int) -> bool:
-    """Whether the slice has the byte at `offset` of all inputs together."""
+    """Whether the slice contains the byte at `offset` in the concatenated inputs."""
     return min(offset * part.count // total if total else 0, part.count - 1) == part.index

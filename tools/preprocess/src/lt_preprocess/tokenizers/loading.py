@@ -26,7 +26,7 @@ from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 
 def identity(files: TokenizerFiles, path: str | Path) -> Identity:
-    """How manifests name the tokenizer that the user gave as `given`, a path or a name."""
+    """Identify the tokenizer in manifests; the user named it by `path`, a path or a name."""
     return Identity(files.name, files.sha256(), absolute(path if os.path.exists(path) else files.files[0]))
 
 

@@ -103,7 +103,7 @@ class Checked(Wrapper):
 
 @functools.cache
 def _versions() -> str:
-    """The libraries that the outcome depends on; the directory is that of this package's source."""
+    """Name the library versions that the outcome depends on. The cache directory already identifies this package's source."""
     return " ".join(metadata.version(name) for name in ("tokenizers", "sentencepiece"))
 
 

@@ -122,7 +122,7 @@ class Search:
 
 
 class SplittingEncoder(Encoder):
-    """Encodes the tokens it finds as their ids, and what is between them by another encoder."""
+    """Encodes special tokens as their ids, and the text between them by an inner encoder."""
 
     def __init__(self, search: Search, ids: Ids, strips: Bytes, between: Encoder):
         self._search = search

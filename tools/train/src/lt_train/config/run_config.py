@@ -1,7 +1,7 @@
 """The configuration of a run: every setting resolved, one part per subject, without importing torch.
 
-It travels to the ranks as one JSON file, so all ranks run with the same settings. draft.py makes it of options, checks.py says
-what cannot run.
+The ranks receive it as one JSON file, so all ranks run with the same settings. draft.py resolves it from options; checks.py
+refuses what cannot run.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from lt_train.runtime import device
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """One run, a part per subject. `seed` is that of the weights and of the order of the data."""
+    """One run, a part per subject. `seed` seeds the initial weights and the order of the data."""
 
     architecture: Architecture
     layers: Layers

@@ -1,8 +1,8 @@
 """llm.c: `step    1/19560 | loss 11.009 (+nanz)| norm 15.2 (+nanz)| lr 8.57e-07 | 2500.12 ms | 40.1% bf16 MFU | 210000 tok/s`.
 
-The C and CUDA programs and their PyTorch twins print alike, early ones without bars (`step 5/100: train loss 4.3 (12.1 ms)`),
-so what follows the loss is read item by item. A negative MFU means that the program does not know the GPU, and is left out; the
-z-scores in brackets are, too. `val loss 3.3` names no step: `LogParser` adds the last one, and leaves out what comes before it.
+The C and CUDA programs and their PyTorch twins print alike. Early versions have no bars (`step 5/100: train loss 4.3 (12.1 ms)`),
+so the values after the loss are read one by one. A negative MFU (the program does not know the GPU) and the z-scores in brackets
+are left out. `val loss 3.3` has no step: `LogParser` adds the last step, and drops a validation before the first step.
 """
 
 from lt_monitor.events.records import Record

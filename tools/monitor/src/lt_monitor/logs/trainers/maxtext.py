@@ -1,7 +1,7 @@
-"""MaxText: steps, evaluations and checkpoints, with those lines of Orbax that say when a checkpoint is complete.
+"""MaxText: steps, evaluations and checkpoints, and Orbax's lines about complete checkpoints.
 
-A step line is `completed step: 5, seconds: 0.823, ...`. With several parts, its `loss` is their sum: the one of the language
-model is `lm_loss` or `main_model_loss`. The times of these lines have no year and are left out.
+A step line is `completed step: 5, seconds: 0.823, ...`. If the loss has several terms, `loss` is their sum, and the language
+model's loss is `lm_loss` or `main_model_loss`. The times of the lines have no year and are left out.
 """
 
 from lt_monitor.events.records import Record

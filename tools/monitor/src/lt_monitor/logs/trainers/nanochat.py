@@ -1,7 +1,8 @@
-"""nanochat's training scripts: steps, and validation in bits per byte, which is no loss and becomes a metric of its own.
+"""nanochat's training scripts: steps, and validation in bits per byte, which becomes a metric because it is no loss.
 
-Pretraining prints the total of steps, fine-tuning and programs derived from it only a share; `mfu` is in percent with or without
-its sign. Validation in bits per byte (`Step 00250 | Validation bpb: 0.85`) has no loss to compare with, so it is no `eval`.
+Pretraining prints the total of steps; fine-tuning and derived programs print only a percentage. `mfu` is in percent, with or
+without the sign. Validation in bits per byte (`Step 00250 | Validation bpb: 0.85`) is not comparable with a loss, so it is no
+`eval`.
 """
 
 from lt_monitor.events.records import Record

@@ -1,6 +1,6 @@
 """torchtune: the bar `1|100|Loss: 0.14:  99%|...| 100/101 [1:53:29<01:09, 69.90s/it]`, and the lines `Step 100 | loss:0.14 ...`.
 
-The bar shows epoch and step, and its own count begins anew with each epoch. StdoutLogger and DiskLogger write the lines.
+The bar shows epoch and step; its own count restarts in every epoch. StdoutLogger and DiskLogger write the lines.
 """
 
 from lt_monitor.events.records import Record

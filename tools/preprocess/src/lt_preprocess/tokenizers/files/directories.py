@@ -229,7 +229,7 @@ def _check_not_shifted(files: TokenizerFiles, config: Configuration) -> None:
 
 
 def _obstacle(model: SentencePieceModel, config: Configuration) -> str | None:
-    """Why a model with added tokens is not what LlamaTokenizer makes of it."""
+    """Explain why LlamaTokenizer would read this model with its added tokens differently; None if it would not."""
     has_prefix = config.add_prefix_space is not False
     is_unnamed = config.class_name in _NO_CLASSES
     reasons = {
@@ -247,7 +247,7 @@ def _obstacle(model: SentencePieceModel, config: Configuration) -> str | None:
 
 
 def _merges(model: SentencePieceModel) -> list[list[str]]:
-    """The merges of a model, in the order of the scores of what they make."""
+    """List the merges of a model in the order of the merged pieces' scores."""
     merging = {piece.text for piece in model.pieces if piece.type in (NORMAL, USER_DEFINED)}
     ids = {piece.text: number for number, piece in enumerate(model.pieces)}
     scored = [

@@ -1,4 +1,4 @@
-"""What all models in a `tokenizer.json` have: checks, merges, added tokens, the end of a document."""
+"""Parts that every BPE model in a `tokenizer.json` shares: checks, merges, added tokens, the end of a document."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path

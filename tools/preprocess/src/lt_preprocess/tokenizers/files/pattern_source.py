@@ -157,7 +157,7 @@ def _plain(part: ast.expr) -> ast.expr | None:
 
 
 def _is_composed(node: ast.expr) -> bool:
-    """Whether a longer string is made of others here."""
+    """Whether this expression joins strings into a longer one."""
     if isinstance(node, ast.Call):
         return _called(node) in ("join", "format", "replace", "sub")
     return isinstance(node, ast.BinOp | ast.JoinedStr)

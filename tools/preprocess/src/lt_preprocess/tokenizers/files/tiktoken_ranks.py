@@ -54,7 +54,7 @@ def _special_tokens(files: TokenizerFiles, ranks: dict[bytes, int], model: Model
 
 
 def _regex(files: TokenizerFiles, sources: Sequence[str], model: Model | None, count: int) -> str:
-    """The pattern that the code states, else that of the known file."""
+    """Return the pattern that the code states, else the pattern of the known ranks file."""
     try:
         stated = pattern_source.find(sources, split_patterns.TIKTOKEN_SPELLINGS)
     except pattern_source.Unclear as reason:

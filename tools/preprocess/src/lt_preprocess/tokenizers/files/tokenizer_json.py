@@ -71,7 +71,7 @@ def _is_nfc(normalizer: dict[str, Any] | None) -> bool:
 
 
 def _splits(pre_tokenizer: dict[str, Any] | None) -> str | tuple[str, ...]:
-    """The pattern of GPT-2's pre-tokenizer, or those of the splits before a ByteLevel, which spells bytes as symbols."""
+    """Return GPT-2's pattern, or the patterns of the Split steps before ByteLevel, which spells bytes as symbols."""
     if pre_tokenizer is None:
         raise Unrecognised("it does not cut text into words")
     steps = json_models.steps(pre_tokenizer, "pretokenizers")
@@ -86,9 +86,10 @@ def _splits(pre_tokenizer: dict[str, Any] | None) -> str | tuple[str, ...]:
 
 
 def _split(step: dict[str, Any]) -> str | None:
-    """The pattern by which one step cuts text; None for steps that are not known.
+    """Return the pattern by which one step cuts text; None for an unknown step.
 
-    Whatever a pattern leaves out would be a piece, or dropped; only those of sequences leave anything out, and they isolate.
+    Text that the pattern does not match becomes a piece (Isolated) or is dropped (Removed, inverted). So a step that drops is
+    accepted only with a compiled pattern, because compiled patterns match all text.
     """
     if step["type"] == "Digits":
         return r"\p{N}" if step["individual_digits"] else None
