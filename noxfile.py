@@ -186,7 +186,7 @@ def mutants(session: nox.Session) -> None:
     has the scores.
     """
     if not session.posargs:
-        session.error("name a module: nox -s mutants -- shared/src/lt_shared/storage.py")
+        session.error("name a module: nox -s mutants -- shared/src/lt_shared/files/storage.py")
     install(session, "-r", "tests/requirements.txt", alone=("-r", "tests/requirements-no-deps.txt"))
     # 1 says that fewer than 95% were noticed.
     session.run("python", "tests/mutants/mutants.py", *session.posargs, env=TESTS_ENVIRONMENT)

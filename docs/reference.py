@@ -9,7 +9,8 @@ from links import ROOT
 
 from lt_monitor.alerts import thresholds
 from lt_monitor.events import records
-from lt_shared import console, presets
+from lt_shared import console
+from lt_shared.models import presets
 
 SHARED_CODES = re.compile(r"^\| exit codes \| (.*) \|$", re.MULTILINE)
 

@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 
 from lt_convert.weights import families
 from lt_convert.weights.mapping import Model
-from lt_shared import huggingface as model_configuration
-from lt_shared.architecture import Architecture
+from lt_shared.models import huggingface as model_configuration
+from lt_shared.models.architecture import Architecture
 
 Tensors = dict[str, torch.Tensor]
 # Of three models.

@@ -39,7 +39,7 @@ FILES_SHOWN, LONG_SECONDS = 60, 15
 # half of the time. Of the layouts that the first trains, the second trains every other one (tests/train/layouts.py).
 TORCH = re.compile(
     r"tests/pipeline/test_(?!planted)|tests/convert/(formats|weights)/|convert/commands/test_(conversion|python_api)"
-    r"|tests/shared/(architecture|sample_order)/|tests/preprocess/pipeline/test_gpt_dataset"
+    r"|tests/shared/(models/architecture|data/sample_order)/|tests/preprocess/pipeline/test_gpt_dataset"
     r"|tests/train/(checkpoint/test_(?!disk_space|local)|models/(?!test_fp8)|optim/|parallel/|train/test_(?!kernel_trials))"
     r"|tests/train/runtime/test_(rendez|listen|gloo)"
     r"|train/(test_replacements|launch/test_launcher|config/(test_kernels|settings/test_parallelism))"

@@ -13,8 +13,8 @@ from typing import Any
 from lt_convert.commands import conversion
 from lt_convert.containers import dcp
 from lt_convert.tensors.source_files import Files
-from lt_shared import huggingface
-from lt_shared.presets import preset
+from lt_shared.models import huggingface
+from lt_shared.models.presets import preset
 
 Described = Iterator[tuple[str, str, tuple[int, ...]]]
 

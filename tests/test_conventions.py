@@ -159,6 +159,19 @@ def test_short_help_fits_a_screen() -> None:
     assert "lt-train --help shows all options" in done.stdout
 
 
+@pytest.mark.parametrize("columns", [80, 200])
+@pytest.mark.parametrize("tool", TOOLS)
+def test_help_cuts_no_text(tool: str, columns: int) -> None:
+    for option in ("-h", "--help"):
+        page = run(tool, option, COLUMNS=str(columns)).stdout
+        assert not re.search(r"[a-z,] ?\.\.\.$", page.partition("Usage: ")[2].partition("\n\n")[2], re.MULTILINE), page
+        # A list of choices is never broken, and lines of more than 120 characters are hard to read.
+        lines = [line for line in page.partition("Usage: ")[2].splitlines() if not line.startswith("  -")]
+        assert max(map(len, lines)) <= min(columns, 120)
+        if columns == 200:
+            assert max(map(len, lines)) > 80
+
+
 @pytest.mark.parametrize("tool", TOOLS)
 def test_an_unknown_option_is_a_usage_error_of_one_line(tool: str) -> None:
     for command in help_pages(tool):

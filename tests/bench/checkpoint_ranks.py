@@ -105,7 +105,7 @@ class Rhythm:
             if PLACE["RANK"] == 0 and hook.saver._last:
                 shutil.rmtree(hook.saver._last)
             begin = time.perf_counter()
-            device.release(hook.where)
+            device.release(hook.device)
             hook.saver.save(result.loss, is_final=False)
             self.seconds.append(time.perf_counter() - begin)
 
@@ -196,7 +196,7 @@ def processor(directory: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
     import torch
 
-    from lt_shared.checksums import FileChecksums
+    from lt_shared.files.checksums import FileChecksums
     from lt_train.checkpoint.shards import shard_files
     from lt_train.checkpoint.shards.stored_shards import Place
     from lt_train.checkpoint.tensor_reader import TensorReader

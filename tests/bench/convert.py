@@ -29,8 +29,8 @@ from lt_convert.formats import huggingface as huggingface_format
 from lt_convert.tensors.tensor import zeros
 from lt_convert.weights import families
 from lt_convert.weights.mapping import Model
-from lt_shared import huggingface, presets
-from lt_shared.architecture import Architecture
+from lt_shared.models import huggingface, presets
+from lt_shared.models.architecture import Architecture
 
 BINARIES = Path(sys.executable).parent
 TORCHTITAN = Path(__file__).with_name("torchtitan_conversion.py")

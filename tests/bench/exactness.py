@@ -42,7 +42,7 @@ def compare(model: models.Model, texts: Path, threads: int) -> Comparison:
 
     from lt_preprocess.texts import Texts
     from lt_preprocess.tokenizers import loading
-    from lt_shared import tokenizer_files
+    from lt_shared.tokenizers import tokenizer_files
 
     encoder = loading.load(tokenizer_files.find(model.native)).new_encoder()
     reference = _reference(model, threads)

@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from lt_shared import run_log
+from lt_shared.contracts import run_log
 
 MB = 1_000_000
 NOISE_MB_PER_SECOND, STEPS_MB_PER_SECOND = 200.0, 50.0

@@ -77,7 +77,7 @@ class LtPreprocess(Peer):
 
     def __init__(self, model: models.Model, threads: int) -> None:
         from lt_preprocess.tokenizers import loading
-        from lt_shared import tokenizer_files
+        from lt_shared.tokenizers import tokenizer_files
 
         super().__init__(model, threads)
         loaded = loading.load(tokenizer_files.find(model.native))

@@ -37,7 +37,8 @@ def lt_preprocess(model: models.Model, file: Path, directory: Path) -> dict[str,
     from lt_preprocess.readers.chunks import Chunk, Position
     from lt_preprocess.readers.slices import Slice
     from lt_preprocess.tokenizers import loading
-    from lt_shared import indexed_dataset, tokenizer_files
+    from lt_shared.data import indexed_dataset
+    from lt_shared.tokenizers import tokenizer_files
 
     loaded = loading.load(tokenizer_files.find(model.native))
     encoder = loaded.new_encoder()

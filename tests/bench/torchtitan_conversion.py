@@ -14,7 +14,7 @@ import torch
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
-from lt_shared import huggingface
+from lt_shared.models import huggingface
 
 # Prepares torchtitan for a machine without a GPU.
 sys.path.insert(0, str(Path(__file__).parents[1] / "convert"))

@@ -24,11 +24,12 @@ import numpy as np
 import torch
 import train_data_store
 
-from lt_shared import indexed_dataset, manifest
-from lt_shared.indexed_dataset import HEADER, MAGIC, VERSION, bin_path, idx_path
-from lt_shared.manifest import Dataset
-from lt_shared.sample_order.parts import DatasetPart
-from lt_shared.sample_order.samples import DatasetSamples, StoredSequences
+from lt_shared.contracts import manifest
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.data import indexed_dataset
+from lt_shared.data.indexed_dataset import HEADER, MAGIC, VERSION, bin_path, idx_path
+from lt_shared.data.sample_order.parts import DatasetPart
+from lt_shared.data.sample_order.samples import DatasetSamples, StoredSequences
 from lt_train.data.index_cache import make_once
 from lt_train.data.loader import read_ahead
 from lt_train.runtime.ports import free_port

@@ -28,7 +28,7 @@ def encoders(tokenizer: Path, for_gigatoken: Path, documents: list[bytes]) -> di
 
     from lt_preprocess.texts import Texts
     from lt_preprocess.tokenizers import loading
-    from lt_shared import tokenizer_files
+    from lt_shared.tokenizers import tokenizer_files
 
     ours = loading.load(tokenizer_files.find(tokenizer)).new_encoder()
     theirs = gigatoken.Tokenizer(for_gigatoken)

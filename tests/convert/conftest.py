@@ -19,8 +19,8 @@ from unsynced_files import unsynced_files
 
 from lt_convert.weights import families
 from lt_convert.weights.mapping import Model
-from lt_shared import huggingface
-from lt_shared.architecture import Architecture, RopeScaling
+from lt_shared.models import huggingface
+from lt_shared.models.architecture import Architecture, RopeScaling
 
 # transformers must not look for anything on the network.
 os.environ["HF_HUB_OFFLINE"] = "1"

@@ -31,8 +31,8 @@ from megatron_model import without_transformer_engine
 from lt_convert.commands import conversion
 from lt_convert.commands.conversion import Request
 from lt_convert.formats.checkpoint import LegacyTarget
-from lt_shared import megatron_arguments
-from lt_shared.architecture import Architecture
+from lt_shared.models import megatron_arguments
+from lt_shared.models.architecture import Architecture
 
 
 def chunks(architecture: Architecture, job: dict[str, Any]) -> list[GPTModel]:

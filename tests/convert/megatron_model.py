@@ -39,9 +39,9 @@ from megatron.core.transformer.moe import moe_utils  # noqa: E402
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention  # noqa: E402
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig  # noqa: E402
 
-from lt_shared import megatron_arguments  # noqa: E402
-from lt_shared.architecture import Architecture  # noqa: E402
-from lt_shared.rope_scaling import YarnScaling  # noqa: E402
+from lt_shared.models import megatron_arguments  # noqa: E402
+from lt_shared.models.architecture import Architecture  # noqa: E402
+from lt_shared.models.rope_scaling import YarnScaling  # noqa: E402
 
 _OF_LATENT_ATTENTION = (
     *("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"),

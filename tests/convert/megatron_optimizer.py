@@ -39,8 +39,8 @@ from megatron.core.tensor_parallel import random as megatron_random  # noqa: E40
 from megatron.core.transformer.identity_op import IdentityOp  # noqa: E402
 from megatron.core.transformer.moe import moe_utils  # noqa: E402
 
-from lt_shared import megatron_arguments  # noqa: E402
-from lt_shared.architecture import Architecture  # noqa: E402
+from lt_shared.models import megatron_arguments  # noqa: E402
+from lt_shared.models.architecture import Architecture  # noqa: E402
 
 filesystem_async._results_queue = queue.Queue()
 moe_utils.te_general_gemm = getattr(moe_utils, "te_general_gemm", None)

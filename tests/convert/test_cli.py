@@ -18,8 +18,8 @@ import pytest
 from safetensors.torch import load_file
 
 from lt_convert import cli
-from lt_shared import checkpoint_layout
-from lt_shared.architecture import Architecture
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.models.architecture import Architecture
 
 BINARIES = Path(sys.executable).parent
 ROOT = Path(__file__).parents[2]

@@ -42,8 +42,8 @@ from torchtitan.models.llama3.state_dict_adapter import Llama3StateDictAdapter
 from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 
-from lt_shared.architecture import Architecture
-from lt_shared.rope_scaling import YarnScaling
+from lt_shared.models.architecture import Architecture
+from lt_shared.models.rope_scaling import YarnScaling
 
 _WEIGHT = {"weight": torch.nn.init.normal_}
 _ONES = {"weight": torch.nn.init.ones_}

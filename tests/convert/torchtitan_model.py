@@ -21,8 +21,8 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
-from lt_shared.architecture import Architecture
-from lt_shared.rope_scaling import AnyScaling, RopeScaling, YarnScaling
+from lt_shared.models.architecture import Architecture
+from lt_shared.models.rope_scaling import AnyScaling, RopeScaling, YarnScaling
 
 for kernels in ("torchtitan.distributed.minimal_async_ep", "torchtitan.distributed.minimal_async_ep.api"):
     sys.modules[kernels] = MagicMock(__path__=[], __spec__=None)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lt_shared import indexed_dataset
+from lt_shared.data import indexed_dataset
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 OUTPUT = Path("demo-output")

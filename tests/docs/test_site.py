@@ -17,7 +17,8 @@ from lt_monitor import cli as monitor
 from lt_monitor.alerts import thresholds
 from lt_monitor.events import records
 from lt_preprocess.cli import datasets, tokenize
-from lt_shared import console, presets
+from lt_shared import console
+from lt_shared.models import presets
 from lt_train import cli as train
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ import documented_blocks
 import pytest
 from documented_blocks import ROOT, Done
 
-from lt_shared import indexed_dataset
+from lt_shared.data import indexed_dataset
 
 TUTORIAL = (ROOT / "docs/tutorial.md").read_text()
 BLOCKS = documented_blocks.blocks_of(TUTORIAL)

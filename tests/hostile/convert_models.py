@@ -14,9 +14,10 @@ from safetensors.numpy import save_file
 from lt_convert import cli
 from lt_convert.weights import families
 from lt_convert.weights.mapping import Model
-from lt_shared import console, huggingface
-from lt_shared.architecture import Architecture
+from lt_shared import console
 from lt_shared.console import output
+from lt_shared.models import huggingface
+from lt_shared.models.architecture import Architecture
 
 TINY = Architecture("tiny", "llama", 2, 16, 24, 4, 2, 50, 64)
 TOKENIZER = Path(__file__).parents[1] / "demo" / "tokenizer"

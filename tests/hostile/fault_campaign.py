@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from lt_shared.checksums import FileChecksums
+from lt_shared.files.checksums import FileChecksums
 
 Kind = TypeVar("Kind", bound=Hashable)
 Case = TypeVar("Case")

@@ -22,8 +22,8 @@ from lt_convert.commands.conversion import Request
 from lt_convert.engine import remote_writer
 from lt_convert.formats.checkpoint import LegacyTarget
 from lt_convert.tensors.output_files import OutputFile
-from lt_shared.checksums import FileChecksums, crc32
 from lt_shared.console import BadData, NoInput, ToolError
+from lt_shared.files.checksums import FileChecksums, crc32
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 FORMATS = ("hf", "megatron-dist", "megatron-legacy", "torchtitan")
@@ -198,7 +198,7 @@ def _titan_shapes(source: Path) -> dict[str, tuple[int, ...]]:
     from lt_convert.containers import dcp as container
     from lt_convert.formats import torchtitan
     from lt_convert.tensors.source_files import Files
-    from lt_shared import huggingface
+    from lt_shared.models import huggingface
 
     (source.parent / "titan-config.json").write_text(json.dumps(huggingface.to_config(TINY, "float32")))
     with Files() as opened:

@@ -14,7 +14,7 @@ from lt_convert.commands import conversion
 from lt_convert.commands.conversion import Request
 from lt_convert.tensors.source_files import Files
 from lt_convert.tokenizers import discovery
-from lt_shared.manifest import Tokenizer
+from lt_shared.contracts.manifest import Tokenizer
 
 
 class Listener:

@@ -26,9 +26,9 @@ from lt_convert.formats import huggingface
 from lt_convert.tensors import blocks
 from lt_convert.tensors.source_files import Files
 from lt_convert.tensors.tensor import Chunk, Tensor
-from lt_shared import huggingface as configurations
 from lt_shared.console import BadConfig, BadData
-from lt_shared.presets import PRESETS
+from lt_shared.models import huggingface as configurations
+from lt_shared.models.presets import PRESETS
 
 VALUES = numpy.arange(6, dtype=numpy.float32)
 MUTATIONS = 1000

@@ -13,8 +13,8 @@ import pytest
 from convert_models import write_model
 from stranger import STRANGER_UID, Stranger
 
-from lt_shared import storage
 from lt_shared.console import BadData, NoInput
+from lt_shared.files import storage
 
 SECRET = "root only 4711"
 TOKENIZER = Path(__file__).parents[1] / "demo/tokenizer"

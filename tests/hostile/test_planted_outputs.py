@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from stranger import Stranger
 
-from lt_shared import resumable_files, storage
 from lt_shared.console import CannotCreate
+from lt_shared.files import resumable_files, storage
 
 PLANTED_FILES = {
     "file": "echo mine > .out.partial; chmod 666 .out.partial",

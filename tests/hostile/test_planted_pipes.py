@@ -10,7 +10,7 @@ import pytest
 from convert_models import write_model
 from running import SMALL
 
-from lt_shared import indexed_dataset
+from lt_shared.data import indexed_dataset
 
 TOKENIZER = Path(__file__).parents[1] / "demo/tokenizer"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from stranger import Stranger
 
-from lt_shared import storage
 from lt_shared.console import CannotCreate
+from lt_shared.files import storage
 from lt_train.checkpoint import remote_run
 from lt_train.config.settings.checkpointing import spool
 

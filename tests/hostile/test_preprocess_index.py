@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from lt_preprocess.datasets import verification
 from lt_preprocess.datasets.block_reader import BlockReader
-from lt_shared import indexed_dataset, manifest
 from lt_shared.console import BadData
-from lt_shared.indexed_dataset import HEADER, Reader, Writer
+from lt_shared.contracts import manifest
+from lt_shared.data import indexed_dataset
+from lt_shared.data.indexed_dataset import HEADER, Reader, Writer
 
 LARGE = [0, 1, 2**31 - 1, 2**31, 2**32, 2**61, 2**62, 2**63 - 1, 2**63, 2**64 - 1, 2**64 // 12, 2**64 // 12 + 1]
 numbers = st.sampled_from(LARGE) | st.integers(0, 2**64 - 1) | st.integers(0, 20)

@@ -10,8 +10,9 @@ import pytest
 
 from lt_preprocess.datasets import verification
 from lt_preprocess.datasets.provenance import Derivation, sidecar
-from lt_shared import indexed_dataset, manifest
-from lt_shared.manifest import Dataset, Tokenizer
+from lt_shared.contracts import manifest
+from lt_shared.contracts.manifest import Dataset, Tokenizer
+from lt_shared.data import indexed_dataset
 from lt_train.preflight import dataset_checks
 
 FLIPS = 400

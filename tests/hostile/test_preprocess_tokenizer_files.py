@@ -13,8 +13,8 @@ import tokenizers
 
 from lt_preprocess.texts import Texts
 from lt_preprocess.tokenizers import loading
-from lt_shared import tokenizer_files
 from lt_shared.console import BadData
+from lt_shared.tokenizers import tokenizer_files
 from lt_shared.tokenizers.byte_symbols import BYTE_OF_SYMBOL
 
 TEXTS = ["a" * 90 + "!", "hello <1> b [UNK] \u00e9"]
@@ -94,7 +94,8 @@ HOSTILE: dict[str, Content] = {
 # Reads the file and encodes; exits with 0 or, for what is refused, 65. Most of the memory is for the program itself.
 ENCODE = """
 import resource, sys
-from lt_shared import console, tokenizer_files
+from lt_shared import console
+from lt_shared.tokenizers import tokenizer_files
 resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
 from lt_preprocess.tokenizers import loading
 from lt_preprocess.texts import Texts

@@ -15,7 +15,7 @@ import pytest
 import s3_server
 import torch
 
-from lt_shared import storage
+from lt_shared.files import storage
 from lt_train.checkpoint.shard_writer import Writer
 from lt_train.checkpoint.shards import shard_files, writer_process
 from lt_train.checkpoint.shards.late_staging import LateStaging

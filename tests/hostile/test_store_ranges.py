@@ -10,8 +10,8 @@ import s3fs
 from faulty_store import ERRORS, FAULTS, FaultyStore
 from s3_server import Server
 
-from lt_shared import object_versions, storage
 from lt_shared.console import BadData, IoFailure, NoInput, Unavailable
+from lt_shared.files import object_versions, storage
 
 CONTENT = bytes(range(256)) * 40
 

@@ -33,7 +33,9 @@ class Module:
         file = Path(path).resolve()
         parts = file.relative_to(ROOT).parts
         if "src" not in parts or file.suffix != ".py" or not file.is_file():
-            raise SystemExit(f"mutants: error: {path} is not a module of a distribution, e.g. shared/src/lt_shared/storage.py")
+            raise SystemExit(
+                f"mutants: error: {path} is not a module of a distribution, e.g. shared/src/lt_shared/files/storage.py"
+            )
         names = parts[parts.index("src") + 1 :]
         folder = "shared" if parts[0] == "shared" else parts[1]
         name = ".".join(names).removesuffix(".py").removesuffix(".__init__")

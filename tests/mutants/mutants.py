@@ -1,6 +1,6 @@
 """Tries the mutants of one module on the tests that execute them, and prints those that survive.
 
-    nox -s mutants -- shared/src/lt_shared/storage.py
+    nox -s mutants -- shared/src/lt_shared/files/storage.py
     nox -s mutants -- tools/monitor/src/lt_monitor/collect/offsets.py --json
 
 The working tree is only read. Exit code 0 when at least 95% of the mutants are killed, 1 otherwise.

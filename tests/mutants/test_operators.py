@@ -79,7 +79,7 @@ def test_offsets_are_bytes() -> None:
     assert 'x = "€" <= a\n'.encode() in {one.apply(source) for one in operators.mutants(source)}
 
 
-@pytest.mark.parametrize("path", ["shared/src/lt_shared/strict_json.py", "shared/src/lt_shared/checksums.py"])
+@pytest.mark.parametrize("path", ["shared/src/lt_shared/files/strict_json.py", "shared/src/lt_shared/files/checksums.py"])
 def test_each_mutant_of_a_real_module_is_another_program(path: str) -> None:
     source = (ROOT / path).read_bytes()
     found = operators.mutants(source)

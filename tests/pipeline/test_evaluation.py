@@ -15,8 +15,9 @@ from safetensors.torch import save_file
 import lt_convert
 from lt_convert.weights import families
 from lt_convert.weights.mapping import Model
-from lt_shared import checkpoint_layout, huggingface
-from lt_shared.architecture import Architecture
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.models import huggingface
+from lt_shared.models.architecture import Architecture
 
 PAGE = (documented_blocks.ROOT / "docs/guides/evaluation.md").read_text()
 ARCHITECTURE = Architecture("evaluated", "llama", 1, 32, 88, 4, 2, 250, 64)

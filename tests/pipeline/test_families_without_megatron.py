@@ -15,9 +15,10 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lt_convert.commands.conversion import Request, convert
-from lt_shared import huggingface, indexed_dataset
-from lt_shared.architecture import Architecture
-from lt_shared.presets import preset
+from lt_shared.data import indexed_dataset
+from lt_shared.models import huggingface
+from lt_shared.models.architecture import Architecture
+from lt_shared.models.presets import preset
 
 SEQUENCE = 64
 SMALL: dict[str, Any] = {"hidden_size": 64, "ffn_hidden_size": 96, "kv_channels": 16, "vocab_size": 250}

@@ -11,7 +11,7 @@ import torch
 from documented_blocks import ROOT, Block, Done
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lt_shared import indexed_dataset
+from lt_shared.data import indexed_dataset
 
 README = (ROOT / "README.md").read_text()
 STEPS = 6

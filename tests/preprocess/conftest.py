@@ -16,7 +16,8 @@ from lt_preprocess.pipeline import run as runs
 from lt_preprocess.pipeline.plan import Options, Plan, plan
 from lt_preprocess.tokenizers import loading as tokenizers
 from lt_preprocess.tokenizers.base import Encoder, Tokenizer
-from lt_shared import manifest, tokenizer_files
+from lt_shared.contracts import manifest
+from lt_shared.tokenizers import tokenizer_files
 from lt_shared.tokenizers.byte_symbols import BYTE_OF_SYMBOL
 
 DEMO = Path(__file__).parents[1] / "demo"

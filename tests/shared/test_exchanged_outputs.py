@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lt_shared.console import TryAgain
-from lt_shared.local_files import publish_directory, publish_file
+from lt_shared.files.local_files import publish_directory, publish_file
 
 CREATE = os.O_WRONLY | os.O_CREAT
 

@@ -13,8 +13,10 @@ from layouts import train_all
 from running import RUNS
 from tokenizers import ByteLevelBPETokenizer
 
-from lt_shared import indexed_dataset, manifest, tokenizer_files
-from lt_shared.manifest import Dataset, Tokenizer
+from lt_shared.contracts import manifest
+from lt_shared.contracts.manifest import Dataset, Tokenizer
+from lt_shared.data import indexed_dataset
+from lt_shared.tokenizers import tokenizer_files
 
 DEMO = Path(__file__).parent.parent / "demo"
 DOCUMENTS = 400

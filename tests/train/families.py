@@ -18,8 +18,8 @@ from layouts import plan_of
 from reserved_ports import free_port
 from running import environment
 
-from lt_shared import huggingface
-from lt_shared.architecture import Architecture
+from lt_shared.models import huggingface
+from lt_shared.models.architecture import Architecture
 from lt_train.config import kernels
 from lt_train.runtime import device
 from lt_train.runtime.rank_environment import RankEnvironment

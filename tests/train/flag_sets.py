@@ -7,9 +7,9 @@ what their authors' configurations allow.
 import dataclasses
 from typing import Any
 
-from lt_shared.architecture import Architecture
-from lt_shared.presets import preset
-from lt_shared.rope_scaling import LinearScaling, LongRopeScaling, RopeScaling, YarnScaling
+from lt_shared.models.architecture import Architecture
+from lt_shared.models.presets import preset
+from lt_shared.models.rope_scaling import LinearScaling, LongRopeScaling, RopeScaling, YarnScaling
 
 _V3, _V2 = preset("tiny-deepseek-v3"), preset("tiny-deepseek-v2")
 _ALONE = {"moe_first_dense_layers": 0}

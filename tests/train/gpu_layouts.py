@@ -21,9 +21,10 @@ from pathlib import Path
 import numpy
 from layouts import Outcome, plan_of, train_all
 
-from lt_shared import indexed_dataset, manifest
 from lt_shared.console import ToolError
-from lt_shared.manifest import Dataset
+from lt_shared.contracts import manifest
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.data import indexed_dataset
 from lt_train.runtime.device import gpu_count
 
 AT_ONCE = 3

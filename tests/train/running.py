@@ -12,7 +12,7 @@ from pathlib import Path
 
 import nursery
 
-from lt_shared import manifest
+from lt_shared.contracts import manifest
 
 # Small and short, so that a run takes seconds; --log-interval 1 puts the exact loss of every step into metrics.jsonl.
 SMALL = (

@@ -233,7 +233,7 @@ def z_loss(prefix: str) -> dict[str, Any]:
     from megatron.core import parallel_state
     from megatron.core.transformer import TransformerConfig
 
-    from lt_shared.presets import preset
+    from lt_shared.models.presets import preset
     from lt_train.models.output import OutputLayer
     from lt_train.ops.row_exchange import OneRank
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from lt_shared import indexed_dataset
-from lt_shared.manifest import Dataset
-from lt_shared.sample_order.samples import Samples
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.data import indexed_dataset
+from lt_shared.data.sample_order.samples import Samples
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.data import training_datasets
 from lt_train.data import blended_dataset

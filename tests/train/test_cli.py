@@ -16,7 +16,7 @@ import pytest
 import zstandard
 from running import SMALL, environment, run, train
 
-from lt_shared.manifest import Dataset
+from lt_shared.contracts.manifest import Dataset
 from lt_train.cli import EXAMPLES, commands
 
 ROOT = Path(__file__).parents[2]

@@ -5,7 +5,7 @@ import json
 import pytest
 from running import train
 
-from lt_shared import presets
+from lt_shared.models import presets
 
 
 def test_sections_are_listed_with_all_their_options() -> None:
@@ -39,7 +39,8 @@ def test_what_is_neither_is_refused() -> None:
     done = train("help", "quantum")
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith(
-        "lt-train: error: quantum: neither a section nor an option\nhint: sections: Model, Experts, Latent attention, Layers, "
+        "lt-train: error: quantum: neither a section nor an option\nhint: sections: Model, Experts, "
+        "Latent attention, Implementations, "
     )
     for word, nearest in (("paralelism", "parallelism"), ("weight_decay", "weight-decay")):
         assert train("help", word).err.endswith(f"neither a section nor an option\nhint: did you mean {nearest}?\n")

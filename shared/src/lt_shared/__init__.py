@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lt_shared import indexed_dataset as indexed_dataset
     from lt_shared.console.errors import BadConfig as BadConfig
     from lt_shared.console.errors import BadData as BadData
     from lt_shared.console.errors import CannotCreate as CannotCreate
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from lt_shared.console.errors import TryAgain as TryAgain
     from lt_shared.console.errors import Unavailable as Unavailable
     from lt_shared.console.errors import UsageError as UsageError
+    from lt_shared.data import indexed_dataset as indexed_dataset
 
 
 def installed_versions(distributions: Iterable[str]) -> dict[str, str]:
@@ -28,11 +28,11 @@ def installed_versions(distributions: Iterable[str]) -> dict[str, str]:
     # 20 ms, more than all of --help.
     from importlib import metadata
 
-    found = {}
+    versions = {}
     for name in distributions:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def version_of(distribution: str) -> str:
@@ -45,7 +45,7 @@ def lazy_exports(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """`__getattr__` and `__dir__` of a package that imports what it exports on first use (PEP 562).
 
-    `modules` has the module of each name; a name that is a module itself has its own.
+    `modules` maps each exported name to the module that defines it. A path that ends with the name exports the module itself.
     """
 
     def get(name: str) -> Any:
@@ -54,9 +54,9 @@ def lazy_exports(
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module = importlib.import_module(modules[name])
-        found = module if modules[name] == f"{package}.{name}" else getattr(module, name)
-        setattr(sys.modules[package], name, found)
-        return found
+        value = module if modules[name].endswith(f".{name}") else getattr(module, name)
+        setattr(sys.modules[package], name, value)
+        return value
 
     def names() -> list[str]:
         return sorted({*vars(sys.modules[package]), *modules, "__version__"})
@@ -83,5 +83,5 @@ if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         "lt-shared",
-        dict.fromkeys(__all__, "lt_shared.console.errors") | {"indexed_dataset": "lt_shared.indexed_dataset"},
+        dict.fromkeys(__all__, "lt_shared.console.errors") | {"indexed_dataset": "lt_shared.data.indexed_dataset"},
     )

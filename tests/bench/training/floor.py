@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lt_shared.architecture import Architecture
+from lt_shared.models.architecture import Architecture
 from training.attention import attention
 from training.contenders import is_importable
 from training.workload import Workload, say

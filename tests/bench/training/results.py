@@ -7,9 +7,9 @@ from typing import Any
 
 from report import Table
 
-from lt_shared.architecture import Architecture
-from lt_shared.peak_flops import HALF, peak_flops
-from lt_shared.presets import preset
+from lt_shared.models.architecture import Architecture
+from lt_shared.models.peak_flops import HALF, peak_flops
+from lt_shared.models.presets import preset
 from training.contenders import CONTENDERS, OUR_MODULE
 from training.workload import SHAPES
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lt_shared.architecture import Architecture
+from lt_shared.models.architecture import Architecture
 from training.attention import attention
 from training.workload import Result, StepClock, Workload, peak_memory, say
 

@@ -15,8 +15,8 @@ from typing import Any, Self
 
 import torch
 
-from lt_shared.architecture import Architecture
-from lt_shared.presets import preset
+from lt_shared.models.architecture import Architecture
+from lt_shared.models.presets import preset
 
 
 @dataclasses.dataclass(frozen=True)

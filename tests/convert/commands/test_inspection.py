@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from lt_convert.commands import conversion, inspection
 from lt_convert.commands.conversion import Request
 from lt_convert.formats.checkpoint import LegacyTarget
-from lt_shared.architecture import Architecture
 from lt_shared.console import NoInput
+from lt_shared.models.architecture import Architecture
 
 
 @pytest.mark.parametrize("to", ["hf", "megatron-dist", "megatron-legacy", "torchtitan"])

@@ -15,8 +15,9 @@ import nursery
 import pytest
 
 import lt_convert
-from lt_shared import BadData, CannotCreate, NoInput, ToolError, UsageError, checkpoint_layout
-from lt_shared.manifest import record_of
+from lt_shared import BadData, CannotCreate, NoInput, ToolError, UsageError
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.contracts.manifest import record_of
 
 
 def run(*arguments: object) -> Any:

@@ -20,8 +20,8 @@ import torch.distributed.checkpoint
 from lt_convert.commands import conversion
 from lt_convert.commands.conversion import Request
 from lt_convert.formats.checkpoint import LegacyTarget
-from lt_shared.architecture import Architecture
 from lt_shared.console import BadData, NoInput, ToolError
+from lt_shared.models.architecture import Architecture
 
 TINY = Architecture("tiny", "llama", 2, 16, 24, 4, 2, 50, 64)
 FORMATS = ("hf", "megatron-dist", "torchtitan", "megatron-legacy")

@@ -14,7 +14,7 @@ from lt_convert.engine import journal
 from lt_convert.engine.journal import JOURNAL, Journal, open_output
 from lt_convert.tensors.checksums import Piece
 from lt_shared.console import IoFailure
-from lt_shared.local_files import PartialDirectory
+from lt_shared.files.local_files import PartialDirectory
 
 FIRST = Piece("a/one", 0, 4, "ab", "t", 7)
 SECOND = Piece("a/one", 4, 2, "cd", "", None)

@@ -20,8 +20,8 @@ from lt_convert.commands.conversion import Request
 from lt_convert.engine import remote_writer
 from lt_convert.tensors import blocks
 from lt_convert.tensors.source_files import REMOTE_BLOCK_BYTES
-from lt_shared.architecture import Architecture
 from lt_shared.console import BadData, CannotCreate, NoInput, UsageError
+from lt_shared.models.architecture import Architecture
 
 COMMAND = Path(sys.executable).with_name("lt-convert")
 FORMATS = ("megatron-dist", "megatron-legacy", "torchtitan")
@@ -143,7 +143,7 @@ def test_killed_upload_goes_on(bucket: str, server: Server, write_model: Callabl
 
 
 def test_tokenizers_travel(bucket: str, small: Path, tmp_path: Path) -> None:
-    from lt_shared import tokenizer_files
+    from lt_shared.tokenizers import tokenizer_files
 
     source = Path(shutil.copytree(small, tmp_path / "model"))
     gpt2 = tokenizer_files.find(Path(__file__).parents[2] / "demo" / "tokenizer")

@@ -22,8 +22,8 @@ from lt_convert.formats.megatron import torch_dist
 from lt_convert.tensors import blocks
 from lt_convert.tensors.source_files import Files
 from lt_convert.tensors.tensor import Tensor
-from lt_shared import huggingface
-from lt_shared.architecture import Architecture
+from lt_shared.models import huggingface
+from lt_shared.models.architecture import Architecture
 
 GROUPED = Architecture("grouped", "llama", 3, 30, 90, 6, 3, 251, 64, kv_channels=6)
 RUN = (

@@ -12,8 +12,8 @@ from lt_convert.commands import conversion
 from lt_convert.commands.conversion import Request
 from lt_convert.formats import location
 from lt_convert.tensors.source_files import Files
-from lt_shared import checkpoint_layout
 from lt_shared.console import BadData, NoInput
+from lt_shared.contracts import checkpoint_layout
 
 
 def locate(argument: object) -> tuple[str, str]:

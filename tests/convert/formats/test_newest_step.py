@@ -17,9 +17,9 @@ from lt_convert.commands.follow.following import FollowRequest
 from lt_convert.commands.merge import merging, sources
 from lt_convert.formats import location
 from lt_convert.tensors.source_files import Files
-from lt_shared import checkpoint_layout
-from lt_shared.checkpoint_layout import RECORD
 from lt_shared.console import ToolError
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.contracts.checkpoint_layout import RECORD
 
 INDEX = "model.safetensors.index.json"
 

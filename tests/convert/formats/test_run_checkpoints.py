@@ -10,10 +10,10 @@ import torch
 from lt_convert.commands import conversion
 from lt_convert.commands.conversion import Request
 from lt_convert.formats import run_checkpoints
-from lt_shared import checkpoint_layout
-from lt_shared.checkpoint_layout import COMMON, RECORD, TRACKER
-from lt_shared.checksums import FileChecksums
 from lt_shared.console import BadData, NoInput
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.contracts.checkpoint_layout import COMMON, RECORD, TRACKER
+from lt_shared.files.checksums import FileChecksums
 
 
 @pytest.fixture(scope="module")

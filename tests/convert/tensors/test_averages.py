@@ -14,7 +14,7 @@ from lt_convert.tensors.averages import Average
 from lt_convert.tensors.blocks import TensorReader
 from lt_convert.tensors.output_files import OutputFile, views
 from lt_convert.tensors.source_files import Files
-from lt_shared.quantization import MXFP4
+from lt_shared.models.quantization import MXFP4
 
 EXPERTS, ROWS, GROUPS = 3, 40, 4
 

@@ -17,7 +17,7 @@ from lt_convert.tensors.blocks import TensorReader
 from lt_convert.tensors.source_files import Files
 from lt_convert.tensors.tensor import Tensor, assemble, concatenate
 from lt_shared.console import BadData
-from lt_shared.quantization import MXFP4, Quantization
+from lt_shared.models.quantization import MXFP4, Quantization
 
 SCALES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "e8m0": torch.float8_e8m0fnu}
 

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from lt_convert.tokenizers import huggingface_tokenizer
-from lt_shared import tokenizer_files
+from lt_shared.tokenizers import tokenizer_files
 
 GPT2 = Path(__file__).parents[2] / "demo/tokenizer"
 SIZE = 2048

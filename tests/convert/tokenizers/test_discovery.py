@@ -7,9 +7,9 @@ import pytest
 
 from lt_convert.tensors.source_files import Files
 from lt_convert.tokenizers import discovery
-from lt_shared import tokenizer_files
 from lt_shared.console import BadData
-from lt_shared.manifest import Tokenizer
+from lt_shared.contracts.manifest import Tokenizer
+from lt_shared.tokenizers import tokenizer_files
 
 GPT2 = Path(__file__).parents[2] / "demo" / "tokenizer"
 

@@ -14,11 +14,12 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from lt_convert.commands import conversion
 from lt_convert.commands.conversion import Request
 from lt_convert.tokenizers import huggingface_tokenizer
-from lt_shared import checkpoint_layout, huggingface, tokenizer_files
-from lt_shared.architecture import Architecture
-from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.console import BadData
-from lt_shared.tokenizers import llama3
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.contracts.checkpoint_layout import RunRecord
+from lt_shared.models import huggingface
+from lt_shared.models.architecture import Architecture
+from lt_shared.tokenizers import llama3, tokenizer_files
 from lt_shared.tokenizers.byte_symbols import BYTE_OF_SYMBOL
 
 GPT2 = Path(__file__).parents[2] / "demo" / "tokenizer"

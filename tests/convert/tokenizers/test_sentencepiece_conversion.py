@@ -9,8 +9,8 @@ import zstandard
 from transformers import AutoTokenizer
 
 from lt_convert.tokenizers import huggingface_tokenizer, sentencepiece_conversion
-from lt_shared import tokenizer_files
 from lt_shared.console import BadData
+from lt_shared.tokenizers import tokenizer_files
 
 CORPUS = Path(__file__).parents[2] / "demo" / "corpus.jsonl.zst"
 LLAMA2 = {"model_type": "bpe", "normalization_rule_name": "identity", "remove_extra_whitespaces": False, "split_digits": True}

@@ -38,10 +38,10 @@ from lt_convert.weights.weight_ops import (
     Rows,
     Transposed,
 )
-from lt_shared.architecture import Architecture
-from lt_shared.architecture.sizes import ATTENTION, LATENT_ATTENTION
 from lt_shared.console import BadData, UsageError
-from lt_shared.presets import preset
+from lt_shared.models.architecture import Architecture
+from lt_shared.models.architecture.sizes import ATTENTION, LATENT_ATTENTION
+from lt_shared.models.presets import preset
 
 SETTINGS = settings(max_examples=10, deadline=None)
 VALUES = 1 << 16

@@ -12,8 +12,8 @@ from lt_convert.tensors import blocks
 from lt_convert.tensors.source_files import Files
 from lt_convert.tensors.tensor import Tensor, tensor_in_files
 from lt_convert.weights import tensor_parallel
-from lt_shared.architecture import Architecture
 from lt_shared.console import UsageError
+from lt_shared.models.architecture import Architecture
 
 NAMES = (
     "embedding.word_embeddings.weight",

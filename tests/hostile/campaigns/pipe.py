@@ -41,7 +41,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "train"))
 from fault_campaign import Broken, tensor_checksums
 from running import SMALL, environment, losses, quick_command
 
-from lt_shared import checkpoint_layout
+from lt_shared.contracts import checkpoint_layout
 
 DEMO = Path(__file__).parents[2] / "demo"
 STEPS = 24
@@ -54,7 +54,7 @@ LINE_SECONDS = 0.3
 # Where the kernels of the tokenizer are compiled already, it would be done before the trainer has begun.
 PRODUCER = f"""
 import time
-from lt_shared import manifest
+from lt_shared.contracts import manifest
 write = manifest.Writer.write
 manifest.Writer.write = lambda *words: (time.sleep({LINE_SECONDS}), write(*words))
 from lt_preprocess.cli import main

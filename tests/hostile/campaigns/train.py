@@ -42,7 +42,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "train"))
 import nursery
 from fault_campaign import ERRORS, Broken, ended, in_turn, tensor_checksums
 
-from lt_shared import checkpoint_layout
+from lt_shared.contracts import checkpoint_layout
 
 STAGING = Path(__file__).with_name("staging")
 DEMO = Path(__file__).parents[2] / "demo"

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from monitor_command import monitor
 
-from lt_shared import run_log
+from lt_shared.contracts import run_log
 
 TOOL = [sys.executable, "-m", "lt_monitor"]
 CRITICAL = 3

@@ -15,10 +15,10 @@ import pytest
 
 from lt_monitor.blame import rollback
 from lt_monitor.cli import blame_command
-from lt_shared import indexed_dataset
-from lt_shared.document_origins.origins import TokenizedLines
-from lt_shared.sample_order import run_order, sample_losses
-from lt_shared.sample_order.run_order import AttemptOrder, OrderedDataset
+from lt_shared.data import indexed_dataset
+from lt_shared.data.document_origins.origins import TokenizedLines
+from lt_shared.data.sample_order import run_order, sample_losses
+from lt_shared.data.sample_order.run_order import AttemptOrder, OrderedDataset
 
 Tool = Callable[..., subprocess.CompletedProcess[str]]
 

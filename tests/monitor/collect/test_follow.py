@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from lt_shared import run_log
+from lt_shared.contracts import run_log
 
 
 def step_lines(first: int, last: int) -> bytes:

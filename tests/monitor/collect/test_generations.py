@@ -16,7 +16,7 @@ from lt_monitor.collect import generations
 from lt_monitor.collect.generations import originals, rotated_paths
 from lt_monitor.collect.scrape import scrape
 from lt_monitor.prometheus import textfile
-from lt_shared import run_log
+from lt_shared.contracts import run_log
 
 
 def lines(*steps: int, loss: float = 1.0) -> bytes:

@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lt_monitor.collect.scrape import scrape
-from lt_shared import run_log
 from lt_shared.console import BadConfig, BadData, CannotCreate, IoFailure, NoInput, TryAgain, UsageError
+from lt_shared.contracts import run_log
 
 LOGS = Path(__file__).parents[1] / "samples"
 GOLDEN = sorted(path.name for path in LOGS.iterdir() if path.is_file() and path.name != "no_events.log")

@@ -94,7 +94,7 @@ def test_what_is_not_an_own_file_is_refused(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
 def test_the_directory_of_the_state_says_who_owns_new_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a mount gives all files to one user, a state there is one's own; only there."""
-    from lt_shared import ownership
+    from lt_shared.files import ownership
 
     path = written(tmp_path / "state")
     os.chown(path, 1001, 1001)

@@ -16,7 +16,7 @@ from lt_monitor.logs.fast import step_templates
 from lt_monitor.logs.formats import benchmarks, devices, jobs, nccl, process_exits, table
 from lt_monitor.logs.log_parser import LogParser
 from lt_monitor.logs.trainers import megatron, nemo, torchtitan
-from lt_shared import run_log
+from lt_shared.contracts import run_log
 
 MICROSECONDS_PER_BYTE = 20.0
 LINE_BYTES = 20_000

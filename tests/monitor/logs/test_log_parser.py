@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lt_monitor.events.records import Record
 from lt_monitor.logs.log_parser import LogParser
-from lt_shared import run_log
+from lt_shared.contracts import run_log
 
 LOGS = Path(__file__).parents[1] / "samples"
 STEP = run_log.Step(25, 100, 400, 1.5, 490.0, 1e-4, 16, 2.5, 1.0, 0.75, 1, 2)

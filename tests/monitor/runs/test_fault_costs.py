@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from lt_shared import run_log
-from lt_shared.recovery_notes import LocalCheckpoint, Recovery, Started
+from lt_shared.contracts import run_log
+from lt_shared.contracts.recovery_notes import LocalCheckpoint, Recovery, Started
 
 # Metrics of a run are dropped an hour after its end.
 BEGIN = datetime.datetime.now() - datetime.timedelta(seconds=60)

@@ -10,8 +10,8 @@ from lt_monitor.runs import run_loader
 from lt_monitor.runs.metrics import curves_of
 from lt_monitor.runs.speed import Known
 from lt_monitor.runs.summary import summarize
-from lt_shared.run_log import Evaluation, Step
-from lt_shared.sample_order.log_notes import PhaseBegins, Skipped
+from lt_shared.contracts.run_log import Evaluation, Step
+from lt_shared.data.sample_order.log_notes import PhaseBegins, Skipped
 
 
 @pytest.fixture

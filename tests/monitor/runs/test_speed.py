@@ -10,8 +10,8 @@ from made_runs import steps_of
 from lt_monitor.events.steps import Steps
 from lt_monitor.runs import speed
 from lt_monitor.runs.speed import Known, Sizes
-from lt_shared import megatron_arguments, presets
 from lt_shared.console import UsageError
+from lt_shared.models import megatron_arguments, presets
 
 LLAMA = presets.preset("llama3-8b")
 

@@ -15,7 +15,8 @@ from lt_monitor.runs import run_loader
 from lt_monitor.runs.speed import Known
 from lt_monitor.runs.summary import Summary, summarize
 from lt_monitor.views import summary_table
-from lt_shared import presets, run_log
+from lt_shared.contracts import run_log
+from lt_shared.models import presets
 
 LOGS = Path(__file__).parents[1] / "samples"
 

@@ -8,8 +8,8 @@ import pytest
 from monitor_command import monitor
 
 from lt_monitor.views import divergence
-from lt_shared import run_log
 from lt_shared.console import BadData
+from lt_shared.contracts import run_log
 
 
 def log(path: Path, losses: dict[int, float | None], evaluations: dict[int, float] | None = None) -> str:

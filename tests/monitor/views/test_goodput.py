@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lt_shared import run_log
+from lt_shared.contracts import run_log
 
 LOGS = Path(__file__).parents[1] / "samples"
 

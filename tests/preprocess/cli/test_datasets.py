@@ -17,7 +17,8 @@ import nursery
 import pytest
 
 from lt_preprocess.cli.datasets import commands
-from lt_shared import console, indexed_dataset
+from lt_shared import console
+from lt_shared.data import indexed_dataset
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -13,7 +13,7 @@ import pytest
 from tokenizers import ByteLevelBPETokenizer
 
 from lt_preprocess.cli.megatron_options import with_lists_repeated
-from lt_shared import indexed_dataset
+from lt_shared.data import indexed_dataset
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 WriteLines = Callable[[Path, list[Any]], Path]

@@ -14,7 +14,8 @@ import pytest
 
 from lt_preprocess.pipeline import plan
 from lt_preprocess.pipeline.plan import Options
-from lt_shared import indexed_dataset, manifest
+from lt_shared.contracts import manifest
+from lt_shared.data import indexed_dataset
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 WriteLines = Callable[[Path, list[Any]], Path]

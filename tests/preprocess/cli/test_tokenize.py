@@ -21,7 +21,8 @@ from tokenizers import ByteLevelBPETokenizer
 
 from lt_preprocess.cli.datasets import commands
 from lt_preprocess.cli.tokenize import EXAMPLES
-from lt_shared import indexed_dataset, manifest
+from lt_shared.contracts import manifest
+from lt_shared.data import indexed_dataset
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 WriteLines = Callable[[Path, list[Any]], Path]

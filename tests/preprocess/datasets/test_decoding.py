@@ -14,8 +14,9 @@ import torch
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
 from lt_preprocess.datasets import decoding, statistics
-from lt_shared import manifest, tokenizer_files
 from lt_shared.console import BadData, NoInput, UsageError
+from lt_shared.contracts import manifest
+from lt_shared.tokenizers import tokenizer_files
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -23,8 +23,10 @@ from lt_preprocess.datasets import block_reader, merge
 from lt_preprocess.pipeline import run as runs
 from lt_preprocess.pipeline.plan import Plan
 from lt_preprocess.readers.slices import Slice
-from lt_shared import indexed_dataset, manifest, storage
 from lt_shared.console import BadData, IoFailure, NoInput, UsageError
+from lt_shared.contracts import manifest
+from lt_shared.data import indexed_dataset
+from lt_shared.files import storage
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 WriteLines = Callable[[Path, list[Any]], Path]

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lt_preprocess.datasets import packing, verification
-from lt_shared import indexed_dataset, manifest
 from lt_shared.console import BadConfig, BadData, UsageError
-from lt_shared.manifest import Dataset
+from lt_shared.contracts import manifest
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.data import indexed_dataset
 
 EOD = 999
 

@@ -13,10 +13,11 @@ import pytest
 
 from lt_preprocess.datasets import provenance
 from lt_preprocess.datasets.provenance import Derivation
-from lt_shared import indexed_dataset, ownership, storage
-from lt_shared.checksums import FileChecksum
 from lt_shared.console import BadData, CannotCreate, NoInput
-from lt_shared.manifest import Dataset
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.data import indexed_dataset
+from lt_shared.files import ownership, storage
+from lt_shared.files.checksums import FileChecksum
 
 SHARD = {"index": 1, "count": 2}
 

@@ -14,7 +14,8 @@ from lt_preprocess.datasets import merge, shuffle, split, verification
 from lt_preprocess.pipeline import run as runs
 from lt_preprocess.pipeline import sidecar
 from lt_preprocess.pipeline.plan import Plan
-from lt_shared import indexed_dataset, manifest
+from lt_shared.contracts import manifest
+from lt_shared.data import indexed_dataset
 
 Build = Callable[..., manifest.Dataset]
 Planned = Callable[..., Plan]

@@ -10,7 +10,7 @@ import pytest
 
 from lt_preprocess.datasets import merge, packing, replacement, shuffle, split
 from lt_shared.console import CannotCreate
-from lt_shared.manifest import Dataset
+from lt_shared.contracts.manifest import Dataset
 
 Build = Callable[..., Dataset]
 COMMANDS = ("merge", "shuffle", "split", "pack")

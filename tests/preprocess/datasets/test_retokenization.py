@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from lt_preprocess.datasets import merge, provenance, retokenization
-from lt_shared import indexed_dataset, manifest
 from lt_shared.console import NoInput
+from lt_shared.contracts import manifest
+from lt_shared.data import indexed_dataset
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 WriteLines = Callable[[Path, list[Any]], Path]

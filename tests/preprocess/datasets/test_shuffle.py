@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from lt_preprocess.datasets import shuffle
-from lt_shared import indexed_dataset, manifest
 from lt_shared.console import BadConfig, UsageError
+from lt_shared.contracts import manifest
+from lt_shared.data import indexed_dataset
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Documents = list[list[list[int]]]

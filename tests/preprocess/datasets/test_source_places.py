@@ -17,9 +17,9 @@ import pytest
 import zstandard
 
 from lt_preprocess.datasets import decoding, source_places
-from lt_shared import manifest
-from lt_shared.document_origins import packing
-from lt_shared.manifest import Dataset
+from lt_shared.contracts import manifest
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.data.document_origins import packing
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from lt_preprocess.datasets import split
-from lt_shared import indexed_dataset
 from lt_shared.console import BadData, UsageError
+from lt_shared.data import indexed_dataset
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Documents = list[list[int]]

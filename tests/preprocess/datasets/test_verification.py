@@ -18,8 +18,10 @@ from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
 from lt_preprocess.datasets import decoding, merge, shuffle, source_datasets, split, statistics, verification
 from lt_preprocess.datasets.block_reader import BlockReader
-from lt_shared import indexed_dataset, manifest, storage
 from lt_shared.console import BadData, NoInput
+from lt_shared.contracts import manifest
+from lt_shared.data import indexed_dataset
+from lt_shared.files import storage
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

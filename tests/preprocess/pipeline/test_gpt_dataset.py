@@ -11,7 +11,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 from megatron.core.datasets.utils import Split
 
 from lt_preprocess.datasets import merge, shuffle, split
-from lt_shared import indexed_dataset
+from lt_shared.data import indexed_dataset
 
 EOD = 0
 SEQUENCE_LENGTH = 16

@@ -19,9 +19,9 @@ from lt_preprocess.pipeline import journal, origin_rows
 from lt_preprocess.pipeline.plan import Plan
 from lt_preprocess.pipeline.state import State
 from lt_preprocess.readers.chunks import Position
-from lt_shared import resumable_files, storage
 from lt_shared.console import CannotCreate, TryAgain
-from lt_shared.indexed_dataset import Extent, Writer
+from lt_shared.data.indexed_dataset import Extent, Writer
+from lt_shared.files import resumable_files, storage
 
 Changed = Callable[..., Plan]
 BAD_LINE = b"bad line\n"

@@ -19,8 +19,9 @@ from unsynced_files import unsynced_files
 
 from lt_preprocess.pipeline import run as runs
 from lt_preprocess.pipeline.plan import Plan
-from lt_shared import indexed_dataset, manifest
 from lt_shared.console import BadData, IoFailure, TryAgain
+from lt_shared.contracts import manifest
+from lt_shared.data import indexed_dataset
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Planned = Callable[..., Plan]
@@ -74,7 +75,7 @@ from pathlib import Path
 
 from lt_preprocess.pipeline import plan, run
 from lt_preprocess.readers import byte_ranges, chunks
-from lt_shared import tokenizer_files
+from lt_shared.tokenizers import tokenizer_files
 
 source, tokenizer, directory, seed, kills, options = sys.argv[1:]
 chunks.CHUNK_BYTES = byte_ranges.LocalFile.chunk_bytes = 2000

@@ -24,8 +24,9 @@ from lt_preprocess.pipeline import run as runs
 from lt_preprocess.pipeline import sidecar
 from lt_preprocess.pipeline.plan import Plan
 from lt_preprocess.readers.slices import Slice
-from lt_shared import indexed_dataset, manifest
 from lt_shared.console import BadConfig, BadData, NoInput, UsageError
+from lt_shared.contracts import manifest
+from lt_shared.data import indexed_dataset
 
 WriteLines = Callable[[Path, list[Any]], Path]
 Planned = Callable[..., Plan]

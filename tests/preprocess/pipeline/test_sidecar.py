@@ -17,7 +17,9 @@ from lt_preprocess.pipeline import run as runs
 from lt_preprocess.pipeline import sidecar
 from lt_preprocess.pipeline.plan import Plan
 from lt_preprocess.readers.slices import Slice
-from lt_shared import installed_versions, manifest, storage
+from lt_shared import installed_versions
+from lt_shared.contracts import manifest
+from lt_shared.files import storage
 
 WriteLines = Callable[[Path, list[Any]], Path]
 Planned = Callable[..., Plan]

@@ -14,8 +14,8 @@ from lt_preprocess.pipeline import run as runs
 from lt_preprocess.pipeline import sidecar
 from lt_preprocess.pipeline.plan import Plan
 from lt_preprocess.readers.slices import Slice
-from lt_shared import manifest
 from lt_shared.console import CannotCreate
+from lt_shared.contracts import manifest
 
 WriteLines = Callable[[Path, list[Any]], Path]
 Run = Callable[..., subprocess.CompletedProcess[str]]

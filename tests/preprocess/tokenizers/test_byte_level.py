@@ -19,8 +19,8 @@ from lt_preprocess.tokenizers.base import SpecialTokens, Tokenizer
 from lt_preprocess.tokenizers.files import tiktoken_ranks
 from lt_preprocess.tokenizers.python_bpe import UncompiledEncoder
 from lt_preprocess.tokenizers.reference_libraries import HuggingFaceEncoder
-from lt_shared import tokenizer_files
 from lt_shared.console import BadData
+from lt_shared.tokenizers import tokenizer_files
 from lt_shared.tokenizers.byte_symbols import SYMBOL_OF_BYTE
 
 RANKS = 6000

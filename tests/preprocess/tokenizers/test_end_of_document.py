@@ -10,8 +10,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from lt_preprocess.tokenizers import end_of_document, loading
-from lt_shared import tokenizer_files
-from lt_shared.indexed_dataset import open as open_dataset
+from lt_shared.data.indexed_dataset import open as open_dataset
+from lt_shared.tokenizers import tokenizer_files
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -10,7 +10,7 @@ import gc, sys
 import numpy as np
 from lt_preprocess.tokenizers import loading
 from lt_preprocess.texts import Texts
-from lt_shared import tokenizer_files
+from lt_shared.tokenizers import tokenizer_files
 
 texts = Texts.from_list(["caf\\u00e9 na\\u00efve 1234 \\u65e5\\u672c don't stop".encode() * 20])
 tokenizer = loading.load(tokenizer_files.find(sys.argv[1]))

@@ -9,7 +9,7 @@ import sentencepiece
 from lt_preprocess.texts import Texts
 from lt_preprocess.tokenizers import loading
 from lt_preprocess.tokenizers.base import SpecialTokens, Tokenizer
-from lt_shared import tokenizer_files
+from lt_shared.tokenizers import tokenizer_files
 
 
 def load(path: Path, special_tokens: SpecialTokens) -> Tokenizer:

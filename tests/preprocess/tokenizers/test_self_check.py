@@ -10,7 +10,7 @@ from lt_preprocess.texts import Lengths, Texts
 from lt_preprocess.tokenizers import self_check
 from lt_preprocess.tokenizers.base import Encoder, Ids, Tokenizer
 from lt_preprocess.tokenizers.self_check import Checked
-from lt_shared import tokenizer_files
+from lt_shared.tokenizers import tokenizer_files
 
 
 class OneIdFor(Encoder, Tokenizer):

@@ -18,7 +18,10 @@ from hypothesis import strategies as st
 
 import lt_preprocess
 from lt_preprocess.tokenizers.text_tokenizer import TextTokenizer
-from lt_shared import BadData, NoInput, UsageError, indexed_dataset, manifest, tokenizer_files
+from lt_shared import BadData, NoInput, UsageError
+from lt_shared.contracts import manifest
+from lt_shared.data import indexed_dataset
+from lt_shared.tokenizers import tokenizer_files
 
 ODD_TEXTS = [
     " ",

@@ -11,8 +11,8 @@ import pytest
 from lt_preprocess.tokenizers import vocabulary_cache
 from lt_preprocess.tokenizers.files import gpt2_files, tiktoken_ranks
 from lt_preprocess.tokenizers.vocabulary import Vocabulary
-from lt_shared import tokenizer_files
-from lt_shared.tokenizer_files import TokenizerFiles
+from lt_shared.tokenizers import tokenizer_files
+from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 Reader = Callable[[TokenizerFiles], Vocabulary]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lt_shared import checkpoint_layout
-from lt_shared.checksums import FileChecksums
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.files.checksums import FileChecksums
 
 
 @pytest.fixture(scope="session")

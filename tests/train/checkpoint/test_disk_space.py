@@ -16,8 +16,8 @@ from layouts import assembled
 from running import SMALL, Result, faulty, train
 from torch.distributed.checkpoint import FileSystemReader
 
-from lt_shared import checkpoint_layout
-from lt_shared.manifest import Dataset
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.contracts.manifest import Dataset
 from lt_train.checkpoint import disk_space
 from lt_train.planner.checkpoint_size import CheckpointSize
 

@@ -13,8 +13,8 @@ import torch
 from staged_training import STAGED, LateCopies, train
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
-from lt_shared.checksums import FileChecksums
 from lt_shared.console import BadConfig
+from lt_shared.files.checksums import FileChecksums
 from lt_train.checkpoint import host_memory
 from lt_train.checkpoint.shard_writer import Writer
 from lt_train.checkpoint.shards import host_staging, shard_files

@@ -17,8 +17,8 @@ from megatron.core.dist_checkpointing.core import CheckpointingConfig
 from megatron.core.dist_checkpointing.strategies import common
 from running import Result, faulty, losses, quick_command, run_tasks, train
 
-from lt_shared import checkpoint_layout
 from lt_shared.console import BadConfig, CannotCreate
+from lt_shared.contracts import checkpoint_layout
 from lt_train.checkpoint.local import identity, nodes
 from lt_train.checkpoint.object_reader import known_objects_only
 from lt_train.checkpoint.shards import first_rank_files

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 from running import SMALL, train
 
-from lt_shared import checkpoint_layout, megatron_arguments
-from lt_shared.checksums import FileChecksums
 from lt_shared.console import BadConfig
-from lt_shared.manifest import Dataset
-from lt_shared.presets import preset
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.files.checksums import FileChecksums
+from lt_shared.models import megatron_arguments
+from lt_shared.models.presets import preset
 from lt_train.checkpoint import resume
 from lt_train.config.settings.checkpointing import Checkpointing
 

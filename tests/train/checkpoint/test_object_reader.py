@@ -30,9 +30,9 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from lt_shared import checkpoint_layout
 from lt_shared.console import BadData, IoFailure
-from lt_shared.manifest import Dataset
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.contracts.manifest import Dataset
 from lt_train.checkpoint import object_reader, tensor_reader
 from lt_train.checkpoint.object_reader import known_objects_only, read_index, read_object
 from lt_train.checkpoint.starting_point import remedies

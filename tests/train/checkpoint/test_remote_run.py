@@ -7,10 +7,10 @@ from typing import Any
 import fsspec
 import pytest
 
-from lt_shared import object_versions, storage
-from lt_shared.architecture import Architecture
-from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.console import BadData
+from lt_shared.contracts.checkpoint_layout import RunRecord
+from lt_shared.files import object_versions, storage
+from lt_shared.models.architecture import Architecture
 from lt_train.checkpoint import remote_run
 from lt_train.checkpoint.shards import stored_shards
 from lt_train.checkpoint.shards.stored_shards import StoredShards

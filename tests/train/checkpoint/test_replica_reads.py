@@ -10,7 +10,7 @@ import stored
 import torch
 from layouts import Outcome, train_all
 
-from lt_shared.manifest import Dataset
+from lt_shared.contracts.manifest import Dataset
 
 SMALL = (
     *("--model", "tiny", "--num-layers", "2", "--hidden-size", "64", "--ffn-hidden-size", "128", "--vocab-size", "2048"),
@@ -37,7 +37,7 @@ BROKEN = {"bf16-unread": "the second rank cannot read", "bf16-unused": "the seco
 # At the start of each process: writes down which bytes it asks a store for, and breaks a rank of two.
 RECORDER = """
 import json, os
-from lt_shared import object_versions
+from lt_shared.files import object_versions
 from lt_shared.console import IoFailure
 from lt_train.checkpoint import object_reader
 read_range, read_object = object_versions.read_range, object_reader.read_object

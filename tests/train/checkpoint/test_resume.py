@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from running import SMALL, STEPS, Result, train
 
-from lt_shared import checkpoint_layout
-from lt_shared.manifest import Dataset, sidecar_path
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.contracts.manifest import Dataset, sidecar_path
 
 
 @pytest.fixture

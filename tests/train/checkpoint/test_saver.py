@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from running import RUNS, faulty, losses, train
 
-from lt_shared import checkpoint_layout, storage
 from lt_shared.console import BadData
-from lt_shared.manifest import Checkpoint, Dataset
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.contracts.manifest import Checkpoint, Dataset
+from lt_shared.files import storage
 from lt_train.checkpoint import disk_space, remote_run, saver
 from lt_train.train import crash_loop
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from running import RUNS, train
 
-from lt_shared import checksums
-from lt_shared.checksums import FileChecksums
 from lt_shared.console import BadData
-from lt_shared.manifest import Dataset
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.files import checksums
+from lt_shared.files.checksums import FileChecksums
 from lt_train.checkpoint import object_reader
 
 

@@ -11,8 +11,9 @@ import torch
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.planner import LoadPlan
 
-from lt_shared import checkpoint_layout, object_versions, storage
 from lt_shared.console import BadData, IoFailure, NoInput
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.files import object_versions, storage
 from lt_train.checkpoint import remote_run
 from lt_train.checkpoint.object_reader import known_objects_only
 from lt_train.checkpoint.shards import stored_shards

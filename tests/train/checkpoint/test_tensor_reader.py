@@ -13,8 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lt_shared.checksums import FileChecksums
 from lt_shared.console import BadData
+from lt_shared.files.checksums import FileChecksums
 from lt_train.checkpoint import tensor_reader
 from lt_train.checkpoint.shards.stored_shards import Place
 from lt_train.checkpoint.tensor_reader import TensorReader

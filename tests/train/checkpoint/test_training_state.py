@@ -14,10 +14,10 @@ from layouts import Outcome, plan_of, sampled, train_all
 from running import environment
 from torch.distributed.checkpoint import FileSystemReader
 
-from lt_shared import checkpoint_layout
-from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.console import BadConfig
-from lt_shared.manifest import Dataset
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.contracts.checkpoint_layout import RunRecord
+from lt_shared.contracts.manifest import Dataset
 from lt_train.checkpoint import resume
 
 MODEL = (

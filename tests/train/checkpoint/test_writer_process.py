@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from running import RUNS, command, environment
 
-from lt_shared.manifest import Dataset
+from lt_shared.contracts.manifest import Dataset
 from lt_train.checkpoint.shards import writer_process
 from lt_train.checkpoint.shards.archives import Frame, Written
 from lt_train.checkpoint.shards.writer_process import Failure, StagedTensor, WriterProcess

@@ -8,16 +8,19 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 from layouts import assembled
 from running import train
 
+from lt_shared import console
 from lt_shared.console import BadConfig
 from lt_train.cli import command
 from lt_train.commands.plan_layout import command as plan
 from lt_train.config import kernels, optional_packages
 from lt_train.config.kernels import Kernels
+from lt_train.config.options import schema
 
 GPU = ("--device", "cuda", "--ranks", "1")
 LLAMA = (
@@ -423,6 +426,31 @@ def test_earlier_spellings_are_not_in_the_help() -> None:
     page = CliRunner().invoke(command, ["--help"]).output
     assert "--cross-entropy-impl" in page
     assert "--loss-in" not in page and "--swiglu-in" not in page
+
+
+IDLE_OR_REPEATING = [
+    ("--exit-signal-handler",),
+    ("--recompute-activations",),
+    ("--data-path", "data/web"),
+    ("--log-throughput",),
+    ("--use-mcore-models",),
+]
+
+
+@pytest.mark.parametrize("words", IDLE_OR_REPEATING, ids=" ".join)
+def test_options_that_do_nothing_or_repeat_another_are_accepted_but_not_shown(words: tuple[str, ...]) -> None:
+    context = schema().make_context("lt-train", list(words), auto_envvar_prefix="LT_TRAIN")
+    assert context.params[words[0].strip("-").replace("-", "_")]
+    page = CliRunner().invoke(command, ["--help"]).output
+    assert not re.search(rf"^  {words[0]}\b", page, re.MULTILINE)
+
+
+def test_the_help_has_one_table_of_implementations() -> None:
+    sections = console.option_sections(click.Context(schema()))
+    names = [option.opts[0] for option in sections["Implementations"]]
+    assert names == ["--transformer-impl", "--kernels", "--attention-backend", "--swiglu-impl", "--cross-entropy-impl"]
+    for option in sections["Implementations"]:
+        assert re.search(r"Set \w[\w-]*\s+if |Never needs to be set", option.help or ""), option.opts[0]
 
 
 def test_the_new_spelling_overrides_the_earlier_one(capsys: pytest.CaptureFixture[str]) -> None:

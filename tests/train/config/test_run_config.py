@@ -10,8 +10,8 @@ import pytest
 from layouts import assembled
 from running import SMALL, train
 
-from lt_shared.manifest import Dataset
-from lt_shared.sample_order.split import split_shares
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.data.sample_order.split import split_shares
 from lt_train.config.checks import problems
 from lt_train.config.run_config import RunConfig
 from lt_train.planner.resolve import resolve_run_config

@@ -16,8 +16,8 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, MockGPTDataset
 
 from lt_shared.console import BadData
-from lt_shared.manifest import Dataset
-from lt_shared.sample_order.samples import Samples
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.data.sample_order.samples import Samples
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.benchmark import Benchmark
 from lt_train.data import blended_dataset

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lt_shared.console import BadData
-from lt_shared.manifest import Dataset
+from lt_shared.contracts.manifest import Dataset
 from lt_train.data import dataset_versions
 
 LARGE = dataset_versions.WHOLE_BYTES + 100_000

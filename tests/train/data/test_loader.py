@@ -17,8 +17,8 @@ from megatron.core.datasets.gpt_dataset import _get_ltor_masks_and_position_ids
 from running import SMALL, losses, train
 
 from lt_shared.console import IoFailure
-from lt_shared.manifest import Dataset
-from lt_shared.sample_order.samples import StoredSequences
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.data.sample_order.samples import StoredSequences
 from lt_train.data import loader
 from lt_train.models.mixers.core_attention import document_numbers
 

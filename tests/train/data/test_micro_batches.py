@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from running import SMALL, losses, train
 
-from lt_shared import indexed_dataset, manifest
 from lt_shared.console import BadConfig
-from lt_shared.manifest import Dataset
+from lt_shared.contracts import manifest
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.data import indexed_dataset
 from lt_train.data import micro_batches
 from lt_train.train.hooks.anomalies import Anomalies
 from lt_train.train.train_step import StepResult

@@ -11,10 +11,11 @@ import pytest
 from running import SMALL, run_tasks, train
 
 from lt_preprocess.datasets import packing
-from lt_shared import indexed_dataset, manifest
 from lt_shared.console import BadData, NoInput
-from lt_shared.manifest import Dataset
-from lt_shared.sample_order import run_order
+from lt_shared.contracts import manifest
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.data import indexed_dataset
+from lt_shared.data.sample_order import run_order
 from lt_train.runtime.ports import free_port
 
 SPY = Path(__file__).parents[1] / "reading_spy.py"

@@ -11,10 +11,11 @@ import synthetic
 from running import SMALL, train
 
 from lt_preprocess.datasets import packing
-from lt_shared import indexed_dataset, manifest
 from lt_shared.console import BadConfig
-from lt_shared.manifest import Dataset
-from lt_shared.sample_order.packed import PADDING, PackedReading, order
+from lt_shared.contracts import manifest
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.data import indexed_dataset
+from lt_shared.data.sample_order.packed import PADDING, PackedReading, order
 from lt_train.data import blended_dataset
 from lt_train.data.blended_dataset import SampleOrder
 

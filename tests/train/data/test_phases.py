@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from running import SMALL, losses, train
 
-from lt_shared.checkpoint_layout import RunRecord
-from lt_shared.manifest import Dataset
+from lt_shared.contracts.checkpoint_layout import RunRecord
+from lt_shared.contracts.manifest import Dataset
 
 WHOLE = ("--split", "1,0,0", "--eval-iters", "0")
 SCHEDULE = """

@@ -13,9 +13,10 @@ import synthetic
 import torch
 from megatron.core import parallel_state
 
-from lt_shared import indexed_dataset, object_versions, storage
 from lt_shared.console import BadData, IoFailure, NoInput, TryAgain
-from lt_shared.indexed_dataset import RemoteBin
+from lt_shared.data import indexed_dataset
+from lt_shared.data.indexed_dataset import RemoteBin
+from lt_shared.files import object_versions, storage
 from lt_train.config.run_config import RunConfig
 from lt_train.data import blended_dataset, cached_bin, dataset_versions, remote_datasets
 from lt_train.data.blended_dataset import SampleOrder

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from running import SMALL, environment, losses, quick_command, train
 
-from lt_shared import manifest
-from lt_shared.manifest import Dataset
-from lt_shared.sample_order import run_order, sample_losses
+from lt_shared.contracts import manifest
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.data.sample_order import run_order, sample_losses
 
 # 24 samples in steps of 8, 32 in steps of 16, 32 in steps of 8: the first shard ends in the second phase.
 SCHEDULE = """

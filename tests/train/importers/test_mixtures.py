@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from layouts import assembled
 
-from lt_shared import presets
-from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig
+from lt_shared.models import presets
+from lt_shared.models.architecture import Architecture
 from lt_train.config.settings.model.experts import layer_frequency
 from lt_train.importers import megatron_bridge, megatron_lm
 from lt_train.importers.effects import Effect

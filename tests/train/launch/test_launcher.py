@@ -14,9 +14,9 @@ import pytest
 import synthetic
 from running import SMALL, command, environment, losses, quick_command, run, run_tasks, train
 
-from lt_shared import checkpoint_layout
 from lt_shared.console import ExitCode
-from lt_shared.manifest import Checkpoint, Dataset
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.contracts.manifest import Checkpoint, Dataset
 from lt_train.launch import launcher, rank_processes
 from lt_train.runtime.rank_environment import first_host
 

@@ -11,7 +11,7 @@ import pytest
 from running import SMALL, catches, environment
 
 from lt_shared.console import ExitCode
-from lt_shared.manifest import Dataset
+from lt_shared.contracts.manifest import Dataset
 
 # Arguments: the program that stands in for Python, and the words of lt-train's command line.
 LAUNCHER = """

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from running import SMALL, environment, losses, quick_command, train
 
-from lt_shared import manifest
-from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.console import ExitCode
-from lt_shared.manifest import Dataset
+from lt_shared.contracts import manifest
+from lt_shared.contracts.checkpoint_layout import RunRecord
+from lt_shared.contracts.manifest import Dataset
 
 STEPS = (
     *("--train-iters", "40", "--save-interval", "10", "--lr", "1e-3", "--eval-iters", "1", "--ranks", "1"),

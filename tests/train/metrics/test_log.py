@@ -10,9 +10,9 @@ import pseudo_terminal
 import pytest
 from running import SMALL, environment, quick_command
 
-from lt_shared import run_log
-from lt_shared.manifest import Dataset
-from lt_shared.run_log import CheckpointSaved, Evaluation, Step
+from lt_shared.contracts import run_log
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.contracts.run_log import CheckpointSaved, Evaluation, Step
 
 STEPS = 4
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lt_shared.run_log import Step
+from lt_shared.contracts.run_log import Step
 from lt_train.metrics.step_table import HEADER, StepTable
 
 

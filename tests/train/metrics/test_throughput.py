@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from lt_shared import presets
-from lt_shared.peak_flops import FP8, FP32, HALF
+from lt_shared.models import presets
+from lt_shared.models.peak_flops import FP8, FP32, HALF
 from lt_train.metrics import throughput
 from lt_train.metrics.throughput import Speedometer
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lt_shared.run_log import Evaluation, Step
+from lt_shared.contracts.run_log import Evaluation, Step
 from lt_train.config.settings.reporting import Wandb
 from lt_train.metrics import trackers
 from lt_train.metrics.trackers import TensorBoardTracker, WandbTracker

@@ -6,7 +6,7 @@ import pseudo_terminal
 import pytest
 from running import SMALL, environment, quick_command, train
 
-from lt_shared.manifest import Dataset
+from lt_shared.contracts.manifest import Dataset
 
 
 def own_lines(error: str) -> list[str]:

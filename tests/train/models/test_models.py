@@ -19,13 +19,13 @@ from running import BRIEF, BRIEF_LOSSES, environment
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from lt_shared import huggingface
-from lt_shared.architecture import Architecture, RopeScaling
-from lt_shared.architecture.sizes import ATTENTION, LATENT_ATTENTION
 from lt_shared.console import BadConfig, BadData, UsageError
-from lt_shared.manifest import Dataset
-from lt_shared.presets import PRESETS, preset
-from lt_shared.rope_scaling import LinearScaling, YarnScaling
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.models import huggingface
+from lt_shared.models.architecture import Architecture, RopeScaling
+from lt_shared.models.architecture.sizes import ATTENTION, LATENT_ATTENTION
+from lt_shared.models.presets import PRESETS, preset
+from lt_shared.models.rope_scaling import LinearScaling, YarnScaling
 from lt_train.cli import command as train
 from lt_train.config.settings import layers
 from lt_train.config.settings.model.description import describe

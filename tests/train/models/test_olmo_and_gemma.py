@@ -5,7 +5,7 @@ from families import compare
 from layouts import Outcome, sampled, train_all
 from running import BRIEF, BRIEF_LOSSES
 
-from lt_shared.manifest import Dataset
+from lt_shared.contracts.manifest import Dataset
 
 SIZES = ("--hidden-size", "64", "--ffn-hidden-size", "128", "--seq-length", "64", "--device", "cpu")
 TRAINING = (*SIZES, *BRIEF)

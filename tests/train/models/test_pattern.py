@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from lt_shared.architecture import Architecture
-from lt_shared.architecture.sizes import ATTENTION, LATENT_ATTENTION
-from lt_shared.presets import preset
+from lt_shared.models.architecture import Architecture
+from lt_shared.models.architecture.sizes import ATTENTION, LATENT_ATTENTION
+from lt_shared.models.presets import preset
 from lt_train.models import pattern
 from lt_train.models.decoder import Stage
 from lt_train.models.pattern import ExpertKernels, Pattern

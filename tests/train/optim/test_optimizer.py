@@ -9,7 +9,7 @@ import pytest
 import steps_by_hand
 import torch
 
-from lt_shared.manifest import Dataset
+from lt_shared.contracts.manifest import Dataset
 from lt_train.optim.optimizer import loss_scale
 
 Found = dict[str, Any]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
 
-from lt_shared import presets
+from lt_shared.models import presets
 from lt_train.parallel import initialization
 
 ARCHITECTURE = dataclasses.replace(presets.preset("tiny"), vocab_size=1000, num_layers=8, init_std=0.02)

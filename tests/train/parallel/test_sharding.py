@@ -7,7 +7,7 @@ import stored
 import torch
 from layouts import Outcome, sampled, train_all
 
-from lt_shared.manifest import Dataset
+from lt_shared.contracts.manifest import Dataset
 
 STEPS = 2
 HALF = 1

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from lt_shared.architecture.sizes import ATTENTION, LATENT_ATTENTION
-from lt_shared.presets import preset
+from lt_shared.models.architecture.sizes import ATTENTION, LATENT_ATTENTION
+from lt_shared.models.presets import preset
 from lt_train.config.settings.memory import Recompute
 from lt_train.config.settings.parallelism import Parallelism
 from lt_train.planner import stage_work

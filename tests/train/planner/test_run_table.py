@@ -8,7 +8,7 @@ import pseudo_terminal
 from layouts import assembled
 from running import SMALL, command, environment, run
 
-from lt_shared.manifest import Dataset
+from lt_shared.contracts.manifest import Dataset
 from lt_train.config import cluster
 from lt_train.planner import run_table
 from lt_train.planner.checkpoint_size import CheckpointSize

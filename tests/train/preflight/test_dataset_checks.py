@@ -7,8 +7,8 @@ from pathlib import Path
 from layouts import assembled
 from situations import MODEL, said, situation
 
-from lt_shared import manifest
-from lt_shared.manifest import Dataset
+from lt_shared.contracts import manifest
+from lt_shared.contracts.manifest import Dataset
 from lt_train.config.draft import Draft
 from lt_train.preflight import dataset_checks
 from lt_train.preflight.check_interface import Situation

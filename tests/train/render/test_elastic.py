@@ -10,7 +10,7 @@ from rendering import render, shellcheck
 from running import SMALL, losses, train
 
 from lt_shared.console import BadConfig, UsageError
-from lt_shared.manifest import Dataset
+from lt_shared.contracts.manifest import Dataset
 
 JOB = ("slurm", "--model", "tiny", "--save", "/fsx/run", "--mock-data")
 

@@ -14,7 +14,7 @@ from click import UsageError as ClickUsageError
 from rendering import Cluster, remarks, render, scripts
 
 from lt_shared.console import BadConfig, UsageError
-from lt_shared.manifest import Dataset
+from lt_shared.contracts.manifest import Dataset
 from lt_train.cli import command as train_command
 from lt_train.commands.render import EXAMPLES, K8S_EXAMPLES, SLURM_EXAMPLES
 from lt_train.commands.render import command as render_command

@@ -12,7 +12,7 @@ import pytest
 from rendering import manifests, training_command
 from running import SMALL, environment, faulty, losses, train
 
-from lt_shared.manifest import Dataset
+from lt_shared.contracts.manifest import Dataset
 from lt_train.runtime.ports import free_port
 
 RUN = (

@@ -14,7 +14,7 @@ import torch
 from running import SMALL, copied_ranks_in, environment, quick_command
 
 from lt_shared.console import BadData
-from lt_shared.manifest import Dataset
+from lt_shared.contracts.manifest import Dataset
 from lt_train.runtime import failure_report, failure_watch
 from lt_train.runtime.failure_watch import FailureWatch
 from lt_train.runtime.rank_environment import RankEnvironment

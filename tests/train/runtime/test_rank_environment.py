@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from running import SMALL, losses, quick_command, run, run_tasks
 
 from lt_shared.console import BadConfig, Unavailable
-from lt_shared.manifest import Dataset
+from lt_shared.contracts.manifest import Dataset
 from lt_train.runtime import rank_environment
 from lt_train.runtime.rank_environment import Node, RankEnvironment
 

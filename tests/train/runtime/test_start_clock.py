@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from lt_shared.recovery_notes import STARTED
+from lt_shared.contracts.recovery_notes import STARTED
 from lt_train.runtime import start_clock
 from lt_train.runtime.start_clock import StartClock
 

@@ -13,7 +13,7 @@ from running import SMALL, copied_ranks_in, environment, quick_command, train
 
 from lt_shared import pickles
 from lt_shared.console import ExitCode
-from lt_shared.manifest import Dataset
+from lt_shared.contracts.manifest import Dataset
 from lt_train.runtime import watchdog
 from lt_train.runtime.watchdog import suspects
 

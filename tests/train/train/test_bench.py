@@ -10,7 +10,7 @@ import pytest
 from running import environment, quick_command, train
 
 from lt_shared.console import BadConfig, ExitCode
-from lt_shared.run_log import GIB, Step
+from lt_shared.contracts.run_log import GIB, Step
 from lt_train.config.run_config import RunConfig
 from lt_train.metrics.step_timer import Lap
 from lt_train.train import bench

@@ -8,7 +8,7 @@ import synthetic
 from running import SMALL, faulty, train
 
 from lt_shared.console import BadConfig
-from lt_shared.manifest import Dataset
+from lt_shared.contracts.manifest import Dataset
 from lt_train.config.run_config import RunConfig
 from lt_train.train import crash_loop
 from lt_train.train.crash_loop import Attempt

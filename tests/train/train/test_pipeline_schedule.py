@@ -9,7 +9,7 @@ import torch
 from layouts import Outcome, sampled, train_all
 from running import BRIEF, BRIEF_LOSSES
 
-from lt_shared.manifest import Dataset
+from lt_shared.contracts.manifest import Dataset
 from lt_train.ops.deferred_gradients import Queue, later
 from lt_train.planner.pipeline_passes import BACKWARD, FORWARD, Pass, Work, order, timeline
 from lt_train.train.pipeline_schedule import receives

@@ -15,8 +15,8 @@ import stored
 import torch
 from layouts import Outcome, train_all
 
-from lt_shared.manifest import Dataset
-from lt_shared.sample_order import sample_index, samples
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.data.sample_order import sample_index, samples
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 # Both sides do the same sums in another order; the largest difference seen in the 50 steps is 1.1e-6. Clipping at 0.5005 in place

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from running import RUNS, SMALL, Result, train
 
-from lt_shared.manifest import Dataset
+from lt_shared.contracts.manifest import Dataset
 
 STEPS = re.compile(r'("kind":"step","step":7,.*"loss":\d\.)\d')
 

@@ -7,8 +7,8 @@ import pytest
 from layouts import Outcome, train_all
 from running import SMALL, losses, train
 
-from lt_shared.manifest import Dataset
-from lt_shared.sample_order import sample_losses
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.data.sample_order import sample_losses
 
 BATCH = 4
 STEPS = (

@@ -11,7 +11,7 @@ import synthetic
 from layouts import train_all
 from running import SMALL, train
 
-from lt_shared.manifest import Dataset
+from lt_shared.contracts.manifest import Dataset
 from lt_train.data import blended_dataset
 from lt_train.data.blended_dataset import SampleOrder
 

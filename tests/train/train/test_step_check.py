@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from running import SMALL, losses, run, train
 
 from lt_shared.console import BadConfig
-from lt_shared.manifest import Dataset
+from lt_shared.contracts.manifest import Dataset
 from lt_train.train import step_check
 from lt_train.train.step_check import Answer
 

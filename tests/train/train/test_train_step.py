@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from running import SMALL, losses, train
 
-from lt_shared import indexed_dataset, manifest
-from lt_shared.manifest import Dataset
+from lt_shared.contracts import manifest
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.data import indexed_dataset
 
 VOCABULARY = 2048
 EOD = VOCABULARY - 1

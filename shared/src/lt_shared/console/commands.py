@@ -7,7 +7,6 @@ names only the variables that break it, which other tools have given their names
 import math
 import platform
 import re
-import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,6 +14,11 @@ import click
 
 from lt_shared import installed_versions, version_of
 from lt_shared.console.output import Verbosity, choose_verbosity
+
+# Help fills the terminal up to this width. click's limit is 80; lines longer than this are hard to read.
+_MAX_WIDTH_CHARACTERS = 120
+# click cuts a command's first sentence to 45 characters unless it is called with a limit.
+_NO_LIMIT_CHARACTERS = 10_000
 
 
 class _Explained(click.Command):
@@ -57,7 +61,7 @@ class Command(_Explained):
         self.format_usage(ctx, formatter)
         formatter.write_paragraph()
         with formatter.indentation():
-            formatter.write_text(self.get_short_help_str(limit=200))
+            formatter.write_text(self.get_short_help_str(_NO_LIMIT_CHARACTERS))
         self.format_epilog(ctx, formatter)
         with formatter.section("Options that most runs need"):
             _write_lines(formatter, [(_spelled(one), one.help or "") for one in map(self._option, self.common)])
@@ -129,6 +133,18 @@ class Group(_Explained, click.Group):
         super().format_options(ctx, formatter)
         _write_environment_rule(self, ctx, formatter)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write each command with its first sentence, on several lines if need be: click would cut it with "..."."""
+        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        rows = [
+            (name, command.get_short_help_str(_NO_LIMIT_CHARACTERS))
+            for name, command in commands.items()
+            if command is not None and not command.hidden
+        ]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+
 
 def verbosity_options() -> list[click.Parameter]:
     """-q and -v, which every command has."""
@@ -158,7 +174,7 @@ def _short_help_option() -> click.Option:
 
 
 def _with_context_settings(arguments: dict[str, Any], help_names: list[str]) -> dict[str, Any]:
-    defaults = {"help_option_names": help_names, "show_default": True}
+    defaults = {"help_option_names": help_names, "show_default": True, "max_content_width": _MAX_WIDTH_CHARACTERS}
     return arguments | {"context_settings": defaults | (arguments.get("context_settings") or {})}
 
 
@@ -215,16 +231,18 @@ def _spelled(option: click.Option) -> str:
 
 
 def _write_lines(formatter: click.HelpFormatter, rows: Sequence[tuple[str, str]]) -> None:
-    """A definition list of one line each."""
+    """Write a definition list, each text shortened to one line if one of its clauses fits a line."""
     column = max(len(name) for name, _ in rows) + 2
     width = formatter.width - formatter.current_indent - column
-    formatter.write_dl([(name, _shortened(text, width)) for name, text in rows], col_max=column)
+    formatter.write_dl([(name, _whole_clauses(text, width)) for name, text in rows], col_max=column)
 
 
-def _shortened(text: str, width: int) -> str:
-    """As many of its clauses as fit, or else of its words."""
-    ends = [found.start() for found in re.finditer(r"[;:.](?= |$)", text) if found.start() < width]
-    return f"{text[: ends[-1]]}." if ends else textwrap.shorten(text, width, placeholder=" ...")
+def _whole_clauses(text: str, width: int) -> str:
+    """Return as many clauses of `text` as fit into `width` characters, at least the first, which then takes several lines."""
+    clause_ends = [match.start() for match in re.finditer(r"[;:.](?= |$)", text)]
+    fitting = [end for end in clause_ends if end < width]
+    end = fitting[-1] if fitting else next(iter(clause_ends), len(text))
+    return f"{text[:end]}."
 
 
 def _write_examples(formatter: click.HelpFormatter, examples: str) -> None:

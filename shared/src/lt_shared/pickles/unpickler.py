@@ -16,8 +16,9 @@ from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from lt_shared import memory, storage
+from lt_shared import memory
 from lt_shared.console import BadData
+from lt_shared.files import storage
 from lt_shared.pickles import bounds
 
 INERT_PACKAGES = {

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lt_shared import strict_json
 from lt_shared.console import BadData
+from lt_shared.files import strict_json
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _PREFIX_SPACE_CLASSES = frozenset(

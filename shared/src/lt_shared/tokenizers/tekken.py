@@ -9,8 +9,8 @@ import binascii
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lt_shared import strict_json
 from lt_shared.console import BadData
+from lt_shared.files import strict_json
 
 _MOST_SPECIAL_TOKENS = 1 << 20
 BEGIN_OF_DOCUMENT, END_OF_DOCUMENT = "<s>", "</s>"

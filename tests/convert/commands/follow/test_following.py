@@ -19,10 +19,10 @@ from safetensors.torch import load_file, save_file
 import lt_convert
 from lt_convert.commands.follow import following, state
 from lt_convert.commands.follow.following import FollowRequest
-from lt_shared import checkpoint_layout
-from lt_shared.checkpoint_layout import RECORD, TRACKER
 from lt_shared.console import BadData, NoInput, TryAgain, UsageError
-from lt_shared.manifest import Checkpoint
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.contracts.checkpoint_layout import RECORD, TRACKER
+from lt_shared.contracts.manifest import Checkpoint
 
 LIMIT_SECONDS = 120
 

@@ -16,7 +16,7 @@ import lt_convert
 from lt_convert.commands import checksum_verification
 from lt_convert.tensors.averages import Average
 from lt_convert.tensors.blocks import TensorReader
-from lt_shared.architecture import Architecture
+from lt_shared.models.architecture import Architecture
 
 
 @pytest.fixture(scope="module")

@@ -20,10 +20,10 @@ from lt_convert.engine.receipt import ConversionRecord
 from lt_convert.formats import huggingface
 from lt_convert.formats.huggingface import safetensors_files
 from lt_convert.tensors import blocks
-from lt_shared import checkpoint_layout
-from lt_shared.architecture import Architecture
-from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.console import BadData, CannotCreate, UsageError
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.contracts.checkpoint_layout import RunRecord
+from lt_shared.models.architecture import Architecture
 
 FORMATS = ("hf", "megatron-dist", "megatron-legacy", "torchtitan")
 DTYPES = ("float32", "bfloat16", "float16")

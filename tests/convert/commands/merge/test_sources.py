@@ -6,8 +6,8 @@ import pytest
 
 from lt_convert.commands.merge import sources
 from lt_convert.commands.merge.sources import Chosen
-from lt_shared import checkpoint_layout
 from lt_shared.console import NoInput, UsageError
+from lt_shared.contracts import checkpoint_layout
 
 
 @pytest.mark.parametrize(

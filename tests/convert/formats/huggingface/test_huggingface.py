@@ -20,7 +20,7 @@ from lt_convert.tensors import blocks
 from lt_convert.tensors.output_files import OutputFile
 from lt_convert.tensors.source_files import Files
 from lt_shared.console import BadData
-from lt_shared.huggingface import from_config
+from lt_shared.models.huggingface import from_config
 
 TENSORS = {
     "b": torch.randn(7, 3),

@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM
 from lt_convert.commands import checkpoint_comparison, conversion
 from lt_convert.commands.conversion import Request
 from lt_convert.tensors.source_files import Files
-from lt_shared import huggingface
 from lt_shared.console import BadData
-from lt_shared.presets import preset
+from lt_shared.models import huggingface
+from lt_shared.models.presets import preset
 
 # As published with the 20B model, but for the sizes.
 CONFIG: dict[str, Any] = {

@@ -19,9 +19,9 @@ from lt_convert.formats import WRITTEN
 from lt_convert.formats import huggingface as huggingface_format
 from lt_convert.formats.huggingface import quantization
 from lt_convert.tensors.source_files import Files
-from lt_shared import huggingface
-from lt_shared.architecture import Architecture
 from lt_shared.console import BadData, UsageError
+from lt_shared.models import huggingface
+from lt_shared.models.architecture import Architecture
 
 BLOCK = 128
 QWEN3 = Architecture("model", "llama", 2, 256, 384, 4, 2, 300, 64, kv_channels=64, qk_layernorm=True)
@@ -268,7 +268,7 @@ from lt_convert.tensors.output_files import Payload
 from lt_convert.engine.pieces import contents
 from lt_convert.tensors.blocks import TensorReader
 from lt_convert.tensors.source_files import Files
-from lt_shared.quantization import Quantization
+from lt_shared.models.quantization import Quantization
 with Files() as files:
     stored = huggingface.read_file(sys.argv[1], files)
     tensor = dequantized(stored, Quantization("fp8", (128, 128)), "model")["w"]

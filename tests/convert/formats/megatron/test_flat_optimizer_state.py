@@ -18,8 +18,8 @@ from lt_convert.commands import conversion
 from lt_convert.commands.conversion import Request
 from lt_convert.formats.megatron import parameter_order, torch_dist
 from lt_convert.tensors.source_files import Files
-from lt_shared.architecture import Architecture
 from lt_shared.console import BadData
+from lt_shared.models.architecture import Architecture
 
 # No size is a multiple of 64, so every parameter but the embedding is followed by padding.
 LLAMA = Architecture("flat", "llama", 3, 30, 90, 6, 2, 251, 64, kv_channels=6)

@@ -15,8 +15,8 @@ from lt_convert.commands.conversion import Request
 from lt_convert.formats import location
 from lt_convert.tensors import blocks
 from lt_convert.tensors.source_files import Files
-from lt_shared.architecture import Architecture
 from lt_shared.console import BadData
+from lt_shared.models.architecture import Architecture
 
 LLAMA = Architecture("run", "llama", 3, 32, 96, 4, 2, 250, 64, rotary_base=500000.0)
 GPT = Architecture("run", "gpt", 3, 32, 96, 4, 4, 250, 64)

@@ -18,9 +18,9 @@ from lt_convert.formats.checkpoint import LegacyTarget
 from lt_convert.formats.megatron import legacy
 from lt_convert.tensors import blocks
 from lt_convert.tensors.source_files import Files
-from lt_shared import checkpoint_layout
-from lt_shared.architecture import Architecture
 from lt_shared.console import BadData, UsageError
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.models.architecture import Architecture
 
 LLAMA = Architecture("llama", "llama", 4, 32, 88, 4, 2, 250, 64)
 ARCHITECTURES = {

@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM
 from lt_convert.commands import conversion
 from lt_convert.commands.conversion import Request
 from lt_convert.formats.checkpoint import ONE_RANK, LegacyTarget
-from lt_shared.architecture import Architecture, LatentAttention
-from lt_shared.rope_scaling import YarnScaling
+from lt_shared.models.architecture import Architecture, LatentAttention
+from lt_shared.models.rope_scaling import YarnScaling
 
 LATENT = LatentAttention(q_lora_rank=24, kv_lora_rank=16, qk_head_dim=16, qk_pos_emb_head_dim=8, v_head_dim=12)
 V3 = Architecture(

@@ -19,8 +19,8 @@ from lt_convert.commands.merge import merging, sources
 from lt_convert.formats import location
 from lt_convert.tensors import blocks
 from lt_convert.tensors.source_files import Files
-from lt_shared.architecture import Architecture, RopeScaling
 from lt_shared.console import BadData, NoInput
+from lt_shared.models.architecture import Architecture, RopeScaling
 
 LLAMA = Architecture("run", "llama", 3, 32, 96, 4, 2, 250, 64, rotary_base=500000.0, rope_scaling=RopeScaling(32.0))
 QWEN2 = dataclasses.replace(LLAMA, add_qkv_bias=True, tie_embeddings=True, rope_scaling=None)

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 
 from lt_convert.commands import conversion
 from lt_convert.commands.conversion import Request
-from lt_shared.architecture import Architecture, LatentAttention
-from lt_shared.megatron_arguments import to_arguments
-from lt_shared.rope_scaling import YarnScaling
+from lt_shared.models.architecture import Architecture, LatentAttention
+from lt_shared.models.megatron_arguments import to_arguments
+from lt_shared.models.rope_scaling import YarnScaling
 
 SIGMOID: dict[str, Any] = {
     "num_experts": 4,

@@ -17,8 +17,8 @@ from lt_convert.commands import conversion
 from lt_convert.commands.conversion import Request
 from lt_convert.formats.megatron import torch_dist
 from lt_convert.tensors.source_files import Files
-from lt_shared.architecture import Architecture
 from lt_shared.console import BadData, NoInput
+from lt_shared.models.architecture import Architecture
 
 # Two implementations of the same fp32 network: the order of sums differs. Logits here are of size 1 to 10.
 FP32_TOLERANCE = 2e-5

@@ -19,9 +19,9 @@ from lt_convert.formats import torchtitan
 from lt_convert.formats.checkpoint import Source
 from lt_convert.tensors import blocks
 from lt_convert.tensors.source_files import Files
-from lt_shared import huggingface
-from lt_shared.architecture import Architecture
 from lt_shared.console import BadData, CannotCreate, UsageError
+from lt_shared.models import huggingface
+from lt_shared.models.architecture import Architecture
 
 # Nothing is a power of two: FSDP cuts inside heads and query groups.
 ODD = Architecture("odd", "llama", 3, 30, 90, 6, 3, 251, 64, kv_channels=6)

@@ -25,10 +25,10 @@ from lt_convert.commands.conversion import Request, convert
 from lt_convert.formats import WRITTEN
 from lt_convert.weights.families import FAMILIES, family_of, qwen2
 from lt_convert.weights.mapping import TORCHTITAN
-from lt_shared import huggingface
-from lt_shared.architecture import Architecture, LatentAttention
 from lt_shared.console import BadData, UsageError
-from lt_shared.rope_scaling import LinearScaling, YarnScaling
+from lt_shared.models import huggingface
+from lt_shared.models.architecture import Architecture, LatentAttention
+from lt_shared.models.rope_scaling import LinearScaling, YarnScaling
 
 LLAMA = Architecture("family", "llama", 3, 32, 88, 4, 2, 250, 64, rotary_base=20000.0)
 GPT = dataclasses.replace(LLAMA, family="gpt", num_query_groups=4, rotary_base=10000.0)

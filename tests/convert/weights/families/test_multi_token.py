@@ -15,10 +15,10 @@ from lt_convert.commands.conversion import Request, convert
 from lt_convert.formats import WRITTEN
 from lt_convert.weights.families import family_of
 from lt_convert.weights.mapping import HF, Model
-from lt_shared import huggingface
-from lt_shared.architecture import Architecture
 from lt_shared.console import BadData
-from lt_shared.presets import preset
+from lt_shared.models import huggingface
+from lt_shared.models.architecture import Architecture
+from lt_shared.models.presets import preset
 
 V3, QWEN = preset("tiny-deepseek-v3"), preset("tiny-qwen3-moe")
 BIAS = "model.layers.1.mlp.gate.e_score_correction_bias"

@@ -13,11 +13,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lt_convert.commands.conversion import Request, convert
-from lt_shared import huggingface
-from lt_shared.architecture import Architecture, LatentAttention
 from lt_shared.console import UsageError
-from lt_shared.presets import preset
-from lt_shared.rope_scaling import AnyScaling, LinearScaling, LongRopeScaling, RopeScaling, YarnScaling
+from lt_shared.models import huggingface
+from lt_shared.models.architecture import Architecture, LatentAttention
+from lt_shared.models.presets import preset
+from lt_shared.models.rope_scaling import AnyScaling, LinearScaling, LongRopeScaling, RopeScaling, YarnScaling
 
 LLAMA = Architecture("settings", "llama", 2, 32, 88, 4, 2, 250, 64, rotary_base=20000.0)
 QWEN = dataclasses.replace(LLAMA, qk_layernorm=True, kv_channels=16)

@@ -14,7 +14,7 @@ from lt_monitor.events.steps import Steps
 from lt_monitor.logs.deduplication import Deduplicator
 from lt_monitor.logs.fast import step_templates
 from lt_monitor.logs.log_parser import LogParser
-from lt_shared import run_log
+from lt_shared.contracts import run_log
 
 Writer = Callable[[random.Random, int], str]
 

@@ -19,7 +19,7 @@ from lt_monitor.logs.log_files import event_blocks
 from lt_monitor.logs.log_parser import LogParser
 from lt_monitor.logs.trainers.megatron import step as megatron_step
 from lt_monitor.runs import run_loader
-from lt_shared import run_log
+from lt_shared.contracts import run_log
 
 LOGS = Path(__file__).parents[2] / "samples"
 GOLDEN = {path.stem: path for path in sorted((LOGS / "golden").iterdir())}

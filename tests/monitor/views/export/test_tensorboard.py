@@ -25,7 +25,7 @@ LOGS = Path(__file__).parents[2] / "samples"
 # What lt-train's writer calls each field of a step.
 THEIR_TAGS = """
 import dataclasses, json
-from lt_shared.run_log import Step
+from lt_shared.contracts.run_log import Step
 from lt_train.metrics.trackers import step_values
 fields = [field.name for field in dataclasses.fields(Step) if field.name not in ("step", "total_steps", "time", "source_losses")]
 values = step_values(Step(step=1, total_steps=2, **{name: number for number, name in enumerate(fields)}))

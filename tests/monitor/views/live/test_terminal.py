@@ -16,7 +16,7 @@ import pseudo_terminal
 import pytest
 
 from lt_monitor.views.live import terminal
-from lt_shared import run_log
+from lt_shared.contracts import run_log
 
 SECONDS = 30
 LEAVES = "\x1b[?1049l"

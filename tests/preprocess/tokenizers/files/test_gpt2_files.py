@@ -11,8 +11,8 @@ from lt_preprocess.texts import Texts
 from lt_preprocess.tokenizers.bpe.encoder import ByteLevelBpe
 from lt_preprocess.tokenizers.files import gpt2_files
 from lt_preprocess.tokenizers.vocabulary import Vocabulary
-from lt_shared import tokenizer_files
 from lt_shared.console import BadData
+from lt_shared.tokenizers import tokenizer_files
 
 
 @pytest.fixture

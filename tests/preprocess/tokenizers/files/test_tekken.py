@@ -15,7 +15,7 @@ from tiktoken.load import load_tiktoken_bpe
 from lt_preprocess.texts import Texts
 from lt_preprocess.tokenizers import loading, split_patterns
 from lt_preprocess.tokenizers.base import Encoder, Tokenizer
-from lt_shared import tokenizer_files
+from lt_shared.tokenizers import tokenizer_files
 
 pieces = st.sampled_from(
     ["don't", "I'LL", "\r\n \n", "   ", "12345", "camelCase", "//\n", "\u65e5\u672c", "</s>", "<|eot|>", "e\u0301", "\u01c5A"]

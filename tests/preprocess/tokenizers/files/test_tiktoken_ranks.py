@@ -21,8 +21,8 @@ from lt_preprocess.tokenizers import loading, split_patterns
 from lt_preprocess.tokenizers.files import known_ranks, tiktoken_ranks
 from lt_preprocess.tokenizers.python_bpe import UncompiledEncoder
 from lt_preprocess.tokenizers.vocabulary import Vocabulary
-from lt_shared import tokenizer_files
 from lt_shared.console import BadData
+from lt_shared.tokenizers import tokenizer_files
 
 FEW = 6000
 

@@ -21,9 +21,8 @@ from lt_preprocess.tokenizers.base import SpecialTokens, Tokenizer
 from lt_preprocess.tokenizers.files import tokenizer_json
 from lt_preprocess.tokenizers.reference_libraries import HuggingFaceEncoder
 from lt_preprocess.tokenizers.sentencepiece.byte_fallback_tokenizer import ByteFallbackBpe
-from lt_shared import tokenizer_files
 from lt_shared.console import BadData
-from lt_shared.tokenizers import sentencepiece_proto
+from lt_shared.tokenizers import sentencepiece_proto, tokenizer_files
 from lt_shared.tokenizers.sentencepiece_proto import SPACE
 
 MARK = normalizers.Replace(" ", SPACE)

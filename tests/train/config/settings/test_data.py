@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import synthetic
 
-from lt_shared import manifest
 from lt_shared.console import BadConfig, BadData, NoInput, UsageError
-from lt_shared.manifest import Dataset
-from lt_shared.sample_order.split import split_ranges
+from lt_shared.contracts import manifest
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.data.sample_order.split import split_ranges
 from lt_train.config import config_file
 from lt_train.config.settings.data import Data, blend_words, changes_of_order, check_datasets, spread
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from lt_shared.architecture.mixers import MIXERS
-from lt_shared.architecture.sizes import ATTENTION
-from lt_shared.presets import preset
+from lt_shared.models.architecture.mixers import MIXERS
+from lt_shared.models.architecture.sizes import ATTENTION
+from lt_shared.models.presets import preset
 from lt_train.config.settings import parallelism
 from lt_train.config.settings.parallelism import Parallelism
 

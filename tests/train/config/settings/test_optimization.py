@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from layouts import plan_of
 
 from lt_shared.console import BadConfig, ToolError, UsageError
-from lt_shared.manifest import Dataset
+from lt_shared.contracts.manifest import Dataset
 from lt_train.commands.plan_layout import command as plan_command
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.optimization import Optimization

@@ -7,7 +7,7 @@ import pytest
 from layouts import Outcome, sampled, train_all
 from running import BRIEF, BRIEF_LOSSES
 
-from lt_shared.manifest import Dataset
+from lt_shared.contracts.manifest import Dataset
 
 # All runs do the same sums in another order. In fp32 one rounding is 6e-8 of a loss near 7.6, that is 5e-7; the optimizer's steps
 # amplify it a little. A wrong gradient norm, a lost gradient or other data differ from the first or second step by 1e-4 and more.

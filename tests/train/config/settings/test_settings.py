@@ -6,7 +6,7 @@ from typing import Any
 
 from running import train
 
-from lt_shared.manifest import Dataset
+from lt_shared.contracts.manifest import Dataset
 
 
 def plan(dataset: Dataset, *options: str, **variables: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from lt_convert.commands.python_api import inspect as inspect
     from lt_convert.commands.python_api import merge as merge
     from lt_convert.commands.python_api import verify as verify
-    from lt_shared.manifest import Checkpoint as Checkpoint
+    from lt_shared.contracts.manifest import Checkpoint as Checkpoint
 
 __version__: str
 __all__ = ["Checkpoint", "__version__", "convert", "inspect", "merge", "verify"]
@@ -17,5 +17,5 @@ if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         "lt-convert",
-        dict.fromkeys(__all__, "lt_convert.commands.python_api") | {"Checkpoint": "lt_shared.manifest"},
+        dict.fromkeys(__all__, "lt_convert.commands.python_api") | {"Checkpoint": "lt_shared.contracts.manifest"},
     )

@@ -8,7 +8,8 @@ import click
 from lt_convert import formats
 from lt_convert.cli import follow_command, merge_command
 from lt_convert.cli.target_options import DTYPES, check_plan_options, legacy_options, legacy_target, to_option
-from lt_shared import console, manifest
+from lt_shared import console
+from lt_shared.contracts import manifest
 
 _QUANTIZABLE = formats.names_with("is_quantizable")
 EXAMPLES = """

@@ -3,7 +3,8 @@
 import click
 
 from lt_convert.cli.target_options import DTYPES, to_option
-from lt_shared import console, manifest
+from lt_shared import console
+from lt_shared.contracts import manifest
 
 EXAMPLES = """
 lt-convert follow run1 --to hf -o run1-checkpoints --once

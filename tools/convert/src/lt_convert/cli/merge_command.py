@@ -5,7 +5,8 @@ import sys
 import click
 
 from lt_convert.cli.target_options import DTYPES, check_plan_options, legacy_options, legacy_target, to_option
-from lt_shared import console, manifest
+from lt_shared import console
+from lt_shared.contracts import manifest
 
 EXAMPLES = """
 lt-convert merge run1 --last 3 --to hf -o run1-merged

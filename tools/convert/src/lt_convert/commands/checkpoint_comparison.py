@@ -18,7 +18,7 @@ from lt_convert.tensors.source_files import Files
 from lt_convert.tensors.tensor import Tensor
 from lt_convert.weights.mapping import PADDING
 from lt_shared.console import Progress
-from lt_shared.manifest import absolute
+from lt_shared.contracts.manifest import absolute
 
 # Fields that may differ between two formats of one model: its name, and those used only in training.
 NOT_COMPARED = ("name", "init_std", "moe_aux_loss_coeff")

@@ -8,7 +8,7 @@ from lt_convert.engine.receipt import ConversionRecord
 from lt_convert.tensors.checksums import Checksums
 from lt_convert.tensors.source_files import Files
 from lt_shared.console import BadData, NoInput, Progress
-from lt_shared.manifest import absolute
+from lt_shared.contracts.manifest import absolute
 
 READ_BYTES = 16 << 20
 

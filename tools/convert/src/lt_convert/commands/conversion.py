@@ -18,9 +18,10 @@ from lt_convert.tensors.tensor import Tensor
 from lt_convert.weights import families
 from lt_convert.weights.mapping import is_balancing_bias
 from lt_convert.weights.tensor_names import abbreviated
-from lt_shared import checkpoint_layout, memory
+from lt_shared import memory
 from lt_shared.console import BadData, UsageError, note, warn
-from lt_shared.manifest import Checkpoint, absolute
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.contracts.manifest import Checkpoint, absolute
 
 SHOWN_FILES = 12
 

@@ -11,8 +11,8 @@ from lt_convert.tensors.blocks import TensorReader, flat
 from lt_convert.tensors.source_files import Files
 from lt_convert.tensors.tensor import ITEM_BYTES, Tensor
 from lt_convert.weights.mapping import PADDING
-from lt_shared import checkpoint_layout
-from lt_shared.manifest import absolute
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.contracts.manifest import absolute
 
 SAMPLE_ROWS = 256
 

@@ -8,7 +8,7 @@ from typing import IO, Any
 
 from lt_convert.formats import HUGGINGFACE
 from lt_convert.weights.tensor_names import abbreviated
-from lt_shared.architecture import Architecture
+from lt_shared.models.architecture import Architecture
 
 # The width when the output is not a terminal.
 COLUMNS = 160

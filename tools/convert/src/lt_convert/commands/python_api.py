@@ -16,7 +16,7 @@ from lt_convert.commands.merge.sources import Chosen, last_of_run
 from lt_convert.formats import FORMATS, HUGGINGFACE, WRITTEN, names_with
 from lt_convert.formats.checkpoint import LegacyTarget
 from lt_shared.console import UsageError
-from lt_shared.manifest import Checkpoint
+from lt_shared.contracts.manifest import Checkpoint
 
 Path = str | os.PathLike[str]
 Dtype = Literal["float32", "bfloat16", "float16"]

@@ -16,8 +16,10 @@ from lt_convert.tensors.blocks import flat
 from lt_convert.tensors.output_files import OutputFile, Payload
 from lt_convert.tensors.source_files import INCOMPLETE, LFS_POINTER_BYTES, Files
 from lt_convert.tensors.tensor import ITEM_BYTES, Chunk, Tensor
-from lt_shared import checkpoint_layout, pickles, storage
+from lt_shared import pickles
 from lt_shared.console import BadData
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.files import storage
 
 METADATA = ".metadata"
 # Threads that write one file wait for each other, so there are several files even of a small model.

@@ -20,8 +20,8 @@ from lt_convert.tensors.output_files import Payload
 from lt_convert.tensors.source_files import DAMAGED, Files
 from lt_convert.tensors.tensor import ITEM_BYTES, View, row_major, zeros
 from lt_shared import pickles
-from lt_shared.checksums import crc32
 from lt_shared.console import BadData
+from lt_shared.files.checksums import crc32
 
 ALIGNMENT = 64
 STORAGES = {

@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterable, Iterator
 
 from lt_convert.tensors.checksums import Piece
-from lt_shared import ownership
 from lt_shared.console import note
-from lt_shared.local_files import PartialDirectory, writing
+from lt_shared.files import ownership
+from lt_shared.files.local_files import PartialDirectory, writing
 
 JOURNAL = ".lt-convert.journal"
 SYNC_SECONDS = 5.0

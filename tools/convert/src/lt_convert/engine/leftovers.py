@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 
 from lt_convert.engine.journal import JOURNAL
-from lt_shared import ownership, storage
-from lt_shared.local_files import partial_path
+from lt_shared.files import ownership, storage
+from lt_shared.files.local_files import partial_path
 
 
 def remove(destination: str) -> None:

@@ -12,9 +12,11 @@ from collections.abc import Collection, Iterable, Iterator
 from lt_convert.engine.journal import JOURNAL
 from lt_convert.engine.receipt import ConversionRecord
 from lt_convert.tensors.checksums import Checksums
-from lt_shared import checkpoint_layout, ownership, storage, tokenizer_files
-from lt_shared.checksums import FileChecksums
 from lt_shared.console import BadData, CannotCreate
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.files import ownership, storage
+from lt_shared.files.checksums import FileChecksums
+from lt_shared.tokenizers import tokenizer_files
 
 SHOWN = 3
 

@@ -26,9 +26,9 @@ from lt_convert.tensors.blocks import TensorReader
 from lt_convert.tensors.checksums import Checksums, Piece
 from lt_convert.tensors.output_files import OutputFile, Payload, Segment, views
 from lt_convert.tensors.source_files import Files, Reader
-from lt_shared import storage
 from lt_shared.console import BadData, IoFailure, Progress, note
-from lt_shared.local_files import PartialDirectory, writing
+from lt_shared.files import storage
+from lt_shared.files.local_files import PartialDirectory, writing
 
 THREADS = min(4, os.cpu_count() or 1)
 FLUSH_BYTES = 8 << 20

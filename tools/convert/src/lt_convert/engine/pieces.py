@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from lt_convert.tensors.blocks import TensorReader
 from lt_convert.tensors.checksums import Piece
 from lt_convert.tensors.output_files import OutputFile, Payload, Segment, Summary
-from lt_shared.checksums import crc32
+from lt_shared.files.checksums import crc32
 
 
 def contents(segment: bytes | Payload, blocks: TensorReader) -> Iterator[memoryview]:

@@ -9,8 +9,8 @@ import json
 from typing import Any, Self
 
 from lt_convert.tensors.checksums import Checksums
-from lt_shared import storage, strict_json
 from lt_shared.console import BadData, NoInput
+from lt_shared.files import storage, strict_json
 
 VERSION = 2
 # The option of a merge that has its checkpoints, each with its path and weight.

@@ -17,8 +17,8 @@ from lt_convert.tensors.blocks import TensorReader
 from lt_convert.tensors.checksums import Checksums, Piece
 from lt_convert.tensors.output_files import OutputFile, Summary, size_of, views
 from lt_convert.tensors.source_files import Files, Reader
-from lt_shared import storage, strict_json
 from lt_shared.console import BadData, Progress
+from lt_shared.files import storage, strict_json
 
 THREADS = min(4, os.cpu_count() or 1)
 

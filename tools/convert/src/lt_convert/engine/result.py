@@ -19,9 +19,11 @@ from lt_convert.formats.megatron import provider_config
 from lt_convert.tensors.checksums import Checksums
 from lt_convert.tensors.output_files import OutputFile
 from lt_convert.tensors.source_files import Reader
-from lt_shared import checkpoint_layout, storage, version_of
+from lt_shared import version_of
 from lt_shared.console import CannotCreate, UsageError, note
-from lt_shared.manifest import Checkpoint, absolute
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.contracts.manifest import Checkpoint, absolute
+from lt_shared.files import storage
 
 Fingerprint = list[dict[str, str | int]]
 

@@ -8,8 +8,8 @@ from lt_convert.formats import FORMATS
 from lt_convert.tensors.checksums import Checksums
 from lt_convert.tensors.source_checksums import Range, SourceChecksums
 from lt_convert.tensors.source_files import Files
-from lt_shared import storage
-from lt_shared.checksums import FileChecksums
+from lt_shared.files import storage
+from lt_shared.files.checksums import FileChecksums
 
 
 def open_checksums(sources: Iterable[tuple[str, str, list[str]]]) -> SourceChecksums:

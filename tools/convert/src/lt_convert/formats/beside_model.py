@@ -16,10 +16,12 @@ from lt_convert.tensors.output_files import OutputFile
 from lt_convert.tensors.source_files import Files
 from lt_convert.tokenizers import discovery
 from lt_convert.tokenizers.huggingface_tokenizer import GENERATION, SPECIAL_IDS
-from lt_shared import checkpoint_layout, strict_json, tokenizer_files
-from lt_shared.checksums import FileChecksums
 from lt_shared.console import BadData, NoInput
-from lt_shared.tokenizer_files import TokenizerFiles
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.files import strict_json
+from lt_shared.files.checksums import FileChecksums
+from lt_shared.tokenizers import tokenizer_files
+from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 DIRECTORY = "huggingface"
 IDS = "special_token_ids.json"

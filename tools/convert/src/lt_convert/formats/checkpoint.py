@@ -10,7 +10,7 @@ from typing import Any
 
 from lt_convert.tensors.tensor import Tensor
 from lt_convert.weights.mapping import Model
-from lt_shared.tokenizer_files import TokenizerFiles
+from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 
 @dataclasses.dataclass(frozen=True)

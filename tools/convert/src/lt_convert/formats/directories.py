@@ -3,8 +3,8 @@
 import os
 import re
 
-from lt_shared import storage
 from lt_shared.console import NoInput, UsageError
+from lt_shared.files import storage
 
 TORCHTITAN_STEP = re.compile(r"step-(\d+)")
 

@@ -11,9 +11,10 @@ from lt_convert.formats.checkpoint import Source
 from lt_convert.formats.directories import TORCHTITAN_STEP, listing, normalized
 from lt_convert.formats.megatron import fsdp, train_state
 from lt_convert.tensors.source_files import INCOMPLETE, Files
-from lt_shared import checkpoint_layout, manifest, ownership, storage
 from lt_shared.console import BadData, NoInput, warn
-from lt_shared.manifest import Checkpoint, Dataset
+from lt_shared.contracts import checkpoint_layout, manifest
+from lt_shared.contracts.manifest import Checkpoint, Dataset
+from lt_shared.files import ownership, storage
 
 _DEEPSPEED = re.compile(r"global_step\d+|layer_\d+-model_\d+-model_states\.pt|mp_rank_\d+_model_states\.pt")
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from lt_convert.tensors.checksums import Piece
 from lt_convert.tensors.output_files import OutputFile, Summary
-from lt_shared.checksums import FileChecksums, crc32, joined_all
+from lt_shared.files.checksums import FileChecksums, crc32, joined_all
 
 _LARGEST = 0xFFFFFFFF
 

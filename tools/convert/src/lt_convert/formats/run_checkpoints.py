@@ -27,9 +27,9 @@ from lt_convert.formats.directories import TORCHTITAN_STEP, listing
 from lt_convert.formats.location import is_finished_step, tracked_iteration
 from lt_convert.formats.megatron import provider_config, train_state
 from lt_convert.tensors.source_files import Files
-from lt_shared import storage
-from lt_shared.checkpoint_layout import COMMON, RECORD, TRACKER, RunRecord
 from lt_shared.console import BadData, NoInput
+from lt_shared.contracts.checkpoint_layout import COMMON, RECORD, TRACKER, RunRecord
+from lt_shared.files import storage
 
 _ITERATION = re.compile(r"iter_(\d{7,})")
 _NEMO_STEP = re.compile(r"(?:.*[-_])?step=(\d+)(?![\d.]).*")

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from lt_convert.tensors.casts import cast
 from lt_convert.tensors.source_files import Files
 from lt_convert.tensors.tensor import ITEM_BYTES, Tensor, View, intersection, row_major, sliced
-from lt_shared import storage
+from lt_shared.files import storage
 
 Bits = NDArray[Any]
 

@@ -14,8 +14,8 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from lt_convert.tensors.source_files import DAMAGED, Files, Reader
-from lt_shared.checksums import crc32, joined_all
 from lt_shared.console import BadData
+from lt_shared.files.checksums import crc32, joined_all
 
 # Smaller ranges are checked as a whole as soon as one byte of them was read: they are configurations, metadata and objects.
 SMALL_BYTES = 16 << 20

@@ -12,8 +12,8 @@ import stat
 from collections.abc import Iterable
 from typing import Any
 
-from lt_shared import ownership, storage
 from lt_shared.console import BadData
+from lt_shared.files import ownership, storage
 
 INCOMPLETE = "the checkpoint is incomplete: copy it again"
 DAMAGED = "copy it again, or use another one; --no-verify takes it as it is"

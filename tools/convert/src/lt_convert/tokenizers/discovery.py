@@ -9,10 +9,12 @@ from pathlib import Path
 from lt_convert.tensors.checksums import Checksums
 from lt_convert.tensors.output_files import OutputFile
 from lt_convert.tensors.source_files import Files, check_downloaded
-from lt_shared import checkpoint_layout, ownership, storage, strict_json, tokenizer_files
 from lt_shared.console import BadData, NoInput
-from lt_shared.manifest import Tokenizer, absolute
-from lt_shared.tokenizer_files import TokenizerFiles
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.contracts.manifest import Tokenizer, absolute
+from lt_shared.files import ownership, storage, strict_json
+from lt_shared.tokenizers import tokenizer_files
+from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 # Vocabularies of 256,000 tokens take 35 MB as tokenizer.json.
 MAXIMUM_BYTES = 200_000_000

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lt_convert.tokenizers import added_tokens
-from lt_shared import storage, strict_json
 from lt_shared.console import BadData, warn
-from lt_shared.tokenizer_files import TokenizerFiles
+from lt_shared.files import storage, strict_json
 from lt_shared.tokenizers import llama3, tekken
 from lt_shared.tokenizers.byte_symbols import SYMBOL_OF_BYTE
+from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 TOKENIZER = "tokenizer.json"
 CONFIGURATION = "tokenizer_config.json"

@@ -15,9 +15,9 @@ from typing import Self
 from lt_convert.tensors.tensor import Tensor, assemble, zeros
 from lt_convert.weights.tensor_names import abbreviated
 from lt_convert.weights.weight_ops import OUTPUT_WEIGHT, Alias, OutputLayer, RowMapping, Rows, WeightOp
-from lt_shared.architecture import Architecture
-from lt_shared.architecture.mixers import MIXERS
 from lt_shared.console import BadData, UsageError
+from lt_shared.models.architecture import Architecture
+from lt_shared.models.architecture.mixers import MIXERS
 
 LAYER, EXPERT = "{layer}", "{expert}"
 # Layers without and with experts, in a model that has both (`layer_with` names those with a mixer); a multi-token prediction
@@ -41,7 +41,7 @@ Table = Mapping[str, WeightOp]
 
 
 def layer_with(mixer: str) -> str:
-    """The placeholder of the layers with this kind of mixer (`lt_shared.architecture.mixers`), in a model that has several."""
+    """The placeholder for layers with one kind of mixer (`lt_shared.models.architecture.mixers`), if a model has several."""
     return f"{{layer_with_{mixer}}}"
 
 

@@ -11,8 +11,8 @@ import re
 from collections.abc import Sequence
 
 from lt_convert.tensors.tensor import Tensor, concatenate
-from lt_shared.architecture import Architecture
 from lt_shared.console import UsageError
+from lt_shared.models.architecture import Architecture
 
 _ROWS = re.compile(
     r"embedding\.word_embeddings\.weight|output_layer\.(weight|bias)|.*\.(linear_qkv|linear_fc1)\.(weight|bias)\d*"

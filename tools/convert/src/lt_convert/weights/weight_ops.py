@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import ClassVar, Protocol, Self
 
-from lt_shared.architecture import Architecture
+from lt_shared.models.architecture import Architecture
 
 Shape = tuple[int, ...]
 

@@ -21,8 +21,9 @@ from lt_monitor.events.records import Record
 from lt_monitor.logs import log_files
 from lt_monitor.runs import failure_causes
 from lt_monitor.runs.run_state import RunState, state_for
-from lt_shared import checkpoint_layout, console
+from lt_shared import console
 from lt_shared.console import BadData, ExitCode, IoFailure, warn
+from lt_shared.contracts import checkpoint_layout
 
 # Not 2, which a wrong command line has.
 EXIT_CODES = {"info": ExitCode.OK, "warning": ExitCode.FOUND, "critical": ExitCode.CRITICAL}

@@ -21,8 +21,8 @@ from collections.abc import Sequence
 
 from lt_monitor.events.alert_findings import Finding
 from lt_monitor.events.escaping import printable
-from lt_shared import storage
 from lt_shared.console import UsageError
+from lt_shared.files import storage
 
 TOKEN_VARIABLE = "LT_MONITOR_WEBHOOK_TOKEN"
 # URLs of webhooks are often secrets.

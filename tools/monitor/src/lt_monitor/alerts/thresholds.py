@@ -19,8 +19,8 @@ from typing import Any
 from lt_monitor.events.escaping import printable
 from lt_monitor.events.records import FAULTS, SEVERITIES
 from lt_monitor.runs import silence
-from lt_shared import storage
 from lt_shared.console import BadConfig, NoInput
+from lt_shared.files import storage
 
 DEFAULT = "default"
 MAXIMUM_BYTES = 1 << 20

@@ -12,9 +12,9 @@ from lt_monitor.blame.rollback import Rollback
 from lt_monitor.blame.spikes import StepRange
 from lt_monitor.blame.suspects import Blame, RunSamples, blame
 from lt_monitor.runs import run_loader
-from lt_shared import storage
 from lt_shared.console import BadData, IoFailure, Unavailable, UsageError, note
-from lt_shared.sample_order import sample_losses
+from lt_shared.data.sample_order import sample_losses
+from lt_shared.files import storage
 
 STANDARD_INPUT = "-"
 SKIP_LIST = "skip.jsonl"

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lt_shared import checkpoint_layout
-from lt_shared.sample_order.run_order import AttemptOrder, OrderedDataset
-from lt_shared.sample_order.skip_list import SkipList
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.data.sample_order.run_order import AttemptOrder, OrderedDataset
+from lt_shared.data.sample_order.skip_list import SkipList
 
 VERSION = 1
 

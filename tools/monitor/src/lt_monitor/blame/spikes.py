@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lt_monitor.runs.attempts import Run
-from lt_shared.sample_order.loss_level import MOST_IN_A_ROW, LossLevel
+from lt_shared.data.sample_order.loss_level import MOST_IN_A_ROW, LossLevel
 
 LINES_BEFORE = 20
 FEWEST_LINES = 10

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from lt_monitor.blame.spikes import StepRange
-from lt_shared import indexed_dataset, manifest
-from lt_shared.document_origins import origins, source_lines
-from lt_shared.document_origins.origins import Origins
-from lt_shared.sample_order import loss_level, run_order, sample_losses
-from lt_shared.sample_order.run_order import AttemptOrder
-from lt_shared.sample_order.samples import Samples, Span
+from lt_shared.contracts import manifest
+from lt_shared.data import indexed_dataset
+from lt_shared.data.document_origins import origins, source_lines
+from lt_shared.data.document_origins.origins import Origins
+from lt_shared.data.sample_order import loss_level, run_order, sample_losses
+from lt_shared.data.sample_order.run_order import AttemptOrder
+from lt_shared.data.sample_order.samples import Samples, Span
 
 EXCERPT_CHARACTERS = 240
 FEWEST_OTHERS = 8

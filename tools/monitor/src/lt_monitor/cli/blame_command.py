@@ -1,4 +1,4 @@
-"""The command that goes from a step back to its text."""
+"""The command blame, which finds the training text of a step."""
 
 import re
 import sys
@@ -10,15 +10,15 @@ from lt_shared import console
 
 
 class _Steps(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
-    """A step, or a range of them such as 100-120, as (first, last)."""
+    """Convert a step, or a range of steps such as 100-120, to (first, last)."""
 
     name = "steps"
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> tuple[int, int]:
         if isinstance(value, tuple):
             return value
-        found = re.fullmatch(r"(\d+)(?:-(\d+))?", value)
-        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", value)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
         if not 1 <= first <= last:
             self.fail(f"{value!r} is no step, counted from 1, and no range such as 100-120", parameter, context)
         return first, last
@@ -63,16 +63,16 @@ def blame(
         raise click.UsageError("Give --step or --spike.")
     if losses is not None and score:
         raise click.UsageError("--losses and --score both give the losses.")
-    found = investigation.investigate(run, steps, losses, score, top)
-    if found is None:
+    search_result = investigation.investigate(run, steps, losses, score, top)
+    if search_result is None:
         console.note(f"{run}: no jump of the loss")
         return console.ExitCode.FOUND
     if skip_list is not None:
-        found.write_skip_list(skip_list)
+        search_result.write_skip_list(skip_list)
     if output is not None:
-        found.write_report(output)
+        search_result.write_report(output)
     if as_json:
-        console.print_json(found.to_record(skip_list))
+        console.print_json(search_result.to_record(skip_list))
     else:
-        sys.stdout.write("\n".join(found.lines(skip_list)) + "\n")
+        sys.stdout.write("\n".join(search_result.lines(skip_list)) + "\n")
     return console.ExitCode.OK

@@ -1,4 +1,4 @@
-"""What every command that reads logs takes: LOG... and the patterns of trainers that lt-monitor does not know."""
+"""The argument LOG... and the pattern options, which every command that reads logs has."""
 
 from typing import Any
 
@@ -48,9 +48,9 @@ _LOGS = click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 
 
 def reads_logs(function: Any) -> Any:
-    """A decorator that adds the argument, and the options behind those of the command."""
-    own = list(getattr(function, "__click_params__", ()))
+    """Decorate a command: add the argument LOG..., and the pattern options after the command's options."""
+    command_options = list(getattr(function, "__click_params__", ()))
     pattern_options(function)
-    # click keeps them from the last to the first.
-    function.__click_params__[:] = [*function.__click_params__[len(own) :], *own]
+    # click stores parameters in reverse order, so the pattern options must come first here to be printed last.
+    function.__click_params__[:] = [*function.__click_params__[len(command_options) :], *command_options]
     return _LOGS(function)

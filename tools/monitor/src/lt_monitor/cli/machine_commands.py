@@ -43,12 +43,12 @@ def goodput(logs: tuple[str, ...], price_per_gpu_hour: float | None, gpus: int |
     """Print the share of its allocated time that each run spent on steps that counted, and where the rest went."""
     from lt_monitor.views import goodput as goodput_view
 
-    found = goodput_view.goodput(logs, price_per_gpu_hour, gpus)
+    goodputs = goodput_view.goodput(logs, price_per_gpu_hour, gpus)
     if as_json:
-        for one in found:
+        for one in goodputs:
             console.print_json(one.to_record())
     else:
-        click.echo(goodput_view.table(found), nl=False)
+        click.echo(goodput_view.table(goodputs), nl=False)
 
 
 @click.command(
@@ -102,12 +102,12 @@ lt-monitor scrape --state scrape.state slurm-*.out | lt-monitor prom -o lt.prom 
     help="The file to write, - for stdout. Its state is kept in FILE.prom.state.",
 )
 @known_options
-def prom(logs: tuple[str, ...], output: str, **known: Any) -> None:
+def prom(logs: tuple[str, ...], output: str, **run_facts: Any) -> None:
     """Write the metrics of the runs to a file for node_exporter's textfile collector."""
     from lt_monitor.prometheus import textfile
     from lt_monitor.runs.speed import Known
 
-    textfile.prom(logs, output, known=Known.of(**known))
+    textfile.prom(logs, output, known=Known.of(**run_facts))
 
 
 @click.command(cls=console.Command, examples="lt-monitor rules > lt-train.rules.yml")
@@ -195,12 +195,12 @@ def stuck(dumps: tuple[str, ...], as_json: bool) -> console.ExitCode:
     """
     from lt_monitor.hangs import dump_files, report
 
-    found = report.report(dump_files.read(dumps))
+    hang_report = report.report(dump_files.read(dumps))
     if as_json:
-        console.print_json(found.to_record())
+        console.print_json(hang_report.to_record())
     else:
-        click.echo("\n".join(found.lines()))
-    return console.ExitCode.FOUND if found.is_stuck else console.ExitCode.OK
+        click.echo("\n".join(hang_report.lines()))
+    return console.ExitCode.FOUND if hang_report.is_stuck else console.ExitCode.OK
 
 
 def _print(records: list[dict[str, Any]]) -> None:

@@ -11,7 +11,7 @@ from lt_shared import console
 
 
 class _Written(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
-    """What `parse` reads from text; its ValueError says what is wrong with the text."""
+    """A click type that calls `parse` and reports its ValueError as a usage error."""
 
     name = "text"
 
@@ -26,13 +26,13 @@ class _Written(click.ParamType):  # type: ignore[type-arg]  # generic since clic
 
 
 def _complete_model(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    from lt_shared import presets
+    from lt_shared.models import presets
 
     return [name for name in presets.PRESETS if name.startswith(incomplete)]
 
 
 def _complete_gpu(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    from lt_shared import peak_flops
+    from lt_shared.models import peak_flops
 
     return [name for name in peak_flops.PEAKS if name.lower().startswith(incomplete.lower()) and " " not in name]
 
@@ -71,15 +71,15 @@ lt-monitor summarize slurm-*.out --model llama3-8b --seq-length 8192 --gpus 64 -
 @evals_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 @known_options
-def summarize(logs: tuple[str, ...], evals: tuple[str, ...], as_json: bool, **known: Any) -> None:
+def summarize(logs: tuple[str, ...], evals: tuple[str, ...], as_json: bool, **run_facts: Any) -> None:
     """Print progress, losses, speed, restarts and faults of each run."""
     from lt_monitor.runs import run_loader, scores, summary
     from lt_monitor.runs.speed import Known
     from lt_monitor.views import summary_table
 
-    found = run_loader.join_by_checkpoints(run_loader.read(logs, or_faults=True))
-    scores.attach(found, evals)
-    summaries = [summary.summarize(run, Known.of(**known)) for run in found]
+    loaded_runs = run_loader.join_by_checkpoints(run_loader.read(logs, or_faults=True))
+    scores.attach(loaded_runs, evals)
+    summaries = [summary.summarize(run, Known.of(**run_facts)) for run in loaded_runs]
     if as_json:
         console.print_json({"v": 1, "kind": "summary", "runs": [one.to_record() for one in summaries]})
     else:
@@ -134,19 +134,19 @@ lt-monitor runs --json 'run*/train.log' | jq -s 'min_by(.best_validation_loss).r
     "--json", "as_json", is_flag=True, help="Print a JSON line for each run, with the keys of summarize and its arguments."
 )
 @known_options
-def runs(logs: tuple[str, ...], as_json: bool, **known: Any) -> None:
+def runs(logs: tuple[str, ...], as_json: bool, **run_facts: Any) -> None:
     """Compare many runs: one row per run, with the arguments in which they differ."""
     from lt_monitor.runs import run_loader, summary
     from lt_monitor.runs.speed import Known
     from lt_monitor.views import plot, runs_table
 
-    found = run_loader.join_by_checkpoints(run_loader.read(logs, or_faults=True))
-    summaries = [summary.summarize(run, Known.of(**known)) for run in found]
+    loaded_runs = run_loader.join_by_checkpoints(run_loader.read(logs, or_faults=True))
+    summaries = [summary.summarize(run, Known.of(**run_facts)) for run in loaded_runs]
     if as_json:
-        for run, one in zip(found, summaries, strict=True):
+        for run, one in zip(loaded_runs, summaries, strict=True):
             console.print_json({"v": 1, "kind": "run", **one.to_record(), "arguments": run.arguments})
     else:
-        runs_table.print_table(found, plot.short_names([run.name for run in found]), summaries)
+        runs_table.print_table(loaded_runs, plot.short_names([run.name for run in loaded_runs]), summaries)
 
 
 @click.command(
@@ -217,15 +217,15 @@ def plot(
     output: str | None,
     evals: tuple[str, ...],
     plain: bool,
-    **others: Any,
+    **plot_settings: Any,
 ) -> None:
     """Draw loss, gradient norm and speed of the runs, with restarts and faults; without -o as sparklines."""
     from lt_monitor.runs.speed import Known
     from lt_monitor.views import plot as picture
     from lt_monitor.views.plot_options import PlotOptions
 
-    known = Known.of(**{name: others.pop(name) for name in ("model", "seq_length", "gpus", "gpu")})
-    picture.plot(logs, output, known, PlotOptions(**others), evals)
+    run_facts = Known.of(**{name: plot_settings.pop(name) for name in ("model", "seq_length", "gpus", "gpu")})
+    picture.plot(logs, output, run_facts, PlotOptions(**plot_settings), evals)
     if output is not None and output != "-":
         if plain:
             click.echo(output)
@@ -244,12 +244,12 @@ lt-monitor export slurm-*.out -o curves --model llama3-8b --gpus 64 --gpu H100
 @click.option("-o", "--output", metavar="DIR", required=True, help="Directory for tensorboard --logdir, with one for each run.")
 @click.option("--plain", is_flag=True, help="Print only the paths instead of JSON lines.")
 @known_options
-def export(logs: tuple[str, ...], output: str, plain: bool, **known: Any) -> None:
+def export(logs: tuple[str, ...], output: str, plain: bool, **run_facts: Any) -> None:
     """Write the curves of logs as TensorBoard event files, under the names that Megatron-LM and lt-train give them."""
     from lt_monitor.runs.speed import Known
     from lt_monitor.views.export import tensorboard
 
-    for run, path in tensorboard.export(logs, output, Known.of(**known)):
+    for run, path in tensorboard.export(logs, output, Known.of(**run_facts)):
         if plain:
             click.echo(path)
         else:
@@ -273,13 +273,13 @@ lt-monitor watch 'run*/train.log' --interval 30
     help="Minimum pause between two reads of the logs.",
 )
 @known_options
-def watch(logs: tuple[str, ...], interval_seconds: float, **known: Any) -> None:
+def watch(logs: tuple[str, ...], interval_seconds: float, **run_facts: Any) -> None:
     """Show runs and GPUs live in the terminal: arrows choose a run, Enter opens its page, Esc closes it, q quits."""
     from lt_monitor.collect import gpu
     from lt_monitor.runs.speed import Known
     from lt_monitor.views.live import watch as live
 
-    live.watch(logs, Known.of(**known), interval_seconds, gpu.local)
+    live.watch(logs, Known.of(**run_facts), interval_seconds, gpu.local)
 
 
 COMMANDS: list[click.Command] = [summarize, tail_cause, runs, plot, export, watch]

@@ -1,6 +1,6 @@
-"""New records out of logs that grow, and samples of the machine: what cron runs, with state files that say how far each log
-was read.
+"""Collect new records from growing logs, and samples of the machine. cron runs these commands; state files store how far each
+log was read.
 
-`scrape` prints records, `state` keeps what alerts and metrics remember; `gpu`, `neuron` and `slurm` ask programs of the
-machine.
+`scrape` prints records, and `command_state` stores the state of `alert` and `prom`. `gpu`, `neuron` and `slurm_jobs` call
+programs of the machine.
 """

@@ -1,8 +1,8 @@
-"""The state of `alert` and `prom` between two runs of cron: what is known of each training run, and how far each log was read.
+"""Keep the state of `alert` and `prom` between two runs of cron: the state of each training run, and how far each log was read.
 
-Both are in one file that is replaced atomically: a pass that is killed leaves the file as it was, and the next one reads the same
-records again. So each event counts once in the state. A pipeline of two commands with two state files cannot promise that by
-itself; there, `log_state.LogState` recognises repeated records.
+One file holds both and is replaced atomically. A killed pass does not change the file, and the next pass reads the same records
+again, so each event counts once in the state. A pipeline of two commands has two state files and no such guarantee; there,
+`log_state.LogState` recognises repeated records.
 """
 
 import contextlib
@@ -20,15 +20,15 @@ from lt_monitor.logs.deduplication import Deduplicator
 from lt_monitor.logs.parsed_block import ParsedBlock
 from lt_monitor.logs.time_zone import TimeZoneCorrection
 from lt_monitor.runs.run_state import MAXIMUM_RUNS, RunState
-from lt_shared import storage
 from lt_shared.console import UsageError, note, warn
+from lt_shared.files import storage
 
 
 class CommandState:
-    """`runs` by name, `known` findings with the time each was first seen, and `undelivered` ones.
+    """The state of one command: `runs` by name, the time each `known` finding was first seen, and `undelivered` findings.
 
-    `behind` has, by absolute path, the seconds by which the times of a log are behind this machine's time zone. Without a state
-    file all of it begins empty and is dropped at the end.
+    `behind` maps a log's absolute path to how many seconds the log's times are behind this machine's time zone. Without a state
+    file, the state starts empty and is discarded at the end.
     """
 
     def __init__(self, command: str, patterns: Sequence[str]):
@@ -44,10 +44,10 @@ class CommandState:
     @classmethod
     @contextlib.contextmanager
     def open(cls, path: str | None, command: str, patterns: Sequence[str]) -> "Iterator[CommandState]":
-        """The state in the file `path`, locked until the block ends; `save` in the block makes what it then holds the new state.
+        """Read the state file `path` and lock it until the block ends. `save` inside the block replaces the file's content.
 
-        Raises: what `state_file.read` does, TryAgain when another pass holds the file, CannotCreate and IoFailure when it cannot
-        be written, UsageError for a remote path.
+        Raises: the errors of `state_file.read`; TryAgain when another pass holds the file; CannotCreate and IoFailure when the
+        file cannot be written; UsageError for a remote path.
         """
         state = cls(command, patterns)
         if path is None:
@@ -61,9 +61,10 @@ class CommandState:
             yield state
 
     def feed(self, take: Callable[[Record], object]) -> None:
-        """Call `take` with each record of the logs, with a state only with those that are new.
+        """Call `take` with each record of the logs; with a state file, only with new records.
 
-        Standard input, pipes and remote logs are taken as they come. Raises NoInput when a log is missing.
+        Standard input, pipes and remote logs have no offsets, so all their records count as new. Raises NoInput when a log is
+        missing.
         """
         for path in log_files.expand(self.patterns):
             clock = self._clock(path)
@@ -77,7 +78,7 @@ class CommandState:
             warn(f"{len(self.runs):,} runs: of more, the oldest are forgotten; name fewer logs, or use a state for each project")
 
     def _clock(self, path: str) -> TimeZoneCorrection:
-        """The correction for the times of a log, from its growing file now or in an earlier pass."""
+        """Return the time zone correction of a log, measured on the growing file now or in an earlier pass."""
         shown, absolute = log_files.printable(path), os.path.abspath(path)
         if path == log_files.STANDARD_INPUT or not os.path.isfile(path):
             return TimeZoneCorrection("standard input" if path == log_files.STANDARD_INPUT else shown, 0.0, time.time())
@@ -95,7 +96,7 @@ class CommandState:
         return TimeZoneCorrection(shown, behind, time.time())
 
     def save(self) -> None:
-        """Write the state; it is published when the block of `open` ends."""
+        """Write the state. The block of `open` publishes the file when it ends."""
         if self._file is not None and self._offsets is not None:
             state = {
                 "runs": list(self.runs.values()),

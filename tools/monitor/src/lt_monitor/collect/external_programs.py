@@ -1,7 +1,7 @@
-"""One answer of another program: nvidia-smi, neuron-monitor, squeue.
+"""Run a program of the machine (nvidia-smi, neuron-monitor, squeue) and read its output.
 
-A program that is missing, or does not answer (nvidia-smi hangs on a broken driver, squeue retries for a minute when there is no
-controller), is no reason to stop: the caller reports it and continues.
+A program may be missing or may not answer: nvidia-smi hangs on a broken driver, and squeue retries for a minute without a
+controller. The caller reports such a program and continues.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ class NoAnswer(Exception):
 
 
 def answer(arguments: Sequence[str], seconds: float = ANSWER_SECONDS) -> str:
-    """What the program prints, with its exit code other than 0 as NoAnswer."""
+    """Return the program's standard output. Raises NoAnswer for an exit code other than 0."""
     with _started(arguments) as process:
         printed = _read(process, seconds, arguments[0])
         try:
@@ -37,7 +37,7 @@ def answer(arguments: Sequence[str], seconds: float = ANSWER_SECONDS) -> str:
 
 
 def first_line(arguments: Sequence[str], seconds: float = ANSWER_SECONDS) -> str:
-    """The first line of a program that prints for ever; it is ended then."""
+    """Return the first line of a program that prints for ever, then kill the program."""
     with _started(arguments) as process:
         printed = _read(process, seconds, arguments[0], until=b"\n")[process.stdout]
     if not printed.strip():
@@ -47,7 +47,7 @@ def first_line(arguments: Sequence[str], seconds: float = ANSWER_SECONDS) -> str
 
 @contextlib.contextmanager
 def _started(arguments: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that does not outlive the block, nor do those that it has started, which may hold its pipes."""
+    """Start a process. When the block ends, kill its whole process group, because child processes may hold the pipes open."""
     pipe = subprocess.PIPE
     try:
         process = subprocess.Popen(
@@ -66,7 +66,7 @@ def _started(arguments: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _read(process: subprocess.Popen[bytes], seconds: float, name: str, until: bytes | None = None) -> dict[IO[bytes] | None, str]:
-    """What the process prints on its two pipes until it ends, or until its output has the bytes `until`."""
+    """Read both pipes of the process until it ends, or until its standard output contains `until`."""
     deadline = time.monotonic() + seconds
     printed: dict[IO[bytes] | None, bytearray] = {process.stdout: bytearray(), process.stderr: bytearray()}
     with selectors.DefaultSelector() as selector:
@@ -90,6 +90,6 @@ def _read(process: subprocess.Popen[bytes], seconds: float, name: str, until: by
 
 
 def _environment() -> dict[str, str]:
-    """Numbers and dates as the parsers expect them, in any locale and for any user's settings."""
+    """Return an environment that fixes the format of numbers and dates, whatever the user's locale and Slurm settings are."""
     ours = {"LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
     return {key: value for key, value in os.environ.items() if not key.startswith(("SQUEUE_", "SACCT_"))} | ours

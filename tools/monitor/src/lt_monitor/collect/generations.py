@@ -1,8 +1,8 @@
-"""The generations of a log: the files that log rotation renamed, copied or compressed, from the oldest to the newest.
+"""Find the generations of a log: the files that log rotation renamed, copied or compressed, oldest first.
 
-Rotation names them after the log: `train.log.1`, `train.log-20261121`, `train.log.2.gz`, with a date also `train-20261121.log`.
-`train.1.log` (logback, loguru) and `old/train.log.1` (logrotate's olddir) may be another rank's or run's: they count from the one
-on that goes on with what was read of the log.
+Rotation names a generation after the log: `train.log.1`, `train.log-20261121`, `train.log.2.gz`, and `train-20261121.log` with a
+date. `train.1.log` (logback, loguru) and `old/train.log.1` (logrotate's olddir) may belong to another rank or run. Such files
+count only after a file whose content continues the log at the saved offset.
 """
 
 import bz2
@@ -24,14 +24,15 @@ from typing import IO, Any
 from lt_monitor.logs import log_files
 from lt_shared.console import BadData, warn
 
-# Rotation while the files are being opened shows in a second look at them.
+# Rotation may rename files while they are being opened. A second listing shows it, and all files are opened again.
 ATTEMPTS = 5
 MAXIMUM_GENERATIONS = 256
 # Directories beside a log that rotation may move files to.
 MAXIMUM_DIRECTORIES = 64
-# The clock that stamps files advances in steps of up to 10 ms.
+# The clock of file modification times advances in steps of up to 10 ms, so a directory that has just changed may change again
+# without a new time. Listings are cached only for directories older than this.
 CLOCK_STEP_NS = 50_000_000
-# What the end of a file raises that is still being compressed, and a file that only looks compressed.
+# Errors at the end of a file that is still being compressed, and of a file that only looks compressed.
 UNREADABLE = (OSError, BadData, EOFError, lzma.LZMAError, zlib.error)
 
 _COMPRESSION = re.compile(r"\.(?:gz|xz|bz2|zst)$")
@@ -45,7 +46,8 @@ _ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
 class Generation:
     """An open rotated file. `is_numbered` is False for a name that people give to copies, too.
 
-    `series` is where files of other logs may be called alike, None beside the log with its whole name in front.
+    `series` is None for a file in the log's directory whose name begins with the log's name. Otherwise files of other logs may
+    have the same name pattern; all such files in one directory are one series.
     """
 
     path: str
@@ -57,7 +59,7 @@ class Generation:
 
 
 def is_rotated(path: str) -> bool:
-    """Whether `path` ends as rotation ends names."""
+    """Whether `path` has a suffix that log rotation appends."""
     return _SUFFIX.search(_COMPRESSION.sub("", path)) is not None
 
 
@@ -68,7 +70,10 @@ def originals(path: str) -> list[str]:
 
 
 def rotated_paths(path: str) -> list[str]:
-    """Files beside `path` that are named after it, the oldest first; not the compressed copy of a file that is there as well."""
+    """Return the files in the directory of `path` that are named after it, oldest first.
+
+    A compressed copy is omitted if the uncompressed file exists.
+    """
     directory, base = os.path.split(path)
     stem, ending = os.path.splitext(base)
     names = _names(directory or ".")
@@ -81,7 +86,7 @@ def rotated_paths(path: str) -> list[str]:
 
 
 def possible_paths(path: str) -> list[str]:
-    """Files that rotation may have made of `path` and that may as well be other logs', the series one by one."""
+    """Return files that may be generations of `path` or of another log, one series after the other."""
     directory, base = os.path.split(path)
     paths = _counted(path)
     for name in _directories(directory or "."):
@@ -92,7 +97,7 @@ def possible_paths(path: str) -> list[str]:
 
 
 def _counted(path: str) -> list[str]:
-    """Files beside `path` with a counter before the ending, the oldest first."""
+    """Return the files in the directory of `path` with a counter before the extension, oldest first."""
     directory, base = os.path.split(path)
     stem, ending = os.path.splitext(base)
     form = re.compile(rf"{re.escape(stem)}[.-](\d{{1,4}}){re.escape(ending)}(?:{_COMPRESSION.pattern.removesuffix('$')})?")
@@ -107,7 +112,7 @@ def _directories(directory: str) -> list[str]:
 
 
 def _series(name: str, path: str) -> str | None:
-    """None for a file beside the log that begins with the log's name, or that has its date before the ending."""
+    """Return the `Generation.series` of `name`: None if it begins with the log's name or has a date before the extension."""
     directory, base = os.path.split(_COMPRESSION.sub("", name))
     if directory != os.path.dirname(path):
         return directory
@@ -117,9 +122,9 @@ def _series(name: str, path: str) -> str | None:
 
 @contextlib.contextmanager
 def opened(path: str, log: IO[bytes]) -> Iterator[list[Generation]]:
-    """The rotated files of `path`, the oldest first, all open as they were at one moment.
+    """Open the rotated files of `path` in the state of one moment and yield them, oldest first.
 
-    `log` is the log that is open now. Rotation may have renamed it since; it is left out.
+    `log` is the open current log. Rotation may have renamed it by now, so its inode is excluded from the generations.
     """
     current = os.fstat(log.fileno())
     for attempt in range(ATTEMPTS):
@@ -132,7 +137,7 @@ def opened(path: str, log: IO[bytes]) -> Iterator[list[Generation]]:
 
 
 def _names(directory: str) -> Sequence[str]:
-    """The sorted names in a directory. Ten thousand logs that begin in one directory need one list of it."""
+    """Return the sorted names in a directory, cached because ten thousand logs may lie in one directory."""
     status = os.stat(directory)
     if time.time_ns() - status.st_mtime_ns < CLOCK_STEP_NS:
         return sorted(os.listdir(directory))
@@ -156,7 +161,7 @@ def _is_dated(name: str, stem: str, ending: str) -> bool:
 
 
 def _age(name: str, base: str) -> tuple[bool, Any]:
-    """Sorts from old to new: dates ascend; counters descend, and are newer than dates."""
+    """Return a sort key, old to new: dates ascend, counters descend, and any counter is newer than any date."""
     plain = _COMPRESSION.sub("", name)
     counter = _COUNTER.fullmatch(plain[len(base) :]) if plain.startswith(base) else None
     if counter is not None:
@@ -174,7 +179,7 @@ def _identities(paths: Sequence[str]) -> list[tuple[str, int, int]]:
 
 
 def _opened(name: str, path: str, files: contextlib.ExitStack) -> Generation | None:
-    """None for a file that cannot be opened."""
+    """Open one rotated file; return None if it cannot be opened."""
     try:
         file = files.enter_context(log_files.open_file(name))
         log = _decompressing(file, name)
@@ -187,7 +192,7 @@ def _opened(name: str, path: str, files: contextlib.ExitStack) -> Generation | N
 
 
 def _decompressing(file: Any, name: str) -> Any:
-    """`file`, or what reads its content if it is compressed."""
+    """Return `file`, or a decompressing reader if its first bytes are a compression format's."""
     begin = file.peek(6)
     if begin.startswith(b"\x1f\x8b"):
         return gzip.open(file)

@@ -1,8 +1,8 @@
-"""`lt-monitor gpu`: one sample of nvidia-smi as events, one record a GPU.
+"""`lt-monitor gpu`: print one sample of nvidia-smi as events, one record per GPU.
 
-nvidia-smi is NVML's own program, so nothing needs to be installed in the job's environment. Fields are found by the header:
-drivers drop and rename some. Without a header (`noheader`) they are taken for those of the query, in its order. A GPU that the
-driver has lost is a fault, as the log of the job may say nothing about it for ten minutes.
+nvidia-smi comes with the driver, so the job's environment needs no extra package. The header names the columns, because drivers
+drop and rename some. Without a header (`noheader`) the columns must be QUERY in order. A GPU that the driver has lost becomes a
+fault, because the job's log may not mention it for ten minutes.
 """
 
 import re
@@ -50,7 +50,7 @@ _LOST = re.compile(r"Unable to determine the device handle|GPU is lost|Unknown E
 
 
 def sample(path: str | None) -> list[Record]:
-    """The records of a saved answer (`nvidia-smi --query-gpu=... --format=csv`), `-` for stdin, or of this machine for None."""
+    """Return the records of a saved `nvidia-smi --query-gpu=... --format=csv` (`-` is stdin), or of this machine if None."""
     if path is not None:
         return parse(read_text(path), path)
     try:
@@ -62,7 +62,7 @@ def sample(path: str | None) -> list[Record]:
 
 
 def local() -> list[Record]:
-    """The records of this machine's GPUs; none, and nothing said about it, where nvidia-smi is missing or does not answer."""
+    """Return the records of this machine's GPUs; none, silently, if nvidia-smi is missing or does not answer."""
     if shutil.which(SOURCE) is None:
         return []
     try:
@@ -72,7 +72,7 @@ def local() -> list[Record]:
 
 
 def _ask(fields: list[str]) -> str:
-    """nvidia-smi's answer; a field that it does not know is left out or asked by its old name."""
+    """Query nvidia-smi for `fields`. A field that this driver does not know is queried by its old name, or dropped."""
     while True:
         try:
             return external_programs.answer([SOURCE, f"--query-gpu={','.join(fields)}", "--format=csv,nounits"])
@@ -85,7 +85,7 @@ def _ask(fields: list[str]) -> str:
 
 
 def parse(text: str, file: str) -> list[Record]:
-    """One record a GPU, and a fault for each that is lost. Other lines are reported, and so is an output without a GPU."""
+    """Return one record per GPU and a fault per lost GPU. Notes report unknown lines, and an output without a GPU."""
     records: list[Record] = []
     strange: list[str] = []
     columns: list[str] | None = None

@@ -1,7 +1,7 @@
-"""`lt-monitor neuron`: one report of neuron-monitor as events.
+"""`lt-monitor neuron`: print one report of neuron-monitor as events.
 
-A report becomes one record for each NeuronCore in use, one for each process that uses the runtime (memory, errors, latency), and
-one for each device (memory errors). neuron-monitor prints for ever; the first report is taken, after about five seconds.
+A report becomes one record per NeuronCore in use, one per process that uses the runtime (memory, errors, latency), and one per
+device (memory errors). neuron-monitor prints reports for ever; the first one comes after about five seconds and is used.
 """
 
 import json
@@ -17,7 +17,7 @@ AWS_PATH = "/opt/aws/neuron/bin/neuron-monitor"
 
 
 def sample(path: str | None) -> list[Record]:
-    """The records of saved reports (a line each), `-` for stdin, or of one report of this machine for None."""
+    """Return the records of saved reports, one JSON object per line (`-` is stdin), or of this machine if `path` is None."""
     if path is not None:
         return parse(read_text(path), path)
     try:
@@ -39,7 +39,7 @@ def _ask() -> str:
 
 
 def parse(text: str, file: str) -> list[Record]:
-    """The records of all reports in `text`; lines that are not reports are counted and reported."""
+    """Return the records of every report in `text`. A note counts the lines that are not reports."""
     records: list[Record] = []
     offset = bad = 0
     for line in text.splitlines(keepends=True):
@@ -61,8 +61,8 @@ def _report(line: str) -> Record | None:
         report = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    known = ("neuron_runtime_data", "system_data", "neuron_hardware_info")
-    return report if isinstance(report, dict) and any(name in report for name in known) else None
+    sections = ("neuron_runtime_data", "system_data", "neuron_hardware_info")
+    return report if isinstance(report, dict) and any(name in report for name in sections) else None
 
 
 def _records(report: Record, file: str, offset: int) -> Iterator[Record]:
@@ -100,7 +100,7 @@ def _core(core: Record, memory: object) -> Record:
     if flops is not None:
         details["flops_per_second"] = flops
     if isinstance(memory, dict):
-        details["memory_bytes"] = sum(int(_number(each) or 0) for each in memory.values())
+        details["memory_bytes"] = sum(int(_number(size) or 0) for size in memory.values())
     return details
 
 
@@ -112,7 +112,7 @@ def _runtime(used: Record, content: Record) -> Record:
             details[field] = int(value)
     stats = _object(content.get("execution_stats") or content.get("inference_stats"))
     summary = _object(stats.get("error_summary"))
-    details["errors"] = {str(name): int(count) for name, each in summary.items() if (count := _number(each))}
+    details["errors"] = {str(name): int(count) for name, value in summary.items() if (count := _number(value))}
     latency = _object(_object(stats.get("latency_stats")).get("total_latency"))
     for percentile in ("p50", "p99"):
         value = _number(latency.get(percentile))
@@ -122,7 +122,7 @@ def _runtime(used: Record, content: Record) -> Record:
 
 
 def _errors(report: Record) -> Iterator[str]:
-    """What the report says about itself, such as a driver that is not loaded."""
+    """Yield the report's error messages, such as a driver that is not loaded."""
     for part in (report.get("neuron_hardware_info"), *_list(report.get("neuron_runtime_data"))):
         error = _object(part).get("error")
         if isinstance(error, str) and error:
@@ -134,7 +134,7 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def _list(value: object) -> list[dict[str, Any]]:
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
 def _number(value: object) -> float | None:

@@ -1,9 +1,9 @@
-"""How far each log was read: the state of `scrape --state`.
+"""Store how far each log was read: the state of `scrape --state`.
 
 A log is recognised by content: hashes of its beginning and of the bytes just before the offset. Inode and path only narrow the
-search. So an offset survives a rename and a copy over the log (rsync), and a truncation is noticed even when the new output is
-longer than the old. A log whose inode, size and modification time are unchanged is not opened: ten thousand of them take 0.2 s.
-The state keeps what the parser and the deduplicator carry from line to line, so the result does not depend on when a log is read.
+search. So an offset survives a rename and a copy over the log (rsync), and a truncation is noticed even if the new output is
+longer than the old. A log whose inode, size and modification time are unchanged is not opened: ten thousand such logs take 0.2 s.
+The state includes the state of the parser and the deduplicator, so the result does not depend on when a log is read.
 """
 
 import dataclasses
@@ -22,9 +22,9 @@ TAIL_BYTES = 256
 
 @dataclasses.dataclass
 class LogOffset:
-    """How far one log was read. `head` and `tail` are the first and last bytes before `offset`.
+    """The reading position in one log. `head` and `tail` are the first and the last bytes before `offset`.
 
-    `size_bytes` and `mtime_ns` are the log's when it was opened.
+    `size_bytes` and `mtime_ns` were taken when the log was opened.
     """
 
     path: str
@@ -63,7 +63,7 @@ class LogOffset:
 
 @dataclasses.dataclass(frozen=True)
 class SavedLogOffset:
-    """A LogOffset as it is stored: the fields are the keys in the state file, `merger` is the state of the deduplicator."""
+    """A LogOffset in the state file. The fields are the JSON keys; `merger` is the state of the deduplicator."""
 
     path: str
     inode: int
@@ -79,7 +79,7 @@ class SavedLogOffset:
         return (self.inode, self.size_bytes, self.mtime_ns) == (status.st_ino, status.st_size, status.st_mtime_ns)
 
     def resume(self, log: IO[bytes], path: str) -> LogOffset | None:
-        """The offset in an open log, or None when that log does not begin with what was read."""
+        """Return the offset in an open log, or None if the log's content before the offset has changed."""
         log.seek(0)
         head = log.read(min(HEAD_BYTES, self.offset))
         if hashlib.sha256(head).hexdigest() != self.head_sha256:
@@ -96,9 +96,9 @@ class SavedLogOffset:
 
 
 class LogOffsets:
-    """All offsets of a state file by absolute path, and the state of the output that they agree with.
+    """The offsets of a state file by absolute path, and the state of the output at these offsets.
 
-    `saved` is where logs were when this pass began, `new` where it left them.
+    `saved` holds the offsets before this pass, `new` the offsets after it.
     """
 
     def __init__(self, saved: list[SavedLogOffset], output: Record | None = None):
@@ -115,28 +115,28 @@ class LogOffsets:
 
     @classmethod
     def read(cls, path: str) -> Self:
-        """A missing file is an empty state. Raises what `state_file.read` does."""
+        """Read a state file; a missing file is an empty state. Raises the errors of `state_file.read`."""
         state = state_file.read(path, "scrape")
         if state is None:
             return cls([])
         return cls([SavedLogOffset(**log) for log in state["logs"]], state["output"])
 
     def settled(self, output: Record | None) -> "LogOffsets":
-        """The state after this pass, whose events end at `output`."""
+        """Return the state after this pass, with the output's state after this pass's events."""
         saved = {**self.saved, **{path: log_offset.saved() for path, log_offset in self.new.items()}}
         return LogOffsets(list(saved.values()), output)
 
     def to_bytes(self) -> bytes:
-        """As a state file; without what `new` holds (see `settled`)."""
+        """Encode `saved` as a state file. `new` is not included; see `settled`."""
         logs = [vars(log_offset) for _, log_offset in sorted(self.saved.items())]
         return state_file.content("scrape-state", {"output": self.output, "logs": logs})
 
     def find(self, path: str, log: IO[bytes]) -> LogOffset:
-        """Where to continue in the open log `path`: at the beginning when it was never read or was replaced."""
+        """Return where to continue in the open log `path`: at the beginning if it was never read or was replaced."""
         if path in self.new:
             return self.new[path]
         status = os.fstat(log.fileno())
-        # Every log begins with nothing, so an offset of 0 recognises none.
+        # Offset 0 has no content before it and would match every log.
         candidates = {id(saved): saved for saved in self._candidates(path, status.st_ino) if saved.offset}
         for saved in sorted(candidates.values(), key=lambda saved: -saved.offset):
             log_offset = saved.resume(log, path)
@@ -154,11 +154,11 @@ class LogOffsets:
                 yield from self.rotated(name)
 
     def rotated(self, path: str) -> Iterable[SavedLogOffset]:
-        """The saved offsets of files that were rotated from the log `path`."""
+        """Return the saved offsets of files that were rotated from the log `path`."""
         return self._rotated.get(path, ()) if path in self.saved else ()
 
     def replaced(self, path: str, log_offset: LogOffset) -> SavedLogOffset | None:
-        """How far the log at `path` was read before, when the open log of `log_offset` may be another one."""
+        """Return the earlier offset at `path` if the open log of `log_offset` may be a different log, else None."""
         saved = self.saved.get(path)
         if saved is None or path in self.new or (log_offset.offset and log_offset.inode == saved.inode):
             return None

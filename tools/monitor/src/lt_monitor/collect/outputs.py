@@ -1,8 +1,8 @@
-"""Where scraped events go. Into a regular file each event goes exactly once, even if a pass is killed in the middle.
+"""Write scraped events. A regular file gets each event exactly once, even if a pass is killed in the middle.
 
-The state file has the size of the output when both last agreed. Bytes after that were written by a pass that was killed: the next
-pass finds the same events again, leaves those out and completes the line that was cut off. A pipe cannot be read back: there a
-kill repeats events, which (run, src.file, src.offset) identifies.
+The state file stores the size of the output when both last agreed. A killed pass wrote the bytes after that size. The next pass
+produces the same events again, skips those that are already in the file, and completes the line that was cut off. A pipe cannot
+be read back, so a kill repeats events there; (run, src.file, src.offset) identifies the repetitions.
 """
 
 import contextlib
@@ -34,13 +34,13 @@ class Output:
         self._unfinished = b""
 
     def state(self) -> Record | None:
-        """Which file it is and its size, for the state file; None unless it is a regular file."""
+        """Return the identity and size of the output for the state file, or None if it is not a regular file."""
         if not self._is_file:
             return None
         return {"file": self._identity, "size_bytes": os.fstat(self._stream.fileno()).st_size}
 
     def resume(self, saved: Record | None) -> bool:
-        """Read what a killed pass wrote after the `saved` state of the output. False when that was another file."""
+        """Read the events that a killed pass wrote after the `saved` state. Return False if `saved` is about another file."""
         if not self._is_file:
             return True
         now = self.state()
@@ -63,7 +63,7 @@ class Output:
         self._written.update(line for line in lines if line)
 
     def take(self, block: ParsedBlock, deduplicator: Deduplicator, path: str, run: str) -> None:
-        """Write what is new in a block of the log `path` and not there yet, and pass it on at once."""
+        """Write and flush the events of a block of the log `path` that are new and not yet in the output."""
         lines = deduplicator.new_lines(block, path, run)
         together = b"".join(lines)
         if not together.isascii() or b"\x7f" in together:
@@ -95,7 +95,7 @@ class Output:
 
 @contextlib.contextmanager
 def writing() -> Iterator[None]:
-    """Name standard output in its errors: the state file is open at the same time."""
+    """Name standard output in write errors, because the state file is open at the same time."""
     try:
         yield
     except BrokenPipeError:

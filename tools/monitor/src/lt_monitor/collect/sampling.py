@@ -1,4 +1,4 @@
-"""Records of samples that were taken of a machine, rather than read from a log."""
+"""Build the records of machine samples, which come from programs instead of logs."""
 
 import datetime
 import os
@@ -7,15 +7,15 @@ import sys
 
 from lt_monitor.events import records
 from lt_monitor.events.records import MESSAGE_CHARACTERS, Record
-from lt_shared import storage
 from lt_shared.console import note
+from lt_shared.files import storage
 
 STANDARD_INPUT = "-"
 MAXIMUM_BYTES = 64 << 20
 
 
 def machine_name() -> str:
-    """The name by which Slurm knows this machine, else its host name."""
+    """Return Slurm's name of this machine, or its host name outside Slurm."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
 
 
@@ -35,13 +35,13 @@ def fault(file: str, name: str, severity: str, message: str, offset: int = 0, **
 
 
 def missing(file: str, message: str) -> Record:
-    """What could not be sampled: reported on stderr, and as a note event."""
+    """Report a failed sample on stderr, and return it as a note event."""
     note(message)
     return record("note", file, node=machine_name(), note="missing", message=message[:MESSAGE_CHARACTERS])
 
 
 def read_text(path: str) -> str:
-    """A saved answer of a program, `-` for stdin. Raises NoInput when there is no such file."""
+    """Read a program's saved output (`-` is stdin). Raises NoInput when there is no such file."""
     if path == STANDARD_INPUT:
         data = sys.stdin.buffer.read(MAXIMUM_BYTES)
     else:

@@ -1,7 +1,7 @@
-"""`lt-monitor scrape`: the events of logs as JSON lines, with a state only what is new since the last time.
+"""`lt-monitor scrape`: print the events of logs as JSON lines; with a state file, only events that are new since the last pass.
 
-The state is published after the events are out, and not at all when the output broke. A pass that is killed between the two is
-noticed by the next one, see `outputs`.
+The state is published after the events are written, and not at all if the output fails. If a pass is killed between the two, the
+next pass notices; see `outputs`.
 """
 
 import contextlib
@@ -21,17 +21,17 @@ from lt_monitor.logs import log_files
 from lt_monitor.logs.deduplication import Deduplicator
 from lt_monitor.logs.log_parser import LogParser
 from lt_monitor.logs.parsed_block import ParsedBlock
-from lt_shared import storage
 from lt_shared.console import BadData, NoInput, UsageError, note, warn
+from lt_shared.files import storage
 
 FOLLOW_SECONDS = 1.0
 
 
 def scrape(patterns: Sequence[str], state: str | None, stream: IO[bytes], follow: bool = False) -> None:
-    """Write the events of all logs to `stream`, with a file at `state` only the new ones; with `follow` until interrupted.
+    """Write the events of every log to `stream`: only new events if `state` names a file, and until interrupted with `follow`.
 
-    Raises: NoInput when a log is missing, before anything is written; UsageError for a log without offsets when there is a state;
-    BadData when the state file is not one; TryAgain when another scrape holds it; BrokenPipeError when nobody reads `stream`.
+    Raises: NoInput when a log is missing, before anything is written; UsageError for a log without offsets if there is a state;
+    BadData for an invalid state file; TryAgain when another scrape holds it; BrokenPipeError when nobody reads `stream`.
     """
     paths = log_files.expand(patterns)
     if state is None and not follow:
@@ -66,11 +66,11 @@ def scrape(patterns: Sequence[str], state: str | None, stream: IO[bytes], follow
 
 
 def _keep_in_memory(offsets: LogOffsets) -> None:
-    """Without a state file nothing outlives the process."""
+    """Publish nothing: without a state file, the offsets live in this process only."""
 
 
 class _Publisher:
-    """Writes the state file whole."""
+    """Replaces the state file atomically."""
 
     def __init__(self, path: str):
         self._path = path
@@ -91,7 +91,7 @@ def _require_offsets(path: str, option: str) -> None:
 
 
 def _pass(paths: Sequence[str], offsets: LogOffsets, output: Output, publish: Callable[[LogOffsets], None]) -> LogOffsets:
-    """Read what is new in all logs; the offsets after it."""
+    """Read the new records of every log; return the offsets after this pass."""
     for path in paths:
         with contextlib.suppress(FileNotFoundError, BadData):
             scrape_log(path, offsets, output)
@@ -104,13 +104,13 @@ def _pass(paths: Sequence[str], offsets: LogOffsets, output: Output, publish: Ca
 
 
 class Sink(Protocol):
-    """What takes the events of a log, a block at a time."""
+    """A receiver of a log's events, one block at a time."""
 
     def take(self, block: ParsedBlock, deduplicator: Deduplicator, path: str, run: str) -> None: ...
 
 
 def scrape_log(path: str, offsets: LogOffsets, output: Sink) -> None:
-    """Give `output` the records of one log that are new since `offsets`, and move these on."""
+    """Pass the records of one log since its offset to `output`, and store the new offset in `offsets.new`."""
     absolute, run = os.path.abspath(path), log_files.run_name(path)
     for rotated in offsets.rotated(absolute):
         _read_appended(path, rotated, offsets, output)
@@ -123,7 +123,7 @@ def scrape_log(path: str, offsets: LogOffsets, output: Sink) -> None:
         if earlier is not None:
             with generations.opened(absolute, log) as rotated_logs:
                 if _is_renamed(earlier, rotated_logs):
-                    # The new log may begin with the same lines as the one before.
+                    # The new log may begin with the same lines as the earlier log, so `find` may have matched it by content.
                     log_offset = LogOffset.at_start(absolute, os.fstat(log.fileno()))
                 if log_offset.offset == 0:
                     _read_generations(path, earlier, rotated_logs, offsets, output)
@@ -134,7 +134,7 @@ def scrape_log(path: str, offsets: LogOffsets, output: Sink) -> None:
 
 
 def _read_appended(path: str, rotated: SavedLogOffset, offsets: LogOffsets, output: Sink) -> None:
-    """Read what was appended to a rotated file: a program writes there until it opens the new log."""
+    """Read lines appended to a rotated file, because a program writes there until it reopens the log."""
     if rotated.path in offsets.new:
         return
     with contextlib.suppress(*generations.UNREADABLE):
@@ -151,7 +151,7 @@ def _read_appended(path: str, rotated: SavedLogOffset, offsets: LogOffsets, outp
 def _read_generations(
     path: str, earlier: SavedLogOffset, rotated_logs: Sequence[Generation], offsets: LogOffsets, output: Sink
 ) -> None:
-    """Read the rest of the log that was at `path` before, and all that were there between it and the present one."""
+    """Read the rest of the earlier log at `path`, and every log that was at `path` between it and the current one."""
     first = _continuation(earlier, rotated_logs)
     unread = _unread(earlier, rotated_logs, first)
     if first is None and earlier.offset and not generations.is_rotated(path):
@@ -179,9 +179,10 @@ def _read_generations(
 
 
 def _unread(earlier: SavedLogOffset, rotated_logs: Sequence[Generation], first: Generation | None) -> list[Generation]:
-    """`first` and what was rotated after it; without it, what was written since `earlier`.
+    """Return `first` and the generations rotated after it; without `first`, the generations written since `earlier`.
 
-    An inode alone recognises a log of which nothing was read, and a later log may have got it: times decide there, too.
+    If `earlier` has offset 0, no content was read and only the inode identifies the log. A later log may have reused the inode,
+    so modification times decide as well.
     """
     begin = rotated_logs.index(first) if first is not None else len(rotated_logs)
     is_sure = first is not None and earlier.offset > 0
@@ -198,12 +199,12 @@ def _unread(earlier: SavedLogOffset, rotated_logs: Sequence[Generation], first: 
 
 
 def _is_generation(one: Generation, first: Generation | None) -> bool:
-    """Whether the name alone says that this is a generation of the log: by its form, or by the form of one that is."""
+    """Whether the name alone identifies a generation of the log: it is numbered, or in the series of `first`."""
     return one.is_numbered or (first is not None and one.series is not None and one.series == first.series)
 
 
 def _continuation(earlier: SavedLogOffset, rotated_logs: Sequence[Generation]) -> Generation | None:
-    """The file that goes on with what was read before: the one with the inode, else the newest with the content."""
+    """Return the generation that continues the earlier log: the one with its inode, else the newest with its content."""
     with_content = None
     for one in reversed(rotated_logs):
         with contextlib.suppress(*generations.UNREADABLE):
@@ -226,15 +227,16 @@ def _has_inode(one: Generation, earlier: SavedLogOffset) -> bool:
 
 
 def _shown(path: str, rotated_path: str) -> str:
-    """A rotated file, as its log is named on the command line."""
+    """Return the path of a rotated file in the form in which the command line names its log."""
     directory = os.path.dirname(os.path.abspath(path))
     return os.path.join(os.path.dirname(path), os.path.relpath(rotated_path, directory))
 
 
 def _tell_replaced(path: str, run: str, earlier: SavedLogOffset, output: Sink) -> None:
-    """An event before those of the new log: two logs may begin alike, and its reader must not take one for a repetition.
+    """Write a `replaced` note before the new log's events.
 
-    The fields identify the earlier log, so two replacements differ, and a repetition of this event is recognised.
+    Two logs may begin with the same lines, and a reader of the events must not mistake the new ones for repetitions. The fields
+    identify the earlier log, so two replacements differ and a repetition of this note is recognised.
     """
     item = {
         "v": records.VERSION,

@@ -1,10 +1,10 @@
-"""`lt-monitor slurm`: the state of Slurm jobs as events, with one call of squeue.
+"""`lt-monitor slurm`: print the state of Slurm jobs as events, with one call of squeue.
 
-The record of a job carries the run's name that its log would have, so that `alert` knows whether a silent run should be
-running. `squeue --json` comes first; its shape changed with every data parser (a state is a text or a list, a number may be an
-object), and old versions do not have it, so plain columns are the second choice. Jobs that squeue has forgotten are asked for
-from scontrol, which knows the same, and then from sacct, which knows less: no log but that of the command line, and no exit code
-but 0 for sure. Its text has 128 taken off every code from 128 on, and `sacct --json` of 22.05 says SUCCESS and 0 for all.
+A job's record carries the run name that its log would have, so `alert` knows whether a silent run should be running. `squeue
+--json` is tried first. Its shape changed with every data parser (a state is a text or a list, a number may be an object), and old
+versions lack it, so plain columns are the second choice. For a job that squeue has forgotten, scontrol has the same data and is
+asked first. sacct has less: only the log named on the command line, and only exit code 0 is certain. sacct's text subtracts 128
+from every code from 128 on, and `sacct --json` of 22.05 reports SUCCESS and 0 for every job.
 """
 
 import datetime
@@ -25,7 +25,7 @@ COLUMN_NAMES = (
     "partition", "state_reason", "current_working_directory", "name",
 )  # fmt: skip
 SACCT_FIELDS = "JobIDRaw,JobID,JobName,State,ExitCode,Submit,Start,End,NNodes,NodeList,User,Partition,WorkDir"
-# Since 21.08; the last because it may have bars in it.
+# Since 21.08. It is the last column because it may contain bars.
 SACCT_SUBMIT_LINE = "SubmitLine"
 SACCT_NAMES = {
     "JobIDRaw": "job_id", "JobID": "shown_id", "JobName": "name", "State": "job_state", "ExitCode": "exit_code",
@@ -61,20 +61,23 @@ _PAIR = re.compile(r"(?:^|\s)([A-Za-z][\w/:]{0,30})=")
 
 
 def sample(path: str | None, jobs: Sequence[str]) -> list[Record]:
-    """The records of a saved answer of squeue, sacct or scontrol (`-` is stdin), or of this cluster for None.
+    """Return the records of a saved output of squeue, sacct or scontrol (`-` is stdin), or of this cluster if `path` is None.
 
-    `jobs` leaves only these, such as 77 or 77_3 (77 also means all tasks of that array).
+    If `jobs` is not empty, only these jobs are returned: 77_3, or 77 with every task of that array.
     """
     if path is not None:
-        found = parse(read_text(path), path)
-        return [each for each in found if each["kind"] != "job" or not jobs or _is_wanted(each, jobs)]
+        return _requested(parse(read_text(path), path), jobs)
     try:
-        found = _queue()
+        records = _requested(_queue(), jobs)
     except external_programs.NoAnswer as error:
         return [missing(SOURCE, str(error))]
-    found = [each for each in found if each["kind"] != "job" or not jobs or _is_wanted(each, jobs)]
-    absent = [job for job in jobs if not any(_is_wanted(each, [job]) for each in found)]
-    return found + _finished(absent)
+    absent = [job for job in jobs if not any(_is_requested(record, [job]) for record in records)]
+    return records + _finished(absent)
+
+
+def _requested(records: list[Record], jobs: Sequence[str]) -> list[Record]:
+    """Drop the records of jobs that were not requested; other records stay."""
+    return [record for record in records if record["kind"] != "job" or not jobs or _is_requested(record, jobs)]
 
 
 def is_job(text: str) -> bool:
@@ -83,18 +86,17 @@ def is_job(text: str) -> bool:
 
 def _queue() -> list[Record]:
     try:
-        found = parse(external_programs.answer(["squeue", "--json"]), SOURCE)
+        return parse(external_programs.answer(["squeue", "--json"]), SOURCE)
     except external_programs.NoAnswer as error:
         if "--json" not in str(error) and "unrecognized" not in str(error) and "serializer" not in str(error):
             raise
         columns = external_programs.answer(["squeue", "-h", "-r", "-o", COLUMNS])
-        found = _jobs((_columns(line) for line in columns.splitlines()), SOURCE)
-    return found
+        return _jobs((_columns(line) for line in columns.splitlines()), SOURCE)
 
 
 def _finished(jobs: Sequence[str]) -> list[Record]:
-    """Jobs that are no longer queued."""
-    found: list[Record] = []
+    """Return the records of jobs that are no longer queued, from scontrol or sacct."""
+    job_records: list[Record] = []
     for job in jobs:
         sacct = ["sacct", "-X", "-P", "-D", "-j", job, "-o"]
         answers = (
@@ -110,17 +112,17 @@ def _finished(jobs: Sequence[str]) -> list[Record]:
                 if SACCT_SUBMIT_LINE not in str(error):
                     reasons.append(str(error))
                 continue
-            if any(each["kind"] == "job" for each in records):
-                found += records
+            if any(record["kind"] == "job" for record in records):
+                job_records += records
                 break
             reasons.append(f"{arguments[0]}: no such job")
         else:
-            found.append(missing(SOURCE, f"job {job}: {'; '.join(reasons)}"))
-    return found
+            job_records.append(missing(SOURCE, f"job {job}: {'; '.join(reasons)}"))
+    return job_records
 
 
 def parse(text: str, file: str) -> list[Record]:
-    """The jobs in an answer of `squeue --json`, `sacct --json`, `sacct -P` with its header, or `scontrol -o show job`."""
+    """Return the jobs in the output of `squeue --json`, `sacct --json`, `sacct -P` with its header, or `scontrol -o show job`."""
     if text.lstrip().startswith("{"):
         return _parse_json(text, file)
     lines = text.splitlines()
@@ -135,13 +137,13 @@ def parse(text: str, file: str) -> list[Record]:
 
 
 def _accounted(rows: Iterable[Sequence[str]], header: Sequence[str], file: str) -> list[Record]:
-    """The jobs of sacct's columns."""
+    """Return the jobs in sacct's columns."""
     names = [SACCT_NAMES.get(name, name) for name in header]
     return _jobs(_last_of_each([{**dict(zip(names, row, strict=False)), "is_accounted": True} for row in rows]), file)
 
 
 def _last_of_each(jobs: Sequence[Record]) -> list[Record]:
-    """The last of the records that accounting has of each job: a requeued one has one for each start, as the queue has not."""
+    """Keep the last record per job: accounting (unlike the queue) has one record per start of a requeued job."""
     last: dict[str, Record] = {}
     for job in jobs:
         identity = str(job.get("job_id") or job.get("shown_id"))
@@ -158,8 +160,8 @@ def _parse_json(text: str, file: str) -> list[Record]:
     jobs, errors = answer.get("jobs"), answer.get("errors")
     if not jobs and isinstance(errors, list) and errors:
         # Without a controller squeue still ends with 0 and no jobs.
-        said = _object(errors[0])
-        return [missing(file, f"{file}: {_text(said.get('description')) or _text(said.get('error')) or 'failed'}")]
+        error = _object(errors[0])
+        return [missing(file, f"{file}: {_text(error.get('description')) or _text(error.get('error')) or 'failed'}")]
     if not isinstance(jobs, list):
         return [missing(file, f"{file}: JSON without jobs")]
     objects = [{**job, "is_accounted": "job_state" not in job} for job in jobs if isinstance(job, dict)]
@@ -168,12 +170,12 @@ def _parse_json(text: str, file: str) -> list[Record]:
 
 
 def _columns(line: str) -> Record:
-    """A line of squeue's columns; the job's name comes last because it may have bars in it."""
+    """Split a line of squeue's columns. The job's name comes last because it may contain bars."""
     return dict(zip(COLUMN_NAMES, line.split("|", len(COLUMN_NAMES) - 1), strict=False))
 
 
 def _joined(lines: Iterable[str]) -> list[str]:
-    """`scontrol show job` without -o has many lines a job, and an empty one between two."""
+    """Join the lines of each job: `scontrol show job` without -o prints many lines per job and an empty line between jobs."""
     jobs: list[list[str]] = []
     for line in lines:
         if line.startswith("JobId=") or not jobs:
@@ -183,7 +185,7 @@ def _joined(lines: Iterable[str]) -> list[str]:
 
 
 def _scontrol(line: str) -> Record:
-    """`Key=value` pairs; a value extends to the next key, so it may contain spaces."""
+    """Parse `Key=value` pairs. A value extends to the next key, so it may contain spaces."""
     keys = list(_PAIR.finditer(line))
     job: Record = {}
     for key, following in zip(keys, [*keys[1:], None], strict=True):
@@ -196,14 +198,14 @@ def _scontrol(line: str) -> Record:
 
 
 def _jobs(jobs: Iterable[Record], file: str) -> list[Record]:
-    return [found for job in jobs if (found := _job(job, file)) is not None]
+    return [record for job in jobs if (record := _job(job, file)) is not None]
 
 
 def _job(job: Record, file: str) -> Record | None:
-    """The record of one job, whatever the shape of its fields; None for what has no id or state."""
+    """Return the record of one job in any of Slurm's shapes; None if it has no id or no state."""
     number, array, task = _whole(job.get("job_id")), _whole(job.get("array_job_id")), _whole(job.get("array_task_id"))
     if (numbers := _SHOWN.fullmatch(_text(job.get("shown_id")))) is not None:
-        # Of an array, or of a job of several kinds of nodes, whose script and log are the first part's.
+        # An array task, or a component of a heterogeneous job, whose script and log belong to the leader.
         array, task = _whole(numbers["array"]) or array, _whole(numbers["task"]) if numbers["task"] else task
         number = number or _whole(numbers["job"])
     shown = f"{array}_{task}" if array and task is not None else str(number or array or "")
@@ -244,12 +246,12 @@ def _job(job: Record, file: str) -> Record | None:
     return record("job", file, run=log_files.run_name(log) if log else f"job-{shown}", **details)
 
 
-def _is_wanted(found: Record, jobs: Sequence[str]) -> bool:
-    return found["kind"] == "job" and any(found["job"] == job or found["job"].split("_")[0] == job for job in jobs)
+def _is_requested(record: Record, jobs: Sequence[str]) -> bool:
+    return record["kind"] == "job" and any(record["job"] == job or record["job"].split("_")[0] == job for job in jobs)
 
 
 def _state(job: Record) -> str:
-    """`RUNNING` from text, from a list of states, or from sacct's object; `CANCELLED by 1000` without the rest."""
+    """Return the state, e.g. RUNNING, from a text, a list of states or sacct's object; CANCELLED for `CANCELLED by 1000`."""
     state = job.get("job_state", job.get("state"))
     if isinstance(state, dict):
         state = state.get("current")
@@ -263,7 +265,7 @@ def _state(job: Record) -> str:
 
 
 def _log(job: Record, shown: str, number: int, array: int | None, task: int | None) -> str:
-    """The file of the job's output: Slurm before 24.05 gives the pattern only, and nothing for its default."""
+    """Return the file of the job's output. Slurm before 24.05 reports only the pattern, and nothing for the default pattern."""
     expanded = _text(job.get("stdout_expanded"))
     directory = _text(job.get("current_working_directory"))
     pattern = (
@@ -288,7 +290,7 @@ def _log(job: Record, shown: str, number: int, array: int | None, task: int | No
 
 
 def _exit(value: object) -> Record:
-    """`exit_code` and `signal` from `3:0`, from a wait status, or from an object of the newer parsers."""
+    """Return `exit_code` and `signal` from the text `3:0`, a wait status, or an object of the newer data parsers."""
     code = signal = None
     if isinstance(value, dict):
         code = _whole(value.get("return_code"))
@@ -301,7 +303,11 @@ def _exit(value: object) -> Record:
 
 
 def _accounted_exit(value: object, state: str) -> Record:
-    """`_exit` from sacct. A code of its text below 128 may be that code and 128. 0 is known only of success."""
+    """Return the exit status from sacct.
+
+    sacct's text subtracts 128 from codes of at least 128, so a code below 128 stands for two codes. 0 is certain only for
+    COMPLETED.
+    """
     exit_status = _exit(value)
     code, is_success = exit_status.get("exit_code"), state == "COMPLETED"
     if code is None or is_success or exit_status.get("signal") or (code and not isinstance(value, str)):
@@ -310,7 +316,7 @@ def _accounted_exit(value: object, state: str) -> Record:
 
 
 def _moment(value: object) -> str | None:
-    """ISO 8601 with a zone, from seconds since 1970 or from Slurm's local time; None for what is not set."""
+    """Return ISO 8601 with a zone, from seconds since 1970 or from Slurm's local time; None if the time is not set."""
     seconds = _whole(value)
     try:
         if seconds:
@@ -321,21 +327,21 @@ def _moment(value: object) -> str | None:
 
 
 def _gpus(tres: str) -> int | None:
-    """GPUs in `cpu=96,gres/gpu=8,gres/gpu:h100=8`."""
+    """Count the GPUs in `cpu=96,gres/gpu=8,gres/gpu:h100=8`."""
     match = re.search(r"(?:^|,)gres/gpu=(\d{1,7})", tres) or re.search(r"(?:^|,)gres/gpu:[^=,]{1,60}=(\d{1,7})", tres)
     return int(match[1]) if match else None
 
 
 def _tres(job: Record) -> str:
-    """sacct's list of allocated resources as the text that squeue has."""
+    """Format sacct's list of allocated resources like squeue's text."""
     allocated = _object(job.get("tres")).get("allocated")
-    parts = [_object(each) for each in allocated] if isinstance(allocated, list) else []
+    parts = [_object(resource) for resource in allocated] if isinstance(allocated, list) else []
     names = (f"{part.get('type')}{'/' + str(part['name']) if part.get('name') else ''}={part.get('count')}" for part in parts)
     return ",".join(names)
 
 
 def _whole(value: object) -> int | None:
-    """A whole number that may be text, or an object with `set`, `infinite` and `number`."""
+    """Return a whole number from a number, a text, or an object with `set`, `infinite` and `number`."""
     if isinstance(value, dict):
         value = value.get("number") if value.get("set") and not value.get("infinite") else None
     if isinstance(value, str) and re.fullmatch(r"\d{1,15}(?:-\d{1,15})?", value):

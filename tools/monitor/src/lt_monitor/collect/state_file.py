@@ -1,9 +1,8 @@
-"""State files: what a pass left for the next one, whole and nobody else's.
+"""Read and encode state files, with which one pass continues the work of the pass before.
 
-A state decides which events are new and which findings are known. A file that is empty, cut off or changed would make it forget
-or invent some, in silence; one that another user planted, or could write, would make it what that user wants. So a state ends
-with a digest of itself, and is read only where this user alone could have written it. Any other file is an error, never an empty
-state.
+A state decides which events are new and which findings were reported. From an empty, cut off or changed file, events or findings
+would silently be lost or repeated; a file that another user can write could say anything. So a state file ends with a digest of
+itself, and is read only if no other user can have written it. Any other file is an error, never an empty state.
 """
 
 import hashlib
@@ -13,12 +12,12 @@ from typing import Any
 
 import orjson
 
-from lt_shared import ownership
 from lt_shared.console import BadData, CannotCreate
-from lt_shared.local_files import creating
+from lt_shared.files import ownership
+from lt_shared.files.local_files import creating
 
 STATE_VERSION = 3
-# What is in a state came from logs, which may be private.
+# The content comes from logs, which may be private.
 MODE = 0o600
 _DIGEST_KEY = b',"sha256":"'
 _END = b'"}\n'
@@ -26,28 +25,28 @@ _TAIL_BYTES = len(_DIGEST_KEY) + 64 + len(_END)
 
 
 def content(kind: str, state: dict[str, Any]) -> bytes:
-    """The file of a state."""
+    """Encode a state file."""
     body = orjson.dumps({"v": STATE_VERSION, "kind": kind, **state})[:-1]
     return body + _DIGEST_KEY + hashlib.sha256(body).hexdigest().encode() + _END
 
 
 def read(path: str, kind: str) -> dict[str, Any] | None:
-    """The state in the file `path`, None when there is no such file.
+    """Read the state in the file `path`; return None if there is no such file.
 
-    Raises: BadData for what is not a whole state of `kind`; CannotCreate for a link, what is not a file, and what another user
-    owns or can write.
+    Raises: BadData if the file is not a complete state of `kind`; CannotCreate for a link, for anything but a regular file, and
+    for a file that another user owns or can write.
     """
     try:
         with creating(path), open(_opened(path), "rb") as file:
-            found = file.read()
+            content_bytes = file.read()
     except _Missing:
         return None
-    if not found:
+    if not content_bytes:
         raise _not_a_state(path, kind, "it is empty")
-    body, tail = found[:-_TAIL_BYTES], found[-_TAIL_BYTES:]
+    body, tail = content_bytes[:-_TAIL_BYTES], content_bytes[-_TAIL_BYTES:]
     if tail != _DIGEST_KEY + hashlib.sha256(body).hexdigest().encode() + _END:
         raise _not_a_state(path, kind, "it was changed or cut off, or written by another version or another program")
-    state: dict[str, Any] = orjson.loads(found)
+    state: dict[str, Any] = orjson.loads(content_bytes)
     if (state.get("v"), state.get("kind")) != (STATE_VERSION, f"{kind}-state"):
         raise _not_a_state(path, kind, "written by another version or another command")
     return state
@@ -58,12 +57,12 @@ class _Missing(Exception):
 
 
 def _opened(path: str) -> int:
-    """Open without following a link and without waiting for the other end of a pipe."""
+    """Open `path` without following a link and without waiting for the other end of a pipe."""
     try:
         status = os.lstat(path)
     except FileNotFoundError:
         raise _Missing from None
-    # A link cannot be opened with O_NOFOLLOW, and says so less clearly.
+    # O_NOFOLLOW refuses a link, too, but with a less clear error.
     if stat.S_ISLNK(status.st_mode):
         raise _not_own(path, "is a symbolic link")
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

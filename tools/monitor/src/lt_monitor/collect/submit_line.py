@@ -1,10 +1,10 @@
-"""The command line of sbatch or srun as accounting has it: where the job's output went, and the patterns of file names."""
+"""Find a job's output file in the sbatch or srun command line that accounting stores, and expand its file name pattern."""
 
 import re
 import shlex
 from collections.abc import Mapping
 
-# Options without a value, of sbatch, srun and salloc; `K` and `s` take one only in the same word.
+# Options of sbatch, srun and salloc without a value; `K` and `s` accept a value only in the same word.
 _SHORT_FLAGS = frozenset("EHIKOQVWXZhklsuv")
 _LONG_FLAGS = frozenset(
     {
@@ -14,22 +14,22 @@ _LONG_FLAGS = frozenset(
         *("disable-status", "exact", "kill-on-bad-exit", "label", "multi-prog", "no-allocate", "resv-ports", "share"),
     }
 )
-# --overcommit, --overlap and --oversubscribe begin alike.
+# `ou` is the shortest abbreviation of --output: --overcommit, --overlap and --oversubscribe begin with `o`, too.
 _OUTPUT, _SHORTEST_OUTPUT = "output", "ou"
 _PATTERN = re.compile(r"%(\d{0,2})([%AabjJxuntNs])")
 _TEXTS = "xuN%s"
-# Slurm fills up to this many digits.
+# Slurm pads numbers to at most this many digits.
 _MOST_DIGITS = 10
 _RANGES = re.compile(r"\[(\d+)[^\]]*\]")
 
 
 def output(submit_line: str) -> str:
-    """The value of --output in the command line; empty without one. Words from the script on are the script's."""
+    """Return the value of --output in the command line, or an empty text. The words after the script are its own arguments."""
     try:
         words = shlex.split(submit_line)
     except ValueError:
         return ""
-    found, index = "", 1
+    output_pattern, index = "", 1
     while index < len(words):
         word, index = words[index], index + 1
         if word == "--" or not word.startswith("-") or word == "-":
@@ -47,12 +47,12 @@ def output(submit_line: str) -> str:
         if takes_next:
             value, index = following, index + 1
         if is_output:
-            found = value
-    return found
+            output_pattern = value
+    return output_pattern
 
 
 def expanded(pattern: str, values: Mapping[str, str]) -> str:
-    """A file name whose symbols are replaced by `values`; empty when one of them is not known."""
+    """Replace the symbols of a file name pattern by `values`; return an empty text if a symbol has no value."""
     if "\\" in pattern:
         return pattern.replace("\\", "")
     if any(not values.get(match[2]) for match in _PATTERN.finditer(pattern)):
@@ -65,5 +65,5 @@ def _filled(value: str, digits: str, symbol: str) -> str:
 
 
 def first_host(nodes: str) -> str:
-    """`n001` of `n[001-004,007].cluster`, the node of the batch script; empty for what is no list of nodes."""
+    """Return the batch script's node, e.g. n001 from `n[001-004,007].cluster`; empty for a text that is no node list."""
     return "" if nodes.startswith("None") else _RANGES.sub(r"\1", nodes).split(",")[0].split(".")[0]

@@ -1,4 +1,4 @@
-"""What happens in a run, and what is found wrong with it: records with one set of names and units, steps as arrays, findings.
+"""The data types of lt-monitor: event records with one set of names and units, steps as arrays, and findings of alerts.
 
-Every room above speaks in these; nothing here knows of logs or files.
+Every other room uses these types; nothing here knows about logs or files.
 """

@@ -1,7 +1,7 @@
-"""What an alert says: one finding a line, once.
+"""Findings of alerts. Each finding is printed once, on one line.
 
-A finding is about a run and a rule; a key that is not in the state file makes it a new one. Its text comes from logs, which are
-untrusted: `escaping.printable` escapes everything that a terminal would interpret.
+A finding belongs to a run and a rule, and is new if the state file does not have its key. Its text comes from logs, which are
+untrusted, so `escaping.printable` escapes everything that a terminal would interpret.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ MACHINE_KINDS = ("gpu", "neuron")
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """`key` is the same for the same finding in every pass; `fields` are for programs, such as step, rank, node or xid."""
+    """One problem of a run. `key` identifies the finding across passes; `fields` (step, rank, node, xid) are for programs."""
 
     rule: str
     severity: str
@@ -25,7 +25,7 @@ class Finding:
     fields: Record = dataclasses.field(default_factory=dict)
 
     def line(self) -> str:
-        """For people: `CRITICAL hang run1: no step for 12 min`."""
+        """Format for people: `CRITICAL hang run1: no step for 12 min`."""
         return f"{self.severity.upper()} {self.rule} {printable(self.run)}: {printable(self.message)}"
 
     def to_record(self) -> Record:
@@ -33,17 +33,17 @@ class Finding:
 
     @classmethod
     def from_record(cls, record: Record) -> Self:
-        """Raises TypeError when the record is none."""
+        """Raises TypeError when the record is not a finding."""
         return cls(**{key: value for key, value in record.items() if key not in ("v", "kind")})
 
 
 def worst(severities: Any) -> str:
-    """The most severe one; `info` when there is none."""
+    """Return the most severe of `severities`, or `info` if there is none."""
     return min(severities, key=SEVERITIES.index, default="info")
 
 
 def duration(seconds: float) -> str:
-    """As people say it: `45 s`, `12 min`, `3.5 h`, `2.1 d`."""
+    """Format a duration for people: `45 s`, `12 min`, `3.5 h`, `2.1 d`."""
     for limit, unit, size in ((120, "s", 1), (7200, "min", 60), (172800, "h", 3600)):
         if seconds < limit:
             return f"{seconds / size:.1f} {unit}" if unit == "h" else f"{seconds / size:.0f} {unit}"

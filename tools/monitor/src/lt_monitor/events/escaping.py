@@ -1,4 +1,4 @@
-"""Text from logs made safe to show: terminals obey escape sequences, and a name may hide what it is by writing backwards."""
+"""Make text from logs safe to print: terminals obey escape sequences, and right-to-left marks can disguise a name."""
 
 import json
 
@@ -6,17 +6,17 @@ from lt_monitor.events.records import MESSAGE_CHARACTERS
 
 
 def printable(text: object, limit: int = MESSAGE_CHARACTERS) -> str:
-    """One line without control, formatting or invalid characters, which are shown as escapes such as \\x1b.
+    """Return one line in which escapes such as \\x1b replace control, formatting and invalid characters.
 
-    What is longer than `limit` characters ends in an ellipsis.
+    A text of more than `limit` characters is cut and ends in an ellipsis.
     """
-    said = str(text)
-    shown = said if said.isprintable() else "".join(one if one.isprintable() else _escape(one) for one in said)
+    raw = str(text)
+    shown = raw if raw.isprintable() else "".join(one if one.isprintable() else _escape(one) for one in raw)
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
 def json_for_terminals(line: bytes) -> bytes:
-    """A line of JSON that says the same without control and formatting characters, which JSON need not escape above ASCII."""
+    """Escape the control and formatting characters above ASCII in a line of JSON, which JSON itself allows unescaped."""
     if line.isascii() and b"\x7f" not in line:
         return line
     text = line.decode(errors="replace")
@@ -24,7 +24,7 @@ def json_for_terminals(line: bytes) -> bytes:
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 restart`, `2,000 restarts`."""
+    """Format a count with its noun: `1 restart`, `2,000 restarts`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 

@@ -1,7 +1,7 @@
-"""Times that a log cannot have: from broken digits and clocks that were never set.
+"""Remove impossible times, which come from broken digits and from clocks that were never set.
 
-One line of the year 9999 would make a run of an hour one of 8,000 years. A time is kept when it is after the year 2000 and at
-most 26 hours ahead of now: the time zones of two machines differ by up to 26 hours, and times may have no zone.
+One line of the year 9999 would stretch a run of an hour to 8,000 years. A time is plausible if it is after the year 2000 and at
+most 26 hours in the future: times may have no zone, and the time zones of two machines differ by up to 26 hours.
 """
 
 from lt_monitor.events.escaping import counted, printable
@@ -14,14 +14,14 @@ MAXIMUM_AHEAD_SECONDS = 26 * 3600.0
 
 
 class PlausibleTimes:
-    """Removes implausible times from records and counts them by run. `latest` is the last plausible one, seconds since 1970."""
+    """Removes implausible times from records and counts them by run. `latest` (seconds since 1970) is the upper limit."""
 
     def __init__(self, now: float):
         self.latest = now + MAXIMUM_AHEAD_SECONDS
         self._dropped: dict[str, tuple[int, str]] = {}
 
-    def checked(self, record: Record) -> Record:
-        """The record, without its time where that is implausible."""
+    def with_plausible_time(self, record: Record) -> Record:
+        """Return the record, without its time if the time is implausible."""
         time = record.get("time")
         if time is None:
             return record

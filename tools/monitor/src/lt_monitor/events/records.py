@@ -8,8 +8,8 @@ Fields that are not known here pass through, so a newer trainer may add some.
 import math
 from typing import Any
 
-from lt_shared import recovery_notes
-from lt_shared.sample_order import log_notes
+from lt_shared.contracts import recovery_notes
+from lt_shared.data.sample_order import log_notes
 
 VERSION = 1
 MESSAGE_CHARACTERS = 500

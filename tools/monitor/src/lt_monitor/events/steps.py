@@ -1,7 +1,7 @@
-"""The steps of a run as columns: one NumPy array a field instead of one object a step.
+"""Store the steps of a run as columns: one NumPy array per field instead of one object per step.
 
-A million steps as dicts take 2 GB and seconds to build; as columns they take 8 bytes a value. Records that came from a file one
-by one and blocks of lines that were parsed together end up here alike.
+A million steps as dicts take 2 GB and seconds to build; columns take 8 bytes per value. Both single records and blocks of lines
+that were parsed together become columns.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ import numpy as np
 
 from lt_monitor.events.records import Record
 
-# More than trainers print: a log that makes up a name in each line must not make a column of each.
+# More than any trainer prints. A log with a new name in every line must not create a column per line.
 MAXIMUM_COLUMNS = 512
 _NOT_NUMBERS = frozenset({"v", "kind", "run", "src", "time", "step", "rank", "task", "node", "metrics"})
 
@@ -37,7 +37,7 @@ class Steps:
 
     @classmethod
     def from_records(cls, records: Sequence[Record]) -> "Steps":
-        """Of step records in any order; `_join` rules on those of the same step."""
+        """Build columns from step records in any order; `join` merges records with the same step."""
         size = len(records)
         columns: dict[str, np.ndarray] = {}
         for index, record in enumerate(records):
@@ -56,14 +56,14 @@ class Steps:
 
     @classmethod
     def concatenate(cls, parts: Sequence["Steps"]) -> Self:
-        """The parts one after the other, whatever their steps."""
+        """Concatenate the parts without sorting the steps."""
         names = list(dict.fromkeys(name for part in parts for name in part.columns))[:MAXIMUM_COLUMNS]
         columns = {name: np.concatenate([part.column(name) for part in parts]) for name in names}
         return cls(np.concatenate([part.numbers for part in parts]), columns, np.concatenate([part.times for part in parts]))
 
     @classmethod
     def join(cls, parts: Iterable["Steps"]) -> "Steps":
-        """All steps in ascending order. Of a step that is there more than once, a later value wins, absent ones do not."""
+        """Merge the parts in ascending order of steps. If a step occurs twice, its last value that is not absent wins."""
         present = [part for part in parts if len(part)]
         if not present:
             return cls.empty()
@@ -73,7 +73,7 @@ class Steps:
             return whole
         order = np.argsort(numbers, kind="stable")
         numbers = numbers[order]
-        # Where each step begins among its repetitions.
+        # The index of the first row of each step.
         firsts = np.flatnonzero(np.concatenate(([True], numbers[1:] != numbers[:-1])))
         columns = {name: _last_present(column[order], firsts) for name, column in whole.columns.items()}
         return cls(numbers[firsts], columns, _last_present(whole.times[order], firsts))
@@ -86,33 +86,33 @@ class Steps:
         return Steps(self.numbers[chosen], columns, self.times[chosen])
 
     def column(self, field: str) -> np.ndarray:
-        """The values of a field; all NaN when no line had it."""
+        """Return the values of a field; every value is NaN if no line had the field."""
         column = self.columns.get(field)
         return np.full(len(self), np.nan) if column is None else column
 
     def finite(self, field: str) -> tuple[np.ndarray, np.ndarray]:
-        """Steps and values where the field is a number: what a curve needs."""
+        """Return the steps and values at which the field is finite, as a curve needs them."""
         column = self.column(field)
-        known = np.isfinite(column)
-        return self.numbers[known], column[known]
+        is_finite = np.isfinite(column)
+        return self.numbers[is_finite], column[is_finite]
 
     def last(self, field: str) -> float | None:
-        """The newest finite value."""
-        known = np.flatnonzero(np.isfinite(self.column(field)))
-        return float(self.column(field)[known[-1]]) if len(known) else None
+        """Return the newest finite value of the field."""
+        finite_indexes = np.flatnonzero(np.isfinite(self.column(field)))
+        return float(self.column(field)[finite_indexes[-1]]) if len(finite_indexes) else None
 
 
 def _last_present(values: np.ndarray, firsts: np.ndarray) -> np.ndarray:
-    """For each group, which begins at an index of `firsts`, its last value that is not NaN; NaN when it has none."""
+    """Return the last value of each group that is not NaN, or NaN. A group begins at each index of `firsts`."""
     indexes = np.where(np.isnan(values), -1, np.arange(len(values)))
     last = np.maximum.reduceat(indexes, firsts)
     return np.where(last < firsts, np.nan, values[last])
 
 
 def epoch_seconds(text: object) -> float:
-    """Seconds since 1970 of an ISO 8601 time, local time when it has no zone; NaN for what is none.
+    """Return the seconds since 1970 of an ISO 8601 time (local if it has no zone); NaN for any other text.
 
-    The zone's offset is looked up once for each hour, which makes a column of a million times seconds faster.
+    The zone's offset is computed once per hour and cached, which saves seconds on a column of a million times.
     """
     if not isinstance(text, str):
         return float("nan")

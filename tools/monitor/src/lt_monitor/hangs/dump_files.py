@@ -16,8 +16,9 @@ from lt_monitor.hangs.flight_recorder import MAX_RANKS, FlightDump
 from lt_monitor.hangs.process_groups import Job
 from lt_monitor.hangs.stack_dumps import StackDump
 from lt_monitor.logs import log_files
-from lt_shared import pickles, storage, strict_json
+from lt_shared import pickles
 from lt_shared.console import BadData, NoInput, note
+from lt_shared.files import storage, strict_json
 
 MAX_BYTES = 32 << 20
 MAX_CONTAINERS = 4_000_000

@@ -1,8 +1,8 @@
-"""Deduplication: what several ranks print is one event instead of one for each rank.
+"""Merge events that several ranks print into one event.
 
-With `srun --label` or torchrun's `--tee`, every rank may print the step line, a little earlier or later than the others; a
-progress bar draws one step many times. A repetition is what another process printed already. When the same process prints a step
-again, the step was repeated after a restart and is a new event.
+With `srun --label` or torchrun's `--tee`, every rank may print the step line, some earlier and some later. A progress bar prints
+one step many times. An event is a repetition if a different process has printed it already. If the same process prints a step
+again, the run repeated the step after a restart, and the event is new.
 """
 
 import bisect
@@ -19,7 +19,7 @@ from lt_monitor.logs.fast.step_rows import UNNAMED, StepBlock, Stream
 from lt_monitor.logs.parsed_block import ParsedBlock, attributed
 
 REMEMBERED_PER_STREAM = 8
-# More processes than write to one log; a log that makes up more must not fill the memory.
+# More than write to one log. A log with a new process name in every line must not fill the memory.
 MAXIMUM_STREAMS = 1 << 16
 _OTHER_KINDS = frozenset({"eval", "checkpoint", "load"})
 
@@ -27,26 +27,26 @@ Key = tuple[Any, ...]
 
 
 class Deduplicator:
-    """Drops the repeated records of one log. `state`, from another deduplicator's `to_record`, continues its work."""
+    """Drops the repeated records of one log. To continue an earlier deduplicator, pass its `to_record()` as `state`."""
 
     def __init__(self, state: Record | None = None):
         state = state or {}
-        # The last event of each stream, and which streams printed an event, oldest first.
+        # The last event by stream, and by event the streams that printed it, oldest event first.
         self._latest: dict[Stream, Key] = {tuple(stream): tuple(key) for stream, key in state.get("latest", [])}
         self._streams_by_key: OrderedDict[Key, set[Stream]] = OrderedDict(
             (tuple(key), {tuple(stream) for stream in streams}) for key, streams in state.get("said", [])
         )
 
     def to_record(self) -> Record:
-        said = [[list(key), sorted(map(list, streams), key=str)] for key, streams in self._streams_by_key.items()]
-        return {"latest": [[list(stream), list(key)] for stream, key in self._latest.items()], "said": said}
+        streams_by_key = [[list(key), sorted(map(list, streams), key=str)] for key, streams in self._streams_by_key.items()]
+        return {"latest": [[list(stream), list(key)] for stream, key in self._latest.items()], "said": streams_by_key}
 
     def new_records(self, records: Sequence[Record]) -> list[Record]:
-        """The records without those that repeat another one."""
+        """Return the records that are no repetitions."""
         return [record for record in records if self.is_new(record)]
 
     def new_lines(self, block: ParsedBlock, path: str, run: str) -> list[bytes]:
-        """The new events in a block of the log `path`, as lines of JSON in the order of the log."""
+        """Encode the new events in a block of the log `path` as lines of JSON, in the order of the log."""
         steps = block.step_block()
         if steps is None:
             return encoded(self.new_records(block.records(path, run)))
@@ -62,12 +62,12 @@ class Deduplicator:
         return new
 
     def _new_steps(self, block: StepBlock, begin: int, end: int, run: str) -> list[int]:
-        """Indexes of the steps from `begin` to before `end` that are new."""
+        """Return the indexes of the new steps from `begin` to before `end`."""
         if begin == end:
             return []
         numbers, losses = block.numbers[begin:end], block.losses[begin:end]
         if len(block.streams) == 1 and self._is_alone(block.streams[0]):
-            # Only a step that is printed twice in a row, as by a progress bar, is a repetition.
+            # With a single process, only a step printed twice in a row (by a progress bar) is a repetition.
             stream = block.streams[0]
             ahead = [self._latest.get(stream), *zip(repeat(run), numbers, losses, strict=False)]
             self._latest[stream] = ahead[-1] or ()
@@ -82,11 +82,11 @@ class Deduplicator:
         return [begin + index for index, key in enumerate(keys) if self._is_new_step(run, *key)]
 
     def _is_alone(self, stream: Stream) -> bool:
-        """Whether all that is remembered was printed by this one process."""
+        """Whether `stream` is the only process whose events are remembered."""
         return set().union(self._latest, *self._streams_by_key.values()) <= {stream}
 
     def _is_new_step(self, run: str, stream: Stream, step: float, loss: float | None) -> bool:
-        # A line without a loss may be another one of the same step, as DeepSpeed's below Megatron's.
+        # A step may have a second line without a loss: DeepSpeed's line follows Megatron's.
         key = run, step, loss is None
         exactly = run, step, loss
         if self._latest.get(stream) == exactly:
@@ -125,19 +125,19 @@ class Deduplicator:
 
 
 def _last_distinct(steps: Sequence[tuple[float, bool]], count: int) -> list[tuple[float, bool]]:
-    """The last `count` distinct steps, in the order in which each came last."""
-    found: dict[tuple[float, bool], None] = {}
+    """Return the last `count` distinct steps, ordered by their last occurrence."""
+    distinct: dict[tuple[float, bool], None] = {}
     for step in reversed(steps):
-        found.setdefault(step)
-        if len(found) == count:
+        distinct.setdefault(step)
+        if len(distinct) == count:
             break
-    return list(reversed(found))
+    return list(reversed(distinct))
 
 
 def encoded(records: Sequence[Record]) -> list[bytes]:
-    """Each record as a line of JSON without its end."""
+    """Encode each record as a line of JSON without a newline."""
     try:
         return list(map(orjson.dumps, records))
     except TypeError:
-        # Halves of characters and huge integers, which only an event record of another program can hold.
+        # orjson refuses lone surrogates and huge integers. Only event records written by foreign programs contain them.
         return [json.dumps(record, separators=(",", ":"), allow_nan=False).encode() for record in records]

@@ -1,7 +1,7 @@
-"""What trainers print over many lines: the dump of arguments and the table of timers.
+"""Read dumps over many lines: the trainer's arguments, and the table of timers.
 
-The lines of a dump have no keywords of their own, so they are read from its heading on. A dump may be cut by the end of what was
-written so far: what was read of it is part of the parser's state, which can be stored as JSON.
+The lines of a dump have no keywords, so they are read from the heading on. The log may end within a dump; the entries read so far
+are part of the parser's state (JSON).
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from typing import Any
 
 from lt_monitor.events.records import MESSAGE_CHARACTERS, Record
 from lt_monitor.logs.lines import Line
-from lt_shared.run_log import ARGUMENT, ARGUMENTS_HEADING
+from lt_shared.contracts.run_log import ARGUMENT, ARGUMENTS_HEADING
 
 MAXIMUM_DUMP_BYTES = 1 << 20
 MAXIMUM_ARGUMENT = 2**63
@@ -64,7 +64,7 @@ _TIMER = re.compile(
 
 @dataclasses.dataclass
 class Dumps:
-    """The parts of dumps that were read so far: where each began, and its entries. None: outside of one."""
+    """The entries of unfinished dumps and the offsets of their headings. The entries are None outside a dump."""
 
     arguments: Record | None = None
     arguments_offset: int = 0
@@ -75,14 +75,14 @@ class Dumps:
         return dataclasses.asdict(self)
 
     def relocate(self, offset: int, origin: Callable[[int], int]) -> None:
-        """Move where the dumps of the block at `offset` began to where these lines were before their labels came off."""
+        """Map the offsets of dumps that began in the block at `offset` to the lines before their labels were removed."""
         if self.arguments_offset >= offset:
             self.arguments_offset = offset + origin(self.arguments_offset - offset)
         if self.timers_offset >= offset:
             self.timers_offset = offset + origin(self.timers_offset - offset)
 
     def heading(self, line: Line) -> tuple[int, Record] | None:
-        """Take the first or last line of a dump; the whole dump's record with the offset to sort it by at its end."""
+        """Read the first or last line of a dump. At the last line, return the dump's record and the offset to sort it by."""
         if (match := ARGUMENTS_HEADING.search(line.text)) is not None:
             if not match["end"]:
                 self.arguments, self.arguments_offset = {}, line.offset
@@ -95,7 +95,7 @@ class Dumps:
         return None
 
     def read_arguments(self, lines: Iterator[Line]) -> None:
-        """Take the lines between the first and the last."""
+        """Read lines between the first and the last line of the arguments."""
         for line in lines:
             if self.arguments is None:
                 return
@@ -107,7 +107,7 @@ class Dumps:
                     self.arguments[name] = value
 
     def read_timers(self, lines: Iterator[Line]) -> tuple[int, Record] | None:
-        """Take timers to the first line that is none, and return the whole table; None when it may continue."""
+        """Read timers until a line that is no timer, and return the table; return None if the table may continue."""
         assert self.timers is not None
         for line in lines:
             match = _TIMER.match(line.text, line.body)
@@ -134,7 +134,7 @@ class Dumps:
 
 
 def _value(text: str) -> Any:
-    """An argument's value: a number or a truth value where it is one, None for Python's None."""
+    """Convert an argument's text to a number, a boolean or None if it is one."""
     if text in ("None", "True", "False"):
         return {"None": None, "True": True, "False": False}[text]
     try:

@@ -1,7 +1,7 @@
-"""Numbers in a log line: which field of a record each one is, and how it becomes that field's unit.
+"""Map the numbers in a log line to fields of a record, and convert them to the field's unit.
 
-A line of numbers is described by where its values begin and end. The same description serves to read one line and, as a
-`line_templates.LineTemplate`, thousands of lines that differ in digits only.
+A parser describes a line by the begin and the end of its values. The same description reads one line here, and thousands of lines
+that differ only in digits as a `line_templates.LineTemplate`.
 """
 
 import dataclasses
@@ -21,10 +21,10 @@ _UPPER_BOUNDS = (12, 31, 23, 59, 59)
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """The field of a record that a number is: a count if `is_count`, in base units after `number / divisor * factor`.
+    """A field of a record. `number / divisor * factor` converts a printed number to base units; `is_count`: to an integer.
 
     `is_metric`: the field goes to the record's `metrics`. `is_time`: the text is a date and time, not a number. `is_constant`:
-    what the rest of the line means depends on this number. `is_rate`: the number is per second and the field has seconds; a rate
+    the number decides how the rest of the line is read. `is_rate`: the number is per second and the field has seconds; a rate
     below MINIMUM_RATE_PER_SECOND becomes None.
     """
 
@@ -59,11 +59,11 @@ TASK = Field("task", is_count=True)
 RANK = Field("rank", is_count=True)
 
 Value = tuple[Field | None, int, int]
-"""A field and where its text begins and ends in the line; no field for digits that only differ between lines."""
+"""A field, and the begin and end of its text in the line. The field is None for digits that vary but mean nothing."""
 
 
 def decimal(text: bytes) -> float | None:
-    """A number from text that a pattern matched loosely; None when it is not a finite number."""
+    """Convert a text that a pattern matched loosely; return None if it is not a finite number."""
     try:
         number = float(text)
     except ValueError:
@@ -72,7 +72,7 @@ def decimal(text: bytes) -> float | None:
 
 
 def read_time(text: bytes) -> str | None:
-    """ISO 8601 with a point before the fraction; None for an impossible time, as where two processes wrote at once."""
+    """Return ISO 8601 with a point before the fraction; None for an impossible time, e.g. if two processes wrote at once."""
     match = _TIME.match(text)
     if match is None or any(int(part) > bound for part, bound in zip(match.groups(), _UPPER_BOUNDS, strict=True)):
         return None
@@ -80,7 +80,7 @@ def read_time(text: bytes) -> str | None:
 
 
 def read_values(text: bytes, values: list[Value]) -> Record:
-    """The fields of a line. Raises ValueError for a count below 0 or above MAXIMUM_COUNT."""
+    """Read the fields of a line. Raises ValueError for a count below 0 or above MAXIMUM_COUNT."""
     record: Record = {}
     for field, begin, end in values:
         if field is None:

@@ -1,4 +1,4 @@
-"""What a file is that is no log: empty, blank, compressed, UTF-16 or binary."""
+"""Recognise files that are no text logs: empty, blank, compressed, UTF-16 or binary."""
 
 import re
 import shlex
@@ -20,7 +20,7 @@ _NO_TEXT = {
     b"\xfe\xff": ("UTF-16", "iconv -f UTF-16 -t UTF-8"),
 }
 PROBE_BYTES = 1 << 14
-# Control characters that no log has many of; a hole of zeros, as rotation by copying leaves it, is no sign of anything.
+# Control characters that are rare in logs. A hole of zeros does not count, because rotation by copying leaves such holes.
 _CONTROLS = bytes([*range(7), *range(14, 27), *range(28, 32), 127])
 _HOLE = re.compile(rb"\0{512,}")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -30,7 +30,7 @@ BLOCK_BYTES = 1 << 21
 
 
 def text_problem(shown: str, file: IO[bytes]) -> ToolError | None:
-    """Why a log `shown` that is open cannot be read: it is empty, blank, compressed, UTF-16 or binary."""
+    """Return why the open log `shown` cannot be read (empty, blank, compressed, UTF-16 or binary), or None."""
     size = file.seek(0, 2)
     file.seek(0)
     begin = file.read(PROBE_BYTES)
@@ -54,7 +54,7 @@ def _is_blank(text: bytes) -> bool:
 
 
 def _blank_problem(shown: str, file: IO[bytes]) -> ToolError | None:
-    """Why a log that begins and ends with nothing cannot be read, if nothing stands between, either."""
+    """Return the problem of a log that begins and ends with blanks, or None if it has text in between."""
     file.seek(0)
     has_zeros, block = False, file.read(BLOCK_BYTES)
     while block:
@@ -68,7 +68,7 @@ def _blank_problem(shown: str, file: IO[bytes]) -> ToolError | None:
 
 
 def compression(shown: str, begin: bytes) -> ToolError | None:
-    """How a file that begins so is compressed or encoded, and how to read it; None for text and for what nothing is known of."""
+    """Return how a file with these first bytes is compressed or encoded, with a remedy; None for text and unknown formats."""
     how = packed(begin)
     if how is None:
         return None
@@ -76,5 +76,5 @@ def compression(shown: str, begin: bytes) -> ToolError | None:
 
 
 def packed(begin: bytes) -> tuple[str, str] | None:
-    """How a file that begins so is packed, and the program that unpacks it."""
+    """Return the packing of a file with these first bytes, and the program that unpacks it."""
     return next((how for magic, how in _NO_TEXT.items() if begin.startswith(magic)), None)

@@ -1,4 +1,4 @@
-"""Result files of EleutherAI's lm-evaluation-harness (`lm_eval --output_path`): scores of a run's checkpoints.
+"""Read the result files of EleutherAI's lm-evaluation-harness (`lm_eval --output_path`): scores of a run's checkpoints.
 
 The harness writes `results_TIME.json` into a directory with the name of the model, which is the checkpoint's path with `__` for
 each slash. The step is not in the file: it is the number at the end of that name or of a directory above it, as in
@@ -14,16 +14,16 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lt_shared import storage
 from lt_shared.console import BadData, NoInput, warn
+from lt_shared.files import storage
 
 MAXIMUM_BYTES = 64 << 20
-# Of several metrics of a task, the first of these stands for it.
+# A task's main metric is the first of these that it has.
 PREFERRED = ("acc_norm", "acc", "exact_match")
 
 _FILE = re.compile(r"results(?:_.*)?\.json")
 _STEP = re.compile(r"(?:^|[^A-Za-z])(?:iter|iteration|step|checkpoint|ckpt)[-_]?(\d{1,15})(?:-tokens\w+)?")
-# What lt-convert follow calls the results of a checkpoint that was written again.
+# lt-convert follow renames the results of a checkpoint that was written again to this.
 _PUT_ASIDE = re.compile(r"(?:iter_|step-)\d+\.\d+")
 _NO_FILTER = "none"
 _NO_SCORES = ("alias", "name", "sample_len", "samples")
@@ -31,7 +31,7 @@ _NO_SCORES = ("alias", "name", "sample_len", "samples")
 
 @dataclasses.dataclass(frozen=True)
 class HarnessResults:
-    """The scores of a checkpoint by name (`hellaswag/acc_norm`), and those of them that stand for a whole task or group."""
+    """The scores of a checkpoint by name (`hellaswag/acc_norm`). `main` names the scores of whole tasks and groups."""
 
     step: int
     date: float
@@ -40,19 +40,19 @@ class HarnessResults:
 
 
 def read(directory: str) -> list[HarnessResults]:
-    """All results below a directory, of each step the newest last. Warns of files that cannot be read as results.
+    """Read every result below a directory, sorted by step, newest last. Warns about files that are no results.
 
     Raises NoInput when there is no such directory, BadData when no file in it has a score.
     """
     if not storage.is_remote(directory) and not os.path.isdir(directory):
         raise NoInput(f"{directory}: no such directory")
-    found = [result for path in storage.files_below(directory) if (result := _read(path, directory)) is not None]
-    if not found:
+    results = [result for path in storage.files_below(directory) if (result := _read(path, directory)) is not None]
+    if not results:
         raise BadData(
             f"{directory}: no scores of a checkpoint",
             "expected results_*.json of lm_eval below directories like iter_0001000 or step-500",
         )
-    return sorted(found, key=lambda result: (result.step, result.date))
+    return sorted(results, key=lambda result: (result.step, result.date))
 
 
 def _read(path: str, directory: str) -> HarnessResults | None:
@@ -95,7 +95,7 @@ def _scores(task: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]
 
 
 def _children(groups: Mapping[str, Any], tasks: Mapping[str, Mapping[str, float]]) -> set[str]:
-    """The tasks of groups that have a score of their own."""
+    """Return the tasks of the groups that have a group score."""
     return {str(child) for group, children in groups.items() if tasks.get(group) for child in children}
 
 

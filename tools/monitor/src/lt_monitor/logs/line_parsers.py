@@ -16,7 +16,7 @@ from lt_monitor.logs.lines import Line
 class _LazyPattern:
     """A regular expression that is compiled at its first use, with the attributes of `re.Pattern`.
 
-    Four hundred patterns take 0.15 s to compile, and most logs need a few of them.
+    Compiling all four hundred patterns takes 0.15 s, and most logs need only a few.
     """
 
     def __init__(self, source: bytes, flags: int):
@@ -24,14 +24,14 @@ class _LazyPattern:
 
     def __getattr__(self, name: str) -> Any:
         compiled = re.compile(self._source, self._flags)
-        # Later uses find them without this method.
+        # Later uses find these attributes without calling `__getattr__`.
         for attribute in ("search", "match", "fullmatch", "finditer", "findall", "sub", "split", "pattern", "groupindex"):
             self.__dict__[attribute] = getattr(compiled, attribute)
         return getattr(compiled, name)
 
 
 def regex(source: bytes, flags: int = 0) -> re.Pattern[bytes]:
-    """The pattern of a format, compiled when it is first used."""
+    """Return a pattern that is compiled at its first use."""
     return cast(re.Pattern[bytes], _LazyPattern(source, flags))
 
 
@@ -39,10 +39,10 @@ LABELS = frozenset(label.name for label in (RANK, TASK, TIME))
 
 
 class StepLine(NamedTuple):
-    """A training step's line: where its values are, and where what the trainer printed begins and ends in the text.
+    """A training step's line: the positions of its values, and the begin and end of the trainer's own text in the line.
 
-    Without `begin` or `end`, at its first value or its last. What stands outside was printed by others and is read, too.
-    `record` is the step where its values alone do not make it; such lines are read one by one.
+    The defaults of `begin` and `end` are the first and the last value. Text outside was printed by other processes and is parsed
+    separately. `record` is the step if the values alone do not determine it; such lines are read one by one.
     """
 
     values: list[Value]
@@ -59,11 +59,11 @@ class StepLine(NamedTuple):
 
 
 class ManyLines(NamedTuple):
-    """A training step of many lines.
+    """A training step that is printed over many lines.
 
-    `head` gives the record of its first line, `below` the fields of a line that belongs to it (without a launcher's prefix), and
-    None for a line that does not. No step has more than `most_lines` below its head. Steps of an engine (`is_engine`) count until
-    the trainer above it reports its own.
+    `head` parses the first line to a record. `below` parses a line after it (without a launcher's prefix) to fields; None means
+    that the step has ended. A step has at most `most_lines` lines below its head. The steps of an engine (`is_engine`) count
+    until the trainer that uses it prints steps itself.
     """
 
     head: Callable[[Line], Record | None]
@@ -75,26 +75,26 @@ class ManyLines(NamedTuple):
 Parser = Callable[[Line], StepLine | Record | None]
 
 
-# What puts a node's name before its lines: the kernel's log, NCCL (HOST:PID:TID [GPU]), launchers ([HOST:RANK], [HOST][N]).
+# Prefixes with a node's name: the kernel's log, NCCL (HOST:PID:TID [GPU]), launchers ([HOST:RANK], [HOST][N]).
 _NODE = regex(
     rb"(?P<kernel>[A-Za-z0-9][\w.-]{0,252}) kernel: |(?:^|[\s\]])(?P<nccl>[A-Za-z][\w.-]{0,252}):\d{1,8}:\d{1,8} \[\d{1,3}\] "
     rb"|\[(?P<launcher>[A-Za-z][\w.-]{0,252}):\d{1,6}\]"
 )
 _NO_NODES = (b"localhost",)
-# A warning names an error that may come, or how to search for one.
+# A warning may name an error that has not happened, or explain how to search for one.
 _WARNING = regex(rb"Warning: |\[W\d{0,4}[ \]]|\bWARNING\b|\b[Cc]onsider |For debugging|\bW\d{4} \d\d:\d\d")
 _BEFORE_BYTES = 300
 
-# Labels of launchers without a form of their own; the level of a logger is none.
+# Bracketed labels of launchers in any form, but not the level of a logger.
 BRACKETS = rb"(?:\[(?![A-Z]{4,8}\])[\w .,:/@-]{1,80}\]:? ?){0,3}"
 
 MINIMUM_DIGITS = 3
 
 
 def pair(fields: Mapping[bytes, Field], key: bytes, text: bytes) -> Record:
-    """The field that a `key` stands for with its value, a metric of that name when it is not one of `fields`.
+    """Convert a key and its text to a field of `fields`, or to a metric if `fields` does not have the key.
 
-    The time of a step is absent when its rate was printed with less than MINIMUM_DIGITS digits.
+    A rate with less than MINIMUM_DIGITS digits is too inexact for a step's time and gives no field.
     """
     field = fields.get(key)
     if field is None:
@@ -110,9 +110,9 @@ def significant_digits(text: bytes) -> int:
 
 
 def fault(line: Line, name: str, cause: str, severity: str, begin: int | None = None, **fields: Any) -> Record:
-    """A fault record whose message is the line from `begin`, by default from where the launcher's prefixes end.
+    """Build a fault record whose message is the line from `begin`, by default from the end of the launcher's prefixes.
 
-    Its node is the one that the line names before its text, unless `fields` has one.
+    The node comes from `fields`, or else from the line's prefix.
     """
     if fields.get("node") is None:
         fields["node"] = node(line)
@@ -127,14 +127,14 @@ def fault(line: Line, name: str, cause: str, severity: str, begin: int | None = 
 
 
 def node(line: Line) -> str | None:
-    """The node whose line it is, where its prefix says so."""
+    """Return the node that the line's prefix names, or None."""
     match = _NODE.search(line.text, 0, _BEFORE_BYTES)
     name = match[match.lastgroup] if match is not None and match.lastgroup else None
     return None if name is None or name in _NO_NODES else name.decode()
 
 
 def is_warning(line: Line, begin: int) -> bool:
-    """Whether what stands at `begin` is part of a warning or of advice: that is never evidence of a failure."""
+    """Whether the text at `begin` is part of a warning or an advice, which is never evidence of a failure."""
     return _WARNING.search(line.text, max(0, begin - _BEFORE_BYTES), begin) is not None
 
 
@@ -143,11 +143,11 @@ def note(line: Line, name: str, fields: Record, begin: int | None = None) -> Rec
 
 
 def last_match(pattern: re.Pattern[bytes], text: bytes) -> re.Match[bytes] | None:
-    """The last match of a pattern: an unfinished line of a process that died may come before it."""
-    found = None
+    """Return the last match of a pattern, because an unfinished line of a dead process may come before it."""
+    last = None
     for match in pattern.finditer(text):
-        found = match
-    return found
+        last = match
+    return last
 
 
 def message(line: Line, begin: int | None = None) -> str:

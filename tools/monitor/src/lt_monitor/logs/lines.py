@@ -1,8 +1,8 @@
-"""A log line without what launchers and terminals put around it.
+"""Strip the prefixes that launchers and terminals add to a log line.
 
-Prefixes that are removed, in any order and number: the time and the pod of `kubectl logs --timestamps --prefix`, the task of
-`srun --label`, the rank of torchrun's `--tee`, colours. An event is searched for anywhere after them, because an unfinished line
-of a process that died, or a progress bar, may come before it. Then the labels nearest before the event count.
+These prefixes are removed, in any order and number: the time and the pod of `kubectl logs --timestamps --prefix`, the task of
+`srun --label`, the rank of torchrun's `--tee`, colours. A parser searches for its event anywhere after the prefixes, because a
+progress bar or an unfinished line of a dead process may come first. In that case the labels nearest before the event count.
 """
 
 import bisect
@@ -12,7 +12,7 @@ import sys
 from lt_monitor.logs.fields import RANK, TASK, TIME, Value, read_time
 
 _CONTROL_SEQUENCE = re.compile(rb"\x1b\[[0-?]{0,64}[ -/]{0,8}[@-~]")
-# Where the ESC was lost on the way, only known text after it shows that this was a colour.
+# If the ESC byte was lost, only a known text after the sequence shows that it was a colour.
 _LOST_ESCAPE = re.compile(rb"\[(?:\d{1,3};?){1,8}m(?:validate )?(?:step|loss):")
 _COLOUR_WITHOUT_ESCAPE = re.compile(rb"\[(?:\d{1,3};?){1,8}m")
 _PREFIX = re.compile(
@@ -22,10 +22,10 @@ _PREFIX = re.compile(
     rb"|\[(?P<role>[a-z]{1,20})(?P<rank>\d{1,6})\]: ?"
     rb"|\[titan\] ){0,8}"
 )
-# A progress bar of tqdm or Lightning ends without a line end: what is printed next stands behind it.
+# A progress bar of tqdm or Lightning ends without a newline, so the next output follows on the same line.
 _BAR = re.compile(rb"[^|\r\n]{0,200}?\d{1,3}%\|[^|\r\n]{0,400}\| {0,9}\S{1,40} {0,9}\[[^\[\]\r\n]{1,2000}\][ ,]{0,9}(?=\S)")
 _OWN_TIME = re.compile(rb"[\s\[]{0,9}(?P<time>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:\d\d)?)(?![\d:])")
-# A time within the text is a label only where labels stand around it.
+# A time within the text is a label only if other label text surrounds it.
 _INNER_TIME = re.compile(rb"20\d\d-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:\d\d)?(?![\d:])")
 _LABELS_BEFORE = re.compile(rb"(?:\[rank(?P<rank>\d{1,6})\]: ?|\[titan\] ){1,2}$")
 _LEVEL_BEHIND = re.compile(rb" - \S{1,100} - [A-Z]{4,8} - ")
@@ -35,9 +35,9 @@ MAXIMUM_LABEL_BYTES = 32
 class Line:
     """One physical line, which starts at byte `offset` of its log.
 
-    `text` is the line without colours and line end, `body` the index where the prefixes end, and a progress bar behind them.
-    `labels` says where in `text` the task (of srun), rank (of torchrun) and time are; the line's own time takes precedence over
-    that of kubectl.
+    `text` is the line without colours and newline. `body` is the index after the prefixes and after a progress bar behind them.
+    `labels` are the positions in `text` of the task (srun), rank (torchrun) and time. The program's time takes precedence over
+    kubectl's.
     """
 
     def __init__(self, raw: bytes, offset: int):
@@ -55,11 +55,11 @@ class Line:
         bar = _BAR.match(raw, self.body) if b"%|" in raw else None
         if bar is not None:
             self._take_prefix(bar.end())
-        own = _OWN_TIME.match(raw, self.body)
-        if own is not None:
-            self.labels.append((TIME, *own.span("time")))
+        printed_time = _OWN_TIME.match(raw, self.body)
+        if printed_time is not None:
+            self.labels.append((TIME, *printed_time.span("time")))
         if prefix["time"] is not None:
-            self.labels.append((TIME if own is None else None, *prefix.span("time")))
+            self.labels.append((TIME if printed_time is None else None, *prefix.span("time")))
 
     def _take_prefix(self, begin: int) -> re.Match[bytes]:
         prefix = _PREFIX.match(self.text, begin)
@@ -96,7 +96,7 @@ class Line:
         return pattern.sub(b"", raw)
 
     def raw_index(self, index: int) -> int:
-        """The index in the physical line of the byte `index` of `text`."""
+        """Convert an index in `text` to the index in the physical line."""
         entry = bisect.bisect_right(self._removed, (index, sys.maxsize)) - 1
         return index + self._removed[entry][1] if entry >= 0 else index
 

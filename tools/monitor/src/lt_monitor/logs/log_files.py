@@ -1,7 +1,7 @@
-"""Logs as streams of blocks of whole lines, and which run a log belongs to.
+"""Read logs as streams of blocks of whole lines, and name the run of a log.
 
-A carriage return ends a line as well as a newline does: progress bars rewrite one line for hours. The end of a file that has no
-line end yet is still being written and is left for the next time; the end of standard input is final.
+A carriage return ends a line like a newline, because progress bars rewrite one line for hours. If a file does not end with a line
+end, its last line is still being written and waits for the next pass; the end of standard input is final.
 """
 
 import contextlib
@@ -20,27 +20,27 @@ from lt_monitor.events.records import Record
 from lt_monitor.logs import file_contents
 from lt_monitor.logs.log_parser import LogParser
 from lt_monitor.logs.parsed_block import ParsedBlock
-from lt_shared import ownership, storage
 from lt_shared.console import BadData, NoInput, ToolError, warn
+from lt_shared.files import ownership, storage
 
 BLOCK_BYTES = 1 << 21
 LINE_LIMIT_BYTES = 1 << 22
 STANDARD_INPUT = "-"
-# Linux's limit for users. A pipe holds 64 KiB otherwise, and each block has a cost of its own.
+# Linux's limit for unprivileged users. The default pipe holds 64 KiB, and every block costs a fixed time.
 PIPE_BYTES = 1 << 20
 
 _EXTENSION = re.compile(r"\.(?:log|out|err|txt|jsonl)(?:[.-]\d+)?$")
 RUN_LOGS = ("train.log", "metrics.jsonl")
 LOG_ENDINGS = (".log", ".out", ".txt", ".err")
 _NAMES_FOR_ANY_RUN = ("train", "metrics", "log", "output", "stdout", "stderr", "progress")
-# Of the directories that are searched for logs of ranks.
+# Depth to which directories are searched for logs of ranks.
 RANK_DEPTH = 4
-# Streams that a launcher names without an ending.
+# Launchers name the files of these streams without an extension.
 _STREAM_NAMES = ("stdout", "stderr", "output", "log")
 
 _OF_HOW_MANY = r"(?:[._-]?of[._-]?\d+)?"
 _RANK_WORD = r"(?:global|local)?[._-]?rank|task|node|proc(?:ess)?|worker|master"
-# A whole name may be any of these. Behind another name `gpu8` and `host2` tell what the run had.
+# Any of these may be a rank's whole name. As a suffix, `gpu8` and `host2` mean the size of the run, not a rank.
 _NAME_WORD = rf"{_RANK_WORD}|host|gpu|device|pod|replica"
 _RANK_SUFFIX = re.compile(rf"(?:[._-](?:{_RANK_WORD})[._-]?\d+{_OF_HOW_MANY})+$", re.IGNORECASE)
 _RANK_NAME = re.compile(rf"(?P<word>{_NAME_WORD})[._-]?\d+{_OF_HOW_MANY}(?:[._-](?:{_NAME_WORD})[._-]?\d+)*", re.IGNORECASE)
@@ -49,20 +49,20 @@ _NUMBER = re.compile(r"\d+")
 
 
 def expand(patterns: Sequence[str], quiet: bool = False) -> list[str]:
-    """The logs that the arguments mean, each once; a directory means those in it.
+    """Expand the arguments to distinct log paths; a directory means the logs in it.
 
-    Left out with a warning, unless `quiet`, is what another user may have put there to be waited for or to be read for him.
-    Raises BadData when nothing else is there, NoInput when a log is missing or unreadable, or a directory without logs.
+    Pipes and links that another user may have planted are left out, with a warning unless `quiet`. Raises BadData when nothing
+    else matches; NoInput when a log is missing or unreadable, or a directory has no logs.
     """
     left_out: dict[str, ToolError] = {}
-    found: list[str] = []
+    log_paths: list[str] = []
     for pattern in patterns:
         for path in _matches(pattern, left_out):
             if path == STANDARD_INPUT or storage.is_remote(path):
-                found.append(path)
+                log_paths.append(path)
             elif _is_trusted(path, left_out):
-                found += _logs_in(path, left_out) if os.path.isdir(path) else [path]
-    paths = list(dict.fromkeys(found))
+                log_paths += _logs_in(path, left_out) if os.path.isdir(path) else [path]
+    paths = list(dict.fromkeys(log_paths))
     for path in paths:
         _check_readable(path)
     if left_out and not paths:
@@ -82,7 +82,7 @@ def _check_readable(path: str) -> None:
 
 
 def _matches(pattern: str, left_out: dict[str, ToolError]) -> list[str]:
-    """What a pattern matches, without pipes and devices: opening one that somebody left among the logs might take for ever."""
+    """Return the matches of a pattern without pipes and devices, because opening a stray pipe may block for ever."""
     paths = storage.expand([pattern])
     if paths == [pattern] or storage.is_remote(pattern):
         return paths
@@ -93,7 +93,7 @@ def _matches(pattern: str, left_out: dict[str, ToolError]) -> list[str]:
 
 
 def _is_trusted(path: str, left_out: dict[str, ToolError]) -> bool:
-    """Whether nothing is wrong with whose it is; else says in `left_out` what."""
+    """Whether the path's owner can be trusted. If not, store the problem in `left_out`."""
     problem = _planted(path)
     if problem is not None:
         left_out[path] = problem
@@ -101,9 +101,10 @@ def _is_trusted(path: str, left_out: dict[str, ToolError]) -> bool:
 
 
 def _planted(path: str) -> ToolError | None:
-    """Why a path would be waited for, or read, as another user wants it; None too when there is nothing.
+    """Return the problem of a path that another user may have planted to block or misdirect the reader; None if there is none.
 
-    The shell's patterns match what he put among the logs. What this process was given open is meant, as bash's <(...).
+    Shell patterns also match files that another user put among the logs. A pipe that this process already has open is intended,
+    such as bash's <(...).
     """
     try:
         status = os.stat(path)
@@ -141,9 +142,9 @@ def _is_open(status: os.stat_result) -> bool:
 
 
 def open_file(path: str) -> IO[bytes]:
-    """Open a log that is a regular file, links followed. Raises FileNotFoundError when it is none any more.
+    """Open a log that is a regular file; links are followed. Raises FileNotFoundError if it is no longer a regular file.
 
-    A pipe that has taken its place is not waited for, and a link that another user has put there raises BadData.
+    O_NONBLOCK avoids waiting for a pipe that has replaced the file. Another user's link raises BadData.
     """
     descriptor = ownership.open_checked(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -153,24 +154,24 @@ def open_file(path: str) -> IO[bytes]:
 
 
 def _logs_in(directory: str, left_out: dict[str, ToolError]) -> list[str]:
-    """What lt-train wrote there, one of two files that say the same, else all that is called like a log or is a rank's."""
+    """Return lt-train's log in the directory (one of two equivalent files), else every file named like a log or a rank."""
     paths = {name: os.path.join(directory, name) for name in sorted(os.listdir(directory))}
     files = {name: path for name, path in paths.items() if os.path.isfile(path)}
-    own = [files[name] for name in RUN_LOGS if name in files and os.path.getsize(files[name])]
-    called_so = [path for name, path in files.items() if _is_called_log(name) and not name.startswith(".")]
-    called_so = list(dict.fromkeys([*called_so, *(() if own else _rank_logs(directory))]))
+    run_logs = [files[name] for name in RUN_LOGS if name in files and os.path.getsize(files[name])]
+    named_logs = [path for name, path in files.items() if _is_called_log(name) and not name.startswith(".")]
+    named_logs = list(dict.fromkeys([*named_logs, *(() if run_logs else _rank_logs(directory))]))
     compressed: dict[str, ToolError] = {}
-    called_so = list(_uncompressed(called_so, compressed))
-    if not own:
+    named_logs = list(_uncompressed(named_logs, compressed))
+    if not run_logs:
         left_out |= compressed
-    if not own and not called_so and not compressed:
+    if not run_logs and not named_logs and not compressed:
         endings = ", ".join(f"*{ending}" for ending in LOG_ENDINGS)
         raise NoInput(
             f"{directory}: no log in this directory, neither {' nor '.join(RUN_LOGS)} nor {endings}",
             f"name the logs, e.g. '{os.path.join(directory, '*', RUN_LOGS[0])}'",
         )
-    return [path for path in own if _is_trusted(path, left_out)][:1] or [
-        path for path in called_so if _is_trusted(path, left_out)
+    return [path for path in run_logs if _is_trusted(path, left_out)][:1] or [
+        path for path in named_logs if _is_trusted(path, left_out)
     ]
 
 
@@ -184,7 +185,7 @@ def _beginning(path: str) -> bytes:
 
 
 def _uncompressed(paths: Iterable[str], compressed: dict[str, ToolError]) -> Iterator[str]:
-    """Those of the paths that are not compressed; says in `compressed` how the others are, unless the log itself is there."""
+    """Yield the uncompressed paths. Store the problem of a compressed one in `compressed`, unless its plain file exists, too."""
     for path in paths:
         plain = file_contents.COMPRESSION.sub("", path)
         try:
@@ -200,7 +201,7 @@ def _uncompressed(paths: Iterable[str], compressed: dict[str, ToolError]) -> Ite
 
 
 def run_name(path: str) -> str:
-    """A run's name from its log: the path without extension and rank, or the directory when the file's own name says nothing.
+    """Derive the run's name from its log: the path without extension and rank, or the directory if the file name is generic.
 
     `/fsx/gpt/slurm-77.out` and its rotated `slurm-77.out.1` are `/fsx/gpt/slurm-77`; `/fsx/gpt/train.log`,
     `/fsx/gpt/attempt_0/3/stdout.log` and `/fsx/gpt/node1/rank_2.log` are `/fsx/gpt`.
@@ -213,9 +214,10 @@ def run_name(path: str) -> str:
 
 
 def _without_rank(name: str) -> str:
-    """`name`, a path without its ending, without the parts that tell ranks apart.
+    """Remove the parts that distinguish ranks from `name`, a path without extension.
 
-    A path of nothing else is the directory, or the word before the number: `gpt/node1/rank_2` is `gpt`, `rank_2` is `rank`.
+    If nothing else remains, return the directory or the word before the number: `gpt` for `gpt/node1/rank_2`, `rank` for
+    `rank_2`.
     """
     name = _ATTEMPT.sub("", name)
     whole = _directory_of_run(name)
@@ -223,7 +225,7 @@ def _without_rank(name: str) -> str:
 
 
 def _directory_of_run(path: str) -> str:
-    """`path`, or the directory above when `path` is that of a rank or a node."""
+    """Return `path`, or its parent directory if `path` is a directory of a rank or a node."""
     directory, base = os.path.split(path)
     while directory.strip("./") and (_is_rank(base) or (_NUMBER.fullmatch(base) and _is_rank(os.path.basename(directory)))):
         path = directory
@@ -233,7 +235,7 @@ def _directory_of_run(path: str) -> str:
 
 
 def _rank_logs(directory: str, depth: int = RANK_DEPTH, is_of_rank: bool = False) -> Iterator[str]:
-    """The logs of ranks below `directory`: what is named after a rank, and all logs in directories that are."""
+    """Yield the logs of ranks below `directory`: files named after a rank, and every log in a directory named after a rank."""
     try:
         entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
     except OSError:
@@ -258,14 +260,14 @@ def _is_rank(name: str) -> bool:
 
 
 def printable(path: str) -> str:
-    """A path for output: bytes of a file name that are not UTF-8 become replacement characters."""
+    """Return a path for output, with replacement characters for bytes that are not UTF-8."""
     return os.fsencode(path).decode(errors="replace")
 
 
 def blocks(read: Callable[[int], bytes], final: bool = False) -> Iterator[bytes]:
-    """Blocks of whole lines, each as much as one read completed. `final`: the end of the input ends a line.
+    """Yield blocks of whole lines, one per read that completes a line. `final`: the end of the input ends a line.
 
-    A line longer than LINE_LIMIT_BYTES is passed on in pieces: nothing of interest is that long, and memory stays bounded.
+    A line longer than LINE_LIMIT_BYTES is yielded in pieces to bound the memory; no event is that long.
     """
     pending = b""
     while data := read(BLOCK_BYTES):
@@ -283,11 +285,11 @@ def blocks(read: Callable[[int], bytes], final: bool = False) -> Iterator[bytes]
 
 
 def parsed_blocks(path: str) -> Iterator[ParsedBlock]:
-    """What one log (or `-`) says, as much at a time as one read gave. Warns on stderr about malformed event records."""
+    """Parse one log (or `-`), one read at a time. Warns on stderr about malformed event records."""
     parser = LogParser()
     offset = 0
     with _open(path) as file:
-        # The pipe of a command that still runs gives what there is, so its events come at once.
+        # `read1` returns the data that a pipe has now, so the events of a running command come at once.
         read = file.read1 if path == STANDARD_INPUT else file.read  # type: ignore[attr-defined]
         for block in blocks(read, final=path == STANDARD_INPUT):
             if offset == 0:
@@ -298,7 +300,7 @@ def parsed_blocks(path: str) -> Iterator[ParsedBlock]:
 
 
 def event_blocks(path: str) -> Iterator[list[Record]]:
-    """All events of one log (or `-`) as records, complete with run and source."""
+    """Yield the events of one log (or `-`) as records, complete with run and source."""
     run, shown = run_name(path), printable(path)
     for block in parsed_blocks(path):
         yield block.records(shown, run)
@@ -306,7 +308,7 @@ def event_blocks(path: str) -> Iterator[list[Record]]:
 
 def _open(path: str) -> IO[bytes]:
     if path == STANDARD_INPUT:
-        # What no pipe is, or one of a user whose pipes hold much already, is read as it is.
+        # This fails if standard input is no pipe, or if the user's pipes already use their memory limit.
         with contextlib.suppress(OSError):
             fcntl.fcntl(sys.stdin.fileno(), fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         return open(sys.stdin.fileno(), "rb", closefd=False)
@@ -320,7 +322,7 @@ def _open(path: str) -> IO[bytes]:
 
 
 def require_text(paths: Sequence[str]) -> None:
-    """Raise NoInput or BadData when none of the logs has text; what cannot be read twice is not looked at."""
+    """Raise NoInput or BadData if no log has text. Standard input, remote logs and pipes cannot be read twice and are skipped."""
     problems = {}
     for path in paths:
         if path == STANDARD_INPUT or storage.is_remote(path) or storage.is_special(path):
@@ -333,7 +335,7 @@ def require_text(paths: Sequence[str]) -> None:
 
 
 def require_one_text(problems: Mapping[str, ToolError], count: int, is_warned: bool = False) -> None:
-    """Raise the first problem when all of `count` logs have one; else warn of those that are no text, unless somebody does."""
+    """Raise the first problem if all `count` logs have one. Otherwise warn about logs without text, unless `is_warned`."""
     if problems and len(problems) == count:
         raise next(iter(problems.values()))
     for problem in () if is_warned else problems.values():
@@ -342,7 +344,7 @@ def require_one_text(problems: Mapping[str, ToolError], count: int, is_warned: b
 
 
 def warn_of_no_text(begin: bytes, path: str) -> None:
-    """Warn about a log that is compressed or UTF-16, and say how to read it. No error: patterns may match rotated logs too."""
+    """Warn about a compressed or UTF-16 log, with a remedy. It is no error, because patterns may match rotated logs, too."""
     if (packed := file_contents.packed(begin)) is not None:
         shown = printable(path)
         warn(f"{shown}: is {packed[0]}, not text: {packed[1]} {shlex.quote(shown)} | lt-monitor ... -")

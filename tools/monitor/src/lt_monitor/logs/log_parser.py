@@ -1,8 +1,8 @@
-"""From blocks of whole log lines to event records, whatever a launcher or a terminal put around the lines.
+"""Parse blocks of whole log lines into event records, with any prefixes of launchers and terminals.
 
-A block is read in three ways, each for what is common in some logs: the prefilter drops noise without looking at lines (2 GB/s),
-line templates read step lines that differ only in digits by columns (300 MB/s), and the rest is parsed line by line (10
-microseconds each). All give the same events: the lines before a line decide only how long it takes.
+A block is read in three ways: the prefilter drops noise without splitting lines (2 GB/s), line templates read step lines that
+differ only in digits by columns (300 MB/s), and the remaining lines are parsed one by one (10 microseconds per line). The three
+ways give the same events; earlier lines decide only which way reads a line.
 """
 
 import bisect
@@ -33,14 +33,14 @@ from lt_monitor.logs.many_line_steps import OpenStep
 from lt_monitor.logs.parsed_block import Item, ParsedBlock, in_order
 from lt_monitor.logs.step_numbers import StepNumbers
 
-# A block of which this share was read with templates is followed by another one.
+# If templates read this share of a block's bytes, templates are tried first on the next block.
 DENSE = 0.5
 FEW_LINES = 64
-# More steps and faults than stand on one line of a log whose carriage returns were lost in a copy of the terminal's last lines.
+# More events than one line has, even in a copy of a terminal's last lines that lost its carriage returns.
 MAXIMUM_PARTS = 64
 MAXIMUM_GLUED_BYTES = 1 << 16
 
-# Kinds of manifest lines, and what they have that no event of the same kind has.
+# Kinds of manifest lines, and the field that distinguishes each from an event of the same kind.
 MANIFEST = {"dataset": "tokens", "checkpoint": "format", "end": "count"}
 
 _RECORD = re.compile(rb'\{"v": ?1, ?"kind": ?')
@@ -60,11 +60,11 @@ _BETWEEN_EVENTS = b" ]|,\t"
 _AFTER_STEP = ("checkpoint", "end", "eval")
 
 Hits = dict[int, list[int]]
-"""Of each parser whose keywords a line has, where they are in the block, ascending."""
+"""The offsets in the block, ascending, of a line's keywords, by the parser that the keywords belong to."""
 
 
 def _is_manifest(record: object) -> bool:
-    """Whether it is a manifest line of an lt tool; a job's log has the trainer's own line of the same event too."""
+    """Whether a record is a manifest line of an lt tool. It is ignored, because the trainer's log line has the same event."""
     if not isinstance(record, dict):
         return False
     field = MANIFEST.get(str(record.get("kind")))
@@ -72,9 +72,9 @@ def _is_manifest(record: object) -> bool:
 
 
 class LogParser:
-    """Parses one log, block by block. `state` continues another parser's work, as `to_record` gave it.
+    """Parses one log, block by block. To continue an earlier parser, pass its `to_record()` as `state`.
 
-    `malformed` counts lines that begin like an event record but are none; `first_malformed` says where and why.
+    `malformed` counts lines that begin like an event record but are invalid; `first_malformed` names the first and its problem.
     """
 
     def __init__(self, state: Record | None = None):
@@ -104,7 +104,7 @@ class LogParser:
         }
 
     def parse(self, block: bytes, offset: int) -> ParsedBlock:
-        """The events of whole lines that begin at byte `offset` of the log. The last line may lack its line end."""
+        """Parse whole lines that begin at byte `offset` of the log. The last line may lack its newline."""
         if b"\r" in block:
             block = block.replace(b"\r", b"\n")
         unlabelled = self._labels.remove(block)
@@ -135,36 +135,36 @@ class LogParser:
         return ParsedBlock(items, rows)
 
     def _read_all_with_templates(self, block: bytes, offset: int, rows: list[StepRows]) -> np.ndarray:
-        """Read the lines that a known template fits without looking for keywords; returns the candidates in other lines.
+        """Read every line that fits a template, without searching for keywords; return the candidates in the other lines.
 
-        Where the block before was full of step lines this takes half the time.
+        If the block is full of step lines, this takes half the time.
         """
         ends = line_ends(block)
         starts = np.concatenate(([0], ends[:-1] + 1))
-        left = np.flatnonzero(~self._templates.take(block, offset, starts, ends - starts, rows))
-        if len(left) > FEW_LINES:
+        unread_lines = np.flatnonzero(~self._templates.take(block, offset, starts, ends - starts, rows))
+        if len(unread_lines) > FEW_LINES:
             candidates = self._candidates(block)
-            return candidates[np.isin(np.searchsorted(ends, candidates), left)]
-        found = [starts[line] + self._candidates(block[starts[line] : ends[line]]) for line in left]
-        return np.concatenate(found) if found else np.empty(0, np.int64)
+            return candidates[np.isin(np.searchsorted(ends, candidates), unread_lines)]
+        by_line = [starts[line] + self._candidates(block[starts[line] : ends[line]]) for line in unread_lines]
+        return np.concatenate(by_line) if by_line else np.empty(0, np.int64)
 
     def _read_with_templates(self, block: bytes, offset: int, candidates: np.ndarray, rows: list[StepRows]) -> np.ndarray:
-        """Read the lines with candidates that a known template fits; returns the candidates in other lines."""
+        """Read the lines with candidates that fit a template; return the candidates in the other lines."""
         ends = line_ends(block)
         line_of = np.searchsorted(ends, candidates)
         numbers = line_of[np.flatnonzero(np.diff(line_of, prepend=-1))]
         starts = np.where(numbers > 0, ends[numbers - 1] + 1, 0)
-        taken = self._templates.take(block, offset, starts, ends[numbers] - starts, rows)
-        return np.asarray(candidates[~taken[np.searchsorted(numbers, line_of)]])
+        is_read = self._templates.take(block, offset, starts, ends[numbers] - starts, rows)
+        return np.asarray(candidates[~is_read[np.searchsorted(numbers, line_of)]])
 
     def _candidates(self, block: bytes) -> np.ndarray:
-        """Offsets (int64, ascending) where a keyword may be, and where a user's pattern matches."""
+        """Return the offsets (int64, ascending) that may lie in a keyword, and the matches of the user's patterns."""
         candidates = _PREFILTER.candidates(block)
         matches = [match.start() for pattern in self._patterns for match in pattern.expression.finditer(block)]
         return np.union1d(candidates, matches).astype(np.int64) if matches else candidates
 
     def _keywords(self, block: bytes, candidates: list[int]) -> Iterator[tuple[int, Sequence[int]]]:
-        """Those candidates where there is a keyword or a match, with their parsers."""
+        """Yield the candidates that lie in a keyword or begin a match, with their parsers."""
         confirmed = _PREFILTER.confirmed(block, candidates)
         if not self._patterns:
             return confirmed
@@ -183,7 +183,7 @@ class LogParser:
         return heapq.merge(confirmed, matches, key=in_order)
 
     def _read_line_by_line(self, block: bytes, offset: int, candidates: np.ndarray, items: list[Item], patience: int) -> int:
-        """Parse lines one by one up to the end, or until `patience` of them were steps; returns where it stopped."""
+        """Parse lines one by one until the end or until `patience` lines were steps; return the offset after the last line."""
         steps = 0
         line_end = -1
         line_begin = 0
@@ -207,14 +207,14 @@ class LogParser:
         return len(block)
 
     def _read_line(self, block: bytes, begin: int, end: int, offset: int, hits: Hits, items: list[Item], depth: int = 0) -> bool:
-        """Parse one line, or a part of one; whether a template may fit it."""
+        """Parse a line or a part of a line; return whether a template may fit it."""
         raw = block[begin:end]
         if _EVENT_RECORD in hits and (beginnings := list(_RECORD.finditer(raw))):
             record = self._event_record(raw[beginnings[-1].start() :], offset + begin)
             if record is not None:
                 items.append((offset + begin, record))
             return False
-        # Of several headings on one line the frames are those of the last.
+        # If one line has several headings, the frames below belong to the last one.
         for heading in hits.get(_TRACEBACK, [])[-1:]:
             self._tracebacks.read(block, block.find(tracebacks.HEADING, max(begin, heading - len(tracebacks.HEADING))), offset)
         line = Line(raw, offset + begin)
@@ -242,7 +242,7 @@ class LogParser:
                 record = self._step_record(line, parsed, block, begin)
                 if record is None:
                     return False
-                keywords_at = [at - begin for found in hits.values() for at in found]
+                keywords_at = [at - begin for offsets in hits.values() for at in offsets]
                 return self._read_step(raw, line, parsed, record, keywords_at, items, depth)
             if parsed is not None:
                 self._step_numbers.note_batch_size(parsed)
@@ -262,9 +262,9 @@ class LogParser:
     def _read_step(
         self, raw: bytes, line: Line, step: StepLine, record: Record, keywords_at: list[int], items: list[Item], depth: int
     ) -> bool:
-        """Add the step of a line, and what stands before and behind it; whether a template may fit the line.
+        """Add a line's step and the events before and behind it; return whether a template may fit the line.
 
-        A progress bar ends without a line end, so what is printed next is on its line: a fault, or the next frame of the bar.
+        A progress bar ends without a newline, so a fault or the next frame of the bar may follow on the same line.
         """
         begin, end = map(line.raw_index, step.span())
         is_alone, offset = True, line.offset
@@ -277,24 +277,24 @@ class LogParser:
         return is_alone and step.record is None and self._templates.learn(raw, line, step)
 
     def _read_part(self, raw: bytes, begin: int, end: int, line: Line, items: list[Item], depth: int) -> bool:
-        """Parse a part of a line that was printed by itself; whether there is an event in it."""
+        """Parse a part of a line as a line of its own; return whether it has an event."""
         text = raw[begin:end].lstrip(_BETWEEN_EVENTS)
         begin = end - len(text)
         hits: Hits = {}
         for at, meaning in self._keywords(text, self._candidates(text).tolist()):
             for parser in meaning:
                 hits.setdefault(parser, []).append(at)
-        known = len(items)
+        count_before = len(items)
         if depth < MAXIMUM_PARTS:
             self._read_line(
                 text, 0, len(text), line.offset + begin, {key: at for key, at in hits.items() if key >= 0}, items, depth + 1
             )
-        for _, record in items[known:]:
+        for _, record in items[count_before:]:
             record |= {field: value for field, value in _origin(line).items() if field not in record}
-        return len(items) > known
+        return len(items) > count_before
 
     def _resume_dumps(self, block: bytes, begin: int, offset: int, items: list[Item]) -> None:
-        """Continue the unfinished dump from `begin` in the block."""
+        """Continue an unfinished dump from `begin` in the block."""
         if self._dumps.arguments is not None:
             end = block.find(b" arguments -", begin)
             end = len(block) if end < 0 else block.rfind(b"\n", 0, end) + 1
@@ -305,13 +305,13 @@ class LogParser:
                 items.append((whole[0], {"v": records.VERSION, **whole[1]}))
 
     def _resume_step(self, block: bytes, begin: int, offset: int, items: list[Item]) -> None:
-        """Read on in the step of many lines from `begin` in the block."""
+        """Continue an unfinished many-line step from `begin` in the block."""
         record = self._open_step.read(block, begin, offset)
         if record is not None:
             items.append((record["src"]["offset"], record))
 
     def _event_record(self, text: bytes, offset: int) -> Record | None:
-        """A line that is an event record already; it keeps its run and source when it has them."""
+        """Parse a line that is already an event record. Its run and source are kept if it has them."""
         try:
             record = _json(text)
         except (ValueError, RecursionError) as error:
@@ -329,9 +329,9 @@ class LogParser:
         return None
 
     def _add_steps(self, items: list[Item], rows: list[StepRows]) -> None:
-        """Give events whose line names no step that of the last step line before them, and remember the last of all.
+        """Give each event without a step the step of the last step line before it, and remember the last step of the block.
 
-        A validation before the first step has none and is left out.
+        A validation before the first step gets no step and is dropped.
         """
         without = [(order, record) for order, record in items if record["kind"] in _AFTER_STEP and "step" not in record]
         steps_by_offset: list[tuple[int, int]] = []
@@ -357,7 +357,7 @@ class LogParser:
 
 
 def _json(text: bytes) -> Any:
-    """JSON, and what Python's own writer makes of infinite numbers and halves of characters."""
+    """Parse JSON. Python's json module also reads NaN, Infinity and lone surrogates, which orjson refuses."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -365,7 +365,7 @@ def _json(text: bytes) -> Any:
 
 
 def _completed(parsed: Record, line: Line) -> Record:
-    """A parser's record with time, task and rank of the line's prefixes, and its offset."""
+    """Add the time, task and rank of the line's prefixes, and the line's offset, to a parser's record."""
     labels: Record = {} if "time" in parsed or line.time is None else {"time": line.time}
     for field, begin, end in line.labels:
         if field is not None and not field.is_time:
@@ -382,7 +382,7 @@ def _node(line: Line) -> Record:
 
 
 def _origin(line: Line) -> Record:
-    """The task and the node that a launcher put before the whole line."""
+    """Return the task and the node that a launcher printed before the whole line."""
     tasks = [int(line.text[begin:end]) for field, begin, end in line.labels if field is TASK]
     return ({"task": tasks[0]} if tasks else {}) | _node(line)
 

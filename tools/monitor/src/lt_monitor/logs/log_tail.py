@@ -1,9 +1,9 @@
-"""The events at the end of a log, read backwards, so that a log of a gigabyte takes as long as its last megabyte.
+"""Read the events at the end of a log backwards, so that a log of a gigabyte takes as long as its last megabyte.
 
-Windows that grow are read from the end until there are step lines in them, which most logs have shortly before they end; a log
-without any is read whole. Only lines that the prefilter lets through are parsed. A log that repeats one warning a million times
-has a million of those: where there are too many in a block, of lines that differ only in digits the first and the last are kept.
-So the work is bounded by the bytes and not by the lines, at the price of ranks that a flood of lines names.
+Growing windows are read from the end until they contain step lines. Most logs have step lines shortly before their end; a log
+without any is read whole. Only lines that pass the prefilter are parsed. A log may repeat one warning a million times, and all of
+these lines pass. If a block has too many candidates, only the first and the last of the lines that differ only in digits are
+kept. So the bytes and not the lines bound the work, at the price that some ranks named in a flood of lines are missed.
 """
 
 import bisect
@@ -27,18 +27,19 @@ from lt_monitor.logs.log_parser import LogParser
 from lt_monitor.logs.parsed_block import attributed
 from lt_monitor.logs.step_numbers import last_bar
 from lt_monitor.logs.trainers import huggingface
-from lt_shared import storage
+from lt_shared.files import storage
 
 FIRST_WINDOW_BYTES = 1 << 20
 GROWTH = 8
 BLOCK_BYTES = 1 << 21
 LINE_BYTES = 1 << 16
-# Distinct steps that have to be in a window; more than one, since a rank may print a step that the others did not reach.
+# Distinct steps to find. One is not enough, because a single rank may print a step that the other ranks never reached.
 ENOUGH_STEPS = 3
-# Candidates of one log that are parsed without leaving any out, about a second's work, and of each block whatever was before.
+# So many candidates of a log are parsed without dropping any, about a second's work. After that, each block still gets
+# BLOCK_CANDIDATES.
 MAXIMUM_CANDIDATES = 30_000
 BLOCK_CANDIDATES = 32
-# How much of the text from a candidate on tells two of them apart.
+# Two candidates are alike if this many groups of bytes from the candidate on differ only in digits.
 CONTEXT_GROUPS = 5
 # Bars and losses of any trainer are looked for in this many bytes.
 PROGRESS_BYTES = 1 << 26
@@ -59,10 +60,10 @@ _PROGRESS_CONTEXT_BYTES = 1 << 16
 
 
 class LogTail:
-    """The end of the log `path` (`-` is standard input): `records` are its events with their offsets in the log, in its order.
+    """The end of the log `path` (`-` is standard input). `records` are its events in the order of the log, with their offsets.
 
-    `progress` are the offsets and texts of progress bars and logged losses of trainers that have no parser. `problem` says why
-    the file is no log, and then both are empty.
+    `progress` holds offsets and texts of progress bars and logged losses, for trainers without a parser. `problem` says why the
+    file is no log; then both lists are empty.
     """
 
     def __init__(self, path: str):
@@ -82,12 +83,12 @@ class LogTail:
         self._file.close()
 
     def release(self) -> None:
-        """Close the file until it is read again: a process may open fewer files than a job has logs."""
+        """Close the file until the next read, because a job may have more logs than a process may open files."""
         if not _is_copied(self.path):
             self._file.close()
 
     def text(self, begin: int, end: int) -> bytes:
-        """The bytes from `begin` to `end` of the log, as far as it has them."""
+        """Return the bytes of the log from `begin` to `end`, clipped to the log."""
         begin = max(0, begin)
         with self._opened() as file:
             file.seek(begin)
@@ -97,45 +98,45 @@ class LogTail:
         return _seekable(self.path) if self._file.closed else contextlib.nullcontext(self._file)
 
     def context(self, begin: int, end: int) -> bytes:
-        """The same without the labels in front of the lines."""
+        """Return the text from `begin` to `end` without the labels in front of its lines."""
         text = self.text(begin, end).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         unlabelled = self._labels.remove(text)
         return text if unlabelled is None else unlabelled.text
 
     def line_number(self, offset: int) -> int:
-        """The number of the line that begins at `offset`, from 1."""
-        number, left = 1, offset
+        """Return the number of the line that begins at `offset`, counted from 1."""
+        number, bytes_to_read = 1, offset
         with self._opened() as file:
             file.seek(0)
-            while left > 0 and (block := file.read(min(left, BLOCK_BYTES))):
+            while bytes_to_read > 0 and (block := file.read(min(bytes_to_read, BLOCK_BYTES))):
                 number += int(np.count_nonzero(np.frombuffer(block, np.uint8) == ord("\n")))
-                left -= len(block)
+                bytes_to_read -= len(block)
         return number
 
     def _read_backwards(self) -> None:
         end, window = self.size, FIRST_WINDOW_BYTES
         while end > 0 and not self._is_enough():
             begin = self._line_begin(self.size - window, end)
-            found: list[Record] = []
+            window_records: list[Record] = []
             for offset, block in self._blocks(begin, end):
-                found += self._unlabelled_events(block.replace(b"\r", b"\n"), offset)
-            self.records = found + self.records
+                window_records += self._unlabelled_events(block.replace(b"\r", b"\n"), offset)
+            self.records = window_records + self.records
             end, window = begin, window * GROWTH
 
     def _is_enough(self) -> bool:
         steps = {record["step"] for record in self.records if record["kind"] == "step"}
         return len(steps) >= ENOUGH_STEPS or len({text for _, text in self.progress}) >= ENOUGH_STEPS
 
-    def _line_begin(self, wanted: int, end: int) -> int:
-        """Where a line begins, at `wanted` or shortly after it; `wanted` itself in a line without an end."""
-        if wanted <= 0:
+    def _line_begin(self, target: int, end: int) -> int:
+        """Return the first line begin at or after `target`; `target` itself if no line ends within LINE_BYTES."""
+        if target <= 0:
             return 0
-        text = self.text(wanted - 1, min(wanted + LINE_BYTES, end))
+        text = self.text(target - 1, min(target + LINE_BYTES, end))
         at = text.find(b"\n")
-        return wanted if at < 0 or wanted + at >= end else wanted + at
+        return target if at < 0 or target + at >= end else target + at
 
     def _blocks(self, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
-        """Whole lines from `begin` to `end`, with the offset of each block; a line that is longer than LINE_BYTES may be cut."""
+        """Yield blocks of whole lines from `begin` to `end` with their offsets. A line longer than LINE_BYTES may be cut."""
         self._file.seek(begin)
         while begin < end and (block := self._file.read(min(end - begin, BLOCK_BYTES))):
             if begin + len(block) < end:
@@ -162,7 +163,7 @@ class LogTail:
         return records
 
     def _events(self, block: bytes, offset: int, is_last: bool) -> list[Record]:
-        """What the lines of a block without labels say, as far as the prefilter lets them through."""
+        """Parse the lines of an unlabelled block that pass the prefilter."""
         if offset > self.size - PROGRESS_BYTES:
             self._note_progress(block, offset)
         candidates = _PREFILTER.candidates(block)
@@ -199,33 +200,33 @@ class LogTail:
         return sorted(parsed + cut, key=_offset) if cut else parsed
 
     def _parsed(self, text: bytes, begins: list[int], origins: list[int]) -> list[Record]:
-        """The events of chosen lines, which begin at `begins` in `text` and at `origins` in the log."""
+        """Parse the chosen lines, which begin at `begins` in `text` and at `origins` in the log."""
         parser = LogParser({"step_numbers": {"batch_size": self._batch_size()}} if _MLPERF in text else None)
         parsed = parser.parse(text, 0)
         run = log_files.run_name(self.path)
-        found = [*parsed.ordered_items(), *((0, record) for part in parsed.rows for record in part.records(self.shown, run))]
-        for _, record in found:
+        ordered = [*parsed.ordered_items(), *((0, record) for part in parsed.rows for record in part.records(self.shown, run))]
+        for _, record in ordered:
             source = record["src"]
             if "file" not in source or source["file"] == self.shown:
                 chunk = bisect.bisect_right(begins, source["offset"]) - 1
                 line_begin = max(begins[chunk], text.rfind(b"\n", begins[chunk], source["offset"]) + 1)
                 record["src"] = {"file": self.shown, "offset": origins[chunk] + line_begin - begins[chunk]}
-        return sorted((record for _, record in found), key=_offset)
+        return sorted((record for _, record in ordered), key=_offset)
 
     def _batch_size(self) -> int | None:
-        """What MLPerf's entry at the beginning of the log says."""
+        """Return the batch size from MLPerf's entry at the beginning of the log."""
         match = _BATCH_SIZE.search(self.context(0, FIRST_WINDOW_BYTES))
         return int(match["size"]) if match is not None else None
 
     def _note_progress(self, block: bytes, offset: int) -> None:
-        """The last bars and losses of a block; the windows are read from the end, so those of an earlier block come before."""
+        """Add the last progress bars and losses of a block. Later windows lie earlier in the log, so the list is sorted again."""
         last = max(block.rfind(token) for token in _PROGRESS_TOKENS)
         if last < 0:
             return
         begin = max(0, last - _PROGRESS_CONTEXT_BYTES)
         end = last + LINE_BYTES
-        found = [(offset + match.start(), match["bar"] or match["dict"]) for match in _PROGRESS.finditer(block, begin, end)]
-        self.progress = sorted(self.progress + found)
+        marks = [(offset + match.start(), match["bar"] or match["dict"]) for match in _PROGRESS.finditer(block, begin, end)]
+        self.progress = sorted(self.progress + marks)
 
 
 def _offset(record: Record) -> int:
@@ -233,33 +234,33 @@ def _offset(record: Record) -> int:
 
 
 def _distinct(block: bytes, candidates: np.ndarray) -> np.ndarray:
-    """The first and the last of the candidates around which the text is the same but for digits."""
+    """Keep the first and the last of the candidates whose texts differ only in digits."""
     groups = np.frombuffer(block, dtype="<u4", count=len(block) // GROUP_BYTES)
     index = candidates // GROUP_BYTES
     hashes = np.zeros(len(index), dtype=np.uint32)
     for shift in range(CONTEXT_GROUPS):
         hashes = (hashes ^ _without_digits(groups[np.minimum(index + shift, len(groups) - 1)])) * _MULTIPLIER
     hashes >>= np.uint32(32 - _HASH_BITS)
-    kept = np.zeros(len(index), dtype=bool)
+    is_kept = np.zeros(len(index), dtype=bool)
     for order in (slice(None), slice(None, None, -1)):
-        seen = np.full(1 << _HASH_BITS, -1)
-        # Of several assignments to one cell the last stays.
-        seen[hashes[order]] = np.arange(len(index))[order]
-        kept[seen[seen >= 0]] = True
-    return candidates[kept]
+        candidate_by_hash = np.full(1 << _HASH_BITS, -1)
+        # NumPy keeps the last of several assignments to one cell: forwards the last candidate, backwards the first.
+        candidate_by_hash[hashes[order]] = np.arange(len(index))[order]
+        is_kept[candidate_by_hash[candidate_by_hash >= 0]] = True
+    return candidates[is_kept]
 
 
 def _without_digits(groups: np.ndarray) -> np.ndarray:
-    """Groups of four bytes whose digits are all zeros: bytes with the high half 3 lose their low half."""
+    """Set every digit in groups of four bytes to zero: a byte with the high nibble 3 loses its low nibble."""
     halves = (groups & np.uint32(0xF0F0F0F0)) ^ np.uint32(0x30303030)
-    others = (
+    is_other = (
         (halves >> np.uint32(4)) | (halves >> np.uint32(5)) | (halves >> np.uint32(6)) | (halves >> np.uint32(7))
     ) & np.uint32(0x01010101)
-    return np.asarray(groups & (np.uint32(0xF0F0F0F0) | others * np.uint32(0x0F)))
+    return np.asarray(groups & (np.uint32(0xF0F0F0F0) | is_other * np.uint32(0x0F)))
 
 
 def _seekable(path: str) -> IO[bytes]:
-    """The log, open; a pipe is copied into a temporary file first."""
+    """Open the log. A pipe is copied into a temporary file first."""
     if _is_copied(path):
         is_input = path == log_files.STANDARD_INPUT
         return _copied(open(sys.stdin.fileno(), "rb", closefd=False) if is_input else open(path, "rb"))

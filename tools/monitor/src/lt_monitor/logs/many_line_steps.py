@@ -1,8 +1,8 @@
-"""Steps that a trainer prints over many lines: DeepSpeed, OLMo, Composer.
+"""Read steps that a trainer prints over many lines: DeepSpeed, OLMo, Composer.
 
-The first line names the step, and each line below it has values, until a line that has none. A block of the log may end within a
-step: what was read is an event at once, because the last step of a log has no line behind it, and the rest is another event of
-the same step, which `Steps.join` puts together. Which step that is belongs to the parser's state, which can be stored as JSON.
+The first line names the step. Each line below has values; the first line without values ends the step. A block of the log may end
+within a step. The lines read so far become an event at once, because no line follows the last step of a log. The remaining lines
+become a second event of the same step, and `Steps.join` merges the two. The open step is part of the parser's state (JSON).
 """
 
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ _WHOLE_STEP = frozenset({"v", "kind", "step", "total_steps", "epoch", "time", "t
 
 
 class Head(NamedTuple):
-    """The first line of a step: whose it is, and its values. `is_engine`: a trainer above it may report the same step."""
+    """The first line of a step: its trainer and its values. `is_engine`: a trainer above the engine may report the step, too."""
 
     trainer: str
     record: Record
@@ -35,7 +35,7 @@ def head(line: Line) -> Head | None:
 
 
 class OpenStep:
-    """The step whose lines are read. `state` continues another one's work, as `to_record` gave it."""
+    """The step whose lines are being read. To continue an earlier parser, pass its `to_record()` as `state`."""
 
     def __init__(self, state: Record | None = None):
         state = state or {}
@@ -47,11 +47,11 @@ class OpenStep:
         return {"trainer": self._trainer, "record": self._record, "lines": self._lines}
 
     def begin(self, trainer: str, record: Record) -> None:
-        """Take the first line."""
+        """Start a step with its first line."""
         self._trainer, self._record, self._lines = trainer, record, 0
 
     def read(self, block: bytes, begin: int, offset: int) -> Record | None:
-        """The step with the lines from `begin` in the block; None when they add nothing to what was told already."""
+        """Read the step's lines from `begin` in the block; return its record, or None if the lines add no new values."""
         if self._trainer is None:
             return None
         trainer = TRAINERS[self._trainer]
@@ -78,10 +78,10 @@ class OpenStep:
 
 
 def _values(trainer: ManyLines, raw: bytes) -> dict[str, Any] | None:
-    """Of a line, which launchers may have put a prefix before."""
+    """Read the values of a line, which may have a launcher's prefix."""
     if raw[:1] in b" \t":
-        found = trainer.below(raw)
-        if found is not None:
-            return found
+        values = trainer.below(raw)
+        if values is not None:
+            return values
     line = Line(raw, 0)
     return trainer.below(line.text[line.body :])

@@ -1,4 +1,4 @@
-"""What a block of log lines says: event records, and step lines that were read by columns."""
+"""The events of a block of log lines: single records, and step lines that were read by columns."""
 
 import dataclasses
 from collections.abc import Callable
@@ -11,10 +11,10 @@ from lt_monitor.logs.fast.step_rows import StepBlock, StepRows
 from lt_shared import credentials
 
 Item = tuple[int, Record]
-"""A record with the offset that orders it among the others."""
+"""A record and the offset that it is sorted by."""
 
 Origins = Callable[..., tuple[np.ndarray, list[Record]]]
-"""Gives, for positions in a text without labels, where their lines begin with labels, and what the labels say."""
+"""Maps positions in a text without labels to the beginnings of their labelled lines, and returns the parsed labels."""
 
 
 @dataclasses.dataclass
@@ -25,7 +25,7 @@ class ParsedBlock:
     rows: list[StepRows]
 
     def records(self, path: str, run: str) -> list[Record]:
-        """All events in the order of the log, complete with run and source."""
+        """Return every event in the order of the log, complete with run and source."""
         ordered = [(order, attributed(record, path, run)) for order, record in self.ordered_items()]
         for part in self.rows:
             ordered += zip(part.offsets.tolist(), part.records(path, run), strict=True)
@@ -34,9 +34,9 @@ class ParsedBlock:
         return [record for _, record in ordered]
 
     def relabelled(self, offset: int, origins: Origins) -> "ParsedBlock":
-        """The events of a text from which labels came off, where their lines are in the log and with what their labels say.
+        """Move the events of an unlabelled text to their lines' offsets in the log, and add the values of the labels.
 
-        `offset` is that of the block in the log; an event that began before it keeps its place.
+        `offset` is the block's offset in the log. An event that began in an earlier block keeps its offset.
         """
         positions = np.array([max(0, order - offset) for order, _ in self.items], dtype=np.int64)
         begins, labels = origins(positions)
@@ -55,18 +55,18 @@ class ParsedBlock:
         return ParsedBlock(items, rows)
 
     def ordered_items(self) -> list[Item]:
-        """The items in the order of the log: a dump is found by its first line and ends at its last."""
+        """Return the items in the order of the log; a dump is added only at its last line but belongs at its first."""
         return sorted(self.items, key=in_order)
 
     def step_block(self) -> StepBlock | None:
-        """The step rows together; None when there are none."""
-        return StepBlock.of(self.rows) if self.rows else None
+        """Join the step rows; return None if there are none."""
+        return StepBlock.from_rows(self.rows) if self.rows else None
 
 
 def attributed(record: Record, path: str, run: str) -> Record:
-    """A record of `ParsedBlock.items` with its run and source; those that it has already stay. Secrets in its texts are covered.
+    """Add run and source to a record of `ParsedBlock.items`, unless it has them, and mask secrets in its texts.
 
-    Programs print their arguments and the requests that failed, and what they print goes to chat rooms.
+    Programs print their arguments and failed requests, which may contain secrets, and alerts copy these texts to chat rooms.
     """
     source = record.pop("src")
     file = source.get("file")
@@ -80,5 +80,5 @@ def attributed(record: Record, path: str, run: str) -> Record:
 
 
 def in_order(item: tuple[int, Any]) -> int:
-    """The key that sorts items."""
+    """Return the sort key of an item: its offset."""
     return item[0]

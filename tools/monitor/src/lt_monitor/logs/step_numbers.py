@@ -1,13 +1,14 @@
-"""Numbers for steps whose own line has none, or only three digits of one, from progress bars or else by counting.
+"""Number steps whose line has no step, or only three digits of it, from progress bars or by counting.
 
 Hugging Face's Trainer prints dicts without a step (`trainers.huggingface`). The nearest frame of its progress bar within the last
-LOOK_BACK_BYTES says how many steps are done; where steps are quicker than the bar is drawn, it is a few behind. Without a bar, as
-where progress bars are off, or when the bar has not moved since the last dict, the dicts are counted: the number is one more than
-the last one, and `step_is_counted` says so. Counting begins again when the epoch goes back.
+LOOK_BACK_BYTES shows the number of finished steps; if steps are faster than the bar is drawn, the frame is a few steps behind. If
+there is no bar, or the bar has not moved since the last dict, the step is the last step plus one, and `step_is_counted` is set.
+Counting restarts when the epoch goes back.
 
-Lightning's bar shows a step above 100,000 with three digits, and those near 31,000 as 3.1e+4 (`trainers.nemo`). The bar's own
-count tells them apart; how far it is from the step is known from a frame with an exact step. Without one the lowest number that
-is shown alike is taken for the first, so that no exact step that follows is lower, and `step_is_counted` says so.
+Lightning's bar shows a step above 100,000 with three digits, and a step near 31,000 as 3.1e+4 (`trainers.nemo`). The bar's
+iteration count distinguishes such steps. A frame with an exact step gives the difference between step and count. Before such a
+frame, the first step is taken as the lowest number that is printed alike, so that no later exact step is lower, and
+`step_is_counted` is set.
 """
 
 import re
@@ -24,22 +25,22 @@ _NUMBER = re.compile(rb"\d+")
 
 
 class StepNumbers:
-    """Completes the steps of one log in their order. `state`, from another one's `to_record`, continues its work."""
+    """Numbers the steps of one log in order. To continue an earlier parser, pass its `to_record()` as `state`."""
 
     def __init__(self, state: Record | None = None):
         state = state or {}
         self._last: int = state.get("last", 0)
         self._epoch: float = state.get("epoch", 0.0)
-        # MLPerf's, where its steps count samples.
+        # MLPerf logs count samples; this batch size converts them to steps.
         self._batch_size: int | None = state.get("batch_size")
         self._used: list[int] | None = state.get("used")
-        # The last dict as it was printed, and the number that it got: another process prints the same one.
+        # The last dict as printed and the number it got, because another process may print the same dict again.
         self._figures: Record = state.get("figures", {})
         self._number: Record = state.get("number", {})
-        # The last bar of the blocks so far, and how many bytes of them came after it.
+        # The last progress bar so far, and the number of bytes after it.
         self._bar: Record = state.get("bar", {})
         self._bar_distance: int = state.get("bar_distance", LOOK_BACK_BYTES)
-        # Of Lightning's bar: the step less the bar's count, and whether that is known from an exact step.
+        # Lightning's step minus its bar's count, and whether an exact step confirmed the difference.
         self._lag: int | None = state.get("lag")
         self._is_lag_exact: bool = state.get("is_lag_exact", False)
 
@@ -58,7 +59,7 @@ class StepNumbers:
         }
 
     def note(self, record: Record) -> None:
-        """Remember a step that another line names."""
+        """Remember the step that a many-line step names."""
         self._last = record.get("step", self._last)
 
     def note_batch_size(self, record: Record) -> None:
@@ -69,7 +70,7 @@ class StepNumbers:
             self._batch_size = size if type(size) is int and size > 0 else None
 
     def complete(self, record: Record, block: bytes, begin: int) -> None:
-        """Number a step that stands at `begin` of the block; one that has a number is remembered only."""
+        """Number the step at `begin` of the block. A step with a number is only remembered."""
         if record["kind"] != "step":
             return
         if "bar_position" in record:
@@ -95,7 +96,7 @@ class StepNumbers:
         if frame is None or frame == self._used:
             record.update(step=self._last + 1, step_is_counted=True)
         else:
-            # A bar that was drawn before the step was done is behind what other lines said of it.
+            # The bar may have been drawn before the step finished. A step that other lines named is newer than the bar.
             is_behind = 0 < self._last - bar["step"] <= MAXIMUM_LAG
             record.update(bar | {"step": self._last} if is_behind else bar)
         self._used = frame
@@ -103,7 +104,7 @@ class StepNumbers:
         self._number = {field: value for field, value in record.items() if field not in figures and field != "time"}
 
     def _separate(self, record: Record, position: int, lag: int | None) -> None:
-        """Number a step that is shown with three digits as others are. `lag` is that of an exact step just before it."""
+        """Number a step that was printed with three digits. `lag` comes from an exact step just before it, if there is one."""
         shown = record["step"]
         half = 10 ** max(0, len(str(shown)) - SHOWN_DIGITS) // 2
         if lag is not None:
@@ -115,23 +116,23 @@ class StepNumbers:
             record["step_is_counted"] = True
 
     def _bar_before(self, block: bytes, begin: int) -> Record:
-        found = last_bar_in(block[max(0, begin - LOOK_BACK_BYTES) : begin], label_at(block, begin))
-        if found is not None:
-            return from_bar(found)
+        bar = last_bar_in(block[max(0, begin - LOOK_BACK_BYTES) : begin], label_at(block, begin))
+        if bar is not None:
+            return from_bar(bar)
         return self._bar if self._bar_distance + begin <= LOOK_BACK_BYTES else {}
 
     def end_block(self, block: bytes) -> None:
-        """Remember the last bar of a block that was read."""
+        """Remember the last bar of a finished block."""
         tail = block[-LOOK_BACK_BYTES:]
-        found = last_bar_in(tail)
-        if found is not None:
-            self._bar, self._bar_distance = from_bar(found), len(tail) - found.start()
+        bar = last_bar_in(tail)
+        if bar is not None:
+            self._bar, self._bar_distance = from_bar(bar), len(tail) - bar.start()
         else:
             self._bar_distance = min(LOOK_BACK_BYTES + 1, self._bar_distance + len(block))
 
 
 def last_bar(block: bytes, first: int, begin: int) -> tuple[int, int] | None:
-    """Where the line of the last bar before `begin` begins and ends; none that is before `first` or too far away."""
+    """Return begin and end of the line of the last bar before `begin`; None if it is before `first` or too far away."""
     first = max(first, begin - LOOK_BACK_BYTES)
     bar = last_bar_in(block[first:begin], label_at(block, begin))
     if bar is None:
@@ -142,7 +143,7 @@ def last_bar(block: bytes, first: int, begin: int) -> tuple[int, int] | None:
 
 
 def last_bar_in(text: bytes, label: bytes = b"") -> re.Match[bytes] | None:
-    """The last bar in a text, or the last one behind `label`, which stands before the figures of its step."""
+    """Return the last bar in a text; if there is none, the last bar behind `label`, the text before the step's dict."""
     if b"it/s" not in text and b"s/it" not in text:
         return None
     bar = last_match(BAR, text)
@@ -150,7 +151,7 @@ def last_bar_in(text: bytes, label: bytes = b"") -> re.Match[bytes] | None:
 
 
 def label_at(block: bytes, begin: int) -> bytes:
-    """What stands before the figures that a trainer printed as a dict, on the line that begins at `begin`."""
+    """Return the text before a trainer's dict, on the line that begins at `begin`."""
     end = block.find(b"{", begin, begin + MAXIMUM_LABEL_BYTES)
     label = block[begin : max(begin, end)]
     return b"" if b"\n" in label or b"%|" in label else label.rstrip(b" ")

@@ -1,10 +1,10 @@
-"""The time zone of a log whose times have none, from the modification time of its file.
+"""Infer the time zone of a log whose times have none, from the file's modification time.
 
-Times without a zone are read as local ones. For a log of containers in UTC on a login node 8 hours ahead that would look like a
-hang of 8 hours; in the other direction it would hide a hang. A line is written right after its time is taken. So where the time
-in the last line and the modification time of the file differ by a multiple of a quarter of an hour, to within a minute, that
-difference is the offset between the zones. A copied file may agree by accident (13% of those whose times are of the last 26
-hours), so with a state file only logs that grew are examined. Where the last line has no time, nothing can be concluded.
+Times without a zone are read as local times. If containers log in UTC and the login node is 8 hours ahead, that would look like a
+hang of 8 hours; in the other direction it would hide a hang. A line is written right after its time is taken. So if the last
+line's time and the file's modification time differ by a multiple of a quarter of an hour, to within a minute, the difference is
+the offset between the zones. A copied file agrees by accident in 13% of cases if its times are at most 26 hours old, so with a
+state file only logs that grew are examined. If the last line has no time, the zone stays unknown.
 """
 
 import datetime
@@ -23,7 +23,7 @@ TAIL_BYTES = 1 << 16
 
 
 def behind_seconds(path: str) -> float | None:
-    """Seconds by which the times in a log are behind this machine's zone; None where the log does not show it."""
+    """Return how many seconds the times in a log are behind this machine's zone; None if the log does not show it."""
     with open(path, "rb") as file:
         status = os.fstat(file.fileno())
         file.seek(max(0, status.st_size - TAIL_BYTES))
@@ -47,7 +47,7 @@ def describe(seconds: float) -> str:
 
 
 class TimeZoneCorrection:
-    """Shifts the times of one log to this machine's zone, and warns once about times that are still in the future."""
+    """Shifts the times of a log to this machine's zone, and warns once about times that are still in the future."""
 
     def __init__(self, path: str, behind: float, now: float):
         self._path = path
@@ -56,7 +56,7 @@ class TimeZoneCorrection:
         self._is_warned = False
 
     def correct(self, record: Record) -> Record:
-        """The record, its time in this machine's zone when it had none."""
+        """Return the record; a time without a zone is converted to this machine's zone."""
         time = record.get("time")
         if not isinstance(time, str) or not is_local(time):
             return record

@@ -1,8 +1,7 @@
-"""Patterns that a user gives for a trainer of their own, so that its logs need no code here.
+"""Read logs of further trainers by the user's patterns, without new code.
 
-A pattern is a regular expression whose named groups are fields of the record. It is searched in whole blocks by `re`, which reads
-about 100 MB/s beside the 2 GB/s of the built-in keywords; lines of steps that differ only in digits are read by columns as those
-of all trainers.
+A pattern is a regular expression whose named groups are fields of the record. `re` searches whole blocks at about 100 MB/s; the
+built-in keywords reach 2 GB/s. Step lines that differ only in digits are read by columns like other trainers' step lines.
 
     [[step]]
     pattern = 'update (?P<step>\\d+) of (?P<total_steps>\\d+), loss (?P<loss>\\S+), (?P<step_milliseconds>[\\d.]+) ms'
@@ -24,11 +23,11 @@ from lt_monitor.events.records import CAUSES, COUNTS, END_REASONS, FAULTS, NUMBE
 from lt_monitor.logs.fields import RANK, TASK, TIME, Field, Value, read_values
 from lt_monitor.logs.line_parsers import StepLine, fault
 from lt_monitor.logs.lines import Line
-from lt_shared import storage
 from lt_shared.console import BadConfig
-from lt_shared.run_log import GIB
+from lt_shared.contracts.run_log import GIB
+from lt_shared.files import storage
 
-# What a kind of record has in every line: the default, and which values may be given.
+# The settings of a pattern by kind of record: the default and the allowed values.
 SETTINGS: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
     "step": {},
     "eval": {"split": ("validation", ("validation", "test"))},
@@ -42,7 +41,7 @@ SETTINGS: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
     },
 }
 REQUIRED = {"step": ("step",), "eval": ("step", "loss")}
-# Other units of a field, by the name that a group then has.
+# Group names for a field in another unit.
 UNITS = {
     "step_milliseconds": Field("step_seconds", divisor=1000.0),
     "steps_per_second": Field("step_seconds", is_rate=True),
@@ -56,7 +55,7 @@ EXAMPLE = r"e.g. 'step (?P<step>\d+) .* loss (?P<loss>[\d.]+)'"
 
 @dataclasses.dataclass(frozen=True)
 class UserPattern:
-    """One pattern, the kind of record that its matches are, and what these have besides their groups."""
+    """One pattern, the kind of record of its matches, and the settings that every record gets."""
 
     kind: str
     expression: re.Pattern[bytes]
@@ -80,33 +79,33 @@ class UserPattern:
 
 
 def field_named(name: str) -> Field:
-    """The field of a group; a name that records do not have is a metric."""
-    known = LABELS.get(name) or UNITS.get(name)
-    if known is not None:
-        return known
+    """Return the field of a group; a name that records do not have becomes a metric."""
+    field = LABELS.get(name) or UNITS.get(name)
+    if field is not None:
+        return field
     return Field(name, is_count=name in COUNTS, is_metric=name not in COUNTS | NUMBERS | TEXTS)
 
 
 def _without(labels: Iterable[Value], values: Iterable[Value]) -> list[Value]:
-    """The labels of a line that no group of the pattern gives."""
-    given = {field for field, _, _ in values}
-    return [label for label in labels if label[0] not in given]
+    """Return the labels of a line whose field no group of the pattern has."""
+    group_fields = {field for field, _, _ in values}
+    return [label for label in labels if label[0] not in group_fields]
 
 
 def _around(match: re.Match[bytes]) -> list[Value]:
-    """What stands around a match may have other digits in other lines."""
+    """Mark the text around a match, whose digits may differ between lines."""
     return [(None, 0, match.start()), (None, match.end(), len(match.string))]
 
 
 def step_pattern(text: str) -> UserPattern:
-    """The pattern of `--generic`. Raises BadConfig for what is none."""
+    """Compile the pattern of `--generic`. Raises BadConfig for an invalid pattern."""
     return _pattern("step", {"pattern": text}, "--generic")
 
 
 def read(path: str) -> list[UserPattern]:
-    """The patterns of a TOML file: arrays of tables named by the kind of record.
+    """Read the patterns of a TOML file, whose arrays of tables are named by the kind of record.
 
-    Raises NoInput when there is no such file, BadConfig for what is no pattern.
+    Raises NoInput when there is no such file, BadConfig for an invalid pattern.
     """
     with storage.open_read(path) as file:
         content = file.read(MAXIMUM_BYTES + 1)
@@ -116,37 +115,37 @@ def read(path: str) -> list[UserPattern]:
         tables = tomllib.loads(content.decode())
     except (ValueError, RecursionError) as error:
         raise BadConfig(f"{path}: not TOML: {printable(error)}", "[[step]] and pattern = '...'") from None
-    found = []
+    patterns = []
     for kind, entries in tables.items():
         if kind not in SETTINGS or not isinstance(entries, list):
             raise BadConfig(f"{path}: {printable(repr(kind), 60)} is not a kind of event", f"[[{']], [['.join(SETTINGS)}]]")
-        found += [_pattern(kind, entry, f"{path}: [[{kind}]]") for entry in entries]
-    if not found:
+        patterns += [_pattern(kind, entry, f"{path}: [[{kind}]]") for entry in entries]
+    if not patterns:
         raise BadConfig(f"{path}: no patterns", "[[step]] and pattern = '...'")
-    return found
+    return patterns
 
 
-def _pattern(kind: str, entry: Any, where: str) -> UserPattern:
+def _pattern(kind: str, entry: Any, place: str) -> UserPattern:
     text = entry.get("pattern") if isinstance(entry, dict) else None
     if not isinstance(text, str):
-        raise BadConfig(f"{where}: no pattern", EXAMPLE)
+        raise BadConfig(f"{place}: no pattern", EXAMPLE)
     try:
         expression = re.compile(text.encode(), re.MULTILINE)
     except (re.error, RecursionError, OverflowError) as error:
-        raise BadConfig(f"{where}: not a regular expression: {printable(error)}", EXAMPLE) from None
+        raise BadConfig(f"{place}: not a regular expression: {printable(error)}", EXAMPLE) from None
     missing = [name for name in REQUIRED.get(kind, ()) if name not in expression.groupindex]
     if missing:
-        raise BadConfig(f"{where}: no group named {missing[0]}", EXAMPLE)
+        raise BadConfig(f"{place}: no group named {missing[0]}", EXAMPLE)
     if expression.search(b"") is not None:
-        raise BadConfig(f"{where}: matches an empty line", EXAMPLE)
+        raise BadConfig(f"{place}: matches an empty line", EXAMPLE)
     settings: Record = {}
     for name, (default, allowed) in SETTINGS[kind].items():
         settings[name] = entry.get(name, default)
         if settings[name] not in allowed:
-            raise BadConfig(f"{where}: {name} = {printable(repr(settings[name]), 60)}", f"one of {', '.join(allowed)}")
+            raise BadConfig(f"{place}: {name} = {printable(repr(settings[name]), 60)}", f"one of {', '.join(allowed)}")
     unknown = sorted(entry.keys() - {"pattern", *SETTINGS[kind]})
     if unknown:
-        raise BadConfig(f"{where}: {printable(unknown[0], 60)} is no setting", f"there are {', '.join(['pattern', *settings])}")
+        raise BadConfig(f"{place}: {printable(unknown[0], 60)} is no setting", f"there are {', '.join(['pattern', *settings])}")
     return UserPattern(kind, expression, settings)
 
 
@@ -154,13 +153,13 @@ _ACTIVE: list[tuple[UserPattern, ...]] = [()]
 
 
 def active() -> tuple[UserPattern, ...]:
-    """The patterns with which logs are read now."""
+    """Return the patterns that are in use now."""
     return _ACTIVE[-1]
 
 
 @contextlib.contextmanager
 def using(patterns: Iterable[UserPattern]) -> Iterator[None]:
-    """Read logs with these patterns, too, and before all others."""
+    """Use these patterns inside the block. They come before the built-in parsers."""
     _ACTIVE.append(tuple(patterns))
     try:
         yield

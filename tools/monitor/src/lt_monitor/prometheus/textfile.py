@@ -15,8 +15,8 @@ from lt_monitor.logs import log_files
 from lt_monitor.prometheus import exposition
 from lt_monitor.runs.run_state import state_for
 from lt_monitor.runs.speed import Known
-from lt_shared import storage
 from lt_shared.console import UsageError
+from lt_shared.files import storage
 
 STANDARD_OUTPUT = "-"
 # node_exporter runs as another user, whatever the umask here.
@@ -34,7 +34,7 @@ def prom(patterns: Sequence[str], output: str = STANDARD_OUTPUT, now: float | No
     state_file = None if output == STANDARD_OUTPUT else f"{output}.state"
     times = PlausibleTimes(moment)
     with CommandState.open(state_file, "prom", patterns) as state:
-        state.feed(lambda record: state_for(state.runs, record).take(times.checked(record), moment))
+        state.feed(lambda record: state_for(state.runs, record).take(times.with_plausible_time(record), moment))
         times.warn()
         is_file = output != STANDARD_OUTPUT
         blocks = exposition.blocks(state.runs.values(), moment, known or Known(), _monitor(patterns, output), is_file)

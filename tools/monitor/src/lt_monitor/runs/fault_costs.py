@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any, Self
 
 from lt_monitor.events.records import Record
-from lt_shared.recovery_notes import LocalCheckpoint, Recovery
+from lt_shared.contracts.recovery_notes import LocalCheckpoint, Recovery
 
 SHARED, LOCAL = "shared", "local"
 

@@ -16,7 +16,7 @@ from lt_monitor.runs.attempts import Run
 from lt_monitor.runs.curves import Series, finite
 from lt_monitor.runs.speed import Known, Sizes
 from lt_shared.console import BadData, UsageError
-from lt_shared.run_log import GIB, SOURCE_LOSS
+from lt_shared.contracts.run_log import GIB, SOURCE_LOSS
 
 NAME_CHARACTERS = 60
 # Benchmarks that are drawn without being asked for; of more, a picture would show nothing.

@@ -18,7 +18,7 @@ from lt_monitor.runs.attempt_boundary import begins_attempt, guessed_resume, log
 from lt_monitor.runs.fault_costs import FaultCosts
 from lt_monitor.runs.log_state import LogState
 from lt_monitor.runs.time_accounting import AttemptTotals
-from lt_shared.recovery_notes import LocalCheckpoint, Started
+from lt_shared.contracts.recovery_notes import LocalCheckpoint, Started
 
 RECENT_STEPS = 100
 RECENT_FAULTS = 100

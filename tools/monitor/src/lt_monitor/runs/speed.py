@@ -14,9 +14,9 @@ import numpy as np
 
 from lt_monitor.events.records import Record
 from lt_monitor.events.steps import Steps
-from lt_shared import peak_flops, presets
-from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, UsageError
+from lt_shared.models import peak_flops, presets
+from lt_shared.models.architecture import Architecture
 
 
 @dataclasses.dataclass(frozen=True)

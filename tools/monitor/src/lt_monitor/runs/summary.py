@@ -19,8 +19,8 @@ from lt_monitor.runs.fault_costs import FaultCosts
 from lt_monitor.runs.metrics import source_columns
 from lt_monitor.runs.silence import Silence
 from lt_monitor.runs.speed import Known, Sizes, positive
-from lt_shared.run_log import SOURCE_LOSS
-from lt_shared.sample_order.log_notes import PhaseBegins
+from lt_shared.contracts.run_log import SOURCE_LOSS
+from lt_shared.data.sample_order.log_notes import PhaseBegins
 
 RECENT_STEPS = 50
 # How Slurm ends jobs that did nothing wrong, and whose nodes did.

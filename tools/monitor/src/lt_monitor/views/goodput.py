@@ -67,7 +67,7 @@ def goodput(patterns: Sequence[str], price_per_gpu_hour: float | None = None, gp
     for path in log_files.expand(patterns):
         for block in log_files.event_blocks(path):
             for record in block:
-                state_for(runs, record).take(times.checked(record), times.latest)
+                state_for(runs, record).take(times.with_plausible_time(record), times.latest)
     times.warn()
     trained = [run for run in runs.values() if run.step_lines]
     if not trained:

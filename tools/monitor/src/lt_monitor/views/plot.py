@@ -12,8 +12,8 @@ from lt_monitor.runs.attempts import Run
 from lt_monitor.runs.speed import Known
 from lt_monitor.views import sparklines
 from lt_monitor.views.plot_options import PlotOptions
-from lt_shared import storage
 from lt_shared.console import UsageError
+from lt_shared.files import storage
 
 FORMATS = ("png", "svg", "pdf", "html")
 

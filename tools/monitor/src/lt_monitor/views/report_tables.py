@@ -12,7 +12,7 @@ from lt_monitor.runs.summary import Summary
 from lt_monitor.views import runs_table as run_comparison
 from lt_monitor.views import summary_table
 from lt_monitor.views.annotations import fault_step
-from lt_shared.run_log import GIB
+from lt_shared.contracts.run_log import GIB
 
 FAULT_ROWS = 100
 OPEN_ARGUMENTS = 12

@@ -80,11 +80,11 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON obje
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Check everything, print the plan as JSON, write nothing.")
 
 
-def _print_manifest(made: list[Any], plain: bool) -> None:
-    from lt_shared import manifest
+def _print_manifest(datasets: list[Any], plain: bool) -> None:
+    from lt_shared.contracts import manifest
 
     writer = manifest.Writer(plain)
-    for dataset in made:
+    for dataset in datasets:
         writer.write(dataset)
     writer.end()
 
@@ -93,17 +93,17 @@ def _make(plan: Any, build: Callable[[Any], Any], force: bool, plain: bool, dry_
     """Make the one dataset that a plan describes, unless it is up to date, and print its manifest."""
     from lt_preprocess.datasets import provenance, replacement
 
-    made = None if force else provenance.finished(plan.result.prefix, plan.derivation)
-    if made is None and not force:
+    dataset = None if force else provenance.finished(plan.result.prefix, plan.derivation)
+    if dataset is None and not force:
         replacement.check_derived(plan.result, plan.derivation, plan.files)
     if dry_run:
         console.print_json(plan.to_record())
         return
-    if made is None:
-        made = build(plan)
+    if dataset is None:
+        dataset = build(plan)
     else:
-        console.note(f"{made.prefix}: up to date")
-    _print_manifest([made], plain)
+        console.note(f"{dataset.prefix}: up to date")
+    _print_manifest([dataset], plain)
 
 
 @commands.command(examples=MERGE_EXAMPLES)
@@ -184,18 +184,18 @@ def split(
     from lt_preprocess.datasets import replacement, split
 
     plan = split.plan(source, output_prefix, ratios, names, seed)
-    made = None if force else plan.finished()
-    if made is None and not force:
+    datasets = None if force else plan.finished()
+    if datasets is None and not force:
         for result, derivation in zip(plan.results, plan.derivations, strict=True):
             replacement.check_derived(result, derivation, plan.files)
     if dry_run:
         console.print_json(plan.to_record())
         return
-    if made is None:
-        made = split.build(plan)
+    if datasets is None:
+        datasets = split.build(plan)
     else:
-        console.note(f"{', '.join(one.prefix for one in made)}: up to date")
-    _print_manifest(made, plain)
+        console.note(f"{', '.join(one.prefix for one in datasets)}: up to date")
+    _print_manifest(datasets, plain)
 
 
 @commands.command(examples=INFO_EXAMPLES)
@@ -211,11 +211,11 @@ def info(sources: tuple[str, ...], tokenizer: Path | None, documents: int, as_js
     from lt_preprocess.datasets import source_datasets, statistics
 
     for dataset in source_datasets.listed(sources):
-        found = statistics.read(dataset, tokenizer, documents)
+        report = statistics.read(dataset, tokenizer, documents)
         if as_json:
-            console.print_json(found.to_record())
+            console.print_json(report.to_record())
         else:
-            click.echo("\n".join(found.lines()))
+            click.echo("\n".join(report.lines()))
 
 
 @commands.command(examples=VERIFY_EXAMPLES)
@@ -257,8 +257,8 @@ def cat(source: str, documents: str | None, where: bool, tokenizer: Path | None)
     """
     from lt_preprocess.datasets import decoding, source_places
 
-    found = source_places.records(source, documents) if where else decoding.records(source, tokenizer, documents)
-    for record in found:
+    records = source_places.records(source, documents) if where else decoding.records(source, tokenizer, documents)
+    for record in records:
         sys.stdout.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 

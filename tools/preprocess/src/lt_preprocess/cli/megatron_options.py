@@ -13,7 +13,7 @@ import click
 from lt_shared import console
 
 if TYPE_CHECKING:
-    from lt_shared.tokenizer_files import TokenizerFiles
+    from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -158,13 +158,13 @@ def _refused(name: str) -> Callable[[Function], Function]:
     return click.option(_flag(name), multiple=_flag(name) in LISTS, **options)
 
 
-def check_refused(given: dict[str, Any]) -> None:
+def check_refused(options: dict[str, Any]) -> None:
     """Raise UsageError for an option that would change the result in a way that is not offered here."""
     for name, (reason, remedy) in REFUSED.items():
-        if given[name]:
+        if options[name]:
             raise console.UsageError(f"{_flag(name)}: {reason}", remedy)
     for name, (types, reason, remedy) in REFUSED_FOR_TYPE.items():
-        if given[name] and given["tokenizer_type"] in types:
+        if options[name] and options["tokenizer_type"] in types:
             raise console.UsageError(f"{_flag(name)}: {reason}", remedy)
 
 
@@ -189,56 +189,56 @@ def with_lists_repeated(arguments: Sequence[str]) -> list[str]:
     return result
 
 
-def note_those_without_effect(given: dict[str, Any]) -> None:
+def note_those_without_effect(options: dict[str, Any]) -> None:
     """Tell the user of every flag that does nothing here, and why."""
     for name, reason in WITHOUT_EFFECT.items():
-        if given[name] not in (None, ()):
+        if options[name] not in (None, ()):
             console.note(f"{_flag(name)} has no effect: {reason}")
     for name, (types, _, _) in REFUSED_FOR_TYPE.items():
-        if given[name]:
+        if options[name]:
             console.note(f"{_flag(name)} has no effect: it belongs to {' and '.join(types)}")
 
 
-def find_tokenizer(tokenizer: str | None, given: dict[str, Any]) -> "tuple[TokenizerFiles, str]":
+def find_tokenizer(tokenizer: str | None, options: dict[str, Any]) -> "tuple[TokenizerFiles, str]":
     """The tokenizer that --tokenizer or Megatron's options name, and how the user called it.
 
     Raises: UsageError when none is named, or several, or a type that is not known; NoInput when its files are missing.
     """
-    from lt_shared import tokenizer_files
+    from lt_shared.tokenizers import tokenizer_files
 
     names = ("tokenizer_type", "tokenizer_model", "vocab_file", "merge_file", "tokenizer_library")
-    used = [_flag(name) for name in names if given[name]]
+    used = [_flag(name) for name in names if options[name]]
     if tokenizer is not None:
         if used:
             raise console.UsageError(f"--tokenizer and {used[0]} both name a tokenizer", "--tokenizer alone is enough")
         return tokenizer_files.find(tokenizer), tokenizer
     if not used:
         raise console.UsageError("no tokenizer is named", "--tokenizer PATH; Megatron's options work too, see --help")
-    if given["tokenizer_model"] and (given["vocab_file"] or given["merge_file"]):
+    if options["tokenizer_model"] and (options["vocab_file"] or options["merge_file"]):
         raise console.UsageError("--tokenizer-model and --vocab-file both name a tokenizer")
-    kind, library = given["tokenizer_type"], given["tokenizer_library"]
-    if kind in GPT2_TYPES or (kind is None and given["vocab_file"]):
+    kind, library = options["tokenizer_type"], options["tokenizer_library"]
+    if kind in GPT2_TYPES or (kind is None and options["vocab_file"]):
         for name in ("vocab_file", "merge_file"):
-            if not given[name]:
+            if not options[name]:
                 raise console.UsageError(f"a GPT-2 tokenizer needs {_flag(name)}")
-        return _gpt2_files(Path(given["vocab_file"]), Path(given["merge_file"])), given["vocab_file"]
+        return _gpt2_files(Path(options["vocab_file"]), Path(options["merge_file"])), options["vocab_file"]
     if library == "huggingface" and kind is not None and kind not in MODEL_TYPES:
         return tokenizer_files.find(kind), kind
     if kind is not None and kind not in MODEL_TYPES:
         raise console.UsageError(
             f"--tokenizer-type {kind} is not known", f"one of {', '.join((*GPT2_TYPES, *MODEL_TYPES))}, or --tokenizer PATH"
         )
-    if not given["tokenizer_model"]:
+    if not options["tokenizer_model"]:
         raise console.UsageError(f"{'the tokenizer' if kind is None else kind} needs --tokenizer-model")
-    return tokenizer_files.find(given["tokenizer_model"]), given["tokenizer_model"]
+    return tokenizer_files.find(options["tokenizer_model"]), options["tokenizer_model"]
 
 
 def _gpt2_files(vocabulary: Path, merges: Path) -> "TokenizerFiles":
     """The two files may have any names and lie in any directories."""
-    from lt_shared import tokenizer_files
+    from lt_shared.tokenizers import tokenizer_files
 
     for path in (vocabulary, merges):
         if not path.is_file():
             raise console.NoInput(f"{path}: no such file")
-    companions = tuple(found for name in tokenizer_files.COMPANIONS if (found := vocabulary.parent / name).is_file())
+    companions = tuple(companion for name in tokenizer_files.COMPANIONS if (companion := vocabulary.parent / name).is_file())
     return tokenizer_files.TokenizerFiles("gpt2", (vocabulary, merges), companions)

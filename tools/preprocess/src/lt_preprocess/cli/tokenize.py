@@ -13,7 +13,7 @@ from lt_shared import console
 
 if TYPE_CHECKING:
     from lt_preprocess.pipeline.plan import Plan
-    from lt_shared.manifest import Dataset
+    from lt_shared.contracts.manifest import Dataset
 
 EXAMPLES = """
 lt-preprocess corpus.jsonl --tokenizer gpt2/ --append-eod -o data/web
@@ -32,10 +32,10 @@ class Size(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", value, re.IGNORECASE)
-        if found is None or float(found[1]) == 0:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", value, re.IGNORECASE)
+        if match is None or float(match[1]) == 0:
             self.fail(f"{value!r} is no size such as 500M, 2GB or 1GiB", param, ctx)
-        return int(float(found[1]) * UNITS[(found[2] or "").lower()])
+        return int(float(match[1]) * UNITS[(match[2] or "").lower()])
 
 
 class _Command(console.DefaultCommand):
@@ -131,30 +131,30 @@ def command(
 
     workers = workers or len(os.sched_getaffinity(0))
     options = plan.Options(json_keys, append_eod, on_error, special_tokens, _slice(shard), max_shard_size, stream)
-    tokenizer_files, given = megatron_options.find_tokenizer(tokenizer, megatron)
-    wanted = plan.plan([*files, *input], tokenizer_files, given, output_prefix, options, eod_token)
-    made = sidecar.up_to_date(wanted)
-    if made is None and not force:
-        sidecar.check_tokenizer(wanted)
-        sidecar.check_corpus(wanted)
+    tokenizer_files, tokenizer_path = megatron_options.find_tokenizer(tokenizer, megatron)
+    run_plan = plan.plan([*files, *input], tokenizer_files, tokenizer_path, output_prefix, options, eod_token)
+    datasets = sidecar.up_to_date(run_plan)
+    if datasets is None and not force:
+        sidecar.check_tokenizer(run_plan)
+        sidecar.check_corpus(run_plan)
     if dry_run:
-        console.print_json(wanted.to_record() | {"up_to_date": made is not None, "workers": workers})
+        console.print_json(run_plan.to_record() | {"up_to_date": datasets is not None, "workers": workers})
         return
     megatron_options.note_those_without_effect(megatron)
-    _say_what_ends_documents(wanted)
-    if not append_eod and wanted.tokenizer.eod is not None:
+    _say_what_ends_documents(run_plan)
+    if not append_eod and run_plan.tokenizer.eod is not None:
         console.warn("without --append-eod nothing tells a model where a document ends, and it trains across their borders")
-    writer = _Printer(plain, wanted)
-    if made is None or force:
-        made = run.build(wanted, workers, force, writer.write if stream else None)
+    writer = _Printer(plain, run_plan)
+    if datasets is None or force:
+        datasets = run.build(run_plan, workers, force, writer.write if stream else None)
         if not stream:
-            writer.write(made)
+            writer.write(datasets)
     else:
-        for dataset in made:
+        for dataset in datasets:
             provenance.check_not_planted(dataset.prefix)
-        console.note(f"{wanted.prefix}: up to date")
-        journal.delete_finished(wanted)
-        writer.write(made)
+        console.note(f"{run_plan.prefix}: up to date")
+        journal.delete_finished(run_plan)
+        writer.write(datasets)
     writer.end()
 
 
@@ -164,14 +164,14 @@ class _Printer:
     Readers that know no streams take its parts for a blend: the weights let them draw from each by its size.
     """
 
-    def __init__(self, plain: bool, wanted: "Plan"):
-        from lt_shared import manifest
+    def __init__(self, plain: bool, run_plan: "Plan"):
+        from lt_shared.contracts import manifest
 
         self._lines = manifest.Writer(plain)
-        self._stream = wanted.stream
+        self._stream = run_plan.stream
 
-    def write(self, made: "Sequence[Dataset]") -> None:
-        for dataset in made:
+    def write(self, datasets: "Sequence[Dataset]") -> None:
+        for dataset in datasets:
             if self._stream is not None:
                 weight = float(dataset.tokens or 1)
                 dataset = dataclasses.replace(dataset, stream=self._stream, part=self._lines.count, weight=weight)
@@ -181,15 +181,17 @@ class _Printer:
         self._lines.end()
 
 
-def _say_what_ends_documents(wanted: "Plan") -> None:
+def _say_what_ends_documents(run_plan: "Plan") -> None:
     from lt_preprocess.tokenizers.end_of_document import TURN_ENDS
 
-    if wanted.eod is None:
+    if run_plan.eod is None:
         return
-    if wanted.eod_name in TURN_ENDS:
-        console.warn(f"every document ends with {wanted.eod_name} ({wanted.eod}), which ends a turn of a chat: see --eod-token")
+    if run_plan.eod_name in TURN_ENDS:
+        console.warn(
+            f"every document ends with {run_plan.eod_name} ({run_plan.eod}), which ends a turn of a chat: see --eod-token"
+        )
     else:
-        console.note(f"every document ends with {wanted.eod_name} ({wanted.eod})")
+        console.note(f"every document ends with {run_plan.eod_name} ({run_plan.eod})")
 
 
 def _slice(shard: str | None) -> Any:

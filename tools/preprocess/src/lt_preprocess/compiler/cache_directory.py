@@ -15,8 +15,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from lt_shared import ownership
 from lt_shared.console import warn
+from lt_shared.files import ownership
 
 NAME = "lt-preprocess"
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -87,9 +87,13 @@ def _reason_against_content(directory: Path, status: os.stat_result) -> str | No
             path = os.path.join(parent, name)
             # Another process of this user may just have replaced it.
             with contextlib.suppress(FileNotFoundError):
-                found = os.lstat(path)
-                reason = ownership.belongs_to_other(found, parent) if is_closed else ownership.reason_for_distrust(found, parent)
-                if reason is not None or stat.S_ISLNK(found.st_mode):
+                entry_status = os.lstat(path)
+                reason = (
+                    ownership.belongs_to_other(entry_status, parent)
+                    if is_closed
+                    else ownership.reason_for_distrust(entry_status, parent)
+                )
+                if reason is not None or stat.S_ISLNK(entry_status.st_mode):
                     return f"{path} {reason or 'is a symbolic link'}"
     return None
 

@@ -44,19 +44,19 @@ _STATUS = ir.IntType(32)
 
 
 class _Library(codegen.JITCodeLibrary):  # type: ignore[misc]
-    """The representation of a function and of what it calls, neither optimized nor in the memory of this process."""
+    """LLVM's representation of a function and its callees, neither optimized nor loaded into this process."""
 
     def _optimize_functions(self, ll_module: Any) -> None:
         ll_module.data_layout = self._codegen._data_layout
 
     def _optimize_final_module(self) -> None:
-        """Only that of a kernel is optimized."""
+        """Skip numba's optimization: `object_code` optimizes a kernel with its callees once."""
 
     def _finalize_final_module(self) -> None:
         self._finalized = True
 
     def object_code(self, entry: str) -> bytes:
-        """The object file of what the function `entry` needs, optimized."""
+        """Optimize `entry` with its callees and return the object file."""
         self._ensure_finalized()
         for function in self._final_module.functions:
             if not function.is_declaration and function.name != entry:
@@ -114,9 +114,9 @@ def _type_of_inner(inner: Inner, context: Any) -> Any:
 
 @functools.cache
 def _defined(declared: Intrinsic) -> Any:
-    made = intrinsic(declared.define)
+    compiled_intrinsic = intrinsic(declared.define)
     cpu_target.typing_context.refresh()
-    return made
+    return compiled_intrinsic
 
 
 @typeof_impl.register(Intrinsic)
@@ -125,7 +125,7 @@ def _type_of_intrinsic(declared: Intrinsic, context: Any) -> Any:
 
 
 def object_code(function: Callable[..., Any], kinds: tuple[Kind, ...], entry: str, results: int) -> bytes:
-    """Compile a function for arguments of these kinds. The object file defines `entry`, which writes `results` integers."""
+    """Compile a function for these argument kinds. The object file defines `entry`, which writes `results` integers."""
     with _target() as context:
         dispatcher: Any = numba.njit(**_BARE)(function)
         signature = tuple(map(_type, kinds))
@@ -196,7 +196,7 @@ def _array(context: Any, builder: Any, kind: Any, next_word: Callable[[], Any]) 
 def _integers(context: Any, builder: Any, kind: Any, value: Any) -> Iterator[Any]:
     """The integers of a returned value, as words."""
     if isinstance(kind, types.BaseTuple):
-        for member, each in zip(kind.types, cgutils.unpack_tuple(builder, value), strict=True):
-            yield from _integers(context, builder, member, each)
+        for member, member_value in zip(kind.types, cgutils.unpack_tuple(builder, value), strict=True):
+            yield from _integers(context, builder, member, member_value)
     elif kind != types.none:
         yield context.cast(builder, value, kind, types.int64)

@@ -53,7 +53,7 @@ class Kernel:
         return tuple(results) if self._results > 1 else results[0] if self._results else None
 
     def _loaded(self, kinds: tuple[Kind, ...]) -> Callable[[Any, Any], int]:
-        """The machine code for arguments of these kinds: from the cache, or compiled."""
+        """Load the machine code for these argument kinds from the cache, or compile it."""
         from lt_preprocess.compiler import machine_code
 
         with _COMPILING:
@@ -114,12 +114,12 @@ class _CallableInner(Inner):
 
 
 def inner(function: Function) -> Function:
-    """A function that is compiled as part of the kernels that call it."""
+    """Mark a function to be compiled as part of the kernels that call it."""
     return cast(Function, _CallableInner(function, is_inlined=False))
 
 
 def inlined(function: Function) -> Function:
-    """The same, always inlined: for functions that take so many arrays that LLVM compiles calls of them slowly."""
+    """As `inner`, but always inlined: LLVM compiles calls slowly if they pass many arrays."""
     return cast(Function, _CallableInner(function, is_inlined=True))
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import llvmlite.binding
 
-from lt_shared.checksums import crc32
 from lt_shared.console import warn
+from lt_shared.files.checksums import crc32
 
 CHECKSUM_BYTES = 4
 
@@ -44,7 +44,7 @@ def read(path: Path) -> bytes | None:
 
 
 def write(path: Path, code: bytes) -> None:
-    """Write object code to a file, or leave what is there. Raises OSError."""
+    """Write object code to a file atomically; on failure the old file stays. Raises OSError."""
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}", delete=False) as file:
         try:
             file.write(code + crc32(code).to_bytes(CHECKSUM_BYTES, "little"))

@@ -5,7 +5,7 @@ from typing import Any
 
 
 class _Module:
-    """A module that is imported when something of it is used."""
+    """Import a module on first use."""
 
     def __init__(self, name: str):
         self._name = name

@@ -61,7 +61,7 @@ def entry_points_left_out() -> Iterator[None]:
 
 @contextlib.contextmanager
 def remembered_calls() -> Iterator[None]:
-    """Let numba find the signature of an operator or intrinsic for integers and booleans of the same types once."""
+    """Cache the signature that numba resolves for each operator or intrinsic and its integer and boolean argument types."""
     context = registry.typing_context
     resolve, signatures = context.resolve_function_type, {}
 

@@ -13,9 +13,11 @@ from typing import IO, Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from lt_shared import checksums, indexed_dataset, manifest, storage
 from lt_shared.console import BadData, NoInput
-from lt_shared.indexed_dataset import DTYPE_CODES, HEADER, MAGIC, VERSION, bin_path, idx_path
+from lt_shared.contracts import manifest
+from lt_shared.data import indexed_dataset
+from lt_shared.data.indexed_dataset import DTYPE_CODES, HEADER, MAGIC, VERSION, bin_path, idx_path
+from lt_shared.files import checksums, storage
 
 SEQUENCES_AT_ONCE = 1 << 20
 DOCUMENTS_AT_ONCE = 1 << 18
@@ -38,7 +40,7 @@ class Column(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What the first bytes of an index say. `document_entries` is the number of documents + 1."""
+    """The header of an index. `document_entries` is the number of documents + 1."""
 
     magic: bytes
     version: int

@@ -17,31 +17,33 @@ from lt_preprocess.datasets import provenance, source_datasets
 from lt_preprocess.datasets.block_reader import BlockReader, Documents, bounds_of
 from lt_preprocess.tokenizers import loading as tokenizers
 from lt_preprocess.tokenizers.base import SpecialTokens, Tokenizer
-from lt_shared import tokenizer_files
 from lt_shared.console import BadData, NoInput, UsageError
-from lt_shared.manifest import Dataset
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.tokenizers import tokenizer_files
 
 TOKENS_AT_ONCE = 1 << 20
 
 
-def load_tokenizer(dataset: Dataset, given: Path | None, special_tokens: SpecialTokens = "text") -> Tokenizer:
-    """The tokenizer that made the dataset, from the path that the user gives, else from that in its manifest.
+def load_tokenizer(dataset: Dataset, tokenizer_path: Path | None, special_tokens: SpecialTokens = "text") -> Tokenizer:
+    """Load the tokenizer that made the dataset, from `tokenizer_path` or else from the path in the dataset's manifest.
 
-    Raises: NoInput when it is not known or gone, BadData when it is another one.
+    Raises: NoInput if no path is known or the tokenizer is gone, BadData if its hash differs from the manifest's.
     """
-    known = dataset.tokenizer
-    path = given or (Path(known.path) if known and known.path else None)
+    identity = dataset.tokenizer
+    path = tokenizer_path or (Path(identity.path) if identity and identity.path else None)
     if path is None:
         raise NoInput(f"{dataset.prefix}: nothing says which tokenizer made it", "pass --tokenizer PATH")
     try:
-        files = tokenizer_files.find(path) if known is None else tokenizer_files.find_made_with(path, known.sha256)
+        files = tokenizer_files.find(path) if identity is None else tokenizer_files.find_made_with(path, identity.sha256)
     except NoInput as error:
-        raise NoInput(str(error), error.hint if given else "the tokenizer has been moved: pass --tokenizer PATH") from None
-    if known is not None and files.sha256() != known.sha256:
-        raise BadData(f"{path}: not the tokenizer that made {dataset.prefix} ({known.name}, sha256 {known.sha256[:12]}...)")
+        raise NoInput(
+            str(error), error.hint if tokenizer_path else "the tokenizer has been moved: pass --tokenizer PATH"
+        ) from None
+    if identity is not None and files.sha256() != identity.sha256:
+        raise BadData(f"{path}: not the tokenizer that made {dataset.prefix} ({identity.name}, sha256 {identity.sha256[:12]}...)")
     loaded = tokenizers.load(files, special_tokens)
     # A dataset of another tool may hold any integers that are large enough: IndexedDatasetBuilder writes int32 by default.
-    if known is None and dataset.dtype is not None and not _holds(dataset.dtype, loaded.vocab_size):
+    if identity is None and dataset.dtype is not None and not _holds(dataset.dtype, loaded.vocab_size):
         raise BadData(
             f"{path}: {dataset.prefix} holds {dataset.dtype}, too small for the {loaded.vocab_size:,} entries of this tokenizer",
             "name the tokenizer that made the dataset",
@@ -104,7 +106,7 @@ def parse_range(text: str | None, count: int) -> tuple[int, int]:
 
 
 def _sequences(documents: Documents) -> Iterator[list[npt.NDArray[np.generic]]]:
-    """The sequences of each document."""
+    """Yield the sequences of every document."""
     bounds = bounds_of(documents.sequence_lengths).tolist()
     all_sequences = (documents.tokens[start:end] for start, end in itertools.pairwise(bounds))
     for count in documents.sequences_per_document.tolist():
@@ -121,5 +123,5 @@ def text_of(sequences: list[npt.NDArray[np.generic]], tokenizer: Tokenizer, eod:
     """The text of a document, without the end of document `eod`; a list when it has several sequences."""
     if sequences and len(sequences[-1]) and sequences[-1][-1] == eod:
         sequences = [*sequences[:-1], sequences[-1][:-1]]
-    found = [tokenizer.decode(sequence.tolist()).decode("utf-8", "replace") for sequence in sequences]
-    return found if len(found) > 1 else "".join(found)
+    texts_of_document = [tokenizer.decode(sequence.tolist()).decode("utf-8", "replace") for sequence in sequences]
+    return texts_of_document if len(texts_of_document) > 1 else "".join(texts_of_document)

@@ -16,11 +16,13 @@ from typing import IO, Any, NamedTuple
 from lt_preprocess.datasets import provenance, source_datasets
 from lt_preprocess.datasets.block_reader import BlockReader, Shape
 from lt_preprocess.datasets.provenance import Derivation
-from lt_shared import checksums, indexed_dataset, manifest, storage
 from lt_shared.console import IoFailure, Progress
-from lt_shared.document_origins import origins
-from lt_shared.document_origins.origins import Joined, Origins
-from lt_shared.manifest import Dataset
+from lt_shared.contracts import manifest
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.data import indexed_dataset
+from lt_shared.data.document_origins import origins
+from lt_shared.data.document_origins.origins import Joined, Origins
+from lt_shared.files import checksums, storage
 
 PIECE_BYTES = 64 << 20
 STREAMS = 4
@@ -55,50 +57,48 @@ class Plan:
 def plan(sources: Sequence[str], output_prefix: str) -> Plan:
     """Find and compare the parts. Raises as `source_datasets.parts_of_merge` and `check_alike`."""
     prefix = manifest.absolute(output_prefix)
-    found = source_datasets.parts_of_merge(sources, prefix)
+    parts = source_datasets.parts_of_merge(sources, prefix)
     shapes: list[Shape] = []
-    for part in found:
+    for part in parts:
         with BlockReader(part.prefix) as reader:
             shapes.append(reader.shape)
     result = dataclasses.replace(
-        source_datasets.check_alike(found, shapes),
+        source_datasets.check_alike(parts, shapes),
         prefix=prefix,
         documents=sum(shape.documents for shape in shapes),
         tokens=sum(shape.tokens for shape in shapes),
     )
-    options = provenance.shared_options(found)
+    options = provenance.shared_options(parts)
     options.pop("shard", None)
-    return Plan(found, shapes, result, options, provenance.shared_sources(found), Derivation.of("merge", {}, found))
+    return Plan(parts, shapes, result, options, provenance.shared_sources(parts), Derivation.of("merge", {}, parts))
 
 
-def build(wanted: Plan) -> Dataset:
+def build(plan: Plan) -> Dataset:
     """Copy everything and publish the merged dataset.
 
     Raises: BadData for a part whose index is malformed, CannotCreate and IoFailure when the output cannot be written. Nothing is
     visible then.
     """
-    sizes = [shape.size_bytes for shape in wanted.shapes]
-    with indexed_dataset.Writer(wanted.result.prefix, wanted.shapes[0].dtype) as writer:
-        for part in wanted.parts:
+    sizes = [shape.size_bytes for shape in plan.shapes]
+    with indexed_dataset.Writer(plan.result.prefix, plan.shapes[0].dtype) as writer:
+        for part in plan.parts:
             with BlockReader(part.prefix) as reader:
                 for block in reader.blocks():
                     writer.append_index(block.sequence_lengths, block.sequences_per_document)
         with Progress("merging", sum(sizes), "B") as progress:
-            paths = [indexed_dataset.bin_path(part.prefix) for part in wanted.parts]
+            paths = [indexed_dataset.bin_path(part.prefix) for part in plan.parts]
             concatenate(list(zip(paths, sizes, strict=True)), writer.bin_file, progress.advance)
-        for part, size in zip(wanted.parts, sizes, strict=True):
+        for part, size in zip(plan.parts, sizes, strict=True):
             writer.tokens_were_copied(_checksum_of_tokens(part.prefix, size), size)
-        made = provenance.sidecar(
-            wanted.result, writer.complete(), wanted.derivation, wanted.options, wanted.files, _origins(wanted)
-        )
-        writer.publish(made)
-    return wanted.result
+        sidecar = provenance.sidecar(plan.result, writer.complete(), plan.derivation, plan.options, plan.files, _origins(plan))
+        writer.publish(sidecar)
+    return plan.result
 
 
-def _origins(wanted: Plan) -> Origins | None:
+def _origins(plan: Plan) -> Origins | None:
     """Those of the parts that say where their documents come from."""
-    of_parts = [origins.of_dataset(part.prefix) for part in wanted.parts]
-    return Joined(of_parts, [shape.documents for shape in wanted.shapes]) if any(of_parts) else None
+    of_parts = [origins.of_dataset(part.prefix) for part in plan.parts]
+    return Joined(of_parts, [shape.documents for shape in plan.shapes]) if any(of_parts) else None
 
 
 def _checksum_of_tokens(prefix: str, size_bytes: int) -> int:
@@ -151,13 +151,13 @@ def _is_plain_file(file: IO[bytes]) -> bool:
 
 def _stream(path: str, size: int, target: IO[bytes], advance: Callable[[float], None]) -> None:
     with storage.open_read(path) as file:
-        left = size
-        while left:
-            data = file.read(min(left, BUFFER_BYTES))
+        remaining = size
+        while remaining:
+            data = file.read(min(remaining, BUFFER_BYTES))
             if not data:
                 raise _shrunk(path)
             target.write(data)
-            left -= len(data)
+            remaining -= len(data)
             advance(len(data))
 
 
@@ -165,11 +165,15 @@ def _copy(piece: _Piece, target: int) -> int:
     """Copy one range in the kernel, or through a buffer where the kernel cannot; returns its size."""
     with storage.open_read(piece.path) as file:
         source = file.fileno()
-        done = 0
-        while done < piece.size:
+        copied_bytes = 0
+        while copied_bytes < piece.size:
             try:
                 copied = os.copy_file_range(
-                    source, target, piece.size - done, piece.source_offset + done, piece.target_offset + done
+                    source,
+                    target,
+                    piece.size - copied_bytes,
+                    piece.source_offset + copied_bytes,
+                    piece.target_offset + copied_bytes,
                 )
             except OSError as error:
                 if error.errno not in _KERNEL_CANNOT:
@@ -177,19 +181,19 @@ def _copy(piece: _Piece, target: int) -> int:
                 copied = 0
             if copied == 0:
                 # Some network filesystems answer 0 where they mean that they cannot.
-                copied = _copy_through_buffer(piece, done, source, target)
-            done += copied
+                copied = _copy_through_buffer(piece, copied_bytes, source, target)
+            copied_bytes += copied
     return piece.size
 
 
-def _copy_through_buffer(piece: _Piece, done: int, source: int, target: int) -> int:
-    buffer = memoryview(bytearray(min(BUFFER_BYTES, piece.size - done)))
-    read = os.preadv(source, [buffer], piece.source_offset + done)
+def _copy_through_buffer(piece: _Piece, copied_bytes: int, source: int, target: int) -> int:
+    buffer = memoryview(bytearray(min(BUFFER_BYTES, piece.size - copied_bytes)))
+    read = os.preadv(source, [buffer], piece.source_offset + copied_bytes)
     if read == 0:
         raise _shrunk(piece.path)
     written = 0
     while written < read:
-        written += os.pwrite(target, buffer[written:read], piece.target_offset + done + written)
+        written += os.pwrite(target, buffer[written:read], piece.target_offset + copied_bytes + written)
     return read
 
 

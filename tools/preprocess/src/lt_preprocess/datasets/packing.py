@@ -19,9 +19,10 @@ import numpy.typing as npt
 from lt_preprocess.datasets import provenance, source_datasets
 from lt_preprocess.datasets.block_reader import BlockReader, Documents
 from lt_preprocess.datasets.provenance import Derivation, OneSourcePlan
-from lt_shared import indexed_dataset, manifest
 from lt_shared.console import BadConfig, BadData, Progress, note
-from lt_shared.manifest import Dataset
+from lt_shared.contracts import manifest
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.data import indexed_dataset
 
 WINDOW_TOKENS = 64 << 20
 Integers = npt.NDArray[np.int64]
@@ -36,19 +37,19 @@ class Plan(OneSourcePlan):
 
 def plan(source: str, output_prefix: str, seq_length: int) -> Plan:
     """Raises as `source_datasets.single`, BadConfig for documents without an end, which packed ones need, and packed ones."""
-    found, shape = source_datasets.single(source)
+    dataset, shape = source_datasets.single(source)
     prefix = manifest.absolute(output_prefix)
-    source_datasets.check_not_the_source(found.prefix, prefix)
-    if found.eod is None:
+    source_datasets.check_not_the_source(dataset.prefix, prefix)
+    if dataset.eod is None:
         raise BadConfig(
-            f"{found.prefix}: which token ends a document is not known, so packed ones could not be told apart",
+            f"{dataset.prefix}: which token ends a document is not known, so packed ones could not be told apart",
             "tokenize with --append-eod, and keep the .json beside the .bin",
         )
-    if found.packed is not None:
-        raise BadConfig(f"{found.prefix}: is packed, for sequences of {found.packed} tokens", "pack what it was packed from")
-    result = dataclasses.replace(found, prefix=prefix, documents=None, tokens=None, packed=seq_length, weight=1.0)
-    derivation = Derivation.of("pack", {"seq_length": seq_length}, [found])
-    return Plan(found, shape, result, provenance.shared_options([found]), derivation, seq_length)
+    if dataset.packed is not None:
+        raise BadConfig(f"{dataset.prefix}: is packed, for sequences of {dataset.packed} tokens", "pack what it was packed from")
+    result = dataclasses.replace(dataset, prefix=prefix, documents=None, tokens=None, packed=seq_length, weight=1.0)
+    derivation = Derivation.of("pack", {"seq_length": seq_length}, [dataset])
+    return Plan(dataset, shape, result, provenance.shared_options([dataset]), derivation, seq_length)
 
 
 @dataclasses.dataclass
@@ -66,27 +67,27 @@ class Counts:
         return 1 - self.tokens / (self.samples * (seq_length + 1)) if self.samples else 0.0
 
 
-def build(wanted: Plan) -> Dataset:
+def build(plan: Plan) -> Dataset:
     """Pack and publish, and say what is wasted.
 
     Raises CannotCreate and IoFailure when the output cannot be written, BadData for a damaged source and for documents without
     their end; nothing is visible then.
     """
     counts = Counts()
-    with indexed_dataset.Writer(wanted.result.prefix, wanted.shape.dtype) as writer:
-        with BlockReader(wanted.source.prefix) as reader, Progress("packing", wanted.shape.size_bytes, "B") as progress:
+    with indexed_dataset.Writer(plan.result.prefix, plan.shape.dtype) as writer:
+        with BlockReader(plan.source.prefix) as reader, Progress("packing", plan.shape.size_bytes, "B") as progress:
             for documents in reader.whole(WINDOW_TOKENS):
-                _check_ends(documents, wanted.source)
-                tokens, lengths = _packed(documents, wanted.seq_length + 1, counts)
+                _check_ends(documents, plan.source)
+                tokens, lengths = _packed(documents, plan.seq_length + 1, counts)
                 writer.append(tokens, lengths, np.ones(len(lengths), np.int32))
                 progress.advance(documents.tokens.nbytes)
-        result = dataclasses.replace(wanted.result, documents=writer.documents, tokens=writer.tokens)
-        waste = counts.waste(wanted.seq_length)
-        packing = {"seq_length": wanted.seq_length, **dataclasses.asdict(counts), "waste": waste}
-        options = wanted.options | {"packing": packing}
-        writer.publish(provenance.sidecar(result, writer.complete(), wanted.derivation, options))
+        result = dataclasses.replace(plan.result, documents=writer.documents, tokens=writer.tokens)
+        waste = counts.waste(plan.seq_length)
+        packing = {"seq_length": plan.seq_length, **dataclasses.asdict(counts), "waste": waste}
+        options = plan.options | {"packing": packing}
+        writer.publish(provenance.sidecar(result, writer.complete(), plan.derivation, options))
     note(
-        f"{counts.documents:,} documents in {counts.samples:,} samples of {wanted.seq_length} + 1 tokens,"
+        f"{counts.documents:,} documents in {counts.samples:,} samples of {plan.seq_length} + 1 tokens,"
         f" {counts.cut:,} of them cut; {waste:.3%} of the places are empty"
     )
     return result
@@ -111,11 +112,11 @@ def _packed(documents: Documents, capacity: int, counts: Counts) -> tuple[npt.ND
     # The pieces of a document follow one another: its full samples, then its rest.
     full = np.repeat(np.arange(len(sizes)), whole)
     within = np.arange(len(full)) - np.repeat(np.cumsum(whole) - whole, whole)
-    rest = np.flatnonzero(rests)
-    document = np.concatenate([full, rest])
-    begins = np.concatenate([bounds[full] + within * capacity, bounds[rest] + whole[rest] * capacity])
-    lengths = np.concatenate([np.full(len(full), capacity), rests[rest]])
-    sample = np.concatenate([samples + np.arange(len(full)), sample_of_rest[rest]])
+    with_remainder = np.flatnonzero(rests)
+    document = np.concatenate([full, with_remainder])
+    begins = np.concatenate([bounds[full] + within * capacity, bounds[with_remainder] + whole[with_remainder] * capacity])
+    lengths = np.concatenate([np.full(len(full), capacity), rests[with_remainder]])
+    sample = np.concatenate([samples + np.arange(len(full)), sample_of_rest[with_remainder]])
     # A sample stands where the first document in it stood.
     first = np.full(samples + len(full), len(sizes))
     np.minimum.at(first, sample, document)
@@ -150,17 +151,17 @@ def best_fit_decreasing(sizes: Integers, capacity: int) -> tuple[Integers, int]:
         fitting = spaces >> size
         if fitting:
             space = size + (fitting & -fitting).bit_length() - 1
-            found = with_space[space]
-            number = found.pop()
-            if not found:
+            candidates = with_space[space]
+            number = candidates.pop()
+            if not candidates:
                 spaces &= ~(1 << space)
         else:
             space, number = capacity, count
             count += 1
-        left = space - size
-        if left:
-            with_space.setdefault(left, []).append(number)
-            spaces |= 1 << left
+        remaining = space - size
+        if remaining:
+            with_space.setdefault(remaining, []).append(number)
+            spaces |= 1 << remaining
         placed.append(number)
     bins[order] = placed
     return bins, count

@@ -1,6 +1,6 @@
-"""The sidecar of a dataset that was made from finished datasets: what it was made from, and how.
+"""Sidecars of derived datasets: merged, shuffled, split or packed from finished datasets.
 
-Its sidecar has the manifest line, as that of a tokenized one, the tokenizing options that its sources share, and a `derivation`:
+A derived sidecar has the manifest line, the tokenizing options that all source datasets share, and a `derivation`:
 the command, the sources (sizes and modification times, so that a changed one is noticed) and the command's options. A later
 run of the same command on the same sources has nothing to do.
 """
@@ -11,13 +11,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from lt_preprocess.datasets.block_reader import BlockReader, Shape
-from lt_shared import checksums, manifest, ownership, storage, version_of
-from lt_shared.checksums import FileChecksum
+from lt_shared import version_of
 from lt_shared.console import BadData, CannotCreate, NoInput, warn
-from lt_shared.document_origins import origins
-from lt_shared.document_origins.origins import Origins
-from lt_shared.indexed_dataset import bin_path, idx_path
-from lt_shared.manifest import Dataset
+from lt_shared.contracts import manifest
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.data.document_origins import origins
+from lt_shared.data.document_origins.origins import Origins
+from lt_shared.data.indexed_dataset import bin_path, idx_path
+from lt_shared.files import checksums, ownership, storage
+from lt_shared.files.checksums import FileChecksum
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,13 +37,13 @@ class Derivation:
 
 
 def fingerprint(prefix: str) -> dict[str, Any]:
-    """What tells that a dataset was replaced or changed."""
+    """Fingerprint both files of a dataset, to notice later that the dataset was replaced or changed."""
     pair = {name: storage.fingerprint(path) for name, path in (("bin", bin_path(prefix)), ("idx", idx_path(prefix)))}
     return {"prefix": manifest.absolute(prefix), **pair}
 
 
 def read_sidecar(prefix: str) -> dict[str, Any] | None:
-    """The sidecar, or None when there is none. Raises BadData for one that is not JSON, of another shape or newer."""
+    """Read the sidecar; None if it does not exist. Raises BadData if it is not JSON, malformed or from a newer version."""
     path = manifest.sidecar_path(prefix)
     return parse_sidecar(storage.read_record(path), path) if storage.exists(path) else None
 
@@ -56,7 +58,7 @@ def parse_sidecar(content: bytes, path: str) -> dict[str, Any]:
 
 
 def _has(record: object, **types: type) -> bool:
-    """Whether it is an object of which the fields that are there are of these types, or null."""
+    """Whether `record` is an object whose fields, if present, have these types or are null."""
     return isinstance(record, dict) and all(
         record.get(name) is None or (isinstance(record[name], kind) and isinstance(record[name], bool) == (kind is bool))
         for name, kind in types.items()
@@ -87,23 +89,27 @@ _SHAPES: dict[str, Callable[[Any], bool]] = {
 
 
 def tokenizing_options(prefix: str) -> dict[str, Any]:
-    """The options that the sources were tokenized with, as far as the sidecar knows."""
+    """Return the tokenizing options that the sidecar records; empty if it records none."""
     return (read_sidecar(prefix) or {}).get("options") or {}
 
 
 def shared_options(sources: Sequence[Dataset]) -> dict[str, Any]:
-    """The tokenizing options that all sources have in common. Warns where some end their documents and others do not."""
-    found = [tokenizing_options(source.prefix) for source in sources]
-    endings = {options["append_eod"] for options in found if "append_eod" in options}
+    """Return the tokenizing options that all sources share. Warns if only some sources end their documents with a token."""
+    options_by_source = [tokenizing_options(source.prefix) for source in sources]
+    endings = {options["append_eod"] for options in options_by_source if "append_eod" in options}
     if len(endings) > 1:
         warn("some of the datasets were made with --append-eod and some without")
-    return {key: value for key, value in found[0].items() if all(key in one and one[key] == value for one in found)}
+    return {
+        key: value
+        for key, value in options_by_source[0].items()
+        if all(key in one and one[key] == value for one in options_by_source)
+    }
 
 
 def shared_sources(sources: Sequence[Dataset]) -> list[dict[str, Any]] | None:
-    """The files that the sources were tokenized from, in order, None when that is not known of all of them.
+    """List the text files that the sources were tokenized from, in order; None if any source does not record its files.
 
-    The shards and parts of one run have files in common, which count once; so all of them have to be there, in order.
+    Shards and parts of one run share files, and a shared file counts once. So every shard and part must be present, in order.
     """
     files: list[dict[str, Any]] = []
     of_run: dict[str, dict[str, Any]] = {}
@@ -130,7 +136,7 @@ class _RunPosition(NamedTuple):
     shards: int
 
     def next(self) -> tuple[int, int]:
-        """Shard and part of the next dataset; after the last one, those of the first of another run."""
+        """Return shard and part of the next dataset; after the last dataset of a run, the first shard and part."""
         if not self.is_last_part:
             return self.shard, self.part + 1
         return _BEGIN if self.shard + 1 == self.shards else (self.shard + 1, 0)
@@ -173,7 +179,7 @@ def sidecar(
 
 
 def finished(prefix: str, derivation: Derivation) -> Dataset | None:
-    """The dataset that an earlier run of the same command on the same sources left whole, or None.
+    """Describe the complete dataset from an earlier run of the same command on the same sources; None if there is none.
 
     Raises CannotCreate as `check_not_planted`.
     """
@@ -181,20 +187,20 @@ def finished(prefix: str, derivation: Derivation) -> Dataset | None:
         record = read_sidecar(prefix)
         if record is None or record.get("derivation") != dataclasses.asdict(derivation):
             return None
-        found = manifest.describe(prefix)
+        dataset = manifest.describe(prefix)
         with BlockReader(prefix) as reader:
-            same = (reader.documents, reader.tokens, reader.dtype.name) == (found.documents, found.tokens, found.dtype)
+            same = (reader.documents, reader.tokens, reader.dtype.name) == (dataset.documents, dataset.tokens, dataset.dtype)
         is_sound = same and is_index_sound(prefix, record)
     except (BadData, NoInput):
         return None
     if is_sound:
         check_not_planted(prefix)
-    return found if is_sound else None
+    return dataset if is_sound else None
 
 
 @dataclasses.dataclass(frozen=True)
 class OneSourcePlan:
-    """A dataset that a command makes of another one, checked. `options` are those that the source was tokenized with."""
+    """A checked plan to derive `result` from one `source`. `options` are the tokenizing options of the source."""
 
     source: Dataset
     shape: Shape

@@ -8,15 +8,17 @@ from typing import Any
 
 from lt_preprocess.datasets import provenance
 from lt_preprocess.datasets.provenance import Derivation
-from lt_shared import indexed_dataset, manifest, storage
 from lt_shared.console import BadData, CannotCreate
+from lt_shared.contracts import manifest
+from lt_shared.data import indexed_dataset
+from lt_shared.files import storage
 
 OF_ANOTHER_TOOL = "documents that another tool wrote"
 HINT = "choose another output, or pass --force to replace it"
 
 
 def check_tokenizer(prefix: str, tokenizer: manifest.Tokenizer | None) -> None:
-    """Raise CannotCreate when a dataset of another tokenizer is at `prefix`."""
+    """Raise CannotCreate if the dataset at `prefix` was made with a different tokenizer."""
     try:
         stored = manifest.describe(prefix).tokenizer
     except BadData:

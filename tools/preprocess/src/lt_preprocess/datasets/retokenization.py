@@ -22,9 +22,9 @@ from lt_preprocess.readers.chunks import Position
 from lt_preprocess.readers.slices import Slice
 from lt_preprocess.texts import Texts
 from lt_preprocess.tokenizers.base import Encoder
-from lt_shared import storage
 from lt_shared.console import NoInput, Progress
-from lt_shared.manifest import Dataset
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.files import storage
 
 NAMED_DIFFERENCES = 10
 
@@ -56,24 +56,24 @@ def differences(dataset: Dataset, tokenizer: Path | None, sample: int) -> list[s
         encoder = loaded.new_encoder()
     eod = decoding.end_of_document(dataset, loaded) if origin.append_eod else None
     paths = [source["path"] for source in origin.sources]
-    found: list[str] = []
+    differences: list[str] = []
     count = 0
     with BlockReader(dataset.prefix) as reader, Progress("comparing", inputs.total_bytes(paths), "B") as progress:
         total = reader.documents
-        wanted = np.sort(np.random.default_rng(0).choice(total, min(sample, total), replace=False, shuffle=False))
+        sampled = np.sort(np.random.default_rng(0).choice(total, min(sample, total), replace=False, shuffle=False))
         for chunk in inputs.chunks(paths, Slice(), Position(), progress.advance, origin.json_keys):
             texts = _document_texts(chunk.batch(origin.json_keys), origin.column, encoder)
-            first, last = np.searchsorted(wanted, [count, count + len(texts)])
-            for number in wanted[first:last].tolist():
+            first, last = np.searchsorted(sampled, [count, count + len(texts)])
+            for number in sampled[first:last].tolist():
                 expected = encoded(texts[number - count], encoder, eod)
                 if (message := _difference(_stored(reader, number), expected)) is not None:
-                    found.append(f"document {number} ({chunk.source}): {message}")
+                    differences.append(f"document {number} ({chunk.source}): {message}")
             count += len(texts)
     if count != total:
-        found.insert(0, f"{total:,} documents, its sources hold {count:,}")
-    if len(found) > NAMED_DIFFERENCES:
-        found[NAMED_DIFFERENCES:] = [f"{len(found) - NAMED_DIFFERENCES} more documents differ"]
-    return found
+        differences.insert(0, f"{total:,} documents, its sources hold {count:,}")
+    if len(differences) > NAMED_DIFFERENCES:
+        differences[NAMED_DIFFERENCES:] = [f"{len(differences) - NAMED_DIFFERENCES} more documents differ"]
+    return differences
 
 
 def _origin(prefix: str) -> _Origin:
@@ -101,8 +101,8 @@ def _document_texts(batch: Batch, column: int, encoder: Encoder) -> list[list[by
         for document in _documents_of([forbidden.text for forbidden in encoder.forbidden(texts)], texts_per_document)
     }
     texts, texts_per_document = batch.columns[column]
-    each = iter(texts.to_list())
-    of_documents = [list(itertools.islice(each, count)) for count in texts_per_document.tolist()]
+    remaining_texts = iter(texts.to_list())
+    of_documents = [list(itertools.islice(remaining_texts, count)) for count in texts_per_document.tolist()]
     return [of_document for number, of_document in enumerate(of_documents) if number not in refused]
 
 
@@ -113,7 +113,7 @@ def _documents_of(texts: list[int], texts_per_document: npt.NDArray[np.integer])
 
 
 def encoded(texts: list[bytes], encoder: Encoder, eod: int | None) -> Sequences:
-    """The sequences that a document of these texts becomes."""
+    """Encode the texts of a document to its sequences."""
     ids, lengths = encoder.encode(Texts.from_list(texts))
     bounds = bounds_of(lengths).tolist()
     sequences = [ids[start:end].tolist() for start, end in itertools.pairwise(bounds) if start < end]
@@ -134,7 +134,7 @@ def _difference(stored: Sequences, expected: Sequences) -> str | None:
     if len(stored) != len(expected):
         return f"{len(stored)} sequences, its text gives {len(expected)}"
     one, other = [token for part in stored for token in part], [token for part in expected for token in part]
-    for index, (token, wanted) in enumerate(zip(one, other, strict=False)):
-        if token != wanted:
-            return f"token {index} is {token}, its text gives {wanted}"
+    for index, (token, expected_token) in enumerate(zip(one, other, strict=False)):
+        if token != expected_token:
+            return f"token {index} is {token}, its text gives {expected_token}"
     return f"{len(one)} tokens, its text gives {len(other)}"

@@ -23,12 +23,14 @@ import numpy.typing as npt
 from lt_preprocess.datasets import provenance, source_datasets
 from lt_preprocess.datasets.block_reader import BlockReader, Documents
 from lt_preprocess.datasets.provenance import Derivation, OneSourcePlan
-from lt_shared import indexed_dataset, manifest, ownership, storage
 from lt_shared.console import CannotCreate, Progress
-from lt_shared.document_origins import origins
-from lt_shared.document_origins.origins import Shuffled
-from lt_shared.local_files import creating
-from lt_shared.manifest import Dataset
+from lt_shared.contracts import manifest
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.data import indexed_dataset
+from lt_shared.data.document_origins import origins
+from lt_shared.data.document_origins.origins import Shuffled
+from lt_shared.files import ownership, storage
+from lt_shared.files.local_files import creating
 
 BUCKET_BYTES = 64 << 20
 TOKENS_AT_ONCE = 16 << 20
@@ -48,36 +50,36 @@ class Plan(OneSourcePlan):
 
 def plan(source: str, output_prefix: str, seed: int) -> Plan:
     """Raises as `source_datasets.single`, BadConfig for a remote output: the buckets need a local or mounted filesystem."""
-    found, shape = source_datasets.single(source)
+    dataset, shape = source_datasets.single(source)
     prefix = manifest.absolute(output_prefix)
     storage.require_local(prefix, "shuffling")
-    source_datasets.check_not_the_source(found.prefix, prefix)
-    result = dataclasses.replace(found, prefix=prefix, weight=1.0)
-    return Plan(found, shape, result, provenance.shared_options([found]), Derivation.of("shuffle", {"seed": seed}, [found]), seed)
+    source_datasets.check_not_the_source(dataset.prefix, prefix)
+    result = dataclasses.replace(dataset, prefix=prefix, weight=1.0)
+    return Plan(
+        dataset, shape, result, provenance.shared_options([dataset]), Derivation.of("shuffle", {"seed": seed}, [dataset]), seed
+    )
 
 
-def build(wanted: Plan) -> Dataset:
+def build(plan: Plan) -> Dataset:
     """Shuffle and publish.
 
     Raises CannotCreate and IoFailure when the output cannot be written, BadData for a damaged source; nothing is visible then.
     """
-    with indexed_dataset.Writer(wanted.result.prefix, wanted.shape.dtype) as writer:
+    with indexed_dataset.Writer(plan.result.prefix, plan.shape.dtype) as writer:
         with (
-            buckets_directory(wanted.result.prefix) as directory,
-            BlockReader(wanted.source.prefix) as reader,
-            Progress("shuffling", 2 * wanted.shape.size_bytes, "B") as progress,
+            buckets_directory(plan.result.prefix) as directory,
+            BlockReader(plan.source.prefix) as reader,
+            Progress("shuffling", 2 * plan.shape.size_bytes, "B") as progress,
         ):
-            with_keys = _with_keys(reader, wanted.seed)
-            size_bytes = wanted.shape.size_bytes + 16 * wanted.shape.documents + 4 * wanted.shape.sequences
-            for some in sorted_by_key(with_keys, wanted.shape.dtype, size_bytes, directory, progress.advance):
+            with_keys = _with_keys(reader, plan.seed)
+            size_bytes = plan.shape.size_bytes + 16 * plan.shape.documents + 4 * plan.shape.sequences
+            for some in sorted_by_key(with_keys, plan.shape.dtype, size_bytes, directory, progress.advance):
                 writer.append(some.tokens, some.sequence_lengths, some.sequences_per_document)
                 progress.advance(some.tokens.nbytes)
-        source = origins.of_dataset(wanted.source.prefix)
-        documents = source and Shuffled(source, wanted.seed)
-        writer.publish(
-            provenance.sidecar(wanted.result, writer.complete(), wanted.derivation, wanted.options, documents=documents)
-        )
-    return wanted.result
+        source = origins.of_dataset(plan.source.prefix)
+        documents = source and Shuffled(source, plan.seed)
+        writer.publish(provenance.sidecar(plan.result, writer.complete(), plan.derivation, plan.options, documents=documents))
+    return plan.result
 
 
 @contextlib.contextmanager

@@ -13,10 +13,11 @@ from collections.abc import Iterable, Sequence
 
 from lt_preprocess.datasets import provenance
 from lt_preprocess.datasets.block_reader import BlockReader, Shape
-from lt_shared import manifest, storage
 from lt_shared.console import BadData, NoInput, UsageError, warn
-from lt_shared.indexed_dataset import bin_path
-from lt_shared.manifest import Dataset
+from lt_shared.contracts import manifest
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.data.indexed_dataset import bin_path
+from lt_shared.files import storage
 
 EXTENSIONS = (".bin", ".idx", ".json")
 SHARD_NAME = re.compile(r"^(?P<head>.*)-(?P<number>\d+)-of-(?P<count>\d+)(?P<tail>.*)$")
@@ -33,11 +34,11 @@ def parts_of_merge(sources: Sequence[str], output_prefix: str) -> list[Dataset]:
     by_file_name: set[str] = set()
     for source in sources:
         if source == "-" or source.startswith("@"):
-            found = manifest.datasets(manifest.read([source]), "standard input" if source == "-" else source[1:])
+            listed_parts = manifest.datasets(manifest.read([source]), "standard input" if source == "-" else source[1:])
         else:
-            found = [_described(prefix) for prefix in _prefixes(source, output_prefix)]
-        is_file_name = len(found) == 1 and found[0].prefix != source
-        for part in found:
+            listed_parts = [_described(prefix) for prefix in _prefixes(source, output_prefix)]
+        is_file_name = len(listed_parts) == 1 and listed_parts[0].prefix != source
+        for part in listed_parts:
             path = _resolved_path(part.prefix)
             # The shell expands web* to the files of one dataset; the dataset itself given twice is a mistake.
             if path in parts and not (is_file_name and path in by_file_name):
@@ -54,13 +55,13 @@ def parts_of_merge(sources: Sequence[str], output_prefix: str) -> list[Dataset]:
 
 
 def check_not_the_source(prefix: str, output_prefix: str) -> None:
-    """Raise UsageError for an output that would replace what it is made of."""
+    """Raise UsageError if the output would replace one of its sources."""
     if _resolved_path(prefix) == _resolved_path(output_prefix):
         raise UsageError(f"{_also_named(output_prefix, prefix)}: is both read and written", "give the output another name")
 
 
 def _resolved_path(prefix: str) -> str:
-    """The path of its .bin with links and `..` resolved: the same for two names of one dataset."""
+    """Resolve links and `..` in the path of the dataset's .bin, so that two names of one dataset compare equal."""
     return prefix if storage.is_remote(prefix) else os.path.realpath(bin_path(prefix))
 
 
@@ -70,18 +71,18 @@ def _also_named(prefix: str, other: str) -> str:
 
 def listed(sources: Sequence[str], lenient: bool = False) -> list[Dataset]:
     """The datasets that arguments, `@FILE` and `-` name. With `lenient`, a prefix whose sidecar is malformed is not looked up."""
-    found: list[Dataset] = []
+    datasets: list[Dataset] = []
     for source in sources:
         if source == "-" or source.startswith("@"):
-            found.extend(manifest.datasets(manifest.read([source]), source))
+            datasets.extend(manifest.datasets(manifest.read([source]), source))
         else:
             prefix = _without_extension(source)
-            found.append(Dataset(prefix) if lenient else _described(prefix))
-    return found
+            datasets.append(Dataset(prefix) if lenient else _described(prefix))
+    return datasets
 
 
 def _described(prefix: str) -> Dataset:
-    """Raises BadData for a sidecar of which any field is malformed."""
+    """Describe a dataset from its sidecar. Raises BadData if a field of the sidecar is malformed."""
     provenance.read_sidecar(prefix)
     return manifest.describe(prefix)
 
@@ -91,10 +92,10 @@ def single(source: str) -> tuple[Dataset, Shape]:
 
     Raises: UsageError for a manifest of several, BadData for a dataset that is malformed or not as its sidecar says.
     """
-    found = listed([source])
-    if len(found) > 1:
-        raise UsageError(f"{source}: {len(found)} datasets, this command works on one", "name its prefix, or merge them first")
-    return measured(found[0])
+    datasets = listed([source])
+    if len(datasets) > 1:
+        raise UsageError(f"{source}: {len(datasets)} datasets, this command works on one", "name its prefix, or merge them first")
+    return measured(datasets[0])
 
 
 def measured(dataset: Dataset) -> tuple[Dataset, Shape]:
@@ -169,12 +170,12 @@ def _check_one_set(sets: Iterable[tuple[str, str, str]]) -> None:
     of_heads: dict[str, list[tuple[str, str]]] = {}
     for head, count, tail in sets:
         of_heads.setdefault(head, []).append((count, tail))
-    for head, found in of_heads.items():
-        if len({tail for _, tail in found}) > 1:
-            named = ", ".join(sorted({f"{head}-*{tail}" for _, tail in found}))
+    for head, shards in of_heads.items():
+        if len({tail for _, tail in shards}) > 1:
+            named = ", ".join(sorted({f"{head}-*{tail}" for _, tail in shards}))
             raise BadData(f"these are parts of several datasets: {named}", "merge each by itself")
-        if len(found) > 1:
-            named = ", ".join(sorted(f"{head}-*-of-{count}{tail}" for count, tail in found))
+        if len(shards) > 1:
+            named = ", ".join(sorted(f"{head}-*-of-{count}{tail}" for count, tail in shards))
             raise BadData(f"these are shards of several runs: {named}", "merge each by itself, or delete those of an earlier run")
 
 
@@ -210,13 +211,13 @@ def _is_last(prefix: str) -> bool | None:
 
 
 def _check_one_run(prefixes: Sequence[str]) -> None:
-    """Raise BadData for parts of which two sidecars say that inputs, tokenizer or options were not the same."""
-    found = [(prefix, (provenance.read_sidecar(prefix) or {}).get("run")) for prefix in prefixes]
-    known = [(prefix, run) for prefix, run in found if run is not None]
-    for prefix, run in known[1:]:
-        if run != known[0][1]:
+    """Raise BadData if the sidecars of two parts record different inputs, tokenizers or options."""
+    run_of_prefix = [(prefix, (provenance.read_sidecar(prefix) or {}).get("run")) for prefix in prefixes]
+    recorded_runs = [(prefix, run) for prefix, run in run_of_prefix if run is not None]
+    for prefix, run in recorded_runs[1:]:
+        if run != recorded_runs[0][1]:
             raise BadData(
-                f"{prefix}: was not made from the same inputs, tokenizer and options as {known[0][0]}",
+                f"{prefix}: was not made from the same inputs, tokenizer and options as {recorded_runs[0][0]}",
                 "make all shards and parts with one command",
             )
 
@@ -234,13 +235,15 @@ def check_alike(parts: Sequence[Dataset], shapes: Sequence[Shape]) -> Dataset:
     its manifest says.
     """
     for part, shape in zip(parts, shapes, strict=True):
-        for field, said, there in (
+        for field, stored, measured in (
             ("documents", part.documents, shape.documents),
             ("tokens", part.tokens, shape.tokens),
             ("dtype", part.dtype, shape.dtype.name),
         ):
-            if said is not None and said != there:
-                raise BadData(f"{part.prefix}: {there} {field}, its manifest or sidecar says {said}", "it was made again since")
+            if stored is not None and stored != measured:
+                raise BadData(
+                    f"{part.prefix}: {measured} {field}, its manifest or sidecar says {stored}", "it was made again since"
+                )
         if shape.dtype != shapes[0].dtype:
             raise BadData(
                 f"{part.prefix}: tokens are {shape.dtype}, those of {parts[0].prefix} are {shapes[0].dtype}",
@@ -252,20 +255,20 @@ def check_alike(parts: Sequence[Dataset], shapes: Sequence[Shape]) -> Dataset:
                 f"{part.prefix}: {_packing(part)}, {parts[0].prefix} {_packing(parts[0])}",
                 "merge first, and pack the whole",
             )
-    known = [part for part in parts if part.tokenizer is not None]
-    for part in known[1:]:
+    identified = [part for part in parts if part.tokenizer is not None]
+    for part in identified[1:]:
         for field in ("tokenizer.sha256", "vocab_size", "eod"):
-            one, other = _value(known[0], field), _value(part, field)
+            one, other = _value(identified[0], field), _value(part, field)
             if one != other:
                 raise BadData(
-                    f"{part.prefix}: {field} {other}, that of {known[0].prefix} is {one}",
+                    f"{part.prefix}: {field} {other}, that of {identified[0].prefix} is {one}",
                     "only datasets of one tokenizer can be merged",
                 )
-    if known and len(known) < len(parts):
+    if identified and len(identified) < len(parts):
         unknown = next(part.prefix for part in parts if part.tokenizer is None)
         warn(f"{unknown}: its tokenizer is not known, so the merged dataset does not name one")
-        known = []
-    of_all = known[0] if known else Dataset("")
+        identified = []
+    of_all = identified[0] if identified else Dataset("")
     dtype, packed = shapes[0].dtype.name, parts[0].packed
     return Dataset("", None, None, dtype, of_all.vocab_size, of_all.eod, of_all.tokenizer, packed=packed)
 

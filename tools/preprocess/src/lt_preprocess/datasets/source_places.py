@@ -11,9 +11,9 @@ import numpy as np
 from lt_preprocess.datasets import decoding, source_datasets
 from lt_preprocess.datasets.decoding import Text
 from lt_shared.console import NoInput, Progress, UsageError
-from lt_shared.document_origins import origins, source_lines
-from lt_shared.document_origins.origins import Origins, Place
-from lt_shared.document_origins.source_lines import SourceLine
+from lt_shared.data.document_origins import origins, source_lines
+from lt_shared.data.document_origins.origins import Origins, Place
+from lt_shared.data.document_origins.source_lines import SourceLine
 
 DOCUMENTS_AT_ONCE = 4096
 EXCERPT_CHARACTERS = 100
@@ -35,13 +35,13 @@ def records(source: str, documents: str | None) -> Iterator[dict[str, Any]]:
 
 
 def _known_origins(prefix: str) -> Origins:
-    found = origins.of_dataset(prefix)
-    if found is None:
+    document_origins = origins.of_dataset(prefix)
+    if document_origins is None:
         raise NoInput(
             f"{prefix}: nothing says where its documents come from",
             "lt-preprocess keeps that in the sidecar of what it makes from files, merge, shuffle and split too: make it again",
         )
-    return found
+    return document_origins
 
 
 def _record(number: int, place: Place | None, line: SourceLine) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def _record(number: int, place: Place | None, line: SourceLine) -> dict[str, Any
 
 
 def compiled(pattern: str, is_fixed: bool, ignores_case: bool) -> re.Pattern[str]:
-    """Raises UsageError for what is no regular expression."""
+    """Compile the pattern. Raises UsageError if it is not a regular expression."""
     try:
         return re.compile(re.escape(pattern) if is_fixed else pattern, re.IGNORECASE if ignores_case else 0)
     except re.error as error:
@@ -67,8 +67,8 @@ def matching(
     first, last = decoding.parse_range(documents, shape.documents)
     of_dataset = origins.of_dataset(dataset.prefix)
     with Progress("searching", last - first, "documents") as progress:
-        found = _matches(decoding.texts(dataset, tokenizer, first, last), pattern, first, progress)
-        for number, excerpt in itertools.islice(found, most):
+        matches = _matches(decoding.texts(dataset, tokenizer, first, last), pattern, first, progress)
+        for number, excerpt in itertools.islice(matches, most):
             places: Sequence[Place | None] = of_dataset.locate(np.array([number])) if of_dataset else [None]
             [line] = source_lines.read(places)
             yield _record(number, places[0], line) | {"text": excerpt}

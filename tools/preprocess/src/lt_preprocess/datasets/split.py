@@ -19,11 +19,12 @@ import numpy.typing as npt
 from lt_preprocess.datasets import provenance, source_datasets
 from lt_preprocess.datasets.block_reader import BlockReader, Shape
 from lt_preprocess.datasets.provenance import Derivation
-from lt_shared import indexed_dataset, manifest
 from lt_shared.console import BadData, Progress, UsageError
-from lt_shared.document_origins import origins
-from lt_shared.document_origins.origins import TakenRanges
-from lt_shared.manifest import Dataset
+from lt_shared.contracts import manifest
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.data import indexed_dataset
+from lt_shared.data.document_origins import origins
+from lt_shared.data.document_origins.origins import TakenRanges
 
 NAMES = ("train", "valid", "test")
 TOKENS_AT_ONCE = 16 << 20
@@ -48,10 +49,10 @@ class Plan:
         return provenance.shared_sources([self.source])
 
     def finished(self) -> list[Dataset] | None:
-        """The parts that an earlier run of the same command left whole, or None when one is not there."""
+        """Describe the parts that an earlier run of the same command completed; None if a part is missing."""
         pairs = zip(self.results, self.derivations, strict=True)
-        found = [made for result, origin in pairs if (made := provenance.finished(result.prefix, origin))]
-        return found if len(found) == len(self.results) else None
+        datasets = [dataset for result, origin in pairs if (dataset := provenance.finished(result.prefix, origin))]
+        return datasets if len(datasets) == len(self.results) else None
 
     def to_record(self) -> dict[str, Any]:
         """The plan as `--dry-run` prints it."""
@@ -71,16 +72,16 @@ def plan(source: str, output_prefix: str, ratios: str, names: str | None, seed: 
     """Raises: UsageError for ratios or names that make no sense, otherwise as `source_datasets.single`."""
     shares = _parse_ratios(ratios)
     words = _parse_names(names, len(shares))
-    found, shape = source_datasets.single(source)
+    dataset, shape = source_datasets.single(source)
     prefix = manifest.absolute(output_prefix)
-    results = [dataclasses.replace(found, prefix=f"{prefix}_{word}", documents=None, tokens=None, weight=1.0) for word in words]
+    results = [dataclasses.replace(dataset, prefix=f"{prefix}_{word}", documents=None, tokens=None, weight=1.0) for word in words]
     for result in results:
-        source_datasets.check_not_the_source(found.prefix, result.prefix)
+        source_datasets.check_not_the_source(dataset.prefix, result.prefix)
     derivations = [
-        Derivation.of("split", {"ratios": [str(share) for share in shares], "seed": seed, "part": number}, [found])
+        Derivation.of("split", {"ratios": [str(share) for share in shares], "seed": seed, "part": number}, [dataset])
         for number in range(len(shares))
     ]
-    return Plan(found, shape, shares, seed, results, provenance.shared_options([found]), derivations)
+    return Plan(dataset, shape, shares, seed, results, provenance.shared_options([dataset]), derivations)
 
 
 def _parse_ratios(text: str) -> list[Fraction]:
@@ -104,7 +105,7 @@ def _parse_names(text: str | None, count: int) -> list[str]:
 
 
 def part_of(tokens: npt.NDArray[np.generic], thresholds: Sequence[int], seed: int) -> int:
-    """The number of the part that a document of these tokens belongs to."""
+    """Return the number of the part that a document with these tokens belongs to."""
     digest = hashlib.blake2b(tokens.data, digest_size=HASH_BYTES, key=seed.to_bytes(8, "big") if seed else b"").digest()
     value = int.from_bytes(digest, "big")
     return next(number for number, threshold in enumerate(thresholds) if value < threshold)
@@ -115,38 +116,38 @@ def thresholds_of(ratios: Sequence[Fraction]) -> list[int]:
     return [int(sum(ratios[: number + 1], Fraction(0)) * (1 << 8 * HASH_BYTES)) for number in range(len(ratios))]
 
 
-def build(wanted: Plan) -> list[Dataset]:
+def build(plan: Plan) -> list[Dataset]:
     """Write and publish all parts.
 
     Raises: BadData for a damaged source and when a part would be without tokens, CannotCreate and IoFailure when the output can
     not be written. No part is visible then.
     """
-    thresholds = thresholds_of(wanted.ratios)
+    thresholds = thresholds_of(plan.ratios)
     with contextlib.ExitStack() as stack:
-        reader = stack.enter_context(BlockReader(wanted.source.prefix))
-        writers = [stack.enter_context(indexed_dataset.Writer(part.prefix, wanted.shape.dtype)) for part in wanted.results]
-        kept = [TakenRanges() for _ in writers]
-        with Progress("splitting", wanted.shape.size_bytes, "B") as progress:
+        reader = stack.enter_context(BlockReader(plan.source.prefix))
+        writers = [stack.enter_context(indexed_dataset.Writer(part.prefix, plan.shape.dtype)) for part in plan.results]
+        ranges_by_part = [TakenRanges() for _ in writers]
+        with Progress("splitting", plan.shape.size_bytes, "B") as progress:
             for documents in reader.whole(TOKENS_AT_ONCE):
                 bounds = documents.bounds.tolist()
-                each = (documents.tokens[start:end] for start, end in itertools.pairwise(bounds))
-                numbers = np.array([part_of(tokens, thresholds, wanted.seed) for tokens in each])
+                token_runs = (documents.tokens[start:end] for start, end in itertools.pairwise(bounds))
+                numbers = np.array([part_of(tokens, thresholds, plan.seed) for tokens in token_runs])
                 for number, writer in enumerate(writers):
                     chosen = np.flatnonzero(numbers == number)
-                    kept[number].add(chosen, len(numbers))
+                    ranges_by_part[number].add(chosen, len(numbers))
                     some = documents.taken(chosen)
                     writer.append(some.tokens, some.sequence_lengths, some.sequences_per_document)
                 progress.advance(documents.tokens.nbytes)
-        for part, writer in zip(wanted.results, writers, strict=True):
+        for part, writer in zip(plan.results, writers, strict=True):
             if writer.tokens == 0:
                 raise BadData(
-                    f"{part.prefix}: no text would be left for this part of {wanted.shape.documents:,} documents",
+                    f"{part.prefix}: no text would be left for this part of {plan.shape.documents:,} documents",
                     "give it a larger ratio, or another --seed",
                 )
-        made = []
-        source = origins.of_dataset(wanted.source.prefix)
-        for part, writer, origin, taken in zip(wanted.results, writers, wanted.derivations, kept, strict=True):
-            made.append(dataclasses.replace(part, documents=writer.documents, tokens=writer.tokens))
-            places = source and taken.of(source)
-            writer.publish(provenance.sidecar(made[-1], writer.complete(), origin, wanted.options, documents=places))
-    return made
+        datasets = []
+        source = origins.of_dataset(plan.source.prefix)
+        for part, writer, origin, ranges in zip(plan.results, writers, plan.derivations, ranges_by_part, strict=True):
+            datasets.append(dataclasses.replace(part, documents=writer.documents, tokens=writer.tokens))
+            places = source and ranges.of(source)
+            writer.publish(provenance.sidecar(datasets[-1], writer.complete(), origin, plan.options, documents=places))
+    return datasets

@@ -12,9 +12,9 @@ import numpy as np
 from lt_preprocess.datasets import decoding, source_datasets
 from lt_preprocess.datasets.block_reader import BlockReader, Shape
 from lt_preprocess.datasets.decoding import Text
-from lt_shared import manifest
 from lt_shared.console import BadData, NoInput
-from lt_shared.manifest import Dataset
+from lt_shared.contracts import manifest
+from lt_shared.contracts.manifest import Dataset
 
 BINS = 64
 SHOWN_CHARACTERS = 200
@@ -63,14 +63,14 @@ class Statistics:
         """What people read."""
         dataset, shape = self.dataset, self.shape
         identity = dataset.tokenizer
-        known = f"{identity.name}, sha256 {identity.sha256[:12]}..., {identity.path}" if identity else "not known"
+        identity_text = f"{identity.name}, sha256 {identity.sha256[:12]}..., {identity.path}" if identity else "not known"
         vocabulary = f"{dataset.vocab_size:,} entries, end of document {dataset.eod}" if dataset.vocab_size else "not known"
-        found = [
+        lines = [
             dataset.prefix,
             f"  documents   {shape.documents:,}",
             f"  sequences   {shape.sequences:,}",
             f"  tokens      {shape.tokens:,} ({shape.dtype}, {shape.size_bytes / 1e6:,.1f} MB)",
-            f"  tokenizer   {known}",
+            f"  tokenizer   {identity_text}",
             f"  vocabulary  {vocabulary}",
             f"  length      {self.shortest:,} to {self.longest:,} tokens a document, "
             f"mean {shape.tokens / max(shape.documents, 1):,.1f}",
@@ -81,20 +81,20 @@ class Statistics:
         for bin in self.histogram:
             bar = "#" * round(BAR_CHARACTERS * bin.documents / most)
             span = f"{bin.shortest:,}" if bin.longest == bin.shortest else f"{bin.shortest:,} to {bin.longest:,}"
-            found.append(f"  {span:<24} {bin.documents:>11,} {bin.tokens:>13,}  {bar}".rstrip())
-        found.append("")
+            lines.append(f"  {span:<24} {bin.documents:>11,} {bin.tokens:>13,}  {bar}".rstrip())
+        lines.append("")
         if self.undecoded:
-            found.append(f"  no text: {self.undecoded}")
+            lines.append(f"  no text: {self.undecoded}")
         for number, text in enumerate(self.first_texts or []):
             shown = " ".join((text if isinstance(text, str) else " ".join(text)).split())
             ending = "..." if len(shown) > SHOWN_CHARACTERS else ""
-            found.append(f"  document {number}: {shown[:SHOWN_CHARACTERS]}{ending}")
-        return found
+            lines.append(f"  document {number}: {shown[:SHOWN_CHARACTERS]}{ending}")
+        return lines
 
 
-def read(given: Dataset, tokenizer: Path | None, first_documents: int) -> Statistics:
+def read(source: Dataset, tokenizer: Path | None, first_documents: int) -> Statistics:
     """Raises as `source_datasets.measured`; a tokenizer that is given and does not fit is an error, one that is gone is not."""
-    dataset, shape = source_datasets.measured(given)
+    dataset, shape = source_datasets.measured(source)
     documents, tokens = np.zeros(BINS, np.int64), np.zeros(BINS, np.int64)
     shortest, longest = np.iinfo(np.int64).max, 0
     with BlockReader(dataset.prefix) as reader:

@@ -1,4 +1,4 @@
-"""Check everything in a dataset, without trusting any of it.
+"""Verify every field and token of a dataset without trusting its index or sidecar.
 
 The readers refuse a damaged dataset at the first defect. Here every column is read as far as it goes, and all findings are
 listed: what the readers would refuse, and what they cannot see, such as other checksums than the writer recorded, token ids
@@ -18,12 +18,14 @@ import numpy.typing as npt
 
 from lt_preprocess.datasets import provenance
 from lt_preprocess.datasets.block_reader import BlockReader, Column, Header, read_column, read_header
-from lt_shared import checksums, indexed_dataset, manifest, storage
-from lt_shared.checksums import FileChecksum
 from lt_shared.console import BadData, NoInput, Progress
-from lt_shared.document_origins import origins
-from lt_shared.indexed_dataset import DTYPE_CODES, HEADER, MAGIC, VERSION, bin_path, idx_path
-from lt_shared.manifest import Dataset
+from lt_shared.contracts import manifest
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.data import indexed_dataset
+from lt_shared.data.document_origins import origins
+from lt_shared.data.indexed_dataset import DTYPE_CODES, HEADER, MAGIC, VERSION, bin_path, idx_path
+from lt_shared.files import checksums, storage
+from lt_shared.files.checksums import FileChecksum
 
 # Of a sidecar.
 FIELDS = frozenset(
@@ -35,7 +37,7 @@ TOKENS_AT_ONCE = 8 << 20
 
 
 class Finding(NamedTuple):
-    """Something that is wrong: in which file, and what."""
+    """A defect: the file and a description."""
 
     path: str
     message: str
@@ -85,18 +87,18 @@ def verify(dataset: Dataset, tokenizer: Path | None = None, sample: int = 0) -> 
     prefix = dataset.prefix
     result = Verification(manifest.absolute(prefix))
     paths = [idx_path(prefix), bin_path(prefix)]
-    there = [storage.exists(path) for path in paths]
-    if not any(there):
+    is_present = [storage.exists(path) for path in paths]
+    if not any(is_present):
         raise NoInput(f"{idx_path(prefix)}: no such file", indexed_dataset.hint_for_missing(prefix))
-    for path, is_there in zip(paths, there, strict=True):
+    for path, is_there in zip(paths, is_present, strict=True):
         if not is_there:
             result.find(path, "missing: the dataset is not finished, or the file was lost")
     record = _sidecar(prefix, result)
     described = _described(prefix, result)
     if dataset.tokens is not None:
         described = dataset
-    dtype = _check_index(prefix, result) if there[0] else None
-    if all(there) and dtype is not None:
+    dtype = _check_index(prefix, result) if is_present[0] else None
+    if all(is_present) and dtype is not None:
         _check_counts(prefix, described, record, dtype, result)
         recorded = manifest.checksums_in(record, manifest.sidecar_path(prefix)) or {}
         _check_index_checksum(prefix, recorded.get("idx"), result)
@@ -112,7 +114,7 @@ def verify(dataset: Dataset, tokenizer: Path | None = None, sample: int = 0) -> 
 
 
 def _sidecar(prefix: str, result: Verification) -> dict[str, Any]:
-    """What the sidecar says besides the description of the dataset."""
+    """Read the sidecar and record its defects; {} if it is missing or malformed."""
     sidecar_path = manifest.sidecar_path(prefix)
     if not storage.exists(sidecar_path):
         return {}
@@ -193,7 +195,7 @@ def _blocks(file: IO[bytes], column: Column) -> Iterator[tuple[int, npt.NDArray[
 
 
 class _Count:
-    """Counts defects of one kind and remembers the first."""
+    """Counts the defects of one kind and keeps the first."""
 
     first: str
 
@@ -201,11 +203,11 @@ class _Count:
         self.count = 0
 
     def add(self, wrong: npt.NDArray[np.bool_], describe: Any) -> None:
-        """`describe` says what is wrong at an index of `wrong`."""
-        found = int(np.count_nonzero(wrong))
-        if found and not self.count:
+        """Count the true entries of `wrong`. `describe` formats the defect at an index."""
+        defects = int(np.count_nonzero(wrong))
+        if defects and not self.count:
             self.first = describe(int(np.argmax(wrong)))
-        self.count += found
+        self.count += defects
 
     def report(self, path: str, what: str, result: Verification) -> None:
         if self.count:
@@ -214,7 +216,7 @@ class _Count:
 
 
 def _check_sequences(path: str, file: IO[bytes], header: Header, dtype: np.dtype[Any] | None, result: Verification) -> int | None:
-    """Check lengths and offsets; returns the number of all tokens, None when lengths are negative."""
+    """Check lengths and offsets. Returns the number of tokens, or None if a length is negative."""
     negative, misplaced = _Count(), _Count()
     tokens, end = 0, 0
     for first, lengths in _blocks(file, header.lengths):
@@ -273,20 +275,20 @@ def _check_bin_size(prefix: str, expected: int, result: Verification) -> None:
 
 
 def _check_counts(prefix: str, described: Dataset, record: dict[str, Any], dtype: np.dtype[Any], result: Verification) -> None:
-    """Compare with what the manifest line says, or that in the sidecar, and with the `counts` of the sidecar."""
+    """Compare the measured counts with the manifest line (`described`) and with `counts` in the sidecar."""
     sidecar_path = manifest.sidecar_path(prefix)
-    for name, said, there in (
+    for name, stored, measured in (
         ("documents", described.documents, result.documents),
         ("tokens", described.tokens, result.tokens),
         ("dtype", described.dtype, dtype.name),
     ):
-        if said is not None and there is not None and said != there:
-            result.find(sidecar_path, f"{name} {said}, the dataset has {there}")
+        if stored is not None and measured is not None and stored != measured:
+            result.find(sidecar_path, f"{name} {stored}, the dataset has {measured}")
     counts = record.get("counts") or {}
-    for name, there in (("documents", result.documents), ("sequences", result.sequences), ("tokens", result.tokens)):
-        said = counts.get(name)
-        if said is not None and there is not None and said != there:
-            result.find(sidecar_path, f"counts: {name} {said}, the dataset has {there}")
+    for name, measured in (("documents", result.documents), ("sequences", result.sequences), ("tokens", result.tokens)):
+        stored = counts.get(name)
+        if stored is not None and measured is not None and stored != measured:
+            result.find(sidecar_path, f"counts: {name} {stored}, the dataset has {measured}")
     if (record.get("options") or {}).get("append_eod") is True and described.eod is None:
         result.find(sidecar_path, "made with --append-eod, but no end-of-document token is named")
     if described.vocab_size is not None:
@@ -377,7 +379,7 @@ def _tokens(
 
 
 def _check_leftovers(prefix: str, result: Verification) -> None:
-    """Hidden files beside the dataset are those of a run that is at work or was killed."""
+    """Report hidden files beside the dataset: a run that still works or was killed left them."""
     if storage.is_remote(prefix):
         return
     directory, name = os.path.split(prefix)

@@ -20,14 +20,14 @@ from lt_preprocess.pipeline.special_token_filter import without_forbidden
 from lt_preprocess.readers.batch import BadLine, ChunkLines
 from lt_preprocess.readers.chunks import Chunk, Position
 from lt_preprocess.tokenizers.base import Encoder
-from lt_shared.document_origins.origins import Kind
+from lt_shared.data.document_origins.origins import Kind
 
 CHUNKS_IN_FLIGHT_PER_WORKER = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Encoded:
-    """The documents of one chunk: one column per key, all of the same number of documents.
+    """The encoded documents of one chunk: one column per key, with equal numbers of documents.
 
     `text_bytes` is the size in UTF-8; `end` is the position after the chunk; `lines` are those of the documents.
     """
@@ -45,13 +45,13 @@ class Encoded:
 
 
 def _encode(chunk: Chunk, json_keys: tuple[str, ...], encoder: Encoder, eod: int | None, dtype: np.dtype[Any]) -> Encoded:
-    found = without_forbidden(chunk, chunk.batch(json_keys), json_keys, encoder)
+    batch = without_forbidden(chunk, chunk.batch(json_keys), json_keys, encoder)
     columns = []
-    for texts, texts_per_document in found.columns:
+    for texts, texts_per_document in batch.columns:
         ids, text_lengths = encoder.encode(texts)
         columns.append(assemble(ids, text_lengths, texts_per_document, eod, dtype))
-    text_bytes = sum(int(texts.offsets[-1]) for texts, _ in found.columns)
-    return Encoded(columns, text_bytes, found.bad_lines, chunk.end, found.lines, chunk.kind)
+    text_bytes = sum(int(texts.offsets[-1]) for texts, _ in batch.columns)
+    return Encoded(columns, text_bytes, batch.bad_lines, chunk.end, batch.lines, chunk.kind)
 
 
 def encode(

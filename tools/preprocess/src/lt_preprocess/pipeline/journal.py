@@ -1,13 +1,13 @@
-"""The progress of a run, on disk, so that a later run of the same plan resumes from there.
+"""Record the progress of a run on disk, so that a later run of the same plan can resume.
 
 A hidden file beside the outputs, `.NAME.journal`, one JSON object a line: the plan's fingerprint first, then a line for each time
-that the outputs were synced. A truncated line is ignored. What was written to the outputs after the last sync is cut off and made
+that the outputs were synced. A truncated line is ignored. Output written after the last sync is truncated and made
 again. The process that has the file open holds a lock on it. On a remote store, where files cannot be appended to, only finished
 parts are recorded, and there is no lock.
 
-What lies on the disk need not be what was written there. A line has the CRC-32 of each partial file, which is read back before
-the run resumes, at the speed of the disk; what differs, and what another user may have written, is made again. The names in a
-line are those of files to delete, so a line with names that the run would not give its outputs is no line of its journal.
+The disk may return other bytes than were written. So a line has the CRC-32 of every partial file, and the files are read back
+before the run resumes, at the speed of the disk. Files that differ, or that another user may have written, are made again. A line
+also names the files to delete on a restart, so a line is ignored if it has a name that the run would not give to its outputs.
 """
 
 import contextlib
@@ -22,16 +22,18 @@ from typing import IO, Any
 from lt_preprocess.pipeline import origin_rows, sidecar
 from lt_preprocess.pipeline.plan import Plan
 from lt_preprocess.pipeline.state import State
-from lt_shared import checksums, indexed_dataset, resumable_files, storage, version_of
+from lt_shared import version_of
 from lt_shared.console import CannotCreate, IoFailure, ToolError, TryAgain, note
-from lt_shared.indexed_dataset import Extent
-from lt_shared.local_files import open_own, writing
+from lt_shared.data import indexed_dataset
+from lt_shared.data.indexed_dataset import Extent
+from lt_shared.files import checksums, resumable_files, storage
+from lt_shared.files.local_files import open_own, writing
 
 VERSION = 3
 
 
 class Journal:
-    """The record of one run. This one keeps nothing: for standard input, and for remote outputs in one part."""
+    """The record of one run. This base class keeps nothing; it serves standard input and remote outputs in one part."""
 
     is_resumable = False
     """Whether the partial files of a part can be continued."""
@@ -39,13 +41,13 @@ class Journal:
     def __init__(self, plan: Plan):
         self._plan = plan
         self.state: State | None = None
-        """What this run, or an earlier one of the same plan, has done."""
+        """The progress of this run, or of an earlier run of the same plan."""
 
     def write(self, state: State) -> None:
-        """Record what is durable now."""
+        """Record that everything up to `state` is durable."""
 
     def delete(self) -> None:
-        """Forget all: everything is published, or nothing of it is worth keeping."""
+        """Delete the record and the partial files, after publishing or if no progress is worth keeping."""
 
     def _header(self) -> dict[str, Any]:
         return {"v": VERSION, "kind": "journal", "plan": self._plan.fingerprint, "made_by": version_of("lt-preprocess")}
@@ -125,10 +127,10 @@ class LocalJournal(Journal):
         self.state = state
 
     def _append(self, record: dict[str, Any]) -> None:
-        left = memoryview(_line(record))
+        remaining = memoryview(_line(record))
         with writing(self._path):
-            while left:
-                left = left[self._file.write(left) :]
+            while remaining:
+                remaining = remaining[self._file.write(remaining) :]
 
     def delete(self) -> None:
         if self.state is not None:
@@ -137,7 +139,7 @@ class LocalJournal(Journal):
 
 
 def _can_resume(state: State, plan: Plan) -> bool:
-    """Whether what was written is there; what was published of a dataset that is not whole is made partial again."""
+    """Whether all recorded output is intact. Retracts published files of a dataset that was not published completely."""
     if not _finished_parts_are_whole(state, plan):
         return False
     for prefix, extent in zip(plan.dataset_prefixes(state.part), state.extents, strict=True):
@@ -183,7 +185,7 @@ def _discard_overlapping(plan: Plan, path: str) -> None:
             continue
         # Another user's is of no use here, and he may have left anything under this name.
         with contextlib.suppress(TryAgain, FileNotFoundError, CannotCreate):
-            # Looked at without the lock first: that of a run with nothing in common is not taken even for a moment.
+            # Read without the lock first, so that the lock of an unrelated run is not taken even for a moment.
             with open(open_own(other, os.O_RDONLY, plan.prefix), "rb") as unlocked:
                 if not _overlapping(unlocked, plan):
                     continue
@@ -249,7 +251,7 @@ def _is_state(record: Any, plan: Plan) -> bool:
 
 
 def _with_names_here(record: dict[str, Any], plan: Plan) -> dict[str, Any]:
-    """The directory may have been moved since; nothing outside of it is meant."""
+    """Replace the directory of every name by the current one: it may have been moved, and no file outside of it is touched."""
     directory = os.path.dirname(plan.prefix)
     datasets = [os.path.join(directory, os.path.basename(name)) for name in record["datasets"]]
     return record | {"datasets": datasets, "quarantine": os.path.join(directory, os.path.basename(record["quarantine"]))}
@@ -279,7 +281,7 @@ def opened(plan: Plan, anew: bool = False) -> Iterator[Journal]:
     else:
         with resumable_files.locked(path, prefix) as file:
             if anew:
-                # What is read here is not read again: the journal finds nothing and begins anew.
+                # This read consumes the file, so that LocalJournal finds no records and starts from the beginning.
                 with contextlib.suppress(IndexError):
                     _discard(_records(file.read(), plan)[1])
             _discard_overlapping(plan, path)

@@ -11,9 +11,9 @@ from typing import IO, NamedTuple
 import numpy as np
 
 from lt_preprocess.pipeline.encoding import Encoded
-from lt_shared import checksums
-from lt_shared.document_origins.origins import File, Kind, TokenizedLines
-from lt_shared.document_origins.packing import Numbers
+from lt_shared.data.document_origins.origins import File, Kind, TokenizedLines
+from lt_shared.data.document_origins.packing import Numbers
+from lt_shared.files import checksums
 
 MARK = -1
 # Chunks are of about 1 MiB; a line is found by reading from the mark before it.
@@ -74,8 +74,8 @@ class OriginRows:
             self.crc32 = checksums.crc32(content, self.crc32)
 
     def _continues(self, run: list[int]) -> bool:
-        known = self._run
-        return known is not None and known[1] == run[1] and run[2] - known[2] == run[0] - known[0]
+        previous_run = self._run
+        return previous_run is not None and previous_run[1] == run[1] and run[2] - previous_run[2] == run[0] - previous_run[0]
 
     def _rows(self) -> Numbers:
         self.file.seek(0)

@@ -23,9 +23,11 @@ from lt_preprocess.pipeline.origin_rows import InputLines, OriginRows
 from lt_preprocess.pipeline.plan import Plan
 from lt_preprocess.pipeline.state import State
 from lt_preprocess.readers.batch import BadLine
-from lt_shared import checksums, indexed_dataset, manifest, resumable_files, storage
 from lt_shared.console import note, warn
-from lt_shared.indexed_dataset import Extent
+from lt_shared.contracts import manifest
+from lt_shared.data import indexed_dataset
+from lt_shared.data.indexed_dataset import Extent
+from lt_shared.files import checksums, resumable_files, storage
 
 
 class OutputPart:
@@ -110,7 +112,7 @@ class OutputPart:
         return self._quarantine
 
     def sync(self) -> None:
-        """Make what was appended durable in the partial files."""
+        """Sync the partial files."""
         for writer in self._writers.values():
             writer.sync()
         resumable_files.sync(self.origins.file)

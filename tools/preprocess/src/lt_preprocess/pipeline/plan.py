@@ -20,9 +20,11 @@ from lt_preprocess.readers import inputs
 from lt_preprocess.readers.slices import Slice
 from lt_preprocess.tokenizers import loading as tokenizers
 from lt_preprocess.tokenizers.base import SpecialTokens, Tokenizer
-from lt_shared import indexed_dataset, manifest, storage
 from lt_shared.console import BadConfig, CannotCreate, UsageError, warn
-from lt_shared.tokenizer_files import TokenizerFiles
+from lt_shared.contracts import manifest
+from lt_shared.data import indexed_dataset
+from lt_shared.files import storage
+from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 RESULT_VERSION = 2
 """Raised when the same inputs, tokenizer and options give other bytes than in an earlier version."""
@@ -146,7 +148,7 @@ class Plan:
 def plan(
     patterns: Sequence[str],
     files: TokenizerFiles,
-    given: str | Path,
+    tokenizer_path: str | Path,
     output_prefix: str,
     options: Options,
     eod_token: str | None = None,
@@ -179,25 +181,25 @@ def plan(
         _end_with(loaded, eod_token, options)
     if options.append_eod and loaded.eod is None:
         raise BadConfig(
-            f"{given}: this tokenizer has no end-of-document token for --append-eod",
+            f"{tokenizer_path}: this tokenizer has no end-of-document token for --append-eod",
             "name one of its special tokens with --eod-token, or leave --append-eod out",
         )
     prefix = _checked_prefix(output_prefix)
     if options.shard is not None:
         prefix = f"{prefix}-{options.shard.index:05d}-of-{options.shard.count:05d}"
-    return Plan(prefix, paths, sources, loaded, tokenizers.identity(files, given), options)
+    return Plan(prefix, paths, sources, loaded, tokenizers.identity(files, tokenizer_path), options)
 
 
 def _given_twice(paths: Sequence[str]) -> str | None:
     """The first input that is another one again: the same path, or another path to the same file."""
-    seen: set[object] = set()
+    seen_files: set[object] = set()
     for path in paths:
         is_local = path != inputs.STDIN and not storage.is_remote(path) and os.path.isfile(path)
         status = os.stat(path) if is_local else None
         file = path if status is None else (status.st_dev, status.st_ino)
-        if file in seen:
+        if file in seen_files:
             return inputs.display_name(path)
-        seen.add(file)
+        seen_files.add(file)
     return None
 
 

@@ -27,14 +27,14 @@ from lt_preprocess.readers.batch import BadLine
 from lt_preprocess.readers.byte_ranges import BYTE_ORDER_MARK
 from lt_preprocess.readers.slices import Slice
 from lt_preprocess.tokenizers.base import Encoder
-from lt_shared import manifest
 from lt_shared.console import BadData, NoInput, Progress, note, warn
-from lt_shared.indexed_dataset import Extent
+from lt_shared.contracts import manifest
+from lt_shared.data.indexed_dataset import Extent
 
 JOURNAL_INTERVAL_SECONDS = 5.0
 MAX_SYNC_SHARE = 0.1
 REPORTED_LINES = 5
-# The end of an object and the beginning of another one.
+# The end of one JSON object and the beginning of the next on the same line.
 _MORE_OBJECTS = re.compile(rb"\}\s*\{\s*\"")
 _MOST_SEARCHED = 1 << 20
 
@@ -43,17 +43,17 @@ Report = Callable[[Sequence[manifest.Dataset]], None]
 
 
 def build(plan: Plan, workers: int, anew: bool = False, report: Report | None = None) -> list[manifest.Dataset]:
-    """Tokenize everything, or what an interrupted run has left of it unless `anew`, and publish the datasets, part by part.
+    """Tokenize the inputs of `plan` and publish the datasets part by part. Resumes an interrupted run unless `anew`.
 
-    `report` hears of the datasets of each part as soon as they are durable, and at once of those of parts that were done before.
+    `report` is called with the datasets of a part as soon as they are durable, and at once with the parts of an earlier run.
 
     Raises: BadData for a line without a document unless the options say otherwise, NoInput when no document is left,
     CannotCreate, TryAgain and IoFailure when the output cannot be written. Nothing new is visible then but finished parts.
     """
     with journal.opened(plan, anew) as log:
         try:
-            with _Run(plan, log, report or (lambda made: None)) as run:
-                made = run.finish(workers)
+            with _Run(plan, log, report or (lambda datasets: None)) as run:
+                datasets = run.finish(workers)
         except BaseException:
             if log.state is not None and log.state.is_worth_keeping:
                 note("the same command resumes from what is done" + ("" if log.is_resumable else ": the finished parts"))
@@ -61,7 +61,7 @@ def build(plan: Plan, workers: int, anew: bool = False, report: Report | None = 
                 log.delete()
             raise
         log.delete()
-    return made
+    return datasets
 
 
 class _Run:
@@ -86,7 +86,7 @@ class _Run:
         self._stack.__exit__(*error)  # type: ignore[arg-type]
 
     def finish(self, workers: int) -> list[manifest.Dataset]:
-        """Do all that is left to do; returns all datasets, those of earlier runs included."""
+        """Finish the run and return all datasets, including parts that an interrupted run published."""
         done_parts = [self._plan.dataset_prefixes(part) for part in range(self._state.part)]
         self._made = [manifest.describe(prefix) for prefixes in done_parts for prefix in prefixes]
         self._report(self._made)
@@ -99,8 +99,8 @@ class _Run:
             self._report_bad_lines()
             self._check_that_there_is_text()
             self._close_part(is_last=True)
-        documents_made = sum(made.documents or 0 for made in self._made) // len(self._plan.options.json_keys)
-        tokens_made = sum(made.tokens or 0 for made in self._made)
+        documents_made = sum(dataset.documents or 0 for dataset in self._made) // len(self._plan.options.json_keys)
+        tokens_made = sum(dataset.tokens or 0 for dataset in self._made)
         note(f"{documents_made:,} documents, {tokens_made:,} tokens, {self._state.text_bytes / 1e6:,.1f} MB of text")
         return self._made
 
@@ -126,7 +126,7 @@ class _Run:
                     self._take(encoded)
 
     def _take(self, encoded: Encoded) -> None:
-        """Write the documents of one chunk but those that were written already, into as many parts as they need."""
+        """Write the documents of one chunk into as many parts as needed, without documents that an earlier run wrote."""
         if encoded.bad_lines and self._plan.options.on_error == "fail":
             line = encoded.bad_lines[0]
             raise BadData(str(line), f"{_remedy(line)}--on-error skip or quarantine leaves such lines out and reports them")
@@ -134,17 +134,17 @@ class _Run:
             _check_kind(encoded)
         is_same_input = encoded.end.input == self._state.position.input
         lines = (self._state.lines if is_same_input else NOTHING_READ).at(encoded)
-        taken = min(self._state.taken, encoded.documents)
-        left_to_skip = self._state.taken - taken
-        columns = [column.since(taken) for column in encoded.columns] if taken else encoded.columns
-        while (fitting := self._part.fitting(columns)) < encoded.documents - taken:
-            self._part.append([column.before(fitting) for column in columns], encoded, lines, taken)
+        written = min(self._state.taken, encoded.documents)
+        left_to_skip = self._state.taken - written
+        columns = [column.since(written) for column in encoded.columns] if written else encoded.columns
+        while (fitting := self._part.fitting(columns)) < encoded.documents - written:
+            self._part.append([column.before(fitting) for column in columns], encoded, lines, written)
             columns = [column.since(fitting) for column in columns]
-            taken += fitting
+            written += fitting
             if fitting:
-                self._state = dataclasses.replace(self._state.with_input(encoded.end.input), taken=taken)
+                self._state = dataclasses.replace(self._state.with_input(encoded.end.input), taken=written)
             self._close_part(is_last=False)
-        self._part.append(columns, encoded, lines, taken)
+        self._part.append(columns, encoded, lines, written)
         if self._plan.options.on_error == "quarantine":
             self._part.quarantine(encoded.bad_lines)
         self._state = dataclasses.replace(
@@ -187,7 +187,7 @@ class _Run:
         self._publish_part()
 
     def _publish_part(self) -> None:
-        """Publish what is closed, and begin the next part unless it was the last."""
+        """Publish the closed part and begin the next one unless it was the last."""
         published = self._part.publish(self._state)
         self._made += published
         self._stack.close()
@@ -207,7 +207,7 @@ class _Run:
 
     def _check_that_there_is_text(self) -> None:
         """A shard may be empty: what counts there is that all shards are complete."""
-        if self._state.part == 0 and self._plan.options.shard is None and not any(made.tokens for made in self._part.extents):
+        if self._state.part == 0 and self._plan.options.shard is None and not any(extent.tokens for extent in self._part.extents):
             names, count = _names(self._plan.paths), self._part.extents[0].documents
             if count == 0:
                 raise NoInput(f"{names}: no documents", "did the command that made the input fail?")
@@ -225,7 +225,7 @@ def _prepared_encoders(plan: Plan, workers: int) -> list[Encoder]:
 
 
 def _check_kind(encoded: Encoded) -> None:
-    """Raise BadData for an input that begins with a chunk in which no line is JSON: to skip those is to drop another format."""
+    """Raise BadData if no line of an input's first chunk is JSON: the file has a different format, and skipping would drop it."""
     if encoded.documents or not encoded.bad_lines or encoded.lines.offset > len(BYTE_ORDER_MARK):
         return
     if all(line.reason.startswith(json_line.NO_OBJECT_REASONS) for line in encoded.bad_lines):

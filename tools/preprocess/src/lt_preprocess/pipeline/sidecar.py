@@ -20,11 +20,14 @@ from lt_preprocess.pipeline.origin_rows import OriginRows
 from lt_preprocess.pipeline.plan import REQUESTS_AT_ONCE, Plan
 from lt_preprocess.pipeline.state import State
 from lt_preprocess.readers import inputs
-from lt_shared import credentials, indexed_dataset, installed_versions, manifest, storage
-from lt_shared.checksums import FileChecksum
+from lt_shared import credentials, installed_versions
 from lt_shared.console import BadData, NoInput
-from lt_shared.document_origins.origins import KEY, File
-from lt_shared.indexed_dataset import Extent
+from lt_shared.contracts import manifest
+from lt_shared.data import indexed_dataset
+from lt_shared.data.document_origins.origins import KEY, File
+from lt_shared.data.indexed_dataset import Extent
+from lt_shared.files import storage
+from lt_shared.files.checksums import FileChecksum
 
 HEAD_BYTES = 1 << 16
 PACKAGES = ("lt-shared", "numba", "numpy", "orjson", "pyarrow", "sentencepiece", "tokenizers")
@@ -47,7 +50,7 @@ def content(
     state: State,
     origins: dict[str, Any] | None,
 ) -> bytes:
-    """The sidecar of one dataset of a part that is closed."""
+    """Build the sidecar of one dataset in a closed part."""
     options = {"json_key": _json_key(plan, dataset.prefix, state.part)} | plan.options.to_record()
     record = {
         "v": manifest.SIDECAR_VERSION,
@@ -74,7 +77,7 @@ def _fingerprint_of_all_shards(plan: Plan) -> str | None:
 
 
 def _sources(plan: Plan, state: State) -> list[dict[str, Any]] | None:
-    """The inputs from which this part was made, also a part of a shard."""
+    """Describe the inputs of this part, with the hash of their first bytes."""
     if plan.sources is None:
         return None
     if state.first_input is None or state.last_input is None:
@@ -92,7 +95,7 @@ def _with_hash(source: dict[str, Any]) -> dict[str, Any]:
 
 
 def read(prefix: str) -> dict[str, Any] | None:
-    """What the sidecar of a dataset says, or None when there is none that this version understands."""
+    """Read the sidecar of a dataset; None if it is missing or this version cannot parse it."""
     try:
         return provenance.read_sidecar(prefix)
     except BadData:
@@ -100,11 +103,11 @@ def read(prefix: str) -> dict[str, Any] | None:
 
 
 def up_to_date(plan: Plan) -> list[manifest.Dataset] | None:
-    """All datasets of a plan, if an earlier run has left them whole, else None.
+    """Describe all datasets of a plan if an earlier run completed them, else None.
 
-    An input that was exchanged for one of the same size and modification time (`cp -p`, `rsync -t`) shows in its first bytes.
+    The first bytes reveal an input that was replaced by a file with equal size and modification time (`cp -p`, `rsync -t`).
     """
-    made: list[manifest.Dataset] = []
+    datasets: list[manifest.Dataset] = []
     stored_sources: list[dict[str, Any]] = []
     part = 0
     while plan.fingerprint is not None:
@@ -112,11 +115,11 @@ def up_to_date(plan: Plan) -> list[manifest.Dataset] | None:
         whole = [outcome for outcome in outcomes if outcome is not None]
         if len(whole) < len(outcomes):
             return None
-        made += [dataclasses.replace(outcome.dataset, tokenizer=plan.identity) for outcome in whole]
+        datasets += [dataclasses.replace(outcome.dataset, tokenizer=plan.identity) for outcome in whole]
         # All datasets of a part have the same sources.
         stored_sources += whole[0].sources
         if whole[-1].is_last:
-            return made if _begin_alike(stored_sources, plan) else None
+            return datasets if _begin_alike(stored_sources, plan) else None
         part += 1
     return None
 
@@ -144,12 +147,12 @@ def _made(prefix: str, plan: Plan, part: int) -> _Made | None:
     record = read(prefix) or {}
     if not _is_of(record, plan, part, _json_key(plan, prefix, part)):
         return None
-    found = _whole(prefix, plan.dtype, record)
-    return None if found is None else _Made(found, record["part"]["is_last"], record.get("sources") or [])
+    dataset = _whole(prefix, plan.dtype, record)
+    return None if dataset is None else _Made(dataset, record["part"]["is_last"], record.get("sources") or [])
 
 
 def check_tokenizer(plan: Plan) -> None:
-    """Raise CannotCreate when a dataset of another tokenizer is where the output goes."""
+    """Raise CannotCreate if the output would replace a dataset that was made with a different tokenizer."""
     for prefix in plan.dataset_prefixes(0):
         replacement.check_tokenizer(prefix, plan.identity)
 
@@ -157,7 +160,7 @@ def check_tokenizer(plan: Plan) -> None:
 def check_corpus(plan: Plan) -> None:
     """Raise CannotCreate when the output is there and holds documents that the plan does not read.
 
-    Another output of the same inputs, of inputs that were added to or of moved ones is replaced.
+    A dataset is replaced if its inputs are the plan's, if files were added to the inputs, or if the inputs were moved.
     """
     part = 0
     while any(storage.exists(indexed_dataset.idx_path(prefix)) for prefix in plan.dataset_prefixes(part)):
@@ -187,8 +190,12 @@ def _documents_not_read(prefix: str, plan: Plan) -> str | None:
 
 def _is_moved(source: dict[str, Any], plan: Plan) -> bool:
     """Whether a recorded source is one of the plan's inputs under another name, by its size and its first bytes."""
-    same_size = [each for each in plan.sources or () if each.get("size_bytes") == source.get("size_bytes") is not None]
-    return any(_with_hash(each)["head_sha256"] == source.get("head_sha256") for each in same_size)
+    same_size = [
+        input_source
+        for input_source in plan.sources or ()
+        if input_source.get("size_bytes") == source.get("size_bytes") is not None
+    ]
+    return any(_with_hash(input_source)["head_sha256"] == source.get("head_sha256") for input_source in same_size)
 
 
 def is_of_part(prefix: str, part: int) -> bool:
@@ -201,9 +208,9 @@ def is_of_part(prefix: str, part: int) -> bool:
 
 
 def _is_of(record: dict[str, Any], plan: Plan, part: int, json_key: str) -> bool:
-    """Whether the plan would make the dataset again as it is. How bad lines are treated matters only where there were some.
+    """Whether the plan would produce an equal dataset. The handling of bad lines matters only if the dataset had bad lines.
 
-    One that was renamed is another key's, or another part.
+    A renamed dataset has the sidecar of a different key or part.
     """
     try:
         same_losses = record["counts"]["bad_lines"] == 0 or record["options"]["on_error"] == plan.options.on_error

@@ -20,10 +20,10 @@ def without_forbidden(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], en
     """The batch of a chunk without the documents that the encoder must not encode, whose lines become bad lines."""
     reasons: dict[int, str] = {}
     for texts, texts_per_document in batch.columns:
-        found = encoder.forbidden(texts)
-        if found:
+        forbidden_tokens = encoder.forbidden(texts)
+        if forbidden_tokens:
             document_of_text = np.repeat(np.arange(len(texts_per_document)), texts_per_document)
-            for forbidden in found:
+            for forbidden in forbidden_tokens:
                 reasons.setdefault(int(document_of_text[forbidden.text]), str(forbidden))
     if not reasons:
         return batch
@@ -48,7 +48,7 @@ def _bad_lines(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], reasons: 
 
 
 def _rows(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], reasons: dict[int, str]) -> Iterator[BadLine]:
-    """Rows have no bytes of their own: what is kept of one is a line of JSON with its texts."""
+    """Report Parquet rows as bad lines. A row has no raw bytes, so `raw` is a JSON line with the texts of the row."""
     from lt_preprocess.readers.parquet import RowsChunk
 
     assert isinstance(chunk, RowsChunk)

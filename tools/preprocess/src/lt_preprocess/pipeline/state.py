@@ -1,11 +1,11 @@
-"""How far a run has come: what its journal records, and what a later run resumes from."""
+"""The state that a journal records and from which a later run resumes."""
 
 import dataclasses
 from typing import Any, Self
 
 from lt_preprocess.pipeline.origin_rows import NOTHING_READ, InputLines
 from lt_preprocess.readers.chunks import BEGINNING, Position
-from lt_shared.indexed_dataset import Extent
+from lt_shared.data.indexed_dataset import Extent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,14 +64,14 @@ class State:
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:
-        known = {field.name: record[field.name] for field in dataclasses.fields(cls)}
+        fields = {field.name: record[field.name] for field in dataclasses.fields(cls)}
         return cls(
-            **known
+            **fields
             | {
-                "position": Position(*known["position"]),
-                "lines": InputLines(*known["lines"]),
-                "extents": tuple(Extent(**extent) for extent in known["extents"]),
-                "reported": tuple(known["reported"]),
+                "position": Position(*fields["position"]),
+                "lines": InputLines(*fields["lines"]),
+                "extents": tuple(Extent(**extent) for extent in fields["extents"]),
+                "reported": tuple(fields["reported"]),
             }
         )
 

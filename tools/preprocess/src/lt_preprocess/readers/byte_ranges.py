@@ -19,8 +19,8 @@ from lt_preprocess.readers import chunks
 from lt_preprocess.readers.chunks import MARGIN_BYTES, Lines, Position
 from lt_preprocess.readers.jsonl import LinesChunk
 from lt_preprocess.texts import PADDING_BYTES
-from lt_shared import storage
 from lt_shared.console import BadData, IoFailure
+from lt_shared.files import storage
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 REMOTE_CHUNK_BYTES = 1 << 22
@@ -78,11 +78,11 @@ class LocalFile(RangeFile):
         self._known_lines = [(0, 1)]
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        done = 0
-        while done < len(buffer) and (size := os.preadv(self._descriptor, [buffer[done:]], offset + done)):
-            done += size
+        filled = 0
+        while filled < len(buffer) and (size := os.preadv(self._descriptor, [buffer[filled:]], offset + filled)):
+            filled += size
         self.check_unchanged()
-        if done < len(buffer):
+        if filled < len(buffer):
             raise _changed(self.path)
 
     def check_unchanged(self) -> None:
@@ -93,11 +93,11 @@ class LocalFile(RangeFile):
     def line_at(self, offset: int) -> int:
         """Counts the line breaks from the nearest smaller offset whose line is known."""
         with self._lock:
-            known, line = self._known_lines[bisect.bisect_right(self._known_lines, (offset, self.size_bytes + 2)) - 1]
-            while known < offset:
-                part = self.read(known, min(self.chunk_bytes, offset - known))
+            counted_offset, line = self._known_lines[bisect.bisect_right(self._known_lines, (offset, self.size_bytes + 2)) - 1]
+            while counted_offset < offset:
+                part = self.read(counted_offset, min(self.chunk_bytes, offset - counted_offset))
                 line += part.count(b"\n")
-                known += len(part)
+                counted_offset += len(part)
             bisect.insort(self._known_lines, (offset, line))
             return line
 

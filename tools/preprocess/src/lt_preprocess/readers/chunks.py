@@ -16,7 +16,7 @@ import numpy.typing as npt
 from lt_preprocess.readers.batch import Batch, location
 from lt_preprocess.texts import PADDING_BYTES
 from lt_shared.console import BadData
-from lt_shared.document_origins.origins import Kind
+from lt_shared.data.document_origins.origins import Kind
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -29,7 +29,7 @@ _LONGEST_WINDOW = 31
 
 
 class Decompressor(Protocol):
-    """What the decompressors of the standard library have in common."""
+    """The interface that the decompressors of the standard library share."""
 
     @property
     def eof(self) -> bool: ...

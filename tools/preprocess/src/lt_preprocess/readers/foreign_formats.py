@@ -97,12 +97,13 @@ _OBJECT_ON_LINES = re.compile(rb"\{[ \t]*\r?\n\s*[\"}]")
 
 def check(path: str, start: bytes) -> None:
     """Raise BadData when the first HEAD_BYTES of a file, or of its decompressed content, hold no documents."""
-    found = _recognised(path, start)
-    if found is None:
+    foreign_format = _recognised(path, start)
+    if foreign_format is None:
         return
     name = "FILE" if path == STDIN else shlex.quote(path)
     raise BadData(
-        f"{display_name(path)}: {_contradiction(path)}{found.name}", found.remedy.replace("{}", name).replace("FILE", name)
+        f"{display_name(path)}: {_contradiction(path)}{foreign_format.name}",
+        foreign_format.remedy.replace("{}", name).replace("FILE", name),
     )
 
 
@@ -116,15 +117,15 @@ def check_decompressed(path: str, start: bytes) -> None:
 
 
 def _contradiction(path: str) -> str:
-    """What the name promises, for a message that goes on with what the file is."""
+    """Begin a message with the format that the file name promises; the caller appends the real format."""
     suffix = re.search(r"\.\w+$", path)
     return "is " if path == STDIN or suffix is None else f"is not what its name ({suffix[0]}) says but "
 
 
 def _recognised(path: str, start: bytes) -> Format | None:
-    for signature, found in _SIGNATURES.items():
+    for signature, signature_format in _SIGNATURES.items():
         if start.startswith(signature) and not (is_text(path) and signature in _MAY_BEGIN_TEXT):
-            return found
+            return signature_format
     if start[_TAR_OFFSET:].startswith(b"ustar"):
         return Format("a tar archive", "tar -xf {} and name the files in it")
     if is_text(path):
@@ -153,8 +154,8 @@ def _recognised(path: str, start: bytes) -> Format | None:
 
 def _joined_objects(content: bytes) -> Format | None:
     """The format of objects that no line feed separates. If the second line is an object, the first is only a bad line."""
-    first, *others = content.split(b"\n")[:2]
-    if b"{" not in first[1:] or (others and others[0].strip() and not _is_joined(others[0])) or not _is_joined(first):
+    first, *following = content.split(b"\n")[:2]
+    if b"{" not in first[1:] or (following and following[0].strip() and not _is_joined(following[0])) or not _is_joined(first):
         return None
     if b"\r" in first.strip():
         return Format("lines that end in a carriage return alone", "tr '\\r' '\\n' < {} | lt-preprocess - ...")
@@ -172,7 +173,7 @@ def _is_joined(line: bytes) -> bool:
 
 
 def _is_table(content: bytes) -> bool:
-    """Whether the first lines are no JSON and have the same number of the same separator."""
+    """Whether the first lines are not JSON and contain one separator equally often."""
     lines = content.split(b"\n")[:-1][:3]
     if len(lines) < 3 or any(line.lstrip().startswith((b"{", b"[")) for line in lines):
         return False
@@ -180,7 +181,7 @@ def _is_table(content: bytes) -> bool:
 
 
 def _by_name(name: str) -> Format | None:
-    """What a file whose content begins unlike JSON lines is by its name."""
+    """Guess the format from the file name, for a file whose content does not begin like JSON lines."""
     for suffix, command in _COMPRESSED_NAMES.items():
         if name.endswith(suffix):
             return Format(f"data that {command.split()[0]} may decompress", f"{command} {{}} | lt-preprocess - ...")

@@ -24,8 +24,8 @@ from lt_preprocess.readers.paths import expand_patterns as expand_patterns
 from lt_preprocess.readers.paths import is_never_empty, is_text
 from lt_preprocess.readers.plain_text import TextChunk
 from lt_preprocess.readers.slices import WHOLE, Piece, Slice, pieces
-from lt_shared import storage
 from lt_shared.console import BadData, NoInput, UsageError, note
+from lt_shared.files import storage
 
 _READ_BYTES = 1 << 18
 _COMPRESSED_READ_BYTES = 1 << 16
@@ -120,7 +120,7 @@ def _chunks_of(path: str, piece: Piece, start: Position, advance: Advance, json_
 
 
 def _plain_chunks(path: str, file: RangeFile, piece: Piece, start: Position, advance: Advance) -> Iterator[Chunk]:
-    """The chunks of a file that is stored as it is read: one text, or lines."""
+    """Yield the chunks of an uncompressed file: one plain text, or lines."""
     if is_text(path):
         if file.size_bytes > chunk_limits.LONGEST_LINE_BYTES:
             raise _text_too_long(path)

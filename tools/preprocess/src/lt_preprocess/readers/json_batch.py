@@ -10,7 +10,7 @@ import numpy as np
 from lt_preprocess.readers import json_line, json_scan, utf8
 from lt_preprocess.readers.batch import BadLine, Batch, ChunkLines, Column
 from lt_preprocess.readers.chunks import Lines
-from lt_preprocess.readers.json_scan import Found, Keys
+from lt_preprocess.readers.json_scan import Keys, ScanResults
 from lt_preprocess.texts import PADDING_BYTES, Texts
 
 _BYTES_PER_DOCUMENT = 64
@@ -18,7 +18,7 @@ _BYTES_PER_DOCUMENT = 64
 
 
 def prepare() -> None:
-    """Compile what a batch needs, or load what an earlier run compiled: threads would wait for each other."""
+    """Compile or load the kernels of a batch before threads start, because threads would wait for each other."""
     json_lines(Lines.of(b'{"text": "a"}\n'), "", ("text",))
     utf8.invalid(Texts.from_list([b"a"]))
 
@@ -26,37 +26,37 @@ def prepare() -> None:
 def json_lines(lines: Lines, source: str, json_keys: tuple[str, ...]) -> Batch:
     """Blank lines are no documents and no errors."""
     keys = _packed(json_keys)
-    found = _allocated(len(json_keys), lines.end - lines.start)
+    results = _allocated(len(json_keys), lines.end - lines.start)
     bad_lines: list[BadLine] = []
     left_out: list[int] = []
     at = lines.start
     while True:
-        at, outcome = json_scan.scan(lines.data, at, lines.end, keys, found)
+        at, outcome = json_scan.scan(lines.data, at, lines.end, keys, results)
         if outcome == json_scan.FINISHED:
-            return Batch(_columns(found), bad_lines, _chunk_lines(lines, found, left_out))
+            return Batch(_columns(results), bad_lines, _chunk_lines(lines, results, left_out))
         if outcome == json_scan.FULL:
-            found = _doubled(found)
+            results = _doubled(results)
             continue
         line_end = json_scan.line_end(lines.data, at, lines.end)
         line = lines.data[at:line_end].tobytes()
         if line and not line.isspace():
             try:
-                found = _with_document(found, json_line.texts_of(line, json_keys))
+                results = _with_document(results, json_line.texts_of(line, json_keys))
             except json_line.Unusable as reason:
-                number = _line_number(lines.first_line, int(found.counts[1]))
+                number = _line_number(lines.first_line, int(results.counts[1]))
                 bad_lines.append(BadLine(source, lines.offset + at - lines.start, str(reason), line, number))
-                left_out.append(int(found.counts[1]))
-        found.counts[1] += 1
+                left_out.append(int(results.counts[1]))
+        results.counts[1] += 1
         at = line_end + 1
 
 
-def _chunk_lines(lines: Lines, found: Found, bad: list[int]) -> ChunkLines:
+def _chunk_lines(lines: Lines, results: ScanResults, bad: list[int]) -> ChunkLines:
     """`bad` are the numbers of bad lines. The scan passes over blank ones, which are looked for only where there must be some."""
-    documents, count = found.counts.tolist()
+    documents, count = results.counts.tolist()
     if documents + len(bad) == count:
         return ChunkLines(lines.offset, count, bad)
-    each = lines.data[lines.start : lines.end].tobytes().split(b"\n")[:count]
-    blank = [number for number, line in enumerate(each) if not line or line.isspace()]
+    chunk_lines = lines.data[lines.start : lines.end].tobytes().split(b"\n")[:count]
+    blank = [number for number, line in enumerate(chunk_lines) if not line or line.isspace()]
     return ChunkLines(lines.offset, count, sorted([*bad, *blank]))
 
 
@@ -73,9 +73,9 @@ def _packed(json_keys: tuple[str, ...]) -> Keys:
     return Keys(np.frombuffer(bytearray(b"".join(encoded)), np.uint8), np.cumsum([0, *map(len, encoded)]))
 
 
-def _allocated(keys: int, size_bytes: int) -> Found:
+def _allocated(keys: int, size_bytes: int) -> ScanResults:
     documents = 16 + size_bytes // _BYTES_PER_DOCUMENT
-    return Found(
+    return ScanResults(
         texts=np.empty((keys, size_bytes + PADDING_BYTES), np.uint8),
         offsets=np.zeros((keys, documents + 1), np.int64),
         text_counts=np.zeros(keys, np.int64),
@@ -84,37 +84,37 @@ def _allocated(keys: int, size_bytes: int) -> Found:
     )
 
 
-def _doubled(found: Found) -> Found:
+def _doubled(results: ScanResults) -> ScanResults:
     """The same documents, in arrays for twice as many documents and texts."""
     offsets, texts_per_document = (
-        np.concatenate([array, np.empty_like(array)], axis=1) for array in (found.offsets, found.texts_per_document)
+        np.concatenate([array, np.empty_like(array)], axis=1) for array in (results.offsets, results.texts_per_document)
     )
-    return found._replace(offsets=offsets, texts_per_document=texts_per_document)
+    return results._replace(offsets=offsets, texts_per_document=texts_per_document)
 
 
-def _with_document(found: Found, texts: list[list[bytes]]) -> Found:
+def _with_document(results: ScanResults, texts: list[list[bytes]]) -> ScanResults:
     """Append a document, given its texts for each key."""
-    document = int(found.counts[0])
-    while document == found.texts_per_document.shape[1] or any(
-        int(count) + len(of_key) >= found.offsets.shape[1] for count, of_key in zip(found.text_counts, texts, strict=True)
+    document = int(results.counts[0])
+    while document == results.texts_per_document.shape[1] or any(
+        int(count) + len(of_key) >= results.offsets.shape[1] for count, of_key in zip(results.text_counts, texts, strict=True)
     ):
-        found = _doubled(found)
+        results = _doubled(results)
     for key, of_key in enumerate(texts):
-        text = int(found.text_counts[key])
+        text = int(results.text_counts[key])
         for content in of_key:
-            start = int(found.offsets[key, text])
-            found.texts[key, start : start + len(content)] = np.frombuffer(content, np.uint8)
+            start = int(results.offsets[key, text])
+            results.texts[key, start : start + len(content)] = np.frombuffer(content, np.uint8)
             text += 1
-            found.offsets[key, text] = start + len(content)
-        found.text_counts[key] = text
-        found.texts_per_document[key, document] = len(of_key)
-    found.counts[0] += 1
-    return found
+            results.offsets[key, text] = start + len(content)
+        results.text_counts[key] = text
+        results.texts_per_document[key, document] = len(of_key)
+    results.counts[0] += 1
+    return results
 
 
-def _columns(found: Found) -> list[Column]:
-    documents = int(found.counts[0])
+def _columns(results: ScanResults) -> list[Column]:
+    documents = int(results.counts[0])
     return [
-        Column(Texts(found.texts[key], found.offsets[key, : count + 1]), found.texts_per_document[key, :documents])
-        for key, count in enumerate(found.text_counts.tolist())
+        Column(Texts(results.texts[key], results.offsets[key, : count + 1]), results.texts_per_document[key, :documents])
+        for key, count in enumerate(results.text_counts.tolist())
     ]

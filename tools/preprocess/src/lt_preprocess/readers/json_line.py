@@ -29,8 +29,8 @@ def texts_of(line: bytes, json_keys: tuple[str, ...]) -> list[list[bytes]]:
 
 def _texts_of(record: dict[str, Any], key: str) -> list[bytes]:
     if key not in record:
-        there = ", ".join(repr(name)[:40] for name in list(record)[:NAMED_KEYS])
-        raise Unusable(f"no key {key!r}" + (f", it has {there}" if there else ""))
+        present_keys = ", ".join(repr(name)[:40] for name in list(record)[:NAMED_KEYS])
+        raise Unusable(f"no key {key!r}" + (f", it has {present_keys}" if present_keys else ""))
     value = record[key]
     texts = value if isinstance(value, list) else [value]
     if not all(isinstance(text, str) for text in texts):

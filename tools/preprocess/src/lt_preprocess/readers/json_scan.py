@@ -48,7 +48,7 @@ class Keys(NamedTuple):
     offsets: Integers
 
 
-class Found(NamedTuple):
+class ScanResults(NamedTuple):
     """The texts of one chunk; row k is of key k.
 
     `texts` uint8 [keys, bytes]; `offsets` int64 [keys, texts + 1]; `text_counts` int64 [keys]; `texts_per_document` int64
@@ -258,9 +258,9 @@ def _wanted_key(keys: Keys, texts: Bytes, start: int, end: int) -> int:
 
 
 @inner
-def _copy_value(data: Bytes, at: int, found: Found, key: int, first_text: int) -> tuple[int, int]:
-    """Copy a string or a list of strings; returns the index after it, or -1, and the number of texts, -1 if `found` is full."""
-    texts, offsets = found.texts[key], found.offsets[key]
+def _copy_value(data: Bytes, at: int, results: ScanResults, key: int, first_text: int) -> tuple[int, int]:
+    """Copy a string or a list of strings; returns the index after it, or -1, and the number of texts, -1 if `results` is full."""
+    texts, offsets = results.texts[key], results.offsets[key]
     text = first_text
     is_list = data[at] == _OPEN_LIST
     if is_list:
@@ -291,13 +291,13 @@ def _copy_value(data: Bytes, at: int, found: Found, key: int, first_text: int) -
 
 
 @inner
-def _scan_line(data: Bytes, at: int, keys: Keys, found: Found, document: int) -> tuple[int, int]:
+def _scan_line(data: Bytes, at: int, keys: Keys, results: ScanResults, document: int) -> tuple[int, int]:
     """Read the object at `at`; returns the index after it, and FINISHED, FULL or NOT_UNDERSTOOD."""
     missing = len(keys.offsets) - 1
-    scratch = found.texts[0]
-    free = found.offsets[0, found.text_counts[0]]
+    scratch = results.texts[0]
+    free = results.offsets[0, results.text_counts[0]]
     for key in range(missing):
-        found.texts_per_document[key, document] = -1
+        results.texts_per_document[key, document] = -1
     at = _after_space(data, at + 1)
     if data[at] == _CLOSE_OBJECT:
         return at, NOT_UNDERSTOOD
@@ -315,15 +315,15 @@ def _scan_line(data: Bytes, at: int, keys: Keys, found: Found, document: int) ->
         if key < 0:
             at = _skip_value(data, at, scratch, free)
         else:
-            if found.texts_per_document[key, document] >= 0:
+            if results.texts_per_document[key, document] >= 0:
                 return at, NOT_UNDERSTOOD
-            at, texts = _copy_value(data, at, found, key, found.text_counts[key])
+            at, texts = _copy_value(data, at, results, key, results.text_counts[key])
             if texts < 0:
                 return at, FULL
-            found.texts_per_document[key, document] = texts
+            results.texts_per_document[key, document] = texts
             missing -= 1
             if key == 0:
-                free = found.offsets[0, found.text_counts[0] + texts]
+                free = results.offsets[0, results.text_counts[0] + texts]
         if at < 0:
             return at, NOT_UNDERSTOOD
         at = _after_space(data, at)
@@ -336,27 +336,27 @@ def _scan_line(data: Bytes, at: int, keys: Keys, found: Found, document: int) ->
 
 
 @kernel
-def scan(data: Bytes, at: int, end: int, keys: Keys, found: Found) -> tuple[int, int]:
+def scan(data: Bytes, at: int, end: int, keys: Keys, results: ScanResults) -> tuple[int, int]:
     """Read lines from `at` on; returns the index at which it stopped and why.
 
-    At `end` with FINISHED; at the start of a line with NOT_UNDERSTOOD, or with FULL when `found` is too small for it.
+    At `end` with FINISHED; at the start of a line with NOT_UNDERSTOOD, or with FULL when `results` is too small for it.
     """
     while at < end:
         start = at
         at = _after_space(data, at)
         if data[at] == _OPEN_OBJECT:
-            document = found.counts[0]
-            if document == found.texts_per_document.shape[1]:
+            document = results.counts[0]
+            if document == results.texts_per_document.shape[1]:
                 return start, FULL
-            at, outcome = _scan_line(data, at, keys, found, document)
+            at, outcome = _scan_line(data, at, keys, results, document)
             if outcome != FINISHED or at > end or (data[at] != _NEWLINE and at < end):
                 return start, FULL if outcome == FULL else NOT_UNDERSTOOD
-            for key in range(len(found.text_counts)):
-                found.text_counts[key] += found.texts_per_document[key, document]
-            found.counts[0] += 1
+            for key in range(len(results.text_counts)):
+                results.text_counts[key] += results.texts_per_document[key, document]
+            results.counts[0] += 1
         elif at < end and data[at] != _NEWLINE:
             return start, NOT_UNDERSTOOD
-        found.counts[1] += 1
+        results.counts[1] += 1
         at += 1
     return end, FINISHED
 

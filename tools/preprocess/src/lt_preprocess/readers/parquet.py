@@ -20,7 +20,7 @@ from lt_preprocess.readers.batch import BadLine, Batch, ChunkLines, Column
 from lt_preprocess.readers.chunks import Chunk, Position
 from lt_preprocess.texts import PADDING_BYTES, Lengths, Texts
 from lt_shared.console import BadData, Unavailable
-from lt_shared.document_origins.origins import Kind
+from lt_shared.data.document_origins.origins import Kind
 
 FIRST_ROWS, FEWEST_ROWS, MOST_ROWS, GROWTH = 16, 8, 1024, 8
 """Rows that are decoded at once: at first, when they are large, when they are small; and by what factor it grows."""
@@ -187,7 +187,7 @@ class _WaitingRows:
         self.size_bytes += size_bytes
 
     def chunk(self, source: str, input_number: int) -> RowsChunk:
-        """All of them."""
+        """Join the collected rows into one chunk."""
         arrays = [
             _joined([batch.column(key).cast(kind) for batch in self._batches])
             for key, kind in zip(self._json_keys, self._types, strict=True)
@@ -261,8 +261,8 @@ def _sizes(array: Any) -> Lengths:
         lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
         before = np.concatenate([[0], np.cumsum(_sizes(array.flatten()))])
         ends = np.cumsum(lengths)
-        found: Lengths = before[ends] - before[ends - lengths]
-        return found
+        sums: Lengths = before[ends] - before[ends - lengths]
+        return sums
     if pyarrow.types.is_dictionary(array.type):
         lengths = _sizes(array.dictionary)
         indices = array.indices.fill_null(0).to_numpy(zero_copy_only=False)

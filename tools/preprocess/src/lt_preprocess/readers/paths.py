@@ -3,10 +3,11 @@
 import os
 from collections.abc import Iterator, Sequence
 
-from lt_shared import manifest, storage
 from lt_shared.console import BadData, NoInput, note, warn
-from lt_shared.indexed_dataset import idx_path
-from lt_shared.indexed_dataset.layout import MAGIC
+from lt_shared.contracts import manifest
+from lt_shared.data.indexed_dataset import idx_path
+from lt_shared.data.indexed_dataset.layout import MAGIC
+from lt_shared.files import storage
 
 STDIN = "-"
 LIST_MARK = "@"
@@ -64,7 +65,7 @@ def _read_once(pattern: str, paths: Iterator[str]) -> Iterator[str]:
     if pattern.startswith(LIST_MARK) or storage.is_remote(pattern):
         yield from paths
         return
-    seen: set[str] = set()
+    places: set[str] = set()
     repeated: list[str] = []
     directories: dict[str, str] = {}
     for path in paths:
@@ -72,17 +73,17 @@ def _read_once(pattern: str, paths: Iterator[str]) -> Iterator[str]:
         if parent not in directories:
             directories[parent] = os.path.realpath(parent)
         place = os.path.join(directories[parent], name)
-        if place in seen:
+        if place in places:
             repeated.append(path)
         else:
-            seen.add(place)
+            places.add(place)
             yield path
     if repeated:
         note(f"not read again behind links to directories: {len(repeated):,} files, such as {repeated[0]}")
 
 
 def is_output(path: str) -> bool:
-    """Whether a file is what this tool writes: a dataset, its sidecar, or the lines that it put in quarantine."""
+    """Whether this tool writes files with such a name: a dataset, its sidecar, or quarantined lines."""
     if path.endswith(_QUARANTINE):
         return all(b'"%s"' % key in _head(path) for key in (b"source", b"line", b"offset", b"reason"))
     if path.endswith((".bin", ".idx")):
@@ -128,7 +129,7 @@ def _listed(path: str, lists: tuple[str, ...]) -> Iterator[str]:
 
 def _files_below(directory: str) -> Iterator[str]:
     files = storage.files_below(directory)
-    known = [path for path in files if without_compression(path.lower()).endswith(_SUFFIXES)]
+    readable = [path for path in files if without_compression(path.lower()).endswith(_SUFFIXES)]
     if gone := [path for path in files if _is_gone(path)]:
         raise NoInput(f"{gone[0]}: a link to nothing", "remove the link, or name the files to read")
     unread = [path for path in files if _is_of_documents(path)]
@@ -137,12 +138,12 @@ def _files_below(directory: str) -> Iterator[str]:
         raise BadData(
             f"{unread[0]}{more}: cannot be read: {_other_suffix(unread[0])}", "decompress it, or name the files to read"
         )
-    if not known:
+    if not readable:
         raise NoInput(f"{directory}: no file below ends in {', '.join(_SUFFIXES)}, compressed or not")
-    reading = set(known)
-    if others := [path for path in files if path not in reading]:
-        note(f"{directory}: not read because of their names: {len(others):,} files, such as {others[0]}")
-    yield from known
+    reading = set(readable)
+    if skipped := [path for path in files if path not in reading]:
+        note(f"{directory}: not read because of their names: {len(skipped):,} files, such as {skipped[0]}")
+    yield from readable
 
 
 def _is_gone(path: str) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 from lt_preprocess.readers.batch import BadLine, Batch, ChunkLines, Column
 from lt_preprocess.readers.chunks import Chunk
 from lt_preprocess.texts import Texts
-from lt_shared.document_origins.origins import Kind
+from lt_shared.data.document_origins.origins import Kind
 
 
 @dataclasses.dataclass(frozen=True)

@@ -39,10 +39,10 @@ def _task_number(environment: Mapping[str, str]) -> int:
 
 
 def _from_slurm(environment: Mapping[str, str]) -> Slice:
-    found = [part for part in (_array_task(environment), _step_task(environment)) if part is not None]
-    if not found:
+    tasks = [part for part in (_array_task(environment), _step_task(environment)) if part is not None]
+    if not tasks:
         raise BadConfig("--shard auto: neither SLURM_ARRAY_TASK_ID nor SLURM_PROCID is set", _HINT)
-    shared = [part for part in found if part.count > 1] or found[:1]
+    shared = [part for part in tasks if part.count > 1] or tasks[:1]
     if len(set(shared)) > 1:
         array, step = shared
         raise BadConfig(

@@ -29,20 +29,20 @@ class Piece(NamedTuple):
     stop: int
 
 
-def pieces(sizes: Sequence[int], can_be_cut: Callable[[int], bool], wanted: Slice) -> Iterator[Piece]:
-    """The pieces of one slice of inputs of `sizes` bytes. `can_be_cut` is called for the few inputs that span two slices."""
+def pieces(sizes: Sequence[int], can_be_cut: Callable[[int], bool], part: Slice) -> Iterator[Piece]:
+    """Yield the pieces of slice `part` of inputs with `sizes` bytes. `can_be_cut` is called for inputs that span two slices."""
     total = sum(sizes)
-    first, last = (-(-total * index // wanted.count) for index in (wanted.index, wanted.index + 1))
+    first, last = (-(-total * index // part.count) for index in (part.index, part.index + 1))
     before = 0
     for number, size in enumerate(sizes):
         begin, stop = max(first - before, 0), min(last - before, size)
         if size and begin < stop and (stop - begin == size or can_be_cut(number)):
             yield Piece(number, begin, stop)
-        elif _holds(wanted, before + size // 2, total) and (size == 0 or not can_be_cut(number)):
+        elif _holds(part, before + size // 2, total) and (size == 0 or not can_be_cut(number)):
             yield Piece(number, 0, size)
         before += size
 
 
-def _holds(wanted: Slice, offset: int, total: int) -> bool:
-    """Whether the slice has the byte at `offset` of all inputs together."""
-    return min(offset * wanted.count // total if total else 0, wanted.count - 1) == wanted.index
+def _holds(part: Slice, offset: int, total: int) -> bool:
+    """Whether the slice contains the byte at `offset` in the concatenated inputs."""
+    return min(offset * part.count // total if total else 0, part.count - 1) == part.index

@@ -40,9 +40,9 @@ def _suspect(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], suspec
         wrong = end > at and data[at] & 0xC0 == 0x80
         while at < end and not wrong:
             errors = utf8_errors(element_address(data, at))
-            left = end - at
-            if left < BLOCK_BYTES:
-                errors &= (np.uint64(1) << np.uint64(left)) - np.uint64(1)
+            remaining = end - at
+            if remaining < BLOCK_BYTES:
+                errors &= (np.uint64(1) << np.uint64(remaining)) - np.uint64(1)
             wrong = errors != 0
             at += BLOCK_BYTES
         size = end - offsets[text]

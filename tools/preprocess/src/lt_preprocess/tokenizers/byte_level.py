@@ -10,7 +10,7 @@ from lt_preprocess.tokenizers.files import gpt2_files, tiktoken_ranks
 from lt_preprocess.tokenizers.vocabulary import MOST_PIECES, Vocabulary
 from lt_shared import memory
 from lt_shared.console import BadData, warn
-from lt_shared.tokenizer_files import TokenizerFiles
+from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 _COMPILED_IDS = 1_000_000
 
@@ -37,12 +37,12 @@ class ByteLevel(Tokenizer):
             from lt_preprocess.tokenizers.bpe import encoder
 
             self._encoding = encoder.ByteLevelBpe(self._vocabulary)
-        made = self._encoding.new_encoder()
+        inner_encoder = self._encoding.new_encoder()
         if self._vocabulary.pattern == pattern_codes.CL100K:
             from lt_preprocess.tokenizers.final_white_space import FinalWhiteSpaceEncoder
 
-            return FinalWhiteSpaceEncoder(made, self._vocabulary)
-        return made
+            return FinalWhiteSpaceEncoder(inner_encoder, self._vocabulary)
+        return inner_encoder
 
     def decode(self, ids: Sequence[int] | Ids) -> bytes:
         try:

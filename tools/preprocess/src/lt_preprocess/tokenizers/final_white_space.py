@@ -47,8 +47,8 @@ class FinalWhiteSpaceEncoder(Encoder):
         is_last = np.zeros(256, np.bool_)
         is_last[[*_BLANKS, *_CONTINUATION]] = True
         numbers = np.flatnonzero(np.diff(texts.offsets))
-        found: list[int] = numbers[is_last[texts.data[texts.offsets[numbers + 1] - 1]]].tolist()
-        return found
+        text_numbers: list[int] = numbers[is_last[texts.data[texts.offsets[numbers + 1] - 1]]].tolist()
+        return text_numbers
 
     def _word_start(self, texts: Texts, number: int) -> int | None:
         """Where the word at the end of a text starts that Llama 3's pattern would cut; None when that cuts none."""

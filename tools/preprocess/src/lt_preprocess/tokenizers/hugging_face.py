@@ -7,7 +7,7 @@ from lt_preprocess.tokenizers.files import class_pipelines, tokenizer_json
 from lt_preprocess.tokenizers.sentencepiece.byte_fallback_tokenizer import ByteFallbackBpe
 from lt_preprocess.tokenizers.vocabulary import Unrecognised, Vocabulary
 from lt_shared import memory
-from lt_shared.tokenizer_files import TokenizerFiles
+from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 
 def load(files: TokenizerFiles, parse: bool) -> Tokenizer:

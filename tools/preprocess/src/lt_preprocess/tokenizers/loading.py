@@ -19,15 +19,15 @@ from pathlib import Path
 from lt_preprocess.tokenizers import end_of_document
 from lt_preprocess.tokenizers.base import SpecialTokens, Tokenizer
 from lt_preprocess.tokenizers.files import directories, json_files
-from lt_shared.manifest import Tokenizer as Identity
-from lt_shared.manifest import absolute
-from lt_shared.tokenizer_files import TokenizerFiles
+from lt_shared.contracts.manifest import Tokenizer as Identity
+from lt_shared.contracts.manifest import absolute
 from lt_shared.tokenizers import sentencepiece_proto
+from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 
-def identity(files: TokenizerFiles, given: str | Path) -> Identity:
-    """How manifests name the tokenizer that the user gave as `given`, a path or a name."""
-    return Identity(files.name, files.sha256(), absolute(given if os.path.exists(given) else files.files[0]))
+def identity(files: TokenizerFiles, path: str | Path) -> Identity:
+    """Identify the tokenizer in manifests; the user named it by `path`, a path or a name."""
+    return Identity(files.name, files.sha256(), absolute(path if os.path.exists(path) else files.files[0]))
 
 
 def load(files: TokenizerFiles, special_tokens: SpecialTokens = "text") -> Tokenizer:

@@ -111,24 +111,24 @@ def _find_uncertain(data: Bytes, offsets: Lengths, tables: Tables, is_uncertain:
     """Mark the texts that may not be in normal form C; `is_uncertain` [texts]."""
     for text in range(len(offsets) - 1):
         start, end = offsets[text], offsets[text + 1]
-        before, after_last, found = np.uint8(0), start, False
+        before, after_last, has_uncertain = np.uint8(0), start, False
         for block in range(start, end, BLOCK_BYTES):
             leads = leads_from_u0300(element_address(data, block)) & low_bits(end - block)
-            while leads and not found:
+            while leads and not has_uncertain:
                 at = block + trailing_zeros(leads)
                 leads &= leads - np.uint64(1)
                 point = _code_point(data, at)
                 kind = tables.classes[point]
                 if kind == MAY_COMPOSE:
                     kind = tables.combining[point]
-                    found = _composes(data, start, at, point, tables)
+                    has_uncertain = _composes(data, start, at, point, tables)
                 if at != after_last:
                     before = np.uint8(0)
-                found |= kind == UNCERTAIN or (kind != 0 and kind < before)
+                has_uncertain |= kind == UNCERTAIN or (kind != 0 and kind < before)
                 before, after_last = kind, at + width(data[at])
-            if found:
+            if has_uncertain:
                 break
-        is_uncertain[text] = found
+        is_uncertain[text] = has_uncertain
 
 
 class NormalizingEncoder(Encoder):
@@ -156,7 +156,7 @@ class Normalizing(Wrapper):
     def new_encoder(self) -> NormalizingEncoder:
         from tokenizers import normalizers
 
-        made = NormalizingEncoder(self._wrapped.new_encoder(), tables(), normalizers.NFC())
+        encoder = NormalizingEncoder(self._wrapped.new_encoder(), tables(), normalizers.NFC())
         with AnnounceCompilation():
-            made.encode(Texts.from_list([]))
-        return made
+            encoder.encode(Texts.from_list([]))
+        return encoder

@@ -32,22 +32,22 @@ class UncompiledEncoder(Encoder):
         for text in texts.to_list():
             before = len(ids)
             for piece, _ in self._splitter.pre_tokenize_str(text.decode()):
-                found = self._known.get(piece)
-                if found is None:
-                    found = self.word_ids(piece.encode())
+                word_ids = self._known.get(piece)
+                if word_ids is None:
+                    word_ids = self.word_ids(piece.encode())
                     if len(self._known) < _CACHED_PIECES:
-                        self._known[piece] = found
-                ids.extend(found)
+                        self._known[piece] = word_ids
+                ids.extend(word_ids)
             lengths.append(len(ids) - before)
         return np.array(ids, np.int32), np.array(lengths, np.int64)
 
     def word_ids(self, piece: bytes) -> list[int]:
-        """The ids of what the pattern does not cut."""
+        """Encode one piece that the pattern cut out."""
         whole = self._whole_pieces.get(piece)
         return self._merged([self._byte_ids[byte] for byte in piece]) if whole is None else [whole]
 
     def _merged(self, ids: list[int]) -> list[int]:
-        """Merge in `ids`. `after` and `before` link what is left; an entry of the heap is stale when its ids have changed."""
+        """Merge `ids`. `after` and `before` link the remaining ids. A heap entry is stale if its two ids have changed since."""
         size = len(ids)
         after, before = list(range(1, size + 1)), list(range(-1, size - 1))
         heap: list[tuple[int, int, int, int, int]] = []

@@ -18,7 +18,7 @@ from lt_preprocess.tokenizers.base import Encoder, Ids, Tokenizer
 from lt_preprocess.tokenizers.files import directories, json_files, json_models
 from lt_preprocess.tokenizers.vocabulary import token_bytes
 from lt_shared.console import BadData, note
-from lt_shared.tokenizer_files import TokenizerFiles
+from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 
 def _joined(texts_ids: list[list[int]]) -> tuple[Ids, Lengths]:

@@ -17,7 +17,7 @@ import numpy as np
 from lt_preprocess.texts import Texts
 from lt_preprocess.tokenizers.base import Encoder, Tokenizer, Wrapper
 from lt_shared.console import warn
-from lt_shared.tokenizer_files import TokenizerFiles
+from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 _SAMPLE = (
     "The quick brown fox doesn't jump over 12345 lazy dogs; it's HE'LL, we've, I'd 'twas 'S.",
@@ -103,7 +103,7 @@ class Checked(Wrapper):
 
 @functools.cache
 def _versions() -> str:
-    """The libraries that the outcome depends on; the directory is that of this package's source."""
+    """Name the library versions that the outcome depends on. The cache directory already identifies this package's source."""
     return " ".join(metadata.version(name) for name in ("tokenizers", "sentencepiece"))
 
 

@@ -61,12 +61,12 @@ def _white_space(data: Bytes, at: int, end: int) -> int:
         return 2 if data[at + 1] == 0x85 or data[at + 1] == 0xA0 else 0
     if first < 0xE1 or first > 0xE3 or at + 2 >= end:
         return 0
-    rest = int(data[at + 1]) << 8 | int(data[at + 2])
+    tail = int(data[at + 1]) << 8 | int(data[at + 2])
     if first == 0xE1:
-        return 3 if rest == 0x9A80 else 0
+        return 3 if tail == 0x9A80 else 0
     if first == 0xE3:
-        return 3 if rest == 0x8080 else 0
-    return 3 if 0x8080 <= rest <= 0x808A or rest in (0x80A8, 0x80A9, 0x80AF, 0x819F) else 0
+        return 3 if tail == 0x8080 else 0
+    return 3 if 0x8080 <= tail <= 0x808A or tail in (0x80A8, 0x80A9, 0x80AF, 0x819F) else 0
 
 
 @kernel
@@ -122,7 +122,7 @@ class Search:
 
 
 class SplittingEncoder(Encoder):
-    """Encodes the tokens it finds as their ids, and what is between them by another encoder."""
+    """Encodes special tokens as their ids, and the text between them by an inner encoder."""
 
     def __init__(self, search: Search, ids: Ids, strips: Bytes, between: Encoder):
         self._search = search

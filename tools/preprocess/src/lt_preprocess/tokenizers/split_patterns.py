@@ -71,7 +71,7 @@ TIKTOKEN_SPELLINGS = {CL100K.replace("{1,3}", "{1,3}+"): CL100K} | {
 
 
 def code(pattern: str | tuple[str, ...]) -> int:
-    """The pre-tokenizer's number for a pattern or a sequence of them, or NOT_COMPILED."""
+    """Return the pre-tokenizer's number for one pattern or a sequence of patterns, or NOT_COMPILED."""
     return SPELLINGS.get(_escaped(pattern) if isinstance(pattern, str) else tuple(map(_escaped, pattern)), NOT_COMPILED)
 
 

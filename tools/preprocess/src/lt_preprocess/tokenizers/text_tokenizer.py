@@ -16,8 +16,9 @@ import numpy.typing as npt
 from lt_preprocess.texts import Texts
 from lt_preprocess.tokenizers import loading
 from lt_preprocess.tokenizers.base import Encoder, SpecialTokens, Tokenizer
-from lt_shared import indexed_dataset, tokenizer_files
 from lt_shared.console import BadData, UsageError
+from lt_shared.data import indexed_dataset
+from lt_shared.tokenizers import tokenizer_files
 
 Ids = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
 
@@ -110,12 +111,12 @@ def load_tokenizer(path_or_name: str | os.PathLike[str], special_tokens: Special
     """
     if special_tokens not in get_args(SpecialTokens):
         raise UsageError(f"special_tokens {special_tokens!r} is not one of {', '.join(get_args(SpecialTokens))}")
-    given = os.fspath(path_or_name)
-    if not given:
+    path_text = os.fspath(path_or_name)
+    if not path_text:
         # To pathlib it is the working directory.
         raise UsageError("an empty path", "is a variable not set?")
     # Files are read later, too, perhaps from another directory.
-    place = os.path.abspath(given) if os.path.exists(given) else given
+    place = os.path.abspath(path_text) if os.path.exists(path_text) else path_text
     files = tokenizer_files.find(place)
     return TextTokenizer(loading.load(files, special_tokens), files.name, files.sha256(), (place, special_tokens))
 

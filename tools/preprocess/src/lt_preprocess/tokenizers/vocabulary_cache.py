@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lt_preprocess.tokenizers.vocabulary import AddedToken, Vocabulary
-from lt_shared.tokenizer_files import TokenizerFiles
+from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -52,9 +52,9 @@ def pieces_without_merges(vocabulary: Vocabulary, find: Callable[[Mapping[bytes,
         return find(vocabulary.whole_pieces)
     with contextlib.suppress(*DAMAGED), np.load(path, allow_pickle=False) as arrays:
         return dict(_pairs(*_columns("piece", arrays)))
-    found = find(vocabulary.whole_pieces)
-    publish(path, npz(_table("piece", found.keys(), found.values())))
-    return found
+    ids_by_piece = find(vocabulary.whole_pieces)
+    publish(path, npz(_table("piece", ids_by_piece.keys(), ids_by_piece.values())))
+    return ids_by_piece
 
 
 def place(kind: str, key: str) -> Path | None:

@@ -13,9 +13,10 @@ from typing import IO, Any, NamedTuple, Protocol
 
 import torch
 
-from lt_shared import checksums, pickles
-from lt_shared.checksums import DAMAGED
+from lt_shared import pickles
 from lt_shared.console import BadData
+from lt_shared.files import checksums
+from lt_shared.files.checksums import DAMAGED
 from lt_train.checkpoint.pickle_allowlist import OBJECT_NAMES
 from lt_train.checkpoint.stand_ins import STAND_INS
 

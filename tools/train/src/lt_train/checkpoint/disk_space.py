@@ -12,8 +12,8 @@ import shutil
 import threading
 from pathlib import Path
 
-from lt_shared import checkpoint_layout
 from lt_shared.console import ToolError
+from lt_shared.contracts import checkpoint_layout
 from lt_train.runtime.run_files import is_full
 
 # Of what is no tensor: metadata, checksums, random states. And filesystems count whole blocks.

@@ -32,9 +32,11 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorProperties
 from torch.distributed.checkpoint.planner import LoadItemType
 
-from lt_shared import checkpoint_layout, checksums, ownership, pickles
-from lt_shared.checksums import DAMAGED, MISMATCHED, FileChecksums
+from lt_shared import pickles
 from lt_shared.console import BadData
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.files import checksums, ownership
+from lt_shared.files.checksums import DAMAGED, MISMATCHED, FileChecksums
 from lt_train.checkpoint.archive_reader import BytesFile, Members, read_object
 from lt_train.checkpoint.pickle_allowlist import INDEX_NAMES
 from lt_train.checkpoint.shards.replica_reads import Replicas

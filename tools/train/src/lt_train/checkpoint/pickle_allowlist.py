@@ -9,8 +9,10 @@ import io
 from pathlib import Path
 from typing import Any
 
-from lt_shared import checkpoint_layout, pickles, storage
+from lt_shared import pickles
 from lt_shared.console import BadData
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.files import storage
 from lt_train.checkpoint.shards.stored_shards import Objects, Place, StoredShards
 from lt_train.checkpoint.stand_ins import STAND_INS
 

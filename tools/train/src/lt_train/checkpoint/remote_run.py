@@ -13,11 +13,12 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from lt_shared import checkpoint_layout, object_versions, ownership, storage
-from lt_shared.checkpoint_layout import RECORD, TRACKER, RunRecord
-from lt_shared.checksums import FileChecksums
 from lt_shared.console import BadData, CannotCreate, NoInput, warn
-from lt_shared.sample_order import run_order, sample_losses
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.contracts.checkpoint_layout import RECORD, TRACKER, RunRecord
+from lt_shared.data.sample_order import run_order, sample_losses
+from lt_shared.files import object_versions, ownership, storage
+from lt_shared.files.checksums import FileChecksums
 from lt_train.checkpoint.shards import stored_shards
 from lt_train.checkpoint.shards.stored_shards import StoredShard, StoredShards
 from lt_train.config.settings.checkpointing import spool

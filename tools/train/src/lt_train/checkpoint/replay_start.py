@@ -8,8 +8,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from lt_shared import checkpoint_layout, storage
 from lt_shared.console import BadConfig, NoInput, UsageError
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.files import storage
 from lt_train.checkpoint import remote_run
 from lt_train.config import checks, optional_packages
 from lt_train.config.run_config import RunConfig

@@ -7,10 +7,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from lt_shared import checkpoint_layout, megatron_arguments, ownership, storage
-from lt_shared.architecture import Architecture
-from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.console import BadConfig, BadData, note, warn
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.contracts.checkpoint_layout import RunRecord
+from lt_shared.files import ownership, storage
+from lt_shared.models import megatron_arguments
+from lt_shared.models.architecture import Architecture
 from lt_train.checkpoint import remote_run
 from lt_train.config.megatron_version import release
 from lt_train.config.run_config import RunConfig

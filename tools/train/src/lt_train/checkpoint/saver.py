@@ -29,11 +29,12 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from torch.distributed.checkpoint.api import CheckpointException
 
-from lt_shared import checkpoint_layout, storage
-from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.console import IoFailure, ToolError
-from lt_shared.manifest import Checkpoint
-from lt_shared.run_log import CheckpointSaved
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.contracts.checkpoint_layout import RunRecord
+from lt_shared.contracts.manifest import Checkpoint
+from lt_shared.contracts.run_log import CheckpointSaved
+from lt_shared.files import storage
 from lt_train.checkpoint import disk_space, host_memory, remote_run, shard_checksums, training_state
 from lt_train.checkpoint.shard_writer import Staging, Writer
 from lt_train.checkpoint.shards import first_rank_files, shard_files, writer_process

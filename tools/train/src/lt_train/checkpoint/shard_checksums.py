@@ -12,8 +12,8 @@ from typing import Any
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from torch.distributed.checkpoint.storage import WriteResult
 
-from lt_shared import checksums, storage
-from lt_shared.checksums import FileChecksums
+from lt_shared.files import checksums, storage
+from lt_shared.files.checksums import FileChecksums
 from lt_train.megatron.filesystem_async import finish_by
 
 Ranges = dict[str, list[tuple[int, int]]]

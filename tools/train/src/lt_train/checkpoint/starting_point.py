@@ -4,9 +4,10 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from lt_shared import checkpoint_layout, storage
-from lt_shared.checksums import FileChecksums
 from lt_shared.console import BadData, IoFailure, NoInput, ToolError
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.files import storage
+from lt_shared.files.checksums import FileChecksums
 from lt_train.checkpoint import pickle_allowlist, remote_run
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.checkpointing import Checkpointing

@@ -25,10 +25,10 @@ from typing import NamedTuple, Self
 
 import torch
 
-from lt_shared import checksums
-from lt_shared.checksums import DAMAGED, MISMATCHED, FileChecksums
 from lt_shared.console import BadData
-from lt_shared.local_files import read_at
+from lt_shared.files import checksums
+from lt_shared.files.checksums import DAMAGED, MISMATCHED, FileChecksums
+from lt_shared.files.local_files import read_at
 from lt_train.checkpoint import archive_reader, thread_switching
 from lt_train.checkpoint.archive_reader import Ends, StoredTensor
 from lt_train.checkpoint.shards.stored_shards import Place

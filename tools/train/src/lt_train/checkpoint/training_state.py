@@ -16,11 +16,12 @@ from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-from lt_shared import checkpoint_layout, version_of
-from lt_shared.architecture import Architecture
-from lt_shared.checkpoint_layout import RunRecord
-from lt_shared.checksums import DAMAGED
+from lt_shared import version_of
 from lt_shared.console import BadConfig, BadData, warn
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.contracts.checkpoint_layout import RunRecord
+from lt_shared.files.checksums import DAMAGED
+from lt_shared.models.architecture import Architecture
 from lt_train.checkpoint import optimizer_state, resume, rng_state
 from lt_train.checkpoint.in_place import fill_whole, merge_in_place
 from lt_train.checkpoint.object_reader import known_objects_only

@@ -10,7 +10,7 @@ from lt_shared.console import BadData, ToolError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lt_shared.architecture import Architecture
+    from lt_shared.models.architecture import Architecture
     from lt_train.importers.ledger import Dropped, Translation
 
 # Keys of one section with one reason: more of them are one line, so that those that matter are seen.

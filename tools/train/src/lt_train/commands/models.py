@@ -4,8 +4,9 @@ import dataclasses
 
 import click
 
-from lt_shared import console, presets
-from lt_shared.architecture import Architecture
+from lt_shared import console
+from lt_shared.models import presets
+from lt_shared.models.architecture import Architecture
 
 EXAMPLES = """
 lt-train models

@@ -1,4 +1,4 @@
-"""`lt-train plan`: the layout that a model gets on a cluster that need not be there, and what it needs of each GPU."""
+"""`lt-train plan`: show the layout of a model on a cluster, which may be elsewhere, and the memory that each GPU needs."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -23,15 +23,15 @@ lt-train plan --model gpt3-39.1b --fp16 --gpu a100-80gb --nodes 2 --tensor-model
     "plan", cls=console.Command, examples=EXAMPLES, context_settings={"auto_envvar_prefix": "LT_TRAIN", "show_default": True}
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-@click.option("--ranks", type=cluster.GPUS_PER_NODE, help="Ranks on each node, as for a run: the same as --gpus-per-node.")
+@click.option("--ranks", type=cluster.GPUS_PER_NODE, help="Same as --gpus-per-node, with the name that a run has for it.")
 @CONFIG
 @cluster.OPTIONS
 @settings_options(*MEASURED_SUBJECTS, without=("ranks", "device", "parallel"))
 def command(as_json: bool, ranks: int | None, **options: Any) -> int:
     """Show which layout a model gets on a cluster.
 
-    Also shows why, and what a rank will hold; needs no GPU. With sizes of its own (--tensor-model-parallel-size and so on) it
-    shows whether that layout fits. Exit code 78 when nothing fits.
+    Also shows why, and the memory of a rank; needs no GPU. If the options set a layout (--tensor-model-parallel-size and so on),
+    it shows whether that layout fits. Exit code 78 if nothing fits.
     """
     from lt_train.planner import layout_table
 
@@ -44,11 +44,11 @@ def command(as_json: bool, ranks: int | None, **options: Any) -> int:
 
 
 def choose(ranks: int | None, options: dict[str, Any]) -> "Choice":
-    """The layout for the options of the command. Raises UsageError or BadConfig for a run that cannot work there."""
+    """Choose the layout for the command's options. Raises UsageError or BadConfig for a run that the cluster cannot train."""
     from lt_train.planner import layout_table, search
 
-    there = cluster.named(options | {"gpus_per_node": ranks or options["gpus_per_node"]})
-    if there is None:
+    target = cluster.named(options | {"gpus_per_node": ranks or options["gpus_per_node"]})
+    if target is None:
         raise UsageError("no --gpu", f"choose from {', '.join(cluster.GPUS)}")
     settings = with_training_defaults({name: value for name, value in options.items() if name not in cluster.NAMES})
     settings |= {
@@ -56,4 +56,4 @@ def choose(ranks: int | None, options: dict[str, Any]) -> "Choice":
         "eval_iters": 0,
         "parallel": parallelism.MANUAL if search.given(settings) else parallelism.AUTO,
     }
-    return layout_table.on_cluster(settings, there)
+    return layout_table.on_cluster(settings, target)

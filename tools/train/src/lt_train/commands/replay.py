@@ -1,4 +1,4 @@
-"""`lt-train replay`: steps of a run computed again from a checkpoint, to find out whether a machine computes wrong."""
+"""`lt-train replay`: compute steps of a run again from a checkpoint, to find out whether a machine computes wrong."""
 
 import re
 from typing import TYPE_CHECKING
@@ -20,9 +20,11 @@ STEPS = re.compile(r"(\d{1,15}):(\d{1,15})")
 
 @click.command("replay", cls=console.Command, examples=EXAMPLES)
 @click.argument("run")
-@click.option("--steps", required=True, metavar="A:B", help="The steps to compute again: A to B, both included.")
-@click.option("--from", "start", metavar="CHECKPOINT", help="Start there. By default the newest complete checkpoint before A.")
-@click.option("--ranks", type=click.IntRange(min=1), help="Ranks to start here; by default as many as the run had.")
+@click.option("--steps", required=True, metavar="A:B", help="Compute steps A to B again, both included.")
+@click.option(
+    "--from", "start", metavar="CHECKPOINT", help="Start from this checkpoint; by default the newest complete one before A."
+)
+@click.option("--ranks", type=click.IntRange(min=1), help="Start this many ranks here; by default as many as the run had.")
 @click.option(
     "--tolerance",
     type=console.FiniteRange(min=0),
@@ -32,11 +34,9 @@ STEPS = re.compile(r"(\d{1,15}):(\d{1,15})")
 def command(run: str, steps: str, start: str | None, ranks: int | None, tolerance: float | None, as_json: bool) -> int:
     """Compute steps of a run again, and compare the results.
 
-    The recorded results are those of its metrics.jsonl.
-
-    Trains from a checkpoint with the configuration that the run recorded, and writes nothing. Losses and gradient norms must be
-    the same bit for bit where training is deterministic (on a CPU, with --deterministic on GPUs), else within a tolerance. Exit
-    code 1 when a step differs, which is named.
+    Trains from a checkpoint with the configuration that the run recorded, compares with the run's metrics.jsonl, and writes
+    nothing. If training is deterministic (on a CPU, or with --deterministic on GPUs), losses and gradient norms must be the same
+    bit for bit, else within a tolerance. If a step differs, the command names it and ends with exit code 1.
     """
     from lt_train.launch import launcher
 

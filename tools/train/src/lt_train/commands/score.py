@@ -1,4 +1,4 @@
-"""`lt-train score`: the losses of single samples of a run, with the weights of one of its checkpoints."""
+"""`lt-train score`: print the losses of single samples of a run, computed with the weights of one checkpoint."""
 
 import dataclasses
 import re
@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lt_shared import checkpoint_layout, console, manifest
+from lt_shared import console
 from lt_shared.console import BadConfig, BadData, ExitCode, NoInput, UsageError
-from lt_shared.manifest import Dataset
+from lt_shared.contracts import checkpoint_layout, manifest
+from lt_shared.contracts.manifest import Dataset
 from lt_train.config import options as run_options
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings import schedule_file, streaming
@@ -21,7 +22,7 @@ from lt_train.config.settings.scoring import Scoring
 from lt_train.runtime import rank_environment
 
 if TYPE_CHECKING:
-    from lt_shared.sample_order.run_order import AttemptOrder, OrderedDataset
+    from lt_shared.data.sample_order.run_order import AttemptOrder, OrderedDataset
 
 EXAMPLES = """
 lt-train score run9 --step 12
@@ -31,15 +32,15 @@ lt-train score run9 --samples 90-97 --checkpoint run9/iter_0000010 --device cpu 
 
 
 class _Range(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
-    """A number, or two such as 100-120, as (first, last)."""
+    """Parse a number, or a range such as 100-120, into (first, last)."""
 
     name = "range"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
         if isinstance(value, tuple):
             return value
-        found = re.fullmatch(r"(\d+)(?:-(\d+))?", value)
-        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", value)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if first > last:
             self.fail(f"{value!r} is no number and no range such as 100-120", param, ctx)
         return first, last
@@ -53,18 +54,20 @@ class _Range(click.ParamType):  # type: ignore[type-arg]  # generic since click 
 )
 @click.argument("run", metavar="RUN", type=click.Path(file_okay=False))
 @click.argument("more", metavar="[OPTIONS OF THE RUN]", nargs=-1, type=click.UNPROCESSED)
-@click.option("--step", "steps", type=_Range(), metavar="N|M-N", help="The samples of these steps, and some before them.")
-@click.option("--samples", type=_Range(), metavar="A|A-B", help="These samples of the run, counted from 0.")
-@click.option("--checkpoint", type=click.Path(file_okay=False), help="Whose weights; by default the newest before the samples.")
+@click.option("--step", "steps", type=_Range(), metavar="N|M-N", help="Score the samples of these steps, and some before them.")
+@click.option("--samples", type=_Range(), metavar="A|A-B", help="Score these samples of the run, counted from 0.")
+@click.option(
+    "--checkpoint", type=click.Path(file_okay=False), help="Load these weights; by default the newest before the samples."
+)
 def command(
     run: str, more: tuple[str, ...], steps: tuple[int, int] | None, samples: tuple[int, int] | None, checkpoint: str | None
 ) -> int:
     """Print the loss of each sample of a step, in nats per token, as JSON lines.
 
-    RUN is the directory that a run saves into. The model and its layout are those of the run's own command; options of lt-train
-    that follow are added to it, such as --device cpu, --ranks 1 or --tensor-model-parallel-size 1.
+    RUN is the directory that a run saves into. The command that started the run sets the model and its layout; options of
+    lt-train after RUN, such as --device cpu, --ranks 1 or --tensor-model-parallel-size 1, are added to it.
     """
-    from lt_shared.sample_order import run_order
+    from lt_shared.data.sample_order import run_order
     from lt_train.launch import launcher
 
     _check_options([run, *more] if run.startswith("-") else more)
@@ -73,10 +76,10 @@ def command(
     attempts = run_order.read(run)
     attempt, numbers = _of_samples(attempts, samples) if samples else _of_steps(attempts, steps or (1, 1))
     step = steps[0] if steps else run_order.step_of(attempts, numbers.start)
-    found = Path(checkpoint) if checkpoint else checkpoint_layout.newest_before(Path(run), step)
-    if found is None:
+    checkpoint_path = Path(checkpoint) if checkpoint else checkpoint_layout.newest_before(Path(run), step)
+    if checkpoint_path is None:
         raise NoInput(f"{run}: no checkpoint was saved before step {step}", "--checkpoint names one")
-    parts = _parts(run, attempt, found, more, numbers)
+    parts = _parts(run, attempt, checkpoint_path, more, numbers)
     if len(parts) > 1 and rank_environment.find():
         ranges = ", ".join(f"{part.start}-{part.stop - 1}" for _, part in parts)
         raise BadConfig(
@@ -91,7 +94,7 @@ def command(
 
 
 def _check_options(more: Sequence[str]) -> None:
-    """Raises NoSuchOption for what lt-train does not have."""
+    """Raise NoSuchOption for an option that lt-train does not have."""
     # Unknown options are arguments here, the first of them RUN.
     try:
         run_options.schema().make_context("lt-train", list(more))
@@ -100,7 +103,7 @@ def _check_options(more: Sequence[str]) -> None:
 
 
 def _of_steps(attempts: "Sequence[AttemptOrder]", steps: tuple[int, int]) -> "tuple[AttemptOrder, range]":
-    from lt_shared.sample_order import run_order, sample_losses
+    from lt_shared.data.sample_order import run_order, sample_losses
 
     if steps[0] < 1:
         raise UsageError(f"step {steps[0]}: steps count from 1")
@@ -118,9 +121,9 @@ def _of_samples(attempts: "Sequence[AttemptOrder]", samples: tuple[int, int]) ->
 def _parts(
     run: str, attempt: "AttemptOrder", checkpoint: Path, more: Sequence[str], numbers: range
 ) -> list[tuple[RunConfig, range]]:
-    """The run's configuration, with the weights of `checkpoint` alone, on the data that the run has read.
+    """Return configurations that score the run's data with the weights of `checkpoint`, each with its range of samples.
 
-    One for each range of samples of one length and rotary embedding: those of their phase.
+    Samples with the same sequence length and rotary embedding share a configuration: the one of their phase.
     """
     from lt_train.planner.resolve import resolve_run_config
 
@@ -154,15 +157,15 @@ def _parts(
     }
     if not attempt.phases:
         return [(resolve_run_config(options | settled, datasets), numbers)]
-    found: list[tuple[RunConfig, range]] = []
+    parts: list[tuple[RunConfig, range]] = []
     for phase, part in _of_phases(attempt, options, datasets, numbers):
         config = resolve_run_config(options | settled | {"seq_length": phase.seq_length}, datasets)
         config = dataclasses.replace(config, architecture=phase.architecture)
-        if found and found[-1][0] == config:
-            found[-1] = (config, range(found[-1][1].start, part.stop))
+        if parts and parts[-1][0] == config:
+            parts[-1] = (config, range(parts[-1][1].start, part.stop))
         else:
-            found.append((config, part))
-    return found
+            parts.append((config, part))
+    return parts
 
 
 def _dataset(dataset: "OrderedDataset") -> Dataset:
@@ -175,7 +178,7 @@ def _dataset(dataset: "OrderedDataset") -> Dataset:
 def _of_phases(
     attempt: "AttemptOrder", options: dict[str, Any], datasets: tuple[Dataset, ...], numbers: range
 ) -> Iterator[tuple[Phase, range]]:
-    """The phases that have some of the samples. Raises BadConfig when the schedule is another one than the run had."""
+    """Yield each phase with some of the samples, and their range. Raises BadConfig if the run had a different schedule."""
     planned = schedule_file.resolve_schedule(
         options | dict.fromkeys(LENGTHS), datasets, resolve_architecture(options, datasets)
     ).phases

@@ -1,6 +1,6 @@
-"""GPUs and clusters as a plan needs them: how much memory, how many together, what they can compute.
+"""Describe GPUs and clusters for a plan: memory, compute capability, and the number of nodes and ranks.
 
-Memory is what the driver shows as the total, a few percent less than the name says.
+Memory is the total that the driver shows, a few percent less than the GPU's name says.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ GPUS = {
 
 
 class GpuName(click.Choice):  # type: ignore[type-arg]  # generic since click 8.2
-    """A name in `GPUS`, in any case; without its memory where there is one size of it."""
+    """A name in `GPUS`, in upper or lower case. The memory may be omitted if the GPU has one size."""
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> str:
         alike = [name for name in GPUS if value.lower() in (name, name.partition("-")[0])]
@@ -55,21 +55,21 @@ class GpuName(click.Choice):  # type: ignore[type-arg]  # generic since click 8.
         return alike[0] if alike else str(super().convert(value, parameter, context))
 
 
-# More than any cluster or machine has: a larger number is a slip.
+# No cluster or machine has more, so a larger number is a typing error.
 NODES = click.IntRange(1, 100_000)
 GPUS_PER_NODE = click.IntRange(1, 1024)
 NAMES = ("gpu", "gpus_per_node", "nodes")
 OPTIONS = console.section(
     "Cluster",
-    click.option("--gpu", type=GpuName(list(GPUS)), help="What the nodes have."),
-    click.option("--gpus-per-node", type=GPUS_PER_NODE, default=8, help="How many of them each has."),
-    click.option("--nodes", type=NODES, default=1, help="Nodes of the job."),
+    click.option("--gpu", type=GpuName(list(GPUS)), help="Select the GPU of the nodes."),
+    click.option("--gpus-per-node", type=GPUS_PER_NODE, default=8, help="Set the number of GPUs per node."),
+    click.option("--nodes", type=NODES, default=1, help="Set the number of nodes."),
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """`ranks_per_node` ranks share the fast links of a node. `gpu` None is one whose memory is not known."""
+    """`ranks_per_node` ranks share the fast links of a node. `gpu` is None if its memory is unknown."""
 
     gpu: Gpu | None
     nodes: int
@@ -81,13 +81,13 @@ class Cluster:
 
 
 def named(options: dict[str, Any]) -> Cluster | None:
-    """The cluster that OPTIONS describe, None when they name no GPU."""
+    """Return the cluster that the values of `OPTIONS` describe, or None if they name no GPU."""
     gpu = options.get("gpu")
     return Cluster(GPUS[gpu], options["nodes"], options["gpus_per_node"]) if gpu else None
 
 
 def here(where: str, world_size: int) -> Cluster:
-    """The nodes of this run, which are taken to be alike. `where` is a resolved device."""
+    """Return the nodes of this run, assuming that all are equal. `where` is a resolved device."""
     rank, node = rank_environment.find(), rank_environment.find_node()
     nodes = max(1, world_size // rank.local_world_size) if rank else node.nodes if node else 1
     ranks_per_node = world_size // nodes

@@ -1,22 +1,22 @@
-"""A run's options in a TOML file: they become defaults, so flags and environment variables come before them.
+"""Read a run's options from a TOML file. They become click's defaults, so flags and environment variables override them.
 
-Values go to click as text, as those of environment variables do, and so are checked alike.
+click receives the values as text, like environment variables, and checks both in the same way.
 """
 
 import tomllib
 from collections.abc import Mapping, Set
 from typing import Any
 
-from lt_shared import storage
 from lt_shared.console import BadConfig
+from lt_shared.files import storage
 
 
 def from_toml(path: str, names: Mapping[str, str], lists: Set[str], ignored: Set[str] = frozenset()) -> dict[str, Any]:
-    """The options in a TOML file, keys with dashes or underscores.
+    """Read the options in a TOML file. Keys may have dashes or underscores.
 
-    `names` maps each key, with underscores, to its parameter; those in `lists` have a list even of one value, and those in
-    `ignored` are passed over. Raises BadConfig for unknown keys, for two spellings of one option, for tables, and for a list
-    where one value is expected.
+    `names` maps each key, with underscores, to its parameter. Parameters in `lists` become lists, even if the file has one
+    value. Keys in `ignored` are skipped. Raises BadConfig for unknown keys, for two spellings of one option, for tables, and
+    for a list instead of one value.
     """
     try:
         content = tomllib.loads(storage.read_bytes(path).decode())
@@ -28,7 +28,7 @@ def from_toml(path: str, names: Mapping[str, str], lists: Set[str], ignored: Set
         from difflib import get_close_matches
 
         spelled_alike = {key: get_close_matches(key.replace("-", "_"), names, n=1) for key in unknown}
-        nearest = [f"{key}: did you mean {found[0].replace('_', '-')}?" for key, found in spelled_alike.items() if found]
+        nearest = [f"{key}: did you mean {alike[0].replace('_', '-')}?" for key, alike in spelled_alike.items() if alike]
         hint = "; ".join(nearest) or "see lt-train --help for their names"
         raise BadConfig(f"{path}: unknown options: {', '.join(unknown)}", hint)
     options: dict[str, Any] = {}

@@ -1,6 +1,6 @@
-"""Passwords and tokens on command lines: refused where they would reach a job file, a log or the list of processes.
+"""Refuse passwords and tokens on command lines, from which job files, logs and process lists would show them.
 
-Credentials come from the environment. What is one, `lt_shared.credentials` says.
+Credentials come from the environment. `lt_shared.credentials` defines the patterns of a credential.
 """
 
 import re
@@ -15,7 +15,7 @@ from lt_shared.credentials import is_secret as is_secret
 
 
 def check(value: str, where: str, patterns: Iterable[re.Pattern[str]] = REFUSED) -> None:
-    """Raises UsageError for a text with a password or a token, which it does not repeat."""
+    """Raise UsageError if `value` holds a password or a token. The message does not repeat it."""
     if any(pattern.search(value) for pattern in patterns):
         raise UsageError(
             f"{where}: {covered(value)} holds a password or a token: others read job files, logs and process lists",
@@ -24,7 +24,7 @@ def check(value: str, where: str, patterns: Iterable[re.Pattern[str]] = REFUSED)
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """The same for the values of a command line, by the names of their parameters."""
+    """Check every value of a command line, by parameter name. Raises UsageError as `check`."""
     for name, value in options.items():
         where = "DATA" if name == "data" else f"--{name.replace('_', '-')}"
         for text in value if isinstance(value, list | tuple) else (value,):

@@ -1,7 +1,6 @@
-"""From options to the configuration of a run, part by part, so that all mistakes show at once.
+"""Resolve options into the configuration of a run, part by part, so that all mistakes show at once.
 
-click merges flags, environment and config file; presets and derived defaults are filled in by the subjects in
-`lt_train.config.settings`.
+click merges flags, environment and config file; the modules of `lt_train.config.settings` fill in presets and derived defaults.
 """
 
 import dataclasses
@@ -9,9 +8,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lt_shared.architecture import Architecture
 from lt_shared.console import ToolError
-from lt_shared.manifest import Dataset
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.models.architecture import Architecture
 from lt_train.config import cluster
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings import (
@@ -38,9 +37,9 @@ from lt_train.runtime import device
 
 @dataclasses.dataclass(frozen=True)
 class Draft:
-    """The parts of a configuration that could be made, and why others could not, so that all mistakes show at once.
+    """The resolved parts of a configuration, and an error for each part that failed, so that all mistakes show at once.
 
-    `stand_ins` are parts that hold what a check of another part needs, in the place of one that could not be made.
+    `stand_ins` names the parts that are placeholders for settings that failed to resolve, so that later checks still run.
     """
 
     parts: Mapping[str, Any]
@@ -53,18 +52,18 @@ class Draft:
 
 
 def assemble(options: dict[str, Any], datasets: tuple[Dataset, ...], planned: cluster.Cluster | None = None) -> RunConfig:
-    """The configuration, its parts not yet compared with each other; `planned` is a cluster of GPUs that is elsewhere.
+    """Resolve the configuration without comparing its parts; `planned` is a GPU cluster elsewhere.
 
-    Raises UsageError or BadConfig for a part that has no meaning.
+    Raises UsageError or BadConfig for the first part that fails to resolve.
     """
-    made = draft(options, datasets, planned)
-    for failure in made.failures:
+    resolved = draft(options, datasets, planned)
+    for failure in resolved.failures:
         raise failure
-    return RunConfig(**made.parts)
+    return RunConfig(**resolved.parts)
 
 
 def draft(options: dict[str, Any], datasets: tuple[Dataset, ...], planned: cluster.Cluster | None = None) -> Draft:
-    """All parts that can be made of the options."""
+    """Resolve every settings group; collect errors instead of raising."""
     failures: list[ToolError] = []
     stand_ins: set[str] = set()
     parts: dict[str, Any] = {"seed": options["seed"]}
@@ -87,15 +86,15 @@ def draft(options: dict[str, Any], datasets: tuple[Dataset, ...], planned: clust
         return parallelism.resolve_parallelism(options, architecture, where, planned.ranks if planned else None)
 
     def sizes(architecture: Architecture, layout: Parallelism) -> Batches:
-        made = batches.resolve_batches(options, architecture, layout)
+        resolved = batches.resolve_batches(options, architecture, layout)
         schedule: Schedule | None = parts.get("schedule")
-        return schedule.length(made) if schedule else made
+        return schedule.length(resolved) if schedule else resolved
 
     make("architecture", lambda: architecture.resolve_architecture(options, datasets))
     if failures:
         again("architecture", lambda: architecture.divisible_by(_product(options), options["expert_model_parallel_size"]))
         if options["seq_length"] is None:
-            # As many tokens as divide; a length of the run in tokens says nothing then.
+            # A placeholder length that every size divides. A run length in tokens has no meaning with it.
             stand_ins |= {"batches"} if options["train_tokens"] else set()
             options = options | {"seq_length": _product(options), "train_tokens": None}
         options = options | parallelism.WITHOUT_VIRTUAL_STAGES | parallelism.EVEN
@@ -130,7 +129,7 @@ def draft(options: dict[str, Any], datasets: tuple[Dataset, ...], planned: clust
 
 
 def _product(options: dict[str, Any]) -> int:
-    """A size that all parts divide into which the options ask for."""
+    """Return a size that every requested parallel size divides."""
     ranks = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "expert_model_parallel_size")
     names = (*ranks, "recompute_num_layers")
     return 1024 * math.prod(int(options[name] or 1) for name in names)

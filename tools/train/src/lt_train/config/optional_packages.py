@@ -1,7 +1,7 @@
-"""The optional packages that the fastest kernels come from: which are installed, and where their modules are found.
+"""Find the optional packages with the fastest kernels, without importing them.
 
-Nothing is imported here: a login node plans for GPUs that it does not have. Training tries when it starts whether a package works
-(`lt_train.train.kernel_trials`).
+A login node plans for GPUs that it does not have, so nothing is imported here. When training starts,
+`lt_train.train.kernel_trials` tests whether each package works.
 """
 
 import dataclasses
@@ -15,32 +15,32 @@ from lt_shared import installed_versions
 
 @dataclasses.dataclass(frozen=True)
 class Package:
-    """`modules` are what has to be found for it; `name` is what messages call it, `distribution` what pip does."""
+    """`modules` must all be importable. Messages use `name`, pip uses `distribution`."""
 
     name: str
     distribution: str
     modules: tuple[str, ...]
 
     def missing(self) -> str | None:
-        """The first of its modules that is not installed."""
+        """Return the first module of the package that is not installed, or None."""
         return next((module for module in self.modules if not is_installed(module)), None)
 
     def __str__(self) -> str:
-        """With its version, for messages."""
+        """Return the distribution with its version, for messages."""
         return " ".join((self.distribution, *installed_versions([self.distribution]).values()))
 
 
 FLASH_ATTENTION = Package("flash-attn-4", "flash-attn-4", ("flash_attn.cute", "cutlass"))
 QUACK = Package("quack", "quack-kernels", ("quack", "cutlass"))
-# A part of torch that works where GPUs may read each other's memory.
+# A part of torch that works if the GPUs can read each other's memory.
 SYMMETRIC_MEMORY = Package("symmetric memory", "symmetric memory", ("torch",))
-# Those of the log's header: what the kernels of a run may come from.
+# The log's header has these versions: the packages with kernels for a run.
 DISTRIBUTIONS = ("torch", "megatron-core", "triton", "flash-attn-4", "quack-kernels", "nvidia-cutlass-dsl", "transformer-engine")
 
 
 @functools.cache
 def is_installed(module: str) -> bool:
-    """Whether a module would be found by `import`."""
+    """Whether `import` would find a module."""
     if module == "cutlass":
         _find_cutlass()
     return _is_found(module)
@@ -54,20 +54,20 @@ def _is_found(module: str) -> bool:
 
 
 def _find_cutlass() -> None:
-    """Let `import cutlass` find nvidia-cutlass-dsl wherever that lies.
+    """Add the folder of nvidia-cutlass-dsl to sys.path, so that `import cutlass` works outside site-packages, too.
 
-    Its wheel says where by a .pth file, which Python reads in site-packages, but not in a directory of PYTHONPATH, such as one
-    that `pip install --target` has filled.
+    The wheel names the folder in a .pth file. Python reads .pth files in site-packages, but not in a directory of PYTHONPATH,
+    for example one that `pip install --target` filled.
     """
-    found = importlib.util.find_spec("nvidia_cutlass_dsl")
-    if _is_found("cutlass") or found is None:
+    spec = importlib.util.find_spec("nvidia_cutlass_dsl")
+    if _is_found("cutlass") or spec is None:
         return
-    for place in found.submodule_search_locations or ():
+    for place in spec.submodule_search_locations or ():
         folder = Path(place) / "dsl_packages"
         if (folder / "cutlass").is_dir():
             sys.path.append(str(folder))
 
 
 def versions() -> dict[str, str]:
-    """Of the installed ones of `DISTRIBUTIONS`."""
+    """Return the version of each installed distribution in `DISTRIBUTIONS`."""
     return installed_versions(DISTRIBUTIONS)

@@ -1,6 +1,6 @@
-"""The options of a run, as click knows them: those of all subjects, and --config, which makes a file's values their defaults.
+"""click's options of a run: the options of every settings module, and --config, which makes a file's values the defaults.
 
-`schema` is the command line of a run for those that read or write one without running it: importers, rendered jobs, preflight.
+Importers, rendered jobs and preflight read and write command lines through `schema`, which runs nothing.
 """
 
 import functools
@@ -54,17 +54,17 @@ Function = Callable[..., Any]
 
 
 class RunCommand(console.Command):
-    """Takes Megatron's lists of datasets, which click cannot."""
+    """A click command that accepts Megatron's lists of datasets (--data-path A B C), which click alone does not."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        rest = super().parse_args(ctx, data_settings.spread(args))
+        unparsed = super().parse_args(ctx, data_settings.spread(args))
         precedence.apply(ctx)
         credentials.check_options(ctx.params)
-        return rest
+        return unparsed
 
 
 def settings_options(*subjects: Any, without: tuple[str, ...] = ()) -> Callable[[Function], Function]:
-    """The options of all subjects, in their order."""
+    """Add the options of `subjects` to a command, in this order, except the names in `without`."""
 
     def add(function: Any) -> Any:
         for subject in reversed(subjects):
@@ -76,18 +76,18 @@ def settings_options(*subjects: Any, without: tuple[str, ...] = ()) -> Callable[
 
 
 def read_config(context: click.Context, parameter: click.Parameter, path: str | None) -> None:
-    """Make the file's values the defaults; options and environment variables come before them."""
+    """Make the values of the config file click's defaults; flags and environment variables override them."""
     if path is None:
         return
-    # A file that names another file would be read by neither.
-    parameters = [each for each in context.command.params if each.name and each is not parameter]
+    # --config is no key of a config file: nobody would read the second file.
+    parameters = [option for option in context.command.params if option.name and option is not parameter]
     names = {spelling.lstrip("-").replace("-", "_"): str(p.name) for p in parameters for spelling in (*p.opts, str(p.name))}
     lists = {str(parameter.name) for parameter in parameters if parameter.multiple or parameter.nargs != 1}
-    context.default_map = config_file.from_toml(path, names, lists, _names_of_a_run() - names.keys() - {parameter.name})
+    context.default_map = config_file.from_toml(path, names, lists, _run_option_names() - names.keys() - {parameter.name})
 
 
-def _names_of_a_run() -> frozenset[str]:
-    """What a file may have, as it is one for a run, though a command that starts none does not take it."""
+def _run_option_names() -> frozenset[str]:
+    """Return the keys of a run's config file. Commands that start no run ignore the keys that they do not take."""
     return frozenset(spelling.lstrip("-").replace("-", "_") for parameter in schema().params for spelling in parameter.opts)
 
 
@@ -97,12 +97,12 @@ CONFIG = click.option(
     is_eager=True,
     callback=read_config,
     expose_value=False,
-    help="TOML file with any of these options, for example `seq-length = 4096`.",
+    help="Read options from this TOML file: for example `seq-length = 4096`.",
 )
 
 
 def run_options(function: Function) -> Function:
-    """What `lt-train DATA...` takes."""
+    """Add the options and the argument of `lt-train DATA...` to a function."""
     as_json = click.option("--json", "as_json", is_flag=True, help="With --dry-run: as JSON on a terminal, too.")
     dry_run = click.option("--dry-run", is_flag=True, help="Show what the run would do, and stop.")
     function = dry_run(as_json(function))
@@ -111,7 +111,7 @@ def run_options(function: Function) -> Function:
 
 @functools.cache
 def schema() -> click.Command:
-    """The command line of a run, which does nothing."""
+    """Return a command with a run's options whose call does nothing."""
 
     @click.command(cls=RunCommand)
     @run_options
@@ -122,6 +122,6 @@ def schema() -> click.Command:
 
 
 def with_training_defaults(options: dict[str, Any]) -> dict[str, Any]:
-    """`options` of another command, and the defaults of those that it does not have."""
+    """Fill in the default of every run option that `options`, from another command, lacks."""
     hidden = [parameter for parameter in schema().params if parameter.name not in options and parameter.expose_value]
     return click.Command("defaults", params=hidden).make_context("defaults", []).params | options

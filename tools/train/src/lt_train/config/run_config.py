@@ -1,7 +1,7 @@
 """The configuration of a run: every setting resolved, one part per subject, without importing torch.
 
-It travels to the ranks as one JSON file, so all ranks run with the same settings. draft.py makes it of options, checks.py says
-what cannot run.
+The ranks receive it as one JSON file, so all ranks run with the same settings. draft.py resolves it from options; checks.py
+refuses what cannot run.
 """
 
 import dataclasses
@@ -9,8 +9,8 @@ import json
 from collections.abc import Sequence
 from typing import Any, Self
 
-from lt_shared.architecture import Architecture
-from lt_shared.manifest import record_of
+from lt_shared.contracts.manifest import record_of
+from lt_shared.models.architecture import Architecture
 from lt_train.config import kernels
 from lt_train.config.settings.batches import Batches, resolve_batches
 from lt_train.config.settings.benchmark import Benchmark
@@ -32,7 +32,7 @@ from lt_train.runtime import device
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """One run, a part per subject. `seed` is that of the weights and of the order of the data."""
+    """One run, a part per subject. `seed` seeds the initial weights and the order of the data."""
 
     architecture: Architecture
     layers: Layers

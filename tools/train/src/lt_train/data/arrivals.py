@@ -18,16 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from lt_shared import storage
-from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.console import BadData, ToolError
-from lt_shared.manifest import Dataset
-from lt_shared.sample_order import shard_list
-from lt_shared.sample_order.phases import PhasedSamples
-from lt_shared.sample_order.samples import BlendedSamples, Samples
-from lt_shared.sample_order.split import split_ranges
-from lt_shared.sample_order.stream import Shard, StreamSamples
-from lt_shared.sample_order.stream import Stream as Tokens
+from lt_shared.contracts.checkpoint_layout import RunRecord
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.data.sample_order import shard_list
+from lt_shared.data.sample_order.phases import PhasedSamples
+from lt_shared.data.sample_order.samples import BlendedSamples, Samples
+from lt_shared.data.sample_order.split import split_ranges
+from lt_shared.data.sample_order.stream import Shard, StreamSamples
+from lt_shared.data.sample_order.stream import Stream as Tokens
+from lt_shared.files import storage
 from lt_train.config.settings import data as data_settings
 from lt_train.config.settings import streaming
 from lt_train.config.settings.checkpointing import Checkpointing

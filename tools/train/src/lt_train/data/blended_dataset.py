@@ -15,14 +15,14 @@ from typing import Any, Self
 
 import torch
 
-from lt_shared import storage
-from lt_shared.sample_order import sample_index
-from lt_shared.sample_order.packed import PackedPart
-from lt_shared.sample_order.parts import Blend, DatasetPart, Source, StreamPart, StreamSource, part_of
-from lt_shared.sample_order.phases import PhasedPart, phased
-from lt_shared.sample_order.samples import Samples, Sequences
-from lt_shared.sample_order.split import split_ranges
-from lt_shared.sample_order.stream import Stream
+from lt_shared.data.sample_order import sample_index
+from lt_shared.data.sample_order.packed import PackedPart
+from lt_shared.data.sample_order.parts import Blend, DatasetPart, Source, StreamPart, StreamSource, part_of
+from lt_shared.data.sample_order.phases import PhasedPart, phased
+from lt_shared.data.sample_order.samples import Samples, Sequences
+from lt_shared.data.sample_order.split import split_ranges
+from lt_shared.data.sample_order.stream import Stream
+from lt_shared.files import storage
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.batches import Batches
 from lt_train.config.settings.data import Data

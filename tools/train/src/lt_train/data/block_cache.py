@@ -18,9 +18,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from lt_shared import ownership
 from lt_shared.console import CannotCreate, warn
-from lt_shared.local_files import creating, is_at, read_at, write_at
+from lt_shared.files import ownership
+from lt_shared.files.local_files import creating, is_at, read_at, write_at
 from lt_train.data.index_cache import WITHOUT_LOCKS
 
 BLOCKS = "blocks"

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from lt_shared import object_versions
-from lt_shared.indexed_dataset import RemoteBin
+from lt_shared.data.indexed_dataset import RemoteBin
+from lt_shared.files import object_versions
 from lt_train.data.block_cache import BLOCKS, BlockCache
 
 BLOCK_BYTES = 1 << 20

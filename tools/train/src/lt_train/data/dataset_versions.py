@@ -15,11 +15,12 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from lt_shared import manifest, storage
 from lt_shared.console import BadData, warn
-from lt_shared.indexed_dataset import RemoteBin
-from lt_shared.local_files import read_at
-from lt_shared.manifest import Dataset
+from lt_shared.contracts import manifest
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.data.indexed_dataset import RemoteBin
+from lt_shared.files import storage
+from lt_shared.files.local_files import read_at
 
 Version = dict[str, int]
 WHOLE_BYTES = 1 << 22

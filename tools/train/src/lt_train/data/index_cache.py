@@ -19,9 +19,9 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from lt_shared import ownership, storage
 from lt_shared.console import BadData, CannotCreate, note, warn
-from lt_shared.local_files import creating, filling, set_mode, writing
+from lt_shared.files import ownership, storage
+from lt_shared.files.local_files import creating, filling, set_mode, writing
 
 # In directories that others may rename; it tells whether somebody has exchanged two of them.
 NAME = ".name"

@@ -14,8 +14,8 @@ import torch
 from megatron.core import parallel_state
 from torch import Tensor
 
-from lt_shared.indexed_dataset import RemoteBin
-from lt_shared.sample_order.samples import Samples
+from lt_shared.data.indexed_dataset import RemoteBin
+from lt_shared.data.sample_order.samples import Samples
 from lt_train.config.settings.batches import Batches
 from lt_train.config.settings.data import Data
 from lt_train.config.settings.skipping import Skipping

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lt_shared.sample_order.samples import Tokens
+from lt_shared.data.sample_order.samples import Tokens
 
 
 class MockSequences:

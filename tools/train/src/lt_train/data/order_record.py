@@ -5,10 +5,11 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from lt_shared import credentials, storage
+from lt_shared import credentials
 from lt_shared.console import IoFailure
-from lt_shared.sample_order import run_order
-from lt_shared.sample_order.run_order import AttemptOrder, OrderedDataset
+from lt_shared.data.sample_order import run_order
+from lt_shared.data.sample_order.run_order import AttemptOrder, OrderedDataset
+from lt_shared.files import storage
 from lt_train.config.settings import streaming
 from lt_train.config.settings.data import Data
 from lt_train.config.settings.streaming import Streaming

@@ -16,12 +16,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from lt_shared import console, indexed_dataset, manifest, storage
+from lt_shared import console
 from lt_shared.console import IoFailure, TryAgain
-from lt_shared.indexed_dataset import RemoteBin
-from lt_shared.local_files import write_at
-from lt_shared.manifest import Dataset
-from lt_shared.sample_order.samples import StoredSequences
+from lt_shared.contracts import manifest
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.data import indexed_dataset
+from lt_shared.data.indexed_dataset import RemoteBin
+from lt_shared.data.sample_order.samples import StoredSequences
+from lt_shared.files import storage
+from lt_shared.files.local_files import write_at
 from lt_train.config.settings.data import Data, check_datasets
 from lt_train.data.block_cache import BLOCKS, BlockCache
 from lt_train.data.cached_bin import BLOCK_BYTES, CachedBin

@@ -1,7 +1,7 @@
 """When a trainer evaluates nothing: lt-train evaluates unless --eval-iters is 0."""
 
 from lt_shared.console import BadConfig
-from lt_shared.sample_order.split import split_shares
+from lt_shared.data.sample_order.split import split_shares
 from lt_train.importers.effects import Effect
 from lt_train.importers.ledger import Ledger
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lt_shared.console import BadData
-from lt_shared.strict_yaml import loads_all
+from lt_shared.files.strict_yaml import loads_all
 from lt_train.importers import megatron_lm
 from lt_train.importers.shell.command import ShellCommand
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from lt_shared.rope_scaling import RopeScaling
+from lt_shared.models.rope_scaling import RopeScaling
 from lt_train.importers.effects import Effect
 from lt_train.importers.ledger import Ledger
 

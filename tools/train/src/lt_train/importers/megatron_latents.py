@@ -9,8 +9,8 @@ import math
 from typing import Any
 
 from lt_shared.console import BadConfig
-from lt_shared.megatron_arguments import rope
-from lt_shared.rope_scaling import YarnScaling
+from lt_shared.models.megatron_arguments import rope
+from lt_shared.models.rope_scaling import YarnScaling
 from lt_train.config.settings.model.latent_attention import SIZES
 from lt_train.importers.effects import Effect
 from lt_train.importers.ledger import Ledger

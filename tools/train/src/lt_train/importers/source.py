@@ -10,8 +10,8 @@ from pathlib import Path, PurePath
 from types import MappingProxyType
 from typing import Any
 
-from lt_shared import storage, strict_yaml
 from lt_shared.console import BadData, NoInput
+from lt_shared.files import storage, strict_yaml
 from lt_train.config import credentials
 from lt_train.importers import (
     flagscale,

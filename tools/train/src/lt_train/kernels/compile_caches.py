@@ -17,8 +17,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from lt_shared import ownership
 from lt_shared.console import warn
+from lt_shared.files import ownership
 
 # Ours, of `lt_train.train.trial_memory`.
 TRIALS = "LT_TRAIN_TRIALS_DIR"

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lt_shared.architecture import CLAMPED_SWIGLU_ALPHA, CLAMPED_SWIGLU_LIMIT
+from lt_shared.models.architecture import CLAMPED_SWIGLU_ALPHA, CLAMPED_SWIGLU_LIMIT
 
 # Of the activation: the elements of a program's tile, whose rows it takes as many of as fit; and of the sum: the columns.
 TILE, LEAST_COLUMNS, MOST_COLUMNS, SUMMED_COLUMNS = 2048, 64, 1024, 1024

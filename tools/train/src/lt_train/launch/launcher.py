@@ -8,8 +8,11 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from lt_shared import checkpoint_layout, credentials, local_files, manifest, ownership, storage, tokenizer_files
+from lt_shared import credentials
 from lt_shared.console import BadConfig, CannotCreate, ExitCode, ToolError, TryAgain, note, warn
+from lt_shared.contracts import checkpoint_layout, manifest
+from lt_shared.files import local_files, ownership, storage
+from lt_shared.tokenizers import tokenizer_files
 from lt_train.checkpoint import remote_run, resume, starting_point
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.checkpointing import Checkpointing

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lt_shared import storage
 from lt_shared.console import Unavailable, UsageError
+from lt_shared.files import storage
 from lt_train.runtime import rank_environment, stream_intake
 
 PROGRAM = "lt-preprocess"

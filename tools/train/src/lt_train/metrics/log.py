@@ -18,12 +18,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from lt_shared import manifest, run_log
 from lt_shared.console import Progress, Verbosity, verbosity, warn
-from lt_shared.recovery_notes import LocalCheckpoint, Recovery, Started
-from lt_shared.run_log import Evaluation, Step
-from lt_shared.sample_order import sample_losses
-from lt_shared.sample_order.log_notes import PhaseBegins, Skipped
+from lt_shared.contracts import manifest, run_log
+from lt_shared.contracts.recovery_notes import LocalCheckpoint, Recovery, Started
+from lt_shared.contracts.run_log import Evaluation, Step
+from lt_shared.data.sample_order import sample_losses
+from lt_shared.data.sample_order.log_notes import PhaseBegins, Skipped
 from lt_train.config.settings.batches import Batches
 from lt_train.config.settings.data_schedule import Schedule
 from lt_train.config.settings.reporting import Reporting

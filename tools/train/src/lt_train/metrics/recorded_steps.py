@@ -9,8 +9,8 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from lt_shared import storage
 from lt_shared.console import BadData, NoInput
+from lt_shared.files import storage
 from lt_train.config.run_config import RunConfig
 from lt_train.runtime import run_files
 

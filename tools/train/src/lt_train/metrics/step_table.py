@@ -6,7 +6,7 @@ A row takes one line of 80 columns, Megatron's takes four. The header is printed
 import math
 import shutil
 
-from lt_shared.run_log import Step
+from lt_shared.contracts.run_log import Step
 
 HEADER = f"{'step':>17} {'loss':>10} {'tokens/s':>12} {'time left':>12}"
 # Lines that other messages may take between two headers.

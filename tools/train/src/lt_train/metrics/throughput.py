@@ -6,13 +6,13 @@ FLOPs per token are `Architecture.flops_per_token`: six per weight of a GEMM plu
 sequence, forward and backward; what recomputation repeats is not counted. Megatron and TorchTitan count the whole square of
 attention, so their figures for the same speed are higher: 13% for Llama 3 8B at 8192 tokens, 18% for Llama 3.2 1B.
 
-A device whose peak `lt_shared.peak_flops` does not know has no MFU. With fp8 the peak is that of fp8.
+A device whose peak `lt_shared.models.peak_flops` does not know has no MFU. With fp8 the peak is that of fp8.
 """
 
 import dataclasses
 
-from lt_shared.architecture import Architecture
-from lt_shared.peak_flops import FP8, FP32, HALF, peak_flops
+from lt_shared.models.architecture import Architecture
+from lt_shared.models.peak_flops import FP8, FP32, HALF, peak_flops
 from lt_train.config.settings.batches import Batches
 from lt_train.config.settings.precision import Precision
 

@@ -1,4 +1,4 @@
-"""The decoder inside the wrappers of data parallelism and 16 bits."""
+"""Unwrap a model chunk from the wrappers for data parallelism and 16-bit precision."""
 
 from megatron.core.transformer.module import Float16Module
 
@@ -8,11 +8,11 @@ from lt_train.parallel.fsdp import FullySharded
 
 
 def unwrapped(chunk: Chunk) -> Decoder:
-    """The Decoder of `chunk`."""
+    """Return the Decoder inside `chunk`."""
     inner: Decoder = chunk.module
     return inner.module if isinstance(inner, Float16Module) else inner
 
 
 def checkpointed(chunk: Chunk) -> Decoder | FullySharded:
-    """The module that gives a checkpoint this rank's weights, and takes them from one."""
+    """Return the module whose sharded state dict a checkpoint saves and loads."""
     return chunk if isinstance(chunk, FullySharded) else unwrapped(chunk)

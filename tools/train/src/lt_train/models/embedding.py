@@ -1,7 +1,7 @@
-"""Token embeddings, and GPT's learned positions: the beginning of a model.
+"""Token embeddings and learned positions (GPT).
 
-A tensor-parallel rank has some rows of the table; what its peers have is zero in its output, which the ranks sum. With sequence
-parallelism the sum leaves each rank its share of the sequence, unless positions are added before.
+Each tensor-parallel rank holds some rows of the table and outputs zeros for the tokens of its peers; the ranks sum their outputs.
+With sequence parallelism, the sum is a reduce-scatter over the sequence, unless learned positions are added first.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
-from lt_shared.architecture import Architecture
+from lt_shared.models.architecture import Architecture
 
 
 class Embedding(MegatronModule):  # type: ignore[misc]
-    """The input of the first layer. The names of its parameters are those of megatron-core's checkpoints.
+    """The input of the first layer. Its parameters have the names of megatron-core's checkpoints.
 
-    `adds_gradient`: the table's gradient goes straight into the gradient buffer (`lt_train.ops.embedding`). `is_tied`: this rank
-    has the output layer, too, which multiplies by the same table.
+    `adds_gradient`: the gradient of the table is added directly to the gradient buffer (`lt_train.ops.embedding`). `is_tied`: the
+    output layer on this rank shares the table.
     """
 
     def __init__(
@@ -49,37 +49,37 @@ class Embedding(MegatronModule):  # type: ignore[misc]
             torch.nn.Embedding(architecture.max_position_embeddings, config.hidden_size) if has_positions else None
         )
         self.dropout = torch.nn.Dropout(config.hidden_dropout)
-        # Sequence-parallel ranks draw for different tokens.
-        self.own_generator = get_cuda_rng_tracker().fork if config.sequence_parallel else contextlib.nullcontext
+        # Sequence-parallel ranks hold different tokens, so each draws its dropout from a different random state.
+        self.dropout_generator = get_cuda_rng_tracker().fork if config.sequence_parallel else contextlib.nullcontext
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """[s, b, h] of int64 `tokens` and `positions` [b, s]; with sequence parallelism this rank's share of `s`."""
+        """Return [s, b, h] for int64 `tokens` and `positions` [b, s]; with sequence parallelism, this rank's part of `s`."""
         embedded: Tensor = self.word_embeddings(tokens)
         if self.position_embeddings is not None:
             embedded = embedded + self.position_embeddings(positions)
         if not self.is_scattered:
             embedded = embedded.transpose(0, 1).contiguous()
             if self.config.sequence_parallel:
-                # Of the view alone, all of it would stay in memory.
+                # A copy, because the view of a part would keep the whole tensor in memory.
                 embedded = scatter_to_sequence_parallel_region(embedded).clone()
-        with self.own_generator():
+        with self.dropout_generator():
             embedded = self.dropout(embedded)
         if self.multiplier != 1:
-            # By the factor as the embeddings' dtype has it, as transformers does: the root of 3072 is 55.5 in bfloat16.
+            # The factor is rounded to the dtype of the embeddings, as in transformers: the root of 3072 is 55.5 in bfloat16.
             embedded = embedded * float(torch.tensor(self.multiplier, dtype=embedded.dtype))
         return embedded
 
 
 class AccumulatingTable(VocabParallelEmbedding):  # type: ignore[misc]
-    """A table that adds its gradient to its weight's `main_grad`, or to zeros where FSDP has gathered it."""
+    """A table that adds its gradient to `weight.main_grad`, or to a zero tensor if FSDP has gathered the weight."""
 
     def __init__(self, vocab_size: int, hidden_size: int, *, is_tied: bool, **settings: Any):
         super().__init__(vocab_size, hidden_size, **settings)
         self.is_tied = is_tied
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """[b, s, h] of int64 `tokens` [b, s], in memory [s, b, h] as the layers want it; if scattered, this rank's [s, b, h]."""
-        # Kernels of Triton, which an installation without a GPU need not have.
+        """Return [b, s, h] for int64 `tokens` [b, s], stored as [s, b, h], the layout of the layers; if scattered, [s, b, h]."""
+        # Imported here, because an installation without a GPU need not have Triton.
         from lt_train.ops import embedding
 
         if self.tp_group.size() == 1:

@@ -1,10 +1,10 @@
-"""The linear layers of blocks, on the tensor-parallel ranks: a column-parallel layer has rows of its weight, a row-parallel layer
-has columns.
+"""The tensor-parallel linear layers of blocks. A column-parallel layer shards the rows of its weight, a row-parallel one the
+columns.
 
-`Linears` builds megatron-core's layers, whose collectives wait for the GEMMs or, in the backward pass, run beside those of weight
-gradients. `OverlappedLinears` builds layers with sequence parallelism whose collectives overlap with the GEMMs by copy engines
-(`lt_train.ops.peer_exchange`). Layers in fp8 are in `lt_train.models.fp8_linear`. Weights, their names and their entries in
-checkpoints are the same for all of them.
+`Linears` builds megatron-core's layers, which overlap no collectives with GEMMs except the weight gradient GEMMs.
+`OverlappedLinears` builds sequence-parallel layers that overlap their collectives with the GEMMs by copy engines
+(`lt_train.ops.peer_exchange`). The fp8 layers are in `lt_train.models.fp8_linear`. All have the same weights, with the same names
+and shards in checkpoints.
 """
 
 import enum
@@ -18,12 +18,12 @@ from lt_train.models.norms import norm
 from lt_train.ops.parallel_linear import column_parallel, row_parallel
 from lt_train.ops.row_exchange import Exchange
 
-# A row-parallel layer's output [s, b, h], and the bias that whoever adds the output to the residual stream adds, too.
+# The output [s, b, h] of a row-parallel layer, and its bias, which is added together with the output to the residual stream.
 Outputs = tuple[Tensor, Tensor | None]
 
 
 class Input(enum.Enum):
-    """What a row-parallel layer gets, which decides what a layer in fp8 saves of it for the backward pass."""
+    """The kind of input of a row-parallel layer. It decides what an fp8 layer saves for the backward pass."""
 
     ACTIVATION = enum.auto()
     # The operation before the layer saves its output in any case.
@@ -33,17 +33,17 @@ class Input(enum.Enum):
 
 
 class Linears:
-    """Builds megatron-core's layers. Biases of row-parallel layers are returned, not added."""
+    """Build megatron-core's layers. Row-parallel layers return their bias instead of adding it."""
 
     def __init__(self, config: TransformerConfig):
         self.config = config
 
     def column(self, inputs: int, outputs: int, *, bias: bool, skip_bias_add: bool = False, stride: int = 1) -> Any:
-        """`stride` 2: the rows are gates and ups, of which each rank has a share."""
+        """Build a column-parallel layer. With `stride` 2, its rows are gates and ups, which are sharded separately."""
         return ColumnParallelLinear(inputs, outputs, **self._settings(bias, skip_bias_add), stride=stride)
 
     def row(self, inputs: int, outputs: int, *, bias: bool, source: Input = Input.ACTIVATION, norm_behind: bool = False) -> Any:
-        """`norm_behind`: with a norm of the output, whose weight is the layer's `post_layernorm`."""
+        """Build a row-parallel layer. With `norm_behind`, the norm `post_layernorm` normalizes its output."""
         layer = NormedRowParallelLinear if norm_behind else RowParallelLinear
         return layer(inputs, outputs, **self._row_settings(bias))
 
@@ -71,7 +71,7 @@ class OverlappedLinears(Linears):
 
 
 class OverlappedColumnLinear(ColumnParallelLinear):  # type: ignore[misc]
-    """Gathers this rank's rows [s, b, k] from all ranks while it multiplies those that have arrived."""
+    """All-gathers the rows [s, b, k] while it multiplies the rows that have arrived."""
 
     def __init__(self, inputs: int, outputs: int, *, exchange: Exchange, **settings: Any):
         super().__init__(inputs, outputs, **settings)
@@ -82,14 +82,14 @@ class OverlappedColumnLinear(ColumnParallelLinear):  # type: ignore[misc]
 
 
 def with_bias(layer: Any, output: Tensor) -> Outputs:
-    """What `layer`, column-parallel, returns: the output with the bias, or both for whoever adds them."""
+    """Return the `output` of a column-parallel `layer` with its bias added, or both separately with `skip_bias_add`."""
     if layer.bias is None or layer.skip_bias_add:
         return output, layer.bias
     return output + layer.bias, None
 
 
 class OverlappedRowLinear(RowParallelLinear):  # type: ignore[misc]
-    """Sums each rank's share of the rows over the ranks while it multiplies the next one's."""
+    """Reduces the rows of one rank over all ranks while it multiplies the rows of the next rank."""
 
     def __init__(self, inputs: int, outputs: int, *, exchange: Exchange, **settings: Any):
         super().__init__(inputs, outputs, **settings)
@@ -100,9 +100,9 @@ class OverlappedRowLinear(RowParallelLinear):  # type: ignore[misc]
 
 
 class NormBehind:
-    """Of a row-parallel layer: a norm of its output summed over the tensor-parallel ranks (OLMo 2, Gemma 2).
+    """Mixin for a row-parallel layer: normalize its output, summed over the tensor-parallel ranks (OLMo 2, Gemma 2).
 
-    The norm's weight has the name that Megatron-Bridge gives it: `linear_proj.post_layernorm`, `linear_fc2.post_layernorm`.
+    The norm has the name that Megatron-Bridge uses: `linear_proj.post_layernorm`, `linear_fc2.post_layernorm`.
     """
 
     def __init__(self, inputs: int, outputs: int, *, config: TransformerConfig, **settings: Any):

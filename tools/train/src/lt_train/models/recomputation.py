@@ -1,4 +1,4 @@
-"""Parts of a block that the backward pass computes again instead of keeping what they computed."""
+"""Activation recomputation of parts of a block."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,10 +8,10 @@ from megatron.core.transformer import TransformerConfig
 
 
 def is_chosen(config: TransformerConfig, module: str) -> bool:
-    """Whether `module` is one of --recompute-modules, in selective recomputation."""
+    """Return whether selective recomputation is on and --recompute-modules includes `module`."""
     return config.recompute_granularity == "selective" and module in (config.recompute_modules or ())
 
 
 def compute(function: Callable[..., Any], is_recomputed: bool, *inputs: Any) -> Any:
-    """`function` of tensors, or None, computed again by the backward pass if `is_recomputed`."""
+    """Call `function` on tensors or None. If `is_recomputed`, the backward pass calls it again instead of saving activations."""
     return tensor_parallel.checkpoint(function, False, *inputs) if is_recomputed else function(*inputs)

@@ -12,7 +12,7 @@ import torch
 from megatron.core.fusions.fused_bias_geglu import quick_gelu
 from megatron.core.transformer import TransformerConfig
 
-from lt_shared.architecture import CLAMPED_SWIGLU_LIMIT, Architecture
+from lt_shared.models.architecture import CLAMPED_SWIGLU_LIMIT, Architecture
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.layers import Layers
 from lt_train.config.settings.memory import SWIGLU, Memory, Recompute

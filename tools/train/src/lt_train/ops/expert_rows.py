@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lt_shared.architecture import CLAMPED_SWIGLU_ALPHA, CLAMPED_SWIGLU_LIMIT
+from lt_shared.models.architecture import CLAMPED_SWIGLU_ALPHA, CLAMPED_SWIGLU_LIMIT
 
 
 def weighted_swiglu(gate_up: Tensor, probabilities: Tensor, bias: Tensor | None, group_of_row: Tensor | None) -> Tensor:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 
-from lt_shared.architecture import Architecture
+from lt_shared.models.architecture import Architecture
 from lt_train.config.settings.memory import SWIGLU, Recompute
 from lt_train.config.settings.parallelism import Parallelism
 from lt_train.planner.mixer_costs import COSTS, Setting

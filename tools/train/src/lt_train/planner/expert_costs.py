@@ -12,7 +12,7 @@ k (n - 1) / n times. Between nodes nothing was measured: by the data sheets, an 
 through an adapter of 400 Gbit/s.
 """
 
-from lt_shared.architecture import Architecture
+from lt_shared.models.architecture import Architecture
 from lt_train.config.settings.batches import Batches
 from lt_train.config.settings.parallelism import Parallelism
 from lt_train.planner import measured_speeds as measured

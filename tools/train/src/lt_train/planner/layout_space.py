@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from lt_shared.architecture import Architecture
+from lt_shared.models.architecture import Architecture
 from lt_train.config.cluster import Cluster
 from lt_train.planner import stage_work
 from lt_train.planner.stage_work import ModelWork

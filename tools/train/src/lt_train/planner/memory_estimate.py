@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from lt_shared.architecture import Architecture
+from lt_shared.models.architecture import Architecture
 from lt_train.config import kernels
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.parallelism import Parallelism

@@ -1,14 +1,14 @@
 """What a mixer costs a rank: a row of `COSTS` for each kind (`Architecture.mixer`).
 
-Its parameters are in `lt_shared.architecture.mixers`; here is what tensor-parallel ranks do not split of them, and what is kept
-of its activations.
+`lt_shared.models.architecture.mixers` counts its parameters. This module counts the parameters that tensor-parallel ranks do not
+split, and the activations that a rank keeps.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
-from lt_shared.architecture import Architecture
-from lt_shared.architecture.sizes import ATTENTION, LATENT_ATTENTION
+from lt_shared.models.architecture import Architecture
+from lt_shared.models.architecture.sizes import ATTENTION, LATENT_ATTENTION
 
 
 class Setting(NamedTuple):

@@ -3,7 +3,7 @@
 Every function returns a pair: the dense parameters, which all data-parallel ranks share, and those of the rank's own experts.
 """
 
-from lt_shared.architecture import Architecture
+from lt_shared.models.architecture import Architecture
 from lt_train.config.settings.parallelism import Parallelism
 from lt_train.planner.mixer_costs import COSTS
 

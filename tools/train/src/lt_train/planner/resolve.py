@@ -3,7 +3,7 @@
 from typing import Any
 
 from lt_shared.console import note
-from lt_shared.manifest import Dataset
+from lt_shared.contracts.manifest import Dataset
 from lt_train.config import cluster
 from lt_train.config.checks import problems, problems_here
 from lt_train.config.draft import assemble

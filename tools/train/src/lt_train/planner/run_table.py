@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from lt_shared.architecture import Architecture
+from lt_shared.models.architecture import Architecture
 from lt_train.config.cluster import GIB, Cluster
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.batches import Batches

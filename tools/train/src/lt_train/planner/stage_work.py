@@ -11,8 +11,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Self
 
-from lt_shared.architecture import Architecture
-from lt_shared.architecture.flops import scored_pairs
+from lt_shared.models.architecture import Architecture
+from lt_shared.models.architecture.flops import scored_pairs
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.memory import Recompute
 from lt_train.config.settings.parallelism import ZERO_BUBBLE, Parallelism

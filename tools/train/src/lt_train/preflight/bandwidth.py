@@ -22,8 +22,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lt_shared import storage
 from lt_shared.console import Unavailable
+from lt_shared.files import storage
 from lt_train.preflight.check_interface import Finding, error
 from lt_train.runtime import device, process_lifetime
 from lt_train.runtime.ports import free_port

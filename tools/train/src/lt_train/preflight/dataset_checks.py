@@ -4,10 +4,11 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
-from lt_shared import manifest, storage
-from lt_shared.checksums import crc32_of_path
 from lt_shared.console import NoInput, ToolError
-from lt_shared.manifest import Dataset
+from lt_shared.contracts import manifest
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.files import storage
+from lt_shared.files.checksums import crc32_of_path
 from lt_train.config.settings.data import check_datasets, check_same_tokenizer
 from lt_train.preflight.check_interface import Finding, NotChecked, Situation, error, of
 

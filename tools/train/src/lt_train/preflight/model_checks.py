@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from lt_shared import presets
+from lt_shared.models import presets
 from lt_train.config.checks import missing_packages, problems_here, problems_of, problems_on
 from lt_train.config.settings import parallelism
 from lt_train.planner import memory_estimate, search

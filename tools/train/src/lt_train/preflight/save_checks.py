@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from lt_shared import storage
+from lt_shared.files import storage
 from lt_train.config.cluster import GIB
 from lt_train.planner.checkpoint_size import CheckpointSize
 from lt_train.preflight.check_interface import Finding, NotChecked, Situation, error, warning

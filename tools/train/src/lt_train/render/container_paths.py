@@ -8,8 +8,8 @@ import itertools
 import posixpath
 from collections.abc import Sequence
 
-from lt_shared import storage
 from lt_shared.console import UsageError
+from lt_shared.files import storage
 from lt_train.render.job_spec import Job
 
 OPTIONS = ("save", "save_local", "tensorboard_dir", "load", "data_cache_path")

@@ -15,9 +15,9 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from lt_shared import storage
 from lt_shared.console import UsageError, note, warn
 from lt_shared.credentials import QUERY, REFUSED
+from lt_shared.files import storage
 from lt_train.config import credentials
 from lt_train.config.instances import Instance
 from lt_train.config.options import schema

@@ -14,9 +14,9 @@ import urllib.parse
 from collections.abc import Sequence
 from typing import Any
 
-from lt_shared import storage
 from lt_shared.console import UsageError, note
 from lt_shared.credentials import covered
+from lt_shared.files import storage
 from lt_train.render import container_paths, shell, training_jobs
 from lt_train.render.job_spec import Job, check_value
 from lt_train.render.pods import JOB_NAME, LABEL, PodOptions, batch_job, check_name, container, labels, metadata, pod, script

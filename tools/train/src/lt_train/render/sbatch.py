@@ -13,8 +13,8 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from lt_shared import storage
 from lt_shared.console import ExitCode, UsageError
+from lt_shared.files import storage
 from lt_train.render import container_paths, shell
 from lt_train.render.job_spec import Job, check_value
 from lt_train.runtime import restart_policy

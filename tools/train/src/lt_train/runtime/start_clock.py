@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from lt_shared.recovery_notes import Started
+from lt_shared.contracts.recovery_notes import Started
 
 # The process of lt-train and its start, for the ranks that it starts: of CLOCK_MONOTONIC, which all processes of a machine share.
 VARIABLE = "LT_TRAIN_STARTED"

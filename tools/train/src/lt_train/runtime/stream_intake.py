@@ -14,9 +14,10 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from lt_shared import manifest, storage
 from lt_shared.console import NoInput, ToolError
-from lt_shared.sample_order import shard_list
+from lt_shared.contracts import manifest
+from lt_shared.data.sample_order import shard_list
+from lt_shared.files import storage
 
 STANDARD_INPUT = "-"
 # Of the launcher, for its ranks: where the files of its pipes are which are not in the run's directory.

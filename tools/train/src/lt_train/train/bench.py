@@ -1,8 +1,7 @@
-"""`lt-train bench`: how fast a model of this size trains here, without data, checkpoints and log files.
+"""`lt-train bench`: measure how fast a model of this size trains here, without data, checkpoints and log files.
 
-The steps are a training run's: the same loop over made-up tokens, each step timed by the run's own clock. What is shown are
-medians, because single steps are slowed by whatever else the machine does. Rates are those of the median time: of an even number
-of steps the median of rates belongs to another time.
+The training loop runs on synthetic tokens, and its clock times each step. The results are medians, because other processes slow
+single steps. Rates are computed from the median time: for an even number of steps, the median of the rates would differ.
 """
 
 import dataclasses
@@ -15,10 +14,10 @@ from typing import Any
 import click
 
 from lt_shared import console
-from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig
-from lt_shared.manifest import Checkpoint
-from lt_shared.run_log import GIB, Step
+from lt_shared.contracts.manifest import Checkpoint
+from lt_shared.contracts.run_log import GIB, Step
+from lt_shared.models.architecture import Architecture
 from lt_train.config.kernels import Kernels
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.batches import Batches
@@ -32,7 +31,7 @@ from lt_train.metrics.step_timer import Lap
 from lt_train.metrics.throughput import Speedometer
 from lt_train.planner.stage_work import PipelineWork
 
-# What measurements of the same layers may differ in: the layout, and the batches that it needs.
+# Two measurements with equal layers may differ in these values: the layout, and the batch sizes that it requires.
 OF_LAYOUTS = (
     *("ranks", "tensor", "pipeline", "pipeline_schedule", "context", "expert", "data", "fully_sharded"),
     *("micro_batch_size", "global_batch_size"),
@@ -46,14 +45,16 @@ class Measured:
 
 
 class Measurement(Log):
-    """A log that keeps the steps instead of printing them, and prints the result at the end."""
+    """A log that collects the steps instead of printing them, and prints the result at the end."""
 
     def __init__(self, config: RunConfig, active: bool, device_name: str, chosen: Kernels, versions: dict[str, str]):
         super().__init__(config.reporting, None, active)
         assert config.benchmark
         if config.benchmark.against:
-            here = setting(config.architecture, config.batches, config.precision, config.parallelism, config.memory, device_name)
-            check_against(config.architecture.num_layers, here, config.benchmark.against)
+            values = setting(
+                config.architecture, config.batches, config.precision, config.parallelism, config.memory, device_name
+            )
+            check_against(config.architecture.num_layers, values, config.benchmark.against)
         self.config = config
         self.as_json = config.benchmark.as_json
         self.device_name = device_name
@@ -80,22 +81,22 @@ class Measurement(Log):
 
 
 def summary(config: RunConfig, device_name: str, steps: list[Measured], software: dict[str, Any]) -> dict[str, Any]:
-    """The JSON object of a measurement: seconds, `mfu` null where the device's peak is not known, the losses of all steps.
+    """Return the JSON object of a measurement. Times are in seconds; `mfu` is null if the peak of the device is unknown.
 
-    `software` has the `kernels` and the `versions` of packages.
+    `software` holds the `kernels` and the `versions` of packages.
     """
     assert config.benchmark
     measured = steps[config.benchmark.warmup_steps :]
 
-    def of(value: Callable[[Measured], float | int | None]) -> list[float]:
+    def values(value: Callable[[Measured], float | int | None]) -> list[float]:
         return [number for entry in measured if (number := value(entry)) is not None]
 
-    step_seconds = of(lambda entry: entry.lap.step_seconds)
+    step_seconds = values(lambda entry: entry.lap.step_seconds)
     median_seconds = statistics.median(step_seconds)
     architecture, batches, parallelism = config.architecture, config.batches, config.parallelism
     speedometer = Speedometer(architecture, batches, config.precision, parallelism.world_size, device_name)
     speed = speedometer.speed(batches.global_batch_size, median_seconds)
-    reserved = of(lambda entry: entry.step.reserved_memory_bytes)
+    reserved = values(lambda entry: entry.step.reserved_memory_bytes)
     result: dict[str, Any] = {
         "v": 1,
         "kind": KIND,
@@ -112,11 +113,11 @@ def summary(config: RunConfig, device_name: str, steps: list[Measured], software
         "tokens_per_second_per_gpu": speed.tokens_per_second_per_gpu,
         "tflops_per_gpu": speed.tflops_per_gpu,
         "mfu": _finite(speed.mfu),
-        "memory_bytes": max(of(lambda entry: entry.step.memory_bytes)),
+        "memory_bytes": max(values(lambda entry: entry.step.memory_bytes)),
         "reserved_memory_bytes": max(reserved) if reserved else None,
         "losses": [_finite(entry.step.loss) for entry in steps],
-        "data_share": statistics.median(of(lambda entry: entry.lap.data_seconds / entry.lap.step_seconds)),
-        "loop_share": statistics.median(of(lambda entry: entry.lap.loop_seconds / entry.lap.step_seconds)),
+        "data_share": statistics.median(values(lambda entry: entry.lap.data_seconds / entry.lap.step_seconds)),
+        "loop_share": statistics.median(values(lambda entry: entry.lap.loop_seconds / entry.lap.step_seconds)),
     }
     if parallelism.pipeline > 1:
         work = PipelineWork.from_config(config)
@@ -132,16 +133,19 @@ def summary(config: RunConfig, device_name: str, steps: list[Measured], software
 
 
 def beside(result: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
-    """What a layer takes, by a measurement with another number of layers; or the share of another layout's speed, and of what the
-    pipeline's bubble and unequal stages leave of that."""
+    """Compare a measurement with an `other`.
+
+    If the numbers of layers differ, return the seconds per layer. Otherwise the layouts differ: return the relative speed, and
+    the relative speed after the pipeline's bubble and unequal stages are taken off the other's speed.
+    """
     if result["layers"] != other["layers"]:
         return {"layer_seconds": (result["step_seconds"] - other["step_seconds"]) / (result["layers"] - other["layers"])}
     share = result["tokens_per_second_per_gpu"] / other["tokens_per_second_per_gpu"]
-    left = result.get("pipeline_share_left", 1.0) / other.get("pipeline_share_left", 1.0)
+    pipeline_share = result.get("pipeline_share_left", 1.0) / other.get("pipeline_share_left", 1.0)
     return {
         "speed_share": share,
-        "left_tokens_per_second_per_gpu": left * other["tokens_per_second_per_gpu"],
-        "left_share": share / left,
+        "left_tokens_per_second_per_gpu": pipeline_share * other["tokens_per_second_per_gpu"],
+        "left_share": share / pipeline_share,
     }
 
 
@@ -153,7 +157,7 @@ def setting(
     memory: Memory,
     device_name: str,
 ) -> dict[str, Any]:
-    """What two measurements have in common whose difference is that of their layers, or of their layouts."""
+    """Return the values that two measurements must share, except the layout, if one is compared with the other."""
     sizes = architecture.to_record()
     del sizes["num_layers"]
     return {
@@ -180,15 +184,17 @@ def setting(
     }
 
 
-def check_against(layers: int, here: dict[str, Any], other: dict[str, Any]) -> None:
-    """Raises BadConfig unless `other` is the result of the same measurement with another number of layers, or another layout.
+def check_against(layers: int, values: dict[str, Any], other: dict[str, Any]) -> None:
+    """Raise BadConfig unless `other` is the result of the same measurement with another number of layers or another layout.
 
-    `layers` are those of this measurement, and `here` is its `setting`.
+    This measurement has `layers` layers, and `values` are its `setting`.
     """
     other_layers = other.get("layers") != layers
-    names = here if other_layers else here.keys() - set(OF_LAYOUTS)
-    differences = [text for name in here if name in names for text in _differences(name, here[name], other.get(name, "unknown"))]
-    if not other_layers and all(other.get(name) == here[name] for name in OF_LAYOUTS):
+    names = values if other_layers else values.keys() - set(OF_LAYOUTS)
+    differences = [
+        text for name in values if name in names for text in _differences(name, values[name], other.get(name, "unknown"))
+    ]
+    if not other_layers and all(other.get(name) == values[name] for name in OF_LAYOUTS):
         differences.append(f"{other['layers']} layers in both, and the same layout")
     if differences:
         raise BadConfig(
@@ -197,12 +203,13 @@ def check_against(layers: int, here: dict[str, Any], other: dict[str, Any]) -> N
         )
 
 
-def _differences(name: str, here: Any, there: Any) -> list[str]:
-    """In words; of objects, those of their fields."""
-    if isinstance(here, dict) and isinstance(there, dict):
-        return [text for field in {**here, **there} for text in _differences(field, here.get(field), there.get(field))]
-    is_same = json.loads(json.dumps(here)) == json.loads(json.dumps(there))
-    return [] if is_same else [f"{name} {there}, here {here}"]
+def _differences(name: str, value: Any, other: Any) -> list[str]:
+    """Describe how two values differ; for objects, how their fields differ."""
+    if isinstance(value, dict) and isinstance(other, dict):
+        return [text for field in {**value, **other} for text in _differences(field, value.get(field), other.get(field))]
+    # `other` comes from JSON, which has no tuples.
+    is_same = json.loads(json.dumps(value)) == json.loads(json.dumps(other))
+    return [] if is_same else [f"{name} {other}, here {value}"]
 
 
 def _finite(number: float | None) -> float | None:
@@ -210,7 +217,7 @@ def _finite(number: float | None) -> float | None:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The same for people."""
+    """Format the result of a measurement for people."""
     reserved = result["reserved_memory_bytes"]
     dtype = f"fp8 {result['fp8_format']}" if result["fp8_format"] else result["dtype"]
     batch = f"{result['global_batch_size']} x {result['seq_length']} tokens, micro batch {result['micro_batch_size']}, {dtype}"
@@ -237,8 +244,8 @@ def table(result: dict[str, Any]) -> str:
     if "speed_share" in result:
         rows["--against"] = f"{result['speed_share']:.1%} of its tokens/s/GPU"
         if "pipeline_in_words" in result:
-            left = f"{result['left_tokens_per_second_per_gpu']:,.0f}, which bubble and stages leave"
-            rows["--against"] += f", {result['left_share']:.1%} of the {left}"
+            pipeline_speed = f"{result['left_tokens_per_second_per_gpu']:,.0f}, which bubble and stages leave"
+            rows["--against"] += f", {result['left_share']:.1%} of the {pipeline_speed}"
     if "layer_seconds" in result:
         rows["layer"] = f"{result['layer_seconds'] * 1e3:,.2f} ms, forward, backward and update"
         if result["layer_seconds"] <= 0:

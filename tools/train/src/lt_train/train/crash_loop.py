@@ -1,9 +1,9 @@
-"""The attempts of a run: where each began and how far it came, so that a failure which repeats ends the requeueing.
+"""Record the start and the last step of each attempt of a run, and refuse to start a run that keeps failing at the same step.
 
-A job that is put back into the queue after every failure runs for ever when the failure is in the data or the configuration: it
-dies at the same step each time. Rank 0 writes a line to SAVE/attempts.jsonl when an attempt begins to train and when it ends in
-order, and the number of the current step to a file of eight bytes, which survives every way to die. Ranks that fail before they
-train count as an attempt that did not get beyond its start: lt-train on the first node writes the line for them.
+A job that is requeued after every failure runs for ever if the data or the configuration makes it fail: it dies at the same step
+each time. Rank 0 appends a line to SAVE/attempts.jsonl when an attempt begins to train and when it ends without an error. It also
+writes the number of the current step to a file of eight bytes, which survives every way to die. If ranks fail before they train,
+lt-train on the first node appends the line, for an attempt that made no step.
 """
 
 import dataclasses
@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lt_shared import checkpoint_layout
 from lt_shared.console import BadConfig, warn
-from lt_shared.local_files import write_at
-from lt_shared.recovery_notes import Recovery
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.contracts.recovery_notes import Recovery
+from lt_shared.files.local_files import write_at
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.checkpointing import Checkpointing
 from lt_train.runtime import run_files
@@ -28,10 +28,10 @@ LIMIT = 3
 
 
 class Attempt:
-    """The present attempt, in rank 0 of a run that saves. `plan` is the `fingerprint` of its configuration.
+    """The current attempt, on rank 0 of a run that saves. `plan` is the `fingerprint` of its configuration.
 
-    `interrupted` are the last step before a failure that it recovers from, and its time; None when the attempt before ended in
-    order.
+    `interrupted` is the last step before the failure that this attempt recovers from, and the time of that step. It is None if
+    the previous attempt ended without an error.
     """
 
     def __init__(self, run: Path, plan: str, start: int):
@@ -46,19 +46,19 @@ class Attempt:
         try:
             write_at(self._step, iteration.to_bytes(8, "little"), 0)
         except OSError as error:
-            # The number of an earlier step stands there, and training continues.
+            # The disk is full: the file keeps the number of an earlier step, and training continues.
             if error.errno not in run_files.FULL:
                 raise
 
     def recovered(self, iteration: int) -> Recovery | None:
-        """What it took to come to `iteration`, the first step after a failure; None without one, and when it was told before."""
+        """Return the cost of the recovery at `iteration`, the first step after a failure. None without a failure, or later."""
         if self.interrupted is None:
             return None
         (step, time_then), self.interrupted = self.interrupted, None
         return Recovery(max(0.0, time.time() - time_then), step, iteration, max(0, step - self.start))
 
     def end(self, iteration: int) -> None:
-        """The attempt ends in order: at the last step, or at one that was saved."""
+        """Record that the attempt ended without an error, at the last step or at a saved one."""
         self._append({"v": 1, "end": iteration})
         self.close()
 
@@ -72,8 +72,10 @@ class Attempt:
 
 
 def _interrupted(run: Path) -> tuple[int, float] | None:
-    """The step of the attempt before, when that failed, and the time of it; where it had none, those of the failure before. None
-    where its line was cut off."""
+    """Return step and time of the last failed attempt, or of the one before if that attempt made no step.
+
+    None if the previous attempt did not fail, or if its line was cut off.
+    """
     lines = _lines(run)
     if not lines or not lines[-1] or "end" in lines[-1]:
         return None
@@ -85,13 +87,13 @@ def _interrupted(run: Path) -> tuple[int, float] | None:
 
 
 def attempts(directory: str | None) -> int:
-    """The size of the file of the run in `directory`, which grows with every attempt."""
+    """Return the size of the attempts file of the run in `directory`. It grows with every attempt."""
     file = Path(directory or "") / FILE
     return file.stat().st_size if directory is not None and file.exists() else 0
 
 
 def add_failed_start(checkpointing: Checkpointing, plan: str) -> None:
-    """Write down an attempt that failed before its ranks trained."""
+    """Record an attempt that failed before its ranks trained."""
     if checkpointing.directory is not None:
         continued = checkpointing.start if checkpointing.continues else None
         start = checkpoint_layout.iteration_of(Path(continued)) if continued else 0
@@ -99,13 +101,13 @@ def add_failed_start(checkpointing: Checkpointing, plan: str) -> None:
 
 
 def fingerprint(config: RunConfig) -> str:
-    """Of everything that the user chose; the checkpoint to start from changes by itself."""
+    """Hash every setting that the user chose. The checkpoint to start from is excluded, because it changes by itself."""
     chosen = dataclasses.replace(config, checkpointing=dataclasses.replace(config.checkpointing, start=None, continues=False))
     return hashlib.sha256(chosen.to_json().encode()).hexdigest()
 
 
 def check(directory: str | None, plan: str) -> None:
-    """Raises BadConfig when the last `LIMIT` attempts of the run in `directory`, all of this `plan`, failed at the same step."""
+    """Raise BadConfig if the last `LIMIT` attempts of the run in `directory`, all with this `plan`, failed at the same step."""
     if directory is None:
         return
     run = Path(directory)
@@ -119,16 +121,16 @@ def check(directory: str | None, plan: str) -> None:
 
 
 def _failed(run: Path, plan: str) -> list[tuple[int, int]]:
-    """(start, last step) of the attempts since the last that ended in order or had another configuration, none of which did."""
-    found: list[tuple[int, int]] = []
+    """Return (start, last step) of the latest failed attempts with this `plan`, up to an attempt that did not fail or differs."""
+    failed: list[tuple[int, int]] = []
     reached = _read_step(run)
     for line in reversed(_lines(run)):
-        # What is no line of an attempt says nothing of one.
+        # A cut-off line has neither key: the attempts before it are unknown.
         if "end" in line or line.get("plan") != plan or not {"start", "before"} <= line.keys():
             break
-        found.insert(0, (line["start"], reached))
+        failed.insert(0, (line["start"], reached))
         reached = line["before"]
-    return found
+    return failed
 
 
 def _lines(run: Path) -> list[dict[str, Any]]:

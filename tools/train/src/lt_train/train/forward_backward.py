@@ -1,4 +1,4 @@
-"""A global batch of a rank: its micro batches through this rank's pipeline stages, forward and backward, and their losses."""
+"""Run the micro batches of a global batch forward and backward through the stages of this rank, and reduce their losses."""
 
 import itertools
 from collections.abc import Iterator
@@ -15,27 +15,27 @@ from lt_train.data.batch import Batch
 from lt_train.models.chunks import unwrapped
 from lt_train.models.decoder import Decoder
 from lt_train.models.mixers.core_attention import document_numbers, sequence_share
-from lt_train.models.multi_token_prediction import further
+from lt_train.models.multi_token_prediction import prediction_targets
 from lt_train.ops import wgrad_accumulation
 from lt_train.parallel.ddp import Chunk, gathered
 from lt_train.runtime.reading import Reading
 from lt_train.train import pipeline_schedule
 
 LM_LOSS, MTP_LOSS = "lm loss", "mtp loss"
-# By dataset of the blend: the sum of the losses of its tokens, and how many tokens there were.
+# By sample: the number of its dataset in the blend, the sum of the losses of its tokens, and the token count.
 SOURCE_SUMS = "source sums"
-# Sums of the losses and numbers of the counted tokens of a micro batch's samples, [2, b].
+# The sum of the losses of each sample of a micro batch, and the number of its counted tokens: [2, b].
 SAMPLE_SUMS = "sample sums"
 
-# What the last pipeline stage reports of each micro batch, by the names above. The other stages report nothing.
+# The last pipeline stage reports a dict for each micro batch, with the keys above. The other stages report nothing.
 Losses = list[dict[str, torch.Tensor]]
 
 
 class ForwardBackward:
-    """Runs global batches through the `chunks` of this rank, by megatron-core's pipeline schedules or our own.
+    """Run global batches through the model `chunks` of this rank, with a schedule of megatron-core or of `pipeline_schedule`.
 
-    `sources` is the number of datasets whose losses are told apart, 0 for none. `keeps_samples`: the losses of single samples
-    are reported, too.
+    `sources` is the number of datasets with separate losses, 0 for a single loss. `keeps_samples` reports the loss of each
+    sample.
     """
 
     def __init__(
@@ -43,18 +43,18 @@ class ForwardBackward:
         batches: Batches,
         parallelism: Parallelism,
         chunks: list[Chunk],
-        where: torch.device,
+        device: torch.device,
         sources: int = 0,
         keeps_samples: bool = False,
     ):
         self.batches = batches
         self.parallelism = parallelism
         self.chunks = chunks
-        self.where = where
+        self.device = device
         self.sources = sources
         self.keeps_samples = keeps_samples
         self.run_schedule = pipeline_schedule.choose(parallelism)
-        # Schedules reduce no gradients before the last micro batch, and finish the reduction after it.
+        # The schedule enters `no_sync` until the last micro batch, then calls `finalize_model_grads` to finish the reduction.
         config = unwrapped(chunks[0]).config
         without_sync = [chunk.no_sync for chunk in chunks]
         config.no_sync_func = without_sync if len(chunks) > 1 else without_sync[0]
@@ -63,13 +63,13 @@ class ForwardBackward:
         self.loss_kinds = [LM_LOSS, MTP_LOSS] if has_predictions else [LM_LOSS]
 
     def micro_batches(self, samples: int) -> int:
-        """The number of micro batches that each data-parallel rank runs of `samples` samples."""
+        """Return the number of micro batches per data-parallel rank for a global batch of `samples`."""
         return samples // (self.batches.micro_batch_size * self.parallelism.data)
 
     def run(self, batches: Iterator[Batch], samples: int, forward_only: bool) -> Losses:
-        """A global batch of `samples` through the pipeline, in micro batches."""
+        """Run a global batch of `samples` through the pipeline in micro batches. Return their losses."""
         chunks, count = self.chunks, self.micro_batches(samples)
-        # Every stage of an interleaved pipeline reads each micro batch again.
+        # Every model chunk of an interleaved pipeline reads all micro batches.
         readers = list(itertools.tee(itertools.islice(batches, count), len(chunks)))
         losses: Losses = self.run_schedule(
             forward_step_func=partial(forward_step, keeps_samples=self.keeps_samples),
@@ -84,7 +84,7 @@ class ForwardBackward:
 
     @torch.no_grad()
     def evaluate(self, batches: Iterator[Batch], global_batches: int) -> float:
-        """The mean loss over `global_batches`."""
+        """Return the mean loss over `global_batches` batches, without gradients."""
         for chunk in self.chunks:
             chunk.eval()
         size = self.batches.global_batch_size
@@ -97,33 +97,36 @@ class ForwardBackward:
 
     @torch.no_grad()
     def losses_of_samples(self, batches: Iterator[Batch], samples: int) -> list[float]:
-        """Those of the next global batch, which nothing is learned from."""
-        found: list[float] = self.sample_losses(self.run(batches, samples, forward_only=True), samples).tolist()
-        return found
+        """Return the loss of each sample of the next global batch, without gradients."""
+        losses: list[float] = self.sample_losses(self.run(batches, samples, forward_only=True), samples).tolist()
+        return losses
 
     def sample_losses(self, losses: Losses, samples: int) -> torch.Tensor:
-        """The mean loss of each sample of a global batch, float64 [samples] on every rank's device; NaN without counted tokens.
+        """Return the mean loss of each sample of a global batch on every rank, as float64 [samples].
 
-        Context-parallel ranks each have the sums of their share of every sample.
+        A sample without counted tokens has NaN. Each context-parallel rank contributes the sums over its part of every sample.
         """
-        sums = torch.zeros((2, samples), dtype=torch.float64, device=self.where)
+        sums = torch.zeros((2, samples), dtype=torch.float64, device=self.device)
         if losses and parallel_state.get_tensor_model_parallel_rank() == 0:
-            own = torch.stack([entry[SAMPLE_SUMS] for entry in losses], 1).double()
-            of_ranks = sums.view(2, len(losses), -1, own.shape[-1])
-            of_ranks[:, :, parallel_state.get_data_parallel_rank()] = own
+            local_sums = torch.stack([entry[SAMPLE_SUMS] for entry in losses], 1).double()
+            sums_by_rank = sums.view(2, len(losses), -1, local_sums.shape[-1])
+            sums_by_rank[:, :, parallel_state.get_data_parallel_rank()] = local_sums
         if self.parallelism.world_size > 1:
             torch.distributed.all_reduce(sums)
         return sums[0] / sums[1]
 
     def mean(self, losses: Losses, sources: int = 0) -> torch.Tensor:
-        """The mean of the micro batches' losses over all data-parallel ranks, on every rank's device; float64 of one element, and
-        of a second one with multi-token prediction. Behind them come the sums by `sources`."""
+        """Return the mean loss over all micro batches and data-parallel ranks on every rank, as a float64 tensor.
+
+        Its first element is the language model loss. With multi-token prediction a second element follows, then the sums of the
+        `sources`.
+        """
         kinds = self.loss_kinds
-        total = torch.zeros(len(kinds) + 2 * sources, dtype=torch.float64, device=self.where)
-        # Tensor- and context-parallel ranks all have the loss of their micro batches.
+        total = torch.zeros(len(kinds) + 2 * sources, dtype=torch.float64, device=self.device)
+        # All tensor- and context-parallel ranks of a micro batch have the same loss: only the first adds it.
         if losses and parallel_state.get_tensor_model_parallel_rank() + parallel_state.get_context_parallel_rank() == 0:
-            found = [torch.stack([entry.get(kind, entry[LM_LOSS]) for entry in losses]).double().mean() for kind in kinds]
-            total[: len(kinds)] += torch.stack(found) / self.parallelism.data
+            means = [torch.stack([entry.get(kind, entry[LM_LOSS]) for entry in losses]).double().mean() for kind in kinds]
+            total[: len(kinds)] += torch.stack(means) / self.parallelism.data
         if losses and sources and parallel_state.get_tensor_model_parallel_rank() == 0:
             total[len(kinds) :] += _source_sums(losses, sources)
         if self.parallelism.world_size > 1:
@@ -132,14 +135,17 @@ class ForwardBackward:
 
 
 def _source_sums(losses: Losses, sources: int) -> torch.Tensor:
-    """float64 [2 * sources] of this rank's tokens: the sum of the losses of each dataset, then how many tokens it has."""
-    numbers, sums = (torch.cat(each, dim=-1) for each in zip(*(entry[SOURCE_SUMS] for entry in losses), strict=True))
-    found = torch.zeros(2, sources, dtype=torch.float64, device=sums.device)
-    return found.index_add_(1, numbers, sums.double()).flatten()
+    """Return float64 [2 * sources] of this rank: the sum of the token losses of each dataset, then the token counts."""
+    numbers, sums = (torch.cat(tensors, dim=-1) for tensors in zip(*(entry[SOURCE_SUMS] for entry in losses), strict=True))
+    sums_by_source = torch.zeros(2, sources, dtype=torch.float64, device=sums.device)
+    return sums_by_source.index_add_(1, numbers, sums.double()).flatten()
 
 
 def forward_step(batches: Iterator[Batch], chunk: Chunk, keeps_samples: bool = False) -> tuple[torch.Tensor, Any]:
-    """megatron-core's callback: one micro batch through this stage, and the function that turns the output into a loss."""
+    """Run one micro batch through this stage, as megatron-core's schedules call it.
+
+    Return the output and the function that turns the output into a loss.
+    """
     output, loss_of = _forward(batches, chunk)
     return output, partial(_with_sample_sums, loss_of) if keeps_samples else loss_of
 
@@ -147,16 +153,16 @@ def forward_step(batches: Iterator[Batch], chunk: Chunk, keeps_samples: bool = F
 def _forward(batches: Iterator[Batch], chunk: Chunk) -> tuple[torch.Tensor, Any]:
     batch = next(batches)
     documents = batch.get("documents")
-    tokens, positions = _own_part(batch["tokens"]), _own_part(batch["position_ids"])
-    labels, mask = _own_part(batch["labels"]), _own_part(batch["loss_mask"])
+    tokens, positions = _local_tokens(batch["tokens"]), _local_tokens(batch["position_ids"])
+    labels, mask = _local_tokens(batch["labels"]), _local_tokens(batch["loss_mask"])
     weight, sources = batch.get("weight"), batch.get("sources")
     model = unwrapped(chunk) if isinstance(chunk, DistributedDataParallel) else None
     if model is None or not hasattr(model, "mtp") or not chunk.training:
         return chunk(tokens, positions, documents, labels=labels), partial(mean_loss, mask, weight, sources)
     layers = model.config.mtp_num_layers or 0
     numbers = None if documents is None else document_numbers(documents, batch["tokens"].shape[1])
-    predicted = further(batch["labels"], batch["loss_mask"], numbers, layers, _own_part, weight)
-    output = chunk(tokens, positions, documents, labels=labels, further=predicted)
+    predicted = prediction_targets(batch["labels"], batch["loss_mask"], numbers, layers, _local_tokens, weight)
+    output = chunk(tokens, positions, documents, labels=labels, targets=predicted)
     return output, partial(_with_prediction_losses, mask, weight, sources, model)
 
 
@@ -177,8 +183,8 @@ def _with_prediction_losses(
     return loss, reported | {MTP_LOSS: torch.stack(list(model.prediction_losses)).mean()}
 
 
-def _own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """The tokens of this context-parallel rank, of all samples [b, s]."""
+def _local_tokens(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the columns of this context-parallel rank of a tensor [b, s]."""
     ranks = parallel_state.get_context_parallel_world_size()
     return tensor if ranks == 1 else sequence_share(tensor, 1, parallel_state.get_context_parallel_rank(), ranks)
 
@@ -186,10 +192,11 @@ def _own_part(tensor: torch.Tensor) -> torch.Tensor:
 def mean_loss(
     mask: torch.Tensor, weight: torch.Tensor | None, sources: torch.Tensor | None, losses: torch.Tensor
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """The mean over the tokens that count, times the micro batch's `weight`; `mask` and `losses` are [b, s].
+    """Return the mean loss over the counted tokens, times the `weight` of the micro batch. `mask` and `losses` are [b, s].
 
-    With context parallelism the mean is over all its ranks. What is returned for the backward pass is then this rank's share of
-    it; the schedule multiplies it by the number of these ranks, because gradients are averaged over them.
+    With context parallelism, the reported mean is over all context-parallel ranks. The loss for the backward pass is this rank's
+    part of the mean; the schedule multiplies it by the number of context-parallel ranks, because gradients are averaged over
+    them.
     """
     total, count = (losses.float() * mask).sum(), mask.sum()
     if weight is not None:
@@ -198,8 +205,8 @@ def mean_loss(
     if parallel_state.get_context_parallel_world_size() > 1:
         torch.distributed.all_reduce(reported, group=parallel_state.get_context_parallel_group())
     whole_total, whole_count = reported[0], reported[1].clamp(min=1)
-    found: dict[str, Any] = {LM_LOSS: whole_total / whole_count}
+    reports: dict[str, Any] = {LM_LOSS: whole_total / whole_count}
     if sources is not None:
         counted = losses.detach().float() * mask
-        found[SOURCE_SUMS] = sources, torch.stack((counted.sum(1), mask.expand_as(losses).sum(1)))
-    return total / whole_count, found
+        reports[SOURCE_SUMS] = sources, torch.stack((counted.sum(1), mask.expand_as(losses).sum(1)))
+    return total / whole_count, reports

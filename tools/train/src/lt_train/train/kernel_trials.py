@@ -1,12 +1,8 @@
-"""Optional packages are tried once, at the start, on every rank: one that fails is left out on all, and training goes on.
+"""Try each optional kernel package once at the start of a run. If it fails on one rank, no rank uses it.
 
-What pip can install need not work. flash-attn-4, quack and cutlass-dsl are compiled where they run: against another CUDA, from a
-directory that nobody has tried, or with a compiler that is not there. Each then failed at the first step, as an internal error.
-Here each computes one layer's part of a micro batch, forward and backward. What is compiled for that is what the first step would
-have waited for.
-
-`Trials` also keeps the start short. The packages are imported by a thread while the process groups are formed. Where the same
-trials have passed at an earlier start (`lt_train.train.trial_memory`), the model is built meanwhile, too.
+A package that pip has installed may still fail. flash-attn-4, quack and cutlass-dsl compile on the machine that runs them, maybe
+with another CUDA or without a compiler, and would fail in the first step with an internal error. A trial computes one layer for a
+micro batch, forward and backward. It compiles the kernels that the first step needs, so a trial costs little.
 """
 
 import contextlib
@@ -31,7 +27,7 @@ from lt_train.runtime.start_clock import clock
 from lt_train.train import trial_memory
 from lt_train.train.trial_shapes import Shapes
 
-# What a step takes longer without the package: Llama 3 8B's width, 8 layers, 16,384 tokens on one H100, 2026-11-23.
+# How much longer a step takes without the package: Llama 3 8B's width, 8 layers, 16,384 tokens on one H100, 2026-11-23.
 COSTS = {
     FLASH_ATTENTION: "1.4 to 1.9% slower for Llama 3 8B on an H100",
     QUACK: "2.2 to 2.7% slower for Llama 3 8B on an H100",
@@ -40,13 +36,14 @@ COSTS = {
 
 
 class Trials:
-    """Those of one rank, from before its process groups until its first step. All ranks call its methods."""
+    """The kernel trials of one rank, from before its process groups until its first step. All ranks call its methods."""
 
-    def __init__(self, config: RunConfig, where: torch.device):
-        self._config, self._where, self._capability = config, where, device.capability_of(where)
+    def __init__(self, config: RunConfig, rank_device: torch.device):
+        self._config, self._device, self._capability = config, rank_device, device.capability_of(rank_device)
         self._shapes = Shapes.of_run(config)
         self._passed = False
-        # Not a daemon: an interpreter that ends within the C++ of an import aborts the process.
+        # The packages are imported while the process groups are created. Not a daemon thread: an interpreter that exits inside
+        # the C++ code of an import aborts the process.
         self._thread = threading.Thread(target=self._import, name="kernels")
         self._thread.start()
 
@@ -54,113 +51,115 @@ class Trials:
         return kernels.choose(self._config, self._capability, failed)
 
     def _import(self) -> None:
-        # What fails here fails again where it is tried, and is told there.
+        # A failing import fails again in the trial of its package, which reports it.
         with thread_switching.often():
             for name, load in _imports(self._choose()).items():
                 with clock.beside(f"import of {name}"), contextlib.suppress(Exception):
                     load()
 
     def chosen(self, is_first: bool) -> Kernels:
-        """The choice that all ranks make, of what works on all of them, or has worked."""
+        """Return the kernels that all ranks use: the packages that work on all ranks, or have worked at an earlier start."""
         first = self._choose()
-        is_tried = bool(_alone(self._shapes, first, self._where))
+        is_tried = bool(_alone(self._shapes, first, self._device))
         ranks = self._config.parallelism.world_size
-        self._memory = trial_memory.of_rank(self._shapes, ranks, first, self._where) if is_tried else trial_memory.NONE
+        self._memory = trial_memory.of_rank(self._shapes, ranks, first, self._device) if is_tried else trial_memory.NONE
         has_passed = self._memory.take()
         if not has_passed:
+            # Otherwise the model is built while the thread still imports.
             self._thread.join()
             clock.lap("imports of kernels")
-        failed = failures(self._shapes, self._config.memory, first, self._where, has_passed)
+        failed = failures(self._shapes, self._config.memory, first, self._device, has_passed)
         self._passed = not failed
-        found = self._choose(failed) if failed else first
+        chosen = self._choose(failed) if failed else first
         if is_first:
-            report(failed, found, self._where)
+            report(failed, chosen, self._device)
         clock.lap("choice of kernels")
-        return found
+        return chosen
 
     def confirm(self) -> None:
-        """The first step is made: what has passed is remembered."""
+        """Remember that the trials have passed. Called after the first step."""
         if self._passed:
             self._memory.confirm()
 
 
 def _imports(chosen: Kernels) -> dict[str, Callable[[], object]]:
-    found: dict[str, Callable[[], object]] = {}
+    """Return the functions that import the packages of `chosen`, by name."""
+    imports: dict[str, Callable[[], object]] = {}
     if TRITON in chosen.record().values():
-        found[TRITON] = _hash_triton
+        imports[TRITON] = _hash_triton
     if chosen.attention == FLASH_ATTENTION_4:
         from lt_train.models.mixers import flash_attention
 
-        found[FLASH_ATTENTION.name] = flash_attention.load
+        imports[FLASH_ATTENTION.name] = flash_attention.load
     if chosen.swiglu == GEMM_EPILOGUE or chosen.cross_entropy == FUSED_LINEAR:
-        found[QUACK.name] = gemm_epilogues.load
+        imports[QUACK.name] = gemm_epilogues.load
     elif chosen.experts in GROUPED_BY_QUACK:
-        found[QUACK.name] = grouped_gemm_epilogues.load
-    return found
+        imports[QUACK.name] = grouped_gemm_epilogues.load
+    return imports
 
 
 def _hash_triton() -> None:
-    """The first kernel waits for the hash of Triton's files, 0.3 s, most of them without the interpreter."""
+    """Hash Triton's files in advance, because the first kernel waits for it: 0.3 s, which mostly do not hold the GIL."""
     from triton.runtime.cache import triton_key
 
     triton_key()
 
 
-def failures(shapes: Shapes, memory: Memory, chosen: Kernels, where: torch.device, has_passed: bool = False) -> Failures:
-    """The packages of `chosen` that do not work on some rank, with the reason that the first such rank has. All ranks call it.
+def failures(shapes: Shapes, memory: Memory, chosen: Kernels, rank_device: torch.device, has_passed: bool = False) -> Failures:
+    """Return the packages of `chosen` that fail on some rank, with the reason on the first such rank. All ranks call it.
 
-    A rank where all has passed before tries only what it needs the others for.
+    If the trials of a rank have passed at an earlier start, it repeats only the trials that involve other ranks.
     """
-    own = {}
-    trials = {} if has_passed else _alone(shapes, chosen, where)
+    local_failures = {}
+    trials = {} if has_passed else _alone(shapes, chosen, rank_device)
     for package, trial in (trials | _together(memory, chosen)).items():
-        if reason := _failure(trial, where):
-            own[package.distribution] = reason
+        if reason := _failure(trial, rank_device):
+            local_failures[package.distribution] = reason
         clock.lap(f"trial of {package.name}")
-    answers = agreement.of_all_ranks(own)
-    found = {}
+    answers = agreement.of_all_ranks(local_failures)
+    failed = {}
     for package in COSTS:
         reasons = [(rank, answer[package.distribution]) for rank, answer in enumerate(answers) if package.distribution in answer]
         if reasons:
             rank, reason = reasons[0]
-            found[package] = reason if len(reasons) == len(answers) else f"on rank {rank}: {reason}"
-    return found
+            failed[package] = reason if len(reasons) == len(answers) else f"on rank {rank}: {reason}"
+    return failed
 
 
-def report(failed: Failures, left: Kernels, where: torch.device) -> None:
-    """Warn of what is left out and what computes it instead; also of what is installed without something that it imports."""
+def report(failed: Failures, chosen: Kernels, rank_device: torch.device) -> None:
+    """Warn of each failed package and of the kernels `chosen` instead; also of packages whose dependencies are not installed."""
     instead = {
-        FLASH_ATTENTION: f"attention by {left.attention}",
-        QUACK: f"SwiGLU by {left.swiglu}, cross entropy by {left.cross_entropy}"
-        + (f", experts {left.experts}" if left.experts else ""),
-        SYMMETRIC_MEMORY: f"collectives by {left.collectives}",
+        FLASH_ATTENTION: f"attention by {chosen.attention}",
+        QUACK: f"SwiGLU by {chosen.swiglu}, cross entropy by {chosen.cross_entropy}"
+        + (f", experts {chosen.experts}" if chosen.experts else ""),
+        SYMMETRIC_MEMORY: f"collectives by {chosen.collectives}",
     }
     incomplete = {
         package: f"ModuleNotFoundError: {missing}"
         for package in instead
-        if where.type == device.CUDA and (missing := package.missing()) not in (None, package.modules[0])
+        if rank_device.type == device.CUDA and (missing := package.missing()) not in (None, package.modules[0])
     }
     for package, reason in {**incomplete, **failed}.items():
         warn(f"{package} does not work here: {reason}: {instead[package]} instead, {COSTS[package]}")
 
 
-def _alone(shapes: Shapes, chosen: Kernels, where: torch.device) -> dict[Package, Callable[[], None]]:
-    """The trials that a rank makes by itself."""
+def _alone(shapes: Shapes, chosen: Kernels, rank_device: torch.device) -> dict[Package, Callable[[], None]]:
+    """Return the trials that involve no other rank."""
     trials: dict[Package, Callable[[], None]] = {}
     if chosen.attention == FLASH_ATTENTION_4:
-        trials[FLASH_ATTENTION] = lambda: _try_attention(shapes, where)
+        trials[FLASH_ATTENTION] = lambda: _try_attention(shapes, rank_device)
     if chosen.swiglu == GEMM_EPILOGUE or chosen.cross_entropy == FUSED_LINEAR or chosen.experts in GROUPED_BY_QUACK:
-        trials[QUACK] = lambda: _try_gemm_epilogues(shapes, chosen, where)
+        trials[QUACK] = lambda: _try_gemm_epilogues(shapes, chosen, rank_device)
     return trials
 
 
 def _together(memory: Memory, chosen: Kernels) -> dict[Package, Callable[[], None]]:
-    """The trials that ranks make with each other."""
+    """Return the trials that ranks run together."""
     return {SYMMETRIC_MEMORY: lambda: symmetric_memory.check(_sharing(memory))} if chosen.collectives == PEER_MEMORY else {}
 
 
 def _sharing(memory: Memory) -> torch.distributed.ProcessGroup:
-    """The ranks that read each other's memory."""
+    """Return the group of ranks that read each other's memory."""
     if not memory.fully_sharded:
         return parallel_state.get_tensor_model_parallel_group()  # type: ignore[no-any-return]
     is_part = memory.replicas > 1
@@ -169,11 +168,11 @@ def _sharing(memory: Memory) -> torch.distributed.ProcessGroup:
     )
 
 
-def _failure(trial: Callable[[], None], where: torch.device) -> str | None:
-    """Why it fails, in one line; None when it does not."""
+def _failure(trial: Callable[[], None], rank_device: torch.device) -> str | None:
+    """Run `trial`. Return its error in one line, or None if it passes."""
     try:
         trial()
-        if where.type == device.CUDA:
+        if rank_device.type == device.CUDA:
             torch.cuda.synchronize()
     except torch.OutOfMemoryError:
         raise
@@ -181,37 +180,37 @@ def _failure(trial: Callable[[], None], where: torch.device) -> str | None:
         first, *_ = str(error).strip().split("\n")
         return f"{type(error).__name__}: {first:.200}"
     finally:
-        if where.type == device.CUDA:
+        if rank_device.type == device.CUDA:
             torch.cuda.empty_cache()
     return None
 
 
-def _try_attention(shapes: Shapes, where: torch.device) -> None:
-    """Of a sample as long as a rank's share: with context parallelism the kernels are the same ones, for more keys."""
+def _try_attention(shapes: Shapes, rank_device: torch.device) -> None:
+    """Try the attention of a sample as long as this rank's part. Context parallelism uses the same kernels with more keys."""
     from lt_train.models.mixers import flash_attention
 
     dtype = torch.bfloat16 if shapes.is_bfloat16 else torch.float16
     heads, groups, key_size, value_size = shapes.heads, shapes.query_groups, shapes.key_size, shapes.value_size
-    generator = torch.Generator(where)
+    generator = torch.Generator(rank_device)
     query, key, value = (
         torch.randn(
-            shapes.tokens, shapes.samples, count, size, dtype=dtype, device=where, generator=generator, requires_grad=True
+            shapes.tokens, shapes.samples, count, size, dtype=dtype, device=rank_device, generator=generator, requires_grad=True
         )
         for count, size in ((heads, key_size), (groups, key_size), (groups, value_size))
     )
     documents = None
     if shapes.has_documents:
-        documents = torch.tensor([0, 1, shapes.tokens], dtype=torch.int32, device=where).repeat(shapes.samples, 1)
+        documents = torch.tensor([0, 1, shapes.tokens], dtype=torch.int32, device=rank_device).repeat(shapes.samples, 1)
     attended = flash_attention.attend(query, key, value, None, shapes.window, None, documents)
     torch.autograd.grad(attended, (query, key, value), attended)
 
 
-def _try_gemm_epilogues(shapes: Shapes, chosen: Kernels, where: torch.device) -> None:
-    # Its own: the run's random numbers are not touched.
-    generator = torch.Generator(where)
+def _try_gemm_epilogues(shapes: Shapes, chosen: Kernels, rank_device: torch.device) -> None:
+    # A separate generator, so that the random state of the run does not change.
+    generator = torch.Generator(rank_device)
 
     def random(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, dtype=torch.bfloat16, device=where, generator=generator)
+        return torch.randn(shape, dtype=torch.bfloat16, device=rank_device, generator=generator)
 
     hidden, inner = shapes.hidden, shapes.ffn_hidden
     rows = random(shapes.samples * shapes.tokens, hidden)
@@ -223,7 +222,7 @@ def _try_gemm_epilogues(shapes: Shapes, chosen: Kernels, where: torch.device) ->
     if chosen.experts in GROUPED_BY_QUACK:
         _try_grouped_gemms(rows, random(2, 2 * shapes.expert_hidden, hidden))
     if chosen.cross_entropy == FUSED_LINEAR:
-        offsets = torch.zeros(len(rows), device=where)
+        offsets = torch.zeros(len(rows), device=rank_device)
         gemm_epilogues.exponential_gemm(rows, random(shapes.vocabulary, hidden), offsets)
 
 

@@ -1,15 +1,8 @@
-"""The passes of a step on a pipeline rank that holds one stage: 1F1B, and zero-bubble with the weights' gradients apart.
+"""Pipeline schedules for one stage per rank: 1F1B, and zero-bubble, which computes the weight gradients in separate passes.
 
-megatron-core's 1F1B waits for the GPU after every exchange with a neighbour, and computes nothing meanwhile. Here the host waits
-for nothing: a tensor is sent and the next one received on streams of their own, and the next pass waits for what it needs. Each
-direction has a communicator, in which tensors are matched by their order, that of the micro batches. Losses are those of
-megatron-core's schedule, bit for bit, with either of the two here: gradients are summed in the same order.
-
-A send or receive of NCCL that waits for its neighbour occupies multiprocessors, which slows GEMMs that run meanwhile. So a
-receive is posted when the neighbour is expected to send, by the times in which the passes would run if all took equally long, and
-not as early as possible.
-
-Stages that are interleaved have megatron-core's schedule.
+megatron-core's 1F1B blocks the host after every exchange with a neighbour, and the GPU idles meanwhile. Here the host never
+waits: NCCL's streams send and receive, and on the GPU the next pass waits for its input. Both schedules sum gradients in the same
+order as megatron-core's, so the losses are identical bit for bit. Interleaved stages use megatron-core's schedule.
 """
 
 import collections
@@ -33,12 +26,12 @@ from lt_train.planner.pipeline_passes import BACKWARD, FORWARD, WEIGHTS, Pass, W
 from lt_train.train.process_groups import gradient_group
 
 Schedule = Callable[..., list[dict[str, Tensor]]]
-# Passes are taken to be equally long. A little later is what a transfer takes.
+# The expected times assume passes of equal length and transfers that take no time.
 EQUAL = Work(1.0, 1.0, 1.0)
 
 
 def choose(parallel: Parallelism) -> Schedule:
-    """A function with the arguments of megatron-core's schedules."""
+    """Return the schedule for `parallel`, a function with the arguments of megatron-core's schedules."""
     if parallel.pipeline == 1 or parallel.interleaving:
         schedule: Schedule = get_forward_backward_func()
         return schedule
@@ -47,31 +40,34 @@ def choose(parallel: Parallelism) -> Schedule:
 
 @dataclasses.dataclass
 class Transfers:
-    """Tensors that go one way between this rank and its neighbours, in the order of their micro batches."""
+    """Sends and receives in one direction between this rank and its neighbours, in the order of the micro batches.
+
+    Each direction has a communicator (`group`), in which NCCL matches sends and receives by their order.
+    """
 
     group: Any
     source: int | None
     target: int | None
     shape: tuple[int, ...]
     dtype: torch.dtype
-    # As many as there are between two stages at most: the oldest has arrived when there are more.
+    # At most this many tensors are in flight between two stages. If there are more, the oldest has arrived.
     most_sent: int
     received: collections.deque[tuple[Tensor, Any]] = dataclasses.field(default_factory=collections.deque)
     sent: collections.deque[tuple[Any, Tensor]] = dataclasses.field(default_factory=collections.deque)
 
     def post(self) -> None:
-        """Begin to receive the next tensor."""
+        """Start to receive the next tensor."""
         tensor = torch.empty(self.shape, dtype=self.dtype, device=torch.cuda.current_device())
         self.received.append((tensor, torch.distributed.irecv(tensor, self.source, group=self.group)))
 
     def take(self) -> Tensor:
-        """The next tensor, for work that is given to the GPU from now on."""
+        """Return the next tensor. Kernels launched from now on wait for its arrival; the host does not."""
         tensor, handle = self.received.popleft()
         handle.wait()
         return tensor
 
     def send(self, tensor: Tensor) -> None:
-        # Another tensor of the same memory: that of a stage's output is taken from it.
+        # `deallocate_output_tensor` replaces the data of the output tensor; the detached alias keeps the memory until it is sent.
         tensor = tensor.detach()
         self.sent.append((torch.distributed.isend(tensor, self.target, group=self.group), tensor))
         while len(self.sent) > self.most_sent:
@@ -83,7 +79,7 @@ class Transfers:
 
 
 class PipelineSchedule:
-    """Runs all micro batches of a step; what it is called with is what megatron-core's schedules are."""
+    """Run all micro batches of a step, with the arguments of megatron-core's schedules."""
 
     def __init__(self, schedule: str):
         self.schedule = schedule
@@ -101,7 +97,7 @@ class PipelineSchedule:
         micro_batch_size: int,
         forward_only: bool,
     ) -> list[dict[str, Tensor]]:
-        """The losses of all micro batches on the last stage, elsewhere none."""
+        """Return the losses of all micro batches on the last stage, and an empty list on the other stages."""
         config = unwrapped(model).config
         passes, posted = _planned(self.schedule, self.rank, self.ranks, num_microbatches, forward_only)
         shape = get_tensor_shapes(
@@ -118,43 +114,46 @@ class PipelineSchedule:
             return step.run(passes, posted, run_forward)
 
 
-# A ramp-up of the batch size has a number of micro batches for some time, and evaluations have their own.
+# Cached, because the number of micro batches changes rarely: with a ramp-up of the batch size, and for evaluations.
 @functools.lru_cache(maxsize=4)
 def _planned(
     schedule: str, rank: int, ranks: int, micro_batches: int, forward_only: bool
 ) -> tuple[list[Pass], dict[int, list[str]]]:
-    """A rank's passes, and what it begins to receive before each."""
-    orders = [order(schedule, each, ranks, micro_batches) for each in range(ranks)]
+    """Return the passes of a rank, and the kinds of tensors that it starts to receive before each pass."""
+    orders = [order(schedule, number, ranks, micro_batches) for number in range(ranks)]
     if forward_only:
-        orders = [[each for each in passes if each.kind == FORWARD] for passes in orders]
+        orders = [[entry for entry in passes if entry.kind == FORWARD] for passes in orders]
     return orders[rank], receives(orders, rank)
 
 
 def receives(orders: list[list[Pass]], rank: int) -> dict[int, list[str]]:
-    """Which tensors a rank begins to receive before each of its passes, by the pass's position: when they are expected.
+    """Return the kinds of tensors that a rank starts to receive before each of its passes, by the position of the pass.
 
-    In each direction in the order in which they are needed, and not before what they depend on has been sent.
+    An NCCL receive that waits for its neighbour occupies multiprocessors, which slows concurrent GEMMs. So a receive is posted
+    when the neighbour is expected to send, as if all passes took equally long, and not as early as possible. In each direction,
+    receives are posted in the order in which the passes need them.
     """
     ranks = len(orders)
     times = timeline(orders, (EQUAL,) * ranks)
-    found: dict[int, list[str]] = collections.defaultdict(list)
-    own = orders[rank]
-    for position, each in enumerate(own):
-        source = arrives_from(each, rank, ranks, ranks)
+    kinds_by_position: dict[int, list[str]] = collections.defaultdict(list)
+    local_passes = orders[rank]
+    for position, entry in enumerate(local_passes):
+        source = arrives_from(entry, rank, ranks, ranks)
         if source is None:
             continue
         arrival = times.ends[source[0]][source[1]]
         first = position
-        while first > 0 and times.begins[rank][own[first - 1]] >= arrival:
+        while first > 0 and times.begins[rank][local_passes[first - 1]] >= arrival:
             first -= 1
-        found[first].append(each.kind)
-    return found
+        kinds_by_position[first].append(entry.kind)
+    return kinds_by_position
 
 
 def _forward(
     forward_step_func: Any, batches: Iterator[Any], model: Chunk, count: int, config: Any, is_last: bool
 ) -> Callable[[int, Tensor | None, list[dict[str, Tensor]]], Tensor]:
     def run(number: int, rows: Tensor | None, losses: list[dict[str, Tensor]]) -> Tensor:
+        output: Tensor
         output, _ = forward_step(
             forward_step_func,
             batches,
@@ -168,14 +167,13 @@ def _forward(
             current_microbatch=number,
             is_last_stage=is_last,
         )
-        found: Tensor = output
-        return found
+        return output
 
     return run
 
 
 class _Step:
-    """One global batch: what a rank keeps of its micro batches between their passes."""
+    """One global batch on one rank, with the inputs and outputs of micro batches that await their backward pass (`pending`)."""
 
     def __init__(self, rank: int, ranks: int, model: Chunk, config: Any, shape: tuple[int, ...], forward_only: bool):
         self.is_first, self.is_last = rank == 0, rank == ranks - 1
@@ -188,7 +186,7 @@ class _Step:
             BACKWARD: Transfers(gradient_group(), behind, before, shape, config.pipeline_dtype, ranks),
         }
         self.losses: list[dict[str, Tensor]] = []
-        self.kept: collections.deque[tuple[Tensor | None, Tensor]] = collections.deque()
+        self.pending: collections.deque[tuple[Tensor | None, Tensor]] = collections.deque()
         self.queue = Queue()
 
     def run(
@@ -197,21 +195,24 @@ class _Step:
         posted: dict[int, list[str]],
         forward: Callable[[int, Tensor | None, list[dict[str, Tensor]]], Tensor],
     ) -> list[dict[str, Tensor]]:
-        """Gradients are reduced after the last micro batch: as it goes backward, or as its weights' gradients are computed."""
-        splits = any(each.kind == WEIGHTS for each in passes)
-        backwards = [position for position, each in enumerate(passes) if each.kind == BACKWARD]
+        """Run all passes and return the losses.
+
+        Gradients are reduced for the last micro batch: during its backward pass, or with zero-bubble during its weight pass.
+        """
+        splits = any(entry.kind == WEIGHTS for entry in passes)
+        backwards = [position for position, entry in enumerate(passes) if entry.kind == BACKWARD]
         last_backward = backwards[-1] if backwards else -1
         with contextlib.ExitStack() as unsynchronized:
             unsynchronized.enter_context(self.config.no_sync_func())
             reduction: _Reduction | None = None
-            for position, each in enumerate(passes):
+            for position, entry in enumerate(passes):
                 for kind in posted.get(position, ()):
                     self.transfers[kind].post()
                 if position == last_backward and not splits:
                     unsynchronized.close()
-                if each.kind == FORWARD:
-                    self._forward(each.micro_batch, forward)
-                elif each.kind == BACKWARD:
+                if entry.kind == FORWARD:
+                    self._forward(entry.micro_batch, forward)
+                elif entry.kind == BACKWARD:
                     self._backward(splits)
                 else:
                     if position > last_backward and reduction is None:
@@ -235,12 +236,12 @@ class _Step:
             with _timed(self.config, "forward-send", 2):
                 self.transfers[FORWARD].send(output)
         if not self.forward_only:
-            self.kept.append((rows, output))
+            self.pending.append((rows, output))
             deallocate_output_tensor(output, self.config.deallocate_pipeline_outputs)
 
     def _backward(self, defers: bool) -> None:
-        """Of the oldest micro batch that is kept."""
-        rows, output = self.kept.popleft()
+        """Run the backward pass of the oldest pending micro batch."""
+        rows, output = self.pending.popleft()
         gradient = None
         if self.is_last:
             output = self.config.grad_scale_func(output) if self.config.grad_scale_func else output
@@ -264,14 +265,14 @@ class _Step:
 
 
 class _Reduction:
-    """Tells megatron-core's gradient buckets, with --overlap-grad-reduce, which gradients are complete.
+    """Mark gradients as ready in megatron-core's buckets (--overlap-grad-reduce) when their deferred weight GEMM has run.
 
-    The hooks that would do so have run before.
+    megatron-core's own gradient hooks cannot do so, because they have already run in the backward pass.
     """
 
     def __init__(self, model: Chunk, queue: Queue):
         self.model = model
-        self.of_buffer: dict[int, Any] = {}
+        self.waiting: dict[int, Any] = {}
         if not model.ddp_config.overlap_grad_reduce:
             return
         for parameter in model.parameters():
@@ -279,13 +280,13 @@ class _Reduction:
                 continue
             address = parameter.main_grad.data_ptr()
             if queue.is_waiting(address):
-                self.of_buffer[address] = parameter
+                self.waiting[address] = parameter
             else:
                 self._ready(parameter)
 
     def completed(self, address: int) -> None:
-        if address in self.of_buffer:
-            self._ready(self.of_buffer.pop(address))
+        if address in self.waiting:
+            self._ready(self.waiting.pop(address))
 
     def _ready(self, parameter: Any) -> None:
         self.model.param_to_bucket_group[parameter].register_grad_ready(parameter)

@@ -1,4 +1,4 @@
-"""The process groups of a run's ranks, formed before anything is built."""
+"""Create the process groups of a run, before the model is built."""
 
 import datetime
 from typing import Any
@@ -12,9 +12,9 @@ from lt_train.config.settings.parallelism import Parallelism
 from lt_train.runtime import device, rendezvous
 from lt_train.runtime.rank_environment import RankEnvironment
 
-# That of megatron-core's groups.
+# megatron-core's default timeout.
 TIMEOUT = datetime.timedelta(minutes=30)
-# Of the ranks of this rank's pipeline.
+# The ranks of this rank's pipeline; `form` sets it.
 _gradient_group: Any = None
 
 
@@ -24,10 +24,10 @@ def form(
     memory: Memory,
     faults: Faults,
     rank_environment: RankEnvironment,
-    where: torch.device,
+    rank_device: torch.device,
 ) -> None:
-    """Meet the other ranks, and form megatron-core's groups and that of the pipeline's gradients."""
-    rendezvous.join(rank_environment, where, faults.timeout_seconds)
+    """Join the rendezvous, then create megatron-core's groups and the group for the gradients of the pipeline."""
+    rendezvous.join(rank_environment, rank_device, faults.timeout_seconds)
     with rendezvous.connecting_when_used(), rendezvous.sharing_gloo_devices():
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=parallelism.tensor,
@@ -38,30 +38,30 @@ def form(
             expert_tensor_parallel_size=expert_tensor_parallel,
             num_distributed_optimizer_instances=memory.replicas,
         )
-        _form_gradient_group(parallelism, where)
+        _form_gradient_group(parallelism, rank_device)
 
 
 def gradient_group() -> Any:
-    """The pipeline ranks' group in which gradients go back, beside that in which activations go on.
+    """Return the group that sends gradients backward between pipeline stages; activations have megatron-core's pipeline group.
 
-    NCCL matches what two ranks exchange in one group by its order in both directions together: a rank that first sends would wait
-    for one that first sends, too. gloo matches it by direction.
+    Within one group, NCCL matches the sends and receives of two ranks by their order, both directions counted together: two
+    neighbours that both send first would deadlock. gloo matches each direction separately and needs no second group.
     """
     return _gradient_group or parallel_state.get_pipeline_model_parallel_group()
 
 
-def _form_gradient_group(parallelism: Parallelism, where: torch.device) -> None:
+def _form_gradient_group(parallelism: Parallelism, rank_device: torch.device) -> None:
     global _gradient_group
     _gradient_group = None
-    if where.type != device.CUDA or parallelism.pipeline == 1:
+    if rank_device.type != device.CUDA or parallelism.pipeline == 1:
         return
-    own = torch.distributed.get_process_group_ranks(parallel_state.get_pipeline_model_parallel_group())
+    local_ranks = torch.distributed.get_process_group_ranks(parallel_state.get_pipeline_model_parallel_group())
     world = parallelism.world_size
     stride = world // parallelism.pipeline
-    # All ranks make all groups, in the same order.
+    # new_group is a collective of the whole world: all ranks must create all groups in the same order.
     for first in range(stride):
         ranks = list(range(first, world, stride))
         group = torch.distributed.new_group(ranks, timeout=TIMEOUT)
-        if ranks == own:
+        if ranks == local_ranks:
             _gradient_group = group
     assert _gradient_group is not None

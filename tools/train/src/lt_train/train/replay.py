@@ -1,8 +1,8 @@
-"""`lt-train replay`: steps of a run computed again and compared with what the run recorded.
+"""`lt-train replay`: compute steps of a run again and compare them with the recorded losses and gradient norms.
 
-A GPU or CPU that computes wrong without an error changes a loss or a gradient norm somewhere in its digits, and the run goes on.
-The same steps from the same checkpoint give the same numbers: bit for bit where training is deterministic, else within a
-tolerance, which only a gross error exceeds. The steps are a training run's, with its own loop; this log compares its lines.
+A GPU or CPU that computes wrong without an error changes some digits of a loss or a gradient norm, and the run goes on. The same
+steps from the same checkpoint give the same numbers: bit for bit if training is deterministic, else within a tolerance that only
+a gross error exceeds. The training loop computes the steps; `Comparison` takes the place of its log.
 """
 
 import dataclasses
@@ -15,8 +15,8 @@ import click
 
 from lt_shared import console
 from lt_shared.console import ExitCode, NoInput, warn
-from lt_shared.manifest import Checkpoint
-from lt_shared.run_log import Evaluation, Step
+from lt_shared.contracts.manifest import Checkpoint
+from lt_shared.contracts.run_log import Evaluation, Step
 from lt_train.config.settings.batches import Batches
 from lt_train.config.settings.data_schedule import Schedule
 from lt_train.config.settings.replaying import Replay
@@ -32,7 +32,7 @@ SHOWN_ROWS = 6
 
 @dataclasses.dataclass(frozen=True)
 class Compared:
-    """A recorded step and the same computed again, the numbers by KEYS; `agrees` within the tolerance."""
+    """The recorded and the recomputed numbers of one step, by KEYS. `agrees`: they are equal within the tolerance."""
 
     step: int
     recorded: dict[str, float | None]
@@ -50,10 +50,10 @@ class Compared:
 
 
 class Comparison(Log):
-    """A log that compares the steps instead of writing them, and prints the result at the end."""
+    """A log that compares steps instead of writing them, and prints the result at the end."""
 
     def __init__(self, replay: Replay, start: str | None, reporting: Reporting, active: bool):
-        """`start` is the checkpoint from which the steps are computed again, None for the beginning."""
+        """`start` is the checkpoint that the replay starts from, None for the beginning of the run."""
         super().__init__(reporting, None, active)
         self.replay = replay
         self.start = start or "the beginning"
@@ -67,9 +67,9 @@ class Comparison(Log):
         pass
 
     def step(self, step: Step, tokens_per_second: float, lap: Lap) -> None:
-        there = self.recorded.get(step.step)
-        if there is not None and self.replay.first <= step.step <= self.replay.last:
-            self.compared.append(compare(there, step.loss, step.grad_norm, self.replay))
+        recorded = self.recorded.get(step.step)
+        if recorded is not None and self.replay.first <= step.step <= self.replay.last:
+            self.compared.append(compare(recorded, step.loss, step.grad_norm, self.replay))
 
     def evaluation(self, evaluation: Evaluation) -> None:
         pass
@@ -81,12 +81,12 @@ class Comparison(Log):
         pass
 
     def code(self) -> ExitCode:
-        """Print the result, on rank 0; the exit code of this rank. Raises NoInput when no step was compared."""
+        """Print the result on rank 0, and return the exit code of this rank. Raise NoInput if no step was compared."""
         if not self.active:
             return ExitCode.OK
         if not self.compared:
-            asked = f"steps {self.replay.first} to {self.replay.last}"
-            raise NoInput(f"{self.replay.run}: none of {asked} was computed again: nothing is compared", "choose other --steps")
+            steps = f"steps {self.replay.first} to {self.replay.last}"
+            raise NoInput(f"{self.replay.run}: none of {steps} was computed again: nothing is compared", "choose other --steps")
         inside = [step for step in self.recorded if self.compared[-1].step < step <= self.replay.last]
         if inside:
             warn(f"steps {ranges(sorted(inside))} are not compared: a phase of another form begins there; replay them apart")
@@ -98,29 +98,29 @@ class Comparison(Log):
         return ExitCode.OK if result["agrees"] else ExitCode.FOUND
 
 
-def compare(there: RecordedStep, loss: float | None, grad_norm: float | None, replay: Replay) -> Compared:
-    recorded = {"loss": there.loss, "grad_norm": there.grad_norm}
+def compare(step: RecordedStep, loss: float | None, grad_norm: float | None, replay: Replay) -> Compared:
+    recorded = {"loss": step.loss, "grad_norm": step.grad_norm}
     recomputed = {"loss": _finite(loss), "grad_norm": _finite(grad_norm)}
     tolerances = {"loss": replay.tolerance, "grad_norm": replay.grad_norm_tolerance}
     agrees = all(is_close(recorded[key], recomputed[key], tolerances[key]) for key in KEYS)
-    return Compared(there.step, recorded, recomputed, agrees)
+    return Compared(step.step, recorded, recomputed, agrees)
 
 
 def _finite(number: float | None) -> float | None:
-    """As it is in metrics.jsonl."""
+    """Return None for an infinity or a NaN, as metrics.jsonl does."""
     return number if number is not None and math.isfinite(number) else None
 
 
 def is_close(recorded: float | None, recomputed: float | None, tolerance: float | None) -> bool:
-    """Whether two numbers are the same, or with a `tolerance` differ by at most that share of the recorded one."""
+    """Return whether two numbers are equal; with a `tolerance`, whether their relative difference is at most that."""
     if recorded is None or recomputed is None or tolerance is None:
         return recorded == recomputed
     return abs(recorded - recomputed) <= tolerance * abs(recorded)
 
 
 def summary(replay: Replay, start: str, compared: list[Compared]) -> dict[str, Any]:
-    """The JSON object of a replay."""
-    differing = [each for each in compared if not each.agrees]
+    """Return the JSON object of a replay."""
+    differing = [step for step in compared if not step.agrees]
     return {
         "v": 1,
         "kind": "replay",
@@ -134,31 +134,32 @@ def summary(replay: Replay, start: str, compared: list[Compared]) -> dict[str, A
         "compared": len(compared),
         "agrees": not differing,
         "first_difference": differing[0].step if differing else None,
-        "steps": [each.record() for each in compared],
+        "steps": [step.record() for step in compared],
     }
 
 
 def described(replay: Replay, result: dict[str, Any], compared: list[Compared]) -> str:
-    """The same for people."""
+    """Format the result of a replay for people."""
     if replay.tolerance is None:
         how = f"bit for bit ({replay.why})"
     else:
         how = f"loss within {replay.tolerance:g}, gradient norm within {replay.grad_norm_tolerance:g} ({replay.why})"
     head = f"{replay.run}: steps {replay.first} to {replay.last} from {result['checkpoint']}, {how}"
     if len(compared) < replay.last - replay.first + 1:
-        head += f", of which {ranges([each.step for each in compared])} have a record"
-    differing = [each for each in compared if not each.agrees]
+        head += f", of which {ranges([step.step for step in compared])} have a record"
+    differing = [step for step in compared if not step.agrees]
     if not differing:
         return f"{head}: {len(compared)} recorded steps agree"
     first = differing[0]
-    before = [each.step for each in compared if each.step < first.step]
+    before = [step.step for step in compared if step.step < first.step]
     since = f", the first of {len(differing)} that differ of {len(compared)}" if len(compared) > 1 else ""
     after = f"; step {before[-1]} agrees" if before else ""
     return f"{head}\nstep {first.step} differs{since}: {first.differences()}{after}"
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers, each row of successive ones as its first and last; of many rows only the first and the last."""
-    rows = [[number for _, number in row] for _, row in itertools.groupby(enumerate(numbers), lambda each: each[1] - each[0])]
+    """Format ascending numbers as ranges ("3 to 7, 9"). Only the first ranges and the last one are shown if there are many."""
+    # Successive numbers have the same difference to their index.
+    rows = [[number for _, number in row] for _, row in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
     texts = [f"{row[0]} to {row[-1]}" if len(row) > 1 else str(row[0]) for row in rows]
     return ", ".join(texts if len(texts) <= SHOWN_ROWS else [*texts[: SHOWN_ROWS - 1], "...", texts[-1]])

@@ -1,4 +1,4 @@
-"""The losses of single samples with the weights of a checkpoint: forward passes of the run's own model, nothing is trained."""
+"""Compute the losses of single samples with the weights of a checkpoint: forward passes of the run's model, without training."""
 
 import sys
 from collections.abc import Sequence
@@ -8,8 +8,8 @@ import torch
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from lt_shared.console import ExitCode, Progress
-from lt_shared.sample_order import run_order, sample_losses
-from lt_shared.sample_order.samples import Samples, Span, Tokens
+from lt_shared.data.sample_order import run_order, sample_losses
+from lt_shared.data.sample_order.samples import Samples, Span, Tokens
 from lt_train.checkpoint import training_state
 from lt_train.checkpoint.training_state import TrainingState
 from lt_train.config.run_config import RunConfig
@@ -23,7 +23,7 @@ from lt_train.train.forward_backward import ForwardBackward
 
 
 class Chosen:
-    """Some samples by their numbers, as samples of their own."""
+    """A subset of `samples`, selected by their numbers."""
 
     def __init__(self, samples: Samples, numbers: Sequence[int]):
         self._samples = samples
@@ -42,17 +42,17 @@ class Chosen:
         return self._samples.spans(self._numbers[number])
 
 
-def score(config: RunConfig, rank_environment: RankEnvironment, where: torch.device) -> ExitCode:
-    """Print the loss of each sample that `config.scoring` names, on stdout of rank 0."""
+def score(config: RunConfig, rank_environment: RankEnvironment, device: torch.device) -> ExitCode:
+    """Print the loss of each sample that `config.scoring` selects, on stdout of rank 0."""
     scoring = config.scoring
     assert scoring is not None
-    trials = kernel_trials.Trials(config, where)
+    trials = kernel_trials.Trials(config, device)
     expert_tensor_parallel = config.expert_tensor_parallel
-    process_groups.form(config.parallelism, expert_tensor_parallel, config.memory, config.faults, rank_environment, where)
+    process_groups.form(config.parallelism, expert_tensor_parallel, config.memory, config.faults, rank_environment, device)
     is_first = rank_environment.rank == 0
     chosen = trials.chosen(is_first)
     model_parallel_cuda_manual_seed(config.seed)
-    chunks = builder.build(config, chosen, where)
+    chunks = builder.build(config, chosen, device)
     optimization, precision, train_samples = config.optimization, config.precision, config.batches.train_samples
     state = TrainingState(chunks, *optimizer.build(optimization, precision, train_samples, chosen.adamw, chunks))
     training_state.load(Path(str(config.checkpointing.start)), config, state)
@@ -62,8 +62,8 @@ def score(config: RunConfig, rank_environment: RankEnvironment, where: torch.dev
     numbers = list(range(scoring.first_sample, scoring.end_sample))
     padded = numbers + numbers[-1:] * (-len(numbers) % size)
     samples = Chosen(attempt.training_samples(Path(scoring.run)), padded)
-    batches = Loader(config.data, config.batches, config.architecture.vocab_size, where).evaluating(samples)
-    forward_backward = ForwardBackward(config.batches, config.parallelism, chunks, where, keeps_samples=True)
+    batches = Loader(config.data, config.batches, config.architecture.vocab_size, device).evaluating(samples)
+    forward_backward = ForwardBackward(config.batches, config.parallelism, chunks, device, keeps_samples=True)
     for chunk in chunks:
         chunk.eval()
     with torch.no_grad(), gathered(chunks), Progress("scoring", len(numbers), "samples") as progress:

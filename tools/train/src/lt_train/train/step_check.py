@@ -1,12 +1,12 @@
-"""A step computed twice and compared, every --check-replay-interval steps: finds a rank whose processor computes wrong.
+"""Compute every --check-replay-interval-th step twice and compare the results, to find a rank whose processor computes wrong.
 
-A rank whose GPU or CPU is defective gives wrong gradients without any error, and the reduction spreads them over all ranks. So
-both passes leave the gradients unreduced: each rank compares its own two, and who differs is known before anything is shared.
-Ranks that hold the same weights compare these too: the majority is right. The second pass is the one that counts, so a checked
-step has the numbers of any other, and takes one forward and backward pass longer.
+A defective GPU or CPU gives wrong gradients without any error, and the reduction spreads them over all ranks. So neither pass
+reduces its gradients: each rank compares its two results before it shares them. Ranks that hold the same weights also compare the
+weights: the majority is right. The step uses the second pass, so its numbers are as without a check; it takes one forward and
+backward pass longer.
 
-Where a step is deterministic (on a CPU, with --deterministic), one different bit is a difference. Elsewhere only sums are
-compared, within TOLERANCE: an exponent that flipped is found, the last digits are not.
+If a step is deterministic (on a CPU, with --deterministic), one different bit is a difference. Otherwise only norms are compared,
+within TOLERANCE, which detects a flipped exponent but not the last digits.
 """
 
 import collections
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 
 Losses = list[dict[str, Tensor]]
 TOLERANCE = 1e-3
-# Of a digest; the int64 copies of so many elements take 64 MiB.
+# A digest is computed over parts of this many elements; the two int64 tensors of a part take 64 MiB.
 ELEMENTS = 2**22
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Miscomputed(ToolError):
-    """This rank has computed two different results of one step, or holds other weights than the ranks that share them."""
+    """This rank computed two different results for one step, or its weights differ from the other ranks' copies of them."""
 
     def __init__(self, message: str):
         super().__init__(message, "the machine is defective until shown otherwise: exclude it (lt-monitor tail-cause names it)")
@@ -55,7 +55,11 @@ class Miscomputed(ToolError):
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What one rank knows: `problem` of its own two passes, digests of weights that it shares, and with whom."""
+    """The report of one rank.
+
+    `problem` says how its two passes differ. `dense` and `expert` each hold the name of the group of ranks that share these
+    weights, and the digest of the weights on this rank.
+    """
 
     rank: int
     host: str
@@ -65,33 +69,36 @@ class Answer:
 
 
 class StepCheck:
-    """Computes the steps twice whose number `interval` divides, none without one."""
+    """Compute every `interval`-th step twice; without an `interval`, no step."""
 
     def __init__(
         self,
         interval: int | None,
         deterministic: bool,
         state: "TrainingState",
-        where: torch.device,
+        rank_device: torch.device,
         clear_gradients: Callable[[], None],
     ):
         self.interval = interval
-        self.is_exact = where.type == device.CPU or deterministic
+        self.is_exact = rank_device.type == device.CPU or deterministic
         self.state = state
-        self.where = where
+        self.device = rank_device
         self.clear_gradients = clear_gradients
-        # Of each rank that computes wrong, on all ranks.
+        # Called on all ranks with a line for each rank that computes wrong.
         self.tell: Callable[[str], None] = lambda text: None
 
     def is_due(self, step: int) -> bool:
         return self.interval is not None and step % self.interval == 0
 
     def twice(self, run_pass: Callable[[Iterator[Batch]], Losses], batches: Iterator[Batch], count: int) -> Losses:
-        """What `run_pass` returns for the next `count` micro batches; raises Miscomputed on the rank that gives two results."""
+        """Call `run_pass` twice on the next `count` micro batches and return the second result.
+
+        Raise Miscomputed on a rank whose two results differ.
+        """
         chunks = self.state.chunks
         micro_batches = list(itertools.islice(batches, count))
         with unreduced(chunks) as finalize:
-            restore = _restorer(chunks, self.where)
+            restore = _restorer(chunks, self.device)
             first = self._observe(run_pass(iter(micro_batches)))
             self.clear_gradients()
             restore()
@@ -102,36 +109,36 @@ class StepCheck:
         return losses
 
     def _observe(self, losses: Losses) -> dict[str, Tensor]:
-        """The losses of the last stage, and a number for each gradient and each weight of this rank."""
-        of = digests if self.is_exact else norms
+        """Return the digests or norms of the losses, the gradients and the weights on this rank, one number per tensor."""
+        reduce = digests if self.is_exact else norms
         chunks = self.state.chunks
         reported = [loss.detach().reshape(-1)[:1] for entry in losses for loss in entry.values()]
         return {
-            "loss": of(reported),
-            "gradient": of((parameter.main_grad for _, parameter in _parameters(chunks))),
+            "loss": reduce(reported),
+            "gradient": reduce((parameter.main_grad for _, parameter in _parameters(chunks))),
             "weight": digests((parameter.data for _, parameter in _parameters(chunks))),
         }
 
     def _compare(self, first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
         step = self.state.iteration + 1
         problem = self._difference(first, second)
-        own = Answer(
+        local_answer = Answer(
             torch.distributed.get_rank(),
             socket.gethostname(),
             problem and f"computed step {step} twice, and the results differ: {problem}",
             *self._shared_weights(second["weight"]),
         )
         answers = [
-            Answer(each["rank"], each["host"], each["problem"], tuple(each["dense"]), tuple(each["expert"]))
-            for each in agreement.of_all_ranks(dataclasses.asdict(own))
+            Answer(answer["rank"], answer["host"], answer["problem"], tuple(answer["dense"]), tuple(answer["expert"]))
+            for answer in agreement.of_all_ranks(dataclasses.asdict(local_answer))
         ]
-        found = verdict(answers, step)
-        for rank, text in sorted(found.items()):
+        problems = verdict(answers, step)
+        for rank, text in sorted(problems.items()):
             self.tell(f"rank {rank} on {answers[rank].host}: {text}")
-        if own.rank in found:
-            raise Miscomputed(found[own.rank])
-        if found:
-            raise Echo(f"rank {min(found)} computes wrong")
+        if local_answer.rank in problems:
+            raise Miscomputed(problems[local_answer.rank])
+        if problems:
+            raise Echo(f"rank {min(problems)} computes wrong")
 
     def _difference(self, first: dict[str, Tensor], second: dict[str, Tensor]) -> str | None:
         names = [name for name, _ in _parameters(self.state.chunks)]
@@ -144,14 +151,14 @@ class StepCheck:
         return None
 
     def _shared_weights(self, weights: Tensor) -> tuple[tuple[str, str], tuple[str, str]]:
-        """Two groups of ranks with the same weights, by name, and what this one holds: of experts, and of all else."""
-        of_experts = [not getattr(parameter, "allreduce", True) for _, parameter in _parameters(self.state.chunks)]
+        """Return the group name and the weight digest of the dense weights, then of the expert weights, of this rank."""
+        is_expert = [not getattr(parameter, "allreduce", True) for _, parameter in _parameters(self.state.chunks)]
         stage = parallel_state.get_pipeline_model_parallel_rank()
         dense = f"{stage}/{parallel_state.get_tensor_model_parallel_rank()}"
         expert = f"{stage}/{parallel_state.get_expert_model_parallel_rank()}/{parallel_state.get_expert_tensor_parallel_rank()}"
         values = [str(value) for value in weights.tolist()]
-        of = {kind: " ".join(v for v, e in zip(values, of_experts, strict=True) if e is kind) for kind in (True, False)}
-        return (dense, _hash(of[False])), (expert, _hash(of[True]))
+        texts = {kind: " ".join(v for v, e in zip(values, is_expert, strict=True) if e is kind) for kind in (True, False)}
+        return (dense, _hash(texts[False])), (expert, _hash(texts[True]))
 
 
 def _hash(text: str) -> str:
@@ -159,35 +166,39 @@ def _hash(text: str) -> str:
 
 
 def verdict(answers: list[Answer], step: int) -> dict[int, str]:
-    """The ranks that are wrong, and why. Where two hold different weights and no majority says which is wrong, the lower speaks
-    for both, unless one of them has contradicted itself."""
-    found = {answer.rank: answer.problem for answer in answers if answer.problem}
-    if found:
-        return {rank: _with_others(problem, rank, found) for rank, problem in found.items()}
+    """Return the ranks that compute wrong, with the reasons.
+
+    A rank whose two passes differ is reported alone. Otherwise ranks that hold other weights than the majority are reported; if
+    there is no majority, the lowest rank is reported for all.
+    """
+    problems = {answer.rank: answer.problem for answer in answers if answer.problem}
+    if problems:
+        return {rank: _with_others(problem, rank, problems) for rank, problem in problems.items()}
     for kind in ("dense", "expert"):
         groups: dict[str, list[tuple[Answer, str]]] = collections.defaultdict(list)
         for answer in answers:
             group, value = getattr(answer, kind)
             groups[group].append((answer, value))
         for members in groups.values():
-            found |= _outvoted(members, step)
-    return found
+            problems |= _outvoted(members, step)
+    return problems
 
 
-def _with_others(problem: str, rank: int, found: dict[int, str]) -> str:
-    """Ranks that share layers or pipeline stages pass wrong numbers on to each other."""
-    others = ", ".join(str(other) for other in sorted(found) if other != rank)
-    return f"{problem}; so do those of ranks {others}: one of them is the cause" if others else problem
+def _with_others(problem: str, rank: int, problems: dict[int, str]) -> str:
+    """Add the other ranks with a problem, because ranks that share layers or a pipeline pass wrong numbers on to each other."""
+    other_ranks = ", ".join(str(other) for other in sorted(problems) if other != rank)
+    return f"{problem}; so do those of ranks {other_ranks}: one of them is the cause" if other_ranks else problem
 
 
 def _outvoted(members: list[tuple[Answer, str]], step: int) -> dict[int, str]:
+    """Return the members of a group whose weights differ from the majority, with the reasons."""
     counts = collections.Counter(value for _, value in members)
     if len(counts) == 1:
         return {}
     most, count = counts.most_common(1)[0]
     if 2 * count > len(members):
-        others = f"other weights than the {count} ranks that share them"
-        return {answer.rank: f"holds at step {step} {others}" for answer, value in members if value != most}
+        difference = f"other weights than the {count} ranks that share them"
+        return {answer.rank: f"holds at step {step} {difference}" for answer, value in members if value != most}
     suspects = ", ".join(f"{answer.rank} on {answer.host}" for answer, _ in members)
     speaker = min(answer.rank for answer, _ in members)
     text = f"at step {step} the weights of ranks that share them differ, and no majority says whose are wrong"
@@ -196,26 +207,26 @@ def _outvoted(members: list[tuple[Answer, str]], step: int) -> dict[int, str]:
 
 @contextlib.contextmanager
 def unreduced(chunks: list[Chunk]) -> Iterator[Callable[[], None]]:
-    """Within, a pass leaves each rank its own gradients; the function given reduces those of the last one."""
+    """Keep passes inside the context from reducing gradients. Yield a function that reduces the gradients of the last pass."""
     config = unwrapped(chunks[0]).config
     before = config.finalize_model_grads_func
     settings = [chunk.ddp_config for chunk in chunks]
-    overlaps = [each.overlap_grad_reduce for each in settings]
+    overlaps = [ddp_config.overlap_grad_reduce for ddp_config in settings]
     held: list[Callable[[], None]] = []
 
     def hold(*arguments: Any, **options: Any) -> None:
         held[:] = [partial(finalize_model_grads, *arguments, **options)]
 
-    # The hooks of overlapping reduction ask these at each gradient.
-    for each in settings:
-        each.overlap_grad_reduce = False
+    # The gradient hooks of DDP read this flag for each gradient, so it can be changed after they are registered.
+    for ddp_config in settings:
+        ddp_config.overlap_grad_reduce = False
     config.finalize_model_grads_func = partial(wgrad_accumulation.finish, finalize=hold)
     try:
         yield lambda: held.pop()()
     finally:
         config.finalize_model_grads_func = before
-        for each, overlap in zip(settings, overlaps, strict=True):
-            each.overlap_grad_reduce = overlap
+        for ddp_config, overlap in zip(settings, overlaps, strict=True):
+            ddp_config.overlap_grad_reduce = overlap
 
 
 def _parameters(chunks: list[Chunk]) -> Iterator[tuple[str, Any]]:
@@ -225,12 +236,12 @@ def _parameters(chunks: list[Chunk]) -> Iterator[tuple[str, Any]]:
                 yield name, parameter
 
 
-def _restorer(chunks: list[Chunk], where: torch.device) -> Callable[[], None]:
-    """Sets back what a pass changes beside the gradients: random generators, and buffers, such as a router's counts."""
+def _restorer(chunks: list[Chunk], rank_device: torch.device) -> Callable[[], None]:
+    """Return a function that restores the current random states and buffers, for example the token counts of a router."""
     buffers = [(buffer, buffer.clone()) for chunk in chunks for buffer in unwrapped(chunk).buffers()]
-    on_gpu = where.type == device.CUDA
+    on_gpu = rank_device.type == device.CUDA
     states = random.getstate(), np.random.get_state(), torch.get_rng_state(), get_cuda_rng_tracker().get_states()
-    of_gpu = torch.cuda.get_rng_state(where) if on_gpu else None
+    gpu_state = torch.cuda.get_rng_state(rank_device) if on_gpu else None
 
     @torch.no_grad()
     def restore() -> None:
@@ -240,17 +251,18 @@ def _restorer(chunks: list[Chunk], where: torch.device) -> Callable[[], None]:
         np.random.set_state(states[1])
         torch.set_rng_state(states[2])
         get_cuda_rng_tracker().set_states(states[3])
-        if of_gpu is not None:
-            torch.cuda.set_rng_state(of_gpu, where)
+        if gpu_state is not None:
+            torch.cuda.set_rng_state(gpu_state, rank_device)
 
     return restore
 
 
 @torch.no_grad()
 def digests(tensors: Iterable[Tensor]) -> Tensor:
-    """An int64 for each tensor, of its bits: the sum of them, as integers, each times an odd number of its own, modulo 2^64.
+    """Return an int64 digest of the bits of each tensor.
 
-    One element that differs, in whatever bits, always changes it: an odd number has an inverse modulo 2^64.
+    A digest is the sum over all elements of the element's bits, as an integer, times an odd number that depends on its position,
+    modulo 2^64. A change of one element always changes the digest, because an odd number has an inverse modulo 2^64.
     """
     return _stacked([_digest(tensor) for tensor in tensors], torch.int64)
 
@@ -267,7 +279,7 @@ def _digest(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def norms(tensors: Iterable[Tensor]) -> Tensor:
-    """The norm of each tensor in float64."""
+    """Return the norm of each tensor in float64."""
     return _stacked([torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in tensors], torch.float64)
 
 

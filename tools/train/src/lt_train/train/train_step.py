@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """The same on every rank. `loss` is the mean over the global batch of `samples`, in nats per token.
+    """The result of one step, identical on all ranks.
 
-    A step that was to be skipped has no loss; all of its samples are `left_out`, of another step those of --skip-samples. One
-    that was skipped for its gradients has not `updated`, and no `grad_norm` when the loss scale was too high. `loss_scale` is
-    that of the next step, 1 without scaling; `scale_falls` says that a skipped step can still lower it. `largest` is over all
-    ranks, of each of the numbers that the ranks were asked for. `prediction_loss` is that of the multi-token prediction layers,
-    where there are some. `source_sums` has for each dataset of a blend the sum of its tokens' losses, then for each the number of
-    tokens. `sample_losses` are those of the global batch in its order, where they were asked for.
+    `loss` is the mean over the global batch of `samples`, in nats per token; None for a skipped step. `left_out` counts the
+    samples that were skipped: all of them in a skipped step, else the ones of --skip-samples. `updated` is False if the optimizer
+    skipped the step because the gradients were not finite; `grad_norm` is then None if the loss scale was too high. `loss_scale`
+    applies to the next step and is 1 without scaling; `scale_falls`: a skipped step can still lower it. `largest` holds the
+    maxima over all ranks of the numbers from `Stepper.train`'s `local_numbers`. `prediction_loss` is the loss of the multi-token
+    prediction layers, None without them. `source_sums` holds the sum of the token losses of each dataset of a blend, then the
+    token count of each dataset. `sample_losses` is in the order of the global batch, None without --log-sample-loss.
     """
 
     loss: float | None
@@ -47,7 +48,7 @@ class StepResult:
 
 
 class Stepper:
-    """Makes optimizer steps on the model of `state`, with the gradients of `forward_backward`."""
+    """Make optimizer steps on the model of `state`, with the gradients of `forward_backward`."""
 
     def __init__(
         self,
@@ -65,32 +66,33 @@ class Stepper:
         self.state = state
         scale_loss = state.optimizer.scale_loss if optimizer.scales_losses(state.optimizer) else None
         unwrapped(state.chunks[0]).config.grad_scale_func = scale_loss
-        where, interval = forward_backward.where, faults.check_replay_interval
-        self.check = StepCheck(interval, precision.deterministic, state, where, self.clear_gradients)
+        device, interval = forward_backward.device, faults.check_replay_interval
+        self.check = StepCheck(interval, precision.deterministic, state, device, self.clear_gradients)
         self.before_update: Callable[[], None] = lambda: None
         self.clear_gradients()
 
     def clear_gradients(self) -> None:
-        """Make the gradients ready for the next step: zero, or to be overwritten."""
+        """Prepare the gradients for the next step: zero them, or mark them to be overwritten."""
         for chunk in self.state.chunks:
             chunk.zero_grad_buffer()
 
-    def train(self, batches: Iterator[Batch], own: Callable[[], Sequence[int]] = tuple) -> StepResult:
-        """One optimizer step over a global batch; moves the schedule on unless the step was skipped.
+    def train(self, batches: Iterator[Batch], local_numbers: Callable[[], Sequence[int]] = tuple) -> StepResult:
+        """Make one optimizer step over a global batch, and advance the schedule unless the step was skipped.
 
-        `own` gives this rank's numbers of those whose largest the result has. The optimizer may still run when this returns.
+        `local_numbers` returns numbers of this rank; the result has their maxima over all ranks. The optimizer's kernels may
+        still run on the GPU when this returns.
         """
         state, forward_backward = self.state, self.forward_backward
         samples = forward_backward.batches.size_at(state.consumed_samples)
         numbers = range(state.consumed_samples, state.consumed_samples + samples)
         left_out = len(self.skipping.skipped(state.iteration + 1, numbers))
         if left_out == samples:
-            return self._pass_over(samples, own)
+            return self._pass_over(samples, local_numbers)
         state.optimizer.zero_grad()
         losses = self._gradients(batches, samples)
         loss = Reading(forward_backward.mean(losses, forward_backward.sources))
-        of_samples = Reading(forward_backward.sample_losses(losses, samples)) if forward_backward.keeps_samples else None
-        largest = agreement.asked(own(), forward_backward.where)
+        sample_losses = Reading(forward_backward.sample_losses(losses, samples)) if forward_backward.keeps_samples else None
+        largest = agreement.asked(local_numbers(), forward_backward.device)
         self.before_update()
         outcome = optimizer.step(state.optimizer, self.clip_grad)
         self.clear_gradients()
@@ -113,7 +115,7 @@ class Stepper:
             more[0] if len(more) > sources else None,
             left_out,
             more[-sources:] if sources else (),
-            of_samples.values() if of_samples else None,
+            sample_losses.values() if sample_losses else None,
         )
 
     def _gradients(self, batches: Iterator[Batch], samples: int) -> Losses:
@@ -122,10 +124,10 @@ class Stepper:
             return run(batches)
         return self.check.twice(run, batches, self.forward_backward.micro_batches(samples))
 
-    def _pass_over(self, samples: int, own: Callable[[], Sequence[int]]) -> StepResult:
-        """A step that leaves all but the position in the data as it is; its micro batches are not read."""
+    def _pass_over(self, samples: int, local_numbers: Callable[[], Sequence[int]]) -> StepResult:
+        """Advance the position in the data by one step, without reading its micro batches."""
         state = self.state
-        largest = agreement.asked(own(), self.forward_backward.where)
+        largest = agreement.asked(local_numbers(), self.forward_backward.device)
         state.iteration += 1
         state.consumed_samples += samples
         scale = optimizer.loss_scale(state.optimizer)

@@ -1,6 +1,6 @@
 """The training loop of one rank: the steps, and around them the hooks of `lt_train.train.hooks`.
 
-Every rank runs the same steps and the same hooks. `lt_train.train.training_run` builds what the loop needs.
+Every rank runs the same steps and the same hooks. `lt_train.train.training_run` builds the arguments of `Trainer`.
 """
 
 import contextlib
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class Trainer:
-    """The steps from the iteration of `state` to `last_step`, on micro batches from `batches`.
+    """Train from the iteration of `state` to `last_step` on micro batches from `batches`.
 
-    A run of `total_steps` may have several parts, of which `last_step` is the end of this one (`--data-schedule`).
+    With `--data-schedule`, a run of `total_steps` may have several parts; `last_step` ends the current part.
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class Trainer:
         self.hooks = hooks
 
     def run(self, largest: Callable[[int], int]) -> Reason:
-        """Train to the last step, or to the first after which the run has a reason to end.
+        """Train to the last step, or to the first step with a reason to end. Return the reason.
 
-        `largest` returns the maximum over all ranks of a number of each.
+        `largest` all-reduces a number to its maximum over all ranks.
         """
         stop = Reason(largest(Limits.received()))
         self.clock.start()
@@ -78,17 +78,17 @@ class Trainer:
         return stop
 
     def _answers(self, iteration: int) -> list[int]:
-        """This rank's reason to end after `iteration` steps, and the answers of the hooks."""
+        """Return this rank's reason to end after `iteration` steps, followed by the answers of all hooks."""
         answers: list[int] = [self.limits.reached(iteration)]
         self._counts = []
         for hook in self.hooks:
-            of_hook = hook.answers()
-            self._counts.append(len(of_hook))
-            answers += of_hook
+            hook_answers = hook.answers()
+            self._counts.append(len(hook_answers))
+            answers += hook_answers
         return answers
 
     def _reason_to_end(self, largest: Sequence[int]) -> Reason:
-        """On what the ranks have agreed in the step."""
+        """Pass each hook the maxima of its answers. Return the reason to end that the ranks agreed on in the step."""
         begin = 1
         for hook, count in zip(self.hooks, self._counts, strict=True):
             hook.agreed(largest[begin : begin + count])

@@ -1,21 +1,19 @@
-"""A training run on one rank, put together: process groups, model, optimizer, data, and the hooks around the steps.
+"""Build a training run on one rank and train: process groups, model, optimizer, data, and the hooks around the steps.
 
-Every rank builds its share of the model, reads its own samples, and runs the same steps. Rank 0 reports and publishes
-checkpoints.
+Every rank builds its shard of the model, reads its samples, and runs the same steps. Rank 0 reports and publishes checkpoints.
 """
 
 import contextlib
 import datetime
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import torch
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
-from lt_shared import run_log
 from lt_shared.console import ExitCode, warn
-from lt_shared.run_log import CheckpointLoaded
+from lt_shared.contracts import run_log
+from lt_shared.contracts.run_log import CheckpointLoaded
 from lt_train.checkpoint import starting_point, training_state
 from lt_train.checkpoint.local.copies import LocalCopies
 from lt_train.checkpoint.local.local_saver import LocalSaver
@@ -67,27 +65,29 @@ from lt_train.train.train_step import Stepper
 from lt_train.train.trainer import Trainer
 
 
-def train(config: RunConfig, rank_environment: RankEnvironment, where: torch.device) -> int:
-    """Run `config` as the rank of `rank_environment`: TRY_AGAIN when it was ended before its last iteration, and saved, or
-    NEXT_PHASE.
+def train(config: RunConfig, rank_environment: RankEnvironment, rank_device: torch.device) -> int:
+    """Run `config` as the rank of `rank_environment` and return an exit code.
 
-    Manifest lines of checkpoints go to stdout of rank 0.
+    The code is TRY_AGAIN if the run was saved and ended before its last iteration, and NEXT_PHASE at the end of a phase that the
+    next process continues. Rank 0 prints the manifest lines of checkpoints on stdout.
     """
-    trials = Trials(config, where)
+    trials = Trials(config, rank_device)
     expert_tensor_parallel = config.expert_tensor_parallel
-    process_groups.form(config.parallelism, expert_tensor_parallel, config.memory, config.faults, rank_environment, where)
+    process_groups.form(config.parallelism, expert_tensor_parallel, config.memory, config.faults, rank_environment, rank_device)
     clock.lap("process groups")
     with FailureWatch():
-        return _train(config, rank_environment, where, trials)
+        return _train(config, rank_environment, rank_device, trials)
 
 
-def _train(config: RunConfig, rank_environment: RankEnvironment, where: torch.device, trials: Trials) -> int:
+def _train(config: RunConfig, rank_environment: RankEnvironment, rank_device: torch.device, trials: Trials) -> int:
     is_first = rank_environment.rank == 0
-    # Nodes may see a shared filesystem at different moments.
+    # Rank 0 decides, because nodes may see changes of a shared filesystem at different times.
     start, continues = agreement.from_first_rank([config.checkpointing.start, config.checkpointing.continues])
     if start is not None:
         config = config.starting_at(start, continues)
-    copies = LocalCopies(config.checkpointing, config.faults.timeout_seconds, where) if config.checkpointing.save_local else None
+    copies = (
+        LocalCopies(config.checkpointing, config.faults.timeout_seconds, rank_device) if config.checkpointing.save_local else None
+    )
     unused = None if copies else UnusedCopies(config.checkpointing)
     if copies:
         config = starting_point.fetched(copies.starting(config), ranks_decide=False)
@@ -95,14 +95,14 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, where: torch.de
     chosen = trials.chosen(is_first)
     model_parallel_cuda_manual_seed(config.seed)
     versions = optional_packages.versions()
-    with _log(config, is_first, where, chosen, versions) as log, contextlib.ExitStack() as at_end:
+    with _log(config, is_first, rank_device, chosen, versions) as log, contextlib.ExitStack() as at_end:
         arguments = megatron_arguments.of(config)
         log.arguments(arguments)
         for line in describe(config.architecture):
             log.line(line, brief=())
         log.line(f"  kernels: {chosen}")
         log.line("  versions: " + ", ".join(f"{package} {version}" for package, version in versions.items()), ())
-        chunks = builder.build(config, chosen, where)
+        chunks = builder.build(config, chosen, rank_device)
         at_end.callback(ddp.release, chunks)
         clock.lap("model")
         optimization, precision, train_samples = config.optimization, config.precision, config.batches.train_samples
@@ -123,7 +123,7 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, where: torch.de
             unused.delete()
         optimizer.create_state(state.optimizer)
         clock.lap("loading")
-        run = Run(resumed, chosen, state, log, where, rank_environment, copies)
+        run = Run(resumed, chosen, state, log, rank_device, rank_environment, copies)
         if is_first and config.checkpointing.directory:
             command, datasets = config.reporting.command, run.saver.datasets
             order_record.write(
@@ -131,7 +131,7 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, where: torch.de
             )
         log.begin(recorded_steps.Attempt(state.iteration, config, versions), config.batches, config.schedule, arguments)
         clock.lap("data")
-        with Profiler(config.reporting.profile, rank_environment.rank, where, state.iteration) as profiler:
+        with Profiler(config.reporting.profile, rank_environment.rank, rank_device, state.iteration) as profiler:
             stopped = run.train(trials.confirm, profiler)
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
@@ -140,9 +140,9 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, where: torch.de
     return NEXT_PHASE if stopped == Reason.PHASE else ExitCode.TRY_AGAIN if stopped else ExitCode.OK
 
 
-def _log(config: RunConfig, is_first: bool, where: torch.device, chosen: Kernels, versions: dict[str, str]) -> Log:
+def _log(config: RunConfig, is_first: bool, rank_device: torch.device, chosen: Kernels, versions: dict[str, str]) -> Log:
     if config.benchmark:
-        return Measurement(config, is_first, device.name(where), chosen, versions)
+        return Measurement(config, is_first, device.name(rank_device), chosen, versions)
     if config.replay:
         return Comparison(config.replay, config.checkpointing.start, config.reporting, is_first)
     return Log(config.reporting, config.checkpointing.directory, is_first)
@@ -153,7 +153,7 @@ def _now() -> datetime.datetime:
 
 
 class Run:
-    """The steps of a run from the iteration of `state`, and what is open during them."""
+    """The steps of a run from the iteration of `state`, and the objects that they need."""
 
     def __init__(
         self,
@@ -161,14 +161,14 @@ class Run:
         chosen: Kernels,
         state: TrainingState,
         log: Log,
-        where: torch.device,
+        rank_device: torch.device,
         rank_environment: RankEnvironment,
         copies: LocalCopies | None,
     ):
         self.config = config
         self.state = state
         self.log = log
-        self.where = where
+        self.device = rank_device
         self.copies = copies
         batches, parallelism, settings = config.batches, config.parallelism, config.checkpointing
         datasets = len(config.data.datasets)
@@ -176,7 +176,7 @@ class Run:
             batches,
             parallelism,
             state.chunks,
-            where,
+            rank_device,
             sources=datasets if datasets > 1 else 0,
             keeps_samples=config.reporting.sample_losses,
         )
@@ -189,13 +189,13 @@ class Run:
         cache = blended_dataset.cache_directory(config.data, settings.directory)
         self.data = blended_dataset.build(self.order, cache, state.ordered_samples)
         vocab_size, streams = config.architecture.vocab_size, self.data.streams
-        self.loader = Loader(config.data, batches, vocab_size, where)
+        self.loader = Loader(config.data, batches, vocab_size, rank_device)
         self.arrivals = Arrivals(config.data, vocab_size, settings, self.data.training, streams, rank_environment.rank)
-        self.saver = Saver(config, chosen, state, where, log, self.arrivals)
+        self.saver = Saver(config, chosen, state, rank_device, log, self.arrivals)
         self.local_saver = LocalSaver(self.saver, copies) if copies else None
         self.stepper.before_update = self.saver.hold_back_update
         self.stepper.check.tell = log.failure
-        devices, device_name = parallelism.world_size, device.name(where)
+        devices, device_name = parallelism.world_size, device.name(rank_device)
         self.speedometer = Speedometer(config.architecture, batches, config.precision, devices, device_name)
         self.clock = Clock()
         self.timers = timers.attach(config.reporting, state)
@@ -205,7 +205,7 @@ class Run:
             self.attempt = Attempt(Path(settings.directory), crash_loop.fingerprint(config), state.iteration)
 
     def train(self, after_first_step: Callable[[], None], profiler: Profiler) -> Reason:
-        """Train; returns why the run ended before its last step."""
+        """Train. Return the reason if the run ended before its last step, else NONE."""
         config, state = self.config, self.state
         last_step = config.schedule.end_of_form(config.batches, state.iteration)
         trainer = Trainer(
@@ -219,7 +219,7 @@ class Run:
             self.hooks(after_first_step, profiler),
         )
         with self.saver, self.local_saver or contextlib.nullcontext(), self.watchdog:
-            stop = trainer.run(partial(agreement.largest, where=self.where))
+            stop = trainer.run(lambda number: agreement.largest(number, self.device))
         trainer.finish(stop)
         if stop:
             is_saved = config.checkpointing.save and not config.checkpointing.no_save_optim
@@ -236,13 +236,13 @@ class Run:
         return self.loader.training(samples, skipping, state.consumed_samples, state.iteration, last_step, is_ready)
 
     def hooks(self, after_first_step: Callable[[], None], profiler: Profiler) -> list[Hook]:
-        """In the order in which the training loop calls them."""
+        """Return the hooks in the order in which the training loop calls them."""
         config, state, log, watchdog = self.config, self.state, self.log, self.watchdog
         steps, names = config.batches.train_iters, config.data.names
-        streams = Streams(self.arrivals, config.batches, self.limits, state, log, watchdog, self.clock, self.where)
+        streams = Streams(self.arrivals, config.batches, self.limits, state, log, watchdog, self.clock, self.device)
         interval = config.reporting.log_interval
-        reports = Reports(state, log, self.clock, self.speedometer, self.where, names, interval, steps, self.timers)
-        checkpoints = Checkpoints(self.saver, config.checkpointing.save_interval, steps, state, self.where, watchdog)
+        reports = Reports(state, log, self.clock, self.speedometer, self.device, names, interval, steps, self.timers)
+        checkpoints = Checkpoints(self.saver, config.checkpointing.save_interval, steps, state, self.device, watchdog)
         hooks: list[Hook] = [Profile(profiler), Progress(state, log, watchdog, after_first_step)]
         if self.attempt:
             hooks.append(Recovery(state, log, self.attempt))
@@ -264,7 +264,7 @@ class Run:
 
 
 def _order_samples(order: SampleOrder, state: TrainingState, is_first: bool) -> None:
-    """Note how many samples are put into an order. The first rank warns if it is another order than before."""
+    """Store the number of shuffled samples in `state`. Rank 0 warns if it changes the order of the samples."""
     before, now = state.ordered_samples, order.training_samples(state.consumed_samples, state.iteration)
     state.ordered_samples = now
     if is_first and before and state.consumed_samples and blended_dataset.changes_order(order, before, now):

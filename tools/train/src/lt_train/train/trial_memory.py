@@ -1,9 +1,9 @@
-"""Which trials of kernels have passed at an earlier start of a rank, so that this start need not wait for them.
+"""Remember passed kernel trials in a cache file, so that the next start of the rank skips them.
 
-A trial is remembered in a file of the user's private cache directory (`lt_train.kernels.compile_caches`), named by all that could
-make it fail another time: the machine, its GPU and driver, the packages and where they lie, this program's kernels, the variables
-that compilers read, the model's shapes. Whoever relies on the file deletes it, and writes it again after the first step: a start
-that dies before, in whatever way, is followed by one that tries again. What has failed is never written.
+The file lies in the user's private cache directory (`lt_train.kernels.compile_caches`). Its name hashes everything that could
+make a trial fail: the host, its GPU and driver, the packages and their paths, lt-train's kernels, the environment variables that
+compilers read, the shapes of the model. `take` deletes the file and `confirm` writes it again after the first step, so a start
+that dies in between, in whatever way, is followed by a start that tries the kernels again. Failed trials are never written.
 """
 
 import contextlib
@@ -19,8 +19,9 @@ from typing import Any
 
 import torch
 
-from lt_shared import installed_versions, local_files
+from lt_shared import installed_versions
 from lt_shared.console import ToolError
+from lt_shared.files import local_files
 from lt_train.config import optional_packages
 from lt_train.config.kernels import Kernels
 from lt_train.kernels.compile_caches import TRIALS
@@ -29,13 +30,13 @@ from lt_train.train.trial_shapes import Shapes
 
 ROOT = Path(__file__).parents[1]
 VARIABLES = ("CUDA_", "CUTE_DSL_", "CUTLASS_", "FLASH_ATTENTION_", "QUACK_", "TRITON_", "TVM_FFI_", "LD_LIBRARY_PATH")
-# Beside those of the log's header: what they compile with.
+# The compilers of these packages; the versions of the packages themselves are in `optional_packages`.
 COMPILERS = ("nvidia-cutlass-dsl-libs-base", "nvidia-cutlass-dsl-libs-cu13", "apache-tvm-ffi", "torch-c-dlpack-ext")
 MODULES = ("flash_attn.cute", "quack", "cutlass")
 
 
 class TrialMemory:
-    """Of one rank and all its trials together. Without a directory nothing is remembered."""
+    """The cache file for all trials of one rank. Without a `directory`, nothing is remembered."""
 
     def __init__(self, directory: str | None, facts: dict[str, Any]):
         self._text = json.dumps(facts, sort_keys=True, default=str)
@@ -43,7 +44,7 @@ class TrialMemory:
         self._path = Path(directory) / f"{name}.json" if directory else None
 
     def take(self) -> bool:
-        """Whether they have passed; from here on they count as not tried, until `confirm`."""
+        """Return whether the trials have passed before, and forget it until `confirm`."""
         if self._path is None:
             return False
         try:
@@ -54,9 +55,9 @@ class TrialMemory:
         return content == self._text
 
     def confirm(self) -> None:
-        """They have passed, and a step after them."""
+        """Remember that the trials and the first step after them have passed."""
         if self._path is not None:
-            # Another rank may be writing the same; and it is only for speed.
+            # Another rank may write the same file, and without the file the next start is only slower.
             with contextlib.suppress(OSError, ToolError), local_files.publish_file(str(self._path)) as file:
                 file.write(self._text.encode())
 
@@ -64,16 +65,16 @@ class TrialMemory:
 NONE = TrialMemory(None, {})
 
 
-def of_rank(shapes: Shapes, world_size: int, chosen: Kernels, where: torch.device) -> TrialMemory:
-    return TrialMemory(os.environ.get(TRIALS), facts(shapes, world_size, chosen, where))
+def of_rank(shapes: Shapes, world_size: int, chosen: Kernels, rank_device: torch.device) -> TrialMemory:
+    return TrialMemory(os.environ.get(TRIALS), facts(shapes, world_size, chosen, rank_device))
 
 
-def facts(shapes: Shapes, world_size: int, chosen: Kernels, where: torch.device) -> dict[str, Any]:
-    """All that a trial depends on."""
+def facts(shapes: Shapes, world_size: int, chosen: Kernels, rank_device: torch.device) -> dict[str, Any]:
+    """Return everything that the result of a trial depends on."""
     return {
         "host": socket.gethostname(),
         "python": platform.python_version(),
-        "device": device.identity(where),
+        "device": device.identity(rank_device),
         "versions": optional_packages.versions() | installed_versions(COMPILERS),
         "places": {module: _place(module) for module in MODULES},
         "sources": _sources(),
@@ -85,7 +86,7 @@ def facts(shapes: Shapes, world_size: int, chosen: Kernels, where: torch.device)
 
 
 def _place(module: str) -> list[Any] | None:
-    """Where a module would be imported from, and when it was installed."""
+    """Return the path that a module would be imported from, and its modification time."""
     try:
         origin = getattr(importlib.util.find_spec(module), "origin", None)
     except ModuleNotFoundError:
@@ -94,7 +95,7 @@ def _place(module: str) -> list[Any] | None:
 
 
 def _sources() -> str:
-    """A digest of this program's modules that call the packages, and of those beside them."""
+    """Hash the sources of lt-train's kernels and of the modules that call the optional packages."""
     digest = hashlib.sha256()
     attention = ROOT / "models/mixers/flash_attention.py"
     for path in sorted([*(ROOT / "kernels").glob("*.py"), attention, ROOT / "train/kernel_trials.py"]):

@@ -1,4 +1,4 @@
-"""The shapes of a layer's tensors on one rank, for which kernels are tried before the first step."""
+"""The tensor shapes of one layer on one rank. Kernels are tried with these shapes before the first step."""
 
 import dataclasses
 from typing import Self
@@ -8,10 +8,11 @@ from lt_train.config.run_config import RunConfig
 
 @dataclasses.dataclass(frozen=True)
 class Shapes:
-    """A rank's share of a layer, and of a micro batch: `tokens` of each of its `samples`.
+    """The shard of a layer and of a micro batch on one rank.
 
-    Widths are those of one tensor-parallel rank, but for `hidden` and `expert_hidden`, which all ranks have whole. `window` is as
-    long as the attention of a query reaches back, None for all of the sample; `has_documents`: it ends at a document's begin.
+    `samples` is the micro batch size, `tokens` the sequence length per context-parallel rank. All widths are divided by the
+    tensor-parallel size, except `hidden` and `expert_hidden`. `window` is the sliding window of the attention, or None if a query
+    attends to the whole sample. With `has_documents`, attention does not cross document borders.
     """
 
     samples: int

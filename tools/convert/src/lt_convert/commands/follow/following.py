@@ -17,10 +17,10 @@ from lt_convert.commands.follow import retention, shell
 from lt_convert.commands.follow.state import Entry, State
 from lt_convert.formats import directories, run_checkpoints
 from lt_convert.formats.run_checkpoints import RunCheckpoint
-from lt_shared import storage
-from lt_shared.checkpoint_layout import TRACKER
 from lt_shared.console import BadData, CannotCreate, IoFailure, NoInput, TryAgain, UsageError, note, warn
-from lt_shared.manifest import Checkpoint
+from lt_shared.contracts.checkpoint_layout import TRACKER
+from lt_shared.contracts.manifest import Checkpoint
+from lt_shared.files import storage
 
 PASSING = (BadData, NoInput, IoFailure, TryAgain, CannotCreate)
 # What a trainer writes last in a checkpoint, or as good as.

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from lt_shared import ownership, resumable_files, storage, strict_json
 from lt_shared.console import BadData, CannotCreate, UsageError
+from lt_shared.files import ownership, resumable_files, storage, strict_json
 
 STATE, LOCK = ".lt-convert.follow.json", ".lt-convert.follow.lock"
 VERSION = 1

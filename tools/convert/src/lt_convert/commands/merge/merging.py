@@ -21,7 +21,7 @@ from lt_convert.formats.megatron import megatron_args
 from lt_convert.tensors.output_files import views
 from lt_convert.tensors.source_files import Files
 from lt_shared.console import UsageError, note, warn
-from lt_shared.manifest import Checkpoint, absolute
+from lt_shared.contracts.manifest import Checkpoint, absolute
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ from lt_convert.tensors.tensor import CASTABLE
 from lt_convert.weights import families
 from lt_convert.weights.mapping import PADDING
 from lt_shared.console import BadData, UsageError
-from lt_shared.manifest import absolute
+from lt_shared.contracts.manifest import absolute
 
 
 @dataclasses.dataclass(frozen=True)

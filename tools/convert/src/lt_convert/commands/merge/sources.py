@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from lt_convert.commands.merge import weights
 from lt_convert.formats import directories, run_checkpoints
 from lt_convert.tensors.source_files import INCOMPLETE
-from lt_shared import storage
 from lt_shared.console import BadData, NoInput, UsageError, warn
+from lt_shared.files import storage
 
 
 @dataclasses.dataclass(frozen=True)

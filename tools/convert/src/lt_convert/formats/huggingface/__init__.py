@@ -23,10 +23,11 @@ from lt_convert.tensors.tensor import Tensor
 from lt_convert.tokenizers import discovery, huggingface_tokenizer
 from lt_convert.weights import families
 from lt_convert.weights.mapping import HF, PADDING, Model, is_balancing_bias
-from lt_shared import huggingface, quantization, strict_json
-from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, BadData, warn
-from lt_shared.tokenizer_files import TokenizerFiles
+from lt_shared.files import strict_json
+from lt_shared.models import huggingface, quantization
+from lt_shared.models.architecture import Architecture
+from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 TABLE = HF
 CONFIG = "config.json"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from lt_convert.tensors.encodings import E8M0, FP4_HIGH, FP4_LOW, FP8, Encoding, ScaleAxis, Scales
 from lt_convert.tensors.tensor import Chunk, Tensor, View
 from lt_shared.console import BadData
-from lt_shared.quantization import MXFP4_BLOCK, Quantization
+from lt_shared.models.quantization import MXFP4_BLOCK, Quantization
 
 DTYPE = "bfloat16"
 SCALE, BLOCKS, SCALES = "_scale_inv", "_blocks", "_scales"

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lt_convert.tensors.tensor import Tensor
-from lt_shared import quantization
 from lt_shared.console import BadConfig, BadData
+from lt_shared.models import quantization
 
 DIRECTORY = "original"
 # The fields of OpenAI's configuration, with the values that its class has for those that a file leaves out.

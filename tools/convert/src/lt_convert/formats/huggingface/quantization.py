@@ -13,8 +13,8 @@ from typing import Any
 from lt_convert.tensors.block_fp8 import BLOCK, BlockFp8
 from lt_convert.tensors.tensor import Tensor
 from lt_convert.weights.weight_ops import OUTPUT_WEIGHT
-from lt_shared import quantization
 from lt_shared.console import UsageError
+from lt_shared.models import quantization
 
 Written = Tensor | BlockFp8
 

@@ -15,8 +15,8 @@ from lt_convert.formats.huggingface.quantization import Written
 from lt_convert.tensors.output_files import OutputFile, Payload
 from lt_convert.tensors.source_files import INCOMPLETE, Files
 from lt_convert.tensors.tensor import ITEM_BYTES, Tensor, assemble, tensor_in_files
-from lt_shared import strict_json
 from lt_shared.console import BadData
+from lt_shared.files import strict_json
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

@@ -22,8 +22,9 @@ from lt_convert.tensors.tensor import Tensor, concatenate
 from lt_convert.tokenizers import discovery
 from lt_convert.weights import families
 from lt_convert.weights.mapping import MEGATRON_LOCAL, MEGATRON_TE, Model
-from lt_shared import checkpoint_layout, pickles
+from lt_shared import pickles
 from lt_shared.console import BadData
+from lt_shared.contracts import checkpoint_layout
 
 EMBEDDING = "embedding.word_embeddings.weight"
 

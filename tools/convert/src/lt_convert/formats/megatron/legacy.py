@@ -23,8 +23,9 @@ from lt_convert.tensors.tensor import Chunk, Tensor, concatenate, zeros
 from lt_convert.tokenizers import discovery
 from lt_convert.weights import families, tensor_parallel
 from lt_convert.weights.mapping import MEGATRON_LOCAL, MEGATRON_TE, PADDING, Model
-from lt_shared import checkpoint_layout, pickles
+from lt_shared import pickles
 from lt_shared.console import BadData, UsageError, warn
+from lt_shared.contracts import checkpoint_layout
 
 TABLE = MEGATRON_TE
 FILE = "model_optim_rng.pt"

@@ -6,9 +6,9 @@ from typing import Any
 
 from lt_convert.containers.pickle_writer import Global, Instance
 from lt_convert.weights.mapping import Model
-from lt_shared import megatron_arguments
-from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, BadData, warn
+from lt_shared.models import megatron_arguments
+from lt_shared.models.architecture import Architecture
 
 
 def architecture(arguments: Mapping[str, Any], origin: str, name: str, all_describe_model: bool = False) -> Architecture:

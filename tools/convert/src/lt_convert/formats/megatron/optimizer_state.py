@@ -20,8 +20,8 @@ from lt_convert.tensors.reshape import reshaped
 from lt_convert.tensors.tensor import Tensor, assemble
 from lt_convert.weights import families
 from lt_convert.weights.mapping import MEGATRON, Model, is_balancing_bias
-from lt_shared.checkpoint_layout import COMMON
 from lt_shared.console import BadData
+from lt_shared.contracts.checkpoint_layout import COMMON
 from lt_shared.pickles import Record
 
 # The other entries of a param group of Megatron's: its scheduler reads the multipliers, the optimizer matches groups by them.

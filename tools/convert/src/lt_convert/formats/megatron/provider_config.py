@@ -13,9 +13,9 @@ from typing import Any
 
 from lt_convert.formats.directories import listing
 from lt_convert.tensors.source_files import Files
-from lt_shared import strict_yaml
 from lt_shared.console import BadData
-from lt_shared.megatron_arguments.known_fields import READ
+from lt_shared.files import strict_yaml
+from lt_shared.models.megatron_arguments.known_fields import READ
 
 RUN_CONFIG = "run_config.yaml"
 WEIGHTS, CONTEXT, MODEL_YAML = "weights", "context", "model.yaml"

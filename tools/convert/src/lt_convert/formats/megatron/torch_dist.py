@@ -30,10 +30,11 @@ from lt_convert.tokenizers import discovery
 from lt_convert.weights import families
 from lt_convert.weights.mapping import MEGATRON, Model, has_stacked_layers
 from lt_convert.weights.tensor_names import abbreviated
-from lt_shared import checkpoint_layout, pickles, version_of
-from lt_shared.checkpoint_layout import COMMON, RunRecord
+from lt_shared import pickles, version_of
 from lt_shared.console import BadData
-from lt_shared.tokenizer_files import TokenizerFiles
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.contracts.checkpoint_layout import COMMON, RunRecord
+from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 CONFIGURATION_FILE = checkpoint_layout.CONFIGURATION
 CONFIGURATION = {

@@ -26,12 +26,15 @@ from lt_convert.tokenizers import discovery
 from lt_convert.weights import families
 from lt_convert.weights.mapping import PADDING, ROPE_BUFFERS, TORCHTITAN, TORCHTITAN_2025, Model, is_balancing_bias
 from lt_convert.weights.tensor_names import abbreviated
-from lt_shared import checkpoint_layout, huggingface, strict_json, version_of
-from lt_shared.architecture import Architecture
-from lt_shared.checkpoint_layout import COMMON, RunRecord
+from lt_shared import version_of
 from lt_shared.console import BadConfig, BadData, UsageError, warn
-from lt_shared.huggingface.shared_experts import GROUP_SCORE_TOPK
-from lt_shared.rope_scaling import RopeScaling, YarnScaling
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.contracts.checkpoint_layout import COMMON, RunRecord
+from lt_shared.files import strict_json
+from lt_shared.models import huggingface
+from lt_shared.models.architecture import Architecture
+from lt_shared.models.huggingface.shared_experts import GROUP_SCORE_TOPK
+from lt_shared.models.rope_scaling import RopeScaling, YarnScaling
 
 TABLE = TORCHTITAN
 CONFIG = "config.json"

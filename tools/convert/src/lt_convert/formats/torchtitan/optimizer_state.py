@@ -12,8 +12,8 @@ from lt_convert.formats.checkpoint import OptimizerState
 from lt_convert.tensors.tensor import Tensor, assemble
 from lt_convert.weights import families
 from lt_convert.weights.mapping import PADDING, TORCHTITAN, Model
-from lt_shared.architecture import Architecture
 from lt_shared.console import BadData
+from lt_shared.models.architecture import Architecture
 
 _TORCHTITAN = re.compile(r"optimizer\.state\.(?P<name>.+)\.(?P<kind>exp_avg|exp_avg_sq|step)")
 _FUSED = re.compile(r"(?P<stem>.*)wqkv\.(?P<leaf>weight|bias)")

@@ -14,9 +14,9 @@ from lt_convert.weights.families.qwen2 import QWEN2
 from lt_convert.weights.families.qwen3 import QWEN3
 from lt_convert.weights.families.qwen3_moe import QWEN3_MOE
 from lt_convert.weights.mapping import Family
-from lt_shared import huggingface
-from lt_shared.architecture import Architecture
 from lt_shared.console import BadData
+from lt_shared.models import huggingface
+from lt_shared.models.architecture import Architecture
 
 # By the `model_type` of transformers.
 FAMILIES = {

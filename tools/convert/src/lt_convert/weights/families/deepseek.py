@@ -23,7 +23,7 @@ from lt_convert.weights.mapping import (
     Table,
 )
 from lt_convert.weights.weight_ops import OUTPUT_WEIGHT, Alias, OutputLayer, PaddedRows, Rows, WeightOp
-from lt_shared.architecture import Architecture
+from lt_shared.models.architecture import Architecture
 
 _MEGATRON_DENSE, _MEGATRON_EXPERT = (f"decoder.layers.{layer}." for layer in (DENSE_LAYER, EXPERT_LAYER))
 _TORCHTITAN_DENSE, _TORCHTITAN_EXPERT = (f"layers.{layer}." for layer in (DENSE_LAYER, EXPERT_LAYER))

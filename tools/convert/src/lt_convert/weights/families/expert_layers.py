@@ -8,7 +8,7 @@ is a tensor of its own in all formats; a model without one has no rows for it.
 from lt_convert.weights.families import llama
 from lt_convert.weights.mapping import BALANCING_BIAS, DENSE_LAYER, EXPERT_LAYER, MTP_LAYER, Shape, Table
 from lt_convert.weights.weight_ops import Alias, Experts, Rows
-from lt_shared.architecture import Architecture
+from lt_shared.models.architecture import Architecture
 
 DENSE, EXPERT, PREDICTION = (f"model.layers.{layer}." for layer in (DENSE_LAYER, EXPERT_LAYER, MTP_LAYER))
 # Parts of names in TorchTitan up to 0.2, which had no multi-token prediction.

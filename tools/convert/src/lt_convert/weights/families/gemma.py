@@ -14,7 +14,7 @@ from lt_convert.weights.families import llama, olmo, qwen3
 from lt_convert.weights.families.llama import LAYER
 from lt_convert.weights.mapping import MEGATRON, Family, Shape, Table
 from lt_convert.weights.weight_ops import Rows
-from lt_shared.architecture import Architecture
+from lt_shared.models.architecture import Architecture
 
 BEFORE_MLP = f"{LAYER}pre_feedforward_layernorm.weight"
 

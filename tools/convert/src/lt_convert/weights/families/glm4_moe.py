@@ -21,7 +21,7 @@ from lt_convert.weights.mapping import (
     Table,
 )
 from lt_convert.weights.weight_ops import OUTPUT_WEIGHT, Alias, OutputLayer, PaddedRows, QueryGroups, Rows
-from lt_shared.architecture import Architecture
+from lt_shared.models.architecture import Architecture
 
 _DENSE, _EXPERT = (f"decoder.layers.{layer}." for layer in (DENSE_LAYER, EXPERT_LAYER))
 

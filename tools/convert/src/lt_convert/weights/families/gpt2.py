@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from lt_convert.weights.families import llama
 from lt_convert.weights.mapping import Family, Shape, Table
 from lt_convert.weights.weight_ops import OUTPUT_WEIGHT, FusedQueryGroups, OutputLayer, PaddedRows, Rows, Transposed
-from lt_shared.architecture import Architecture
+from lt_shared.models.architecture import Architecture
 
 EMBEDDING, POSITIONS, FINAL_NORM = "transformer.wte.weight", "transformer.wpe.weight", "transformer.ln_f."
 LAYER = "transformer.h.{layer}."

@@ -12,7 +12,7 @@ from lt_convert.weights.families import llama, mixtral, qwen2
 from lt_convert.weights.families.llama import KEY, LAYER, MEGATRON_LAYER, MLP_NORM, QUERY, TORCHTITAN_LAYER
 from lt_convert.weights.mapping import MEGATRON, MEGATRON_LOCAL, MEGATRON_TE, Family, Shape, Table
 from lt_convert.weights.weight_ops import Alias, Experts, ExpertSlice, GateAndUp, QueryGroups, Rows, Transposed, WeightOp
-from lt_shared.architecture import Architecture
+from lt_shared.models.architecture import Architecture
 
 SINKS, PROJECTION_BIAS = f"{LAYER}self_attn.sinks", f"{LAYER}self_attn.o_proj.bias"
 ROUTER, ROUTER_BIAS = f"{LAYER}mlp.router.weight", f"{LAYER}mlp.router.bias"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from lt_convert.weights.mapping import MEGATRON, MEGATRON_LOCAL, MEGATRON_TE, TORCHTITAN, TORCHTITAN_2025, Family, Shape, Table
 from lt_convert.weights.weight_ops import OUTPUT_WEIGHT, Alias, InterleavedRope, OutputLayer, PaddedRows, QueryGroups, Rows
-from lt_shared.architecture import Architecture
+from lt_shared.models.architecture import Architecture
 
 EMBEDDING, FINAL_NORM = "model.embed_tokens.weight", "model.norm.weight"
 LAYER = "model.layers.{layer}."

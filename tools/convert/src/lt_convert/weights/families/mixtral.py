@@ -12,7 +12,7 @@ from lt_convert.weights.families import llama
 from lt_convert.weights.families.llama import LAYER, MEGATRON_LAYER, MLP_NORM
 from lt_convert.weights.mapping import MEGATRON, MEGATRON_LOCAL, MEGATRON_TE, Family, Shape, Table
 from lt_convert.weights.weight_ops import Alias, Experts, Rows
-from lt_shared.architecture import Architecture
+from lt_shared.models.architecture import Architecture
 
 ROUTER = f"{LAYER}block_sparse_moe.gate.weight"
 GATE, DOWN, UP = (f"{LAYER}block_sparse_moe.experts.{{expert}}.w{digit}.weight" for digit in "123")

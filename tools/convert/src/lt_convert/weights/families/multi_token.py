@@ -14,7 +14,7 @@ from lt_convert.weights.families.llama import EMBEDDING, LAYER, decoder
 from lt_convert.weights.families.llama import MEGATRON_LAYER as DECODER_LAYER
 from lt_convert.weights.mapping import MTP, Shape, Table
 from lt_convert.weights.weight_ops import OUTPUT_WEIGHT, Alias, OutputLayer, Rows, WeightOp
-from lt_shared.architecture import Architecture
+from lt_shared.models.architecture import Architecture
 
 MEGATRON_LAYER = f"mtp.layers.{MTP}."
 MEGATRON_BLOCK, NEWER_BLOCK = f"{MEGATRON_LAYER}transformer_layer.", f"{MEGATRON_LAYER}mtp_model_layer."

@@ -11,7 +11,7 @@ from lt_convert.weights.families.llama import LAYER, MEGATRON_LAYER
 from lt_convert.weights.families.qwen3 import KEY_NORM, QUERY_NORM
 from lt_convert.weights.mapping import MEGATRON, Family, Shape, Table
 from lt_convert.weights.weight_ops import Rows
-from lt_shared.architecture import Architecture
+from lt_shared.models.architecture import Architecture
 
 # Under Llama's name of its norm before the MLP, this one is behind attention.
 AFTER_ATTENTION, AFTER_MLP = f"{LAYER}post_attention_layernorm.weight", f"{LAYER}post_feedforward_layernorm.weight"

@@ -9,7 +9,7 @@ from lt_convert.weights.families import llama
 from lt_convert.weights.families.llama import DOWN, LAYER, MEGATRON_LAYER, PROJECTION
 from lt_convert.weights.mapping import Family, Shape, Table
 from lt_convert.weights.weight_ops import FusedQueryGroups, Rows
-from lt_shared.architecture import Architecture
+from lt_shared.models.architecture import Architecture
 
 QKV, GATE_UP = f"{LAYER}self_attn.qkv_proj.weight", f"{LAYER}mlp.gate_up_proj.weight"
 

@@ -6,7 +6,7 @@ from lt_convert.weights.families import llama
 from lt_convert.weights.families.llama import LAYER, MEGATRON_LAYER
 from lt_convert.weights.mapping import Family, Shape, Table
 from lt_convert.weights.weight_ops import QueryGroups
-from lt_shared.architecture import Architecture
+from lt_shared.models.architecture import Architecture
 
 QUERY_BIAS, KEY_BIAS, VALUE_BIAS = (f"{LAYER}self_attn.{letter}_proj.bias" for letter in "qkv")
 

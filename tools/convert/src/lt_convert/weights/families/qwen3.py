@@ -10,7 +10,7 @@ from lt_convert.weights.families import llama
 from lt_convert.weights.families.llama import KEY, LAYER, MEGATRON_LAYER, QUERY, TORCHTITAN_LAYER
 from lt_convert.weights.mapping import Family, Shape, Table
 from lt_convert.weights.weight_ops import Rows
-from lt_shared.architecture import Architecture
+from lt_shared.models.architecture import Architecture
 
 QUERY_NORM, KEY_NORM = (f"{LAYER}self_attn.{letter}_norm.weight" for letter in "qk")
 

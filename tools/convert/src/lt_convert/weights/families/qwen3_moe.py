@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from lt_convert.weights.families import expert_layers, llama, mixtral, qwen3
 from lt_convert.weights.families.llama import LAYER, MEGATRON_LAYER, TORCHTITAN_LAYER
 from lt_convert.weights.mapping import Family, Shape, Table
-from lt_shared.architecture import Architecture
+from lt_shared.models.architecture import Architecture
 
 ROUTER = f"{LAYER}mlp.gate.weight"
 GATE, UP, DOWN = (f"{LAYER}mlp.experts.{{expert}}.{name}_proj.weight" for name in ("gate", "up", "down"))

@@ -1,8 +1,8 @@
-"""Digits in many rows of text, eight bytes an operation (SIMD within a register).
+"""Compare and convert digits in many rows of text, eight bytes per operation (SIMD within a register).
 
-Step lines of a run have the same length and differ in digits. As rows of 64-bit words they are compared with a sample and their
-numbers are converted in an eighth of the operations that bytes need: 45 words for a line of 360 bytes. The conversion of eight
-digits by three multiplications is the one of Daniel Lemire, "Quickly parsing eight digits" (2018).
+The step lines of a run have the same length and differ only in digits. Rows are compared with a sample, and their numbers
+converted, as 64-bit words: 45 words for a line of 360 bytes, an eighth of the operations that bytes need. Daniel Lemire describes
+the conversion of eight digits by three multiplications in "Quickly parsing eight digits" (2018).
 """
 
 from collections.abc import Iterator
@@ -15,22 +15,22 @@ _HIGH_NIBBLE, _HIGH_BITS = 0xF0, 0xE0
 _LOW_NIBBLES = np.uint64(0x0F0F0F0F0F0F0F0F)
 _TO_CARRY = {9: np.uint64(0x0606060606060606), 0: np.uint64(0x0F0F0F0F0F0F0F0F)}
 _BYTE = np.uint64(8)
-# Neighbours become one: digits, pairs, fours.
+# Each step joins neighbours into one number: digits to pairs, pairs to fours, fours to eights.
 _JOIN = tuple(
     (np.uint64(factor), np.uint64(shift), np.uint64(mask))
     for factor, shift, mask in ((10, 8, 0x00FF00FF00FF00FF), (100, 16, 0x0000FFFF0000FFFF), (10_000, 32, 0x00000000FFFFFFFF))
 )
-# With fewer digits a column at a time is faster.
+# Below this number of digits, reading one column at a time is faster than the word.
 SHORT = 3
 ROWS = 512
 
 
 class RowPattern:
-    """Which rows differ from a sample in digits only.
+    """Finds the rows that differ from a sample only in digits.
 
-    `sample` (uint8) is a row, `variable` (bool) says where digits may be, `padding` (bool) where spaces may be in their place: in
-    front of a number, not behind one of its digits. Rows have `width` bytes, a multiple of eight; those behind the sample do not
-    matter.
+    `sample` (uint8) is a row. `variable` (bool) marks the bytes that may hold any digit. `padding` (bool) marks the bytes that
+    may also hold a space: before a number, but not after one of its digits. Rows have `width` bytes, a multiple of eight; bytes
+    after the sample's length are ignored.
     """
 
     def __init__(self, sample: np.ndarray, variable: np.ndarray, padding: np.ndarray):
@@ -42,14 +42,15 @@ class RowPattern:
         self._chosen = np.flatnonzero(digit)
         self._digit = digit[self._chosen]
         self._padding = self._words(np.where(padding, _BIT, 0))[self._chosen]
-        # Within a word the byte before is one shift away; the first bytes of words are compared alone.
+        # Within a word, one shift aligns each byte with its predecessor. The first byte of a word has its predecessor in another
+        # word, so `_starts` lists these bytes and `_matches` compares them separately.
         self._follows = self._words(np.concatenate(([0], np.where(follows, _BIT, 0))))[self._chosen] & ~np.uint64(0xFF)
         starts = np.flatnonzero(follows) + 1
         self._starts = starts[starts % WORD_BYTES == 0]
 
     def matches(self, rows: np.ndarray) -> np.ndarray:
-        """Where (bool) rows (uint8, shape (lines, width), contiguous) have this pattern."""
-        # As many at a time as stay in a core's cache.
+        """Return which rows (uint8, shape (lines, width), contiguous) have this pattern (bool)."""
+        # ROWS rows with their temporaries stay in a core's cache.
         parts = [self._matches(rows[begin : begin + ROWS]) for begin in range(0, len(rows), ROWS)]
         return np.concatenate(parts) if parts else np.empty(0, bool)
 
@@ -60,7 +61,9 @@ class RowPattern:
         is_other = ~words
         low = words & _LOW_NIBBLES
         bad = (low + _TO_CARRY[9]) & self._digit
-        # What is not a digit has no bit 0x10 here, and of those from 0x20 to 0x2f only the space has no other bit.
+        # A padding byte must be a digit (0x3_) or a space (0x20). A byte without bit 0x10 is no digit. Its high nibble is 2,
+        # because the constant bits were compared above, and a nonzero low nibble carries into bit 0x10 here: any byte but a space
+        # is bad.
         low += _TO_CARRY[0]
         low &= is_other
         low &= self._padding
@@ -83,7 +86,7 @@ class RowPattern:
 
 
 def integer(rows: np.ndarray, columns: list[int]) -> np.ndarray:
-    """The digits in some `columns` of each row (uint8, contiguous) as one integer (int64); a space counts as zero."""
+    """Read the digits in `columns` as one integer (int64) per row (uint8, contiguous). A space counts as zero."""
     number: np.ndarray | None = None
     for begin, end in _runs(columns):
         part = _one_run(rows, begin, end)
@@ -92,7 +95,7 @@ def integer(rows: np.ndarray, columns: list[int]) -> np.ndarray:
 
 
 def _runs(columns: list[int]) -> Iterator[tuple[int, int]]:
-    """Stretches of at most eight columns without a gap."""
+    """Split the columns into runs of at most eight without a gap."""
     begin = 0
     for index in range(1, len(columns) + 1):
         if index == len(columns) or columns[index] != columns[index - 1] + 1 or index - begin == WORD_BYTES:
@@ -101,7 +104,7 @@ def _runs(columns: list[int]) -> Iterator[tuple[int, int]]:
 
 
 def _one_run(rows: np.ndarray, begin: int, end: int) -> np.ndarray:
-    """The number in the columns `begin` to before `end`, at most eight."""
+    """Read the number in the columns from `begin` to before `end`, at most eight columns."""
     if end - begin < SHORT or end < WORD_BYTES:
         number = np.zeros(len(rows), np.int64)
         for column in range(begin, end):

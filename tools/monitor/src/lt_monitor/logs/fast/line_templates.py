@@ -1,10 +1,10 @@
-"""Lines that differ only in digits, read a column at a time.
+"""Read lines that differ only in digits, one column at a time.
 
 A trainer prints its numbers with fixed formats, so the step lines of a run have only a few shapes. Two lines have the same shape
-when they differ only in the digits of their values. The first line of a shape is read by its trainer's parser; its `LineTemplate`
-then reads all others of a block at once: compare the constant bytes, turn columns of digits into integers, scale. Values are the
-same to the last bit as those of `Field.read`, since both divide one exact integer by one exact power of ten. A line of 300 bytes
-takes 1 microsecond; parsed alone it takes 15. A word where a number was (nan, N/A) makes another shape.
+if they differ only in the digits of their values. The trainer's parser reads the first line of a shape. The `LineTemplate` made
+from it reads the other lines of a block together: it compares the constant bytes, converts columns of digits to integers, and
+scales. The values equal `Field.read` to the last bit, because both divide one exact integer by one exact power of ten. A line of
+300 bytes takes 1 microsecond; its parser takes 15. A word in the place of a number (nan, N/A) makes another shape.
 """
 
 import re
@@ -30,7 +30,7 @@ _TIME_BOUNDS = ((5, 12), (8, 31), (11, 23), (14, 59), (17, 59))
 
 
 class Column:
-    """Where the digits of one value are in a line, and how they make up the number."""
+    """The positions of a value's digits in a line, and the conversion of the digits to the number."""
 
     def __init__(self, field: Field, text: bytes, begin: int):
         self.field = field
@@ -56,11 +56,11 @@ class Column:
             self.exponent_sign = -1 if match["exponent_sign"] == b"-" else 1
 
     def is_exact(self, rows: np.ndarray) -> np.ndarray:
-        """Where (bool) `read` gives what Python's float does: up to a power of ten that float64 holds exactly."""
+        """Return the rows (bool) whose power of ten float64 holds exactly, so that `read` equals Python's `float`."""
         return integer(rows, self.exponent_digits) + self.decimals <= MAXIMUM_EXPONENT
 
     def read(self, rows: np.ndarray) -> np.ndarray:
-        """The values (float64) of all rows (uint8, one line each) in base units; infinite for a word such as nan."""
+        """Return the values (float64) of the rows (uint8, one line per row) in base units; infinite for a word such as nan."""
         if self.is_null:
             return np.full(len(rows), np.inf)
         number = integer(rows, self.digits).astype(np.float64)
@@ -79,7 +79,7 @@ class Column:
 
 
 class LineTemplate:
-    """One shape of line. `columns` are in the order of a record's fields; `node` is the same in all its lines."""
+    """One shape of line. `columns` are in the order of a record's fields; all lines of the shape name the same `node`."""
 
     def __init__(self, sample: np.ndarray, columns: list[Column], variable: np.ndarray, padding: np.ndarray, node: str | None):
         self.length = len(sample)
@@ -89,8 +89,8 @@ class LineTemplate:
         self._time = next((column for column in columns if column.field.is_time), None)
 
     @classmethod
-    def of(cls, raw: bytes, line: Line, values: list[Value]) -> Self | None:
-        """The template of a parsed line (without its line end); None when a number has too many digits to be exact."""
+    def from_line(cls, raw: bytes, line: Line, values: list[Value]) -> Self | None:
+        """Make the template of a parsed line (without its newline); return None if a number has too many digits to be exact."""
         sample = np.frombuffer(raw, dtype=np.uint8)
         variable = np.zeros(len(raw), dtype=bool)
         padding = np.zeros(len(raw), dtype=bool)
@@ -109,7 +109,7 @@ class LineTemplate:
                 return None
             column = Column(field, text, start)
             if field.is_count and column.exponent_digits:
-                # How large a count can be depends on its exponent, which is the same in all lines.
+                # `_is_small_count` has checked this exponent only, so the exponent's digits must be the same in all lines.
                 is_digit[column.exponent_digits[0] - start :] = False
             if field.is_constant:
                 columns.append(column)
@@ -126,11 +126,11 @@ class LineTemplate:
 
     @property
     def width(self) -> int:
-        """The bytes of a row, the length rounded up."""
+        """The number of bytes in a row: the line length rounded up to whole words."""
         return self._pattern.width
 
     def matches(self, rows: np.ndarray) -> np.ndarray:
-        """Which of the rows (uint8, shape (lines, width), contiguous) have this template (bool)."""
+        """Return which rows (uint8, shape (lines, width), contiguous) have this template (bool)."""
         alike = self._pattern.matches(rows)
         for column in self.columns:
             if column.exponent_digits:
@@ -147,7 +147,7 @@ class LineTemplate:
         return valid
 
     def values(self, column: Column, rows: np.ndarray) -> np.ndarray:
-        """A column's values in the type that its field has: counts int64, other numbers float64, the time text."""
+        """Return a column's values in the type of its field: int64 for counts, bytes for the time, float64 for other numbers."""
         if column.field.is_time:
             times = self.times(rows)
             assert times is not None
@@ -156,7 +156,7 @@ class LineTemplate:
         return values.astype(np.int64) if column.field.is_count and not column.is_null else values
 
     def times(self, rows: np.ndarray) -> np.ndarray | None:
-        """The time of each row as ISO 8601 text (bytes, shape (lines,)); None when the lines have none."""
+        """Return the rows' times as ISO 8601 text (bytes, shape (lines,)); None if the lines have no time."""
         if self._time is None:
             return None
         text = rows[:, self._time.begin : self._time.end].copy()
@@ -165,25 +165,25 @@ class LineTemplate:
         return text.view(f"S{text.shape[1]}").ravel()
 
     def epoch_seconds(self, rows: np.ndarray) -> np.ndarray:
-        """The time of each row in seconds since 1970 (float64); NaN when the lines have none."""
+        """Return the rows' times in seconds since 1970 (float64); NaN if the lines have no time."""
         texts = self.times(rows)
         if texts is None or self._time is None:
             return np.full(len(rows), np.nan)
         begin, length = self._time.begin, texts.dtype.itemsize
         if not len(rows) or not is_local(texts[0].decode("ascii")):
             return np.array([epoch_seconds(text.decode("ascii")) for text in texts.tolist()])
-        # The hour in a line is nearly always that of the line before.
+        # Consecutive lines nearly always share their hour, so only the first line of an hour pays for a time zone lookup.
         hours = rows[:, begin : begin + HOUR_BYTES]
         changes = np.flatnonzero(np.concatenate(([True], (hours[1:] != hours[:-1]).any(axis=1))))
-        known = [epoch_seconds(texts[index][:HOUR_BYTES].decode("ascii") + ":00:00") for index in changes.tolist()]
-        seconds = np.repeat(known, np.diff(changes, append=len(rows)))
+        hour_seconds = [epoch_seconds(texts[index][:HOUR_BYTES].decode("ascii") + ":00:00") for index in changes.tolist()]
+        seconds = np.repeat(hour_seconds, np.diff(changes, append=len(rows)))
         seconds += integer(rows, [begin + 14, begin + 15]) * 60 + integer(rows, [begin + 17, begin + 18])
         fraction = list(range(begin + 20, begin + length))
         return np.asarray(seconds + integer(rows, fraction) / _POWERS[len(fraction)])
 
 
 def _is_small_count(field: Field, text: bytes) -> bool:
-    """Whether a count with as many digits as `text` cannot exceed MAXIMUM_COUNT."""
+    """Whether no count with as many digits as `text` exceeds MAXIMUM_COUNT."""
     match = _PLAIN_NUMBER.fullmatch(text)
     if match is None:
         return True
@@ -193,6 +193,6 @@ def _is_small_count(field: Field, text: bytes) -> bool:
 
 
 def _padding(raw: bytes, begin: int) -> int:
-    """How many of the spaces before a number may be digits in other lines: all but the one that separates it."""
+    """Count the spaces before a number that may be digits in other lines: all but the one separating space."""
     spaces = begin - len(raw[:begin].rstrip(b" "))
     return max(0, spaces - 1)

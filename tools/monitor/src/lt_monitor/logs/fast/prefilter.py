@@ -1,11 +1,11 @@
-"""Which lines of a block are parsed: those that contain one of about nine hundred keywords.
+"""Find the lines of a block that contain one of about nine hundred keywords; only these lines are parsed.
 
-Most of a log is noise, so this is the inner loop of lt-monitor. A keyword of at least seven bytes that lies anywhere in a block
-covers one whole group of four bytes that begins at a multiple of four. So only every fourth offset is looked at: its four
-bytes are hashed into a table of 262,144 flags, many of them at once in NumPy. Of the groups that this table lets through, a
-second one looks at the seven bytes around each of the four places that the group may have in them. What is left is compared with
-the keywords in Python. This runs at 1 to 2 GB/s on one core where one `bytes.find` a keyword would make 10 MB/s and one compiled
-alternation 200 MB/s; it finds exactly the same lines.
+Most of a log is noise, so this is the inner loop of lt-monitor. A keyword of at least seven bytes, wherever it lies in a block,
+covers one whole group of four bytes that begins at a multiple of four. So only every fourth offset is examined: NumPy hashes its
+four bytes into a table of 262,144 flags, many groups at once. For a group that passes, a second table checks the seven bytes
+around each of the four positions that the group can have in a keyword's window. Python compares the remaining offsets with the
+keywords. One core reads 1 to 2 GB/s. One `bytes.find` per keyword would read 10 MB/s and one compiled alternation 200 MB/s; both
+find exactly the same lines.
 """
 
 import functools
@@ -17,14 +17,14 @@ import numpy as np
 WINDOW_BYTES = 7
 GROUP_BYTES = 4
 HASH_BITS = 18
-# As many groups at a time as stay in a core's cache with their hashes.
+# So many groups and their hashes stay in a core's cache.
 GROUPS = 1 << 17
-# Fewer candidates are compared in Python sooner than NumPy has looked at their windows.
+# Up to so many candidates, comparing in Python is faster than checking the windows in NumPy first.
 FEW_CANDIDATES = 64
 
 _MULTIPLIER = np.uint32(2654435761)
 _WINDOW_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-# Groups of frequent bytes are avoided: a group of rarer ones lets fewer lines through.
+# The window of a keyword is chosen for its rare bytes, because a group of frequent bytes lets more lines through.
 _FREQUENT = b" etaoinsrhldcum0123456789._-:/"
 _WEIGHTS = [len(_FREQUENT) - _FREQUENT.index(byte) if byte in _FREQUENT else 0 for byte in range(256)]
 _NOISE = (
@@ -44,7 +44,7 @@ Meaning = TypeVar("Meaning")
 
 
 class Prefilter(Generic[Meaning]):
-    """Finds keywords, each with what it means to the caller. Raises ValueError for a keyword shorter than WINDOW_BYTES."""
+    """Finds keywords and yields the caller's meaning of each. Raises ValueError for a keyword shorter than WINDOW_BYTES."""
 
     def __init__(self, keywords: Mapping[bytes, Meaning]):
         self._groups: dict[bytes, list[tuple[bytes, int, Meaning]]] = {}
@@ -60,19 +60,19 @@ class Prefilter(Generic[Meaning]):
         self._window_flags[_window_hashes(np.frombuffer(b"".join(windows), dtype="<u8"))] = True
 
     def candidates(self, block: bytes) -> np.ndarray:
-        """Offsets (int64, ascending) in `block` where a keyword may be, within the keyword's length."""
+        """Return offsets (int64, ascending) in `block` that may lie inside a keyword."""
         groups = np.frombuffer(block, dtype="<u4", count=len(block) // GROUP_BYTES)
-        found = [
+        index_chunks = [
             np.flatnonzero(np.take(self._flags, _hashes(groups[begin : begin + GROUPS]), mode="clip")) + begin
             for begin in range(0, len(groups), GROUPS)
         ]
-        if not found:
+        if not index_chunks:
             return np.empty(0, np.int64)
-        indexes = np.concatenate(found)
+        indexes = np.concatenate(index_chunks)
         return (self._in_windows(groups, indexes) if len(indexes) > FEW_CANDIDATES else indexes) * GROUP_BYTES
 
     def _in_windows(self, groups: np.ndarray, indexes: np.ndarray) -> np.ndarray:
-        """Those of the groups that are in a keyword's window, and the outermost, around which the block does not go on."""
+        """Keep the groups that lie in a keyword's window, and the outermost groups, which lack a neighbour in the block."""
         first, last = np.searchsorted(indexes, (1, len(groups) - 1))
         inner = indexes[first:last]
         before, here, behind = (groups[inner + shift].astype(np.uint64) for shift in (-1, 0, 1))
@@ -83,11 +83,11 @@ class Prefilter(Generic[Meaning]):
         return np.concatenate([indexes[:first], inner[is_in], indexes[last:]])
 
     def _is_window(self, bytes_8: np.ndarray) -> np.ndarray:
-        """Whether a keyword's window may be the first seven of these eight bytes."""
+        """Whether the first seven of the eight bytes may be a keyword's window."""
         return np.take(self._window_flags, _window_hashes(bytes_8), mode="clip")
 
     def confirmed(self, block: bytes, candidates: Iterable[int]) -> Iterator[tuple[int, Meaning]]:
-        """Those of the candidates where a keyword is, with its meaning."""
+        """Yield the candidates that lie in a keyword, with the keyword's meaning."""
         groups = self._groups
         for offset in candidates:
             for keyword, shift, meaning in groups.get(block[offset : offset + GROUP_BYTES], ()):
@@ -100,14 +100,14 @@ def _hashes(groups: np.ndarray) -> np.ndarray:
 
 
 def _window_hashes(bytes_8: np.ndarray) -> np.ndarray:
-    """Hashes of the first seven bytes: what is above them is shifted out."""
+    """Hash the first seven bytes; the shift drops the eighth."""
     hashes = ((bytes_8 << np.uint64(8)) * _WINDOW_MULTIPLIER) >> np.uint64(64 - HASH_BITS)
-    # NumPy 1 takes no unsigned indexes of 64 bits.
+    # NumPy 1 does not accept uint64 indexes.
     return hashes.view(np.int64)
 
 
 def _rarest_window(keyword: bytes) -> int:
-    """Where the WINDOW_BYTES begin that most logs do not have and whose commonest group is the rarest."""
+    """Return the offset of the keyword's rarest window: not in _NOISE if possible, and with the rarest commonest group."""
     if len(keyword) < WINDOW_BYTES:
         raise ValueError(f"{keyword!r} is shorter than {WINDOW_BYTES} bytes")
     costs = [_commonness(keyword[begin : begin + GROUP_BYTES]) for begin in range(len(keyword) - GROUP_BYTES + 1)]
@@ -120,5 +120,5 @@ def _rarest_window(keyword: bytes) -> int:
 
 @functools.cache
 def _commonness(group: bytes) -> int:
-    """How often a group is to be expected in logs: by its bytes, and first of all by what fills most logs."""
+    """Estimate how often a group occurs in logs: mainly from the count in _NOISE, then from its bytes."""
     return sum(map(_WEIGHTS.__getitem__, group)) + 1000 * _NOISE.count(group)

@@ -1,7 +1,7 @@
-"""Step lines that were read by columns: those of one line template, and all of a block.
+"""Step lines that were read by columns: the rows of one line template, and the rows of a whole block.
 
-For JSON they never become Python objects: a column is encoded at once and its texts are put into one JSON template. That takes 2
-microseconds per line; a dict and its encoding take 6.
+JSON output needs no Python object per line: orjson encodes a whole column, and the texts are inserted into one JSON template. A
+line takes 2 microseconds; building and encoding a dict takes 6.
 """
 
 import dataclasses
@@ -24,9 +24,9 @@ UNNAMED: Stream = (None, None, None)
 
 @dataclasses.dataclass(frozen=True)
 class StepRows:
-    """`offsets` (int64, ascending) are where the lines begin in the log, `cells` (uint8) their bytes, one line a row.
+    """The lines of one template. `offsets` (int64, ascending) are their positions in the log, `cells` (uint8) one line per row.
 
-    `labels` has the task, rank and node that labels in front of these lines named, `label_times` (bytes) their times.
+    `labels` holds the task, rank and node from the labels before the lines; `label_times` (bytes) holds the labels' times.
     """
 
     template: LineTemplate
@@ -36,9 +36,9 @@ class StepRows:
     label_times: np.ndarray | None = None
 
     def relabelled(self, offsets: np.ndarray, labels: Sequence[Record]) -> "list[StepRows]":
-        """These rows where they are in the log, with what the labels of each line say; a part for each task, rank and node.
+        """Move the rows to `offsets` in the log and add the lines' labels; return one part per (task, rank, node).
 
-        What the line says itself takes precedence.
+        A value in the line itself takes precedence over the label.
         """
         fields = {column.field.name for column in self.template.columns} | ({"node"} if self.template.node is not None else set())
         names = [name for name in ("task", "rank", "node") if name not in fields]
@@ -60,11 +60,11 @@ class StepRows:
 
     @cached_property
     def values(self) -> list[np.ndarray]:
-        """The values of each column (float64, counts int64); of the time ISO 8601 text (bytes)."""
+        """The values by column: int64 for counts, ISO 8601 text (bytes) for the time, float64 for other numbers."""
         return [self.template.values(column, self.cells) for column in self.template.columns]
 
     def steps(self) -> Steps:
-        """As columns by field, those of metrics under their own names."""
+        """Return the rows as columns by field name; metrics keep their own names."""
         columns = {
             column.field.name: values.astype(np.float64, copy=False)
             for column, values in zip(self.template.columns, self.values, strict=True)
@@ -78,7 +78,7 @@ class StepRows:
         return np.array([epoch_seconds(time.decode()) for time in self.label_times.tolist()])
 
     def records(self, path: str, run: str) -> list[Record]:
-        """The same records that reading each line alone gives."""
+        """Return the same records as the trainer's parser makes line by line."""
         rows = zip(*[self._listed(values) for values in self.values], strict=True)
         fields = [(column.field.name, column.field.is_metric) for column in self.template.columns]
         records: list[Record] = []
@@ -102,7 +102,7 @@ class StepRows:
         return [None] * len(values) if len(values) and values[0] == np.inf else list(values.tolist())
 
     def lines(self, path: str, run: str) -> list[bytes]:
-        """The records as JSON, as orjson writes them."""
+        """Encode the records as JSON, byte for byte as orjson encodes the dicts."""
         texts = []
         for values in self.values:
             if values.dtype.kind == "S":
@@ -137,14 +137,14 @@ _PLACEHOLDER = "\ue000 value \ue000"
 
 
 class _Placeholder:
-    """Stands for a value in a template."""
+    """The place of a value in a JSON template."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StepBlock:
     """All step rows of a block in the order of the log. Steps may go back and repeat.
 
-    `stream_of` (int64) is, for each row, the index in `streams` of its task, rank and node; None when no row has them.
+    `stream_of` (int64) maps a row to the index of its task, rank and node in `streams`; None if no row has any of them.
     """
 
     rows: list[StepRows]
@@ -154,9 +154,9 @@ class StepBlock:
     stream_of: np.ndarray | None
 
     @classmethod
-    def of(cls, rows: list[StepRows]) -> "StepBlock":
+    def from_rows(cls, rows: list[StepRows]) -> "StepBlock":
         offsets = np.concatenate([part.offsets for part in rows])
-        # Those of each template are in order already, which a stable sort makes use of.
+        # The rows of one template are already in order. NumPy's stable sort is fast on sorted runs.
         order = np.argsort(offsets, kind="stable") if len(rows) > 1 else None
         streams, stream_of = _streams(rows)
         if order is None:
@@ -176,11 +176,11 @@ class StepBlock:
 
     @cached_property
     def losses(self) -> list[float | None]:
-        """None where a line has no loss, or none that is a number."""
+        """The loss by row; None if the line has no loss or the loss is not finite."""
         return [loss if math.isfinite(loss) else None for loss in self.column("loss").tolist()]
 
     def column(self, field: str) -> np.ndarray:
-        """The values of one field (float64), NaN where a line has none."""
+        """Return the field's values (float64); NaN if a line does not have the field."""
         parts = []
         for part in self.rows:
             indexes = (index for index, column in enumerate(part.template.columns) if column.field.name == field)

@@ -1,7 +1,7 @@
-"""The line templates of one log: which of its lines they read, and when a line makes a new one.
+"""Collect the line templates of one log and read its step lines with them.
 
-A log has a few shapes of step lines, so templates pay. One that makes up shapes must not make the parser slow, so their number is
-limited, and what is over that is read line by line.
+A log has a few shapes of step lines, so templates pay. A log with a new shape in every line must not make the parser slow, so the
+number of templates is limited; lines of further shapes are read one by one.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ _DIGITS_TO_ZERO = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else byte
 
 
 class StepTemplates:
-    """Empty at first: a parser reads the first lines of each shape alone and shows them to `learn`."""
+    """The templates of one log, empty at first. The parser reads the first line of a shape and passes it to `learn`."""
 
     def __init__(self) -> None:
         self._by_length: dict[int, list[LineTemplate]] = {}
@@ -31,9 +31,9 @@ class StepTemplates:
         return self._count
 
     def take(self, block: bytes, offset: int, starts: np.ndarray, lengths: np.ndarray, rows: list[StepRows]) -> np.ndarray:
-        """Add those of the lines that a template fits to `rows`; returns which they are (bool)."""
+        """Add the lines that fit a template to `rows`; return which lines these are (bool)."""
         cells = np.frombuffer(block, dtype=np.uint8)
-        taken = np.zeros(len(starts), dtype=bool)
+        is_read = np.zeros(len(starts), dtype=bool)
         for length, templates in self._by_length.items():
             width = templates[0].width
             indexes = np.flatnonzero((lengths == length) & (starts <= len(block) - width))
@@ -45,21 +45,21 @@ class StepTemplates:
                 if not alike.any():
                     continue
                 rows.append(StepRows(template, starts[indexes[alike]] + offset, lines if alike.all() else lines[alike]))
-                taken[indexes[alike]] = True
+                is_read[indexes[alike]] = True
                 indexes, lines = indexes[~alike], lines[~alike]
                 if not len(indexes):
                     break
-        return taken
+        return is_read
 
     def learn(self, raw: bytes, line: Line, step: StepLine) -> bool:
-        """Whether there is a template for lines like this one; makes it when its shape is new."""
+        """Make a template for the line if its shape is new; return whether lines of this shape have a template."""
         shape = raw.translate(_DIGITS_TO_ZERO)
         if shape in self._shapes:
             return True
         if len(self._shapes) >= MAXIMUM_SHAPES or self._count >= MAXIMUM_TEMPLATES or len(raw) > MAXIMUM_TEMPLATE_BYTES:
             return False
         self._shapes.add(shape)
-        template = LineTemplate.of(raw, line, step.values)
+        template = LineTemplate.from_line(raw, line, step.values)
         if template is None:
             return False
         self._by_length.setdefault(template.length, []).append(template)
@@ -68,6 +68,6 @@ class StepTemplates:
 
 
 def line_ends(block: bytes) -> np.ndarray:
-    """Where (int64) the lines of a block end."""
+    """Return the offsets (int64) of the line ends in a block."""
     ends = np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == ord("\n"))
     return ends if block.endswith(b"\n") else np.append(ends, len(block))

@@ -1,4 +1,4 @@
-"""What runtimes of AMD's GPUs, of Ascend NPUs and of TPUs say; NVIDIA's and Neuron's are in `devices`."""
+"""Errors of the runtimes of AMD GPUs, Ascend NPUs and TPUs; `devices` has NVIDIA's and Neuron's."""
 
 import re
 
@@ -127,12 +127,12 @@ def rocm(line: Line) -> Record | None:
 
 
 def _begin(line: Line, match: re.Match[bytes]) -> int | None:
-    """Where the message begins when a progress bar without a line end stands before it."""
+    """Return the begin of the message, which may follow a progress bar on the same line."""
     return match.start() if b"%|" in line.text[: match.start()] else None
 
 
 def ascend(line: Line) -> Record | None:
-    """An error of CANN, by its code; torch_npu's own line above it only says that a call has failed."""
+    """Parse an error of CANN by its code; torch_npu's own line above it only says that a call has failed."""
     text = line.text
     if (match := _ASCEND.search(text)) is not None:
         code = match["code"]
@@ -149,7 +149,7 @@ def ascend(line: Line) -> Record | None:
 
 
 def coordination(line: Line) -> Record | None:
-    """A JAX task that lost the others."""
+    """Parse a JAX task that lost its connection to the other tasks."""
     match = _COORDINATION.search(line.text)
     if match is None or _COORDINATION_LINE.search(line.text) is None or is_warning(line, match.start()):
         return None

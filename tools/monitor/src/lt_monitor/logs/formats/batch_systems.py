@@ -1,4 +1,4 @@
-"""What PBS, Grid Engine, HTCondor and Slurm's seff report at the end of a job, and the tables of kubectl.
+"""Job end reports of PBS, Grid Engine, HTCondor and Slurm's seff, and the tables of kubectl.
 
 Limits of PBS and LSF are in `jobs`, how much memory a job had in `memory`. The reports have no reason beyond a code or a state.
 """
@@ -89,7 +89,7 @@ _DEAD = regex(rb"The node with node id: \S{1,80} and address: (?P<node>[\w.:-]{1
 
 
 def ending(line: Line) -> Record | None:
-    """The end of a job, or of a pod's container."""
+    """Parse the end of a job or of a pod's container."""
     text, body = line.text, line.text[line.body :]
     if (match := _EXIT_STATUS.match(body)) is not None:
         code = int(match["code"])
@@ -97,8 +97,8 @@ def ending(line: Line) -> Record | None:
             return process_exits.killed(line, int(match["linux"] or code - _PBS_SIGNAL))
         return process_exits.ended(line, code) if code else None
     if (match := _SEFF.match(body)) is not None:
-        if (known := _STATES.get(match["state"])) is not None:
-            return fault(line, *known)
+        if (state_fault := _STATES.get(match["state"])) is not None:
+            return fault(line, *state_fault)
         return process_exits.ended(line, int(match["code"])) if match["state"] == b"FAILED" else None
     if (match := _CONTAINER.search(body)) is not None:
         code = int(match["described"] or match["json"])
@@ -127,7 +127,7 @@ def _of_node(line: Line) -> Record | None:
 
 
 def _of_pod(line: Line) -> Record | None:
-    """An event of Kubernetes, a row of `kubectl get pods`, or the state of a container in `kubectl describe`."""
+    """Parse an event of Kubernetes, a row of `kubectl get pods`, or the state of a container in `kubectl describe`."""
     if (event := _EVENT.search(line.text)) is not None:
         name, cause = ("exit", "cascade") if event["ended"] else ("configuration", "unknown")
         return fault(line, name, cause, "critical")

@@ -1,4 +1,4 @@
-"""How programs that are not Python end themselves.
+"""Crashes of programs that are not Python.
 
 C++'s terminate, Rust's and Go's panics, the checks of glibc and glog, the dynamic loader, and a shell that finds no program.
 """
@@ -68,7 +68,7 @@ _INSTALLATION = regex(
     rb"|^(?:\S{0,200}/)?(?:ba|z|da|k)?sh: (?:\d{1,9}: )?[^\s:]{1,300}: No such file or directory\s{0,9}$"
     rb"|^(?:\S{0,200}/)?(?:ba|z|da|k|a)?sh: [^\s:]{1,300}: not found\s{0,9}$"
     rb"|^(?:zsh|\S{1,300}:\d{1,9}): command not found: [^\s:]{1,300}\s{0,9}$|^fish: Unknown command:? \S"
-    # What is there and may not be executed; /proc and /dev are what a script writes to.
+    # A file without execute permission. /proc and /dev are excluded, because scripts write to them.
     rb"|^(?:\S{0,200}/)?(?:ba|z|da|k|c|tc|fi)?sh: (?:\d{1,9}: )?(?!/(?:proc|sys|dev)/)[^\s:]{1,300}: "
     rb"(?:Permission denied|Is a directory)\s{0,9}$"
     rb"|^\S{1,300}\.sh: \d{1,9}: (?!/(?:proc|sys|dev)/)[^\s:]{1,300}: Permission denied\s{0,9}$"

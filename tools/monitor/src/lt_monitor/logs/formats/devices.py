@@ -1,4 +1,4 @@
-"""What NVIDIA's GPUs and NVSwitches, network cards, Neuron devices and their drivers leave in a log; `xids` has the catalogue."""
+"""Errors of NVIDIA GPUs and NVSwitches, network cards, Neuron devices and their drivers; `xids` has the catalogue of Xids."""
 
 from lt_monitor.events.records import Record
 from lt_monitor.logs.formats import xids
@@ -51,7 +51,7 @@ _CUDA = regex(
     rb"|an illegal (?:instruction|memory access) was encountered|unspecified launch failure|misaligned address"
     rb"|hardware stack error|device-side assert triggered|invalid program counter"
 )
-# A CUDA call with the number of its error, from cuda.h: those of a GPU, driver or fabric that is not there, and of programs.
+# A CUDA call with an error number of cuda.h. _DEAD_NUMBERS mean a missing GPU, driver or fabric, _UNFIT_NUMBERS a wrong program.
 _NUMBERED = regex(
     rb"(?:\bcuInit|\bcuda[A-Z]\w{2,40})(?:\(\d?\))?(?:[ :,]{1,2}(?:call|has|returned|returns|failed|with|error|code"
     rb"|status)){0,4}[ =:(]{1,3}"
@@ -105,7 +105,7 @@ def xid(line: Line) -> Record | None:
 
 
 def fabric(line: Line) -> Record | None:
-    """What NVIDIA's fabric manager says of NVSwitches; without them the GPUs of the node cannot be used together, or at all."""
+    """Parse an NVSwitch error of NVIDIA's fabric manager. Without NVSwitches a node's GPUs cannot work together, or at all."""
     match = _FABRIC.search(line.text)
     if match is None:
         return None
@@ -116,7 +116,7 @@ def fabric(line: Line) -> Record | None:
 
 
 def numbered(line: Line) -> Record | None:
-    """An error of CUDA that is told by its number."""
+    """Parse a CUDA error that the line names by its number."""
     match = _NUMBERED.search(line.text)
     if match is None or is_warning(line, match.start()):
         return None
@@ -135,7 +135,7 @@ def numbered(line: Line) -> Record | None:
 
 
 def lost(line: Line) -> Record | None:
-    """A GPU, or its network, that has gone, whatever reports it; without the number of an Xid."""
+    """Parse a lost GPU or network, whichever program reports it, without an Xid number."""
     match = _LOST.search(line.text)
     if match is not None:
         return None if is_warning(line, match.start()) else fault(line, "gpu-lost", "root", "critical")
@@ -144,13 +144,13 @@ def lost(line: Line) -> Record | None:
 
 
 def hung_task(line: Line) -> Record | None:
-    """The kernel's word for a process that waits for a disk, a network filesystem or a driver that does not answer."""
+    """Parse the kernel's hung-task report: a process waits for a disk, a network filesystem or a driver that does not answer."""
     match = _HUNG_TASK.search(line.text)
     return None if match is None else fault(line, "hung-task", "unknown", "critical", seconds=int(match["seconds"]))
 
 
 def driver(line: Line) -> Record | None:
-    """An error that a CUDA or Neuron call returned."""
+    """Parse an error that a CUDA or Neuron call returned."""
     text = line.text
     if (match := _ECC.search(text)) is not None:
         return None if is_warning(line, match.start()) else fault(line, "ecc", "root", "critical")

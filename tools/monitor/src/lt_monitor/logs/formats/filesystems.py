@@ -1,7 +1,7 @@
 """Filesystems that fail: network mounts that have gone, disks with errors, and what their clients in the kernel say.
 
-The error numbers are Linux's. Some of them are of sockets as often as of files, so they count only with a path. A filesystem that
-is full is in `process_exits`, shared memory in `memory`.
+The error numbers are Linux's. Some concern sockets as often as files, so they count only with a path. A filesystem that is full
+is in `process_exits`, shared memory in `memory`.
 """
 
 import re
@@ -75,7 +75,7 @@ def _path(text: bytes, match: re.Match[bytes], begin: int) -> bytes | None:
 
 
 def client(line: Line) -> Record | None:
-    """What the kernel says of a mount or of a disk."""
+    """Parse the kernel's report about a mount or a disk."""
     if _CLIENT.search(line.text) is not None:
         return fault(line, "filesystem", "root", "critical")
     if _DISK.search(line.text) is not None:

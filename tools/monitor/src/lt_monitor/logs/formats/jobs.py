@@ -1,4 +1,4 @@
-"""What Slurm, Kubernetes and HyperPod say about a job: preempted, out of time, cancelled, exited, resumed.
+"""Job events of Slurm, Kubernetes and HyperPod: preempted, out of time, cancelled, exited, resumed.
 
 PBS, LSF, Grid Engine and HTCondor are in `batch_systems`.
 """
@@ -44,7 +44,7 @@ _EVICTED = regex(
     rb"|[Pp]od .{1,120} (?:was|has been) evicted|\bPreempted by |DisruptionTarget"
     rb"|^\s{0,12}Message: {1,12}Pod was rejected: "
 )
-# Reasons of a pod's end, of its condition and of its events, where they stand as such.
+# The reason of a pod's end, condition or event, only in the position of a reason.
 _REASON = regex(
     rb"(?:^\s{0,40}|[Rr]eason\"?[:=] {0,12}\"?|^\s{0,12}(?:Warning|Normal) {1,12})(?:(?P<preempted>Preempting"
     rb"|PreemptionByScheduler|Preempted in order to admit critical pod)"
@@ -65,10 +65,10 @@ def cancellation(line: Line) -> Record | None:
     if match is None:
         return None
     reason = match["reason"].upper() if match["reason"] else b""
-    # Slurm ends the steps of a job whose task failed: without a reason that is a consequence.
+    # Slurm cancels the steps of a job after a task failed, so a cancelled step without a reason is a consequence.
     other = ("cancelled", "cascade" if match["what"] == b"STEP" else "root", "info")
     name, cause, severity = _REASONS.get(reason, other)
-    # Of a failed node, slurmstepd tells on a node that works: the first of the job.
+    # slurmstepd reports a failed node from the job's first working node, so the printed node is not the failed one.
     node = None if name == "node-failure" else _text(match["node"])
     record = fault(line, name, cause, severity, match.start(), job=match["job"].decode(), node=node)
     return {**record, "time": match["time"].decode()} if match["time"] else record
@@ -105,14 +105,14 @@ def node_failure(line: Line) -> Record | None:
 
 
 def limit(line: Line) -> Record | None:
-    """The time limit of PBS and LSF, whose words differ from Slurm's, and by whom LSF says that a job was ended."""
+    """Parse the time limits of PBS and LSF, and LSF's report of who ended a job."""
     if (match := _ENDED_BY.search(line.text)) is not None:
         return fault(line, *(_REASONS[b"PREEMPTION"] if match["preempt"] else ("cancelled", "root", "info")))
     return fault(line, "time-limit", "root", "warning") if _LIMIT.search(line.text) is not None else None
 
 
 def pod(line: Line) -> Record | None:
-    """What Kubernetes says of a pod: evicted, or ended by SIGKILL (exit code 137) or SIGTERM (143)."""
+    """Parse Kubernetes' report of a pod: evicted, or ended by SIGKILL (exit code 137) or SIGTERM (143)."""
     text = line.text
     if (match := _POD_EXIT.search(text)) is not None:
         number = int(match["code"]) - 128

@@ -1,4 +1,4 @@
-"""What the kernel, shells and glog say of processes that crash, and of machines that fail.
+"""Reports of the kernel, shells and glog about crashed processes and failed machines.
 
 Device drivers are in `devices` and `accelerators`.
 """

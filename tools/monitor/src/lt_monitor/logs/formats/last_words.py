@@ -1,7 +1,7 @@
-"""What counts at the very end of a log alone: words that could mean anything elsewhere.
+"""Words that are evidence only at the very end of a log, because they could mean anything elsewhere.
 
-A shell says of a program that a signal has ended no more than `Killed`. Whatever stands before that word is a label if lines
-before it begin with the same, apart from digits: a tag of GNU parallel, a task of Determined, a prefix of glog or of syslog.
+If a signal ends a program, a shell prints only `Killed`. The text before this word is a label if earlier lines begin with the
+same text, apart from digits: a tag of GNU parallel, a task of Determined, a prefix of glog or of syslog.
 """
 
 import re
@@ -49,7 +49,7 @@ _NAN_STEP = regex(
 
 
 def signalled(text: bytes) -> tuple[bytes, int] | None:
-    """The word, and the number of the signal, by which the last of the lines of `text` tell that a shell's program was ended."""
+    """Return the shell's word and the signal number if the last lines of `text` report that a signal ended a program."""
     lines = [_COLOUR.sub(b"", line) for line in text[-LAST_BYTES:].rstrip().split(b"\n")]
     for index in range(max(0, len(lines) - 1 - MAXIMUM_LINES_AFTER), len(lines)):
         match = _WORD.search(lines[index], max(0, len(lines[index]) - MAXIMUM_LABEL_BYTES * 2))
@@ -65,13 +65,13 @@ def _is_said_by_shell(before: list[bytes], line: bytes, begin: int) -> bool:
     if len(label) > MAXIMUM_LABEL_BYTES or line[begin - 1 : begin].isalnum() or Line(line, 0).body == begin:
         return Line(line, 0).body == begin
     pattern = re.compile(_NUMBER.sub(rb"\\d+", re.escape(label)))
-    others = [other for other in before if other.strip()][-LABELLED_LINES:]
-    alike = sum(pattern.match(other) is not None for other in others)
-    return alike > 0 and alike > len(others) // 2
+    earlier_lines = [other for other in before if other.strip()][-LABELLED_LINES:]
+    alike = sum(pattern.match(other) is not None for other in earlier_lines)
+    return alike > 0 and alike > len(earlier_lines) // 2
 
 
 def losses_without_number(text: bytes, count: int) -> bool:
-    """Whether the last `count` lines of a log are steps, of a trainer that no format knows, whose losses are no numbers."""
+    """Whether the last `count` lines of a log are steps of an unknown trainer with NaN losses."""
     lines = text[-LAST_BYTES:].rstrip().split(b"\n")[-count:]
     return len(lines) == count and all(_NAN_STEP.search(line) is not None for line in lines)
 
@@ -86,12 +86,12 @@ _LAST_ERROR = regex(
     rb"(?:^|\n)(?P<line>(?:[\w./-]{1,200}: )?(?:\x1b\[[\d;]{0,20}m)?(?:fatal|FATAL|Fatal|error|ERROR|Error)(?: error)?"
     rb"(?:\x1b\[[\d;]{0,20}m)?: [^\n]{1,2000})\s{0,99}(?:\n[^\n]{0,400}){0,2}$"
 )
-# Programs around the trainer, whose errors are no exceptions of it.
+# Programs that start the trainer; their errors are not the trainer's exceptions.
 _OUTSIDE = regex(rb"(?:srun|sbatch|salloc|scancel|slurmstepd|slurmd|kubectl|docker|podman|apptainer|singularity|enroot): ")
 
 
 def last_error(text: bytes) -> tuple[bytes, str, str] | None:
-    """The line by which the end of a log tells of an error in a form that no other format knows, its fault and its cause."""
+    """Find an error at the end of a log in a form that no other format knows; return its line, fault and cause."""
     begin = max(0, len(text) - LAST_BYTES)
     for pattern in (_BARE_EXCEPTION, _LAST_ERROR):
         match = pattern.search(text.rstrip(), begin)

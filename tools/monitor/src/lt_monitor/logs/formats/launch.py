@@ -100,13 +100,13 @@ def program(line: Line) -> Record | None:
 
 
 def container(line: Line) -> Record | None:
-    """An image that pyxis did not get, or of which it made no container; enroot's lines behind it say why."""
+    """Parse a failure of pyxis to fetch an image or to create its container; enroot's next lines have the reason."""
     is_refused = _CONTAINER.match(line.text[line.body :]) is not None
     return fault(line, "configuration", "unknown", "critical") if is_refused else None
 
 
 def processes(line: Line) -> Record | None:
-    """A node, or a cgroup of it, with as many processes as it may have, as a shell finds that has tried for a while."""
+    """Parse a shell's failed forks on a node or a cgroup that has reached its limit of processes."""
     is_full = _FORK.match(line.text[line.body :]) is not None
     return fault(line, "launch", "unknown", "critical", action="processes") if is_full else None
 

@@ -98,7 +98,7 @@ _UNCODED = regex(
 
 
 def ending(line: Line) -> Record | None:
-    """What mpirun says of a process that failed."""
+    """Parse mpirun's report of a failed process."""
     if (match := _SIGNALLED.search(line.text)) is not None:
         if match["jsrun"]:
             return process_exits.killed(line, int(match["jsrun"]), rank=int(match["first"]))
@@ -116,7 +116,7 @@ def ending(line: Line) -> Record | None:
 
 
 def unstarted(line: Line) -> Record | None:
-    """What mpirun says of a program that it cannot start as it was told."""
+    """Parse mpirun's report of a program that it cannot start."""
     return fault(line, "configuration", "unknown", "critical") if _UNSTARTED.search(line.text) is not None else None
 
 

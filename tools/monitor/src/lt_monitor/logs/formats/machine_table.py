@@ -1,4 +1,4 @@
-"""The keywords of what machines, their schedulers and their clouds say: rows of `table.PARSERS`, which has all others."""
+"""The rows of `table.PARSERS` for machines, schedulers and clouds."""
 
 from lt_monitor.logs.formats import accelerators, batch_systems, filesystems, kernel, launch, launchers, notices, process_exits
 from lt_monitor.logs.line_parsers import Parser

@@ -84,5 +84,7 @@ def memory(line: Line) -> Record | None:
         return None
     gpu, size = _GPU.search(text), _SIZES.search(text)
     amount = decimal(size["size"]) if size else None
-    wanted = round(amount * _UNITS[size["unit"]]) if size and amount is not None else None
-    return fault(line, "out-of-memory", "root", "critical", gpu=gpu["gpu"].decode() if gpu else None, wanted_bytes=wanted)
+    requested_bytes = round(amount * _UNITS[size["unit"]]) if size and amount is not None else None
+    return fault(
+        line, "out-of-memory", "root", "critical", gpu=gpu["gpu"].decode() if gpu else None, wanted_bytes=requested_bytes
+    )

@@ -36,7 +36,7 @@ _RENDEZVOUS = regex(
     rb"|Address already in use|EADDRINUSE|failed to recv, got \d{1,9} bytes|TCPStore.{0,200}(?:timed? ?out|Broken pipe|reset)"
     rb"|[Ss]ocket [Tt]imeout"
 )
-# What a watchdog says behind the error or the time-out that it found.
+# The watchdog's text after the error or the time-out.
 _ENDS = regex(rb"Some NCCL operations have failed or timed out|taking the entire process down")
 _ERROR = regex(
     rb"nccl(?:SystemError|RemoteError|InternalError|UnhandledCudaError|InvalidUsage|InvalidArgument)"
@@ -120,7 +120,7 @@ def error(line: Line) -> Record | None:
     if (match := _COMPLETION.search(line.text)) is not None and not is_warning(line, match.start()):
         return fault(line, "nccl-error", "unknown", "critical", action="again")
     match = _ERROR.search(line.text)
-    # What a CUDA call returned to NCCL is CUDA's.
+    # A failed CUDA call inside NCCL is a CUDA error.
     if match is None or b"Cuda failure" in line.text or is_warning(line, match.start()):
         return None
     rank = _RANK.search(line.text)

@@ -50,7 +50,7 @@ def preemption(line: Line) -> Record | None:
 
 
 def signalled(line: Line) -> Record | None:
-    """A signal by which others ask a program to end."""
+    """Parse a signal that asks a program to end."""
     match = _SIGNAL.search(line.text) or _SIGNAL.search(line.text[line.body :])
     if match is None:
         return None

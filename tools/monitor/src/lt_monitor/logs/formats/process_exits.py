@@ -1,8 +1,8 @@
 """How processes end: Python exceptions, signals, the reports of launchers, and lt-train's own error line.
 
-An exception counts where it begins the line, as the last line of a traceback does, or where a logger says `Uncaught`; one that is
-quoted inside a message does not. Exceptions that only say that another process has gone are cascades. What an exception is about
-decides the fault: a configuration that cannot work, the network, a loss that is no number, or the program itself.
+An exception counts if it begins the line, like the last line of a traceback, or if a logger prints `Uncaught` before it. An
+exception quoted inside a message does not count. Exceptions that only report the end of another process are cascades. The
+exception's subject decides the fault: a configuration that cannot work, the network, a NaN loss, or the program itself.
 """
 
 import re
@@ -72,13 +72,13 @@ _OF_NETWORK = regex(
     rb"|^google\.api_core\.(?:\w{1,20}\.)?(?:TooManyRequests|ServiceUnavailable|InternalServerError|BadGateway|GatewayTimeout"
     rb"|DeadlineExceeded|RetryError)$|^grpc\.(?:\w{1,20}\.){0,3}_?(?:InactiveRpcError|MultiThreadedRendezvous|AioRpcError)$|^(?:socket\.)?(?:timeout|gaierror)$"
 )
-# curl's numbers of what a second try may mend.
+# curl's exit codes for errors that a retry may fix.
 _DOWNLOAD = regex(
     rb"(?:^|[\s\]])curl: \((?:5|6|7|18|28|35|52|55|56|92)\) |^wget: unable to resolve host address "
     rb"|^(?:fatal|error): unable to access '[^'\r\n]{1,300}': (?:Could not resolve host|Failed to connect"
     rb"|The requested URL returned error: (?:429|50\d)|gnutls_handshake|Operation timed out|SSL connection timeout)"
 )
-# wandb's exceptions, which end a program that does not catch them; without a traceback, wandb only tells of them.
+# wandb's exceptions. In a traceback they end the program; without one, wandb only reports them.
 _WANDB_SETUP = regex(rb"^wandb\.(?:\w{1,30}\.){0,4}(?:UsageError|AuthenticationError)$")
 # A certificate that no second start makes valid.
 _CERTIFICATE = regex(rb"CERTIFICATE_VERIFY_FAILED|certificate verify failed")
@@ -169,18 +169,18 @@ _MISCOMPUTED = regex(
     rb"|holds at step \d{1,15} other weights than|at step \d{1,15} the weights of ranks that share them differ)"
     rb"(?P<others>; so do)?"
 )
-# Signals by which others ask a process to end; SIGABRT is how a watchdog ends its own process.
+# Signals that ask a process to end. SIGABRT is missing, because a watchdog ends its own process with it.
 _ASKED = frozenset({signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP})
 
 
 def exception(line: Line) -> Record | None:
-    """The last line of a traceback."""
+    """Parse the last line of a traceback."""
     match = _EXCEPTION.match(line.text, line.body) or _UNCAUGHT.search(line.text)
     return None if match is None else raised(line, match["name"], match.start())
 
 
 def raised(line: Line, name: bytes, begin: int, message: int | None = None) -> Record | None:
-    """The fault of an exception whose class `name` stands at `begin` of its line; its message begins at `message`."""
+    """Build the fault of an exception whose class `name` is at `begin` of its line, and whose message is at `message`."""
     if (signalled := _SIGNAL_EXCEPTION.search(line.text)) is not None:
         return fault(line, "killed", "cascade", "warning", signal=int(signalled["signal"]))
     if name.endswith(b"ChildFailedError"):
@@ -191,22 +191,22 @@ def raised(line: Line, name: bytes, begin: int, message: int | None = None) -> R
         return killed(line, int(worker["number"]) if worker["number"] else _SIGNAL_NAMES[worker["name"] or worker["short"]])
     if (paddle := _PADDLE.search(line.text, begin)) is not None:
         return killed(line, _PADDLE_SIGNALS[paddle["what"]])
-    told = name.decode()
+    class_name = name.decode()
     if name.endswith(b"ResourceExhaustedError"):
         return fault(line, "out-of-memory", "root", "critical", message)
     if message is not None and _WANDB_SETUP.match(name) is not None:
-        return fault(line, "configuration", "root", "critical", message, exception=told)
+        return fault(line, "configuration", "root", "critical", message, exception=class_name)
     if message is not None and name.startswith(b"wandb.") and name.endswith(b".CommError"):
-        return fault(line, "network", "unknown", "critical", message, exception=told)
+        return fault(line, "network", "unknown", "critical", message, exception=class_name)
     if _WANDB.search(line.text, begin) is not None:
-        return fault(line, "traceback", "unknown", "warning", message, exception=told)
+        return fault(line, "traceback", "unknown", "warning", message, exception=class_name)
     is_refused = _CERTIFICATE.search(line.text, begin) is not None
     if is_refused or _CONFIGURATION.match(name.rpartition(b".")[2]) is not None:
-        return fault(line, "configuration", "root", "critical", message, exception=told)
+        return fault(line, "configuration", "root", "critical", message, exception=class_name)
     if _OF_NETWORK.search(name) is not None or _NETWORK.search(line.text, begin) is not None:
-        return fault(line, "network", "root", "critical", message, exception=told)
+        return fault(line, "network", "root", "critical", message, exception=class_name)
     is_gone = _GONE.search(line.text, begin) is not None
-    return fault(line, "traceback", "cascade" if is_gone else "root", "critical", message, exception=told)
+    return fault(line, "traceback", "cascade" if is_gone else "root", "critical", message, exception=class_name)
 
 
 def not_a_number(line: Line) -> Record | None:
@@ -301,5 +301,5 @@ def ended(line: Line, code: int, **fields: Any) -> Record:
 
 
 def killed(line: Line, number: int, **fields: Any) -> Record:
-    """The fault of a process that a signal has ended."""
+    """Build the fault of a process that a signal ended."""
     return fault(line, "killed", "cascade" if number in _ASKED else "unknown", "critical", signal=number, **fields)

@@ -1,7 +1,7 @@
-"""Which parser reads which lines: the one table of keywords.
+"""The table of every line parser and its keywords.
 
-Keywords are at least seven bytes long (see `prefilter`). A line goes to the parsers of all keywords in it, in the order of this
-table, until one of them recognises it.
+Keywords have at least seven bytes (see `fast.prefilter`). The parsers of a line's keywords are tried in the order of this table
+until one recognises the line.
 """
 
 from lt_monitor.logs.formats import benchmarks, crashes, devices, filesystems, jobs, memory, nccl, notices, process_exits
@@ -280,7 +280,7 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
             b"CUDA failure",
             b"Cuda failure",
             b"cuda error",
-            # With a number only: most of these lines have words.
+            # Only with a number, because most lines with these words have text instead.
             *(b"CUDA error: " + first for first in (*map(bytes, zip(b"0123456789")), b"(", b" ", b"Error ")),
             b"cuda runtime error",
             b"CUDA driver error",
@@ -377,7 +377,7 @@ HEADS = (b"[Rank 0] step=", b" [step=", b"\t[step=", b"[batch=", b"[token=", b"[
 
 
 def keywords() -> dict[bytes, list[int]]:
-    """Each keyword with the indexes of its parsers in `PARSERS`."""
+    """Return the keywords with the indexes of their parsers in `PARSERS`."""
     parsers: dict[bytes, list[int]] = {}
     for index, (_, words) in enumerate(PARSERS):
         for word in words:

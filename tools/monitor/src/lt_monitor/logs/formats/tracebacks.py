@@ -1,8 +1,8 @@
-"""Python's tracebacks, and rich's, by their form: whatever the exception is called, its line follows the frames.
+"""Read tracebacks of Python and rich by their form: the exception's line follows the frames, whatever its class is.
 
-What stands before the heading stands before every line of the traceback, too: a time that goes on, a rank, a node, the bar of an
-exception group. Lines with another margin are of other processes and are passed over. A logger prints its prefix before the
-heading alone.
+The text before the heading (the margin) repeats before every line of the traceback: a time that advances, a rank, a node, the bar
+of an exception group. Lines with a different margin belong to other processes and are skipped. A logger prints its prefix only
+before the heading.
 """
 
 import re
@@ -19,7 +19,7 @@ HEADING = b"Traceback (most recent call last)"
 # PaddlePaddle's stack of C++, whose exception has a heading of its own.
 _NATIVE = b"C++ "
 MAXIMUM_BYTES = 1 << 16
-# Lines of others between those of a traceback.
+# Lines of other processes between the lines of a traceback.
 MAXIMUM_FOREIGN_LINES = 200
 MAXIMUM_MARGIN_BYTES = 400
 
@@ -44,14 +44,15 @@ _VARIABLE = regex(
 _SUB_EXCEPTION = regex(rb"[ |]{0,80}\+-\+?-{3,80} \d{1,4} -{3,80}\s{0,9}$")
 _IN_GROUP = regex(rb"\| " + _NAME + rb"(?:: |:?\s{0,200}$)")
 _GROUPS = (b"ExceptionGroup", b"BaseExceptionGroup")
-# How programs steer; the failure is what was raised because of it.
+# Exceptions for control flow. The exception raised as their consequence is the failure.
 _CONTROL_FLOW = regex(rb"(?:^|\.)(?:CancelledError|StopIteration|StopAsyncIteration|GeneratorExit)$")
 
 
 class Traceback(NamedTuple):
-    """`exception` is where the line of the exception begins, None while it has not come; `name` and `text` where these begin.
+    """A traceback in a block. `exception` is the offset of the exception's line, or None if it has not been read yet.
 
-    `end` is where the traceback ends so far. `is_open`: its exception may come in what follows the text.
+    `text` is the offset of the exception's text, and `name` its class. `end` is the traceback's end so far. `is_open`: the
+    exception may follow in the next block.
     """
 
     exception: int | None
@@ -63,7 +64,7 @@ class Traceback(NamedTuple):
 
 
 def read(block: bytes, heading: int) -> Traceback:
-    """The traceback whose heading stands at `heading` of the block."""
+    """Read the traceback whose heading is at `heading` of the block."""
     begin = max(block.rfind(b"\n", 0, heading) + 1, heading - MAXIMUM_MARGIN_BYTES)
     after = block.find(b"\n", heading)
     if block.endswith(_NATIVE, begin, heading):
@@ -120,7 +121,7 @@ def _is_exception(name: bytes, is_adjacent: bool, is_box: bool) -> bool:
 
 
 def _margin(margin: bytes) -> tuple[bytes, bool]:
-    """What stands before each line of the traceback, and whether rich has drawn a box around it."""
+    """Return the margin of the traceback's lines, and whether rich drew a box around them."""
     margin = _COLOUR.sub(b"", margin)
     if margin.endswith(_GROUP):
         return margin.removesuffix(_GROUP) + b"| ", False
@@ -129,19 +130,19 @@ def _margin(margin: bytes) -> tuple[bytes, bool]:
 
 
 def _chosen_margin(margin: bytes, block: bytes, begin: int) -> re.Pattern[bytes] | None:
-    """The pattern of the margin that the lines behind the heading, from `begin` on, have: the whole, its labels, or none."""
+    """Return the margin pattern of the lines from `begin` on: the whole margin, only its labels, or None for no margin."""
     if not margin:
         return None
     patterns = [_pattern(part) for part in (margin, margin[: chain_end(margin)]) if part]
     for pattern in patterns:
-        # The first of them decides, but where processes write at once.
+        # The next line decides, unless several processes write at once.
         for _, line in _lines(block, begin, MAXIMUM_FOREIGN_LINES):
             stripped = _stripped(line, pattern)
             if stripped is not None and (stripped[:1] in (b" ", b"\t") or stripped.startswith(_SIDES)):
                 return pattern
             if stripped is None and _FRAME.match(line) is not None:
                 return None
-    # The lines that decide may not have come.
+    # The deciding lines may come in the next block.
     return patterns[0] if sum(1 for _ in _lines(block, begin, MAXIMUM_FOREIGN_LINES)) < MAXIMUM_FOREIGN_LINES else None
 
 
@@ -149,7 +150,7 @@ def _pattern(margin: bytes) -> re.Pattern[bytes]:
     parts, begin = [], 0
     for match in _VARIABLE.finditer(margin):
         text = re.sub(rb"\d+", rb"\\d{1,12}", re.escape(match[0].strip()))
-        # grep sets the lines around those that match apart.
+        # grep prints `-` instead of `:` before context lines.
         text = text.replace(b":", b"[:-]") if match["grep"] is not None else text
         parts += [re.escape(margin[begin : match.start()]), rb" {0,9}" if match[0].startswith(b" ") else b"", text]
         begin = match.end()
@@ -157,7 +158,7 @@ def _pattern(margin: bytes) -> re.Pattern[bytes]:
 
 
 def _stripped(line: bytes, pattern: re.Pattern[bytes] | None) -> bytes | None:
-    """A line without its margin; None for one of another process."""
+    """Strip the margin from a line; return None if the line belongs to another process."""
     if b"\x1b" in line:
         line = _COLOUR.sub(b"", line)
     if pattern is None:
@@ -180,13 +181,13 @@ def _lines(block: bytes, begin: int, count: int = MAXIMUM_BYTES) -> Iterator[tup
 
 
 def record_of(block: bytes, traceback: Traceback, offset: int) -> Record | None:
-    """The fault of a traceback whose exception is in the block, which begins at `offset` of the log."""
+    """Build the fault of a traceback whose exception is in the block. The block begins at `offset` of the log."""
     if traceback.exception is None:
         return None
     line = Line(block[traceback.exception : traceback.end], offset + traceback.exception)
     begin = traceback.text - traceback.exception
     if not line.text.startswith(traceback.name, begin):
-        # Colours came off the line.
+        # `Line` removed colours, so the offset in the raw line does not fit.
         begin = max(0, line.text.find(traceback.name))
     if traceback.name == b"SystemExit":
         code = line.text[begin:].removeprefix(b"SystemExit").strip(b": ")
@@ -199,7 +200,7 @@ def record_of(block: bytes, traceback: Traceback, offset: int) -> Record | None:
 
 
 def cut_off(text: bytes, traceback: Traceback, offset: int) -> Record:
-    """The fault of a traceback at the end of a log that ends before its exception. `text` begins with the heading's line."""
+    """Build the fault of a traceback that the end of the log cuts off. `text` begins with the heading's line."""
     frame = traceback.last_frame.decode(errors="replace")
     line = Line(text.partition(b"\n")[0], offset)
     record = fault(line, "traceback", "root", "critical")
@@ -215,11 +216,11 @@ def _with_labels(record: Record, line: Line) -> Record:
 
 
 class OpenTracebacks:
-    """The tracebacks of one log. `state` continues another one's work, as `to_record` gave it."""
+    """The tracebacks of one log. To continue an earlier parser, pass its `to_record()` as `state`."""
 
     def __init__(self, state: Record | None = None):
         state = state or {}
-        # From the heading of the first whose exception has not come.
+        # The log's text from the heading of the first traceback that is still open.
         self._text: bytes = state.get("text", "").encode("latin-1")
         self._faults: dict[int, Record] = {}
 
@@ -227,17 +228,17 @@ class OpenTracebacks:
         return {"text": self._text.decode("latin-1")}
 
     def resume(self, block: bytes, offset: int) -> None:
-        """Read on in the tracebacks that the block before has left open."""
-        known = self._text
-        if not known:
+        """Continue the tracebacks that the previous block left open."""
+        open_text = self._text
+        if not open_text:
             return
         self._text = b""
-        text = known + block[:MAXIMUM_BYTES]
-        for match in re.finditer(re.escape(HEADING), known):
+        text = open_text + block[:MAXIMUM_BYTES]
+        for match in re.finditer(re.escape(HEADING), open_text):
             traceback = read(text, match.start())
-            if traceback.exception is not None and traceback.exception < len(known):
+            if traceback.exception is not None and traceback.exception < len(open_text):
                 continue
-            self._take(text, traceback, match.start(), offset - len(known), is_whole=len(block) <= MAXIMUM_BYTES)
+            self._take(text, traceback, match.start(), offset - len(open_text), is_whole=len(block) <= MAXIMUM_BYTES)
 
     def read(self, block: bytes, heading: int, offset: int) -> None:
         """Read the traceback whose heading is at `heading` of the block."""
@@ -253,10 +254,10 @@ class OpenTracebacks:
             self._text = block[begin:] if len(block) - begin <= MAXIMUM_BYTES else b""
 
     def missing(self, items: MutableSequence[tuple[int, Record]]) -> list[tuple[int, Record]]:
-        """The faults of the block on lines that tell of none otherwise; those that a line alone warns of become failures."""
+        """Return the block's faults on lines without another fault. A warning on such a line is replaced by the failure."""
         faults, self._faults = self._faults, {}
         for index, (order, record) in enumerate(items) if faults else ():
             if order in faults and record.get("fault") == "traceback" and record["severity"] == "warning":
                 items[index] = (order, faults[order])
-        told = {order for order, record in items if record["kind"] == "fault"} if faults else set()
-        return [(offset, record) for offset, record in faults.items() if offset not in told]
+        reported = {order for order, record in items if record["kind"] == "fault"} if faults else set()
+        return [(offset, record) for offset, record in faults.items() if offset not in reported]

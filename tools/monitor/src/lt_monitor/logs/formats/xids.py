@@ -1,6 +1,7 @@
 """NVIDIA's catalogue of Xids by immediate action: docs.nvidia.com/deploy/xid-errors, Ampere and newer, of October 2025.
 
-NVLink 5 (144 to 150) has fatal and non-fatal events of one number, which the line tells apart. 154 names its action itself.
+NVLink 5 (144 to 150) uses one number for fatal and non-fatal events; the line distinguishes them. Xid 154 names its action
+itself.
 """
 
 REBOOT = frozenset({79, 151, 167, 168})

@@ -1,11 +1,11 @@
-"""Labels that have no form of their own.
+"""Recognise column labels: names before each line that no fixed form gives away.
 
 A host (pdsh, clush), a pod and its container (stern), a service (docker compose), a replica (torchx) or a stream (aws logs), a
 rank in brackets (Hydra's -prepend-rank), a tag and a tabulator (GNU parallel), the line numbers of a viewer, a process (pm2,
 supervisor, pueue), a set of nodes (clush).
 
 Any line may begin with a word and a colon. Such a word is a label when nearly all lines of a block begin with one, and when the
-words are few and repeat. What was recognised once holds for the rest of the log.
+words are few and repeat. A kind that was recognised once applies to the rest of the log.
 """
 
 import itertools
@@ -21,7 +21,7 @@ MINIMUM_SHARE = 0.9
 MAXIMUM_NAMES = 4096
 
 _COLOUR = rb"(?:\x1b\[[\d;]{0,20}m){0,4}"
-# What programs put before their lines to say who they are or how bad it is.
+# Words that programs print before their lines as their own name or as a severity: no labels.
 _NO_NAMES = re.compile(
     rb"(?i)(?:debug|info|note|notice|hint|warn|warning|error|err|critical|fatal|trace|exception|traceback|usage|srun|sbatch|slurmd"
     rb"|slurmstepd|wandb|bash|sh|python\d{0,3}|python3?\.\d{1,2}|lt-\w{1,20}|make|pip|torchrun|deepspeed|accelerate|step|epoch"
@@ -31,9 +31,9 @@ _NO_NAMES = re.compile(
 
 
 class Column(NamedTuple):
-    """One kind of label: the name, which repeats, and what is before and behind it. Names of lines are consecutive numbers.
+    """One kind of label: a repeating name, and the patterns before and behind it. `is_numbered`: names are consecutive numbers.
 
-    `is_certain`: what stands around the name is no text of a program, so the name may be any word.
+    `is_certain`: no program prints the text around the name itself, so the name may be any word.
     """
 
     before: bytes
@@ -51,7 +51,7 @@ _WORD = rb"[A-Za-z][\w.-]{0,252}"
 _HOST = _WORD + rb"|\d{1,3}(?:\.\d{1,3}){3}"
 _POD = rb"(?=[a-z0-9.]{0,252}-)[a-z0-9][a-z0-9.-]{0,252}"
 COLUMNS: dict[str, Column] = {
-    # pm2's, and supervisor's with the output in its own log.
+    # pm2, and supervisor if its own log contains the output.
     "process": Column(_COLOUR + rb"\d{1,4}\|", rb"[\w.@/-]{1,100}", rb" {1,60}\| ?" + _COLOUR, None, is_certain=True),
     "supervised": Column(
         rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]{4} '",
@@ -60,9 +60,9 @@ COLUMNS: dict[str, Column] = {
         None,
         is_certain=True,
     ),
-    # pueue's.
+    # pueue.
     "task": Column(_COLOUR, _WORD, _COLOUR + rb" > ", None),
-    # clush's, where it gathers nodes.
+    # clush, when it merges the output of several nodes.
     "nodes": Column(_COLOUR, _WORD + rb"\[\d[\d,-]{0,200}\]", rb": " + _COLOUR, None),
     # With --all-namespaces the namespace stands first; old versions put an arrow between pod and container.
     "pod": Column(
@@ -81,7 +81,7 @@ COLUMNS: dict[str, Column] = {
     "rank": Column(rb"\[", rb"\d{1,7}", rb"\] ", "rank"),
     "number": Column(rb" {0,9}", rb"\d{1,9}", rb"(?:\t| {0,2}(?:\||\xe2\x94\x82) ?|:(?! )| {1,2})", None, is_numbered=True),
 }
-# Labels that few lines suffice for: the name of a host has a number, the names of others end in one.
+# Labels that can be recognised in few lines: host names contain a number, other names end with one.
 _NO_NAME_WORDS = (
     _NO_NAMES.pattern.replace(b"(?i)", b"").replace(b"$", b"(?: {1,60}\\||\\[|: )").replace(b".{0,200}", b"\\S{0,200}")
 )
@@ -107,7 +107,7 @@ _PATTERNS = {kind: column.pattern() for kind, column in COLUMNS.items()}
 
 
 def recognise(lines: Sequence[bytes], samples: Sequence[Sequence[bytes]]) -> str | None:
-    """The kind of column in front of nearly all `lines`. `samples` are runs of consecutive lines, for line numbers."""
+    """Return the kind of column before nearly all `lines`, or None. `samples` are runs of consecutive lines, for line numbers."""
     filled = [line for line in lines if line.strip()]
     if len(filled) < MINIMUM_LINES:
         return next((kind for kind, form in _FEW_LINES.items() if filled and all(map(form.match, filled))), None)
@@ -128,7 +128,7 @@ def recognise(lines: Sequence[bytes], samples: Sequence[Sequence[bytes]]) -> str
 
 
 def _matches_of_nearly_all(pattern: re.Pattern[bytes], lines: Sequence[bytes]) -> list[re.Match[bytes]]:
-    """Nothing as soon as too many lines do not match: most logs have no labels."""
+    """Return the matches, or an empty list as soon as too many lines do not match, because most logs have no labels."""
     matches = []
     misses = int((1 - MINIMUM_SHARE) * len(lines) + 1e-9)
     for line in lines:
@@ -143,7 +143,7 @@ def _matches_of_nearly_all(pattern: re.Pattern[bytes], lines: Sequence[bytes]) -
 
 
 def _are_names(kind: str, names: Counter[bytes]) -> bool:
-    """Hosts without a digit, a dot or a dash are words."""
+    """Whether the names can be names of this kind. A host name without a digit, a dot or a dash is only a word."""
     if kind == "nodes":
         return not any(_NO_NAMES.match(name.partition(b"[")[0]) for name in names)
     return kind not in ("host", "host-rank", "tag", "task") or all(
@@ -163,7 +163,7 @@ def _are_numbered(pattern: re.Pattern[bytes], samples: Sequence[Sequence[bytes]]
 
 
 def names_in(block: bytes, kind: str) -> set[bytes]:
-    """The labels of a kind that repeat in a block, whose first line has no line end before it."""
+    """Return the names of a kind that repeat in a block."""
     pattern = re.compile(rb"\n" + _PATTERNS[kind].pattern)
     names = Counter(match["name"] for match in pattern.finditer(b"\n" + block))
     few = block.count(b"\n") < MINIMUM_LINES
@@ -176,14 +176,14 @@ def names_in(block: bytes, kind: str) -> set[bytes]:
 
 
 def lines_with(kind: str, names: frozenset[bytes]) -> re.Pattern[bytes]:
-    """Matches a line end and the label behind it, of the names that are known."""
+    """Return a pattern for a newline and the label behind it with one of `names`."""
     column = COLUMNS[kind]
     name = column.name if column.is_numbered else b"|".join(map(re.escape, sorted(names, key=len, reverse=True)))
     return re.compile(rb"\n" + column.before + rb"(?:" + name + rb")" + column.behind)
 
 
 def read(kind: str, line: bytes) -> Record:
-    """What the label in front of a line says."""
+    """Parse the label in front of a line."""
     column = COLUMNS[kind]
     match = _PATTERNS[kind].match(line)
     if match is None or column.field is None:

@@ -1,8 +1,8 @@
-"""Log lines inside JSON objects: docker's json-file, journald's JSON, fluent-bit, stern and logcli as JSON, clouds, loggers.
+"""Extract log lines from JSON objects: docker's json-file, journald, fluent-bit, stern and logcli as JSON, clouds, loggers.
 
-Loggers (python-json-logger, structlog, loguru, bunyan) put an exception under a key of its own; its lines follow the text. One
-object holds one line, or more than one where a program wrote them at once. docker cuts a line longer than 16 KiB into several
-objects, of which only the last has a line end in its text; they become one line again.
+Loggers (python-json-logger, structlog, loguru, bunyan) store an exception under a separate key; its lines are appended to the
+text. One object holds one line, or several lines that a program wrote together. docker cuts a line longer than 16 KiB into
+several objects, and only the last one's text has a newline; they are joined to one line again.
 """
 
 import datetime
@@ -15,7 +15,7 @@ from lt_monitor.events.records import Record
 
 DOCKER_PART_BYTES = 1 << 14
 
-# The key of the text, and keys of which one has to be there too: lines of trainers and of lt tools are JSON as well.
+# The key of the text, and companion keys. One companion is required, because trainers and lt tools print JSON lines, too.
 _TEXTS: tuple[tuple[str, frozenset[str]], ...] = (
     ("log", frozenset({"stream", "time", "date", "timestamp", "@timestamp", "kubernetes"})),
     ("MESSAGE", frozenset({"_HOSTNAME", "__REALTIME_TIMESTAMP", "_PID", "PRIORITY", "_SYSTEMD_UNIT"})),
@@ -31,7 +31,7 @@ _TEXTS: tuple[tuple[str, frozenset[str]], ...] = (
     ("line", frozenset({"labels", "timestamp"})),
     ("textPayload", frozenset({"timestamp", "resource", "insertId"})),
 )
-# Cloud Logging of programs that write JSON.
+# Cloud Logging wraps the JSON that a program prints under this key.
 _INNER = "jsonPayload"
 _NO_ENVELOPE = frozenset({"kind", "loss", "tracker"})
 _EXCEPTIONS = ("exc_info", "exception", "stack_trace", "stacktrace", "traceback", "error.stack_trace", "stack")
@@ -42,7 +42,7 @@ _NODES_OF_KUBERNETES = ("host", "pod_name")
 
 
 def text_key(envelope: Any) -> str | None:
-    """The key under which an object holds a log line; None for any other JSON."""
+    """Return the key of the log line in an object; None for any other JSON."""
     if not isinstance(envelope, dict) or not _NO_ENVELOPE.isdisjoint(envelope):
         return None
     for key, companions in _TEXTS:
@@ -69,7 +69,7 @@ def is_envelope(line: bytes) -> bool:
 
 
 def parse_all(lines: list[bytes]) -> list[Any]:
-    """The JSON of all lines, None for what is none."""
+    """Parse every line as JSON; None for a line that is not JSON."""
     try:
         values = orjson.loads(b"[" + b",".join(lines) + b"]")
     except orjson.JSONDecodeError:
@@ -78,7 +78,7 @@ def parse_all(lines: list[bytes]) -> list[Any]:
 
 
 def text(envelope: Any) -> bytes | None:
-    """The text of an envelope; None for what is none. journald has lists of bytes for texts with control characters."""
+    """Return the text of an envelope, or None for other JSON. journald stores texts with control characters as lists of bytes."""
     key = text_key(envelope)
     value = _inner_text(envelope) if key == _INNER else envelope[key] if key is not None else None
     if isinstance(value, list):
@@ -93,7 +93,7 @@ def text(envelope: Any) -> bytes | None:
 
 
 def _exception(envelope: Record) -> str | None:
-    """The lines of an exception that has a key of its own: a traceback, or structlog's list of what was raised."""
+    """Return the lines of an exception under a separate key: a traceback, or structlog's list of exceptions."""
     for key in _EXCEPTIONS:
         value = envelope.get(key)
         if isinstance(value, str) and "Traceback (most recent call last)" in value:
@@ -105,7 +105,7 @@ def _exception(envelope: Record) -> str | None:
 
 
 def whole_lines(values: list[Any]) -> bytes | None:
-    """The text of envelopes of one kind with a line each, which is quick; None if there are others among them."""
+    """Join the texts of envelopes quickly if they are of one kind and hold one line each; otherwise return None."""
     key = text_key(values[0]) if values else None
     try:
         if key == _INNER or any(map(_has_exception, values)):
@@ -129,14 +129,14 @@ def _has_exception(envelope: Record) -> bool:
 
 
 def is_part(envelope: Record, line: bytes) -> bool:
-    """Whether the text `line` of an envelope goes on in the next one."""
+    """Whether the text `line` of an envelope continues in the next envelope."""
     if "partial_message" in envelope:
         return str(envelope["partial_message"]).lower() == "true" and str(envelope.get("partial_last")).lower() != "true"
     return len(line) >= DOCKER_PART_BYTES and not line.endswith(b"\n") and "log" in envelope
 
 
 def read(envelope: Record) -> Record:
-    """What an envelope says: `time`, `node`."""
+    """Return the `time` and `node` of an envelope."""
     labels: Record = {}
     if (time := next((time for key in _TIMES if (time := _time(envelope.get(key))) is not None), None)) is not None:
         labels["time"] = time
@@ -150,7 +150,7 @@ def read(envelope: Record) -> Record:
 
 
 def _time(value: Any) -> str | None:
-    """ISO 8601 as it is; a number is seconds, milli-, micro- or nanoseconds since 1970."""
+    """Return a time as ISO 8601. A number may be seconds, milli-, micro- or nanoseconds since 1970."""
     if isinstance(value, str) and not value.isdigit():
         return value.replace(" ", "T", 1) if value[:4].isdigit() and value[4:5] == "-" else None
     try:

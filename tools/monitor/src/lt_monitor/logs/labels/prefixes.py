@@ -1,7 +1,7 @@
-"""Labels in front of a line that their form alone gives away.
+"""Recognise labels in front of a line by their form alone.
 
-`lines.Line` reads the native ones itself, at full speed: the time and the pod of kubectl, the task of `srun --label`,
-the rank of torchrun's `--tee`. The others are of containers (CRI), journald and syslog, `ts`, mpirun, Ray, and node arrows.
+`lines.Line` reads native labels itself, at full speed: the time and the pod of kubectl, the task of `srun --label`, the rank of
+torchrun's `--tee`. Foreign labels come from containers (CRI), journald and syslog, `ts`, mpirun, Ray, and node arrows.
 """
 
 import functools
@@ -31,7 +31,7 @@ _FOREIGN = (
     rb"(?:(?P<time>" + _ISO_TIME + rb")|" + _MONTH_TIME + rb"|" + _FULL_TIME + rb") (?P<node>" + _HOST + rb")"
     rb" [\w./@()-]{1,100}\[\d{1,10}\]: ",
     rb"<\d{1,3}>1 (?P<time>" + _ISO_TIME + rb") (?P<node>" + _HOST + rb") \S{1,48} \S{1,128} \S{1,32} (?:-|\[[^\]\n]{0,1000}\]) ",
-    # mpirun's --tag-output, with --timestamp-output before it, and that of PRRTE.
+    # mpirun --tag-output, with --timestamp-output before it, also in PRRTE.
     rb"(?:[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})?\[[\w.@-]{1,200},(?P<rank>\d{1,7})\]"
     rb"(?:\[[\w.-]{1,252}\])?<std(?:out|err|diag)>: ?",
     # SageMaker's mpirun.
@@ -64,7 +64,7 @@ _CHAIN = re.compile(rb"(?:" + _COLOUR + rb"(?:" + _unnamed(_SOURCES) + rb")" + _
 
 
 def kinds(line: bytes) -> frozenset[int]:
-    """Which labels stand in front of a line."""
+    """Return the kinds of labels in front of a line."""
     return frozenset(kind for kind, _ in _matches(line))
 
 
@@ -75,13 +75,13 @@ def is_foreign(kind: int) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def lines_with(kinds: frozenset[int]) -> re.Pattern[bytes]:
-    """Matches a line end and all labels of these kinds behind it. The line end lets the search jump from line to line."""
+    """Return a pattern for a newline and all labels of `kinds` behind it. The newline lets the search jump from line to line."""
     sources = tuple(_SOURCES[kind] for kind in sorted(kinds))
     return re.compile(rb"\n(?:" + _COLOUR + rb"(?:" + _unnamed(sources) + rb")" + _COLOUR + rb"){1,%d}" % MAXIMUM_PREFIXES)
 
 
 def names_nobody(kinds: frozenset[int]) -> bool:
-    """Whether labels of these kinds tell the time alone."""
+    """Whether labels of these kinds contain nothing but a time."""
     return all(_PATTERNS[kind].groupindex.keys() <= {"time"} for kind in kinds)
 
 
@@ -89,7 +89,7 @@ def _matches(line: bytes, kinds: Iterable[int] = _ALL_KINDS) -> Iterator[tuple[i
     ordered = sorted(kinds)
     begin = 0
     for _ in range(MAXIMUM_PREFIXES):
-        # One search for all foreign ones, which most lines do not have.
+        # One search for all foreign labels, which most lines do not have.
         has_no_foreign = kinds is _ALL_KINDS and _ANY_FOREIGN.match(line, begin) is None
         for kind in _NATIVE_KINDS if has_no_foreign else ordered:
             match = _PATTERNS[kind].match(line, begin)
@@ -102,13 +102,13 @@ def _matches(line: bytes, kinds: Iterable[int] = _ALL_KINDS) -> Iterator[tuple[i
 
 
 def chain_end(line: bytes) -> int:
-    """Where the labels in front of a line end, whatever their kind."""
+    """Return the end of the labels of any kind in front of a line."""
     match = _CHAIN.match(line)
     return match.end() if match is not None else 0
 
 
 def read_chain(line: bytes, kinds: frozenset[int]) -> Record:
-    """What the labels of these kinds in front of a line say: `time`, `node`, `task`, `rank`. The innermost of two wins."""
+    """Parse `time`, `node`, `task` and `rank` from the labels of `kinds` in front of a line. The innermost of two wins."""
     labels: Record = {}
     for _, match in _matches(line, kinds):
         labels |= read_groups(match)
@@ -116,7 +116,7 @@ def read_chain(line: bytes, kinds: frozenset[int]) -> Record:
 
 
 def read_groups(match: re.Match[bytes]) -> Record:
-    """What one label says."""
+    """Parse one label."""
     labels: Record = {}
     for field, text in match.groupdict().items():
         if text is None:

@@ -1,8 +1,9 @@
-"""Labels taken off a block of lines, kind by kind, until none is left; what they say is read only for lines that have events.
+"""Remove labels from a block of lines, one kind at a time. The labels are parsed only for lines that have events.
 
-A block without labels costs a look at SAMPLES of its lines, or at fewer in a small block behind many without labels: a pipe gives
-64 KiB at a time, and a look at 64 lines of those takes a third of all processor time. Otherwise all lines of the block lose each
-label in one go. Labels of whose kind `lines.Line` takes care stay when no other stands before or behind them.
+For a block without labels, only SAMPLES of its lines are examined, and fewer for a small block after many blocks without labels:
+a pipe delivers 64 KiB at a time, and examining 64 lines per 64 KiB takes a third of the processor time. Otherwise one
+substitution removes a kind of label from the whole block. Labels that `lines.Line` reads itself stay, unless other labels
+surround them.
 """
 
 import functools
@@ -19,7 +20,7 @@ from lt_monitor.logs.labels import columns, envelopes, prefixes
 SAMPLES = 16
 SAMPLE_LINES = 4
 SAMPLE_BYTES = 1 << 12
-# Behind so many bytes without labels, a sample is taken of every 128 KiB, but at least of two places.
+# After so many bytes without labels, one sample per 128 KiB is examined, but at least two.
 BARE_BYTES = 1 << 20
 BARE_BYTES_PER_SAMPLE = 1 << 17
 MINIMUM_SAMPLES = 2
@@ -29,7 +30,7 @@ _PART = re.compile(rb"\n[^\n]{0,200}? std(?:out|err) P ")
 
 
 class Layer:
-    """One kind of label that came off: which line of the block each line of the text was, and how to read its label."""
+    """One removed kind of label. `lines` maps a line of the text to its line of the block; `read` parses a line's label."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class Layer:
         self._text_begins: np.ndarray | None = None
 
     def origins(self, positions: np.ndarray, with_times: bool) -> tuple[np.ndarray, list[Record]]:
-        """Where the lines that hold these bytes (int64) of the text begin in the block (int64), and what their labels say."""
+        """Map positions (int64) in the text to the beginnings of their lines in the block (int64), and parse the labels."""
         if self._block_begins is None or self._text_begins is None:
             self._block_begins, self._text_begins = _line_begins(self._block), _line_begins(self.text)
         lines = np.searchsorted(self._text_begins, positions, side="right") - 1
@@ -69,9 +70,9 @@ class UnlabelledBlock:
         self._layers = layers
 
     def origins(self, positions: np.ndarray, with_times: bool = True) -> tuple[np.ndarray, list[Record]]:
-        """Where the lines that hold these bytes (int64) of the text begin in the block (int64), and what all their labels say.
+        """Map positions (int64) in the text to the beginnings of their lines in the block (int64), and parse all labels.
 
-        Without `with_times` the time may be missing, which is quicker.
+        If `with_times` is False, the time may be missing, which is faster.
         """
         records: list[Record] = [{} for _ in range(len(positions))]
         for layer in reversed(self._layers):
@@ -88,11 +89,11 @@ def _with_checked_time(record: Record) -> Record:
 
 
 class LabelRemoval:
-    """Takes labels off the blocks of one log. `state` continues another one's work, as `to_record` gave it."""
+    """Removes labels from the blocks of one log. To continue an earlier one, pass its `to_record()` as `state`."""
 
     def __init__(self, state: Record | None = None):
         state = state or {}
-        # The labels without a form of their own that this log has, by layer.
+        # By layer: the kind of column label of this log, and its names.
         self._columns: dict[str, list[str]] = state.get("columns", {})
         self._bare_bytes = 0
 
@@ -100,7 +101,7 @@ class LabelRemoval:
         return {"columns": self._columns}
 
     def remove(self, block: bytes) -> UnlabelledBlock | None:
-        """The block, whose lines end in newlines, without its labels; None when it has none."""
+        """Remove the labels of a block whose lines end in newlines; return None if it has no labels."""
         layers: list[Layer] = []
         text = block
         while len(layers) < MAXIMUM_LAYERS and (layer := self._layer(text, len(layers))) is not None:
@@ -125,19 +126,19 @@ class LabelRemoval:
     def _without_column(
         self, block: bytes, runs: list[list[bytes]], label_ends: list[int], depth: int, native: frozenset[int]
     ) -> Layer | None:
-        """`label_ends` are where labels that `lines.Line` reads, of the kinds `native`, end in the lines of `runs`."""
+        """Remove a column label. In the lines of `runs`, the native labels (of the kinds `native`) end at `label_ends`."""
         lines = [line for run in runs for line in run]
-        known = self._columns.get(str(depth))
-        kind = columns.recognise(lines, runs) if known is None else known[0]
-        if kind is None and native and known is None:
-            # With others behind them.
+        stored_column = self._columns.get(str(depth))
+        kind = columns.recognise(lines, runs) if stored_column is None else stored_column[0]
+        if kind is None and native and stored_column is None:
+            # Native labels with a column label behind them must be removed first.
             ends = iter(label_ends)
             inner = [[line[next(ends) :] for line in run] for run in runs]
             if columns.recognise([line for run in inner for line in run], inner) is not None:
                 return _without_prefixes(block, native)
         if kind is None:
             return None
-        names = {name.encode() for name in known[1:]} if known is not None else set()
+        names = {name.encode() for name in stored_column[1:]} if stored_column is not None else set()
         if not columns.COLUMNS[kind].is_numbered:
             names |= columns.names_in(block, kind)
         if not names and not columns.COLUMNS[kind].is_numbered:
@@ -160,7 +161,7 @@ def _without_prefixes(block: bytes, kinds: frozenset[int]) -> Layer:
 
 
 def _without_parts(block: bytes, read: Callable[[bytes], Record]) -> Layer:
-    """Lines that the container runtime cut in parts, each marked P but the last."""
+    """Join lines that the container runtime cut into parts; all parts but the last are marked P."""
     texts: list[bytes] = []
     numbers: list[int] = []
     is_open = False
@@ -205,7 +206,7 @@ def _read_envelope(line: bytes) -> Record:
 
 
 def _samples(block: bytes, samples: int) -> list[list[bytes]]:
-    """Runs of consecutive lines from all over the block, each line without its end and no longer than it must be."""
+    """Return runs of consecutive lines from the whole block, without newlines and with long lines cut."""
     if len(block) <= SAMPLES * SAMPLE_BYTES and block.count(b"\n") < SAMPLES * SAMPLE_LINES:
         lines = block.split(b"\n")
         return [lines[:-1] if not lines[-1] else lines]

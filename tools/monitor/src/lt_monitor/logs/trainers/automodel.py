@@ -1,9 +1,9 @@
 """NeMo Automodel: steps, validation and checkpoints, as its recipes print them since 2025 and as its guides tabulate them.
 
-A line is `step N` and then `key value` between bars: recipes and releases add, drop and respell keys, so they are read by key.
-`tps` alone is all ranks together and `tps/gpu` one of them. The releases up to August 2025, which write `mem:`, count the tokens
-of the rank that prints and say so nowhere: their `tps` stays a metric under its own name. A checkpoint's line is printed before
-it is written, and none after: it says that saving has begun.
+A line is `step N` and then `key value` between bars. Recipes and releases add, drop and respell keys, so values are read by key.
+`tps` counts the tokens of all ranks and `tps/gpu` the tokens of one rank. Releases up to August 2025, which write `mem:`, count
+only the printing rank's tokens without saying so; their `tps` stays a metric under its own name. A checkpoint's only line is
+printed before the checkpoint is written, so it means that saving has begun.
 """
 
 import re
@@ -12,7 +12,7 @@ from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import Field, Value
 from lt_monitor.logs.line_parsers import StepLine, last_match, regex
 from lt_monitor.logs.lines import Line
-from lt_shared.run_log import GIB, NUMBER
+from lt_shared.contracts.run_log import GIB, NUMBER
 
 _STEP = regex(
     rb"(?P<validation>\[val\] (?:name \"(?P<name>[^\"|]{1,80})\" \| |(?P<old_name>[^\"|]{1,80}) \| )?)?"
@@ -42,7 +42,7 @@ _FIELDS = {
 
 
 def step(line: Line) -> StepLine | Record | None:
-    """A training step, or what validation found; a line without loss, learning rate or norm is neither."""
+    """Parse a training step or a validation; a line without loss, learning rate or norm is neither."""
     head = last_match(_STEP, line.text)
     if head is None:
         return None
@@ -75,7 +75,7 @@ def _evaluation(head: re.Match[bytes], loss: re.Match[bytes]) -> Record:
 
 
 def checkpoint(line: Line) -> Record | None:
-    """Saving or loading has begun; the step is in the path."""
+    """Parse the begin of saving or loading; the step is in the path."""
     for pattern, kind in ((_SAVING, "checkpoint"), (_LOADING, "load")):
         match = pattern.search(line.text)
         if match is not None:

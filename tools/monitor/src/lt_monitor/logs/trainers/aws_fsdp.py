@@ -1,15 +1,15 @@
 """The FSDP examples of awsome-distributed-training: `Batch 90 Loss: 7.24291, Speed: 9.41 samples/sec, lr: 0.000010`.
 
-A step is the batch that it names, so the first is 0, and in another epoch they begin again. A checkpoint is named after how many
-steps it has behind it, one more than the batch in it that was last: that batch is its step, so that it compares with the others.
-The speed is that of all ranks together.
+The step is the batch number, so the first step is 0 and numbers restart in every epoch. A checkpoint's name counts the finished
+steps, one more than its last batch. Its record has the last batch as the step, to agree with the step lines. The speed sums over
+all ranks.
 """
 
 from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import Field, Value
 from lt_monitor.logs.line_parsers import StepLine, last_match, regex
 from lt_monitor.logs.lines import Line
-from lt_shared.run_log import NUMBER
+from lt_shared.contracts.run_log import NUMBER
 
 _STEP = regex(
     rb"\bBatch (?P<step>\d{1,15}) Loss: (?P<loss>" + NUMBER + rb"), Speed: (?P<speed>" + NUMBER + rb") samples/sec"
@@ -51,7 +51,7 @@ def evaluation(line: Line) -> Record | None:
 
 
 def checkpoint(line: Line) -> Record | None:
-    """Begun, complete or loaded. The line of a complete one names nothing: `LogParser` adds the last step."""
+    """Parse a checkpoint that is begun, complete or loaded. The line of a complete one has no step; `LogParser` adds the last."""
     if _COMPLETED.search(line.text) is not None:
         return {"kind": "checkpoint"}
     match = _CHECKPOINT.search(line.text)

@@ -1,14 +1,14 @@
 """Composer, MosaicML's trainer, and llm-foundry, which trains with it: steps of many lines, progress bars, evaluations.
 
-The line of a step is `[batch=5/4800]:`, the ones below it are `  Train loss/train/total: 11.1`. Where a run is counted in epochs
-or tokens, the first line does not name the step; the line `time/batch` does, which counts the batches before this one.
+A step begins with `[batch=5/4800]:`, followed by lines like `  Train loss/train/total: 11.1`. If a run counts epochs or tokens,
+the first line does not name the step. Then the line `time/batch` names it: it counts the batches before this one.
 """
 
 from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import Field, Value, decimal
 from lt_monitor.logs.line_parsers import ManyLines, StepLine, last_match, pair, regex
 from lt_monitor.logs.lines import Line
-from lt_shared.run_log import NUMBER
+from lt_shared.contracts.run_log import NUMBER
 
 _HEAD = regex(
     rb"(?:\[epoch=(?P<epoch>\d{1,9})\])?\[(?P<unit>batch|token|sample)=(?P<count>\d{1,18})(?:/(?P<total>\d{1,18}))?\]:\s{0,200}$"
@@ -31,7 +31,7 @@ _BAR = regex(
 _STEP, _TOTAL, _LOSS = Field("step", is_count=True), Field("total_steps", is_count=True), Field("loss")
 _SECONDS, _BATCHES = Field("step_seconds"), Field("step_seconds", is_rate=True)
 _BATCHES_BEFORE = b"time/batch"
-# Composer counts a gigabyte as 10^9 bytes.
+# Composer's gigabyte is 10^9 bytes.
 _FIELDS = {
     b"loss/train/total": _LOSS,
     b"l2_norm/grad/global": Field("grad_norm"),
@@ -75,7 +75,7 @@ STEP = ManyLines(_head, _below)
 
 
 def step(line: Line) -> StepLine | Record | None:
-    """A line of a version that printed one for each value, or a frame of the progress bar: both count within their epoch."""
+    """Parse a line of versions with one line per value, or a frame of the progress bar. Both count steps within an epoch."""
     match = last_match(_ONE_LINE, line.text) or last_match(_BAR, line.text)
     if match is None:
         return None
@@ -89,7 +89,7 @@ def step(line: Line) -> StepLine | Record | None:
             record[speed.name] = speed.read(number)
         return {**record, "loss": decimal(match["loss"].replace(b",", b""))}
     values: list[Value] = [(None, *match.span(name)) for name in ("percent", "elapsed", "left") if name in groups]
-    # With epochs, the total is that of one epoch.
+    # In a run that counts epochs, the printed total covers one epoch only.
     values += [(_STEP, *match.span("step")), (_TOTAL if match["epoch"] is None else None, *match.span("total"))]
     values.append((_LOSS, *match.span("loss")))
     if number is not None:

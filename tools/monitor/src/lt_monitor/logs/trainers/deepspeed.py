@@ -1,15 +1,16 @@
-"""DeepSpeed: the steps that its engine reports, those of its pipeline engine, and steps that fp16 has skipped.
+"""DeepSpeed: steps of its engine and of its pipeline engine, and steps that fp16 skipped.
 
-The engine prints a line with the step and the learning rate, and behind it one with the speed. The second line counts steps from
-the start of the process, also after a checkpoint was loaded, so only the first names the step; step 0 is its configuration. Under
-Megatron, GPT-NeoX and the Trainer of Hugging Face their own line of the same step follows, and counts from the first one on.
+The engine prints a line with the step and the learning rate, then a line with the speed. The second line counts steps from the
+start of the process even after loading a checkpoint, so only the first line names the step; step 0 is the configuration.
+Megatron, GPT-NeoX and Hugging Face's Trainer print a line of the same step afterwards; once such a line was read, only the
+trainer's lines count.
 """
 
 from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import Field, Value, decimal
 from lt_monitor.logs.line_parsers import ManyLines, StepLine, last_match, note, regex
 from lt_monitor.logs.lines import Line
-from lt_shared.run_log import GIB, NUMBER
+from lt_shared.contracts.run_log import GIB, NUMBER
 
 _HEAD = regex(rb"\[Rank 0\] step=(?P<step>\d{1,15}), skipped=(?P<skipped>\d{1,15}), lr=\[(?P<lr>" + NUMBER + rb")?")
 _SPEED = regex(rb"\b(?:Curr)?SamplesPerSec=(?P<samples>" + NUMBER + rb")")
@@ -52,7 +53,7 @@ STEP = ManyLines(_head, _below, most_lines=1, is_engine=True)
 
 
 def pipeline_step(line: Line) -> StepLine | None:
-    """`lm loss` is the loss where the line has it, since `loss` is then the sum with others."""
+    """Parse a step. If the line has `lm loss`, it is the loss, because `loss` then includes auxiliary losses."""
     match = last_match(_PIPELINE, line.text)
     if match is None:
         return None
@@ -81,5 +82,5 @@ def overflow(line: Line) -> Record | None:
 
 
 def ending(line: Line) -> Record | None:
-    """The launcher's word, once for each process."""
+    """Parse the launcher's report, which it prints once per process."""
     return {"kind": "end", "reason": "completed"} if _SUCCESS.search(line.text) is not None else None

@@ -3,9 +3,9 @@
 It prints its figures as a dict, `{'loss': 2.5, 'grad_norm': 1.1, 'learning_rate': 5e-05, 'epoch': 0.12}`, in transformers 5 with
 strings for numbers, around 2020 as JSON. A step's dict has a loss and an epoch or a step; `epoch` is a fraction and so a metric.
 
-Most dicts do not name their step. On a terminal a progress bar is drawn again right behind the dict, and before it when the step
-took longer than a tenth of a second: the bar's count is the step, that of the one behind on the same line first, because a bar in
-front may lag. A dict that has neither a step nor a bar beside it is completed by `step_numbers`.
+Most dicts do not name their step. A terminal shows a progress bar right behind the dict, and one before it if the step took
+longer than a tenth of a second. The bar's count is the step. The bar behind the dict on the same line is preferred, because a bar
+before it may lag. `step_numbers` completes a dict that has neither a step nor a bar on its line.
 """
 
 import functools
@@ -15,13 +15,14 @@ from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import Field, decimal, read_time
 from lt_monitor.logs.line_parsers import StepLine, last_match, regex
 from lt_monitor.logs.lines import Line
-from lt_shared.run_log import GIB, NUMBER
+from lt_shared.contracts.run_log import GIB, NUMBER
 
 _FIGURES = regex(rb"\{(?P<body>(?P<quote>['\"])[^{}\r\n]{1,4000})\}")
 _PAIR = regex(rb"(?P<quote>['\"])(?P<key>[^'\"{},:]{1,80})(?P=quote): ['\"]?(?P<value>" + NUMBER + rb")['\"]?(?=,|$)")
 _STEP_OF_TOTAL = regex(rb"['\"]global_step/max_steps['\"]: ['\"](?P<step>\d{1,15})/(?P<total>\d{1,15})['\"]")
-# The Trainer's own bar has no description before the percentage, ms-swift's has one; those of other loops have others.
-# Labels of kubectl, srun and torchrun may stand before it, and a logger's prefix, which ends in a dash, an arrow or a level.
+# The Trainer's bar has no description before the percentage, and ms-swift's has a fixed one. Bars of other loops have other
+# descriptions and are ignored. Labels of kubectl, srun and torchrun may stand before the bar, and a logger's prefix, which ends
+# in a dash, an arrow or a level.
 _FRAME = (
     rb"(?:Train:)? {0,9}\d{1,3}%\|[^|\r\n]{0,999}\| {0,9}"
     rb"(?P<position>\d{1,15})/(?P<total>\d{1,15})"
@@ -35,7 +36,7 @@ BAR = regex(
 
 @functools.lru_cache(maxsize=64)
 def labelled_bar(label: bytes) -> re.Pattern[bytes]:
-    """Matches a bar behind `label`, whatever its numbers are: whoever knows the label has seen it before a step's figures."""
+    """Return a pattern for a bar behind `label`, with any numbers in the label. The caller saw the label before a step's dict."""
     return re.compile(rb"(?:^|[\r\n])" + re.escape(label).replace(b"0", rb"\d{1,20}") + rb" {0,9}" + _FRAME)
 
 
@@ -57,7 +58,7 @@ _PER_SECOND = Field("step_seconds", is_rate=True)
 
 
 def figures(line: Line) -> StepLine | Record | None:
-    """A step, a validation, or the end of the run, each without `step` where the line has none."""
+    """Parse a step, a validation, or the end of the run. `step` is absent if the line has none."""
     match = last_match(_FIGURES, line.text)
     if match is None:
         return None
@@ -81,7 +82,7 @@ def figures(line: Line) -> StepLine | Record | None:
 
 
 def _numbered(pairs: dict[bytes, bytes], body: bytes) -> Record:
-    """The step that the dict names, if any."""
+    """Return the step that the dict names, if any."""
     of_total = _STEP_OF_TOTAL.search(body)
     if of_total is not None:
         return {"step": int(of_total["step"]), "total_steps": int(of_total["total"])}
@@ -90,14 +91,14 @@ def _numbered(pairs: dict[bytes, bytes], body: bytes) -> Record:
 
 
 def _beside(text: bytes, dict_match: re.Match[bytes]) -> Record:
-    """What a bar on the same line says, behind the dict or else before it."""
+    """Parse a bar on the same line: the one behind the dict, else the one before it."""
     behind = BAR.search(text, dict_match.end() - 1)
     bar = behind or last_match(BAR, text[: dict_match.start()])
     return {} if bar is None else from_bar(bar)
 
 
 def from_bar(bar: re.Match[bytes]) -> Record:
-    """Step, total and speed of a bar's frame."""
+    """Return the step, total and speed of a bar's frame."""
     record: Record = {"step": int(bar["position"]), "total_steps": int(bar["total"])}
     if bar["number"] is not None:
         record["step_seconds"] = (_SECONDS if bar["unit"] == b"s/it" else _PER_SECOND).read(bar["number"])
@@ -117,7 +118,7 @@ def _values(pairs: dict[bytes, bytes]) -> Record:
 
 
 def lifecycle(line: Line) -> Record | None:
-    """Sizes of the run, from which step it resumed, and checkpoints, of which only the beginning is printed."""
+    """Parse the run's sizes, the step that it resumed from, and checkpoints. Only the begin of a checkpoint is printed."""
     record = _announced(line.text)
     logged = _LOGGED.search(line.text)
     time = read_time(logged["time"]) if logged else None

@@ -1,7 +1,7 @@
 """levanter: the progress bar that it logs, its JSON tracker, evaluations and checkpoints.
 
-The bar rounds large step numbers to three digits (`1.20kit/10.0kit` is step 1200 of 10,000): of the steps that it says alike, the
-last one counts. Its loss has three digits. The JSON tracker prints both in full.
+The bar rounds large step numbers to three digits (`1.20kit/10.0kit` is step 1200 of 10,000). If several steps are printed alike,
+the last one counts. The bar's loss has three digits. The JSON tracker prints both in full.
 """
 
 import json
@@ -10,7 +10,7 @@ from lt_monitor.events.records import MAXIMUM_COUNT, Record
 from lt_monitor.logs.fields import Field, Value, decimal
 from lt_monitor.logs.line_parsers import StepLine, last_match, regex
 from lt_monitor.logs.lines import Line
-from lt_shared.run_log import NUMBER
+from lt_shared.contracts.run_log import NUMBER
 
 _BAR = regex(
     rb"Progress on:train (?P<step>\d{1,6}(?:\.\d{1,3})?)(?P<step_scale>[kM]?)it/"
@@ -50,7 +50,7 @@ def step(line: Line) -> StepLine | None:
 
 
 def tracked(line: Line) -> Record | None:
-    """A line of the JSON tracker, which has some of a step's values."""
+    """Parse a line of the JSON tracker, which has some of a step's values."""
     match = last_match(_TRACKED, line.text)
     if match is None:
         return None
@@ -61,12 +61,12 @@ def tracked(line: Line) -> Record | None:
     metrics = entry.get("metrics")
     if not isinstance(metrics, dict) or entry["step"] > MAXIMUM_COUNT:
         return None
-    known = {
+    values = {
         field.name: value / field.divisor
         for name, field in _TRACKED_FIELDS.items()
         if isinstance(value := metrics.get(name), (int, float)) and not isinstance(value, bool)
     }
-    return {"kind": "step", "step": entry["step"], **known} if known else None
+    return {"kind": "step", "step": entry["step"], **values} if values else None
 
 
 def evaluation(line: Line) -> Record | None:
@@ -79,7 +79,7 @@ def evaluation(line: Line) -> Record | None:
 
 
 def checkpoint(line: Line) -> Record | None:
-    """The beginning of one, also as Orbax says it."""
+    """Parse the begin of a checkpoint, as levanter or Orbax prints it."""
     match = _SAVING.search(line.text)
     if match is None:
         return None

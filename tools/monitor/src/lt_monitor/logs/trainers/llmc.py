@@ -1,15 +1,15 @@
 """llm.c: `step    1/19560 | loss 11.009 (+nanz)| norm 15.2 (+nanz)| lr 8.57e-07 | 2500.12 ms | 40.1% bf16 MFU | 210000 tok/s`.
 
-The C and CUDA programs and their PyTorch twins print alike, early ones without bars (`step 5/100: train loss 4.3 (12.1 ms)`),
-so what follows the loss is read item by item. A negative MFU means that the program does not know the GPU, and is left out; the
-z-scores in brackets are, too. `val loss 3.3` names no step: `LogParser` adds the last one, and leaves out what comes before it.
+The C and CUDA programs and their PyTorch twins print alike. Early versions have no bars (`step 5/100: train loss 4.3 (12.1 ms)`),
+so the values after the loss are read one by one. A negative MFU (the program does not know the GPU) and the z-scores in brackets
+are left out. `val loss 3.3` has no step: `LogParser` adds the last step, and drops a validation before the first step.
 """
 
 from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import Field, Value
 from lt_monitor.logs.line_parsers import StepLine, last_match, regex
 from lt_monitor.logs.lines import Line
-from lt_shared.run_log import NUMBER
+from lt_shared.contracts.run_log import NUMBER
 
 _STEP = regex(
     rb"\bstep {1,8}(?P<step>\d{1,15})(?:/(?P<total>\d{1,15}))?(?: \| (?:train )?|: train )loss {1,8}(?P<loss>"

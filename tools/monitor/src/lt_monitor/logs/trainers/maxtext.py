@@ -1,14 +1,14 @@
-"""MaxText: steps, evaluations and checkpoints, with those lines of Orbax that say when a checkpoint is complete.
+"""MaxText: steps, evaluations and checkpoints, and Orbax's lines about complete checkpoints.
 
-A step line is `completed step: 5, seconds: 0.823, ...`. With several parts, its `loss` is their sum: the one of the language
-model is `lm_loss` or `main_model_loss`. The times of these lines have no year and are left out.
+A step line is `completed step: 5, seconds: 0.823, ...`. If the loss has several terms, `loss` is their sum, and the language
+model's loss is `lm_loss` or `main_model_loss`. The times of the lines have no year and are left out.
 """
 
 from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import Field, Value, decimal
 from lt_monitor.logs.line_parsers import StepLine, last_match, note, regex
 from lt_monitor.logs.lines import Line
-from lt_shared.run_log import NUMBER
+from lt_shared.contracts.run_log import NUMBER
 
 _STEP = regex(rb"completed step: (?P<step>\d{1,15}), ")
 _PAIR = regex(rb"(?P<key>[A-Za-z][A-Za-z0-9_/]{0,60}): (?P<value>" + NUMBER + rb")")

@@ -1,8 +1,8 @@
 """Megatron-LM and what prints like it: lt-train, Megatron-Bridge, Primus, Megatron-DeepSpeed, GPT-NeoX, and other forks.
 
-A step line is a list of `key: value |` pairs and is read by key: releases and forks add and drop some, and spell them anew. The
-loss is absent when an iteration was skipped or its loss is not a number. The patterns of what lt-train prints too are those of
-`lt_shared.run_log`.
+A step line is a list of `key: value |` pairs and is read by key, because releases and forks add, drop and respell keys. The loss
+is absent if an iteration was skipped or its loss is not a number. `lt_shared.contracts.run_log` has the patterns of lines that
+lt-train prints, too.
 """
 
 import re
@@ -11,8 +11,8 @@ from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import TIME, Field, Value, decimal
 from lt_monitor.logs.line_parsers import StepLine, fault, note, regex
 from lt_monitor.logs.lines import Line
-from lt_shared import recovery_notes, run_log
-from lt_shared.sample_order import log_notes
+from lt_shared.contracts import recovery_notes, run_log
+from lt_shared.data.sample_order import log_notes
 
 _SAVING = regex(run_log.TIMESTAMP + rb"saving checkpoint at iteration {1,16}(?P<step>\d{1,15}) to (?P<path>.{1,4096})")
 _SAVE_FORMAT = regex(rb" in (?P<format>\S{1,40}) format$")
@@ -70,16 +70,16 @@ _FLOPS = {
     b"PFLOPS": Field("tflops_per_gpu", factor=1000.0),
 }
 _FLOPS_KEY = b"approx flops per gpu"
-# The loss of the language model, the first of these that a line has; what other keys call a loss is a metric.
+# The language model's loss is the first of these keys that a line has. Any other loss is a metric.
 _LOSSES = (b"lm loss", b"loss")
 
 
 def _plain(key: bytes) -> bytes:
-    """A key without what differs between forks: `lm_loss`, `lm-loss` and `LM loss` are one."""
+    """Normalise a key across forks: `lm_loss`, `lm-loss` and `LM loss` become one."""
     return key.strip().lower().replace(b"_", b" ").replace(b"-", b" ")
 
 
-# What lt-train prints, then what only Megatron-LM and its forks do.
+# Fields that lt-train prints, then fields of Megatron-LM and its forks only.
 _FIELDS: dict[bytes, Field | None] = {
     **{
         _plain(key.encode()): Field(pair.field, pair.is_count, pair.divisor, pair.factor)
@@ -121,19 +121,19 @@ _FIELDS: dict[bytes, Field | None] = {
 
 
 def step(line: Line) -> StepLine | None:
-    """A whole step line, the last one when a process that died left the beginning of another before it."""
-    found = run_log.find_step(line.text)
-    if found is None:
+    """Parse the last step on a line, because the unfinished line of a dead process may come before it."""
+    head_and_pairs = run_log.find_step(line.text)
+    if head_and_pairs is None:
         return None
-    head, pairs = found
+    head, pairs = head_and_pairs
     values: list[Value] = [(_STEP_NUMBER, *head.span("step")), (_TOTAL, *head.span("total"))]
     before = _BEFORE_HEAD.search(line.text, max(0, head.start() - _BEFORE_HEAD_BYTES), head.start())
     if before is not None:
         values.append((_SAMPLES, *before.span("value")))
     values += _pair_values(line.text, pairs)
-    own = [(TIME, *head.span("time"))] if head["time"] else [label for label in line.labels if label[0] is TIME]
+    times = [(TIME, *head.span("time"))] if head["time"] else [label for label in line.labels if label[0] is TIME]
     end = pairs[-1].end() if pairs else head.end()
-    return StepLine([*values, *own, *(label for label in line.labels if label[0] is not TIME)], head.start(), end)
+    return StepLine([*values, *times, *(label for label in line.labels if label[0] is not TIME)], head.start(), end)
 
 
 def _pair_values(text: bytes, pairs: list[re.Match[bytes]]) -> list[Value]:
@@ -150,10 +150,10 @@ def _pair_values(text: bytes, pairs: list[re.Match[bytes]]) -> list[Value]:
             name = "total loss" if key == b"loss" else pair["key"].decode(errors="replace").strip()
             field = _FIELDS[key] if key in _FIELDS else Field(name, is_metric=True)
         values.append((field, *pair.span("value")))
-        # More numbers of the same pair, as in `13372.8/13364.7` or `615.5 (avg 615.5)`, are no field.
-        rest = text.find(b"|", end)
-        if text[end:rest].strip():
-            values.append((None, end, rest))
+        # Further numbers of a pair vary but are no field: `13372.8/13364.7`, `615.5 (avg 615.5)`.
+        next_bar = text.find(b"|", end)
+        if text[end:next_bar].strip():
+            values.append((None, end, next_bar))
     return values
 
 
@@ -173,13 +173,13 @@ def evaluation(line: Line) -> Record | None:
 
 
 def checkpoint(line: Line) -> Record | None:
-    """Saved, being saved, or loaded."""
-    for pattern, kind, begun in _CHECKPOINTS:
+    """Parse a checkpoint that is saved, being saved, or loaded."""
+    for pattern, kind, is_begin in _CHECKPOINTS:
         match = pattern.search(line.text)
         if match is not None:
             path = _SAVE_FORMAT.sub(b"", run_log.checkpoint_path(match["path"]))
             record = {"kind": kind, "step": int(match["step"]), "path": path.decode(errors="replace")}
-            if begun:
+            if is_begin:
                 record["begun"] = True
             if match["time"]:
                 record["time"] = match["time"].decode().replace(" ", "T")
@@ -208,7 +208,7 @@ def documents(line: Line) -> Record | None:
 
 
 def lifecycle(line: Line) -> Record | None:
-    """The beginning and the orderly end of the program."""
+    """Parse the begin and the orderly end of the program."""
     record: Record | None = None
     match = _EXITING.search(line.text)
     if match is not None:
@@ -232,7 +232,7 @@ def lifecycle(line: Line) -> Record | None:
 
 
 def notes(line: Line) -> Record | None:
-    """Sizes, memory, speed of single ranks."""
+    """Parse sizes, memory, and the speed of single ranks."""
     text = line.text
     if (match := _BRIDGE.search(text)) is not None:
         speed = {"step_seconds": decimal(match["seconds"]), "tflops_per_gpu": decimal(match["tflops"])}
@@ -254,13 +254,13 @@ def notes(line: Line) -> Record | None:
 
 
 def skipped(line: Line) -> Record | None:
-    """Samples that lt-train was to leave out."""
+    """Parse the samples that lt-train skipped because of --skip-samples."""
     match = log_notes.SKIPPED.search(line.text)
     return match and note(line, log_notes.Skipped.NOTE, {name: int(number) for name, number in match.groupdict().items()})
 
 
 def phase(line: Line) -> Record | None:
-    """A phase of lt-train's data schedule begins."""
+    """Parse the begin of a phase of lt-train's data schedule."""
     match = log_notes.PHASE.search(line.text)
     if match is None:
         return None
@@ -270,11 +270,11 @@ def phase(line: Line) -> Record | None:
 
 
 def recovery(line: Line) -> Record | None:
-    """A checkpoint on the nodes' own disks, lt-train's or Megatron's; lt-train's first step after a start, or after a failure."""
+    """Parse a local checkpoint of lt-train or Megatron, and lt-train's first step after a start or a failure."""
     for pattern, name in _RECOVERY:
         if (match := pattern.search(line.text)) is not None:
-            told = {key: text for key, text in match.groupdict().items() if key not in _TEXTS and text is not None}
-            fields: Record = {key: decimal(text) if key.endswith("seconds") else int(text) for key, text in told.items()}
+            texts = {key: text for key, text in match.groupdict().items() if key not in _TEXTS and text is not None}
+            fields: Record = {key: decimal(text) if key.endswith("seconds") else int(text) for key, text in texts.items()}
             if pattern is recovery_notes.STARTED:
                 fields["phases"] = recovery_notes.phases(match["phases"])
             record = note(line, name, fields)
@@ -283,7 +283,7 @@ def recovery(line: Line) -> Record | None:
 
 
 def anomaly(line: Line) -> Record | None:
-    """A loss that is not a number, as Megatron's checks and lt-train say it; lt-train's loss spikes, and saves without room."""
+    """Parse a NaN loss (Megatron's checks, lt-train), lt-train's loss spikes, and saves that found no disk space."""
     rank = _RANK.search(line.text)
     if _NAN.search(line.text) is not None:
         return fault(line, "nan", "root", "critical", rank=int(rank["rank"]) if rank else None)
@@ -294,7 +294,7 @@ def anomaly(line: Line) -> Record | None:
 
 
 def progress(line: Line) -> Record | None:
-    """A line of Megatron's progress.txt (`--log-progress`), which spans the restarts of a run."""
+    """Parse a line of Megatron's progress.txt (`--log-progress`), which spans the restarts of a run."""
     match = _JOB_ID.search(line.text)
     if match is None:
         return None

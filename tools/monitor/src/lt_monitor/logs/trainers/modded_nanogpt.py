@@ -1,14 +1,14 @@
 """modded-nanogpt: `step:125/1770 train_loss:4.2 train_time:9000ms step_avg:72.0ms`, and the same with `val_loss`.
 
-`step_avg` is the mean over the run so far without its first ten steps, during which it is nan; the time of one step is not
-printed. Since 2025 only validation has a loss. `train_time` leaves out validation and is not read.
+`step_avg` is the mean step time of the run without its first ten steps, and nan during these; single step times are not printed.
+Since 2025 only validation has a loss. `train_time` excludes validation and is not read.
 """
 
 from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import Field, Value
 from lt_monitor.logs.line_parsers import StepLine, last_match, regex
 from lt_monitor.logs.lines import Line
-from lt_shared.run_log import NUMBER
+from lt_shared.contracts.run_log import NUMBER
 
 _STEP = regex(
     rb"\bstep:(?P<step>\d{1,15})/(?P<total>\d{1,15})"

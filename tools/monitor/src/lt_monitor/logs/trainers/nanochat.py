@@ -1,14 +1,15 @@
-"""nanochat's training scripts: steps, and validation in bits per byte, which is no loss and becomes a metric of its own.
+"""nanochat's training scripts: steps, and validation in bits per byte, which becomes a metric because it is no loss.
 
-Pretraining prints the total of steps, fine-tuning and programs derived from it only a share; `mfu` is in percent with or without
-its sign. Validation in bits per byte (`Step 00250 | Validation bpb: 0.85`) has no loss to compare with, so it is no `eval`.
+Pretraining prints the total of steps; fine-tuning and derived programs print only a percentage. `mfu` is in percent, with or
+without the sign. Validation in bits per byte (`Step 00250 | Validation bpb: 0.85`) is not comparable with a loss, so it is no
+`eval`.
 """
 
 from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import Field, Value
 from lt_monitor.logs.line_parsers import StepLine, last_match, regex
 from lt_monitor.logs.lines import Line
-from lt_shared.run_log import NUMBER
+from lt_shared.contracts.run_log import NUMBER
 
 _STEP = regex(
     rb"\bstep (?P<step>\d{1,15})(?:/(?P<total>\d{1,15}))?(?: \((?P<share>[\d.]{1,12})%\))? {1,4}\| loss: (?P<loss>"

@@ -1,15 +1,15 @@
 """nanoGPT: `iter 10: loss 4.2, time 120.1ms, mfu 30.1%`, its validation, and its checkpoints.
 
-llama2.c and what derives from it print `490 | loss 5.7543 | lr 4.900000e-05 | 8060.78ms | mfu 0.21%`. A negative mfu means that
-there is none yet, and is left out. The line of a checkpoint names a directory and no step: `LogParser` adds the last one. It is
-printed before the file is written, and none after.
+llama2.c and its derivatives print `490 | loss 5.7543 | lr 4.900000e-05 | 8060.78ms | mfu 0.21%`. A negative mfu was not measured
+yet and is left out. A checkpoint's line names a directory and no step: `LogParser` adds the last step. The line is printed before
+the file is written, and no line follows.
 """
 
 from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import Field, Value
 from lt_monitor.logs.line_parsers import StepLine, last_match, regex
 from lt_monitor.logs.lines import Line
-from lt_shared.run_log import NUMBER
+from lt_shared.contracts.run_log import NUMBER
 
 _STEP = regex(
     rb"\biter (?P<step>\d{1,15}): loss (?P<loss>" + NUMBER + rb"), time (?P<milliseconds>" + NUMBER + rb")ms"
@@ -46,7 +46,7 @@ def step(line: Line) -> StepLine | None:
 
 
 def evaluation(line: Line) -> Record | None:
-    """The mean loss over batches of both splits; `train_loss` is of the training data, without a step of training."""
+    """Parse the mean losses of an evaluation on both splits; `train_loss` comes from batches of the training data."""
     match = last_match(_EVALUATION, line.text)
     if match is None:
         return None

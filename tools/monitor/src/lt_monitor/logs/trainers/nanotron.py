@@ -1,9 +1,9 @@
 """nanotron: `iteration: 5 / 100 | consumed_tokens: 1.2M | elapsed_time_per_iteration_ms: 1.2K | ... | lm_loss: 10.2 | ...`.
 
-Its numbers have three digits and a suffix for powers of 1000 (K, M, B or G, T, P, E), which the fast reading by columns does not
-know: each line is read alone, at 10 microseconds. `global_batch_size` was of samples until March 2025 and is of tokens since,
-when the time's key lost its `elapsed_`; rounded, or of tokens, it stays a metric under its own name. A checkpoint's line is
-printed before it is written, and none after.
+Its numbers have three digits and a suffix for powers of 1000 (K, M, B or G, T, P, E). Line templates cannot read the suffix, so
+each line is parsed, in 10 microseconds. `global_batch_size` counted samples until March 2025 and counts tokens since, when the
+time's key lost its `elapsed_`. If it is rounded or counts tokens, it stays a metric under its own name. A checkpoint's line is
+printed before the checkpoint is written, and no line follows.
 """
 
 import re
@@ -12,7 +12,7 @@ from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import decimal
 from lt_monitor.logs.line_parsers import StepLine, last_match, regex
 from lt_monitor.logs.lines import Line
-from lt_shared.run_log import NUMBER
+from lt_shared.contracts.run_log import NUMBER
 
 _HEAD = regex(rb"\biteration: (?P<step>\d{1,15}) / (?P<total>\d{1,15}) \| ")
 _PAIR = regex(rb"(?P<key>[A-Za-z_][\w/.]{0,80}): {0,4}(?P<number>" + NUMBER + rb")(?P<suffix>[KMBGTPE]?)(?= {0,8}(?:\||$))")
@@ -40,8 +40,8 @@ def step(line: Line) -> StepLine | None:
     head = last_match(_HEAD, line.text)
     if head is None:
         return None
-    found = list(_PAIR.finditer(line.text, head.end()))
-    pairs = {pair["key"]: pair for pair in found}
+    matches = list(_PAIR.finditer(line.text, head.end()))
+    pairs = {pair["key"]: pair for pair in matches}
     record: Record = {"kind": "step", "step": int(head["step"]), "total_steps": int(head["total"])}
     metrics: Record = {}
     for key, pair in pairs.items():
@@ -55,11 +55,11 @@ def step(line: Line) -> StepLine | None:
         else:
             metrics[key.decode(errors="replace")] = number
     record |= _time(line, head) | ({"metrics": metrics} if metrics else {})
-    return StepLine([], head.start(), (found or [head])[-1].end(), record)
+    return StepLine([], head.start(), (matches or [head])[-1].end(), record)
 
 
 def _is_inexact(batch_size: re.Match[bytes], pairs: dict[bytes, re.Match[bytes]]) -> bool:
-    """Whether it is no exact number of samples."""
+    """Whether the global batch size is rounded or counts tokens."""
     return bool(batch_size["suffix"]) or b"elapsed_time_per_iteration_ms" not in pairs
 
 
@@ -73,13 +73,13 @@ def checkpoint(line: Line) -> Record | None:
 
 
 def _number(pair: re.Match[bytes]) -> float | None:
-    """The number that the digits and the suffix write down, without the rounding of a multiplication."""
+    """Convert digits and suffix by one decimal conversion, without the rounding error of a multiplication."""
     power = 3 * _SUFFIXES.index(pair["suffix"].replace(b"G", b"B")) if pair["suffix"] else 0
     return decimal(pair["number"].replace(b",", b"") + (b"e%d" % power if power else b""))
 
 
 def _time(line: Line, before: re.Match[bytes]) -> Record:
-    """nanotron writes the month first."""
+    """Parse the line's time; nanotron prints the month first."""
     match = last_match(_TIME, line.text[: before.start()])
     if match is None:
         return {}

@@ -1,13 +1,13 @@
 """NeMo 1 and 2, and Lightning's progress bars (NeMo, NxD Training, HyperPod's recipes).
 
-A bar is drawn many times for one step, and `global_step` lags the bar by one or two: the step is `global_step`, and repetitions
-are removed later (`deduplication`). The bar's total is used, and what it says an iteration takes: tqdm's running mean.
+A bar is drawn many times per step, and `global_step` lags the bar by one or two. The step is `global_step`; `deduplication`
+removes the repetitions. The bar's total and its time per iteration (tqdm's running mean) are used.
 
-Bars show a number with three digits and an exponent where that is shorter: steps from 30,950 to 31,049 are all `3.1e+4`, and from
-100,000 on all are rounded. Such a step is what the samples seen make it, where the line shows both numbers exactly, or else the
-bar's own count less one, as far as that agrees with the digits shown. It does not where the bar also counts batches of validation
-or began at zero when the run resumed: then the rounded step stays, because a count that is ahead of the exact steps around it
-would look like a restart.
+Bars print a number with three digits and an exponent if that is shorter: steps from 30,950 to 31,049 are all `3.1e+4`, and from
+100,000 on every step is rounded. A rounded step is computed from the consumed samples if the line shows samples and batch size
+exactly. Otherwise it is the bar's count minus one, if that agrees with the printed digits. It disagrees if the bar also counts
+validation batches or began at zero when the run resumed. Then the rounded step stays, because a count ahead of the exact steps
+around it would look like a restart.
 """
 
 import re
@@ -16,9 +16,9 @@ from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import Field, Value, read_values
 from lt_monitor.logs.line_parsers import StepLine, last_match, regex
 from lt_monitor.logs.lines import Line
-from lt_shared.run_log import NUMBER
+from lt_shared.contracts.run_log import NUMBER
 
-# How far `global_step` is behind the bar at most.
+# The most that `global_step` is behind the bar.
 MAXIMUM_LAG = 2
 SHOWN_DIGITS = 3
 
@@ -41,7 +41,7 @@ _RESUMED = regex(rb"Restored all states from the checkpoint at (?P<path>\S{1,409
 _STEP_IN_PATH = regex(rb"step=(\d{1,15})")
 _FINISHED = regex(rb"`Trainer\.fit` stopped: `(?P<limit>max_steps|max_epochs|max_time)=")
 
-# Only the first epoch's count of steps is the run's.
+# The count of steps is the run's only in the first epoch.
 _EPOCH = Field("epoch", is_count=True, is_constant=True)
 _TOTAL = Field("total_steps", is_count=True)
 _STEP_SECONDS = Field("step_seconds")
@@ -63,7 +63,7 @@ _FIELDS = {
 
 
 def step(line: Line) -> StepLine | None:
-    """A frame of a bar or a line of NeMo 2 that names the global step."""
+    """Parse a frame of a bar, or a line of NeMo 2, that names the global step."""
     text = line.text
     head = last_match(_BAR, text)
     pattern = _BAR_PAIRS
@@ -76,21 +76,20 @@ def step(line: Line) -> StepLine | None:
         first_epoch = int(head["epoch"]) == 0
         values.append((None, *head.span("iteration")))
         values.append((_TOTAL if first_epoch else None, *head.span("total")))
-    rest = head.end() - 1 if pattern is _BAR_PAIRS else head.end() - 2
-    pairs = {pair["key"].strip(): pair.span("value") for pair in pattern.finditer(text, rest)}
+    after_head = head.end() - 1 if pattern is _BAR_PAIRS else head.end() - 2
+    pairs = {pair["key"].strip(): pair.span("value") for pair in pattern.finditer(text, after_head)}
     if b"global_step" not in pairs:
         return None
     global_step = pairs.pop(b"global_step")
     values.insert(0, (_FIELDS[b"global_step"], *global_step))
     if b"loss" in pairs and b"reduced_train_loss" in pairs:
-        # Lightning's own running mean.
+        # `loss` is Lightning's running mean.
         del pairs[b"loss"]
     bar = _BAR_SPEED.search(text, head.end()) if pattern is _BAR_PAIRS else None
     if bar is not None:
         values += _bar_speed(bar, int(head["epoch"]) == 0, b"train_step_timing in s" not in pairs)
     for key, span in pairs.items():
-        known = key in _FIELDS
-        field = _FIELDS[key] if known else Field(key.decode(), is_metric=True)
+        field = _FIELDS[key] if key in _FIELDS else Field(key.decode(), is_metric=True)
         values.append((Field("loss") if key == b"loss" else field, *span))
     if not _is_rounded(text, global_step):
         return StepLine([*values, *line.labels], head.start())
@@ -105,7 +104,7 @@ def _is_rounded(text: bytes, span: tuple[int, int]) -> bool:
 def _with_rounded_step(
     text: bytes, values: list[Value], pairs: dict[bytes, tuple[int, int]], epoch: int, bar: re.Match[bytes] | None
 ) -> Record | None:
-    """The record of a line that shows its step with three digits only; with `bar_position`, where it needs `step_numbers`."""
+    """Build the record of a line whose step has only three digits. `bar_position` is set if `step_numbers` must complete it."""
     try:
         record: Record = {"kind": "step", **read_values(text, values)}
     except ValueError:
@@ -126,13 +125,13 @@ def _with_rounded_step(
 
 
 def exact_lag(text: bytes) -> int | None:
-    """How far the step of the last frame in `text` that shows it exactly is ahead of the bar's count."""
+    """Return step minus bar count of the last frame in `text` with an exact step."""
     frame = last_match(_EXACT_FRAME, text)
     return None if frame is None else int(frame["step"]) - int(frame["position"])
 
 
 def _bar_speed(bar: re.Match[bytes], is_first_epoch: bool, is_only_time: bool) -> list[Value]:
-    """Step, total and speed of a progress bar: `3/91 [16:05<7:52:06, 321.89s/it`, or `0.31it/s`."""
+    """Return the step, total and speed of a progress bar: `3/91 [16:05<7:52:06, 321.89s/it`, or `0.31it/s`."""
     field = _STEP_SECONDS if bar["unit"] == b"s/it" else _STEPS_PER_SECOND
     values: list[Value] = [(None, *bar.span(name)) for name in ("percent", "position", "elapsed", "left")]
     values.append((_TOTAL if is_first_epoch else None, *bar.span("total")))

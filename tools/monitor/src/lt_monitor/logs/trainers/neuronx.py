@@ -1,7 +1,7 @@
-"""NeuronX Distributed on Trainium: the lines of its training examples, and what its Lightning module prints behind a bar.
+"""NeuronX Distributed on Trainium: the step lines of its training examples, and of its Lightning module behind a bar.
 
-Lightning's bar stands before the step on the same line without a line end between them. Its figures are those of the step
-before, rounded to four characters, so only the step's own are read; it counts micro-batches, so its total is none of steps.
+Lightning's bar and the step are on one line, with no newline between them. The bar shows the values of the previous step, rounded
+to four characters, so only the step's values are read. The bar counts micro batches, so its total is no number of steps.
 """
 
 import re
@@ -9,7 +9,7 @@ import re
 from lt_monitor.logs.fields import RANK, Field, Value
 from lt_monitor.logs.line_parsers import StepLine, last_match, regex
 from lt_monitor.logs.lines import Line
-from lt_shared.run_log import NUMBER
+from lt_shared.contracts.run_log import NUMBER
 
 _EXAMPLE = regex(
     rb"\bstep (?P<step>\d{1,15}) step_time (?P<seconds>" + NUMBER + rb")s throughput (?P<throughput>" + NUMBER + rb") seq/s"

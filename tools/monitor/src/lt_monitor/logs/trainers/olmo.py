@@ -1,14 +1,15 @@
 """OLMo and OLMo-core: steps of many lines, evaluations, checkpoints and the end of training.
 
-The line of a step is `[step=100/739328,epoch=0]`, the ones below it are `    train/CrossEntropyLoss=7.6`. OLMo-core prints the
-first line alone for steps without metrics, and shortens large numbers (`4.2M`). An evaluation names no step: it has the last one.
+A step begins with `[step=100/739328,epoch=0]`, followed by lines like `    train/CrossEntropyLoss=7.6`. For steps without
+metrics, OLMo-core prints the first line alone. It shortens large numbers (`4.2M`). An evaluation names no step and gets the last
+step.
 """
 
 from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import Field, decimal
 from lt_monitor.logs.line_parsers import ManyLines, last_match, pair, regex
 from lt_monitor.logs.lines import Line
-from lt_shared.run_log import GIB, NUMBER
+from lt_shared.contracts.run_log import GIB, NUMBER
 
 _HEAD = regex(
     rb"\[step=(?P<step>\d{1,15})/(?:(?P<total>\d{1,15})|\?\?\?)(?:,epoch=(?P<epoch>\d{1,9}))?(?:,eta=[^\]]{1,60})?\]\s{0,20}$"
@@ -61,8 +62,8 @@ def _below(text: bytes) -> Record | None:
         return None
     if match["value"] is None:
         return {}
-    found = pair(_FIELDS, match["key"], match["value"])
-    return _scaled(found, _SCALES[match["scale"]]) if match["scale"] else found
+    record = pair(_FIELDS, match["key"], match["value"])
+    return _scaled(record, _SCALES[match["scale"]]) if match["scale"] else record
 
 
 def _scaled(record: Record, scale: float) -> Record:
@@ -76,7 +77,7 @@ STEP = ManyLines(_head, _below)
 
 
 def evaluation(line: Line) -> Record | None:
-    """The cross-entropy on one of several sets of held-out data."""
+    """Parse the cross-entropy on one of several held-out data sets."""
     match = _EVALUATION.match(line.text, line.body)
     if match is None or match["split"] == b"train":
         return None

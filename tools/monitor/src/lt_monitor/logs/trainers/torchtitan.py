@@ -1,7 +1,7 @@
 """TorchTitan: steps, validation, checkpoints and the lines around training, 2024 to 2026.
 
-Only known words are matched, not the name of the logger: it was `root` and became the module. A checkpoint that was staged is
-still in memory; only `Finished saving` means that it is on disk. These lines have no step: `LogParser` adds the last one.
+The logger's name is not matched, because it changed from `root` to the module. A staged checkpoint is still in memory; only
+`Finished saving` means that it is on disk. These lines have no step: `LogParser` adds the last step.
 """
 
 import ast
@@ -10,7 +10,7 @@ from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import Field, Value, decimal
 from lt_monitor.logs.line_parsers import StepLine, last_match, note, regex
 from lt_monitor.logs.lines import Line
-from lt_shared.run_log import GIB, NUMBER
+from lt_shared.contracts.run_log import GIB, NUMBER
 
 _STEP = regex(
     rb"(?P<validate>validate )?step: {0,8}(?P<step>\d{1,15}) {1,8}loss: {0,8}(?P<loss>" + NUMBER + rb")"
@@ -126,7 +126,7 @@ def _sizes(text: bytes) -> Record:
 
 
 def _configuration(literal: bytes) -> Record | None:
-    """The dump of all settings: a Python literal of nested dicts in one line."""
+    """Parse the dump of the settings: a Python literal of nested dicts in one line."""
     try:
         settings = ast.literal_eval(literal.decode(errors="replace"))
     except (ValueError, SyntaxError, MemoryError, RecursionError):

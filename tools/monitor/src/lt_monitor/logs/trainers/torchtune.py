@@ -1,13 +1,13 @@
 """torchtune: the bar `1|100|Loss: 0.14:  99%|...| 100/101 [1:53:29<01:09, 69.90s/it]`, and the lines `Step 100 | loss:0.14 ...`.
 
-The bar shows epoch and step, and its own count begins anew with each epoch. StdoutLogger and DiskLogger write the lines.
+The bar shows epoch and step; its own count restarts in every epoch. StdoutLogger and DiskLogger write the lines.
 """
 
 from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import Field, decimal
 from lt_monitor.logs.line_parsers import StepLine, last_match, regex
 from lt_monitor.logs.lines import Line
-from lt_shared.run_log import GIB, NUMBER
+from lt_shared.contracts.run_log import GIB, NUMBER
 
 _BAR = regex(
     rb"(?:^|[^\d|])(?P<epoch>\d{1,9})\|(?P<step>\d{1,15})\|Loss: (?P<loss>" + NUMBER + rb")"

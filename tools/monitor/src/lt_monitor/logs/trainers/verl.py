@@ -1,14 +1,14 @@
 """verl: `step:86 - actor/pg_loss:0.012 - actor/grad_norm:0.006 - ... - timing_s/step:80.120`, one line for each step.
 
-All numbers have three decimals, so a learning rate of 1e-6 is printed as 0.000: that one is left out. The same line without a
-figure of training is a validation before the first step or between two.
+All numbers have three decimals, so a learning rate of 1e-6 is printed as 0.000 and is left out. A line without training values is
+a validation before the first step or between two steps.
 """
 
 from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import decimal
 from lt_monitor.logs.line_parsers import StepLine, last_match, regex
 from lt_monitor.logs.lines import Line
-from lt_shared.run_log import GIB, NUMBER
+from lt_shared.contracts.run_log import GIB, NUMBER
 
 _HEAD = regex(rb"(?:^|[\s)\]])step:(?P<step>\d{1,15}) - (?=[\w.-]{1,60}[/:])")
 _PAIR = regex(

@@ -23,8 +23,9 @@ from lt_monitor.runs.silence import Silence
 from lt_monitor.runs.speed import Known, Sizes
 from lt_monitor.views import plot
 from lt_monitor.views.export import event_file
-from lt_shared import local_files, run_log, storage
 from lt_shared.console import CannotCreate
+from lt_shared.contracts import run_log
+from lt_shared.files import local_files, storage
 
 # The name of a directory on the way is at most 255 bytes long.
 NAME_BYTES = 200

@@ -16,8 +16,8 @@ from lt_monitor.runs import run_loader
 from lt_monitor.runs.speed import Known
 from lt_monitor.views import plot
 from lt_monitor.views.live.view import Node, View, nodes_of
-from lt_shared import storage
 from lt_shared.console import ToolError
+from lt_shared.files import storage
 
 LOOK_SHARE = 10
 

@@ -12,7 +12,7 @@ from lt_monitor.runs.summary import Summary
 from lt_monitor.views import report_tables, sparklines, summary_table
 from lt_monitor.views.live.view import Node, View
 from lt_monitor.views.tick_labels import compact
-from lt_shared.run_log import GIB
+from lt_shared.contracts.run_log import GIB
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult

@@ -77,7 +77,7 @@ class VocabularyTables:
         ids, lengths = encoder.encode(Texts.from_list(list(tokens)))
         firsts = ids[np.cumsum(lengths) - lengths]
         is_made = (lengths == 1) & (firsts == np.fromiter(tokens.values(), np.int32, len(tokens)))
-        return {token: number for (token, number), made in zip(tokens.items(), is_made, strict=True) if not made}
+        return {token: number for (token, number), is_reachable in zip(tokens.items(), is_made, strict=True) if not is_reachable}
 
 
 class ThreadBuffers(NamedTuple):
@@ -125,13 +125,13 @@ def _encode_queue(tables: Tables, buffers: ThreadBuffers, queue_end: int, end: i
         size = signed(load64(word + _WORD_BYTES + _START)) - start
         if size <= LONGEST_BYTES:
             low, high, set_address = load64(word + _LOW), load64(word + _HIGH), signed(load64(word + _SET))
-            found = find_word(buffers.words, set_address, low, high, start, size, output)
-            if found == 0:
-                found = _encode_word(tables, start, size, buffers.scratch, output)
-                insert_word(buffers.words, set_address, low, high, start, size, output, found)
+            id_count = find_word(buffers.words, set_address, low, high, start, size, output)
+            if id_count == 0:
+                id_count = _encode_word(tables, start, size, buffers.scratch, output)
+                insert_word(buffers.words, set_address, low, high, start, size, output, id_count)
         else:
-            found = _encode_word(tables, start, size, buffers.scratch, output)
-        output += 4 * found
+            id_count = _encode_word(tables, start, size, buffers.scratch, output)
+        output += 4 * id_count
     return output
 
 

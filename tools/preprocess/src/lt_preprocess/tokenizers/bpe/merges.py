@@ -179,12 +179,12 @@ def rank_of(tables: Merges, left: np.uint32, right: np.uint32) -> np.uint32:
     bit = hashed >> tables.filter_shift
     may_merge = load64(tables.pair_filter + 8 * signed(bit >> _SIX)) >> (bit & _BIT_MASK) & _ONE
     bucket = _bucket_of(tables, hashed) if may_merge else tables.empty_bucket
-    found = equal_after_shift(bucket, _RANK_BITS, key)
-    while (found == 0) & (load64(bucket + _BUCKET_BYTES - 8) != _EMPTY):
+    matches = equal_after_shift(bucket, _RANK_BITS, key)
+    while (matches == 0) & (load64(bucket + _BUCKET_BYTES - 8) != _EMPTY):
         bucket = _next_bucket(tables, bucket)
-        found = equal_after_shift(bucket, _RANK_BITS, key)
-    entry = load64(bucket + 8 * (trailing_zeros(found) & 7))
-    return np.uint32(entry & _RANK_MASK) if found else _NO_RANK
+        matches = equal_after_shift(bucket, _RANK_BITS, key)
+    entry = load64(bucket + 8 * (trailing_zeros(matches) & 7))
+    return np.uint32(entry & _RANK_MASK) if matches else _NO_RANK
 
 
 def new_scratch() -> Ranks:

@@ -86,13 +86,13 @@ def _metaspace(step: dict[str, Any]) -> tuple[int, bool]:
 
 def _byte_ids(ids: dict[str, int]) -> npt.NDArray[np.int32]:
     """The id of the token for each byte, -1 for one that is not needed. Gemma 1's vocabulary has a tab, and none for its byte."""
-    found = [ids.get(f"<0x{byte:02X}>", _NO_BYTE) for byte in range(256)]
-    missing = [byte for byte in range(256) if found[byte] == _NO_BYTE and not (byte < 0x80 and chr(byte) in ids)]
+    byte_ids = [ids.get(f"<0x{byte:02X}>", _NO_BYTE) for byte in range(256)]
+    missing = [byte for byte in range(256) if byte_ids[byte] == _NO_BYTE and not (byte < 0x80 and chr(byte) in ids)]
     if not json_models.NOT_IN_UTF8.issuperset(missing):
         raise Unrecognised(f"{len(missing)} bytes have no token")
     if SPACE not in ids:
         raise Unrecognised("it has no token for a space")
-    return np.array(found, np.int32)
+    return np.array(byte_ids, np.int32)
 
 
 def _merges(

@@ -1,14 +1,13 @@
-"""Classes of transformers 5 that cut texts in a way of their own, whatever the tokenizer.json beside their name says.
+"""Refuse a tokenizer.json if its tokenizer class in transformers 5 would replace the rules of the file by different ones.
 
-GPT2Tokenizer, GPTNeoXTokenizer, Qwen2Tokenizer and others take vocabulary and merges from a tokenizer.json and make the
-pre-tokenizer and normalizer again, and RobertaTokenizer and others add `<s>` and `</s>` to it. If the file has other rules, or
-lacks those tokens, AutoTokenizer gives other ids than the file: the directory has two meanings and is refused. The flag
-`fix_mistral_regex` replaces the first pattern of a Mistral model's tokenizer.
+GPT2Tokenizer, GPTNeoXTokenizer, Qwen2Tokenizer and others read vocabulary and merges from a tokenizer.json but build their own
+pre-tokenizer and normalizer. RobertaTokenizer and others add `<s>` and `</s>`. If the file has different rules or lacks these
+tokens, AutoTokenizer and the file give different ids: the directory is ambiguous and refused. The flag `fix_mistral_regex`
+replaces the first pattern of a Mistral model's tokenizer.
 """
 
 import dataclasses
 import json
-import re
 import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,10 +15,10 @@ from typing import Any
 
 from lt_preprocess.tokenizers.files import json_files
 from lt_preprocess.tokenizers.split_patterns import QWEN2
+from lt_shared import memory
 from lt_shared.console import BadData
-from lt_shared.tokenizer_files import TokenizerFiles
 from lt_shared.tokenizers.byte_symbols import BYTE_OF_SYMBOL
-from lt_shared.tokenizers.configuration import value_behind
+from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 _ENDS = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
 _ROBERTA = {
@@ -47,10 +46,10 @@ _QWEN35 = QWEN2.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]+"
 
 @dataclasses.dataclass(frozen=True)
 class ClassRules:
-    """The rules that a class of transformers has instead of those in tokenizer.json.
+    """The rules by which a class of transformers replaces the rules in tokenizer.json.
 
-    `pattern` is None for the pattern that ByteLevel's `use_regex` stands for; `tokens` are added if no file names or has them.
-    `rebuilds` is False for a class that keeps the rules of the file.
+    `pattern` is None for ByteLevel's pattern (`use_regex`). The class adds each of `tokens` that no file names or contains.
+    `rebuilds` is False if the class keeps the rules of the file and only adds tokens.
     """
 
     pattern: str | None = None
@@ -106,7 +105,7 @@ _CLASS_OF_MODEL = {
     "luke": "LukeTokenizer",
     "fnet": "FNetTokenizer",
 }
-# AutoTokenizer takes the class of these types of models, whatever tokenizer_config.json says, ...
+# For these model types, AutoTokenizer ignores the class in tokenizer_config.json and takes the class registered above, ...
 _OWN_CLASS = frozenset(["qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text"])
 # ... and the file's rules for these.
 _FILE_RULES = frozenset(
@@ -121,11 +120,6 @@ _FILE_RULES = frozenset(
 _MISTRAL_MODELS = ("mistral", "mistral3", "voxtral", "ministral", "pixtral", None)
 _MISTRAL_SIGN = r"[^\s\p{L}\p{N}]+[\r\n/]*|"
 _UNKNOWN = "unknown"
-_IGNORES_MERGES = re.compile(rb'"ignore_merges"\s*:\s*true')
-_NORMALIZER = re.compile(rb'"normalizer"\s*:\s*(?=\{)')
-_ADDED_TOKENS = re.compile(rb'"added_tokens"\s*:\s*(?=\[)')
-_MODEL = re.compile(rb'"model"\s*:\s*(?=\{)')
-_PRE_TOKENIZER = re.compile(rb'"pre_tokenizer"\s*:\s*(?=\{)')
 
 
 def check(files: TokenizerFiles) -> None:
@@ -138,8 +132,8 @@ def check(files: TokenizerFiles) -> None:
     name = _class_name(configured.class_name, model.get("model_type"))
     if config.get("auto_map") or not (has_fix or name in _RULES or name in _REFUSED):
         return
-    content = files.files[0].read_bytes()
-    pattern = _pattern(content)
+    tokenizer = _read_tokenizer(files.files[0])
+    pattern = _pattern(tokenizer.get("pre_tokenizer"))
     directory = str(files.directory)
     new = f"transformers.AutoTokenizer.from_pretrained('{directory}').save_pretrained('NEW')"
     if has_fix and pattern is not None and _MISTRAL_SIGN not in pattern:
@@ -154,25 +148,40 @@ def check(files: TokenizerFiles) -> None:
             " --tokenizer NEW",
         )
     if name in _RULES:
-        _check_rules(files.files[0], content, pattern, name, config, new)
+        _check_rules(files.files[0], tokenizer, pattern, name, config, new)
 
 
-def _check_rules(path: Path, content: bytes, pattern: str | None, name: str, config: Mapping[str, Any], new: str) -> None:
-    """Raise BadData for a file whose rules differ from those of the class `name`, or that lacks a token that the class adds."""
+def _read_tokenizer(path: Path) -> dict[str, Any]:
+    """Parse a tokenizer.json. Raises BadData for a malformed file."""
+    import orjson
+
+    # Every start reads the file, also if its vocabulary is cached: orjson needs a fraction of the strict reader's time.
+    try:
+        with memory.garbage_collection_paused():
+            tokenizer = orjson.loads(path.read_bytes())
+    except orjson.JSONDecodeError:
+        return json_files.read_object(path)
+    return tokenizer if isinstance(tokenizer, dict) else json_files.read_object(path)
+
+
+def _check_rules(
+    path: Path, tokenizer: Mapping[str, Any], pattern: str | None, name: str, config: Mapping[str, Any], new: str
+) -> None:
+    """Raise BadData if the rules of `tokenizer` differ from the rules of class `name`, or if it lacks a token the class adds."""
     rules = _RULES[name]
     remedy = (
         "set tokenizer_class to TokenizersBackend in tokenizer_config.json to cut as the file says, or "
         f'python -c "import transformers; {new}" and --tokenizer NEW'
     )
-    if rules.rebuilds and pattern not in (rules.pattern, _UNKNOWN) and not _cuts_alike(content, pattern, rules):
+    if rules.rebuilds and pattern not in (rules.pattern, _UNKNOWN) and not _cuts_alike(tokenizer, pattern, rules):
         raise BadData(f"{path}: {name} of transformers 5 cuts texts otherwise than this file: the ids would differ", remedy)
-    normalizers = _normalizers(content)
+    normalizers = _normalizers(tokenizer.get("normalizer"))
     if rules.rebuilds and normalizers not in (rules.normalizers, _UNKNOWN):
         raise BadData(f"{path}: {name} of transformers 5 normalizes texts otherwise than this file: the ids would differ", remedy)
-    if rules.rebuilds and _IGNORES_MERGES.search(content):
+    if rules.rebuilds and _model(tokenizer).get("ignore_merges") is True:
         raise BadData(f"{path}: {name} of transformers 5 leaves out ignore_merges of this file: the ids would differ", remedy)
     lacking = dict.fromkeys(
-        token for kind, token in rules.tokens.items() if kind not in config and not _has_token(content, token)
+        token for kind, token in rules.tokens.items() if kind not in config and not _has_token(tokenizer, token)
     )
     if lacking:
         raise BadData(
@@ -181,38 +190,48 @@ def _check_rules(path: Path, content: bytes, pattern: str | None, name: str, con
         )
 
 
-def _cuts_alike(content: bytes, pattern: str | None, rules: ClassRules) -> bool:
-    """Whether the class gives the file's ids though it takes digits together: no token has a digit beside another character.
+def _cuts_alike(tokenizer: Mapping[str, Any], pattern: str | None, rules: ClassRules) -> bool:
+    """Whether the class, which does not cut digits apart, still gives the ids of the file.
 
-    So have SmolLM2 and StarCoder2, whose vocabularies were trained with digits apart.
+    It does if no token has a digit beside another character, as in SmolLM2 and StarCoder2, whose vocabularies were trained with
+    digits apart.
     """
     if rules.pattern is not None or pattern != _DIGITS_APART:
         return False
-    model = value_behind(_MODEL, content)
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    vocabulary = _model(tokenizer).get("vocab")
     if not isinstance(vocabulary, dict):
         return False
-    # No merge makes these: they are looked for before.
-    added = {token.get("content") for token in value_behind(_ADDED_TOKENS, content) or [] if isinstance(token, dict)}
+    # Added tokens are matched before the text is cut, so no merge makes them.
+    added = _added_contents(tokenizer)
     return not any(_joins_digits(token) for token in vocabulary if token not in added)
 
 
+def _model(tokenizer: Mapping[str, Any]) -> Mapping[str, Any]:
+    model = tokenizer.get("model")
+    return model if isinstance(model, dict) else {}
+
+
+def _added_contents(tokenizer: Mapping[str, Any]) -> list[Any]:
+    added = tokenizer.get("added_tokens")
+    return [token.get("content") for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+
+
 def _joins_digits(token: str) -> bool:
-    """Of a token in the symbols of bytes."""
+    """Whether a token in GPT-2's byte symbols has a digit beside another character."""
     if len(token) < 2 or not all(symbol in BYTE_OF_SYMBOL for symbol in token):
         return False
     text = bytes(BYTE_OF_SYMBOL[symbol] for symbol in token).decode(errors="replace")
     return len(text) > 1 and any(unicodedata.category(character)[0] == "N" for character in text)
 
 
-def _has_token(content: bytes, token: str) -> bool:
-    """Whether a tokenizer.json has a token in its vocabulary or among the added tokens."""
-    quoted = re.escape(json.dumps(token).encode())
-    return re.search(rb'"content"\s*:\s*' + quoted + rb"|" + quoted + rb"\s*:\s*\d", content) is not None
+def _has_token(tokenizer: Mapping[str, Any], token: str) -> bool:
+    """Whether a tokenizer.json has `token` in its vocabulary or among the added tokens."""
+    vocabulary = _model(tokenizer).get("vocab")
+    return (isinstance(vocabulary, dict) and token in vocabulary) or token in _added_contents(tokenizer)
 
 
 def _class_name(configured: str | None, model_type: Any) -> str | None:
-    """The class that AutoTokenizer takes; None if it takes the rules of the file."""
+    """Name the class that AutoTokenizer chooses; None if AutoTokenizer keeps the rules of the file."""
     if model_type in _FILE_RULES:
         return None
     registered = _CLASS_OF_MODEL.get(model_type)
@@ -223,9 +242,8 @@ def _is_old_mistral(model: dict[str, Any]) -> bool:
     return model.get("model_type") in _MISTRAL_MODELS and str(model.get("transformers_version") or "0") < "5"
 
 
-def _pattern(content: bytes) -> str | None:
-    """How a tokenizer.json cuts texts before it spells bytes: its patterns and steps in one text, None for ByteLevel's own."""
-    stored = value_behind(_PRE_TOKENIZER, content)
+def _pattern(stored: Any) -> str | None:
+    """Spell the pre-tokenizer of a tokenizer.json as one text: its pattern or its steps; None for the pattern of ByteLevel."""
     try:
         steps = stored["pretokenizers"] if stored["type"] == "Sequence" else [stored]
         kinds = [step["type"] for step in steps]
@@ -233,16 +251,15 @@ def _pattern(content: bytes) -> str | None:
             return None
         if kinds == ["Split", "ByteLevel"] and not steps[1].get("use_regex", True):
             return str(steps[0]["pattern"]["Regex"]) if steps[0]["behavior"] == "Isolated" else json.dumps(stored)
-        # It concerns the places of tokens in texts, and no ids.
+        # `trim_offsets` changes the offsets of tokens in texts, not their ids.
         untrimmed = [{key: value for key, value in step.items() if key != "trim_offsets"} for step in steps]
         return json.dumps(dict(stored, pretokenizers=untrimmed) if stored["type"] == "Sequence" else untrimmed[0], sort_keys=True)
     except (KeyError, TypeError, AttributeError, IndexError, RecursionError):
         return _UNKNOWN
 
 
-def _normalizers(content: bytes) -> tuple[str, ...] | str:
-    """The kinds of the normalizers in a tokenizer.json."""
-    stored = value_behind(_NORMALIZER, content)
+def _normalizers(stored: Any) -> tuple[str, ...] | str:
+    """List the types of the normalizers in a tokenizer.json."""
     try:
         steps = [] if stored is None else stored["normalizers"] if stored["type"] == "Sequence" else [stored]
         return tuple(str(step["type"]) for step in steps)

@@ -11,10 +11,10 @@ from typing import Any
 
 from lt_preprocess.tokenizers.files import gpt2_files, json_files
 from lt_shared.console import BadData
-from lt_shared.tokenizer_files import TokenizerFiles
 from lt_shared.tokenizers import configuration, sentencepiece_proto
 from lt_shared.tokenizers.configuration import Configuration
 from lt_shared.tokenizers.sentencepiece_proto import BPE, BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, USER_DEFINED, SentencePieceModel
+from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 SHIFTED_CLASSES = frozenset(
     [
@@ -79,12 +79,12 @@ def _with_added(
 ) -> list[dict[str, Any]]:
     """All added tokens with their ids: those `listed` in the main file, then those that only the configuration has."""
     added = list(listed)
-    known = {token["content"] for token in added}
+    contents = {token["content"] for token in added}
     # As the library counts: after the size of the vocabulary, whatever ids it has, or after the highest added token.
     following = max([len(ids), *(token["id"] + 1 for token in added)])
     for token in config.added_tokens:
         content = token["content"]
-        if content in known or not content:
+        if content in contents or not content:
             continue
         number = ids.get(content, following)
         if token["id"] not in (None, number):
@@ -93,7 +93,7 @@ def _with_added(
                 _remedy(files),
             )
         following = max(following, number + 1)
-        known.add(content)
+        contents.add(content)
         added.append(token | {"id": number})
     return added
 
@@ -229,7 +229,7 @@ def _check_not_shifted(files: TokenizerFiles, config: Configuration) -> None:
 
 
 def _obstacle(model: SentencePieceModel, config: Configuration) -> str | None:
-    """Why a model with added tokens is not what LlamaTokenizer makes of it."""
+    """Explain why LlamaTokenizer would read this model with its added tokens differently; None if it would not."""
     has_prefix = config.add_prefix_space is not False
     is_unnamed = config.class_name in _NO_CLASSES
     reasons = {
@@ -247,7 +247,7 @@ def _obstacle(model: SentencePieceModel, config: Configuration) -> str | None:
 
 
 def _merges(model: SentencePieceModel) -> list[list[str]]:
-    """The merges of a model, in the order of the scores of what they make."""
+    """List the merges of a model in the order of the merged pieces' scores."""
     merging = {piece.text for piece in model.pieces if piece.type in (NORMAL, USER_DEFINED)}
     ids = {piece.text: number for number, piece in enumerate(model.pieces)}
     scored = [

@@ -10,8 +10,8 @@ from lt_preprocess.tokenizers import pattern_codes, split_patterns
 from lt_preprocess.tokenizers.files import json_files
 from lt_preprocess.tokenizers.vocabulary import AddedToken, Vocabulary, table, token_bytes
 from lt_shared.console import BadData
-from lt_shared.tokenizer_files import TokenizerFiles
 from lt_shared.tokenizers.byte_symbols import BYTE_OF_SYMBOL, SYMBOL_OF_BYTE
+from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 END_OF_TEXT = "<|endoftext|>"
 

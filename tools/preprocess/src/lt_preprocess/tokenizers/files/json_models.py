@@ -1,4 +1,4 @@
-"""What all models in a `tokenizer.json` have: checks, merges, added tokens, the end of a document."""
+"""Parts that every BPE model in a `tokenizer.json` shares: checks, merges, added tokens, the end of a document."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -52,8 +52,8 @@ def steps(part: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
     """The steps of a normalizer, pre-tokenizer or decoder: those in the list `name` of a Sequence, or itself, or none."""
     if part is None:
         return []
-    found: list[dict[str, Any]] = part[name] if part["type"] == "Sequence" else [part]
-    return found
+    listed: list[dict[str, Any]] = part[name] if part["type"] == "Sequence" else [part]
+    return listed
 
 
 def merges(path: Path, listed: list[Any], ids: dict[str, int]) -> npt.NDArray[np.int64]:

@@ -33,8 +33,8 @@ def sha256(ranks: Mapping[bytes, int]) -> str:
 
 def find(ranks: Mapping[bytes, int], file_name: str) -> Model | None:
     """The model whose ranks these are. gpt-oss has GPT-4o's ranks and other special tokens; only the file's name can tell."""
-    found = MODELS.get(sha256(ranks))
-    return _HARMONY if found is _O200K and "harmony" in file_name else found
+    model = MODELS.get(sha256(ranks))
+    return _HARMONY if model is _O200K and "harmony" in file_name else model
 
 
 def names() -> str:

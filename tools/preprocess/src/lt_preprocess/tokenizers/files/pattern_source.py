@@ -18,17 +18,19 @@ class Unclear(Exception):
     """Code whose pattern cannot be told without running it; the message says why."""
 
 
-def find(sources: Collection[str], known: Collection[str]) -> str | None:
+def find(sources: Collection[str], known_patterns: Collection[str]) -> str | None:
     """The pattern that the code of a tokenizer cuts text by, None when it states none. Raises Unclear."""
     codes = [_Code(source) for source in sources]
-    given = {code.value(node) for code in codes for node in code.given_patterns()}
-    if given:
-        if None in given or len(given) > 1:
+    given_patterns = {code.value(node) for code in codes for node in code.given_patterns()}
+    if given_patterns:
+        if None in given_patterns or len(given_patterns) > 1:
             raise Unclear(
-                "gives pat_str a value that cannot be told without running it" if None in given else "has several pat_str"
+                "gives pat_str a value that cannot be told without running it"
+                if None in given_patterns
+                else "has several pat_str"
             )
-        return given.pop()
-    stated = {pattern for code in codes for pattern in code.stated(known)}
+        return given_patterns.pop()
+    stated = {pattern for code in codes for pattern in code.stated(known_patterns)}
     if len(stated) > 1:
         raise Unclear("states several split patterns")
     return stated.pop() if stated else None
@@ -61,7 +63,7 @@ class _Code:
                 if _called(node) == _ENCODING and len(node.args) > 1:
                     yield node.args[1]
 
-    def stated(self, known: Collection[str]) -> set[str]:
+    def stated(self, known_patterns: Collection[str]) -> set[str]:
         """The known patterns among the strings of the code. Raises Unclear for one that is a part of something else."""
         documentation = {id(node.value) for node in ast.walk(self._tree) if isinstance(node, ast.Expr)}
         composed = [node for node in ast.walk(self._tree) if isinstance(node, ast.expr) and _is_composed(node)]
@@ -72,14 +74,16 @@ class _Code:
             if isinstance(node, ast.Constant | ast.BinOp | ast.JoinedStr | ast.Call) and id(node) not in documentation | parts
         ]
         values = {value for node in whole if (value := self.value(node)) is not None}
-        found = {value for value in values if value in known}
+        stated_patterns = {value for value in values if value in known_patterns}
         unknown = [node for node in composed if self.value(node) is None]
         used = {
             value for node in unknown for part in ast.walk(node) if isinstance(part, ast.expr) and (value := self.value(part))
         }
-        if any(pattern in value and pattern != value for value in values | used for pattern in known) or used & {*known}:
+        if any(pattern in value and pattern != value for value in values | used for pattern in known_patterns) or used & {
+            *known_patterns
+        }:
             raise Unclear("uses a known split pattern as a part of another one")
-        return found
+        return stated_patterns
 
     def value(self, node: ast.expr | None, steps: int = 0) -> str | None:
         """The string that an expression is, None when that is no constant."""
@@ -117,8 +121,8 @@ class _Code:
 
     def _joined(self, separator: str, nodes: "list[ast.expr] | list[ast.expr | None]", steps: int) -> str | None:
         parts = [self.value(node, steps + 1) for node in nodes]
-        known = [part for part in parts if part is not None]
-        return separator.join(known) if len(known) == len(parts) else None
+        constant_parts = [part for part in parts if part is not None]
+        return separator.join(constant_parts) if len(constant_parts) == len(parts) else None
 
 
 def _named_values(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
@@ -153,7 +157,7 @@ def _plain(part: ast.expr) -> ast.expr | None:
 
 
 def _is_composed(node: ast.expr) -> bool:
-    """Whether a longer string is made of others here."""
+    """Whether this expression joins strings into a longer one."""
     if isinstance(node, ast.Call):
         return _called(node) in ("join", "format", "replace", "sub")
     return isinstance(node, ast.BinOp | ast.JoinedStr)

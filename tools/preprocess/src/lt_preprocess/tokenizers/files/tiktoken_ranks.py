@@ -16,8 +16,8 @@ from lt_preprocess.tokenizers.files import json_files, known_ranks, pattern_sour
 from lt_preprocess.tokenizers.files.known_ranks import Model
 from lt_preprocess.tokenizers.vocabulary import AddedToken, Vocabulary
 from lt_shared.console import BadData
-from lt_shared.tokenizer_files import TokenizerFiles
 from lt_shared.tokenizers import tekken
+from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 _RESERVED_BY_KIMI = 256
 
@@ -45,16 +45,16 @@ def _special_tokens(files: TokenizerFiles, ranks: dict[bytes, int], model: Model
     if model is None and len(files.files) == 1:
         return None
     listed = _listed_tokens(files, decoder) if decoder or model is None else []
-    taken = {token.content for token in listed} | {token.id for token in listed}
-    known = model.special_tokens(max(ranks.values()) + 1) if model else {}
+    listed_keys = {token.content for token in listed} | {token.id for token in listed}
+    model_tokens = model.special_tokens(max(ranks.values()) + 1) if model else {}
     return [
-        *(AddedToken(name, number, True) for name, number in known.items() if not {name, number} & taken),
+        *(AddedToken(name, number, True) for name, number in model_tokens.items() if not {name, number} & listed_keys),
         *listed,
     ]
 
 
 def _regex(files: TokenizerFiles, sources: Sequence[str], model: Model | None, count: int) -> str:
-    """The pattern that the code states, else that of the known file."""
+    """Return the pattern that the code states, else the pattern of the known ranks file."""
     try:
         stated = pattern_source.find(sources, split_patterns.TIKTOKEN_SPELLINGS)
     except pattern_source.Unclear as reason:
@@ -105,9 +105,9 @@ def _with_reserved(added: list[AddedToken], first: int) -> list[AddedToken]:
 
 def read_tekken(files: TokenizerFiles) -> Vocabulary:
     """The vocabulary of a `tekken.json`, whose ranks mean the same. Raises BadData when it is malformed."""
-    found = tekken.read(files.files[0])
-    added = [AddedToken(content, number, is_special=True) for number, content in enumerate(found.special_tokens)]
-    return _with_added_tokens(found.ids, added, found.pattern, tekken.END_OF_DOCUMENT)
+    tekken_file = tekken.read(files.files[0])
+    added = [AddedToken(content, number, is_special=True) for number, content in enumerate(tekken_file.special_tokens)]
+    return _with_added_tokens(tekken_file.ids, added, tekken_file.pattern, tekken.END_OF_DOCUMENT)
 
 
 def _with_added_tokens(

@@ -14,8 +14,8 @@ from typing import Any
 from lt_preprocess.tokenizers import split_patterns
 from lt_preprocess.tokenizers.files import byte_fallback, directories, gpt2_files, json_files, json_models
 from lt_preprocess.tokenizers.vocabulary import Unrecognised, Vocabulary, token_bytes
-from lt_shared.tokenizer_files import TokenizerFiles
 from lt_shared.tokenizers.byte_symbols import BYTE_OF_SYMBOL
+from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 
 def read(files: TokenizerFiles) -> Vocabulary:
@@ -71,7 +71,7 @@ def _is_nfc(normalizer: dict[str, Any] | None) -> bool:
 
 
 def _splits(pre_tokenizer: dict[str, Any] | None) -> str | tuple[str, ...]:
-    """The pattern of GPT-2's pre-tokenizer, or those of the splits before a ByteLevel, which spells bytes as symbols."""
+    """Return GPT-2's pattern, or the patterns of the Split steps before ByteLevel, which spells bytes as symbols."""
     if pre_tokenizer is None:
         raise Unrecognised("it does not cut text into words")
     steps = json_models.steps(pre_tokenizer, "pretokenizers")
@@ -81,14 +81,15 @@ def _splits(pre_tokenizer: dict[str, Any] | None) -> str | tuple[str, ...]:
     patterns = tuple(_split(step) for step in before) + ((split_patterns.GPT2,) if last.get("use_regex", True) else ())
     if None in patterns or not patterns:
         raise Unrecognised(f"it cuts text by {', '.join(step['type'] for step in steps)}")
-    known = tuple(pattern for pattern in patterns if pattern is not None)
-    return known[0] if len(known) == 1 else known
+    compiled_patterns = tuple(pattern for pattern in patterns if pattern is not None)
+    return compiled_patterns[0] if len(compiled_patterns) == 1 else compiled_patterns
 
 
 def _split(step: dict[str, Any]) -> str | None:
-    """The pattern by which one step cuts text; None for steps that are not known.
+    """Return the pattern by which one step cuts text; None for an unknown step.
 
-    Whatever a pattern leaves out would be a piece, or dropped; only those of sequences leave anything out, and they isolate.
+    Text that the pattern does not match becomes a piece (Isolated) or is dropped (Removed, inverted). So a step that drops is
+    accepted only with a compiled pattern, because compiled patterns match all text.
     """
     if step["type"] == "Digits":
         return r"\p{N}" if step["individual_digits"] else None

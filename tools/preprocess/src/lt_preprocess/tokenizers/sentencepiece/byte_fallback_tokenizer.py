@@ -33,10 +33,10 @@ class ByteFallbackBpe(Tokenizer):
         is_first = self._tables is None
         if self._tables is None:
             self._tables = table_cache.of_merges(self._vocabulary)
-        made = piece_encoder.ByteFallbackEncoder(self._tables, self._vocabulary.space_prefix)
+        encoder = piece_encoder.ByteFallbackEncoder(self._tables, self._vocabulary.space_prefix)
         if is_first:
-            piece_encoder.compile_for(made)
-        return made
+            piece_encoder.compile_for(encoder)
+        return encoder
 
     def decode(self, ids: Sequence[int] | Ids) -> bytes:
         try:

@@ -107,9 +107,9 @@ def of_merges(vocabulary: Vocabulary) -> Tables:
         texts[number] = token.decode()
     rows = vocabulary.merges
     numbered = np.column_stack([rows[:, :2], np.arange(len(rows))])
-    made = [texts[number] for number in np.unique(rows[:, 3]).tolist()]
+    merged_texts = [texts[number] for number in np.unique(rows[:, 3]).tolist()]
     ranks, results = rows[:, 2].astype(np.int32), rows[:, 3].astype(np.int32)
-    return _assembled(_character_symbols(texts), ids, numbered, ranks, results, made, vocabulary.byte_ids, NO_MERGE, {})
+    return _assembled(_character_symbols(texts), ids, numbered, ranks, results, merged_texts, vocabulary.byte_ids, NO_MERGE, {})
 
 
 def _assembled(
@@ -118,13 +118,13 @@ def _assembled(
     rows: Integers,
     ranks: Ids,
     results: Ids,
-    made: list[str],
+    merged_texts: list[str],
     byte_ids: Ids,
     unknown: int,
     user_defined: Mapping[str, int],
 ) -> Tables:
     """From rows [merges, 3] of left symbol, right symbol, number; `made` are all texts of several characters that merges make."""
-    classes, class_bits, neighbours = _build_neighbours(made)
+    classes, class_bits, neighbours = _build_neighbours(merged_texts)
     trie = token_trie.build([text.encode() for text in user_defined], {ord(" "): SPACE.encode()})
     return Tables(
         ids,
@@ -212,10 +212,10 @@ def find_merge(tables: Tables, left: int, right: int) -> int:
     pairs = tables.pairs
     slot = _pair_slot(key, len(pairs))
     while True:
-        found = pairs[slot]
-        if found >> _NUMBER_BITS == key:
-            return int(np.int64(found & _NUMBER))
-        if found == _EMPTY:
+        entry = pairs[slot]
+        if entry >> _NUMBER_BITS == key:
+            return int(np.int64(entry & _NUMBER))
+        if entry == _EMPTY:
             return NO_MERGE
         slot = (slot + 1) & (len(pairs) - 1)
 

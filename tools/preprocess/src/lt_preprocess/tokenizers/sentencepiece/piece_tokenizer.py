@@ -53,10 +53,10 @@ class SentencePieceBpe(Tokenizer):
         if self._tables is None:
             self._tables = piece_tables.build(self._model)
         model = self._model
-        made = piece_encoder.SentencePieceBpeEncoder(self._tables, model.add_dummy_prefix, model.remove_extra_whitespaces)
+        encoder = piece_encoder.SentencePieceBpeEncoder(self._tables, model.add_dummy_prefix, model.remove_extra_whitespaces)
         if is_first:
-            piece_encoder.compile_for(made)
-        return made
+            piece_encoder.compile_for(encoder)
+        return encoder
 
     def decode(self, ids: Sequence[int] | Ids) -> bytes:
         """As sentencepiece, but bytes that are no UTF-8 stay what they are."""

@@ -112,8 +112,8 @@ def insert_short(cache: Words, set_start: int, low: np.uint64, high: np.uint64, 
 @inlined
 def _long_word(data: Bytes, start: int, size: int, index: int) -> np.uint64:
     """Eight bytes of a long key, zeros after its end."""
-    word, left = eight_bytes(data, start + 8 * index), size - 8 * index
-    return word if left >= 8 else word & ((_ONE << np.uint64(8 * left)) - _ONE)
+    word, remaining = eight_bytes(data, start + 8 * index), size - 8 * index
+    return word if remaining >= 8 else word & ((_ONE << np.uint64(8 * remaining)) - _ONE)
 
 
 @inlined

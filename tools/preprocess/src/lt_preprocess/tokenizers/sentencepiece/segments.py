@@ -70,8 +70,8 @@ def code_point(data: Bytes, at: int) -> int:
 def _letters(word: np.uint64) -> int:
     """How many of the eight bytes, from the first, are ASCII letters. The sums cannot carry from one byte to the next."""
     raised = word | _LOWER_CASE | _HIGH_BITS
-    others = ((~(raised - _A) | (raised - _AFTER_Z) | word) & _HIGH_BITS) >> _SEVEN
-    before = (others - _ONE) & ~others & _ONES
+    not_ascii_letters = ((~(raised - _A) | (raised - _AFTER_Z) | word) & _HIGH_BITS) >> _SEVEN
+    before = (not_ascii_letters - _ONE) & ~not_ascii_letters & _ONES
     return int(np.int64((before * _ONES) >> _LAST_BYTE))
 
 

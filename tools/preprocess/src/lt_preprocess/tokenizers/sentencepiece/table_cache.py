@@ -25,9 +25,9 @@ def of_merges(vocabulary: Vocabulary) -> Tables:
         return piece_tables.of_merges(vocabulary)
     with contextlib.suppress(*vocabulary_cache.DAMAGED), np.load(path, allow_pickle=False) as arrays:
         return _unpacked(arrays)
-    made = piece_tables.of_merges(vocabulary)
-    vocabulary_cache.publish(path, vocabulary_cache.npz(_packed(made)))
-    return made
+    tables = piece_tables.of_merges(vocabulary)
+    vocabulary_cache.publish(path, vocabulary_cache.npz(_packed(tables)))
+    return tables
 
 
 def _packed(tables: Tables) -> dict[str, Any]:

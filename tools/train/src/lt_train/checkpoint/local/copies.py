@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-from lt_shared import checkpoint_layout
 from lt_shared.console import CannotCreate, IoFailure, ToolError, note, warn
+from lt_shared.contracts import checkpoint_layout
 from lt_train.checkpoint import remote_run, resume
 from lt_train.checkpoint.local import holdings, nodes
 from lt_train.checkpoint.local.exchange import Exchange, Transfer

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from lt_shared import checksums
+from lt_shared.files import checksums
 from lt_train.runtime import device, rendezvous
 
 CHUNK_BYTES = 16 * 2**20

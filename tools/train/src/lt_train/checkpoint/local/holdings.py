@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
-from lt_shared import checkpoint_layout
-from lt_shared.checksums import FileChecksums
 from lt_shared.console import BadData, ToolError, warn
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.files.checksums import FileChecksums
 from lt_train.checkpoint.local.nodes import Nodes
 from lt_train.runtime import agreement
 

@@ -15,8 +15,8 @@ from typing import Self
 
 import torch
 
-from lt_shared import storage
 from lt_shared.console import warn
+from lt_shared.files import storage
 from lt_train.config.settings.checkpointing import Checkpointing
 from lt_train.runtime import agreement
 

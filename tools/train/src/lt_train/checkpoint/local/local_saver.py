@@ -20,9 +20,10 @@ from types import TracebackType
 
 from torch.distributed.checkpoint.api import CheckpointException
 
-from lt_shared import checkpoint_layout, local_files
 from lt_shared.console import ToolError
-from lt_shared.recovery_notes import LocalCheckpoint
+from lt_shared.contracts import checkpoint_layout
+from lt_shared.contracts.recovery_notes import LocalCheckpoint
+from lt_shared.files import local_files
 from lt_train.checkpoint import disk_space, saver
 from lt_train.checkpoint.local.copies import SHARDS, LocalCopies
 from lt_train.checkpoint.local.exchange import Beside, Transfer

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from lt_shared.console import BadConfig
-from lt_shared.local_files import creating
+from lt_shared.files.local_files import creating
 from lt_train.runtime import agreement
 
 # What is wrong with a path and not with a disk.

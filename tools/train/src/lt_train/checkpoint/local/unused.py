@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from lt_shared import checkpoint_layout
 from lt_shared.console import warn
+from lt_shared.contracts import checkpoint_layout
 from lt_train.checkpoint.local.identity import Identity, record_path
 from lt_train.config.settings.checkpointing import Checkpointing
 

@@ -1,8 +1,8 @@
 """Archives as `torch.save` makes them, one behind the other in a file, written without torch and without a copy of a tensor.
 
-torch computes the CRC-32 of a tensor through tables; `lt_shared.checksums` needs a fraction of that time, and the shard's own
-checksum needs it, too. So torch makes the bytes before and behind a tensor without checksums (shards/tensor_archive.py). This
-module fills the checksums in: into the descriptors behind the members and into the archive's directory.
+torch computes the CRC-32 of a tensor through tables. `lt_shared.files.checksums` needs a fraction of the time, and the shard's
+checksum needs the CRC-32, too. So torch makes the bytes before and behind a tensor without checksums (shards/tensor_archive.py).
+This module fills the checksums in: into the descriptors behind the members and into the archive's directory.
 
 A GB takes 0.34 s of a processor on its way from tensors to a synced file, and 2.76 with a copy, torch.save and the page cache
 (`nox -s bench -- checkpoints`, Intel Xeon with 2 busy cores, 2026-11-27).
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from lt_shared import checksums
+from lt_shared.files import checksums
 from lt_train.checkpoint.shards import direct_file
 
 _LOCAL_HEADER, _DIRECTORY_ENTRY, _DIRECTORY_END = b"PK\x03\x04", b"PK\x01\x02", b"PK\x06\x06"

@@ -21,7 +21,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from lt_shared import storage
+from lt_shared.files import storage
 
 BLOCK_BYTES = 8 << 20
 ALIGNMENT = 4096

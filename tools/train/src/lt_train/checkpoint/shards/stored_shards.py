@@ -23,9 +23,9 @@ from typing import NamedTuple, Self, TypeAlias
 
 import numpy as np
 
-from lt_shared import object_versions, storage, strict_json
-from lt_shared.checksums import DAMAGED
 from lt_shared.console import BadData, IoFailure
+from lt_shared.files import object_versions, storage, strict_json
+from lt_shared.files.checksums import DAMAGED
 
 NAME = "shards.remote"
 SUFFIX = ".distcp"

@@ -1,4 +1,4 @@
-"""How many tokens a step takes and how many steps a run has."""
+"""The number of tokens in a step and the number of steps in a run."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -7,51 +7,53 @@ from typing import Any, Self
 import click
 
 from lt_shared import console
-from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, ToolError, UsageError
-from lt_shared.sample_order.batch_sizes import BatchSizes, PhaseSize, RampUp
+from lt_shared.data.sample_order.batch_sizes import BatchSizes, PhaseSize, RampUp
+from lt_shared.models.architecture import Architecture
 from lt_train.config.settings.parallelism import Parallelism
 
 POSITIVE = click.IntRange(min=1)
 LONGEST_DEFAULT_SEQUENCE = 8192
 DEFAULT_STEPS = 1000
-# Megatron ramps over some million; each step of the ramp is counted one by one.
+# Megatron's ramps take some million samples. The steps of a ramp are counted one by one, so a longer one would be slow.
 LONGEST_RAMP_SAMPLES = 1_000_000_000
 
 OPTIONS = console.section(
     "Steps and batches",
-    click.option("--seq-length", type=POSITIVE, help="Tokens per sample; by default the positions of the model, at most 8192."),
-    click.option("--micro-batch-size", type=POSITIVE, default=1, help="Samples per forward pass and rank."),
     click.option(
-        "--global-batch-size", type=POSITIVE, help="Samples per step; by default one micro batch per data-parallel rank."
+        "--seq-length", type=POSITIVE, help="Set the tokens per sample; by default the model's positions, at most 8192."
+    ),
+    click.option("--micro-batch-size", type=POSITIVE, default=1, help="Set the samples per rank and forward pass."),
+    click.option(
+        "--global-batch-size",
+        type=POSITIVE,
+        help="Set the number of samples per step; by default one micro batch per data-parallel rank.",
     ),
     click.option(
         "--rampup-batch-size",
         nargs=3,
         type=POSITIVE,
         metavar="START INCREMENT SAMPLES",
-        help="Begin with START samples per step and grow by INCREMENT to the global batch size over SAMPLES samples.",
+        help="Grow the global batch size from START by INCREMENT over SAMPLES samples.",
     ),
-    click.option("--train-iters", type=POSITIVE, help=f"Steps to train in all; {DEFAULT_STEPS} when no length is given."),
-    click.option("--train-samples", type=POSITIVE, help="The same in samples, rounded down to whole steps."),
-    click.option("--train-tokens", type=POSITIVE, help="The same in tokens, rounded down to whole steps."),
-    click.option(
-        "--seed", type=click.IntRange(0, 2**32 - 1), default=1234, help="Seed of the weights and of the order of the data."
-    ),
+    click.option("--train-iters", type=POSITIVE, help=f"Train for this many steps in all; {DEFAULT_STEPS} if no length is set."),
+    click.option("--train-samples", type=POSITIVE, help="Set the run's length in samples; rounded down to whole steps."),
+    click.option("--train-tokens", type=POSITIVE, help="Set the run's length in tokens; rounded down to whole steps."),
+    click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=1234, help="Seed the weights and the data's order."),
 )
 
 LENGTHS = ("train_iters", "train_samples", "train_tokens")
-# Options of the length of a run.
+# Options that set the length of a run.
 WITHOUT_LENGTH = dict.fromkeys(("train_iters", "train_samples", "train_tokens", "rampup_batch_size"))
 
 
 @dataclasses.dataclass(frozen=True)
 class Batches:
-    """Sizes in tokens (`seq_length`) and samples; `train_iters` in steps. `global_batch_size` is that after the ramp-up.
+    """Sizes in tokens (`seq_length`) and samples; `train_iters` in steps. `global_batch_size` is the size after the ramp-up.
 
-    `phase_sizes` are those of the phases of --data-schedule, none where all have the run's. `requested_samples` is the length of
-    a run whose length is in samples or tokens. `first_step` steps, which took `first_sample` samples, were trained before this
-    attempt, if their batches had other sizes.
+    `phase_sizes` has the batch sizes of the phases of --data-schedule; it is empty if no phase sets one. `requested_samples` is
+    the length of a run that is set in samples or tokens. If earlier attempts had different batch sizes, they trained `first_step`
+    steps on `first_sample` samples.
     """
 
     seq_length: int
@@ -65,9 +67,9 @@ class Batches:
     first_sample: int = 0
 
     def continued(self, steps: int, samples: int) -> Self:
-        """The same run after `steps` steps that took `samples` samples, perhaps with batches of other sizes.
+        """Return the settings for resuming after `steps` steps on `samples` samples, whose batches may have had other sizes.
 
-        A length in samples or tokens stays: only the samples that are left are trained on.
+        If the length is set in samples or tokens, it stays: the run trains on the remaining samples only.
         """
         if self.requested_samples is None or samples == self.samples_after(steps):
             return self
@@ -84,7 +86,7 @@ class Batches:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """All sizes that a global batch has in the run."""
+        """Every size that a global batch has during the run."""
         return self.of_steps.all
 
     def size_at(self, consumed_samples: int) -> int:
@@ -109,7 +111,11 @@ def sequence_length(options: dict[str, Any], architecture: Architecture) -> int:
 
 
 def resolve_batches(options: dict[str, Any], architecture: Architecture, parallelism: Parallelism) -> Batches:
-    """Raises UsageError for more than one length of the run, BadConfig for a ramp-up that ends elsewhere or a run of no step."""
+    """Resolve the batch options.
+
+    Raises UsageError for more than one length of the run, BadConfig for a ramp-up that misses the global batch size or for a run
+    shorter than a step.
+    """
     micro_batch_size = options["micro_batch_size"]
     batches = Batches(
         seq_length=sequence_length(options, architecture),
@@ -148,7 +154,7 @@ def _check_ramp_up(batches: Batches) -> None:
 
 
 def check(batches: Batches, architecture: Architecture, parallelism: Parallelism) -> Iterator[ToolError]:
-    """Yields BadConfig when a batch does not divide among the ranks, or a sample is longer than the model's positions."""
+    """Yield BadConfig if the ranks do not divide a batch, or if a sample is longer than the model's positions."""
     step_samples = batches.micro_batch_size * max(1, parallelism.data)
     for size in batches.sizes:
         if size % step_samples:

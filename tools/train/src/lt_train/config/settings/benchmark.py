@@ -1,4 +1,4 @@
-"""How many steps `lt-train bench` measures, and what its training settings are beside those that it shows as options."""
+"""The steps that `lt-train bench` measures, and the training settings that it fixes."""
 
 import dataclasses
 import math
@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
-from lt_shared import console, storage, strict_json
+from lt_shared import console
 from lt_shared.console import BadData
+from lt_shared.files import storage, strict_json
 
 # Options of the subjects that bench shows which have no meaning in it.
 SETTLED = ("train_iters", "train_samples", "train_tokens", "rampup_batch_size", "seed")
@@ -41,7 +42,7 @@ class Benchmark:
 
 
 def resolve_benchmark(options: dict[str, Any]) -> Benchmark | None:
-    """None for a training run, which does not have these options."""
+    """Resolve the options, or return None for a training run, which does not have them."""
     if "warmup_steps" not in options:
         return None
     against = _earlier(options["against"]) if options["against"] else None

@@ -9,56 +9,62 @@ from typing import Any
 
 import click
 
-from lt_shared import console, storage
+from lt_shared import console
 from lt_shared.console import BadConfig, ToolError, UsageError
+from lt_shared.files import storage
 
 POSITIVE = click.IntRange(min=1)
 LOCAL_INTERVAL = 100
 
 OPTIONS = console.section(
     "Checkpoints and stopping",
-    click.option("--save", help="Directory or URL (s3://...) of the run: checkpoints, log, metrics."),
-    click.option("--load", help="Start from this run or checkpoint when SAVE has none."),
-    click.option("--save-interval", type=POSITIVE, default=1000, help="Steps between checkpoints; the last step always has one."),
+    click.option("--save", help="Write the run to this directory or URL: checkpoints, log and metrics; s3://... is a URL."),
+    click.option("--load", help="Start from this run or checkpoint; ignored if SAVE has a checkpoint."),
+    click.option(
+        "--save-interval", type=POSITIVE, default=1000, help="Save a checkpoint every N steps; the last step always has one."
+    ),
     click.option(
         "--async-save/--no-async-save",
         default=None,
-        help="Write checkpoints while training continues; by default on GPUs, where the host's memory holds them.",
+        help="Write checkpoints while training continues; by default on GPUs, if the host's memory holds them.",
     ),
     click.option(
-        "--save-local", "--non-persistent-local-ckpt-dir", help="Directory on each node's own disk for copies of its shards."
+        "--save-local", "--non-persistent-local-ckpt-dir", help="Copy each node's shards to this directory on its disk."
     ),
     click.option(
         "--save-local-interval",
         "--non-persistent-save-interval",
         type=POSITIVE,
-        help=f"Steps between copies in SAVE_LOCAL, by default {LOCAL_INTERVAL}; the next node keeps a second one.",
+        help="Copy shards to SAVE_LOCAL every N steps, by default 100; the next node keeps a second copy.",
     ),
-    click.option("--keep-last", type=POSITIVE, help="Checkpoints to keep; older ones are deleted. By default all."),
-    click.option("--keep-every", type=POSITIVE, help="With --keep-last: also keep those whose step is a multiple of this."),
-    click.option("--finetune", is_flag=True, help="Take the weights alone from --load and start at step 0."),
+    click.option("--keep-last", type=POSITIVE, help="Keep the newest N checkpoints; delete older ones. By default keep all."),
+    click.option("--keep-every", type=POSITIVE, help="With --keep-last, also keep checkpoints whose step is a multiple of N."),
+    click.option("--finetune", is_flag=True, help="Load only the weights from --load and start at step 0."),
     click.option("--no-load-optim", is_flag=True, help="Start with an empty optimizer state."),
-    click.option("--no-load-rng", is_flag=True, help="Do not restore the random state that dropout draws from."),
-    click.option("--no-verify", is_flag=True, help="Do not compare what is loaded with the checkpoint's checksums."),
+    click.option("--no-load-rng", is_flag=True, help="Do not restore the random state of dropout."),
+    click.option("--no-verify", is_flag=True, help="Do not compare loaded data with the checkpoint's checksums."),
     click.option("--no-save-optim", is_flag=True, help="Save no optimizer state; the run cannot continue from there."),
     click.option("--no-save-rng", is_flag=True, help="Save no random state."),
-    click.option("--exit-interval", type=POSITIVE, help="Save and end with exit code 75 at steps divisible by this."),
+    click.option("--exit-interval", type=POSITIVE, help="Save and end with exit code 75 every N steps."),
     click.option(
         "--exit-duration-in-mins",
         type=console.FiniteRange(min=0, min_open=True),
-        help="Save and end with exit code 75 after this.",
+        help="Save and end with exit code 75 after this many minutes.",
     ),
-    click.option("--exit-signal-handler", is_flag=True, help="As in Megatron; lt-train always saves on SIGTERM and SIGUSR1."),
+    click.option(
+        "--exit-signal-handler", is_flag=True, help="No effect: lt-train always saves on SIGTERM and SIGUSR1.", hidden=True
+    ),
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpointing:
-    """`save` and `load` are directories or URLs. `keep_last` None keeps all checkpoints. `save_local` is a directory that each
-    node has for itself. `async_save` None leaves it to the device and the memory of the nodes.
+    """`save` and `load` are directories or URLs. If `keep_last` is None, all checkpoints are kept. `save_local` is a directory on
+    each node's disk. If `async_save` is None, the device and the memory of the nodes decide.
 
-    `start` is the checkpoint directory to start from, found after the plan was resolved; None is the beginning. `continues` says
-    that it is one of the run's own: then all of it is restored, else what `finetune`, `no_load_optim` and `no_load_rng` leave.
+    `start` is the checkpoint directory to start from, found after the plan was resolved, or None for step 0. `continues` is True
+    if the run itself saved this checkpoint: then all of it is restored, and `finetune`, `no_load_optim` and `no_load_rng` do not
+    apply.
     """
 
     save: str | None
@@ -85,7 +91,7 @@ class Checkpointing:
         return self.save_local_interval or LOCAL_INTERVAL
 
     def may_save_async(self, is_on_gpu: bool) -> bool:
-        """Whether checkpoints are written beside training, where the nodes' memory holds them."""
+        """Whether checkpoints are written while training continues, if the nodes' memory holds them."""
         return self.save is not None and (is_on_gpu if self.async_save is None else self.async_save)
 
     @property
@@ -98,18 +104,18 @@ class Checkpointing:
 
 
 def local_directory(save: str | None) -> str | None:
-    """The local directory of a run: `save`, or for a URL a spool in the system's temporary directory (TMPDIR)."""
+    """Return the local directory of a run: `save`, or for a URL a spool in the system's temporary directory (TMPDIR)."""
     return spool(save) if save and storage.is_remote(save) else save
 
 
 def spool(url: str) -> str:
-    """Where the files of a remote run or checkpoint lie on this node: the same directory in every attempt."""
+    """Return this node's directory for the files of a remote run or checkpoint, the same in every attempt."""
     name = hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:16]
     return os.path.join(tempfile.gettempdir(), f"lt-train-{os.geteuid()}", name)
 
 
 def resolve_checkpointing(options: dict[str, Any]) -> Checkpointing:
-    """Raises UsageError for an empty path, as of an unset variable of the shell."""
+    """Resolve the options. Raises UsageError for an empty path, which an unset shell variable leaves."""
     for name in ("save", "load", "save_local"):
         if options[name] == "":
             raise UsageError(f"--{name.replace('_', '-')} is empty", "name a directory")
@@ -134,7 +140,7 @@ def resolve_checkpointing(options: dict[str, Any]) -> Checkpointing:
 
 
 def check(settings: Checkpointing) -> Iterator[ToolError]:
-    """Yields BadConfig for options that contradict each other or name no directory."""
+    """Yield BadConfig for options that contradict each other or name no directory."""
     if settings.keep_every and not settings.keep_last:
         yield BadConfig("--keep-every says what --keep-last must not delete", "add --keep-last, or drop --keep-every")
     if settings.keep_every and settings.keep_every % settings.save_interval:

@@ -1,4 +1,4 @@
-"""Which datasets are read, how they are split, and how often validation runs."""
+"""Settings for data: the datasets, their split, and how often validation runs."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,10 +6,12 @@ from typing import Any
 
 import click
 
-from lt_shared import console, manifest, storage
+from lt_shared import console
 from lt_shared.console import BadConfig, BadData, ToolError, UsageError, note
-from lt_shared.manifest import Dataset, Tokenizer
-from lt_shared.sample_order.split import split_ranges, split_shares
+from lt_shared.contracts import manifest
+from lt_shared.contracts.manifest import Dataset, Tokenizer
+from lt_shared.data.sample_order.split import split_ranges, split_shares
+from lt_shared.files import storage
 from lt_train.config.settings import data_schedule, stated_tokenizer, streaming, validation_sets
 from lt_train.config.settings.data_schedule import Schedule
 from lt_train.config.settings.streaming import Streaming
@@ -23,35 +25,44 @@ LISTS = ("--data-path", "--train-data-path", "--valid-data-path", "--test-data-p
 
 OPTIONS = console.section(
     "Data",
-    click.option("--data-path", multiple=True, metavar="[WEIGHT] PREFIX ...", help="The same as DATA."),
-    click.option("--train-data-path", multiple=True, metavar="[WEIGHT] PREFIX ...", help="Training data alone, not split."),
+    click.option("--data-path", multiple=True, metavar="[WEIGHT] PREFIX ...", help="Same as DATA.", hidden=True),
+    click.option("--train-data-path", multiple=True, metavar="[WEIGHT] PREFIX ...", help="Train on this data, not split."),
     click.option(
         "--valid-data-path",
         multiple=True,
         metavar="[NAME=] [WEIGHT] PREFIX ...",
-        help="Validation data of its own; several sets by name, each with its own loss.",
+        help="Validate on this data; several sets by name, each with its loss.",
     ),
-    click.option("--test-data-path", multiple=True, metavar="[WEIGHT] PREFIX ...", help="Test data of its own."),
-    click.option("--mock-data", is_flag=True, help="Train on made-up tokens: Megatron's, which count up."),
-    click.option("--split", help=f"Shares of training, validation and test documents; by default {DEFAULT_SPLIT}."),
-    click.option("--eval-interval", type=POSITIVE, default=1000, help="Steps between evaluations; the last step always has one."),
-    click.option("--eval-iters", type=click.IntRange(min=0), default=10, help="Global batches per evaluation; 0 for none."),
+    click.option("--test-data-path", multiple=True, metavar="[WEIGHT] PREFIX ...", help="Test on this data."),
+    click.option("--mock-data", is_flag=True, help="Train on synthetic tokens: Megatron's, which count up."),
+    click.option("--split", help=f"Split the documents: shares of training, validation, test; by default {DEFAULT_SPLIT}."),
+    click.option(
+        "--eval-interval", type=POSITIVE, default=1000, help="Evaluate every N steps; the last step always has an evaluation."
+    ),
+    click.option(
+        "--eval-iters",
+        type=click.IntRange(min=0),
+        default=10,
+        help="Set the number of global batches per evaluation; 0 for none.",
+    ),
     click.option("--reset-position-ids", is_flag=True, help="Count positions from 0 after each end of a document."),
     click.option("--reset-attention-mask", is_flag=True, help="Let no token attend to an earlier document."),
-    click.option("--eod-mask-loss", is_flag=True, help="Leave the prediction that follows a document's end out of the loss."),
-    click.option("--num-workers", type=click.IntRange(min=0), default=2, help="Threads per rank that read samples ahead."),
+    click.option("--eod-mask-loss", is_flag=True, help="Exclude the prediction after a document's end from the loss."),
     click.option(
-        "--data-cache-path", type=click.Path(file_okay=False), help="Where sample indices are kept; by default in SAVE."
+        "--num-workers", type=click.IntRange(min=0), default=2, help="Read samples ahead in this many threads per rank."
+    ),
+    click.option(
+        "--data-cache-path", type=click.Path(file_okay=False), help="Keep sample indices in this directory; by default in SAVE."
     ),
     click.option(
         "--object-storage-cache-path",
         type=click.Path(file_okay=False),
-        help="Where each node keeps what it has read of datasets on s3://; needed for them.",
+        help="Cache s3:// datasets in this directory of each node; required for them.",
     ),
     click.option(
         "--object-storage-cache-gib",
         type=click.FloatRange(min=0, min_open=True),
-        help="How much of it is kept; by default half of the free disk.",
+        help="Limit the cache of s3:// datasets; by default to half of the free disk.",
     ),
     *stated_tokenizer.OPTIONS,
 )
@@ -93,12 +104,12 @@ class Data:
 
     @property
     def names(self) -> list[str]:
-        """What the datasets that are trained on are called."""
+        """Return the names of the training datasets."""
         return streaming.names(self.datasets, self.streaming.lists if self.streaming else [None] * len(self.datasets))
 
     @property
     def validation_sets(self) -> dict[str, tuple[Dataset, ...]]:
-        """The datasets of each validation set by its name, which is "" where there is one without; with a split, of all data."""
+        """Return the datasets of each validation set by name. An unnamed set has the name ""; with a split it has all data."""
         if self.split is not None:
             return {"": self.datasets}
         names = self.validation_names or ("",) * len(self.validation_datasets)
@@ -116,7 +127,7 @@ class Data:
 
     @property
     def is_packed(self) -> bool:
-        """Whether samples may be shorter than the others."""
+        """Whether samples may have different lengths."""
         return any(dataset.packed is not None for dataset in self.all_datasets)
 
     @property
@@ -125,7 +136,7 @@ class Data:
 
 
 def spread(arguments: Sequence[str]) -> list[str]:
-    """The command line with its option before every word of Megatron's lists: --data-path=1 --data-path=a for --data-path 1 a."""
+    """Repeat the option before every word of Megatron's lists: --data-path=1 --data-path=a for --data-path 1 a."""
     words: list[str] = []
     option = None
     for argument in arguments:
@@ -142,7 +153,7 @@ def spread(arguments: Sequence[str]) -> list[str]:
 
 
 def training_datasets(words: tuple[str, ...], options: dict[str, Any]) -> tuple[Dataset, ...]:
-    """The datasets that DATA or one of its options names, none for mock data. Raises UsageError, and as `manifest.read`."""
+    """Return the datasets that DATA or its options name, none for mock data. Raises UsageError, and as `manifest.read`."""
     given = {"DATA": words, "--data-path": options["data_path"], "--train-data-path": options["train_data_path"]}
     named = {name: tuple(value) for name, value in given.items() if value}
     if options["mock_data"]:
@@ -237,7 +248,7 @@ def resolve_data(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> Data
 
 
 def check(data: Data, vocab_size: int) -> Iterator[ToolError]:
-    """Yields BadConfig when a part that is needed has no documents, or when the data does not fit the other settings."""
+    """Yield BadConfig if a required split has no documents, or if the data contradicts the other settings."""
     if data.split is None:
         if data.eval_iters and not data.validation_datasets:
             yield BadConfig("no validation data", "pass --eval-iters 0 or --valid-data-path")
@@ -290,7 +301,7 @@ def check_datasets(data: Data, vocab_size: int) -> None:
 
     Datasets on a remote store are looked at when their indices have been copied.
     """
-    from lt_shared import indexed_dataset
+    from lt_shared.data import indexed_dataset
 
     described: Dataset | None = None
     for dataset in data.all_datasets:
@@ -326,7 +337,7 @@ def _check_tokens(dataset: Dataset, tokens: Any, vocab_size: int) -> None:
 
 
 def _check_splits(data: Data, prefix: str, sequences: int) -> None:
-    """Each part gets whole sequences, and one that is needed must get some."""
+    """Check that every required split gets at least one whole sequence."""
     assert data.split is not None
     shares = split_shares(data.split)
     needed = (True, bool(data.eval_iters and shares[1]), bool(data.eval_iters and shares[2]))
@@ -340,7 +351,7 @@ def _check_splits(data: Data, prefix: str, sequences: int) -> None:
 
 
 def check_same_tokenizer(first: Tokenizer | None, first_place: str, second: Tokenizer | None, second_place: str) -> None:
-    """Raises BadConfig when both tokenizers are known and differ."""
+    """Raise BadConfig if both tokenizers are known and differ."""
     if first and second and first.sha256 != second.sha256:
         raise BadConfig(
             f"different tokenizers: {first.name} ({first.sha256[:12]}) in {first_place},"
@@ -350,7 +361,7 @@ def check_same_tokenizer(first: Tokenizer | None, first_place: str, second: Toke
 
 
 def check_vocabulary(datasets: tuple[Dataset, ...], vocab_size: int) -> Iterator[ToolError]:
-    """Yields BadConfig when a dataset may hold token ids that the model has no row for."""
+    """Yield BadConfig if a dataset may hold token ids beyond the model's vocabulary."""
     for dataset in datasets:
         if dataset.vocab_size is not None and dataset.vocab_size > vocab_size:
             yield BadConfig(

@@ -1,8 +1,8 @@
-"""Phases of a run, each with its own mixture of the datasets, and perhaps its own sequence length, positions and batch size.
+"""Phases of a run: each sets the mixture of the datasets, and may set the sequence length, positions and batch size.
 
-A phase has whole steps. Where the next one has another length or another embedding, what was made for it is made anew: the ranks
-save, end, and are started again by the same command, which costs a start of some seconds once. To exchange the tables of every
-attention, the buffers of pipelines and the choice of kernels in place would have to be right for each layout.
+A phase has whole steps. If the next phase changes the sequence length or the rotary embedding, the ranks save, end, and the same
+command starts them again, which costs some seconds once. Changing them in place would have to replace the tables of every
+attention, the pipeline buffers and the choice of kernels, correctly for each layout.
 
 `schedule_file.py` reads the phases from a file.
 """
@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lt_shared import console
-from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, ToolError
-from lt_shared.sample_order.batch_sizes import PhaseSize
+from lt_shared.data.sample_order.batch_sizes import PhaseSize
+from lt_shared.models.architecture import Architecture
 from lt_train.config.settings.batches import Batches
 
 if TYPE_CHECKING:
-    from lt_shared.sample_order import phases as sample_phases
+    from lt_shared.data.sample_order import phases as sample_phases
 
 OPTION = "--data-schedule"
 
@@ -30,16 +30,17 @@ OPTIONS = console.section(
     click.option(
         "--data-schedule",
         type=click.Path(dir_okay=False),
-        help="YAML or JSON file of phases: name, tokens, weights of the datasets; they are the length of the run.",
+        help="Train in the phases of this YAML or JSON file: name, tokens, weights of the datasets. They set the length"
+        " of the run.",
     ),
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """At least one step; `samples` are as many as were asked for, `weights` those of the run's datasets in their order.
+    """A phase of at least one step, with the requested number of `samples`. `weights` follow the order of the run's datasets.
 
-    `global_batch_size` is None for that of the run.
+    `global_batch_size` is None if the phase keeps the run's.
     """
 
     name: str
@@ -51,24 +52,24 @@ class Phase:
 
     @property
     def form(self) -> tuple[int, Architecture]:
-        """What a process is made for."""
+        """Sequence length and model: a process cannot change them, so a new form needs new processes."""
         return self.seq_length, self.architecture
 
     def record(self) -> dict[str, Any]:
-        """For people, and to tell whether the order of the samples is that of another run."""
+        """Return the phase as stored in checkpoints, for people and to detect a changed sample order."""
         fields = {"name": self.name, "samples": self.samples, "weights": list(self.weights), "seq_length": self.seq_length}
-        own = {"global_batch_size": self.global_batch_size} if self.global_batch_size else {}
-        return fields | own | {"rotary_base": self.architecture.rotary_base}
+        batch_size = {"global_batch_size": self.global_batch_size} if self.global_batch_size else {}
+        return fields | batch_size | {"rotary_base": self.architecture.rotary_base}
 
     @property
     def size(self) -> str:
-        """For people: tokens per sample, after the samples per step where the phase says them."""
+        """Tokens per sample, for people; preceded by the samples per step if the phase sets them."""
         return f"{self.global_batch_size} x {self.seq_length}" if self.global_batch_size else str(self.seq_length)
 
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """The phases of a run, none for a run of one mixture."""
+    """The phases of a run; empty if the run has one mixture."""
 
     phases: tuple[Phase, ...] = ()
 
@@ -76,7 +77,7 @@ class Schedule:
         return bool(self.phases)
 
     def last_steps(self, batches: Batches) -> list[int]:
-        """The last step of each phase. What is left of one of larger batches may be a step of the next one."""
+        """Return the last step of each phase. Samples that do not fill a large batch may fill a step of the next phase."""
         if batches.phase_sizes:
             return [*(batches.steps_within(size.begin) for size in batches.phase_sizes[1:]), batches.train_iters]
         ends, samples = [], 0
@@ -86,16 +87,16 @@ class Schedule:
         return ends
 
     def place(self, batches: Batches, steps: int) -> int:
-        """The number of the phase that the run is in after `steps` steps; the last one at its end."""
+        """Return the index of the phase after `steps` steps; at the end of the run, the last phase's."""
         return next((number for number, end in enumerate(self.last_steps(batches)) if steps < end), len(self.phases) - 1)
 
     def begins(self, batches: Batches, steps: int) -> Phase | None:
-        """The phase whose first step follows `steps` steps."""
+        """Return the phase whose first step follows `steps` steps, or None."""
         firsts = [0, *self.last_steps(batches)]
         return self.phases[firsts.index(steps)] if steps in firsts[:-1] else None
 
     def end_of_form(self, batches: Batches, steps: int) -> int:
-        """The last step, after `steps` steps, for which the ranks need not be made anew."""
+        """Return the last step that the ranks can reach from step `steps` without being started again."""
         if not self.phases:
             return batches.train_iters
         number = self.place(batches, steps)
@@ -104,13 +105,13 @@ class Schedule:
         return self.last_steps(batches)[number]
 
     def described(self, batches: Batches) -> list[str]:
-        """The steps of each phase."""
+        """Describe the steps of each phase, for people."""
         firsts = [1, *(end + 1 for end in self.last_steps(batches))]
         spans = zip(self.phases, itertools.pairwise(firsts), strict=True)
         return [f"{phase.name}, steps {first:,} to {after - 1:,} of {phase.size} tokens" for phase, (first, after) in spans]
 
     def sample_phases(self, batches: Batches) -> "list[sample_phases.Phase]":
-        from lt_shared.sample_order import phases as sample_phases
+        from lt_shared.data.sample_order import phases as sample_phases
 
         firsts = [0, *map(batches.samples_after, self.last_steps(batches))]
         sizes = (end - first for first, end in itertools.pairwise(firsts))
@@ -120,7 +121,7 @@ class Schedule:
         ]
 
     def tokens(self, batches: Batches, samples: int) -> int:
-        """In the first `samples` samples of the run."""
+        """Count the tokens in the first `samples` samples of the run."""
         total = 0
         for phase in self.sample_phases(batches):
             within = min(samples, phase.samples)
@@ -128,23 +129,26 @@ class Schedule:
         return total
 
     def length(self, batches: Batches) -> Batches:
-        """`batches` of the first phase, in a run of all. Raises BadConfig for a phase of no step."""
-        made = dataclasses.replace(batches, seq_length=self.phases[0].seq_length)
+        """Return `batches` with the first phase's sequence length and the steps of all phases.
+
+        Raises BadConfig for a phase shorter than a step.
+        """
+        scheduled = dataclasses.replace(batches, seq_length=self.phases[0].seq_length)
         has_sizes = any(phase.global_batch_size for phase in self.phases)
         end = samples = 0
         for phase in self.phases:
             if has_sizes:
-                size = PhaseSize(made.samples_after(end), phase.global_batch_size)
-                made = dataclasses.replace(made, phase_sizes=(*made.phase_sizes, size))
+                size = PhaseSize(scheduled.samples_after(end), phase.global_batch_size)
+                scheduled = dataclasses.replace(scheduled, phase_sizes=(*scheduled.phase_sizes, size))
             samples += phase.samples
-            begin, end = end, made.steps_within(samples)
+            begin, end = end, scheduled.steps_within(samples)
             if begin == end:
                 raise BadConfig(f"{OPTION}: the phase {phase.name} is shorter than a step: {phase.samples} samples")
-        return dataclasses.replace(made, train_iters=end)
+        return dataclasses.replace(scheduled, train_iters=end)
 
 
 def changes(there: Any, here: Sequence[dict[str, Any]], steps_done: int) -> bool:
-    """Whether the phases of a checkpoint's arguments that had begun after `steps_done` samples are others than `here`."""
+    """Whether the phases that a checkpoint had begun after `steps_done` samples differ from the phases in `here`."""
     if not isinstance(there, list):
         return True
     begin = 0
@@ -158,7 +162,7 @@ def changes(there: Any, here: Sequence[dict[str, Any]], steps_done: int) -> bool
 
 
 def check(schedule: Schedule, batches: Batches, saves: bool) -> Iterator[ToolError]:
-    """Yields BadConfig for phases that need another process and a checkpoint between them, when nothing is saved."""
+    """Yield BadConfig if a phase needs new processes, which resume from a checkpoint, but the run saves none."""
     if schedule and not saves and schedule.end_of_form(batches, 0) < batches.train_iters:
         yield BadConfig(
             f"{OPTION}: a phase with another sequence length or rotary embedding continues from a checkpoint", "add --save"

@@ -16,18 +16,18 @@ OPTIONS = console.section(
         "--distributed-timeout-minutes",
         type=console.FiniteRange(min=0, min_open=True),
         default=10.0,
-        help="Without a step for so long, the run counts as hung and ends, naming the suspect.",
+        help="End a hung run after this many minutes without a step, naming the suspected rank.",
     ),
     click.option(
         "--max-restarts",
         type=click.IntRange(min=0),
         default=0,
-        help="Restarts of failed ranks, from the newest checkpoint.",
+        help="Restart failed ranks from the newest checkpoint, at most this many times.",
     ),
     click.option(
         "--check-replay-interval",
         type=click.IntRange(min=1),
-        help="Compute each step divisible by this twice, and end with 76, naming the rank, where the results differ.",
+        help="Run every Nth step twice. If the results differ, report the rank and exit with 76.",
     ),
 )
 
@@ -48,7 +48,7 @@ def resolve_faults(options: dict[str, Any]) -> Faults:
 
 
 def check(faults: Faults, memory: Memory) -> Iterator[ToolError]:
-    """Yields BadConfig where no rank can be told from another."""
+    """Yield BadConfig for step checks with FSDP, which keeps no gradients by rank, so that no rank can be blamed."""
     if faults.check_replay_interval is not None and memory.fully_sharded:
         yield BadConfig(
             "--check-replay-interval with FSDP, which reduces gradients layer by layer: no rank keeps its own",

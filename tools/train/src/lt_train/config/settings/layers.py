@@ -1,15 +1,15 @@
-"""How the layers are computed: by which kernels, with what dropout, and how tokens reach their experts."""
+"""How layers are computed: the kernels, the dropout, and the exchange of tokens between experts."""
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
 
 from lt_shared import console
-from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, ToolError, note
+from lt_shared.models.architecture import Architecture
 from lt_train.config.settings.parallelism import Parallelism
 from lt_train.runtime import device
 
@@ -19,10 +19,10 @@ TRITON = "triton"
 # Megatron's names of FlashAttention and of cuDNN's attention.
 FLASH = "flash"
 FUSED = "fused"
-# By quack, in CuTe: what follows a GEMM is computed on its tiles before they leave the chip.
+# quack's CuTe kernels compute the operation after a GEMM on its tiles before they leave the chip.
 GEMM_EPILOGUE = "gemm-epilogue"
 FUSED_LINEAR = "fused-linear"
-# Words of --transformer-impl, which chose TransformerEngine's layers before lt-train had none but its own.
+# Values of --transformer-impl that selected TransformerEngine's layers, which lt-train no longer has.
 OF_TRANSFORMER_ENGINE = ("te", "transformer_engine")
 IMPLEMENTATIONS = (AUTO, TORCH, "local", *OF_TRANSFORMER_ENGINE)
 # Earlier spellings. `kernel` is the fastest implementation that is not part of a GEMM.
@@ -38,61 +38,73 @@ WITHOUT_EFFECT = {
     "no_position_embedding": "RoPE needs no table",
 }
 
-OPTIONS = console.section(
-    "Layers",
+# The one table of --help and of the reference for the options that choose an implementation. Each help says when to set it.
+_IMPLEMENTATION_OPTIONS = console.section(
+    "Implementations",
     click.option(
         "--transformer-impl",
         type=click.Choice(IMPLEMENTATIONS),
         default=AUTO,
-        hidden=True,
-        help="No effect: lt-train's own layers compute every run.",
+        help="Accept Megatron-LM's choice of layers. No effect: lt-train's layers compute every run. Never needs to be set.",
     ),
     click.option(
         "--kernels",
         type=click.Choice([AUTO, TRITON, TORCH]),
         default=AUTO,
-        help="Norms, RoPE, SwiGLU, cross entropy and AdamW by Triton's kernels or by PyTorch; auto takes Triton's on GPUs.",
+        help="Compute norms, RoPE, SwiGLU, cross entropy and AdamW by Triton or by PyTorch. auto: Triton on GPUs. Set torch if"
+        " a Triton kernel fails, or to compare its results with PyTorch's.",
     ),
     click.option(
         "--attention-backend",
         type=click.Choice([AUTO, FLASH, FUSED]),
         default=AUTO,
-        help="Attention on GPUs: flash is flash-attn-4, fused is PyTorch's SDPA (cuDNN first) or FlexAttention; auto takes"
-        " flash where it is installed and supports the run.",
+        help="Compute attention on GPUs by flash-attn-4 (flash), or by PyTorch's SDPA, cuDNN first, or FlexAttention (fused)."
+        " auto: flash if it is installed and supports the run. Set fused if flash-attn-4 fails; set flash to require it.",
     ),
     click.option(
         "--swiglu-impl",
         type=click.Choice([AUTO, GEMM_EPILOGUE, TRITON, TORCH]),
         default=AUTO,
-        help="SwiGLU in the epilogue of the MLP's GEMMs (quack; Hopper, bf16), in a Triton kernel, or by PyTorch; auto takes the"
-        " first of them that is installed and supports the run.",
+        help="Compute SwiGLU in the epilogue of the MLP's GEMMs (quack; Hopper, bf16), in a Triton kernel, or by PyTorch. auto:"
+        " the first that is installed and supports the run. Set triton if quack fails; set gemm-epilogue to require quack.",
     ),
     click.option(
         "--cross-entropy-impl",
         type=click.Choice([AUTO, FUSED_LINEAR, TRITON, TORCH]),
         default=AUTO,
-        help="The loss fused with the output layer's GEMM (quack; Hopper, bf16, tensor parallel size 1, a vocabulary that is a"
-        " multiple of 128, no z-loss), in a Triton kernel, or by megatron-core; auto takes the first of them that is"
-        " installed and supports the run.",
+        help="Compute the loss fused with the output layer's GEMM (quack; Hopper, bf16, a vocabulary that is a multiple of 128,"
+        " no z-loss), in a Triton kernel, or by megatron-core. auto: the first that is installed and supports the run. Set"
+        " triton if quack fails, or if losses above 126 nats per token are expected; set fused-linear to require quack.",
     ),
     *(
         click.option(f"--{name.replace('_', '-')}", type=click.Choice([AUTO, *EARLIER, OUTSIDE_GEMMS]), hidden=True)
         for name in EARLIER_OPTIONS
     ),
+)
+_LAYER_OPTIONS = console.section(
+    "Layers",
     click.option(
-        "--hidden-dropout", type=console.FiniteRange(0, 1, max_open=True), default=0.0, help="Dropout of layer outputs."
+        "--hidden-dropout",
+        type=console.FiniteRange(0, 1, max_open=True),
+        default=0.0,
+        help="Set the dropout probability of layer outputs.",
     ),
-    click.option("--attention-dropout", type=console.FiniteRange(0, 1, max_open=True), default=0.0, help="Dropout of attention."),
+    click.option(
+        "--attention-dropout",
+        type=console.FiniteRange(0, 1, max_open=True),
+        default=0.0,
+        help="Set the dropout probability of attention.",
+    ),
     click.option(
         "--moe-token-dispatcher-type",
         type=click.Choice(["alltoall", "allgather"]),
         default="alltoall",
-        help="How tokens reach experts on other ranks.",
+        help="Select the collective that sends tokens to experts on other ranks.",
     ),
     click.option(
         "--moe-grouped-gemm",
         is_flag=True,
-        help="Grouped GEMMs for all experts of a layer; used in any case where possible, and with this option nothing else.",
+        help="Require grouped GEMMs for a layer's experts. Without it, they are used if the run allows them.",
     ),
     *(
         click.option(f"--{name.replace('_', '-')}", is_flag=True, hidden=True, help=f"No effect: {reason}.")
@@ -101,11 +113,16 @@ OPTIONS = console.section(
 )
 
 
+def OPTIONS(function: Callable[..., Any]) -> Any:  # noqa: N802 (every settings module names its decorator OPTIONS)
+    """Add the options of this module to a click command."""
+    return _IMPLEMENTATION_OPTIONS(_LAYER_OPTIONS(function))
+
+
 @dataclasses.dataclass(frozen=True)
 class Layers:
     """`kernels` is "triton" or "torch"; dropouts are probabilities.
 
-    `attention_backend`, `swiglu_impl` and `cross_entropy_impl` are as asked, "auto" too: `lt_train.config.kernels` decides.
+    `attention_backend`, `swiglu_impl` and `cross_entropy_impl` are as requested; `lt_train.config.kernels` resolves "auto".
     """
 
     kernels: str
@@ -127,7 +144,7 @@ class Layers:
 
 
 def resolve_layers(options: dict[str, Any], where: str) -> Layers:
-    """`where` is a resolved device. Says which options change nothing."""
+    """Resolve the layer options on the device `where`, and print a note about options without effect."""
     idle = [f"--{name.replace('_', '-')}" for name in WITHOUT_EFFECT if options[name]]
     if idle:
         note(f"without effect here: {', '.join(idle)}")
@@ -162,14 +179,14 @@ def _in_either_spelling(options: dict[str, Any], earlier: str, name: str) -> str
 
 
 def for_any_model(layers: Layers) -> Layers:
-    """The same without choices that only some models support."""
+    """Return `layers` without explicit implementations, which some models do not support."""
     return dataclasses.replace(layers, attention_backend=AUTO, swiglu_impl=AUTO, cross_entropy_impl=AUTO)
 
 
 def check(
     layers: Layers, architecture: Architecture, parallelism: Parallelism, seq_length: int, documents: bool
 ) -> Iterator[ToolError]:
-    """Yields BadConfig for what the layers cannot compute."""
+    """Yield BadConfig for settings that the layers cannot compute."""
     if layers.triton and parallelism.device != device.CUDA and not os.environ.get("TRITON_INTERPRET"):
         yield BadConfig(f"Triton's kernels do not run on {parallelism.device}", "drop --kernels triton")
     windowed = architecture.sliding_window is not None and seq_length > architecture.sliding_window

@@ -1,4 +1,4 @@
-"""What a rank keeps in memory and what is sharded: gradients, FSDP2's weights, recomputed activations."""
+"""Settings for memory and sharding: gradients, FSDP2's weights, recomputed activations."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -7,15 +7,15 @@ from typing import Any
 import click
 
 from lt_shared import console
-from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, ToolError, UsageError
+from lt_shared.models.architecture import Architecture
 from lt_train.config.settings.batches import Batches
 from lt_train.config.settings.optimization import Optimization
 from lt_train.config.settings.parallelism import Parallelism
 from lt_train.config.settings.precision import Precision
 
 POSITIVE = click.IntRange(min=1)
-# Of lt-train: in the epilogue of a GEMM (--swiglu-impl) or with the cast to fp8.
+# lt-train recomputes SwiGLU in the epilogue of a GEMM (--swiglu-impl) or with the cast to fp8.
 SWIGLU = "swiglu"
 RECOMPUTE_MODULES = ("core_attn", "mlp", "moe", SWIGLU)
 # Of megatron-core's modules, what it recomputes with TransformerEngine alone.
@@ -30,34 +30,44 @@ OPTIONS = console.section(
         "--num-distributed-optimizer-instances",
         type=POSITIVE,
         default=1,
-        help="Replicas of the sharded state (HSDP): each shards it over fewer ranks, so that collectives stay within a node.",
+        help="Keep this many replicas of the sharded state (HSDP): each is sharded over fewer ranks, so that collectives"
+        " stay within a node.",
     ),
     click.option("--overlap-grad-reduce", is_flag=True, help="Reduce gradients over ranks during the backward pass."),
     click.option("--overlap-param-gather", is_flag=True, help="All-gather weights during the forward pass."),
     click.option(
         "--ddp-bucket-size",
         type=POSITIVE,
-        help="Gradients in one collective with overlap; by default a layer's (experts apart), at least 40 million.",
+        help="Set the number of gradients in one overlapped collective; by default a layer's (experts apart), at least"
+        " 40 million.",
     ),
     click.option("--grad-reduce-in-bf16", is_flag=True, help="Accumulate and reduce gradients in bfloat16 instead of float32."),
     click.option(
         "--accumulate-allreduce-grads-in-fp32",
         is_flag=True,
-        help="Accumulate and reduce gradients in float32, the default unless one bfloat16 micro batch on one rank makes a step.",
+        help="Accumulate and reduce gradients in float32. Default, except for bfloat16 on one rank with one micro batch"
+        " per step.",
     ),
-    click.option("--recompute-activations", is_flag=True, help="Short for --recompute-granularity selective."),
+    click.option("--recompute-activations", is_flag=True, help="Same as --recompute-granularity selective.", hidden=True),
     click.option(
         "--recompute-granularity",
         type=click.Choice(["full", "selective"]),
-        help="Recompute in the backward pass: whole layers, or the modules below.",
+        help="Recompute in the backward pass: whole layers, or the modules of --recompute-modules.",
     ),
     click.option(
         "--recompute-method",
         type=click.Choice(["uniform", "block"]),
-        help="For full: groups of layers, keeping one input each, or each of a rank's first layers.",
+        help="Select layers for full: recompute all in groups that keep one input each (uniform), or a rank's first"
+        " layers (block).",
     ),
-    click.option("--recompute-num-layers", type=POSITIVE, help="Layers in a group (uniform), or recomputed layers (block)."),
-    click.option("--recompute-modules", help="For selective: of core_attn, mlp, moe, swiglu; separate by spaces or commas."),
+    click.option(
+        "--recompute-num-layers",
+        type=POSITIVE,
+        help="Set the number of layers in a group (uniform), or of recomputed layers (block).",
+    ),
+    click.option(
+        "--recompute-modules", help="Select modules for selective: core_attn, mlp, moe, swiglu; separate by spaces or commas."
+    ),
     click.option(
         "--cpu-offloading-num-layers",
         type=click.IntRange(min=0),
@@ -80,7 +90,7 @@ class Recompute:
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """`replicas` are those of the sharded state. `bucket_elements` None is for `parallel.ddp` to choose."""
+    """`replicas` counts copies of the sharded state. If `bucket_elements` is None, `parallel.ddp` chooses the bucket size."""
 
     fully_sharded: bool
     replicas: int
@@ -95,7 +105,7 @@ class Memory:
         return self.recompute.modules if self.recompute else ()
 
     def arguments(self) -> dict[str, Any]:
-        """The settings under Megatron's argument names."""
+        """Return the settings under Megatron's argument names."""
         recompute = self.recompute
         return {
             "use_torch_fsdp2": self.fully_sharded,
@@ -121,7 +131,7 @@ def resolve_memory(options: dict[str, Any], batches: Batches, parallel: Parallel
             " TransformerEngine's layers alone, which lt-train does not have",
             "use --recompute-granularity full, or selective",
         )
-    # One GEMM makes the whole gradient of a weight: nothing is added to it that rounding would lose.
+    # One GEMM computes the whole gradient of a weight, so bfloat16 loses nothing by accumulation.
     alone = batches.global_batch_size == batches.micro_batch_size and parallel.data == parallel.context == 1
     suffices = alone and precision.bf16 and not (options["use_torch_fsdp2"] or options["accumulate_allreduce_grads_in_fp32"])
     return Memory(
@@ -165,7 +175,7 @@ def _recompute(options: dict[str, Any]) -> Recompute | None:
 
 
 def for_any_model(memory: Memory) -> Memory:
-    """The same without the modules that only some models have."""
+    """Return `memory` without recomputed modules, which some models do not have."""
     recompute = memory.recompute and dataclasses.replace(memory.recompute, modules=())
     return dataclasses.replace(memory, recompute=recompute)
 
@@ -177,7 +187,7 @@ def check(
     precision: Precision,
     optimization: Optimization,
 ) -> Iterator[ToolError]:
-    """Yields BadConfig with the reason for what cannot run together."""
+    """Yield BadConfig for memory settings that exclude each other or the layout."""
     if memory.fully_sharded:
         yield from _check_fully_sharded(memory, parallel, precision, optimization)
         yield from _check_sharded_model(model)

@@ -32,35 +32,60 @@ MOMENT = console.FiniteRange(0, 1, max_open=True)
 
 OPTIONS = console.section(
     "Optimizer",
-    click.option("--optimizer", type=click.Choice(OPTIMIZERS), default="adam", help="AdamW, or Muon for the matrices."),
-    click.option("--lr", type=console.FiniteRange(min=0, min_open=True), default=3e-4, help="Peak learning rate."),
-    click.option("--min-lr", type=RATE, help="Final learning rate; by default a tenth of the peak."),
-    click.option("--lr-decay-style", type=click.Choice(DECAY_STYLES), default="cosine", help="Shape of the decay."),
-    click.option("--lr-decay-iters", type=POSITIVE, help="Steps until the final learning rate; by default all."),
-    click.option("--lr-decay-samples", type=POSITIVE, help="The same in samples."),
-    click.option("--lr-warmup-iters", type=NOT_NEGATIVE, help="Steps of linear warm-up; by default 1% of the run."),
-    click.option("--lr-warmup-samples", type=NOT_NEGATIVE, help="The same in samples."),
-    click.option("--lr-warmup-fraction", type=MOMENT, help="The same as a fraction of the decay."),
-    click.option("--lr-warmup-init", type=RATE, default=0.0, help="Learning rate at the start of the warm-up."),
-    click.option("--lr-wsd-decay-style", type=click.Choice(WSD_STYLES), default="exponential", help="Shape of WSD's last part."),
-    click.option("--lr-wsd-decay-iters", type=POSITIVE, help="Steps of WSD's last part; by default a tenth of the decay."),
-    click.option("--lr-wsd-decay-samples", type=POSITIVE, help="The same in samples."),
-    click.option("--weight-decay", type=RATE, default=0.1, help="Weight decay; norms and biases have none."),
-    click.option("--start-weight-decay", type=RATE, help="Weight decay at the start, when it changes during the run."),
-    click.option("--end-weight-decay", type=RATE, help="Weight decay at the end of the run."),
     click.option(
-        "--weight-decay-incr-style", type=click.Choice(INCREMENT_STYLES), default="constant", help="How it changes in between."
+        "--optimizer",
+        type=click.Choice(OPTIMIZERS),
+        default="adam",
+        help="Select AdamW (adam), or Muon for the weight matrices (muon).",
     ),
-    click.option("--adam-beta1", type=MOMENT, default=0.9, help="Decay of the first moment."),
-    click.option("--adam-beta2", type=MOMENT, default=0.95, help="Decay of the second moment."),
-    click.option("--adam-eps", type=console.FiniteRange(min=0, min_open=True), default=1e-8, help="Epsilon of AdamW."),
-    click.option("--clip-grad", type=RATE, default=1.0, help="Largest gradient norm; 0 does not clip."),
-    click.option("--z-loss-coeff", type=RATE, default=0.0, help="Weight of the squared log of the softmax's normaliser."),
-    click.option("--mtp-loss-scaling-factor", type=RATE, default=0.1, help="Weight of the loss of multi-token prediction."),
+    click.option("--lr", type=console.FiniteRange(min=0, min_open=True), default=3e-4, help="Set the peak learning rate."),
+    click.option("--min-lr", type=RATE, help="Set the final learning rate; by default a tenth of the peak."),
+    click.option("--lr-decay-style", type=click.Choice(DECAY_STYLES), default="cosine", help="Select the shape of the decay."),
     click.option(
-        "--moe-router-bias-update-rate", type=RATE, default=1e-3, help="Step of the router's balancing biases (DeepSeek-V3)."
+        "--lr-decay-iters", type=POSITIVE, help="Set the step that reaches the final learning rate; by default the last."
     ),
-    click.option("--max-nan-steps", type=POSITIVE, default=10, help="Stop after so many skipped steps in a row."),
+    click.option("--lr-decay-samples", type=POSITIVE, help="Set the length of the decay in samples."),
+    click.option("--lr-warmup-iters", type=NOT_NEGATIVE, help="Warm up linearly over this many steps; by default 1% of the run."),
+    click.option("--lr-warmup-samples", type=NOT_NEGATIVE, help="Set the length of the warm-up in samples."),
+    click.option("--lr-warmup-fraction", type=MOMENT, help="Set the length of the warm-up as a fraction of the decay."),
+    click.option("--lr-warmup-init", type=RATE, default=0.0, help="Set the learning rate at the start of the warm-up."),
+    click.option(
+        "--lr-wsd-decay-style",
+        type=click.Choice(WSD_STYLES),
+        default="exponential",
+        help="Select the shape of WSD's final decay.",
+    ),
+    click.option(
+        "--lr-wsd-decay-iters", type=POSITIVE, help="Set the steps of WSD's final decay; by default a tenth of --lr-decay-iters."
+    ),
+    click.option("--lr-wsd-decay-samples", type=POSITIVE, help="Set the length of WSD's final decay in samples."),
+    click.option("--weight-decay", type=RATE, default=0.1, help="Set the weight decay; norms and biases are not decayed."),
+    click.option("--start-weight-decay", type=RATE, help="Set the weight decay at the start, if it changes during the run."),
+    click.option("--end-weight-decay", type=RATE, help="Set the weight decay at the end of the run."),
+    click.option(
+        "--weight-decay-incr-style",
+        type=click.Choice(INCREMENT_STYLES),
+        default="constant",
+        help="Select how the weight decay changes between start and end.",
+    ),
+    click.option("--adam-beta1", type=MOMENT, default=0.9, help="Set the decay of the first moment."),
+    click.option("--adam-beta2", type=MOMENT, default=0.95, help="Set the decay of the second moment."),
+    click.option("--adam-eps", type=console.FiniteRange(min=0, min_open=True), default=1e-8, help="Set the epsilon of AdamW."),
+    click.option("--clip-grad", type=RATE, default=1.0, help="Clip gradients to this norm; 0 does not clip."),
+    click.option(
+        "--z-loss-coeff",
+        type=RATE,
+        default=0.0,
+        help="Set the weight of the z-loss, the squared log of the softmax's normaliser.",
+    ),
+    click.option("--mtp-loss-scaling-factor", type=RATE, default=0.1, help="Set the weight of the multi-token prediction loss."),
+    click.option(
+        "--moe-router-bias-update-rate",
+        type=RATE,
+        default=1e-3,
+        help="Set the step size of the router's balancing biases (DeepSeek-V3).",
+    ),
+    click.option("--max-nan-steps", type=POSITIVE, default=10, help="Stop after this many skipped steps in a row."),
 )
 
 
@@ -96,7 +121,7 @@ class Optimization:
 
 
 def resolve_optimization(options: dict[str, Any], batches: Batches) -> Optimization:
-    """Raises UsageError when one length is given twice."""
+    """Resolve the optimizer options. Raises UsageError if one length is set twice."""
     decay = _length(options, "lr-decay", batches) or batches.train_samples
     warmup = _length(options, "lr-warmup", batches)
     if options["lr_warmup_fraction"] is not None:
@@ -132,7 +157,7 @@ def _or(value: float | None, otherwise: float) -> float:
 
 
 def _length(options: dict[str, Any], name: str, batches: Batches) -> int | None:
-    """The samples of --NAME-iters, counted from the beginning of the run, or of --NAME-samples; None without either."""
+    """Return the length in samples set by --NAME-iters, counted from the run's start, or by --NAME-samples; else None."""
     key = name.replace("-", "_")
     iterations, samples = options[f"{key}_iters"], options[f"{key}_samples"]
     if iterations is None or samples is None:
@@ -150,7 +175,7 @@ def _last(options: dict[str, Any], batches: Batches, decay: int) -> int | None:
 
 
 def missing_packages(optimization: Optimization) -> Iterator[ToolError]:
-    """Yields BadConfig for an optimizer that is not installed here."""
+    """Yield BadConfig if the optimizer is not installed here."""
     if optimization.optimizer != "muon":
         return
     version = metadata.version("megatron-core")
@@ -164,7 +189,7 @@ def missing_packages(optimization: Optimization) -> Iterator[ToolError]:
 
 
 def check(optimization: Optimization, dtype: str, parallelism: Parallelism) -> Iterator[ToolError]:
-    """Yields BadConfig when a schedule contradicts itself, or Muon cannot run. `dtype` is that of the weights."""
+    """Yield BadConfig if a schedule contradicts itself or Muon cannot run. `dtype` is the weights' type."""
     settings = optimization
     if not 0 <= settings.min_lr <= settings.lr:
         yield BadConfig(f"minimum learning rate {settings.min_lr} is not between 0 and the learning rate {settings.lr}")

@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from lt_shared import console
-from lt_shared.architecture import Architecture
-from lt_shared.architecture.mixers import MIXERS
 from lt_shared.console import BadConfig, ToolError, UsageError
+from lt_shared.models.architecture import Architecture
+from lt_shared.models.architecture.mixers import MIXERS
 from lt_train.runtime import device, rank_environment
 
 POSITIVE = click.IntRange(min=1)
@@ -28,53 +28,69 @@ OPTIONS = console.section(
         "--parallel",
         type=click.Choice([MANUAL, AUTO]),
         default=MANUAL,
-        help="auto chooses the sizes below, and whether to recompute, by the memory of the GPUs.",
+        help="Set the layout by hand or auto: auto chooses the sizes below and recomputation by the GPUs' memory.",
     ),
     click.option(
-        "--tensor-model-parallel-size", type=POSITIVE, default=1, help="Tensor parallelism: ranks that split each layer."
+        "--tensor-model-parallel-size",
+        type=POSITIVE,
+        default=1,
+        help="Split within layers over this many ranks: tensor parallelism.",
     ),
     click.option(
         "--pipeline-model-parallel-size",
         type=POSITIVE,
         default=1,
-        help="Pipeline parallelism: ranks that hold consecutive layers.",
+        help="Split by layers over this many ranks: pipeline parallelism.",
     ),
     click.option(
-        "--context-parallel-size", type=POSITIVE, default=1, help="Context parallelism: ranks that split each sequence."
+        "--context-parallel-size",
+        type=POSITIVE,
+        default=1,
+        help="Split sequences over this many ranks: context parallelism.",
     ),
     click.option(
         "--expert-model-parallel-size",
         type=POSITIVE,
         default=1,
-        help="Expert parallelism: data-parallel ranks that split the experts.",
+        help="Split the experts over this many data-parallel ranks: expert parallelism.",
     ),
-    click.option("--num-layers-per-virtual-pipeline-stage", type=POSITIVE, help="Layers of a stage of an interleaved pipeline."),
-    click.option("--num-virtual-stages-per-pipeline-rank", type=POSITIVE, help="The same, by the number of stages."),
+    click.option(
+        "--num-layers-per-virtual-pipeline-stage", type=POSITIVE, help="Interleave the pipeline in stages of this many layers."
+    ),
+    click.option(
+        "--num-virtual-stages-per-pipeline-rank", type=POSITIVE, help="Interleave the pipeline with this many stages per rank."
+    ),
     click.option(
         "--pipeline-schedule",
         type=click.Choice([ONE_F_ONE_B, ZERO_BUBBLE]),
         default=ONE_F_ONE_B,
-        help="zero-bubble computes weight gradients where a rank would wait, for more memory.",
+        help="Select the pipeline schedule; zero-bubble computes weight gradients in idle time, for more memory.",
     ),
-    click.option("--decoder-first-pipeline-num-layers", type=POSITIVE, help="Layers of the first pipeline rank."),
-    click.option("--decoder-last-pipeline-num-layers", type=POSITIVE, help="Layers of the last pipeline rank."),
+    click.option(
+        "--decoder-first-pipeline-num-layers", type=POSITIVE, help="Set the number of layers on the first pipeline rank."
+    ),
+    click.option("--decoder-last-pipeline-num-layers", type=POSITIVE, help="Set the number of layers on the last pipeline rank."),
     click.option(
         "--sequence-parallel", is_flag=True, help="Split norms and dropout along the sequence over tensor-parallel ranks."
     ),
     click.option(
         "--tp-comm-overlap/--no-tp-comm-overlap",
         default=None,
-        help="Overlap tensor-parallel collectives with GEMMs, as without the option where that works.",
+        help="Overlap tensor-parallel collectives with GEMMs; by default if the run allows it.",
     ),
     click.option(
         "--use-distributed-optimizer", is_flag=True, help="Shard the optimizer state over data-parallel ranks (ZeRO-1)."
     ),
-    click.option("--ranks", type=POSITIVE, help="Ranks to start here; by default one per GPU, or what model parallelism needs."),
+    click.option(
+        "--ranks",
+        type=POSITIVE,
+        help="Start this many ranks here; by default one per GPU, or as many as model parallelism needs.",
+    ),
     click.option(
         "--device",
         type=click.Choice(device.DEVICES),
         default="auto",
-        help="Where to train; auto takes the GPUs that it finds.",
+        help="Select where to train; auto uses the GPUs that it finds.",
     ),
 )
 
@@ -114,7 +130,7 @@ class Parallelism:
 
     @property
     def schedule(self) -> str:
-        """The pipeline's schedule in words."""
+        """Describe the pipeline's schedule."""
         if self.defers_weight_gradients:
             return "zero bubble"
         return "interleaved 1F1B" if self.interleaving else "1F1B"
@@ -142,7 +158,7 @@ class Parallelism:
         return own.get(pipeline_rank) or rest // ranks
 
     def layer_numbers(self, pipeline_rank: int, layers: int) -> list[int]:
-        """Which layers, from 0, those are: a stage has consecutive ones, and the ranks have stages in turn."""
+        """Return the layers of a pipeline rank, counted from 0. A stage has consecutive layers; ranks take stages in turn."""
         stages = self.interleaving or 1
         sizes = [self.layers_of(rank, layers) // stages for rank in range(self.pipeline)]
         first = sum(sizes[:pipeline_rank])
@@ -179,7 +195,7 @@ def resolve_parallelism(options: dict[str, Any], model: Architecture, where: str
 
 
 def _world_size(options: dict[str, Any], where: str, model_parallel: int) -> int:
-    """The ranks that a launcher has started, or those that lt-train starts here and, alike, on the other nodes."""
+    """Count the ranks that a launcher started, or that lt-train starts here and in equal number on every other node."""
     here = rank_environment.find()
     if here is not None:
         if options["ranks"] and options["ranks"] != here.world_size:
@@ -192,7 +208,7 @@ def _world_size(options: dict[str, Any], where: str, model_parallel: int) -> int
 
 
 def _interleaving(options: dict[str, Any], layers: int, pipeline: int) -> int | None:
-    """Stages per pipeline rank, from either of Megatron's two options. Raises UsageError or BadConfig."""
+    """Resolve the stages per pipeline rank from one of Megatron's two options. Raises UsageError or BadConfig."""
     stage_layers, stages = options["num_layers_per_virtual_pipeline_stage"], options["num_virtual_stages_per_pipeline_rank"]
     if stage_layers and stages:
         raise UsageError("--num-layers-per-virtual-pipeline-stage and --num-virtual-stages-per-pipeline-rank", "pass one")
@@ -219,7 +235,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def check(parallel: Parallelism, model: Architecture, seq_length: int) -> Iterator[ToolError]:
-    """Yields BadConfig when the sizes do not divide the model or the ranks."""
+    """Yield BadConfig if the sizes do not divide the model or the ranks."""
     if parallel.world_size % parallel.model:
         yield BadConfig(
             f"{parallel.world_size} ranks do not divide into tensor parallel {parallel.tensor}"
@@ -250,7 +266,7 @@ def check(parallel: Parallelism, model: Architecture, seq_length: int) -> Iterat
 
 
 def _check_stages(parallel: Parallelism, layers: int) -> Iterator[ToolError]:
-    """Every pipeline rank has layers, and each of its stages the same number."""
+    """Yield BadConfig if the layers do not divide among the pipeline ranks and their stages."""
     if parallel.interleaving and parallel.pipeline == 1:
         yield BadConfig("an interleaved pipeline needs a pipeline parallel size above 1", "drop the virtual stages")
     if parallel.defers_weight_gradients and parallel.pipeline == 1:
@@ -280,7 +296,7 @@ def _check_stages(parallel: Parallelism, layers: int) -> Iterator[ToolError]:
 
 
 def _check_sequence(parallel: Parallelism, seq_length: int) -> Iterator[ToolError]:
-    """Context-parallel ranks have two chunks each; sequence parallelism splits these again."""
+    """Yield BadConfig if context and sequence parallelism do not divide a sample. Context-parallel ranks have two chunks each."""
     pieces = 2 * parallel.context if parallel.context > 1 else 1
     if seq_length % pieces:
         yield BadConfig(
@@ -295,7 +311,7 @@ def _check_sequence(parallel: Parallelism, seq_length: int) -> Iterator[ToolErro
 
 
 def _check_mixers(parallel: Parallelism, model: Architecture) -> Iterator[ToolError]:
-    """Context-parallel ranks have parts of a sample, which not every mixer can mix."""
+    """Yield BadConfig for mixers that cannot compute on a context-parallel rank's part of a sample."""
     for mixer, layers in model.mixers.items():
         if parallel.context > 1 and not MIXERS[mixer].splits_samples:
             numbers = ", ".join(map(str, layers))
@@ -307,7 +323,7 @@ def _check_mixers(parallel: Parallelism, model: Architecture) -> Iterator[ToolEr
 
 
 def check_micro_batches(parallel: Parallelism, micro_batches: int) -> Iterator[ToolError]:
-    """An interleaved pipeline runs as many micro batches in turn as it has ranks. Yields BadConfig when some would be left."""
+    """Yield BadConfig if the micro batches are no multiple of the ranks, which an interleaved pipeline requires."""
     if parallel.interleaving and micro_batches % parallel.pipeline:
         yield BadConfig(
             f"{micro_batches} micro batches a step do not divide into groups of {parallel.pipeline} pipeline ranks, which"

@@ -1,4 +1,4 @@
-"""What a run reports, where and how often; which of its steps are profiled."""
+"""Settings for reports: what a run writes, to which directory or service, how often, and which steps it profiles."""
 
 import dataclasses
 import importlib.util
@@ -9,8 +9,9 @@ from typing import Any
 
 import click
 
-from lt_shared import console, storage
+from lt_shared import console
 from lt_shared.console import BadConfig, ToolError, Unavailable, UsageError
+from lt_shared.files import storage
 from lt_train.config.settings.checkpointing import local_directory
 from lt_train.config.settings.parallelism import Parallelism
 from lt_train.runtime import device
@@ -20,31 +21,36 @@ ALL_RANKS = "all"
 
 OPTIONS = console.section(
     "Reports",
-    click.option("--log-interval", type=click.IntRange(min=1), default=10, help="Steps between log lines."),
+    click.option("--log-interval", type=click.IntRange(min=1), default=10, help="Write a log line every N steps."),
     click.option("--log-sample-loss", is_flag=True, help="Write the loss of each sample of a step to SAVE/sample-losses.jsonl."),
     click.option("--log-throughput", is_flag=True, hidden=True, help="No effect: throughput is always logged."),
     click.option(
-        "--timing-log-level", type=click.IntRange(0, 2), default=0, help="Time parts of a step, coarse (1) or fine (2)."
+        "--timing-log-level", type=click.IntRange(0, 2), default=0, help="Time the parts of a step, coarse (1) or fine (2)."
     ),
     click.option(
-        "--timing-log-option", type=click.Choice(["max", "minmax", "all"]), default="minmax", help="Ranks whose times are shown."
+        "--timing-log-option",
+        type=click.Choice(["max", "minmax", "all"]),
+        default="minmax",
+        help="Select the ranks whose times are shown.",
     ),
-    click.option("--tensorboard-dir", type=click.Path(file_okay=False), help="Write TensorBoard events there."),
+    click.option("--tensorboard-dir", type=click.Path(file_okay=False), help="Write TensorBoard events to DIRECTORY."),
     click.option("--wandb-project", help="Report to this Weights & Biases project."),
-    click.option("--wandb-exp-name", help="Name of the run there."),
-    click.option("--wandb-save-dir", type=click.Path(file_okay=False), help="Where wandb keeps its files; by default SAVE."),
+    click.option("--wandb-exp-name", help="Name the run in Weights & Biases."),
+    click.option(
+        "--wandb-save-dir", type=click.Path(file_okay=False), help="Keep wandb's files in this directory; by default in SAVE."
+    ),
     click.option("--profile", is_flag=True, help="Trace some steps with torch's profiler."),
-    click.option("--profile-step-start", type=COUNT, default=10, help="Profile from when so many steps are done."),
-    click.option("--profile-step-end", type=click.IntRange(min=1), default=12, help="Until so many steps are done."),
-    click.option("--profile-ranks", default="0", help="Ranks to profile, for example 0,8; or all."),
-    click.option("--record-memory-history", is_flag=True, help="Take a snapshot of the GPU memory of these steps and ranks."),
+    click.option("--profile-step-start", type=COUNT, default=10, help="Start the profile after this many steps."),
+    click.option("--profile-step-end", type=click.IntRange(min=1), default=12, help="End the profile after this many steps."),
+    click.option("--profile-ranks", default="0", help="Profile these ranks, for example 0,8; or all."),
+    click.option("--record-memory-history", is_flag=True, help="Take a snapshot of GPU memory for the profiled steps and ranks."),
     click.option("--plain", is_flag=True, help="Print bare checkpoint paths instead of JSON lines."),
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Wandb:
-    """`directory` is that of wandb's own files."""
+    """`directory` holds wandb's files."""
 
     project: str
     name: str | None
@@ -53,7 +59,7 @@ class Wandb:
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """The steps from `first` to `end` are profiled, counted from 0, on `ranks`; what is made lies in `directory`."""
+    """Profile the steps from `first` to `end`, counted from 0, on `ranks`, and write the traces to `directory`."""
 
     trace: bool
     memory: bool
@@ -65,7 +71,7 @@ class Profile:
 
 @dataclasses.dataclass(frozen=True)
 class Reporting:
-    """`command` are the arguments of lt-train, where a command line has started the run."""
+    """`command` holds the arguments of lt-train if a command line started the run."""
 
     log_interval: int
     timing_log_level: int
@@ -132,7 +138,7 @@ def _ranks(text: str, world_size: int) -> tuple[int, ...]:
 
 
 def check(reporting: Reporting, where: str, train_iters: int) -> Iterator[ToolError]:
-    """Yields BadConfig for a profile without steps or hardware."""
+    """Yield BadConfig for a profile without steps or hardware."""
     profile = reporting.profile
     if profile and profile.first >= train_iters:
         yield BadConfig(
@@ -145,7 +151,7 @@ def check(reporting: Reporting, where: str, train_iters: int) -> Iterator[ToolEr
 
 
 def missing_packages(reporting: Reporting) -> Iterator[ToolError]:
-    """Yields Unavailable when a tracker's package is not installed here."""
+    """Yield Unavailable if a tracker's package is not installed here."""
     for option, package, asked in (
         ("--tensorboard-dir", "tensorboard", reporting.tensorboard_dir),
         ("--wandb-project", "wandb", reporting.wandb),
@@ -155,7 +161,7 @@ def missing_packages(reporting: Reporting) -> Iterator[ToolError]:
 
 
 def check_directories(reporting: Reporting) -> Iterator[ToolError]:
-    """Yields BadConfig for those that cannot be written."""
+    """Yield BadConfig for reports that cannot be written."""
     for option, directory in (
         ("--tensorboard-dir", reporting.tensorboard_dir),
         ("--wandb-save-dir", reporting.wandb and reporting.wandb.directory),

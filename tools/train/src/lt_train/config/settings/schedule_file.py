@@ -17,10 +17,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lt_shared import storage, strict_yaml
-from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, UsageError
-from lt_shared.manifest import Dataset
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.files import storage, strict_yaml
+from lt_shared.models.architecture import Architecture
 from lt_train.config.settings import streaming
 from lt_train.config.settings.batches import LENGTHS, sequence_length
 from lt_train.config.settings.data_schedule import OPTION, Phase, Schedule

@@ -13,17 +13,16 @@ import click
 
 from lt_shared import console
 from lt_shared.console import UsageError
-from lt_shared.sample_order.skip_list import SkipList
+from lt_shared.data.sample_order.skip_list import SkipList
 
 OPTIONS = console.section(
     "Data",
-    click.option(
-        "--skip-steps", metavar="RANGES", help="Steps such as 100-120,130 that consume their samples and update nothing."
-    ),
+    click.option("--skip-steps", metavar="RANGES", help="Consume the samples of steps such as 100-120,130, and update nothing."),
     click.option(
         "--skip-samples",
         type=click.Path(dir_okay=False),
-        help="File of sample numbers, or what lt-monitor blame prints: left out of the loss of their steps.",
+        help="Exclude the samples of this file from the losses of their steps: sample numbers, or the output of"
+        " lt-monitor blame.",
     ),
 )
 
@@ -39,16 +38,16 @@ class Skipping:
         return bool(self.steps or self.samples)
 
     def skipped(self, step: int, samples: range) -> list[int]:
-        """Those of its `samples` that do not count in `step`."""
+        """Return the samples of `samples` that `step` excludes from its loss."""
         return list(samples) if step in self.steps else self.samples.within(samples)
 
     def described(self, steps: int, samples: int) -> str:
-        """What is skipped in a run of so many `steps` and `samples`."""
+        """Describe the skipped steps and samples of a run with `steps` and `samples`."""
         return f"{self.steps.count(steps + 1):,} of {steps:,} steps, {self.samples.count(samples):,} of {samples:,} samples"
 
 
 def resolve_skipping(options: dict[str, Any]) -> Skipping:
-    """Raises UsageError for what are no steps, and as `SkipList.read`."""
+    """Resolve the options. Raises UsageError for invalid steps, and as `SkipList.read`."""
     path = options["skip_samples"]
     return Skipping(_steps(options["skip_steps"]), SkipList.read(path) if path else SkipList())
 

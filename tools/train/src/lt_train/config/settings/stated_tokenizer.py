@@ -1,6 +1,6 @@
-"""The tokenizer that a Megatron script names: lt-train needs none, and makes sure that it is the one of the data.
+"""Compare the tokenizer that a Megatron script names with the data's. lt-train itself needs no tokenizer.
 
-A run on the data of another tokenizer would train on wrong tokens without a sign of it.
+With the data of a different tokenizer, a run would train on wrong tokens, and nothing would show it.
 """
 
 from collections.abc import Sequence
@@ -8,13 +8,13 @@ from typing import Any
 
 import click
 
-from lt_shared import tokenizer_files
 from lt_shared.console import BadConfig, NoInput, note
-from lt_shared.manifest import Dataset, Tokenizer
-from lt_shared.tokenizer_files import TokenizerFiles
+from lt_shared.contracts.manifest import Dataset, Tokenizer
+from lt_shared.tokenizers import tokenizer_files
+from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 NULL = "NullTokenizer"
-# By Megatron's names, the kinds that it reads with them.
+# The kinds of tokenizer files that Megatron reads for each of its type names.
 KINDS = {
     "GPT2BPETokenizer": ("gpt2",),
     "SentencePieceTokenizer": ("sentencepiece",),
@@ -27,15 +27,19 @@ KINDS = {
     NULL: (),
 }
 OPTIONS = (
-    click.option("--tokenizer-type", type=click.Choice(list(KINDS)), help="As in Megatron: compared with that of the data."),
-    click.option("--tokenizer-model", metavar="FILE", help="As in Megatron: compared with the tokenizer of the data."),
-    click.option("--vocab-file", metavar="FILE", help="The same for GPT-2's vocabulary."),
-    click.option("--merge-file", metavar="FILE", help="The same for GPT-2's merges."),
+    click.option(
+        "--tokenizer-type",
+        type=click.Choice(list(KINDS)),
+        help="Compare this type of tokenizer, named as in Megatron, with the data's.",
+    ),
+    click.option("--tokenizer-model", metavar="FILE", help="Compare this tokenizer, as in Megatron, with the data's."),
+    click.option("--vocab-file", metavar="FILE", help="Compare this GPT-2 vocabulary with the data's."),
+    click.option("--merge-file", metavar="FILE", help="Compare this file of GPT-2 merges with the data's."),
 )
 
 
 def check(options: dict[str, Any], datasets: Sequence[Dataset]) -> None:
-    """Raises BadConfig when the options name another tokenizer than that of the data, NoInput for files that are not there."""
+    """Raise BadConfig if the options name a different tokenizer than the data's, NoInput if a file is missing."""
     kinds = KINDS[options["tokenizer_type"]] if options["tokenizer_type"] else None
     named = [options[name] for name in ("tokenizer_model", "vocab_file", "merge_file") if options[name]]
     for path in named:
@@ -60,7 +64,7 @@ def _compare(path: str, files: TokenizerFiles, dataset: Dataset) -> None:
 
 
 def _compare_kind(stated: str, tokenizer: Tokenizer | None) -> None:
-    """As far as the data's own tokenizer can still be seen."""
+    """Compare the type, if the files of the data's tokenizer still exist."""
     try:
         kind = tokenizer_files.find(tokenizer.path).kind if tokenizer and tokenizer.path else None
     except NoInput:

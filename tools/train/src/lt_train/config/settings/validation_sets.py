@@ -7,9 +7,9 @@ directories of partitioned tables (`lang=en/part`) are what they were.
 import re
 from collections.abc import Callable, Sequence
 
-from lt_shared import storage
 from lt_shared.console import UsageError
-from lt_shared.manifest import Dataset
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.files import storage
 
 _BEGIN = re.compile(r"(?P<name>[A-Za-z][A-Za-z0-9_.+-]{0,39})=(?P<first>.*)", re.DOTALL)
 
@@ -32,7 +32,7 @@ def read(
 
 
 def without_names(words: Sequence[str]) -> list[str]:
-    """The words that are data."""
+    """Return the words that name datasets or weights."""
     found = ((_BEGIN.fullmatch(word), word) for word in words)
     return [plain for begin, word in found if (plain := begin["first"] if begin and not storage.exists(f"{word}.idx") else word)]
 

@@ -1,1 +1,1 @@
-"""MLPs of a block, dense or of experts: hidden states [s, b, h] in and out, each token by itself; `pattern` chooses them."""
+"""MLPs of a block, dense or with experts: hidden states [s, b, h] in and out. `pattern` chooses the MLP of each block."""

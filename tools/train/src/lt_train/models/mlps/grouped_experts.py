@@ -1,9 +1,9 @@
-"""The experts of a layer, each whole on its rank: one tensor for a matrix of all of them, multiplied by grouped GEMMs.
+"""Experts without tensor parallelism: one weight tensor for all experts of a rank, multiplied by grouped GEMMs.
 
-megatron-core has this with TransformerEngine only. Its `SequentialMLP` computes one expert after another: for the 128 experts of
-a layer of Qwen3-30B-A3B some 1,500 kernels, each too small to fill a GPU.
+megatron-core has grouped GEMMs with TransformerEngine only. Its `SequentialMLP` computes one expert after another: for the 128
+experts of a layer of Qwen3-30B-A3B some 1,500 kernels, each too small to fill a GPU.
 
-Checkpoints are those of `SequentialMLP`: a tensor [layers, experts, ...] in which each expert is an entry of its own.
+Checkpoints have the layout of `SequentialMLP`: a tensor [layers, experts, ...] with one shard per expert.
 """
 
 from functools import partial
@@ -22,7 +22,7 @@ from lt_train.parallel.ddp import wait_for_weights
 
 
 class GroupedLinear(torch.nn.Module):
-    """A `weight` [experts, outputs, inputs], and perhaps a `bias` [experts, outputs]. `GroupedExperts` multiplies by it."""
+    """Holds a `weight` [experts, outputs, inputs] and an optional `bias` [experts, outputs] for `GroupedExperts`."""
 
     def __init__(self, experts: int, outputs: int, inputs: int, config: TransformerConfig):
         super().__init__()
@@ -34,14 +34,14 @@ class GroupedLinear(torch.nn.Module):
 def _parameter(shape: tuple[int, ...], config: TransformerConfig) -> Any:
     device = "meta" if config.init_model_with_meta_device else torch.cuda.current_device()
     parameter: Any = torch.nn.Parameter(torch.empty(shape, dtype=config.params_dtype, device=device))
-    # Whole on each tensor-parallel rank, of which each has the gradient of its own tokens: they are summed over all ranks that
-    # have the same expert, and once.
+    # Each tensor-parallel rank holds the whole parameter and the gradient for its local tokens. These flags make megatron-core
+    # sum the gradients once, over all ranks with the same expert, and not a second time over the tensor-parallel ranks.
     parameter.tensor_model_parallel, parameter.sequence_parallel = True, False
     return parameter
 
 
 class GroupedExperts(torch.nn.Module):
-    """This rank's `count` experts, with SwiGLU or with gpt-oss's clamped one and biases, by the kernels of `operations`."""
+    """The `count` local experts, with SwiGLU or with gpt-oss's clamped SwiGLU and biases, computed by `operations`."""
 
     def __init__(self, config: TransformerConfig, count: int, groups: ProcessGroupCollection, operations: Operations):
         super().__init__()
@@ -51,9 +51,10 @@ class GroupedExperts(torch.nn.Module):
         self.operations = operations
 
     def forward(self, rows: Tensor, routing: RowSource | Tensor, probabilities: Tensor) -> tuple[Tensor, None]:
-        """Tokens [t, h] of a `RowSource`; or rows [m, h] sorted by expert, how many each expert has, and probabilities [m].
+        """Compute tokens [t, h] routed by a `RowSource`, or rows [m, h] sorted by expert.
 
-        The bias of the second matrix is added where this rank has all of a token's rows.
+        For sorted rows, `routing` holds the number of rows of each expert, and `probabilities` is [m]. The bias of the second
+        matrix is added here only if this rank has all rows of a token.
         """
         wait_for_weights(self.linear_fc1, self.linear_fc2)
         chosen = Arrived.of_counts(routing, rows) if isinstance(routing, Tensor) else routing
@@ -62,7 +63,7 @@ class GroupedExperts(torch.nn.Module):
         return expert_mlp(rows, probabilities, chosen, weights, self.operations), None
 
     def with_bias(self, output: Tensor, probabilities: Tensor) -> Tensor:
-        """`output` [t, h] with the second matrix's biases of the experts of all ranks, by `probabilities` [t, experts]."""
+        """Add the second matrix's biases of the experts of all ranks to `output` [t, h], by `probabilities` [t, experts]."""
         if self.linear_fc2.bias is None:
             return output
         bias: Tensor = gather_from_sequence_parallel_region(self.linear_fc2.bias.float(), group=self.ep_group)
@@ -81,7 +82,7 @@ class GroupedExperts(torch.nn.Module):
 def _entries(
     layer: tuple[Any, ...], first: int, total: int, key: str, parameter: Tensor, replica: Any, flattened_range: Any = None
 ) -> list[ShardedTensor]:
-    """An entry for each expert of `parameter`, the first of which is number `first` of `total`."""
+    """Return a shard for each local expert in `parameter`. The first local expert is number `first` of `total`."""
     return [
         ShardedTensor.from_rank_offsets(
             key,

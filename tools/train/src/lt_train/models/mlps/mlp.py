@@ -1,7 +1,7 @@
-"""The MLP of a dense layer, and of shared experts: [.., h] to [.., f], an activation, and back.
+"""The MLP of a dense layer and of shared experts: [.., h] to [.., f], an activation, and back to [.., h].
 
-Weights, as megatron-core names them: `linear_fc1` [f, h], or [2 f, h] of gates and ups, and `linear_fc2` [h, f]. Each
-tensor-parallel rank has a part of the inner width; of gates and ups, a part of each.
+The weights have megatron-core's names: `linear_fc1` [f, h], or [2 f, h] for gates and ups, and `linear_fc2` [h, f]. The inner
+width is divided among tensor-parallel ranks, the gates and the ups separately.
 """
 
 import functools
@@ -21,12 +21,12 @@ from lt_train.models.linear import Input, Linears, Outputs
 from lt_train.ops.row_exchange import Exchange
 from lt_train.parallel.ddp import wait_for_weights
 
-# Of the output of the first layer [.., 2 f] or [.., f], and its bias: [.., f].
+# Maps the output of the first layer, [.., 2 f] or [.., f], and its bias to [.., f].
 Activation = Callable[[Tensor, Tensor | None], Tensor]
 
 
 class MLP(MegatronModule):  # type: ignore[misc]
-    """`activation` None: the second layer computes it as part of its cast to fp8."""
+    """If `activation` is None, the second layer computes SwiGLU as part of its cast to fp8."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class MLP(MegatronModule):  # type: ignore[misc]
         self.linear_fc2 = linears.row(width, config.hidden_size, bias=bias, source=source, norm_behind=norm_behind)
 
     def forward(self, hidden_states: Tensor) -> Outputs:
-        """Of `hidden_states` [s, b, h] the output [s, b, h], and a bias that is not yet added to it."""
+        """Return the output [s, b, h] for `hidden_states` [s, b, h], and the bias, which the caller adds."""
         output, bias = self.linear_fc1(hidden_states)
         if self.activation is not None:
             output = self.activation(output, bias)
@@ -55,7 +55,7 @@ class MLP(MegatronModule):  # type: ignore[misc]
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Of megatron-core's checkpoints: gates and ups are two shards of one tensor."""
+        """Return the sharded state of megatron-core's checkpoints, in which gates and ups are two shards of one tensor."""
         state: dict[str, Any] = super().sharded_state_dict(prefix, sharded_offsets, metadata)
         if self.is_gated:
             for name in (f"{prefix}linear_fc1.weight", f"{prefix}linear_fc1.bias"):
@@ -80,7 +80,7 @@ class GatedGemmMLP(MLP):
 
 
 def swiglu_kernel(gate_up: Tensor, bias: Tensor | None) -> Tensor:
-    """SwiGLU by one kernel each way, of a layer without biases."""
+    """SwiGLU for a layer without biases, with one kernel in the forward and one in the backward pass."""
     from lt_train.kernels.swiglu import swiglu
 
     assert bias is None
@@ -88,7 +88,7 @@ def swiglu_kernel(gate_up: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def torch_activation(config: TransformerConfig) -> Activation:
-    """megatron-core's, which are compiled with the bias on a GPU; on a CPU one operation after the other."""
+    """Return megatron-core's activation: fused with the bias by torch.compile on a GPU, eager on a CPU."""
     if not config.bias_activation_fusion:
         return functools.partial(_gated if config.gated_linear_unit else _plain, config.activation_func)
     if config.activation_func is torch.nn.functional.silu:

@@ -1,20 +1,7 @@
-"""A layer with experts: a router, this rank's experts, and shared experts, which compute every token.
+"""A layer with experts: a router, the local experts, and optional shared experts, which compute every token.
 
-Three ways of the tokens to the experts:
-
-- `LocalMoE`, where a rank has all experts: tokens stay in their order; their rows are gathered and summed as part of the experts'
-  computation (`lt_train.ops.expert_mlp`), and no count of tokens is copied to the host.
-- `ExchangingMoE`, where few ranks share the experts: whole tokens are exchanged while other parts compute,
-
-      forward:  gather tokens | router; then experts; scatter sums | shared experts
-      backward: gather the output's gradient | shared experts; gather tokens | experts; scatter | fc1's gradient, router
-
-  where the part behind a bar is computed meanwhile. Only the columns of a rank's own experts of the routing are sent to it, 4
-  bytes a token and expert. `lt_train.parallel.token_exchange` says what is sent, and why not with more ranks than a token has
-  experts.
-- `DispatchingMoE`, by megatron-core's dispatchers: a copy for each expert of a token, or all tokens, while nothing else runs.
-
-Weights, as megatron-core names them: `router.weight` [experts, h], `experts`, and `shared_experts` of an MLP.
+`LocalMoE`, `ExchangingMoE` and `DispatchingMoE` differ in how tokens get to the experts. The weights have megatron-core's names:
+`router.weight` [experts, h], `experts`, and the MLP `shared_experts`.
 """
 
 from functools import partial
@@ -34,12 +21,12 @@ from lt_train.ops.expert_mlp import Routing
 from lt_train.ops.row_counts import RowCounts
 from lt_train.parallel.token_exchange import ExchangedRows, TokenExchange, own_columns, receive, send
 
-# In place of the probability of an expert that a token does not go to.
+# Replaces the probability of an expert that a token is not routed to.
 NOT_CHOSEN = -1.0
 
 
 class MoE(MegatronModule):  # type: ignore[misc]
-    """What the three ways have in common. `experts` compute rows or tokens, as their `forward` says."""
+    """The base class. `experts` compute rows or tokens, depending on their `forward`."""
 
     def __init__(
         self,
@@ -56,15 +43,15 @@ class MoE(MegatronModule):  # type: ignore[misc]
         self.router = router
         router.set_layer_number(number)
         self.experts = experts
-        # An optimizer of their own, as megatron-core gives it to them where other ranks have other experts: a checkpoint so has
-        # the same parts with every expert parallel size.
+        # A separate optimizer for the experts, also without expert parallelism, where megatron-core would not give them one: so a
+        # checkpoint has the same parts with every expert parallel size.
         for parameter in experts.parameters():
             parameter.allreduce = False
         if shared_experts is not None:
             self.shared_experts = shared_experts
 
     def forward(self, hidden_states: Tensor) -> tuple[Tensor, None]:
-        """Hidden states [s, b, h] through router, experts and shared experts, and no bias."""
+        """Return the output [s, b, h] of experts and shared experts, and no bias."""
         return recomputation.compute(self._output, self.recomputes and self.training, hidden_states), None
 
     def _output(self, hidden_states: Tensor) -> Tensor:
@@ -73,7 +60,7 @@ class MoE(MegatronModule):  # type: ignore[misc]
         return output if shared is None else output + shared
 
     def _routed(self, hidden_states: Tensor, probabilities: Tensor, routing_map: Tensor) -> Tensor:
-        """The experts' output [s, b, h]; `probabilities` and `routing_map` are [s b, experts]."""
+        """Return the output [s, b, h] of the routed experts. `probabilities` and `routing_map` are [s b, experts]."""
         raise NotImplementedError
 
     def _shared(self, hidden_states: Tensor) -> Tensor | None:
@@ -81,6 +68,12 @@ class MoE(MegatronModule):  # type: ignore[misc]
 
 
 class LocalMoE(MoE):
+    """For a rank with all experts.
+
+    Tokens stay in their order. The experts' kernels gather and sum their rows (`lt_train.ops.expert_mlp`), and no token count is
+    copied to the host.
+    """
+
     def _routed(self, hidden_states: Tensor, probabilities: Tensor, routing_map: Tensor) -> Tensor:
         chosen = routing_map.view(-1, routing_map.shape[-1])
         routing = Routing.of_map(chosen, self.config.moe_router_topk, self.experts.operations.rows)
@@ -89,6 +82,16 @@ class LocalMoE(MoE):
 
 
 class ExchangingMoE(MoE):
+    """For few expert-parallel ranks: whole tokens are exchanged while other parts of the layer compute.
+
+        forward:  gather tokens | router; then experts; scatter sums | shared experts
+        backward: gather the output's gradient | shared experts; gather tokens | experts; scatter | fc1's gradient, router
+
+    The part behind a bar runs during the exchange in front of it. Of the routing, a rank receives only the columns of its
+    experts, 4 bytes per token and expert. `lt_train.parallel.token_exchange` says what is sent, and why this is not used with
+    more ranks than experts per token.
+    """
+
     def __init__(self, config: TransformerConfig, *parts: Any):
         super().__init__(config, *parts)
         self.counts = RowCounts(config.recompute_granularity == "full" or self.recomputes)
@@ -99,6 +102,7 @@ class ExchangingMoE(MoE):
         probabilities, routing_map = self.router(hidden_states)
         columns = own_columns(torch.where(routing_map, probabilities, NOT_CHOSEN), self.groups.ep)
         most = min(self.config.moe_router_topk, columns.shape[1])
+        # The host needs the number of rows to allocate them; it waits only after the kernels that need just a bound are launched.
         coming = partial(self.counts.coming, training=self.training)
         routing = Routing.of_part(columns != NOT_CHOSEN, most, self.experts.operations.rows, coming)
         sums, _ = self.experts(tokens, ExchangedRows(routing, exchange), columns)
@@ -108,6 +112,11 @@ class ExchangingMoE(MoE):
 
 
 class DispatchingMoE(MoE):
+    """Dispatches with megatron-core: all-to-all sends a copy of a token per expert, all-gather sends all tokens.
+
+    Nothing overlaps.
+    """
+
     def __init__(self, config: TransformerConfig, *parts: Any):
         super().__init__(config, *parts)
         ranks, rank = self.groups.ep.size(), self.groups.ep.rank()

@@ -1,13 +1,7 @@
-"""The router of a layer with experts: which experts compute a token, and how much each counts.
+"""The router of a layer with experts: choose the experts of each token and their probabilities.
 
-megatron-core's `TopKRouter` has the rules (softmax or sigmoid, groups, balancing biases, the auxiliary loss). Three parts are
-computed otherwise:
-
-- Logits: of bfloat16 on a GPU by a GEMM with a float32 result (`lt_train.ops.router_gemm`), elsewhere in float32.
-- The choice by a softmax over the chosen experts: by a kernel each way, instead of 30 kernels of PyTorch.
-- The score of a group of experts: megatron-core sums the best topk / group_topk scores of a group, two for DeepSeek-V3, as its
-  authors do, but two for DeepSeek-V2 as well, which scores a group by its best expert alone (arXiv:2405.04434). Experts are
-  chosen where megatron-core asks for a record of earlier choices, which leaves probabilities, biases and losses to it.
+megatron-core's `TopKRouter` implements the rules: softmax or sigmoid, groups, balancing biases, the auxiliary loss. `Router`
+replaces the GEMM of the logits, the choice of experts by softmax, and the scores of expert groups.
 """
 
 import dataclasses
@@ -31,14 +25,19 @@ Chosen = tuple[Tensor, Tensor]
 
 @dataclasses.dataclass
 class GroupLimitedTopk:
-    """Chooses among the experts of the best groups. `score_topk` experts make up a group's score."""
+    """Choose among the experts of the best groups. The score of a group is the sum of its best `score_topk` expert scores.
+
+    megatron-core sums the best topk / group_topk scores of a group. That is two for DeepSeek-V3, as published, but also for
+    DeepSeek-V2, which scores a group by its best expert alone (arXiv:2405.04434). This object poses as megatron-core's replay of
+    recorded choices, so that megatron-core still computes probabilities, biases and losses.
+    """
 
     score_topk: int
-    # megatron-core 0.19 numbers what it finds in this place.
+    # megatron-core 0.19 sets the layer number on its replay objects.
     layer_number: int | None = None
 
     def get_replay_topk(self, scores: Tensor, topk: int, groups: int, group_topk: int, default: Callable[..., Chosen]) -> Chosen:
-        """The scores of the chosen experts and their numbers, both [tokens, topk], from `scores` [tokens, experts]."""
+        """Return scores and numbers of the chosen experts, both [tokens, topk], from `scores` [tokens, experts]."""
         of_groups = scores.view(len(scores), groups, -1)
         best = of_groups.topk(self.score_topk).values.sum(-1).topk(group_topk, sorted=False).indices
         is_left_out = best.new_ones(of_groups.shape[:2]).scatter_(1, best, 0).bool()
@@ -47,8 +46,11 @@ class GroupLimitedTopk:
 
 
 class Router(TopKRouter):  # type: ignore[misc]
-    """`by_kernel`: where experts are chosen by logits alone, `lt_train.kernels.router` chooses them. The score of a group is the
-    sum of its best `group_score_topk` experts' scores; None without groups."""
+    """megatron-core's router with faster logits and choices.
+
+    `by_kernel`: if logits alone decide, `lt_train.kernels.router` chooses with one kernel in each direction, instead of 30
+    PyTorch kernels. `group_score_topk` is the number of experts in the score of a group, None without groups.
+    """
 
     def __init__(
         self,
@@ -67,22 +69,31 @@ class Router(TopKRouter):  # type: ignore[misc]
             self.router_replay = GroupLimitedTopk(group_score_topk)
 
     def gating(self, tokens: Tensor) -> Tensor:
-        """Logits, float32 [..., experts], of `tokens` [..., h]."""
+        """Return float32 logits [..., experts] for `tokens` [..., h].
+
+        `in_bfloat16`, a GEMM multiplies bfloat16 inputs into a float32 result; otherwise the inputs are cast to float32.
+        """
         if self.in_bfloat16:
             logits = router_logits(tokens.reshape(-1, tokens.shape[-1]), self.weight).view(*tokens.shape[:-1], -1)
             return logits if self.bias is None else logits + self.bias.float()
         return linear(tokens.float(), self.weight.float(), None if self.bias is None else self.bias.float())
 
     def _apply(self, *arguments: Any, **options: Any) -> "Router":
-        """Leave buffers in float32, whatever the weights are cast to: in bfloat16 a balancing bias of 1 loses steps of 0.001,
-        and a count of tokens ends at 256. megatron-core brings only the bias back."""
+        """Cast the weights but keep the buffers in float32.
+
+        In bfloat16, a balancing bias of 1 would lose steps of 0.001, and a token count would stop at 256. megatron-core restores
+        only the bias.
+        """
         super()._apply(*arguments, **options)
         for name, buffer in self.named_buffers():
             setattr(self, name, buffer.float())
         return self
 
     def routing(self, logits: Tensor, *unknown: Any, **options: Any) -> tuple[Tensor, Tensor]:
-        """Of `logits` [s, b, experts] probabilities, with the auxiliary loss attached, and which experts: [s b, experts] both."""
+        """Return probabilities and the routing map, both [s b, experts], for `logits` [s, b, experts].
+
+        The auxiliary loss is attached to the probabilities.
+        """
         if not self.by_kernel:
             return super().routing(logits, *unknown, **options)  # type: ignore[no-any-return]
         from lt_train.kernels.router import choose_experts

@@ -1,1 +1,1 @@
-"""What is done around the steps of a run, a file per concern: each hook is told before and after every step."""
+"""Hooks around the steps of a run, one file per concern. The trainer calls each hook before and after every step."""

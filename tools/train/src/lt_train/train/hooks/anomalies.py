@@ -1,17 +1,17 @@
-"""Steps that went wrong: counted for the log, noted when the loss jumps, and the end of a run that no longer learns.
+"""Detect loss spikes and non-finite gradients; end a run after too many bad steps in a row.
 
-A step whose gradients hold an infinity or a NaN is skipped (`optimizer.step`). One such step is harmless, and usual in fp16 while
-the loss scale falls from its high start; many in a row mean that the weights or the data are broken, and the run would burn its
-allocation without learning anything. Every rank sees the same numbers and decides alike.
+`optimizer.step` skips a step whose gradients hold an infinity or a NaN. One skipped step is harmless, and usual in fp16 while the
+loss scale falls from its high initial value. Many in a row mean that the weights or the data are broken, and that the run would
+burn its allocation without learning anything. Every rank sees the same numbers, so all ranks decide alike.
 """
 
 import math
 import statistics
 from typing import TYPE_CHECKING
 
-from lt_shared import run_log
 from lt_shared.console import BadConfig
-from lt_shared.sample_order.loss_level import LossLevel
+from lt_shared.contracts import run_log
+from lt_shared.data.sample_order.loss_level import LossLevel
 from lt_train.runtime.signals import Reason
 from lt_train.train.hooks.hook import Hook
 
@@ -26,7 +26,7 @@ FEWEST_STEPS = 20
 
 
 class Anomalies:
-    """Watches the results of the steps of a run; `max_nan_steps` bad ones in a row are the most that it accepts."""
+    """Check the result of each step. The run ends after `max_nan_steps` bad steps in a row."""
 
     def __init__(self, max_nan_steps: int):
         self.max_nan_steps = max_nan_steps
@@ -34,7 +34,7 @@ class Anomalies:
         self.level = LossLevel(WINDOW_STEPS, FEWEST_STEPS)
 
     def observe(self, iteration: int, result: "StepResult") -> str | None:
-        """A note for the log when the loss jumped. Raises BadConfig when too many steps in a row were useless."""
+        """Return a log line if the loss jumped. Raise BadConfig after too many bad steps in a row."""
         if result.loss is None:
             return None
         if not result.updated:
@@ -49,6 +49,7 @@ class Anomalies:
     def _count(self, iteration: int, result: "StepResult") -> None:
         assert result.loss is not None
         if math.isfinite(result.loss) and result.scale_falls:
+            # The gradients overflowed in fp16: the next step has a lower loss scale.
             return
         self.bad_steps += 1
         if self.bad_steps < self.max_nan_steps:
@@ -64,7 +65,7 @@ class Anomalies:
 
 
 class AnomalyCheck(Hook):
-    """Notes jumps of the loss in the log, and ends a run that no longer learns, with `reports` of its last steps."""
+    """Log loss spikes. If a run no longer learns, report its last steps through `reports` and end it."""
 
     def __init__(self, anomalies: Anomalies, state: "TrainingState", log: "Log", reports: "Reports"):
         self.anomalies = anomalies

@@ -1,4 +1,4 @@
-"""Checkpoints in SAVE, and those on the nodes' own disks between them."""
+"""Save checkpoints to the --save directory and, between them, local checkpoints to the disks of the nodes."""
 
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Checkpoints(Hook):
-    """Saves every `interval` steps, after the last step, and when the run ends before it. `saver` is open during the steps."""
+    """Save every `interval` steps, after the last step, and when the run ends early. `saver` stays open during the steps."""
 
     IS_PAUSE = True
 
@@ -28,14 +28,14 @@ class Checkpoints(Hook):
         interval: int,
         total_steps: int,
         state: "TrainingState",
-        where: "torch.device",
+        rank_device: "torch.device",
         watchdog: "Watchdog",
     ):
         self.saver = saver
         self.interval = interval
         self.total_steps = total_steps
         self.state = state
-        self.where = where
+        self.device = rank_device
         self.watchdog = watchdog
         self.saved_iteration = state.iteration
         self._loss: float | None = None
@@ -47,20 +47,20 @@ class Checkpoints(Hook):
         is_final = iteration == self.total_steps or bool(stop)
         if is_final or iteration % self.interval == 0:
             with self.watchdog.slow():
-                device.release(self.where)
+                device.release(self.device)
                 self.saver.save(result.loss, is_final=is_final)
             self.saved_iteration = iteration
 
     def before_end(self) -> None:
-        """Save the steps since the last checkpoint: the run ends while it waits."""
+        """Save the steps since the last checkpoint, because the run ends while it waits for data."""
         if self.state.iteration != self.saved_iteration:
             self.saver.save(self._loss, is_final=True)
 
 
 class LocalCheckpoints(Hook):
-    """Saves to the nodes' disks after the steps that `checkpoints`, called before, does not save.
+    """Save to the disks of the nodes after each step that `checkpoints`, an earlier hook, has not saved.
 
-    A run that is done deletes its copies there.
+    A run that reaches its last step deletes its local checkpoints.
     """
 
     IS_PAUSE = True

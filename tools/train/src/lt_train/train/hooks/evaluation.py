@@ -1,14 +1,14 @@
-"""The losses on validation and test data."""
+"""Evaluate the model on validation and test data."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from lt_shared.run_log import Evaluation as Evaluated
+from lt_shared.contracts.run_log import Evaluation as Evaluated
 from lt_train.runtime.signals import Reason
 from lt_train.train.hooks.hook import Hook
 
 if TYPE_CHECKING:
-    from lt_shared.sample_order.samples import Samples
+    from lt_shared.data.sample_order.samples import Samples
     from lt_train.checkpoint.training_state import TrainingState
     from lt_train.metrics.log import Log
     from lt_train.runtime.watchdog import Watchdog
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class Evaluation(Hook):
-    """Evaluates `validation` every `interval` steps and after the last, and `test` after the last.
+    """Evaluate `validation` every `interval` steps and after the last step, and `test` after the last step.
 
-    Each evaluation is over the same `global_batches` of its set, so that evaluations can be compared. `batches_of` makes the
-    micro batches of a set.
+    Each evaluation of a dataset reads its same first `global_batches`, so that the losses can be compared. `batches_of` iterates
+    over the micro batches of a dataset.
     """
 
     IS_PAUSE = True

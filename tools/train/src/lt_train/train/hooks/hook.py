@@ -1,4 +1,4 @@
-"""What the training loop calls around each step."""
+"""The methods that the training loop calls around each step."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -10,32 +10,34 @@ if TYPE_CHECKING:
 
 
 class Hook:
-    """One concern of a run on one rank. All ranks have the same hooks in the same order, so that a method may communicate with
-    the other ranks; a hook of the first rank alone does not, and has no `answers`.
+    """One concern of a run on one rank.
 
-    A hook asks the ranks for maxima without a collective of its own: `answers` joins the all-reduce of the step, before the
-    optimizer runs, and `agreed` gets the largest answer of all ranks.
+    All ranks have the same hooks in the same order, so a method may call collectives. The exception are hooks that exist on rank
+    0 only: they call no collective and have no `answers`.
+
+    A hook gets maxima over all ranks without an extra collective: the all-reduce of the step, before the optimizer runs, includes
+    its `answers`, and `agreed` receives the maxima.
     """
 
     IS_PAUSE = False
-    """Whether the time of `after_step` belongs to no step."""
+    """Whether to exclude the time of `after_step` from the step times."""
 
     def before_step(self) -> Reason:
-        """Called before each step; a reason ends the run before that step."""
+        """Run before each step. A reason other than NONE ends the run before this step."""
         return Reason.NONE
 
     def answers(self) -> Sequence[int]:
-        """This rank's numbers during a step, always as many."""
+        """Return this rank's numbers for the all-reduce of a step. Their count never changes."""
         return ()
 
     def agreed(self, largest: Sequence[int]) -> None:
-        """Of all ranks, the largest of each of `answers`."""
+        """Receive the maximum over all ranks of each number in `answers`."""
 
     def after_step(self, result: "StepResult", stop: Reason) -> None:
-        """Called after each step; `stop` is why the run ends with this step, before its last one."""
+        """Run after each step. `stop` is the reason if the run ends early, after this step."""
 
     def before_end(self) -> None:
-        """Called when a hook ends the run in `before_step`."""
+        """Run when the `before_step` of a hook has ended the run."""
 
     def at_end(self, stop: Reason) -> None:
-        """Called after the last step, when all checkpoints are complete."""
+        """Run after the last step, when all checkpoints are complete."""

@@ -1,9 +1,9 @@
-"""The beginning of each phase of `--data-schedule`."""
+"""Log the beginning of each phase of `--data-schedule`."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lt_shared.sample_order.log_notes import PhaseBegins
+from lt_shared.data.sample_order.log_notes import PhaseBegins
 from lt_train.runtime.signals import Reason
 from lt_train.train.hooks.hook import Hook
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Phases(Hook):
-    """Says before the first step of a phase that it begins. `datasets` are the names of the datasets of the blend."""
+    """Log that a phase begins, before its first step. `datasets` are the names of the datasets of the blend."""
 
     def __init__(self, schedule: "Schedule", batches: "Batches", datasets: Sequence[str], state: "TrainingState", log: "Log"):
         self.schedule = schedule

@@ -1,4 +1,4 @@
-"""Traces and memory snapshots of chosen steps."""
+"""Record traces and memory snapshots of the steps chosen with --profile."""
 
 from typing import TYPE_CHECKING
 

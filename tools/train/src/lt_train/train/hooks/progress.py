@@ -1,4 +1,4 @@
-"""Signs of life: the watchdog's heartbeat, what the start of the run took, the progress bar."""
+"""Signs of life: the heartbeat of the watchdog, the times of the start of the run, the progress bar."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Progress(Hook):
-    """Tells the watchdog of every step; calls `after_first_step` once."""
+    """Send the watchdog a heartbeat after every step, and call `after_first_step` once."""
 
     def __init__(self, state: "TrainingState", log: "Log", watchdog: "Watchdog", after_first_step: Callable[[], None]):
         self.state = state

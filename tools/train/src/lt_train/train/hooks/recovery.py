@@ -1,4 +1,4 @@
-"""The attempts of a run, counted by rank 0: what it took to come back after a failure, and failures that repeat."""
+"""Record the progress of an attempt on rank 0, for the log line of a recovery and for the detection of crash loops."""
 
 from typing import TYPE_CHECKING
 

@@ -1,12 +1,12 @@
-"""The lines of the log about the steps: one every `--log-interval` steps, and those of steps that leave samples out."""
+"""Log the steps: one line every `--log-interval` steps, and one for each step that leaves samples out."""
 
 import datetime
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lt_shared.run_log import Step
-from lt_shared.sample_order.log_notes import Skipped
+from lt_shared.contracts.run_log import Step
+from lt_shared.data.sample_order.log_notes import Skipped
 from lt_train.metrics.throughput import Speedometer
 from lt_train.metrics.unlogged import Unlogged
 from lt_train.runtime import device
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
 
 class Reports(Hook):
-    """Numbers of a line are means over the steps since the line before; `datasets` are the names of the blend's.
+    """Log means over the steps since the previous line. `datasets` are the names of the datasets of the blend.
 
-    Asks the ranks for the most memory that each needed, and reserved, in bytes, before the optimizer runs.
+    The logged memory is the peak of allocated and of reserved memory in bytes, the maximum over all ranks. The ranks agree on it
+    before the optimizer runs.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class Reports(Hook):
         log: "Log",
         clock: "Clock",
         speedometer: Speedometer,
-        where: "torch.device",
+        rank_device: "torch.device",
         datasets: Sequence[str],
         interval: int,
         total_steps: int,
@@ -46,7 +47,7 @@ class Reports(Hook):
         self.log = log
         self.clock = clock
         self.speedometer = speedometer
-        self.where = where
+        self.device = rank_device
         self.datasets = datasets
         self.interval = interval
         self.total_steps = total_steps
@@ -55,7 +56,7 @@ class Reports(Hook):
         self._memory_bytes: Sequence[int] = (0, 0)
 
     def answers(self) -> Sequence[int]:
-        needed, reserved = device.peak_memory(self.where)
+        needed, reserved = device.peak_memory(self.device)
         return [needed, reserved or 0]
 
     def agreed(self, largest: Sequence[int]) -> None:
@@ -67,7 +68,7 @@ class Reports(Hook):
             self._report(result)
 
     def report_last(self, result: "StepResult") -> None:
-        """Report the steps up to one that ends the run by an error."""
+        """Report the steps since the last line, before an error ends the run with this step."""
         self._note(result)
         self._report(result)
 
@@ -77,7 +78,7 @@ class Reports(Hook):
         if result.left_out:
             self.log.skipped(Skipped(state.iteration, result.left_out, result.samples))
             if result.loss is None:
-                # No tokens per second of samples that were passed over.
+                # The samples of a skipped step do not count as trained tokens per second.
                 self._logged_samples += result.samples
         if result.sample_losses is not None:
             self.log.sample_losses(state.iteration, state.consumed_samples - result.samples, result.sample_losses)
@@ -86,8 +87,8 @@ class Reports(Hook):
         """Write a line about the steps since the last line. All ranks call it."""
         state = self.state
         lap = self.clock.lap()
-        # The ranks were asked before the optimizer's step.
-        needed, reserved = device.peak_memory(self.where)
+        # `_memory_bytes` was all-reduced before the optimizer's step, which may have raised the peak of this rank.
+        needed, reserved = device.peak_memory(self.device)
         speed = self.speedometer.speed(state.consumed_samples - self._logged_samples, lap.step_seconds * lap.steps)
         step = Step(
             step=state.iteration,
@@ -117,6 +118,6 @@ class Reports(Hook):
         state.unlogged, self._logged_samples = Unlogged(), state.consumed_samples
 
     def _source_losses(self) -> dict[str, float]:
-        """The mean losses of the datasets with a token since the last line, by their names."""
+        """Return the mean loss by dataset name, for the datasets with a token since the last line."""
         losses = zip(self.datasets, self.state.unlogged.source_losses, strict=False)
         return {name: loss for name, loss in losses if loss is not None and math.isfinite(loss)}

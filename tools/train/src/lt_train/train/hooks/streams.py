@@ -1,8 +1,9 @@
-"""Waiting for a shard of a stream, all ranks together: those that have their samples would wait for the others in a collective.
+"""Wait for a shard of a stream on all ranks together.
 
-In each step the ranks tell each other whether they have the data of the next one. Where not all do, they ask each other once a
-second whether all have it, and whether one has a reason to end: a run that waits obeys signals and time limits, and saves. The
-watchdog knows that it is alive.
+Without this hook, a rank that has its samples would wait for the other ranks inside a collective, until the collective times out.
+In each step the ranks agree on whether all have the data of the next step. If not, they ask each other repeatedly whether all
+have it, and whether a rank has a reason to end. So a waiting run obeys signals and time limits, saves, and keeps its watchdog
+content.
 """
 
 import datetime
@@ -10,8 +11,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lt_shared import run_log
 from lt_shared.console import TryAgain
+from lt_shared.contracts import run_log
 from lt_train.data.arrival import Arrival
 from lt_train.runtime import agreement
 from lt_train.runtime.signals import Limits, Reason
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from lt_train.runtime.watchdog import Watchdog
 
 POLL_SECONDS = 0.5
-# The first warning comes when a shard is later than usual, the next ones seldom.
+# The first warning comes when a shard is later than usual; later warnings are rare.
 FIRST_WARNING_SECONDS, WARNING_SECONDS = 10.0, 600.0
 
 
@@ -42,7 +43,7 @@ class Streams(Hook):
         log: "Log",
         watchdog: "Watchdog",
         clock: "Clock",
-        where: "torch.device",
+        device: "torch.device",
     ):
         self.arrivals = arrivals
         self.batches = batches
@@ -51,11 +52,11 @@ class Streams(Hook):
         self.log = log
         self.watchdog = watchdog
         self.clock = clock
-        self.where = where
+        self.device = device
         self._arrival: int = Arrival.WAITING
 
     def before_step(self) -> Reason:
-        """Wait for the samples of the step; returns why the run ends instead."""
+        """Wait for the samples of the step. Return a reason other than NONE if the run ends instead."""
         end = self._end_of_step(self.state.consumed_samples)
         if self._arrival != Arrival.READY:
             with self.clock.waiting():
@@ -67,14 +68,14 @@ class Streams(Hook):
         return Reason.NONE
 
     def answers(self) -> Sequence[int]:
-        """Whether the samples of the step after this one are there."""
+        """Return whether this rank has the samples of the next step."""
         return [self.arrivals.of(self._end_of_step(self._end_of_step(self.state.consumed_samples)))]
 
     def agreed(self, largest: Sequence[int]) -> None:
         (self._arrival,) = largest
 
     def at_end(self, stop: Reason) -> None:
-        """Raises what ended a stream."""
+        """Raise the error that ended a stream."""
         if stop == Reason.NO_DATA and self.arrivals.failure:
             hint = "the same pipe continues both: what is trained and what is tokenized is kept"
             raise self.arrivals.problem or TryAgain(self.arrivals.failure, hint)
@@ -83,11 +84,11 @@ class Streams(Hook):
         return consumed_samples + self.batches.size_at(consumed_samples)
 
     def _wait(self, iteration: int, end: int) -> Reason:
-        """Until all ranks have the samples up to before `end`, or have a reason to end after `iteration` steps."""
+        """Wait until all ranks have the samples before `end`, or until one has a reason to end after `iteration` steps."""
         started = time.monotonic()
         warning = started + FIRST_WARNING_SECONDS
         while True:
-            arrival, reason = agreement.asked([self.arrivals.of(end), self.limits.reached(iteration)], self.where)()
+            arrival, reason = agreement.asked([self.arrivals.of(end), self.limits.reached(iteration)], self.device)()
             if reason or arrival == Arrival.READY:
                 break
             if arrival == Arrival.FAILED:

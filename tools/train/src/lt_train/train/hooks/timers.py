@@ -1,7 +1,7 @@
-"""Megatron's timers: how long the parts of a step take on each rank, as Megatron-LM logs them.
+"""Megatron's timers: measure the parts of a step on each rank and log them as Megatron-LM does.
 
-Every start and stop of a timer waits for the GPU, and those of level 1 for the other ranks too, so they are off (level 0) by
-default. megatron-core's schedules, gradient reduction and optimizers have their timers built in; they only need to be handed in.
+Every start and stop of a timer waits for the GPU, and at level 1 for the other ranks too. So timers are off (level 0) by default.
+megatron-core's schedules, gradient reduction and optimizers already call timers; `attach` only sets them in the configs.
 """
 
 import warnings
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lt_train.checkpoint.training_state import TrainingState
     from lt_train.config.settings.reporting import Reporting
 
-# All ranks must ask for the same names, and a rank has only those timers that it used.
+# Every rank must gather the same names, because a rank has only the timers that it used.
 NAMES = (
     "forward-backward",
     "forward-compute",
@@ -44,10 +44,10 @@ NAMES = (
 
 
 def attach(reporting: "Reporting", state: "TrainingState") -> Timers | None:
-    """Give the model and the optimizer of `state` timers of the configured level; None without one."""
+    """Set timers of the configured level on the model and the optimizer of `state`. Return None at level 0."""
     if not reporting.timing_log_level:
         return None
-    # They gather their times with a function that torch has given another name.
+    # The timers gather their times with a function that torch has renamed and deprecated.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\.")
     timers = Timers(reporting.timing_log_level, reporting.timing_log_option)
     for chunk in state.chunks:
@@ -59,6 +59,6 @@ def attach(reporting: "Reporting", state: "TrainingState") -> Timers | None:
 
 
 def report(timers: Timers, steps: int) -> list[str]:
-    """The lines of the mean times over `steps` steps, in milliseconds. All ranks call it; it starts the timers anew."""
+    """Return log lines with the mean times over `steps` steps, in milliseconds, and reset the timers. All ranks call it."""
     text = timers.get_all_timers_string(NAMES, normalizer=float(steps), reset=True)
     return text.splitlines() if text else []

@@ -7,12 +7,13 @@ from typing import Any
 
 import click
 
-from lt_shared import console, huggingface, megatron_arguments, presets
-from lt_shared.architecture import LARGEST, Architecture, RopeScaling
+from lt_shared import console
 from lt_shared.console import BadConfig, BadData, UsageError, note
-from lt_shared.huggingface import rope_parameters
-from lt_shared.manifest import Dataset
-from lt_shared.rope_scaling import AnyScaling
+from lt_shared.contracts.manifest import Dataset
+from lt_shared.models import huggingface, megatron_arguments, presets
+from lt_shared.models.architecture import LARGEST, Architecture, RopeScaling
+from lt_shared.models.huggingface import rope_parameters
+from lt_shared.models.rope_scaling import AnyScaling
 from lt_train.config.settings.model import experts, latent_attention
 
 POSITIVE = click.IntRange(min=1)
@@ -33,34 +34,53 @@ OPTIONS = console.section(
     click.option(
         "--model",
         shell_complete=_complete_model,
-        help="A named architecture, or a config.json; the options below change single sizes of it.",
+        help="Select a preset or a config.json; the options below change single sizes of it.",
     ),
-    click.option("--num-layers", "--layers", type=POSITIVE, help="Transformer layers."),
-    click.option("--hidden-size", type=POSITIVE, help="Width of the residual stream."),
-    click.option("--ffn-hidden-size", type=POSITIVE, help="Width of the feed-forward layer."),
-    click.option("--num-attention-heads", type=POSITIVE, help="Query heads."),
-    click.option("--num-query-groups", type=POSITIVE, help="Key and value heads (grouped-query attention)."),
-    click.option("--kv-channels", type=POSITIVE, help="Size of one head."),
-    click.option("--max-position-embeddings", type=POSITIVE, help="Positions that the model is made for."),
-    click.option("--vocab-size", type=POSITIVE, help="Vocabulary before padding; by default the data's."),
-    click.option("--position-embedding-type", type=click.Choice(["rope", "learned_absolute"]), help="How positions are encoded."),
-    click.option("--normalization", type=click.Choice(["RMSNorm", "LayerNorm"]), help="Kind of norm."),
-    click.option("--norm-epsilon", type=console.FiniteRange(min=0, min_open=True), help="Epsilon of the norms."),
-    click.option("--rotary-base", type=POSITIVE, help="Base of the rotary embeddings."),
-    click.option("--rotary-percent", type=console.FiniteRange(0, 1, min_open=True), help="Part of each head that is rotated."),
-    click.option("--use-rope-scaling", is_flag=True, help="Llama 3.1's scaling of the rotary embeddings."),
+    click.option("--num-layers", "--layers", type=POSITIVE, help="Set the number of transformer layers."),
+    click.option("--hidden-size", type=POSITIVE, help="Set the width of the residual stream."),
+    click.option("--ffn-hidden-size", type=POSITIVE, help="Set the width of the feed-forward layer."),
+    click.option("--num-attention-heads", type=POSITIVE, help="Set the number of query heads."),
+    click.option("--num-query-groups", type=POSITIVE, help="Set the number of key and value heads (grouped-query attention)."),
+    click.option("--kv-channels", type=POSITIVE, help="Set the size of one head."),
+    click.option("--max-position-embeddings", type=POSITIVE, help="Set the number of positions that the model is designed for."),
+    click.option("--vocab-size", type=POSITIVE, help="Set the vocabulary size before padding; by default the data's."),
     click.option(
-        "--rope-scaling", metavar="JSON|none", help='Any scaling, as in config.json: {"rope_type": "yarn", "factor": 4.0}.'
+        "--position-embedding-type", type=click.Choice(["rope", "learned_absolute"]), help="Select how positions are encoded."
     ),
-    click.option("--rope-scaling-factor", type=console.FiniteRange(min=1), help="Its factor; by default the preset's, or 8."),
-    click.option("--swiglu", is_flag=True, default=None, help="Gated feed-forward layers with SiLU."),
-    click.option("--disable-bias-linear", is_flag=True, default=None, help="No biases in linear layers."),
-    click.option("--add-qkv-bias", is_flag=True, default=None, help="Biases of queries, keys and values alone (Qwen2)."),
-    click.option("--qk-layernorm", is_flag=True, default=None, help="Norms of queries and keys (Qwen3)."),
-    click.option("--window-size", metavar="LEFT,0|none", help="Tokens before its own that a query sees (Mistral)."),
-    click.option("--untie-embeddings-and-output-weights", is_flag=True, default=None, help="Separate output matrix."),
-    click.option("--init-method-std", type=console.FiniteRange(min=0), help="Standard deviation of the initial weights."),
-    click.option("--mtp-num-layers", type=click.IntRange(min=0), help="Layers that predict tokens after the next (DeepSeek-V3)."),
+    click.option("--normalization", type=click.Choice(["RMSNorm", "LayerNorm"]), help="Select the kind of norm."),
+    click.option("--norm-epsilon", type=console.FiniteRange(min=0, min_open=True), help="Set the epsilon of the norms."),
+    click.option("--rotary-base", type=POSITIVE, help="Set the base of the rotary embeddings."),
+    click.option(
+        "--rotary-percent", type=console.FiniteRange(0, 1, min_open=True), help="Set the part of each head that is rotated."
+    ),
+    click.option("--use-rope-scaling", is_flag=True, help="Scale the rotary embeddings as Llama 3.1 does."),
+    click.option(
+        "--rope-scaling",
+        metavar="JSON|none",
+        help='Scale RoPE as in config.json: {"rope_type": "yarn", "factor": 4.0}.',
+    ),
+    click.option(
+        "--rope-scaling-factor",
+        type=console.FiniteRange(min=1),
+        help="Set the factor of --use-rope-scaling; by default the preset's, or 8.",
+    ),
+    click.option("--swiglu", is_flag=True, default=None, help="Use gated feed-forward layers with SiLU."),
+    click.option("--disable-bias-linear", is_flag=True, default=None, help="Drop the biases of linear layers."),
+    click.option("--add-qkv-bias", is_flag=True, default=None, help="Add biases to queries, keys and values only (Qwen2)."),
+    click.option("--qk-layernorm", is_flag=True, default=None, help="Normalize queries and keys (Qwen3)."),
+    click.option("--window-size", metavar="LEFT,0|none", help="Limit the tokens before its own that a query sees (Mistral)."),
+    click.option(
+        "--untie-embeddings-and-output-weights",
+        is_flag=True,
+        default=None,
+        help="Give the output layer a weight matrix separate from the embedding's.",
+    ),
+    click.option("--init-method-std", type=console.FiniteRange(min=0), help="Set the standard deviation of the initial weights."),
+    click.option(
+        "--mtp-num-layers",
+        type=click.IntRange(min=0),
+        help="Set the number of layers that predict tokens after the next (DeepSeek-V3).",
+    ),
 )
 
 LLAMA_STYLE = "Llama style is --position-embedding-type rope --normalization RMSNorm --swiglu --disable-bias-linear"
@@ -83,7 +103,7 @@ SIZES = {
 
 
 def resolve_architecture(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> Architecture:
-    """Raises UsageError for a model that is not known, BadConfig for sizes and flags that contradict each other."""
+    """Resolve the model options. Raises UsageError for an unknown model, BadConfig for contradictory sizes and flags."""
     base = _named(options["model"]) if options["model"] else _from_sizes(options)
     changes = {field: options[option] for option, field in SIZES.items() if options[option] is not None}
     if "hidden_size" in changes or "num_attention_heads" in changes:
@@ -111,13 +131,13 @@ def resolve_architecture(options: dict[str, Any], datasets: tuple[Dataset, ...])
 
 
 def divisible_by(size: int, expert_parallel: int) -> Architecture:
-    """A model of no meaning, whose sizes are all `size`, to check what goes beside one. Raises BadConfig for a large size."""
+    """Return a placeholder model whose sizes are all `size`, for checks of other parts. Raises BadConfig for a large size."""
     experts = size if expert_parallel > 1 else None
     return Architecture("none", "llama", size, size, size, size, size, LARGEST, LARGEST, kv_channels=size, num_experts=experts)
 
 
 def _named(model: str) -> Architecture:
-    """The preset, or the architecture of a config.json or of the directory that has one."""
+    """Return a preset, or read the architecture from a config.json or its directory."""
     path = Path(model)
     if model in presets.PRESETS or not path.exists():
         return presets.preset(model)
@@ -133,7 +153,7 @@ def _data_vocabulary(datasets: tuple[Dataset, ...]) -> int | None:
 
 
 def _window(text: str) -> int | None:
-    """Megatron's "LEFT,RIGHT" as the number of tokens that a query sees, its own included."""
+    """Convert Megatron's "LEFT,RIGHT" to the number of tokens that a query sees, including its own."""
     if text == NONE:
         return None
     left, _, right = text.partition(",")
@@ -156,7 +176,7 @@ def _rope_scaling(options: dict[str, Any], base: Architecture) -> AnyScaling | N
 
 
 def given_scaling(text: str, base: Architecture) -> AnyScaling | None:
-    """The scaling of config.json's `rope_scaling`. Where it names no original positions, they are the model's."""
+    """Parse config.json's `rope_scaling`. If it names no original positions, the model's are used."""
     if text == NONE:
         return None
     try:
@@ -170,7 +190,7 @@ def given_scaling(text: str, base: Architecture) -> AnyScaling | None:
 
 
 def _from_sizes(options: dict[str, Any]) -> Architecture:
-    """An architecture without a preset, with Megatron's defaults for what is not given."""
+    """Build an architecture from flags alone, with Megatron's defaults for the others."""
     for name in ("num_layers", "hidden_size", "num_attention_heads"):
         if options[name] is None:
             raise UsageError(f"no --model and no --{name.replace('_', '-')}", f"models: {', '.join(presets.PRESETS)}")

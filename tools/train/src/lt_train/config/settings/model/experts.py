@@ -10,29 +10,54 @@ from typing import Any
 
 import click
 
-from lt_shared import console, megatron_arguments
-from lt_shared.architecture import Architecture
+from lt_shared import console
 from lt_shared.console import BadConfig
+from lt_shared.models import megatron_arguments
+from lt_shared.models.architecture import Architecture
 
 POSITIVE = click.IntRange(min=1)
 LARGEST_LIST = 10_000
 
 OPTIONS = console.section(
     "Experts",
-    click.option("--num-experts", type=POSITIVE, help="Experts of each layer (Mixtral)."),
-    click.option("--moe-layer-freq", metavar="N|LIST", help="Layers with experts: 1, or a list like ([0]*3+[1]*58)."),
-    click.option("--moe-ffn-hidden-size", type=POSITIVE, help="Width of an expert; by default the feed-forward layer's."),
-    click.option("--moe-shared-expert-intermediate-size", type=POSITIVE, help="Width of the expert that all tokens go through."),
-    click.option("--moe-router-topk", type=POSITIVE, help="Experts that a token goes to."),
-    click.option("--moe-router-score-function", type=click.Choice(["softmax", "sigmoid"]), help="Scores of the experts."),
-    click.option("--moe-router-pre-softmax", is_flag=True, default=None, help="Softmax over all experts, before the choice."),
-    click.option("--moe-router-enable-expert-bias", is_flag=True, default=None, help="Biases that balance (DeepSeek-V3)."),
-    click.option("--moe-router-num-groups", type=POSITIVE, help="Groups of experts."),
-    click.option("--moe-router-group-topk", type=POSITIVE, help="Groups that a token's experts are chosen from."),
+    click.option("--num-experts", type=POSITIVE, help="Set the number of experts in each layer (Mixtral)."),
+    click.option("--moe-layer-freq", metavar="N|LIST", help="Select the layers with experts: 1, or a list like ([0]*3+[1]*58)."),
+    click.option("--moe-ffn-hidden-size", type=POSITIVE, help="Set the width of an expert; by default the feed-forward layer's."),
     click.option(
-        "--moe-router-topk-scaling-factor", type=console.FiniteRange(min=0, min_open=True), help="Factor of the experts' weights."
+        "--moe-shared-expert-intermediate-size",
+        type=POSITIVE,
+        help="Set the width of the shared expert, which processes all tokens.",
     ),
-    click.option("--moe-aux-loss-coeff", type=console.FiniteRange(min=0), help="Weight of the loss that balances the experts."),
+    click.option("--moe-router-topk", type=POSITIVE, help="Set the number of experts that a token is routed to."),
+    click.option(
+        "--moe-router-score-function",
+        type=click.Choice(["softmax", "sigmoid"]),
+        help="Select the function that scores the experts.",
+    ),
+    click.option(
+        "--moe-router-pre-softmax",
+        is_flag=True,
+        default=None,
+        help="Apply the softmax over all experts, before the top-k choice.",
+    ),
+    click.option(
+        "--moe-router-enable-expert-bias",
+        is_flag=True,
+        default=None,
+        help="Balance the experts by biases of the router (DeepSeek-V3).",
+    ),
+    click.option("--moe-router-num-groups", type=POSITIVE, help="Set the number of expert groups."),
+    click.option(
+        "--moe-router-group-topk", type=POSITIVE, help="Set the number of groups that a token's experts are chosen from."
+    ),
+    click.option(
+        "--moe-router-topk-scaling-factor",
+        type=console.FiniteRange(min=0, min_open=True),
+        help="Multiply the experts' weights by this factor.",
+    ),
+    click.option(
+        "--moe-aux-loss-coeff", type=console.FiniteRange(min=0), help="Set the weight of the loss that balances the experts."
+    ),
 )
 
 # Options that are fields of an `Architecture`.
@@ -98,7 +123,7 @@ def _value(node: ast.expr) -> Any:
 
 
 def check(architecture: Architecture) -> None:
-    """Raises BadConfig for a router that would not learn."""
+    """Raise BadConfig for a router that would not learn."""
     if architecture.num_experts and architecture.moe_router_topk < 2:
         raise BadConfig(
             "one expert per token: its weight would always be 1, and the router would not learn", "--moe-router-topk 2"

@@ -11,19 +11,21 @@ from typing import Any
 import click
 
 from lt_shared import console
-from lt_shared.architecture import Architecture, LatentAttention
 from lt_shared.console import BadConfig
+from lt_shared.models.architecture import Architecture, LatentAttention
 
 POSITIVE = click.IntRange(min=1)
 
 OPTIONS = console.section(
     "Latent attention",
-    click.option("--multi-latent-attention", is_flag=True, default=None, help="Multi-head latent attention (DeepSeek)."),
-    click.option("--q-lora-rank", type=POSITIVE, help="Width of the latent of queries; by default they have none."),
-    click.option("--kv-lora-rank", type=POSITIVE, help="Width of the latent of keys and values; by default 32."),
-    click.option("--qk-head-dim", type=POSITIVE, help="Channels of a query without a position; by default 128."),
-    click.option("--qk-pos-emb-head-dim", type=POSITIVE, help="Channels of a query that are rotated; by default 64."),
-    click.option("--v-head-dim", type=POSITIVE, help="Channels of a value; by default 128."),
+    click.option("--multi-latent-attention", is_flag=True, default=None, help="Use multi-head latent attention (DeepSeek)."),
+    click.option("--q-lora-rank", type=POSITIVE, help="Set the width of the queries' latent; by default queries have none."),
+    click.option("--kv-lora-rank", type=POSITIVE, help="Set the width of the latent of keys and values; by default 32."),
+    click.option("--qk-head-dim", type=POSITIVE, help="Set the number of query channels without a position; by default 128."),
+    click.option(
+        "--qk-pos-emb-head-dim", type=POSITIVE, help="Set the number of query channels that are rotated; by default 64."
+    ),
+    click.option("--v-head-dim", type=POSITIVE, help="Set the number of channels of a value; by default 128."),
 )
 
 SIZES = tuple(field.name for field in dataclasses.fields(LatentAttention))

@@ -1,8 +1,0 @@
-"""The shape of a decoder-only transformer. `presets` holds the named ones."""
-
-from lt_shared.architecture.decoder import Architecture as Architecture
-from lt_shared.architecture.latent_attention import LatentAttention as LatentAttention
-from lt_shared.architecture.sizes import CLAMPED_SWIGLU_ALPHA as CLAMPED_SWIGLU_ALPHA
-from lt_shared.architecture.sizes import CLAMPED_SWIGLU_LIMIT as CLAMPED_SWIGLU_LIMIT
-from lt_shared.rope_scaling import LARGEST as LARGEST
-from lt_shared.rope_scaling import RopeScaling as RopeScaling

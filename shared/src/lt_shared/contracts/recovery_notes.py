@@ -1,0 +1,90 @@
+"""Log lines about local checkpoints, starts, and restarts after a failure. lt-train prints them, lt-monitor parses them.
+
+metrics.jsonl has the same texts as notes. The patterns work like the patterns of `run_log`. The line of a local checkpoint begins
+like Megatron-LM's line, which ends after the iteration.
+"""
+
+import dataclasses
+import datetime
+import re
+
+from lt_shared.contracts import run_log
+
+LOCAL_CHECKPOINT = re.compile(
+    run_log.TIMESTAMP
+    + rb"successfully saved local checkpoint from iteration {1,16}(?P<step>\d{1,15})"
+    + rb"(?:: training waited (?P<waited_seconds>[\d.]{1,20}) s of (?P<seconds>[\d.]{1,20}) s)?"
+)
+RECOVERED = re.compile(
+    run_log.TIMESTAMP
+    + rb"recovered in (?P<seconds>[\d.]{1,20}) s: iteration (?P<before>\d{1,15}) was the last before the failure, "
+    + rb"(?P<step>\d{1,15}) the first after it, (?P<repeated_steps>\d{1,15}) step\(s\) repeated"
+)
+STARTED = re.compile(
+    run_log.TIMESTAMP + rb"started in (?P<seconds>[\d.]{1,20}) s, with iteration (?P<step>\d{1,15}): (?P<phases>[^;\r\n]{0,2000})"
+)
+_PHASE = re.compile(rb"(?P<name>[^ ,][^,]{0,60}?) (?P<seconds>\d{1,15}\.\d{1,6})(?:, |\s*$)")
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalCheckpoint:
+    """A checkpoint of `step` was complete on the nodes' own disks after `seconds`; training waited for some of them."""
+
+    step: int
+    waited_seconds: float
+    seconds: float
+
+    NOTE = "local-checkpoint"
+
+    def format(self, time: datetime.datetime | None = None) -> str:
+        waited = f"training waited {self.waited_seconds:.2f} s of {self.seconds:.2f} s"
+        return f"  {run_log.stamp(time)}successfully saved local checkpoint from iteration {self.step:7d}: {waited}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Recovery:
+    """`step` was the first after a failure, complete `seconds` after the step `before`, which was the last one before it.
+
+    `repeated_steps` are those up to `before` that the checkpoint did not hold.
+    """
+
+    seconds: float
+    before: int
+    step: int
+    repeated_steps: int
+
+    NOTE = "recovery"
+
+    def format(self, time: datetime.datetime | None = None) -> str:
+        said = f"iteration {self.before} was the last before the failure, {self.step} the first after it"
+        repeated = f"{self.repeated_steps} step(s) repeated"
+        return f"  {run_log.stamp(time)}recovered in {self.seconds:.2f} s: {said}, {repeated}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Started:
+    """`step` was the first of its attempt, complete `seconds` after lt-train's start, on the first rank.
+
+    `phases` are the seconds of what came one after the other, `beside` of what ran meanwhile.
+    """
+
+    seconds: float
+    step: int
+    phases: dict[str, float]
+    beside: dict[str, float]
+
+    NOTE = "started"
+
+    def format(self, time: datetime.datetime | None = None) -> str:
+        beside = f"; beside that {_listed(self.beside)}" if self.beside else ""
+        said = f"started in {self.seconds:.2f} s, with iteration {self.step}"
+        return f"  {run_log.stamp(time)}{said}: {_listed(self.phases)}{beside}"
+
+
+def phases(text: bytes) -> dict[str, float]:
+    """Of the group of that name in STARTED."""
+    return {match["name"].decode(errors="replace"): float(match["seconds"]) for match in _PHASE.finditer(text)}
+
+
+def _listed(phases: dict[str, float]) -> str:
+    return ", ".join(f"{name} {seconds:.2f}" for name, seconds in phases.items())

@@ -1,0 +1,49 @@
+"""What a log says of the data: samples that were left out, phases that begin. lt-train prints it, lt-monitor finds it again.
+
+In metrics.jsonl they are notes. The patterns are as those of `lt_shared.contracts.run_log`.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+
+PHASE = re.compile(
+    rb"phase (?P<name>.{1,240}) begins at iteration (?P<step>\d{1,15}): sequence length (?P<seq_length>\d{1,15})"
+    rb"(?:, global batch size (?P<global_batch_size>\d{1,15}))?"
+)
+SKIPPED = re.compile(rb"iteration (?P<step>\d{1,15}): (?P<left_out>\d{1,15}) of (?P<samples>\d{1,15}) samples skipped")
+
+
+@dataclasses.dataclass(frozen=True)
+class Skipped:
+    """Of the `samples` of `step` so many were `left_out`: all of them when the step itself was skipped."""
+
+    step: int
+    left_out: int
+    samples: int
+
+    NOTE = "skipped-samples"
+
+    def format(self) -> str:
+        return f" iteration {self.step}: {self.left_out} of {self.samples} samples skipped"
+
+
+@dataclasses.dataclass(frozen=True)
+class PhaseBegins:
+    """Of `step` on the samples have `seq_length` tokens, of datasets in the proportion of `weights`.
+
+    `global_batch_size` is None in a phase of a run whose phases all have the same.
+    """
+
+    step: int
+    name: str
+    seq_length: int
+    weights: Mapping[str, float]
+    global_batch_size: int | None = None
+
+    NOTE = "phase"
+
+    def format(self) -> str:
+        shares = ", ".join(f"{name} {weight:g}" for name, weight in self.weights.items())
+        batch = f", global batch size {self.global_batch_size}" if self.global_batch_size else ""
+        return f" phase {self.name} begins at iteration {self.step}: sequence length {self.seq_length}{batch}, weights {shares}"

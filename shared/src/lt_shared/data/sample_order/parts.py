@@ -1,0 +1,180 @@
+"""The training, validation or test part of a run's data: the sequences it draws from, how many samples, and its indices.
+
+The names of indices are digests of what they depend on, lengths of sequences included: a dataset that was written anew gets a new
+index, and a copy of it elsewhere uses the old one. Megatron's names know the path alone.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lt_shared.console import BadData
+from lt_shared.data.sample_order import sample_index
+from lt_shared.data.sample_order.packed import PackedPart, PackedReading
+from lt_shared.data.sample_order.sample_index import Reading
+from lt_shared.data.sample_order.samples import BlendedSamples, DatasetSamples, Sequences
+from lt_shared.data.sample_order.stream import Stream, StreamSamples
+
+# Megatron draws a little more from each dataset of a blend than its share, since the blend's rounding is not that of the shares.
+SURPLUS = 0.005
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DatasetPart:
+    """The `share` of a dataset's sequences from which `samples` samples or more are drawn. `origin` is for messages."""
+
+    origin: str
+    sequences: Sequences
+    share: range
+    samples: int
+    sequence_length: int
+    seed: int
+
+    @property
+    def indices(self) -> "list[DatasetPart | Blend]":
+        return [self]
+
+    @functools.cached_property
+    def reading(self) -> Reading:
+        first, last = self.share.start, self.share.stop
+        tokens = int(self.sequences.lengths[first:last].sum(dtype=np.int64))
+        if tokens == 0:
+            raise BadData(f"{self.origin}: no tokens in its sequences {first} to {last}, which are a part of their own")
+        return Reading(first, last, tokens, self.samples, self.sequence_length, self.seed)
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """Parts that differ in their number of samples alone, and are equal in this, begin with the same samples."""
+        return self.reading.epochs, self.reading.separate_epochs
+
+    def name(self) -> str:
+        """Readings that differ in nothing but the number of samples have the same indices, unless they need more epochs."""
+        reading = self.reading
+        content = hashlib.blake2b(self.sequences.lengths[reading.first : reading.last].view(np.uint8).data, digest_size=16)
+        described = dataclasses.asdict(reading) | {"epochs": reading.epochs, "separate": reading.separate_epochs}
+        return _digest("samples", {**described, "samples": None, "lengths": content.hexdigest()})
+
+    def make(self, directory: Path) -> None:
+        sample_index.write(directory, self.sequences.lengths, self.reading)
+
+    def load(self, found: Mapping[Any, Path]) -> DatasetSamples:
+        return DatasetSamples.load(self.sequences, found[self])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StreamPart:
+    """A stream from which `samples` samples are drawn, from token `begin` on; `end` is as in `StreamSamples`.
+
+    It has no index: its order is found as its shards arrive.
+    """
+
+    stream: Stream
+    samples: int
+    sequence_length: int
+    begin: int = 0
+    end: int | None = None
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        return ()
+
+    @property
+    def indices(self) -> "list[DatasetPart | Blend]":
+        return []
+
+    def load(self, found: Mapping[Any, Path]) -> StreamSamples:
+        return StreamSamples(self.stream, self.sequence_length, self.samples, self.begin, self.end)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Blend:
+    """`samples` samples drawn from `members` in the proportion of `weights`. `draw` is as for `sample_index.write_blend`."""
+
+    members: Sequence[DatasetPart | PackedPart | StreamPart]
+    weights: list[float]
+    samples: int
+    draw: Callable[..., None] = sample_index.draw_blend
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        return tuple(member.order for member in self.members)
+
+    @property
+    def indices(self) -> list["DatasetPart | PackedPart | Blend"]:
+        return [*(index for member in self.members for index in member.indices), self]
+
+    def name(self) -> str:
+        return _digest("blend", {"weights": self.weights, "samples": self.samples})
+
+    def make(self, directory: Path) -> None:
+        sample_index.write_blend(directory, self.weights, self.samples, self.draw)
+
+    def load(self, found: Mapping[Any, Path]) -> BlendedSamples:
+        return BlendedSamples.load([member.load(found) for member in self.members], found[self])
+
+
+def _digest(kind: str, described: dict[str, Any]) -> str:
+    """The name of an index; the format's version is 1."""
+    text = json.dumps({"v": 1, **described}, sort_keys=True)
+    return f"{kind}-{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """The `share` of a dataset's sequences that belongs to a part, and its weight in the blend.
+
+    Of a packed dataset each sequence is a sample.
+    """
+
+    origin: str
+    sequences: Sequences
+    share: range
+    weight: float = 1.0
+    is_packed: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamSource:
+    """A stream, and its weight in the blend."""
+
+    stream: Stream
+    weight: float = 1.0
+
+
+def part_of(
+    sources: Sequence[Source | StreamSource],
+    samples: int,
+    sequence_length: int,
+    seed: int,
+    draw: Callable[..., None] = sample_index.draw_blend,
+) -> DatasetPart | PackedPart | StreamPart | Blend:
+    """One part of `samples` samples or more, with sizes and rounding as in Megatron-LM."""
+    weights = _normalized([source.weight for source in sources])
+    drawn = [math.ceil(samples * weight) for weight in weights]
+    surplus = [math.ceil(count * (1 + SURPLUS)) for count in drawn] if len(sources) > 1 else [samples]
+    members = [member(source, count, sequence_length, seed) for source, count in zip(sources, surplus, strict=True)]
+    return Blend(members, _normalized(weights), sum(drawn), draw) if len(members) > 1 else members[0]
+
+
+def member(source: Source | StreamSource, samples: int, sequence_length: int, seed: int) -> DatasetPart | PackedPart | StreamPart:
+    """`samples` samples of one dataset or stream."""
+    if isinstance(source, StreamSource):
+        return StreamPart(source.stream, samples, sequence_length)
+    if not source.is_packed:
+        return DatasetPart(source.origin, source.sequences, source.share, samples, sequence_length, seed)
+    reading = PackedReading(source.share.start, source.share.stop, 0, samples, seed)
+    return PackedPart(source.sequences, reading, sequence_length)
+
+
+def _normalized(weights: Sequence[float]) -> list[float]:
+    """In NumPy's order of summation, whose last bit decides ties of the blend as in Megatron."""
+    array = np.array(weights, dtype=np.float64)
+    normalized: list[float] = (array / np.sum(array)).tolist()
+    return normalized

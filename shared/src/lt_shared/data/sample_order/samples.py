@@ -1,0 +1,181 @@
+"""The samples of a run, each read when it is asked for: sequence_length + 1 tokens of one dataset, or the next of a blend.
+
+The .bin is read with pread, which lets other threads run while the disk is awaited: a page fault in a memory map would stop all
+threads of the process, and with them the training step.
+"""
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from lt_shared.console import IoFailure
+from lt_shared.data import indexed_dataset
+from lt_shared.data.sample_order import sample_index
+
+Tokens = npt.NDArray[np.integer[Any]]
+
+
+class Span(NamedTuple):
+    """The `length` tokens from token `start` on of sequence `sequence`; `dataset` is the member's number in the blend, from 0.
+
+    Of a dataset that is a stream, the sequence is in shard number `shard`.
+    """
+
+    dataset: int
+    sequence: int
+    start: int
+    length: int
+    shard: int = 0
+
+
+class Sequences(Protocol):
+    """Token sequences that samples are cut from; `lengths` is int32 [S]."""
+
+    lengths: npt.NDArray[np.int32]
+
+    def read(self, numbers: Tokens, start: int, end: int) -> Tokens:
+        """Sequences `numbers` joined, without the first `start` tokens of the first, up to before `end` in the last."""
+
+
+class TokenFile(Protocol):
+    """A `.bin`, wherever it is. Safe to use from many threads."""
+
+    def read_into(self, pieces: Sequence[tuple[memoryview, int]]) -> None:
+        """Fill each memory with the bytes from its offset on. Raises IoFailure when they cannot be read."""
+
+
+class LocalBin:
+    """A `.bin` on a mounted filesystem."""
+
+    def __init__(self, path: str):
+        self.path = path
+        self._file = os.open(path, os.O_RDONLY)
+
+    def __del__(self) -> None:
+        os.close(self._file)
+
+    def read_into(self, pieces: Sequence[tuple[memoryview, int]]) -> None:
+        for target, offset in pieces:
+            while target:
+                try:
+                    count = os.preadv(self._file, [target], offset)
+                except OSError as error:
+                    raise IoFailure(f"{self.path}: {error.strerror}") from error
+                if count == 0:
+                    raise IoFailure(f"{self.path}: ends at byte {offset}", "the file was changed while the run read it")
+                target, offset = target[count:], offset + count
+
+
+class StoredSequences:
+    """The sequences of a `.bin/.idx` pair, whose `.bin` is read through `file` or, without one, where the dataset has it."""
+
+    def __init__(self, prefix: str, file: TokenFile | None = None):
+        reader = indexed_dataset.Reader(prefix, thorough=False, remote=True)
+        self.lengths = reader.sequence_lengths
+        self.offsets = reader.sequence_offsets
+        self.dtype = reader.dtype
+        self._file: TokenFile = file or reader.remote or LocalBin(indexed_dataset.bin_path(prefix))
+
+    def read(self, numbers: Tokens, start: int, end: int) -> Tokens:
+        width = self.dtype.itemsize
+        # take() would first copy the whole column, which is not aligned in the .idx.
+        offsets = self.offsets[numbers]
+        sizes = self.lengths[numbers].astype(np.int64) * width
+        sizes[-1] = end * width
+        offsets[0] += start * width
+        sizes[0] -= start * width
+        content = bytearray(int(sizes.sum()))
+        view, filled = memoryview(content), 0
+        pieces = []
+        for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True):
+            pieces.append((view[filled : filled + size], offset))
+            filled += size
+        self._file.read_into(pieces)
+        return np.frombuffer(content, self.dtype)
+
+
+class Samples(Protocol):
+    """The samples of a part of a run's data, in their order."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int) -> Tokens:
+        """The sequence_length + 1 tokens of sample `number`."""
+
+    def dataset(self, number: int) -> int:
+        """Which dataset of the blend sample `number` is from, counted from 0."""
+
+    def spans(self, number: int) -> list[Span]:
+        """Where the tokens of sample `number` are, in their order."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DatasetSamples:
+    """The samples that one dataset gives, in the order of its indices."""
+
+    sequences: Sequences
+    document_index: npt.NDArray[np.int32]
+    sample_index: Tokens
+    shuffle_index: Tokens
+
+    @classmethod
+    def load(cls, sequences: Sequences, directory: Path) -> "DatasetSamples":
+        names = (sample_index.DOCUMENT_INDEX, sample_index.SAMPLE_INDEX, sample_index.SHUFFLE_INDEX)
+        return cls(sequences, *sample_index.load(directory, *names))
+
+    def __len__(self) -> int:
+        return len(self.shuffle_index)
+
+    def __getitem__(self, number: int) -> Tokens:
+        return self.sequences.read(*self._range(number))
+
+    def dataset(self, number: int) -> int:
+        return 0
+
+    def spans(self, number: int) -> list[Span]:
+        numbers, start, end = self._range(number)
+        starts = np.zeros(len(numbers), np.int64)
+        starts[0] = start
+        ends = self.sequences.lengths[numbers].astype(np.int64)
+        ends[-1] = end
+        found = zip(numbers.tolist(), starts.tolist(), (ends - starts).tolist(), strict=True)
+        return [Span(0, sequence, first, length) for sequence, first, length in found if length]
+
+    def _range(self, number: int) -> tuple[Tokens, int, int]:
+        """As the arguments of `Sequences.read`."""
+        row = int(self.shuffle_index[number])
+        (first, start), (last, end) = self.sample_index.take((row, row + 1), axis=0).tolist()
+        return self.document_index[first : last + 1], start, end + 1
+
+
+@dataclasses.dataclass(frozen=True)
+class BlendedSamples:
+    """The samples of a weighted blend of datasets."""
+
+    members: Sequence[Samples]
+    dataset_index: Tokens
+    dataset_sample_index: Tokens
+
+    @classmethod
+    def load(cls, members: Sequence[Samples], directory: Path) -> "BlendedSamples":
+        return cls(members, *sample_index.load(directory, sample_index.DATASET_INDEX, sample_index.DATASET_SAMPLE_INDEX))
+
+    def __len__(self) -> int:
+        return len(self.dataset_index)
+
+    def __getitem__(self, number: int) -> Tokens:
+        member = self.members[self.dataset(number)]
+        return member[int(self.dataset_sample_index[number])]
+
+    def dataset(self, number: int) -> int:
+        return int(self.dataset_index[number])
+
+    def spans(self, number: int) -> list[Span]:
+        dataset = self.dataset(number)
+        found = self.members[dataset].spans(int(self.dataset_sample_index[number]))
+        return [span._replace(dataset=dataset) for span in found]

@@ -1,0 +1,264 @@
+"""Which tokens sample `i` of a stream has: a pure function of seed, shards in their order, and the shuffle window.
+
+The shards are read window by window: a window is closed by the shard with which it has `window_tokens` or more, so its borders
+depend on the shards alone. Within a window the sequences are shuffled, and then joined to the tokens of the windows before. The
+tokens are cut into samples of sequence_length + 1, of which the last is also the first of the next sample. A sample belongs to
+the window that has its last token, so no tail of a window is lost; the samples of a window are shuffled among themselves.
+
+When the last window has been read, all are read again, each shuffled anew: an epoch. What comes later changes nothing of what was
+before, so a run can start with the first shard, and one that is given the finished list sees the same samples. The price is the
+mixing: samples of different windows never change places. Memory is 16 bytes a sequence and 8 a sample of three windows.
+
+The tokens of the stream do not depend on how they are cut: `Stream` has them, and each phase of a run cuts samples of its own
+length from the token on at which the phase before has ended, `StreamSamples`. Where a phase ends within a window, its samples
+are shuffled without those of the next.
+"""
+
+import bisect
+import collections
+import dataclasses
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from lt_shared.data.sample_order.samples import Sequences, Span, Tokens
+
+NUMBER_BITS = 40
+NUMBER_MASK = (1 << NUMBER_BITS) - 1
+# A sample may begin in the window before, and read-ahead is a window ahead.
+KEPT_LAYOUTS = 3
+
+Found = TypeVar("Found")
+
+
+class Shard(NamedTuple):
+    """The `share` of a shard's sequences that is read."""
+
+    sequences: Sequences
+    share: range
+
+
+class Visit(NamedTuple):
+    """One reading of a window: it has the tokens from `start` to before `end` of the stream, all epochs counted."""
+
+    epoch: int
+    window: int
+    start: int
+    end: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layout:
+    """`order` int64 [S]: number of the shard and, in the lower bits, of the sequence; `ends` [S]: tokens up to the end of each.
+
+    `drawn` is the state of the random numbers after that, from which the samples are shuffled.
+    """
+
+    order: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int64]
+    drawn: Any
+
+
+class Windows:
+    """The windows of one epoch, as far as they are known."""
+
+    def __init__(self, window_tokens: int = 1):
+        self.window_tokens = window_tokens
+        self.first_shards = [0]
+        """The first shard of each window; the last entry is that of the window that is open."""
+        self.ends: list[int] = []
+        """Tokens up to the end of each closed window."""
+        self.is_finished = False
+        self._shards = self._tokens = 0
+
+    def add(self, tokens: int) -> None:
+        """A shard with `tokens` tokens follows."""
+        self._shards += 1
+        self._tokens += tokens
+        if self._tokens - (self.ends[-1] if self.ends else 0) >= self.window_tokens:
+            self._close()
+
+    def finish(self) -> None:
+        """No shard follows."""
+        if self.first_shards[-1] < self._shards:
+            self._close()
+        self.is_finished = True
+
+    def _close(self) -> None:
+        # Another thread may look between the two: what `ends` has is complete.
+        self.first_shards.append(self._shards)
+        self.ends.append(self._tokens)
+
+    def visit_with(self, token: int) -> Visit | None:
+        """The visit that has this token of the stream; None when it is not known yet."""
+        known = self.ends[-1] if self.ends else 0
+        epoch, rest = divmod(token, known) if self.is_finished and known else (0, token)
+        window = bisect.bisect_right(self.ends, rest)
+        if window == len(self.ends):
+            return None
+        before = epoch * known
+        return Visit(epoch, window, before + (self.ends[window - 1] if window else 0), before + self.ends[window])
+
+
+class _Newest(Generic[Found]):
+    """What is made for visits, as long as it is needed: readers are in several threads."""
+
+    def __init__(self, make: Callable[[Visit], Found]):
+        self._make = make
+        self._found: collections.OrderedDict[tuple[int, int], Found] = collections.OrderedDict()
+        self._lock = threading.Lock()
+
+    def __call__(self, visit: Visit) -> Found:
+        key = (visit.epoch, visit.window)
+        with self._lock:
+            if key not in self._found:
+                self._found[key] = self._make(visit)
+            self._found.move_to_end(key)
+            while len(self._found) > KEPT_LAYOUTS:
+                self._found.popitem(last=False)
+            return self._found[key]
+
+
+class Stream:
+    """The tokens of a stream whose shards arrive one after the other, from one thread; others may read meanwhile."""
+
+    def __init__(self, seed: int, window_tokens: int = 1):
+        self.seed = seed
+        self.windows = Windows(window_tokens)
+        self.shards: list[Shard] = []
+        self.layout = _Newest(self._laid_out)
+
+    def add(self, shard: Shard) -> None:
+        """The next shard of the stream is there."""
+        self.shards.append(shard)
+        self.windows.add(int(_lengths(shard).sum()))
+
+    def finish(self) -> None:
+        """The shard that was added last is the last one."""
+        self.windows.finish()
+
+    def pieces(self, token: int, end: int) -> list[tuple[int, npt.NDArray[np.int64], int, int]]:
+        """Tokens `token` to before `end` as arguments of `Sequences.read`, each after the number of its shard."""
+        found: list[tuple[int, npt.NDArray[np.int64], int, int]] = []
+        while token < end:
+            there = self.windows.visit_with(token)
+            assert there is not None
+            found += self._pieces_of(there, token, min(end, there.end))
+            token = there.end
+        return found
+
+    def _pieces_of(self, visit: Visit, token: int, end: int) -> list[tuple[int, npt.NDArray[np.int64], int, int]]:
+        """The same of tokens that are all of one visit."""
+        layout = self.layout(visit)
+        first, last = np.searchsorted(layout.ends, (token - visit.start, end - visit.start - 1), side="right").tolist()
+        packed = layout.order[first : last + 1]
+        shards, numbers = packed >> NUMBER_BITS, packed & NUMBER_MASK
+        borders = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(packed)]
+        found = []
+        for begin, stop in itertools.pairwise(borders):
+            shard, sequences = int(shards[begin]), numbers[begin:stop]
+            start = token - visit.start - (int(layout.ends[first - 1]) if first else 0) if begin == 0 else 0
+            length = int(self.shards[shard].sequences.lengths[sequences[-1]])
+            rest = int(layout.ends[last]) - (end - visit.start) if stop == len(packed) else 0
+            found.append((shard, sequences, start, length - rest))
+        return found
+
+    def _laid_out(self, visit: Visit) -> _Layout:
+        state = np.random.RandomState([self.seed, visit.epoch, visit.window])
+        first, last = self.windows.first_shards[visit.window], self.windows.first_shards[visit.window + 1]
+        packed = np.concatenate([_packed(number, self.shards[number]) for number in range(first, last)])
+        lengths = np.concatenate([_lengths(shard) for shard in self.shards[first:last]])
+        shuffled = np.arange(len(packed))
+        state.shuffle(shuffled)
+        # Those without tokens would be read for nothing.
+        shuffled = shuffled[lengths[shuffled] > 0]
+        return _Layout(packed[shuffled], np.cumsum(lengths[shuffled]), state.get_state())
+
+
+class StreamSamples:
+    """Samples of `sequence_length` + 1 tokens of a stream, from its token `begin` on.
+
+    `samples` are wanted, they need not be there yet. `end` is the number of the sample with which another phase goes on; without
+    one, a longer run has the same samples in its beginning.
+    """
+
+    def __init__(self, stream: Stream, sequence_length: int, samples: int, begin: int = 0, end: int | None = None):
+        self.stream = stream
+        self.sequence_length = sequence_length
+        self._samples = samples
+        self._begin = begin
+        self._end = end
+        self._order = _Newest(self._shuffled)
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def visit(self, number: int) -> Visit | None:
+        """The visit to whose samples sample `number` belongs; None when its shards are not there yet."""
+        return self.stream.windows.visit_with(self._begin + (number + 1) * self.sequence_length)
+
+    def is_ready(self, end: int) -> bool:
+        """Whether all samples up to before number `end` can be read."""
+        return end <= 0 or self.visit(end - 1) is not None
+
+    def epoch(self, number: int) -> int:
+        """How often everything has been read before sample `number`, whose visit is known."""
+        return self._known(number).epoch
+
+    def __getitem__(self, number: int) -> Tokens:
+        shards = self.stream.shards
+        pieces = [shards[shard].sequences.read(numbers, start, end) for shard, numbers, start, end in self._pieces(number)]
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def dataset(self, number: int) -> int:
+        return 0
+
+    def spans(self, number: int) -> list[Span]:
+        found = []
+        for shard, numbers, start, end in self._pieces(number):
+            starts = np.zeros(len(numbers), np.int64)
+            starts[0] = start
+            ends = self.stream.shards[shard].sequences.lengths[numbers].astype(np.int64)
+            ends[-1] = end
+            for sequence, first, length in zip(numbers.tolist(), starts.tolist(), (ends - starts).tolist(), strict=True):
+                found.append(Span(0, sequence, first, length, shard))
+        return found
+
+    def _known(self, number: int) -> Visit:
+        visit = self.visit(number)
+        if visit is None:
+            raise LookupError(f"sample {number} of a stream is asked for before its shards are there")
+        return visit
+
+    def _pieces(self, number: int) -> list[tuple[int, npt.NDArray[np.int64], int, int]]:
+        """As `Stream.pieces`."""
+        visit = self._known(number)
+        place = int(self._order(visit)[number - self._first_sample(visit)])
+        token = self._begin + place * self.sequence_length
+        return self.stream.pieces(token, token + self.sequence_length + 1)
+
+    def _first_sample(self, visit: Visit) -> int:
+        return max(0, (visit.start - self._begin - 1) // self.sequence_length)
+
+    def _shuffled(self, visit: Visit) -> npt.NDArray[np.int64]:
+        """The places, in the order of the tokens, of the samples that belong to a visit."""
+        end = max(0, (visit.end - self._begin - 1) // self.sequence_length)
+        samples = np.arange(self._first_sample(visit), end if self._end is None else min(end, self._end))
+        state = np.random.RandomState()
+        state.set_state(self.stream.layout(visit).drawn)
+        state.shuffle(samples)
+        return samples
+
+
+def _lengths(shard: Shard) -> npt.NDArray[np.int64]:
+    # A memory map's own subclass is slow to index.
+    return np.asarray(shard.sequences.lengths[shard.share.start : shard.share.stop]).astype(np.int64)
+
+
+def _packed(number: int, shard: Shard) -> npt.NDArray[np.int64]:
+    sequences: npt.NDArray[Any] = np.arange(shard.share.start, shard.share.stop, dtype=np.int64)
+    return sequences | np.int64(number << NUMBER_BITS)

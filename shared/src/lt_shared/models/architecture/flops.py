@@ -1,0 +1,29 @@
+"""Floating-point operations of a training step: six per weight of a GEMM, and attention's scores and values.
+
+The input embedding is a look-up and has none. Scores and values are counted over the causal half of the score matrix, or the part
+of it in the sliding window; Megatron and TorchTitan count the whole matrix in the figures that they print.
+"""
+
+from lt_shared.models.architecture import mlps
+from lt_shared.models.architecture.mixers import MIXERS
+from lt_shared.models.architecture.sizes import Sizes
+
+
+def per_token(model: Sizes, sequence_length: int) -> int:
+    """Forward and backward, no recomputation. A multi-token prediction layer projects its two inputs, and has the output layer
+    once more."""
+    head = model.vocab_size * model.hidden_size
+    weights = head + model.mtp_num_layers * (head + 2 * model.hidden_size**2)
+    pairs = 0
+    for layer in range(model.num_layers + model.mtp_num_layers):
+        weights += MIXERS[model.mixer(layer)].weights(model) + mlps.weights(model, layer, model.moe_router_topk)
+        pairs += scored_pairs(model, layer, sequence_length)
+    return 6 * weights + 3 * (model.query_size + model.value_size) * pairs // sequence_length
+
+
+def scored_pairs(model: Sizes, layer: int, sequence_length: int) -> int:
+    """Twice the pairs of a query and a key in a sequence that a layer scores, the diagonal as half of it."""
+    if not MIXERS[model.mixer(layer)].has_scores:
+        return 0
+    window = min(model.window(layer) or sequence_length, sequence_length)
+    return window * (2 * sequence_length - window)

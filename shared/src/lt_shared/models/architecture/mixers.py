@@ -1,0 +1,66 @@
+"""What a layer's mixer consists of, by its kind: a row of `MIXERS` each. `Architecture.mixer` names the kind of a layer."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from lt_shared.models.architecture.sizes import ATTENTION, LATENT_ATTENTION, Sizes
+
+
+class Mixer(NamedTuple):
+    """`weights` counts those that are multiplied once with each token, `vectors` all other parameters: biases, sinks, norms of
+    parts. `divided` is what tensor-parallel ranks divide among them, in words and by number.
+
+    With `has_scores` it multiplies the queries and the keys of all pairs of tokens. Where not `splits_samples`, a rank needs
+    whole samples, and there is no context parallelism.
+    """
+
+    weights: Callable[[Sizes], int]
+    vectors: Callable[[Sizes], int]
+    divided: Callable[[Sizes], dict[str, int]]
+    has_scores: bool = True
+    splits_samples: bool = True
+
+
+def _heads(model: Sizes) -> dict[str, int]:
+    return {"attention heads": model.num_attention_heads, "query groups": model.num_query_groups}
+
+
+def _attention_weights(model: Sizes) -> int:
+    return model.hidden_size * (model.query_size + 2 * model.kv_size) + model.query_size * model.hidden_size
+
+
+def _attention_vectors(model: Sizes) -> int:
+    total = 0
+    if model.qk_layernorm:
+        is_of_all_heads = model.qk_layernorm_width == "all_heads"
+        norms = model.query_size + model.kv_size if is_of_all_heads else 2 * model.kv_channels
+        total += norms * model.vectors_of_norm
+    has_biases = model.add_bias_linear or model.family == "gpt"
+    if has_biases or model.add_qkv_bias:
+        total += model.query_size + 2 * model.kv_size
+    if has_biases:
+        total += model.hidden_size
+    return total + (model.num_attention_heads if model.attention_sinks else 0)
+
+
+def _latent_attention_weights(model: Sizes) -> int:
+    latent, hidden = model.latent_attention, model.hidden_size
+    assert latent is not None
+    queries = hidden * model.query_size
+    if latent.q_lora_rank:
+        queries = latent.q_lora_rank * (hidden + model.query_size)
+    keys_and_values = model.num_attention_heads * (latent.qk_head_dim + latent.v_head_dim)
+    down = hidden * (latent.kv_lora_rank + latent.qk_pos_emb_head_dim)
+    return queries + down + latent.kv_lora_rank * keys_and_values + model.value_size * hidden
+
+
+def _latent_attention_vectors(model: Sizes) -> int:
+    latent = model.latent_attention
+    assert latent is not None
+    return (latent.q_lora_rank or 0) + latent.kv_lora_rank
+
+
+MIXERS = {
+    ATTENTION: Mixer(_attention_weights, _attention_vectors, _heads),
+    LATENT_ATTENTION: Mixer(_latent_attention_weights, _latent_attention_vectors, _heads),
+}

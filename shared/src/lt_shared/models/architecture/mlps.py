@@ -1,0 +1,23 @@
+"""What a layer's MLP consists of: a feed-forward layer, or a router, a shared expert and a number of experts."""
+
+from lt_shared.models.architecture.sizes import Sizes
+
+
+def weights(model: Sizes, layer: int, experts: int) -> int:
+    """Factors of a GEMM: of a feed-forward layer, or of a router, a shared expert and `experts` experts."""
+    matrices = 3 if model.family == "llama" else 2
+    if not model.has_experts(layer):
+        return matrices * model.hidden_size * model.ffn_hidden_size
+    width = experts * model.expert_size + (model.moe_shared_expert_intermediate_size or 0)
+    return (model.num_experts or 0) * model.hidden_size + matrices * model.hidden_size * width
+
+
+def biases(model: Sizes, layer: int, experts: int) -> int:
+    """Those of the same."""
+    if model.family == "gpt":
+        return model.ffn_hidden_size + model.hidden_size
+    if not model.add_bias_linear:
+        return 0
+    if model.has_experts(layer):
+        return (model.num_experts or 0) + experts * (2 * model.expert_size + model.hidden_size)
+    return 2 * model.ffn_hidden_size + model.hidden_size

@@ -1,0 +1,302 @@
+"""The sizes and features of a decoder-only transformer, and their checks: what an `Architecture` is counted from.
+
+A field's default is the Llama of 2023, which lacks the feature. Field names are Megatron's where Megatron has one.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from lt_shared.console import BadConfig
+from lt_shared.models.architecture.latent_attention import LatentAttention
+from lt_shared.models.rope_scaling import AnyScaling, LongRopeScaling, check_counts, check_numbers
+
+Family = Literal["gpt", "llama"]
+# Where the norms of a layer are: before attention and the MLP, behind them (OLMo 2), or both (Gemma 2).
+NormPlacement = Literal["pre", "post", "both"]
+# What the feed-forward layer does to its gate: SiLU, GELU by hyperbolic tangent, or gpt-oss's x * sigmoid(1.702 x), where gates
+# are at most 7, and ups between -7 and 7 before 1 is added to them.
+Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
+CLAMPED_SWIGLU_ALPHA, CLAMPED_SWIGLU_LIMIT = 1.702, 7.0
+ScoreFunction = Literal["softmax", "sigmoid"]
+# Norms of queries and keys: of each head, or of all heads at once (OLMo 2).
+QkNorm = Literal["head", "all_heads"]
+# Kinds of mixers (`lt_shared.models.architecture.mixers`).
+ATTENTION, LATENT_ATTENTION = "attention", "latent_attention"
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """One decoder-only model. Sizes are in elements; `vocab_size` is the tokenizer's, before any padding.
+
+    Attention: `sliding_window` counts the keys that a query sees, its own included; None is all. With `window_attn_skip_freq` n,
+    every n-th layer sees all. `local_rotary_base` is the rotary base of the layers with a window where it differs; they then have
+    no scaling either. `softmax_scale` replaces the inverse root of the head size. `attention_sinks` gives every head a learned
+    logit that takes part in the softmax and is then dropped. `add_bias_linear` gives all linear layers and the router biases,
+    those of `add_qkv_bias` included, which then is False.
+
+    Experts: the layers from `moe_first_dense_layers` on have `num_experts` of size `moe_ffn_hidden_size`, and a token goes to
+    `moe_router_topk` of them and through a shared one of `moe_shared_expert_intermediate_size`. Where no layer is dense, the size
+    of the experts is `ffn_hidden_size`, and `moe_ffn_hidden_size` None.
+    With `moe_router_pre_softmax`, probabilities are not normalised over the chosen experts. With groups, experts are chosen from
+    the `moe_router_group_topk` best of `moe_router_num_groups` groups; a group's score is the sum of its best
+    `moe_router_group_score_topk` experts' scores, where None is Megatron's number, `moe_router_topk` // `moe_router_group_topk`.
+
+    Multipliers: embeddings are multiplied by `embedding_multiplier`, the output of attention and MLP by `residual_multiplier`,
+    and logits divided by `logits_scaling`. A soft cap c makes x into c * tanh(x / c).
+
+    `mtp_num_layers` are DeepSeek's multi-token prediction layers behind the last one. `init_std` and `moe_aux_loss_coeff` matter
+    for training only. `model_type` is transformers' where the same sizes are known there under several.
+
+    The constructor raises BadConfig for impossible or contradictory sizes, and TypeError for a field of another type, as a
+    malformed file may have.
+    """
+
+    name: str
+    family: Family
+    num_layers: int
+    hidden_size: int
+    ffn_hidden_size: int
+    num_attention_heads: int
+    num_query_groups: int
+    vocab_size: int
+    max_position_embeddings: int
+    kv_channels: int = 0
+    norm_epsilon: float = 1e-5
+    rotary_base: float = 10000.0
+    rope_scaling: AnyScaling | None = None
+    tie_embeddings: bool = False
+    init_std: float = 0.02
+    rotary_percent: float = 1.0
+    add_qkv_bias: bool = False
+    qk_layernorm: bool = False
+    sliding_window: int | None = None
+    num_experts: int | None = None
+    moe_router_topk: int = 2
+    moe_aux_loss_coeff: float = 0.0
+    # From here on, a record names a field only where it is not the default.
+    moe_ffn_hidden_size: int | None = None
+    moe_first_dense_layers: int = 0
+    moe_shared_expert_intermediate_size: int | None = None
+    moe_router_pre_softmax: bool = False
+    moe_router_score_function: ScoreFunction = "softmax"
+    moe_router_enable_expert_bias: bool = False
+    moe_router_num_groups: int | None = None
+    moe_router_group_topk: int | None = None
+    moe_router_group_score_topk: int | None = None
+    moe_router_topk_scaling_factor: float = 1.0
+    latent_attention: LatentAttention | None = None
+    attention_sinks: bool = False
+    window_attn_skip_freq: int | None = None
+    local_rotary_base: float | None = None
+    softmax_scale: float | None = None
+    attn_logit_softcapping: float | None = None
+    final_logit_softcapping: float | None = None
+    qk_layernorm_width: QkNorm = "head"
+    norm_placement: NormPlacement = "pre"
+    layernorm_zero_centered_gamma: bool = False
+    add_bias_linear: bool = False
+    activation: Activation = "silu"
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_scaling: float = 1.0
+    mtp_num_layers: int = 0
+    model_type: str = ""
+
+    def __post_init__(self) -> None:
+        sizes = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "vocab_size")
+        check_counts(self, *sizes, "max_position_embeddings", "moe_router_topk")
+        if self.sliding_window is not None and self.sliding_window <= 0:
+            raise BadConfig(f"a sliding window of {self.sliding_window} tokens sees nothing", "leave it out for full attention")
+        check_counts(self, *(field for field in _OPTIONAL_COUNTS if getattr(self, field) is not None))
+        check_counts(self, *(field for field in ("moe_first_dense_layers", "mtp_num_layers") if getattr(self, field) != 0))
+        check_numbers(self, "norm_epsilon", "rotary_base", "rotary_percent", "moe_router_topk_scaling_factor")
+        check_numbers(self, "embedding_multiplier", "residual_multiplier", "logits_scaling")
+        check_numbers(self, *(field for field in _OPTIONAL_NUMBERS if getattr(self, field) is not None))
+        check_numbers(self, "init_std", "moe_aux_loss_coeff", zero=True)
+        for field in _SWITCHES:
+            if type(getattr(self, field)) is not bool:
+                raise TypeError(f"{field} is {getattr(self, field)!r:.40}, must be true or false")
+        for field, words in _WORDS.items():
+            if getattr(self, field) not in words:
+                raise TypeError(f"{field} is {getattr(self, field)!r:.40}, must be {' or '.join(words)}")
+        self._set_head_size()
+        if self.num_attention_heads % self.num_query_groups:
+            raise BadConfig(f"{self.num_attention_heads} attention heads do not split into {self.num_query_groups} query groups")
+        if self.family == "llama" and self.rotary_channels % 2:
+            raise BadConfig(f"rotary embeddings need an even head size, this one is {self.rotary_channels}")
+        if self.add_bias_linear:
+            # They are among those of all linear layers.
+            object.__setattr__(self, "add_qkv_bias", False)
+        self._check_features()
+        self._check_experts()
+
+    def _set_head_size(self) -> None:
+        if self.kv_channels != 0:
+            check_counts(self, "kv_channels")
+            return
+        if self.latent_attention:
+            object.__setattr__(self, "kv_channels", self.latent_attention.query_channels)
+            return
+        if self.hidden_size % self.num_attention_heads:
+            raise BadConfig(
+                f"hidden size {self.hidden_size} is not divisible by {self.num_attention_heads} attention heads",
+                "choose another number of heads or give kv_channels",
+            )
+        object.__setattr__(self, "kv_channels", self.hidden_size // self.num_attention_heads)
+
+    def _check_features(self) -> None:
+        """Raises BadConfig for features that exclude each other, or that have no meaning alone."""
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        features = [field for field in NEWER if getattr(self, field) != defaults[field]]
+        if self.family == "gpt" and features:
+            raise BadConfig(f"{', '.join(features)}: known in the Llama style only", "use RoPE and RMSNorm")
+        scaling = self.rope_scaling
+        if isinstance(scaling, LongRopeScaling) and 2 * len(scaling.short_factor) != self.rotary_channels:
+            raise BadConfig(
+                f"LongRoPE divides {len(scaling.short_factor)} frequencies, and {self.rotary_channels} rotated channels have "
+                f"{self.rotary_channels // 2}"
+            )
+        if self.sliding_window is None and (self.window_attn_skip_freq or self.local_rotary_base):
+            raise BadConfig("layers with another window or rotary base than the others, but no window", "give sliding_window")
+        latent = self.latent_attention
+        if latent is None:
+            return
+        if self.kv_channels != latent.query_channels or self.num_query_groups != self.num_attention_heads:
+            raise BadConfig(
+                f"latent attention has a key for each of {self.num_attention_heads} heads, of {latent.query_channels} channels",
+                f"not {self.num_query_groups} groups of {self.kv_channels}",
+            )
+        excluded = ("add_qkv_bias", "qk_layernorm", "sliding_window", "attention_sinks", "add_bias_linear")
+        both = [field for field in excluded if getattr(self, field)]
+        if both:
+            raise BadConfig(f"latent attention with {', '.join(both)}: no model here has both")
+
+    def _check_experts(self) -> None:
+        if self.num_experts is None:
+            given = [field for field in _OF_EXPERTS if getattr(self, field)]
+            if given:
+                raise BadConfig(f"{', '.join(given)} for a model without experts", "give num_experts")
+            return
+        if self.family != "llama":
+            raise BadConfig("experts are known in the Llama style only", "use RoPE, RMSNorm, SwiGLU and no biases")
+        if not 1 <= self.moe_router_topk <= self.num_experts:
+            raise BadConfig(f"a token cannot go to {self.moe_router_topk} of {self.num_experts} experts")
+        if self.moe_first_dense_layers >= self.num_layers:
+            raise BadConfig(f"of {self.num_layers} layers, the first {self.moe_first_dense_layers} have no experts: none has")
+        if self.moe_first_dense_layers == 0 or self.moe_ffn_hidden_size == self.ffn_hidden_size:
+            object.__setattr__(self, "ffn_hidden_size", self.expert_size)
+            object.__setattr__(self, "moe_ffn_hidden_size", None)
+        if self.moe_router_enable_expert_bias and self.moe_router_score_function != "sigmoid":
+            raise BadConfig("biases that balance experts need sigmoid scores", "give moe_router_score_function sigmoid")
+        if self.moe_router_score_function == "sigmoid":
+            # Megatron always normalises sigmoids over the chosen experts, whatever the setting says.
+            object.__setattr__(self, "moe_router_pre_softmax", False)
+        self._check_groups(self.num_experts)
+
+    def _check_groups(self, experts: int) -> None:
+        groups, chosen, topk = self.moe_router_num_groups, self.moe_router_group_topk, self.moe_router_topk
+        if (groups is None) != (chosen is None):
+            raise BadConfig("groups of experts need both, their number and how many of them are chosen")
+        if not groups or not chosen:
+            if self.moe_router_group_score_topk:
+                raise BadConfig("moe_router_group_score_topk for a model whose experts are in no groups")
+            return
+        size = experts // groups
+        if experts % groups or chosen > groups or topk > chosen * size:
+            raise BadConfig(f"{topk} of {experts} experts cannot be chosen from {chosen} of {groups} groups")
+        if not 1 <= self.group_score_topk <= size:
+            raise BadConfig(f"the score of a group of {size} experts cannot be the sum of its best {self.group_score_topk}")
+        if self.moe_router_group_score_topk == topk // chosen:
+            object.__setattr__(self, "moe_router_group_score_topk", None)
+
+    @property
+    def group_score_topk(self) -> int:
+        """How many of its best experts' scores a group's score is the sum of; 0 without groups."""
+        chosen = self.moe_router_group_topk
+        return self.moe_router_group_score_topk or (self.moe_router_topk // chosen if chosen else 0)
+
+    @property
+    def rotary_channels(self) -> int:
+        """The number of channels of a head that RoPE rotates."""
+        return self.latent_attention.qk_pos_emb_head_dim if self.latent_attention else int(self.kv_channels * self.rotary_percent)
+
+    @property
+    def query_size(self) -> int:
+        return self.num_attention_heads * self.kv_channels
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_query_groups * self.kv_channels
+
+    @property
+    def value_size(self) -> int:
+        """The channels of all heads that attention puts out."""
+        return self.num_attention_heads * self.latent_attention.v_head_dim if self.latent_attention else self.query_size
+
+    @property
+    def expert_size(self) -> int:
+        """The width of an expert."""
+        return self.moe_ffn_hidden_size or self.ffn_hidden_size
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether the layer of this index, from 0, has experts. Multi-token prediction layers come from `num_layers` on."""
+        return self.num_experts is not None and layer >= self.moe_first_dense_layers
+
+    @functools.cached_property
+    def mixers(self) -> Mapping[str, Sequence[int]]:
+        """The layers, from 0, that have each kind of mixer; the kinds are keys of `mixers.MIXERS`."""
+        return {LATENT_ATTENTION if self.latent_attention else ATTENTION: range(self.num_layers)}
+
+    def mixer(self, layer: int) -> str:
+        """The kind of mixer of a layer. Multi-token prediction layers, from `num_layers` on, have the kind that is named last."""
+        *others, last = self.mixers
+        return next((kind for kind in others if layer in self.mixers[kind]), last)
+
+    def layer_kind(self, layer: int) -> tuple[str, bool]:
+        """Layers with the same mixer, all with experts or all without, have the same tensors."""
+        return self.mixer(layer), self.has_experts(layer)
+
+    @property
+    def layer_kinds(self) -> dict[tuple[str, bool], int]:
+        """A layer of each kind."""
+        return {self.layer_kind(layer): layer for layer in range(self.num_layers)}
+
+    def window(self, layer: int) -> int | None:
+        """How many keys a query of this layer sees, its own included; None for all."""
+        full = self.window_attn_skip_freq is not None and (layer + 1) % self.window_attn_skip_freq == 0
+        return None if full else self.sliding_window
+
+    def padded_vocab_size(self, divisible_by: int = 128, tensor_parallel: int = 1) -> int:
+        """Megatron's padding: the next multiple of `divisible_by` x `tensor_parallel`."""
+        multiple = divisible_by * tensor_parallel
+        return -(-self.vocab_size // multiple) * multiple
+
+    @property
+    def vectors_of_norm(self) -> int:
+        """A norm's vectors: RMSNorm has a weight, LayerNorm also a bias."""
+        return 1 if self.family == "llama" else 2
+
+
+_FIELDS = [field.name for field in dataclasses.fields(Sizes)]
+NEWER = tuple(_FIELDS[_FIELDS.index("moe_ffn_hidden_size") :])
+_OPTIONAL_COUNTS = (
+    *("num_experts", "sliding_window", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size"),
+    *("moe_router_num_groups", "moe_router_group_topk", "moe_router_group_score_topk", "window_attn_skip_freq"),
+)
+_OPTIONAL_NUMBERS = ("local_rotary_base", "softmax_scale", "attn_logit_softcapping", "final_logit_softcapping")
+_SWITCHES = (
+    *("tie_embeddings", "add_qkv_bias", "qk_layernorm", "moe_router_pre_softmax", "moe_router_enable_expert_bias"),
+    *("attention_sinks", "layernorm_zero_centered_gamma", "add_bias_linear"),
+)
+_WORDS = {
+    "moe_router_score_function": ("softmax", "sigmoid"),
+    "qk_layernorm_width": ("head", "all_heads"),
+    "norm_placement": ("pre", "post", "both"),
+    "activation": ("silu", "gelu_tanh", "clamped_swiglu"),
+}
+_OF_EXPERTS = (
+    *("moe_ffn_hidden_size", "moe_first_dense_layers", "moe_shared_expert_intermediate_size", "moe_router_pre_softmax"),
+    *("moe_router_enable_expert_bias", "moe_router_num_groups"),
+)

@@ -1,0 +1,136 @@
+"""The fields of config.json that all models in the Llama style share, and the checks of those that change the model."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lt_shared.console import BadConfig
+from lt_shared.models.architecture import Architecture
+from lt_shared.models.huggingface import rope_parameters
+from lt_shared.models.huggingface.rope_parameters import FULL, SLIDING
+
+# Settings of unsupported features, with the value that turns them off.
+ABSENT = {"attention_bias": False, "mlp_bias": False, "use_sliding_window": False}
+
+
+def layer_types(architecture: Architecture) -> list[str]:
+    """The list of layers as config.json has it, of which some may have a window."""
+    return [FULL if architecture.window(layer) is None else SLIDING for layer in range(architecture.num_layers)]
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelType:
+    """One `model_type` of transformers.
+
+    `write` gives the fields of config.json that only this type decides, `read` the architecture of a config.json, under a name
+    for messages. `aliases` are other names of settings, which transformers takes too: with both, the last one in the file
+    decides. `language_model` finds the settings to read in those of a model that has other parts, too. `defaults` is what
+    transformers takes for settings that a file leaves out, where a file may: without another setting, it is refused.
+    `layer_types` is the list of the kinds of layers, which a file may have beside the settings that say the same.
+    """
+
+    name: str
+    class_name: str
+    write: Callable[[Architecture], dict[str, Any]]
+    read: Callable[[dict[str, Any], str], Architecture]
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    language_model: Callable[[dict[str, Any]], dict[str, Any]] = dict
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    layer_types: Callable[[Architecture], list[str]] = layer_types
+
+
+def check_values(config: Mapping[str, Any], expected: Mapping[str, Any], name: str, kind: str) -> None:
+    """Raises BadConfig for a setting that is there, and has another value than the family has."""
+    for field, value in expected.items():
+        if config.get(field) not in (None, value):
+            raise BadConfig(f"{name}: {field} is {config[field]!r}, the {kind} family here has {value!r}")
+
+
+def either(config: Mapping[str, Any], name: str, *fields: str) -> Any:
+    """A setting that versions of transformers call by different names. Raises BadConfig where two of them disagree, KeyError for
+    the first where none is there."""
+    given = [config[field] for field in fields if config.get(field) is not None]
+    if not given:
+        raise KeyError(fields[0])
+    if any(value != given[0] for value in given):
+        raise BadConfig(f"{name}: {' and '.join(fields)} are one setting, and contradict each other", "remove the wrong one")
+    return given[0]
+
+
+def window_frequency(config: Mapping[str, Any], pattern: int) -> int | None:
+    """Megatron's `window_attn_skip_freq` of `layer_types`: every so many layers, one has no window; None if all have one.
+
+    `pattern` is what the family has where the file does not say it, or where its layers are too few to tell.
+    """
+    given = list(config.get("layer_types") or [])
+    usual = [SLIDING if (layer + 1) % pattern else FULL for layer in range(len(given))]
+    if given == usual:
+        return pattern
+    return given.index(FULL) + 1 if FULL in given else None
+
+
+def written(architecture: Architecture) -> dict[str, Any]:
+    """The fields of a model in the Llama style."""
+    return {
+        "hidden_size": architecture.hidden_size,
+        "intermediate_size": architecture.ffn_hidden_size,
+        "num_hidden_layers": architecture.num_layers,
+        "num_attention_heads": architecture.num_attention_heads,
+        "num_key_value_heads": architecture.num_query_groups,
+        "head_dim": architecture.kv_channels,
+        "max_position_embeddings": architecture.max_position_embeddings,
+        "rms_norm_eps": architecture.norm_epsilon,
+        "hidden_act": "silu",
+        "attention_dropout": 0.0,
+        **rope_parameters.written(architecture.rotary_base, architecture.rope_scaling),
+    }
+
+
+def read(
+    config: dict[str, Any],
+    name: str,
+    kind: str,
+    *,
+    absent: Mapping[str, Any] = ABSENT,
+    activation: str = "silu",
+    activation_here: str = "silu",
+    rotary_base: float = 10000.0,
+    rotary_percent: float | None = None,
+    **family: Any,
+) -> Architecture:
+    """The architecture in the Llama style, with `family` for the fields that another family has or reads differently.
+
+    `absent` are settings that the family has at these values only, `activation` is its one by transformers' name and by the
+    architecture's, `rotary_base` transformers' default for it, or the one that was read where `family` has a `rope_scaling`, and
+    `rotary_percent` its default for the part of each head that is rotated, None where the family rotates all. Raises BadConfig,
+    and KeyError for a size that is missing.
+    """
+    percent = rope_parameters.rotary_percent(config, name, rotary_percent or 1.0)
+    if percent != 1 and rotary_percent is None:
+        raise BadConfig(f"{name}: partial_rotary_factor is {percent!r}, the {kind} family here has 1.0")
+    base, scaling = rotary_base, None
+    if "rope_scaling" not in family:
+        base, scaling = rope_parameters.read(config, name, rotary_base)
+    check_values(config, absent, name, kind)
+    found = config.get("hidden_act") or config.get("hidden_activation") or activation
+    if found != activation:
+        raise BadConfig(f"{name}: hidden_act is {found!r}, the {kind} family here has {activation}")
+    groups = config.get("num_key_value_heads")
+    fields = {
+        "num_layers": config["num_hidden_layers"],
+        "hidden_size": config["hidden_size"],
+        "ffn_hidden_size": config["intermediate_size"],
+        "num_attention_heads": config["num_attention_heads"],
+        "num_query_groups": config["num_attention_heads"] if groups is None else groups,
+        "vocab_size": config["vocab_size"],
+        "max_position_embeddings": config["max_position_embeddings"],
+        "kv_channels": config.get("head_dim") or 0,
+        "norm_epsilon": config["rms_norm_eps"],
+        "rotary_base": base,
+        "rope_scaling": scaling,
+        "rotary_percent": percent,
+        "tie_embeddings": config.get("tie_word_embeddings", False),
+        "init_std": config.get("initializer_range", 0.02),
+        "activation": activation_here,
+    }
+    return Architecture(name=name, family="llama", **(fields | family))

@@ -1,0 +1,167 @@
+"""transformers' model type of an architecture: the first whose config.json reads back as the same architecture.
+
+So no rule says which features make which type, and a config.json that would lose a feature is never written.
+"""
+
+import dataclasses
+from typing import Any
+
+from lt_shared.console import BadConfig
+from lt_shared.models import quantization
+from lt_shared.models.architecture import Architecture
+from lt_shared.models.huggingface import unsupported
+from lt_shared.models.huggingface.config_fields import ModelType
+from lt_shared.models.huggingface.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, KIMI_K2
+from lt_shared.models.huggingface.gemma import GEMMA2, GEMMA3, GEMMA3_TEXT
+from lt_shared.models.huggingface.glm4_moe import GLM4_MOE
+from lt_shared.models.huggingface.gpt2 import GPT2
+from lt_shared.models.huggingface.gpt_oss import GPT_OSS
+from lt_shared.models.huggingface.granite import GRANITE
+from lt_shared.models.huggingface.llama import LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3
+from lt_shared.models.huggingface.olmo import OLMO2, OLMO3
+from lt_shared.models.huggingface.phi3 import PHI3, architecture_without_usual_factor
+from lt_shared.models.huggingface.qwen3_moe import QWEN3_MOE
+
+_ALL = (
+    LLAMA,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+    MIXTRAL,
+    QWEN3_MOE,
+    PHI3,
+    GRANITE,
+    OLMO2,
+    OLMO3,
+    GEMMA2,
+    GEMMA3_TEXT,
+    GEMMA3,
+    GPT_OSS,
+    DEEPSEEK_V2,
+    DEEPSEEK_V3,
+    KIMI_K2,
+    GLM4_MOE,
+    GPT2,
+)
+_TYPES = {each.name: each for each in _ALL}
+MODEL_TYPES = tuple(_TYPES)
+# Settings that change the model in any type, and are not supported.
+_ABSENT_ANYWHERE = ("per_layer_config", "pruned_heads", "transformers_weights")
+
+
+def model_type(architecture: Architecture) -> str | None:
+    """The `model_type` of transformers that computes this architecture; None when it has none."""
+    found = _type(architecture)
+    return found.name if found else None
+
+
+def _type(architecture: Architecture) -> ModelType | None:
+    candidates = [_TYPES[architecture.model_type]] if architecture.model_type in _TYPES else _TYPES.values()
+    return next((each for each in candidates if _keeps(each, architecture)), None)
+
+
+def _keeps(kind: ModelType, architecture: Architecture) -> bool:
+    """Whether the type's config.json says all that the architecture does, but for what matters to training alone."""
+    back = _read_back(kind, architecture)
+    return back is not None and _computed(back) == _computed(architecture)
+
+
+def _read_back(kind: ModelType, architecture: Architecture) -> Architecture | None:
+    """What the config.json of a type says of the architecture; None where there is none."""
+    try:
+        return kind.read(_config(kind, architecture, "float32"), architecture.name)
+    except (BadConfig, KeyError, TypeError, ValueError, ArithmeticError):
+        return None
+
+
+def nearest(architecture: Architecture) -> str | None:
+    """The type that loses the least, and the fields that it loses; None if no type can hold the model."""
+    own = dataclasses.asdict(_computed(architecture))
+    changes = {}
+    for kind in _ALL:
+        back = _read_back(kind, architecture)
+        if back is not None:
+            fields = dataclasses.asdict(_computed(back)).items()
+            changes[kind.name] = [
+                f"{field} {value!s:.80}, not {own[field]!s:.80}" for field, value in fields if value != own[field]
+            ]
+    if not changes:
+        return None
+    name = min(changes, key=lambda name: len(changes[name]))
+    return f"the nearest is {name}, which has {', '.join(changes[name])}"
+
+
+def _computed(architecture: Architecture) -> Architecture:
+    """What decides what the model computes."""
+    same = architecture_without_usual_factor(architecture)
+    return dataclasses.replace(same, init_std=0.0, moe_aux_loss_coeff=0.0)
+
+
+def to_config(architecture: Architecture, dtype: str) -> dict[str, Any]:
+    """The content of config.json for a model whose tensors are stored as `dtype` ("bfloat16", ...).
+
+    Raises BadConfig when transformers has no model type for it.
+    """
+    found = _type(architecture)
+    if found is None:
+        kinds = ", ".join(MODEL_TYPES)
+        raise BadConfig(f"{architecture.name}: has no Hugging Face form here, which are {kinds}", nearest(architecture))
+    return _config(found, architecture, dtype)
+
+
+def _config(kind: ModelType, architecture: Architecture, dtype: str) -> dict[str, Any]:
+    return {
+        "architectures": [kind.class_name],
+        "model_type": kind.name,
+        "vocab_size": architecture.vocab_size,
+        "tie_word_embeddings": architecture.tie_embeddings,
+        "initializer_range": architecture.init_std,
+        "use_cache": True,
+        "dtype": dtype,
+        "torch_dtype": dtype,
+        **kind.write(architecture),
+    }
+
+
+def from_config(config: dict[str, Any], name: str) -> Architecture:
+    """Read a config.json. Raises BadConfig for an unknown model type or a setting that has no place here."""
+    kind = config.get("model_type")
+    unsupported.refuse(config, name)
+    if kind not in _TYPES:
+        raise BadConfig(f"{name}: model type {kind!r}, known here are {', '.join(MODEL_TYPES)}")
+    quantization.of_config(config, name)
+    try:
+        _check_one_reading(config, name, _TYPES[kind])
+        config = {**_TYPES[kind].defaults, **_TYPES[kind].language_model(config)}
+        architecture = _TYPES[kind].read(config, name)
+        _check_layer_types(config, architecture, _TYPES[kind])
+        return architecture
+    except KeyError as error:
+        raise BadConfig(f"{name}: config.json has no {error}") from None
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise BadConfig(f"{name}: config.json is malformed: {error}") from None
+
+
+def _check_one_reading(config: dict[str, Any], name: str, kind: ModelType) -> None:
+    """Raises BadConfig for what transformers takes from a configuration beside, or instead of, what is read here."""
+    for field in _ABSENT_ANYWHERE:
+        if config.get(field):
+            raise BadConfig(f"{name}: has {field}, which is not supported")
+    for alias, field in kind.aliases.items():
+        if alias in config and config[alias] != config.get(field):
+            raise BadConfig(f"{name}: {alias} and {field} are one setting, and contradict each other", "remove the wrong one")
+
+
+def _check_layer_types(config: dict[str, Any], architecture: Architecture, kind: ModelType) -> None:
+    """Raises BadConfig where the list of layers says something else than what was read."""
+    given = config.get("layer_types")
+    if not given:
+        return
+    read = kind.layer_types(architecture)
+    if list(given) != read:
+        first = next((layer for layer, pair in enumerate(zip(given, read, strict=False)) if pair[0] != pair[1]), len(read))
+        found = given[first] if first < len(given) else "missing"
+        raise BadConfig(
+            f"{architecture.name}: layer_types has {sorted(set(map(str, given)))}; layer {first} is {found}, and only models in "
+            f"which it is {read[first] if first < len(read) else 'missing'} are known here"
+        )

@@ -1,0 +1,56 @@
+"""OLMo 2 and OLMo 3 in transformers: norms behind attention and MLP, and norms of queries and keys over all heads at once.
+
+OLMo 3 has a window on three of four layers; those rotate without the YaRN scaling of the others. An OLMo 3 without windows is an
+OLMo 2.
+"""
+
+from typing import Any
+
+from lt_shared.models.architecture import Architecture
+from lt_shared.models.huggingface import config_fields, rope_parameters
+from lt_shared.models.huggingface.config_fields import ModelType
+
+_ABSENT = {"attention_bias": False}
+_ROTARY_BASE = 500000.0
+# Of OLMo 3: every so many layers, one has no window.
+_PATTERN = 4
+_FEATURES: dict[str, Any] = {"norm_placement": "post", "qk_layernorm": True, "qk_layernorm_width": "all_heads"}
+
+
+def _write_olmo2(architecture: Architecture) -> dict[str, Any]:
+    return config_fields.written(architecture) | _ABSENT
+
+
+def _read_olmo2(config: dict[str, Any], name: str) -> Architecture:
+    return config_fields.read(config, name, "olmo2", absent=_ABSENT, **_FEATURES)
+
+
+def _write_olmo3(architecture: Architecture) -> dict[str, Any]:
+    rotary = (architecture.rotary_base, architecture.rope_scaling, architecture.local_rotary_base)
+    return _write_olmo2(architecture) | {
+        "sliding_window": architecture.sliding_window,
+        "layer_types": config_fields.layer_types(architecture),
+        **rope_parameters.written_by_layer_type(*rotary),
+    }
+
+
+def _read_olmo3(config: dict[str, Any], name: str) -> Architecture:
+    base, scaling, local_base = rope_parameters.read_by_layer_type(config, name, _ROTARY_BASE)
+    frequency = config_fields.window_frequency(config, _PATTERN)
+    window = config.get("sliding_window", 4096) if frequency != 1 else None
+    return config_fields.read(
+        config,
+        name,
+        "olmo3",
+        absent=_ABSENT,
+        rotary_base=base,
+        rope_scaling=scaling,
+        sliding_window=window,
+        window_attn_skip_freq=frequency if window else None,
+        local_rotary_base=local_base if window else None,
+        **_FEATURES,
+    )
+
+
+OLMO2 = ModelType("olmo2", "Olmo2ForCausalLM", _write_olmo2, _read_olmo2)
+OLMO3 = ModelType("olmo3", "Olmo3ForCausalLM", _write_olmo3, _read_olmo3)

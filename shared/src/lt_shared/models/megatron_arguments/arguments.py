@@ -1,0 +1,266 @@
+"""An `Architecture` as Megatron-LM's command-line arguments (the names in its `args` namespace), and back.
+
+lt-train's own flags carry the same names, its log prints them the way Megatron does, and checkpoints store them, so a run can be
+described from any of the three. Two things have another form there: a sliding window of n tokens is `--window-size n-1,0`, the
+keys to the left and to the right of a query; and the layers that have experts are a list. What Megatron has no argument for (a
+soft cap, all numbers of Llama 3.1's RoPE scaling but the factor) is kept under names that begin with `lt_`, which it does not
+read.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from lt_shared.console import BadConfig
+from lt_shared.models.architecture import CLAMPED_SWIGLU_LIMIT, Architecture, LatentAttention
+from lt_shared.models.architecture.sizes import NEWER
+from lt_shared.models.megatron_arguments import known_fields, rope
+
+PREFIX = "lt_"
+# Of transformers' DeepSeek models, whatever that of their other norms is.
+LATENT_NORM_EPSILON = 1e-6
+# Fields that a model may lack, and Megatron's argument of the same meaning.
+_FEATURES = {
+    "sliding_window": "window_size",
+    "moe_shared_expert_intermediate_size": "moe_shared_expert_intermediate_size",
+    "moe_router_pre_softmax": "moe_router_pre_softmax",
+    "moe_router_score_function": "moe_router_score_function",
+    "moe_router_enable_expert_bias": "moe_router_enable_expert_bias",
+    "moe_router_num_groups": "moe_router_num_groups",
+    "moe_router_group_topk": "moe_router_group_topk",
+    "moe_router_topk_scaling_factor": "moe_router_topk_scaling_factor",
+    "window_attn_skip_freq": "window_attn_skip_freq",
+    "softmax_scale": "softmax_scale",
+    "layernorm_zero_centered_gamma": "apply_layernorm_1p",
+    "mtp_num_layers": "mtp_num_layers",
+}
+# Fields that are read from several arguments, or from one of another form.
+_OF_OTHER_FORM = (
+    *("moe_ffn_hidden_size", "moe_first_dense_layers", "latent_attention"),
+    *("attention_sinks", "add_bias_linear", "activation"),
+)
+# All others of the newer fields.
+_WITHOUT_ARGUMENT = tuple(name for name in NEWER if name not in _FEATURES and name not in _OF_OTHER_FORM)
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(Architecture)}
+_CLAMPED_SWIGLU = {"quick_geglu": True, "glu_linear_offset": 1.0, "activation_func_clamp_value": CLAMPED_SWIGLU_LIMIT}
+
+
+def to_arguments(architecture: Architecture) -> dict[str, Any]:
+    """The arguments of `architecture`."""
+    latent = architecture.latent_attention
+    return {
+        "num_layers": architecture.num_layers,
+        "hidden_size": architecture.hidden_size,
+        "ffn_hidden_size": architecture.ffn_hidden_size,
+        "num_attention_heads": architecture.num_attention_heads,
+        "group_query_attention": architecture.num_query_groups != architecture.num_attention_heads,
+        "num_query_groups": architecture.num_query_groups,
+        "kv_channels": architecture.kv_channels,
+        "vocab_size": architecture.vocab_size,
+        "max_position_embeddings": architecture.max_position_embeddings,
+        **rope.to_arguments(architecture),
+        **arguments_of_style(architecture),
+        "norm_epsilon": architecture.norm_epsilon,
+        "untie_embeddings_and_output_weights": not architecture.tie_embeddings,
+        "init_method_std": architecture.init_std,
+        "add_qkv_bias": architecture.add_qkv_bias or architecture.add_bias_linear,
+        # With latent attention it means the norms of the latents, which all such models have.
+        "qk_layernorm": architecture.qk_layernorm or latent is not None,
+        "window_size": (architecture.sliding_window - 1, 0) if architecture.sliding_window else None,
+        "num_experts": architecture.num_experts,
+        **(_experts(architecture) if architecture.num_experts else {}),
+        **({"multi_latent_attention": True, **dataclasses.asdict(latent)} if latent else {}),
+        **_features(architecture),
+    }
+
+
+def absent_in_megatron(architecture: Architecture) -> list[str]:
+    """What of the model Megatron-LM has no argument for, and would leave out: none of it changes the tensors' names."""
+    scaling = architecture.rope_scaling
+    found = []
+    if scaling and not rope.is_computable_by_megatron(scaling):
+        found.append(f"its RoPE scaling ({scaling}): Megatron has constants for every RoPE scaling parameter but the factor")
+    if architecture.latent_attention and architecture.norm_epsilon != LATENT_NORM_EPSILON:
+        found.append(f"the epsilon of its latents' norms, {LATENT_NORM_EPSILON}: Megatron takes the model's")
+    if architecture.rotary_base != int(architecture.rotary_base):
+        found.append(f"its rotary base of {architecture.rotary_base}: Megatron's is a whole number")
+    given = [name for name in _WITHOUT_ARGUMENT if name != "model_type" and getattr(architecture, name) != _DEFAULTS[name]]
+    return [*found, *(f"{name} {getattr(architecture, name)}" for name in given)]
+
+
+def _features(architecture: Architecture) -> dict[str, Any]:
+    """The arguments of what the model has and a Llama has not."""
+    given = {name: getattr(architecture, name) for name in (*_FEATURES, *_WITHOUT_ARGUMENT)}
+    found = {_FEATURES.get(name, PREFIX + name): value for name, value in given.items() if value != _DEFAULTS[name]}
+    found.pop("window_size", None)
+    if architecture.attention_sinks:
+        found["softmax_type"] = "learnable"
+    if architecture.activation == "clamped_swiglu":
+        found |= _CLAMPED_SWIGLU
+    elif architecture.activation != "silu":
+        found[f"{PREFIX}activation"] = architecture.activation
+    return found
+
+
+def _experts(architecture: Architecture) -> dict[str, Any]:
+    dense, layers = architecture.moe_first_dense_layers, architecture.num_layers
+    return {
+        "moe_ffn_hidden_size": architecture.expert_size,
+        "moe_router_topk": architecture.moe_router_topk,
+        "moe_router_load_balancing_type": "aux_loss",
+        "moe_aux_loss_coeff": architecture.moe_aux_loss_coeff,
+        **({"moe_layer_freq": [0] * dense + [1] * (layers - dense)} if dense else {}),
+    }
+
+
+def from_arguments(arguments: Mapping[str, Any], name: str) -> Architecture:
+    """The architecture of Megatron's arguments, as parsed values. Raises BadConfig for an unsupported model or a missing size."""
+    known_fields.check(arguments, name)
+    try:
+        llama = rope.is_rotary(arguments, name)
+        latent = _latent_attention(arguments)
+        features = _read_features(arguments, name)
+        style = {"llama": llama, "activation": features["activation"], "biases": bool(arguments.get("add_bias_linear"))}
+        for field, value in _style(**style).items():
+            if arguments.get(field, value) != value:
+                position = arguments["position_embedding_type"]
+                raise BadConfig(f"{name}: {field} is {arguments[field]!r} with {position} positions, expected {value!r}")
+        if not llama and not arguments.get("bias_gelu_fusion", True) and not arguments.get("openai_gelu", False):
+            raise BadConfig(f"{name}: bias_gelu_fusion is False, so GELU is exact, and that of GPT here is Megatron's fused one")
+        heads = arguments["num_attention_heads"]
+        return Architecture(
+            name=name,
+            family="llama" if llama else "gpt",
+            num_layers=arguments["num_layers"],
+            hidden_size=arguments["hidden_size"],
+            num_attention_heads=heads,
+            num_query_groups=heads if latent or not arguments.get("group_query_attention") else arguments["num_query_groups"],
+            vocab_size=arguments["vocab_size"],
+            max_position_embeddings=arguments["max_position_embeddings"],
+            kv_channels=0 if latent else arguments.get("kv_channels") or 0,
+            norm_epsilon=arguments.get("norm_epsilon", 1e-5),
+            tie_embeddings=not arguments["untie_embeddings_and_output_weights"],
+            init_std=arguments.get("init_method_std", 0.02),
+            add_qkv_bias=llama and arguments.get("add_qkv_bias", False),
+            qk_layernorm=arguments.get("qk_layernorm", False) and latent is None,
+            latent_attention=latent,
+            **rope.from_arguments(arguments),
+            **_read_experts(arguments, name),
+            **(features | _windows(arguments, name)),
+        )
+    except KeyError as error:
+        raise BadConfig(f"{name}: the Megatron arguments have no {error}") from None
+    except (TypeError, ValueError) as error:
+        raise BadConfig(f"{name}: the Megatron arguments are malformed: {error}") from None
+
+
+def _read_features(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for field in (*_FEATURES, *_WITHOUT_ARGUMENT):
+        value = arguments.get(_FEATURES.get(field, PREFIX + field))
+        if value is not None and (not field.startswith("moe_") or arguments.get("num_experts")):
+            found[field] = value
+    if found.get("moe_router_num_groups") == found.get("moe_router_group_topk") == 1:
+        # One group of all experts is none.
+        found |= {"moe_router_num_groups": None, "moe_router_group_topk": None}
+    clamped = _is_clamped_swiglu(arguments, name)
+    softmax = arguments.get("softmax_type") or "vanilla"
+    if softmax not in ("vanilla", "learnable"):
+        raise BadConfig(
+            f"{name}: softmax_type is {softmax!r}, known here are vanilla and learnable, which has a sink in each head"
+        )
+    return found | {
+        "activation": "clamped_swiglu" if clamped else arguments.get(f"{PREFIX}activation", "silu"),
+        "attention_sinks": softmax == "learnable",
+        "add_bias_linear": bool(arguments.get("add_bias_linear")) and arguments["position_embedding_type"] != "learned_absolute",
+    }
+
+
+def _is_clamped_swiglu(arguments: Mapping[str, Any], name: str) -> bool:
+    """Whether the activation is gpt-oss's. Raises BadConfig for a part of it, or other numbers."""
+    found = {key: arguments.get(key) for key in _CLAMPED_SWIGLU}
+    if any(found.values()) and found != _CLAMPED_SWIGLU:
+        given = ", ".join(f"{key} {value!r}" for key, value in found.items())
+        expected = ", ".join(f"{key} {value!r}" for key, value in _CLAMPED_SWIGLU.items())
+        raise BadConfig(f"{name}: an activation with {given}, known here is {expected}")
+    return found == _CLAMPED_SWIGLU
+
+
+def _read_experts(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
+    experts, ffn = arguments.get("num_experts"), arguments["ffn_hidden_size"]
+    if not experts:
+        return {"ffn_hidden_size": ffn}
+    dense = dense_layers(arguments.get("moe_layer_freq", 1), arguments["num_layers"], name)
+    return {
+        "ffn_hidden_size": ffn,
+        "moe_ffn_hidden_size": arguments.get("moe_ffn_hidden_size"),
+        "num_experts": experts,
+        "moe_router_topk": arguments.get("moe_router_topk", 2),
+        "moe_aux_loss_coeff": _first(arguments.get("moe_aux_loss_coeff", 0.0)),
+        "moe_first_dense_layers": dense,
+    }
+
+
+def _first(value: Any) -> Any:
+    """Megatron-LM has lists of one where several kinds of balancing may be combined."""
+    return value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
+
+
+def dense_layers(frequency: Any, layers: int, name: str) -> int:
+    """How many layers at the start have no experts, of Megatron's `moe_layer_freq`. Raises BadConfig for another pattern."""
+    if not isinstance(frequency, int | list | tuple) or not frequency:
+        raise BadConfig(f"{name}: moe_layer_freq is {frequency!r:.80}, neither a number of layers nor a list of 0 and 1")
+    pattern = list(frequency) if isinstance(frequency, list | tuple) else [int(layer % frequency == 0) for layer in range(layers)]
+    dense = pattern.index(1) if 1 in pattern else layers
+    if len(pattern) != layers:
+        raise BadConfig(f"{name}: moe_layer_freq is {frequency!r:.80}, of {len(pattern)} layers, and the model has {layers}")
+    if pattern != [0] * dense + [1] * (layers - dense):
+        raise BadConfig(f"{name}: moe_layer_freq is {frequency!r:.80}, and only first layers without experts are known here")
+    return dense
+
+
+def _latent_attention(arguments: Mapping[str, Any]) -> LatentAttention | None:
+    if not arguments.get("multi_latent_attention"):
+        return None
+    return LatentAttention(**{field.name: arguments[field.name] for field in dataclasses.fields(LatentAttention)})
+
+
+def _windows(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The window, and every how many layers one has none. Megatron-LM also takes a list with 1 for each layer with a window."""
+    window, frequency = _sliding_window(arguments.get("window_size"), name), arguments.get("window_attn_skip_freq")
+    if not isinstance(frequency, list | tuple):
+        return {"sliding_window": window, "window_attn_skip_freq": frequency or None}
+    pattern, layers = list(frequency), arguments["num_layers"]
+    every = pattern.index(0) + 1 if 0 in pattern else None
+    if pattern != [int(every is None or (layer + 1) % every != 0) for layer in range(layers)]:
+        raise BadConfig(
+            f"{name}: window_attn_skip_freq is {frequency!r:.80}, and only every so many layers may be without a window"
+        )
+    return {"sliding_window": window if any(pattern) else None, "window_attn_skip_freq": every if any(pattern) else None}
+
+
+def _sliding_window(window_size: Any, name: str) -> int | None:
+    if window_size is None:
+        return None
+    if not isinstance(window_size, list | tuple) or [type(side) for side in window_size] != [int, int]:
+        raise BadConfig(f"{name}: window_size is {window_size!r:.80}, not two numbers of tokens")
+    left, right = window_size
+    if left == -1 and right in (-1, 0):
+        # TransformerEngine's words for no window, beside a causal mask.
+        return None
+    if right != 0 or left < 0:
+        raise BadConfig(f"{name}: a window of {left} tokens to the left and {right} to the right is not a causal sliding window")
+    return int(left) + 1
+
+
+def arguments_of_style(architecture: Architecture) -> dict[str, Any]:
+    """The arguments that are the same for all models of a style."""
+    return _style(architecture.family == "llama", architecture.activation, architecture.add_bias_linear)
+
+
+def _style(llama: bool, activation: str, biases: bool) -> dict[str, Any]:
+    return {
+        "normalization": "RMSNorm" if llama else "LayerNorm",
+        "swiglu": llama and activation == "silu",
+        "add_bias_linear": biases or not llama,
+    }

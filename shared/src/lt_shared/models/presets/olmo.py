@@ -1,0 +1,48 @@
+"""OLMo 2 and OLMo 3: norms behind attention and MLP, and norms of queries and keys over all heads."""
+
+import dataclasses
+
+from lt_shared.models.architecture import Architecture
+from lt_shared.models.presets.dense import TINY, llama
+from lt_shared.models.rope_scaling import YarnScaling
+
+
+def _olmo2(name: str, layers: int, hidden: int, ffn: int, heads: int, groups: int) -> Architecture:
+    return _of_olmo(llama(name, layers, hidden, ffn, heads, groups, 100352, 4096))
+
+
+def _olmo3(name: str, layers: int, hidden: int, ffn: int, heads: int, groups: int) -> Architecture:
+    model = _of_olmo(llama(name, layers, hidden, ffn, heads, groups, 100278, 65536))
+    return _windowed(model, 4096, YarnScaling(8.0, 8192, attention_factor=1.2079441541679836))
+
+
+def _of_olmo(model: Architecture) -> Architecture:
+    return dataclasses.replace(
+        model,
+        norm_epsilon=1e-6,
+        rotary_base=500000.0,
+        qk_layernorm=True,
+        qk_layernorm_width="all_heads",
+        norm_placement="post",
+    )
+
+
+def _windowed(model: Architecture, window: int, scaling: YarnScaling) -> Architecture:
+    """Every fourth layer sees all, and only those have the scaling."""
+    return dataclasses.replace(
+        model, sliding_window=window, window_attn_skip_freq=4, rope_scaling=scaling, local_rotary_base=model.rotary_base
+    )
+
+
+_TINY_OLMO2 = dataclasses.replace(_of_olmo(TINY), name="tiny-olmo2", num_query_groups=4, tie_embeddings=False)
+
+OLMO = (
+    _TINY_OLMO2,
+    _windowed(dataclasses.replace(_TINY_OLMO2, name="tiny-olmo3", num_query_groups=2), 256, YarnScaling(8.0, 128)),
+    _olmo2("olmo2-1b", 16, 2048, 8192, 16, 16),
+    _olmo2("olmo2-7b", 32, 4096, 11008, 32, 32),
+    _olmo2("olmo2-13b", 40, 5120, 13824, 40, 40),
+    _olmo2("olmo2-32b", 64, 5120, 27648, 40, 8),
+    _olmo3("olmo3-7b", 32, 4096, 11008, 32, 32),
+    _olmo3("olmo3-32b", 64, 5120, 27648, 40, 8),
+)

@@ -1,0 +1,162 @@
+"""The named models have the published numbers of parameters."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config
+
+from lt_shared.console import UsageError
+from lt_shared.models import huggingface
+from lt_shared.models.presets import PRESETS, preset
+
+# Sums over the published checkpoints' tensors.
+PUBLISHED = {
+    "llama2-7b": 6_738_415_616,
+    "llama2-13b": 13_015_864_320,
+    "llama2-70b": 68_976_648_192,
+    "llama3-8b": 8_030_261_248,
+    "llama3-70b": 70_553_706_496,
+    "llama3.1-8b": 8_030_261_248,
+    "llama3.1-70b": 70_553_706_496,
+    "llama3.1-405b": 405_853_388_800,
+    "llama3.2-1b": 1_235_814_400,
+    "llama3.2-3b": 3_212_749_824,
+    "mistral-7b": 7_241_732_096,
+    "mistral-7b-v0.3": 7_248_023_552,
+    "mixtral-8x7b": 46_702_792_704,
+    "mixtral-8x22b": 140_620_634_112,
+    "qwen2-0.5b": 494_032_768,
+    "qwen2-1.5b": 1_543_714_304,
+    "qwen2-7b": 7_615_616_512,
+    "qwen2-72b": 72_706_203_648,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "qwen2.5-3b": 3_085_938_688,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen2.5-14b": 14_770_033_664,
+    "qwen2.5-32b": 32_763_876_352,
+    "qwen2.5-72b": 72_706_203_648,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-14b": 14_768_307_200,
+    "qwen3-32b": 32_762_123_264,
+    "phi3-mini-4k": 3_821_079_552,
+    "phi3-medium-4k": 13_960_238_080,
+    "phi4": 14_659_507_200,
+    "granite-3.0-2b": 2_533_531_648,
+    "granite-3.0-8b": 8_170_848_256,
+    "granite-3.1-2b": 2_533_531_648,
+    "granite-3.1-8b": 8_170_848_256,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "deepseek-v2-lite": 15_706_484_224,
+    "deepseek-v2": 235_741_434_880,
+    "deepseek-v3": 671_026_404_352,
+    "kimi-k2": 1_026_408_209_408,
+    "qwen3-235b-a22b": 235_093_634_560,
+    "olmo2-1b": 1_484_916_736,
+    "olmo2-7b": 7_298_617_344,
+    "olmo2-13b": 13_716_198_400,
+    "olmo2-32b": 32_234_279_936,
+    "olmo3-7b": 7_298_011_136,
+    "olmo3-32b": 32_233_522_176,
+    "gemma2-2b": 2_614_341_888,
+    "gemma2-9b": 9_241_705_984,
+    "gemma2-27b": 27_227_128_320,
+    "gemma3-270m": 268_098_176,
+    "gemma3-1b": 999_885_952,
+    "gemma3-4b": 3_880_263_168,
+    "gemma3-12b": 11_766_034_176,
+    "gemma3-27b": 27_009_346_304,
+    "glm-4.5": 352_797_814_784,
+    "glm-4.5-air": 106_852_245_504,
+    "gpt-oss-20b": 20_914_757_184,
+    "gpt-oss-120b": 116_829_156_672,
+}
+GPT_OSS = [("gpt-oss-20b", 4.187), ("gpt-oss-120b", 5.712)]
+TINY = [name for name in PRESETS if name.startswith("tiny")]
+GPT3 = [name for name in PRESETS if name.startswith("gpt3-")]
+TOKENIZER = Path(__file__).parents[2] / "demo/tokenizer/vocab.json"
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_parameters(name: str) -> None:
+    assert preset(name).parameters() == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", [*PUBLISHED, *TINY])
+def test_transformers_makes_the_same_model(name: str) -> None:
+    if preset(name).family == "gpt":
+        config = GPT2Config(vocab_size=2048, n_positions=1024, n_embd=128, n_layer=4, n_head=4)
+    else:
+        written = huggingface.to_config(preset(name), "bfloat16")
+        # transformers knows Kimi K2 as the DeepSeek-V3 that it is.
+        written["model_type"] = written["model_type"].replace("kimi_k2", "deepseek_v3")
+        config = AutoConfig.for_model(**written)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    assert preset(name).parameters() == sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        *(("mixtral-8x7b", 12.9), ("mixtral-8x22b", 39.2), ("qwen3-30b-a3b", 3.353), ("qwen3-235b-a22b", 22.19)),
+        *(("deepseek-v2-lite", 2.661), ("deepseek-v2", 21.38), ("deepseek-v3", 37.55), ("kimi-k2", 32.86)),
+        *(("glm-4.5", 33.63), ("glm-4.5-air", 13.42)),
+        *GPT_OSS,
+    ],
+)
+def test_active_parameters(name: str, billions: float) -> None:
+    assert preset(name).active_parameters() / 1e9 == pytest.approx(billions, abs=0.05)
+
+
+def test_every_preset_is_checked() -> None:
+    assert set(PRESETS) == {*PUBLISHED, *GPT3, *TINY}
+    assert len(GPT3) == 8
+    assert all(architecture.name == name for name, architecture in PRESETS.items())
+
+
+@pytest.mark.parametrize("name", GPT3)
+def test_gpt3_parameters(name: str) -> None:
+    """The paper's formula, P = 12 l h^2 (1 + 13/(12h) + (V+s)/(12 l h)), leaves out the final layer norm."""
+    model = preset(name)
+    layers, hidden, positions, vocabulary = model.num_layers, model.hidden_size, 2048, 51200
+    formula = 12 * layers * hidden**2 * (1 + 13 / (12 * hidden) + (vocabulary + positions) / (12 * layers * hidden))
+    assert model.padded_vocab_size(128, tensor_parallel=8) == vocabulary
+    assert model.parameters(vocabulary) == round(formula) + 2 * hidden
+    assert f"gpt3-{formula / 1e9:.1f}b" == name
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("llama3")])
+def test_llama3_rope(name: str) -> None:
+    model = preset(name)
+    factor = {"llama3-": None, "llama3.1": 8.0, "llama3.2": 32.0}[name[:7] if name[6] == "-" else name[:8]]
+    assert model.rotary_base == 500000
+    assert model.max_position_embeddings == (131072 if factor else 8192)
+    assert (model.rope_scaling and dataclasses.astuple(model.rope_scaling)[:4]) == (factor and (factor, 1.0, 4.0, 8192))
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_the_tiny_presets_fit_the_demo_tokenizer(name: str) -> None:
+    assert preset(name).vocab_size == len(json.loads(TOKENIZER.read_text()))
+
+
+def test_an_unknown_name_lists_the_presets() -> None:
+    with pytest.raises(UsageError, match="no model preset 'llama9'") as caught:
+        preset("llama9")
+    assert caught.value.hint is not None and "llama3.2-1b" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"), [("llama3-8", "llama3-8b"), ("Qwen3-8B", "qwen3-8b"), ("llama-3.1-70b", "llama3.1-70b")]
+)
+def test_a_name_like_one_of_them_is_answered_with_it(name: str, nearest: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        preset(name)
+    assert caught.value.hint is not None
+    assert caught.value.hint.startswith(f"did you mean {nearest}") and len(caught.value.hint) < 70
