@@ -120,11 +120,11 @@ class SharedSequence:
         return SimpleNamespace(until=lambda end: self.whole)
 
     def summed(self, whole: Tensor, group: Any) -> SimpleNamespace:
-        def own() -> Tensor:
+        def finish() -> Tensor:
             self.sum += whole
             return sequence_share(torch.zeros_like(whole), 0, self.current, self.ranks)
 
-        return SimpleNamespace(add_second=lambda: None, own=own)
+        return SimpleNamespace(add_second=lambda: None, finish=finish)
 
 
 def shared_difference(ranks: int, size: int, value_size: int, groups: int, window: int | None, with_documents: bool) -> float:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from lt_convert.commands.conversion import Request, convert
 from lt_shared.console import BadConfig
 from lt_shared.contracts.manifest import Dataset
-from lt_train.models.multi_token_prediction import further
+from lt_train.models.multi_token_prediction import prediction_targets
 
 TRAINING = (
     # An odd number of steps, which cannot move a bias to and fro.
@@ -99,10 +99,10 @@ def test_biases_move_by_steps_and_keep_their_precision(place: Path, outcomes: di
 def test_what_is_predicted_within_samples_and_documents() -> None:
     labels = torch.tensor([[11, 12, 13, 14, 15]])
     documents = torch.tensor([[0, 0, 0, 1, 1]])
-    found = further(labels, torch.ones(1, 5), documents, 2, lambda part: part)
+    found = prediction_targets(labels, torch.ones(1, 5), documents, 2, lambda part: part)
     assert [each.tolist() for each in found.labels] == [[[12, 13, 14, 15, 0]], [[13, 14, 15, 0, 0]]]
     assert [each.tolist() for each in found.masks] == [[[1, 1, 0, 1, 0]], [[1, 0, 0, 0, 0]]]
-    masked = further(labels, torch.tensor([[1.0, 0, 1, 1, 1]]), None, 1, lambda part: part)
+    masked = prediction_targets(labels, torch.tensor([[1.0, 0, 1, 1, 1]]), None, 1, lambda part: part)
     assert masked.masks[0].tolist() == [[0, 1, 1, 1, 0]]
 
 

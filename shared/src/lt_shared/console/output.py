@@ -1,6 +1,6 @@
-"""What a command says: lines for people on stderr, with the tool's name; data on stdout.
+"""Print lines for people on stderr, with the tool's name in front, and data on stdout.
 
-How much it says is chosen by -q and -v, for the processes that it starts, too: the choice is a variable of the environment.
+-q and -v set the verbosity in an environment variable, so child processes inherit it.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ _tool_name = "lt"
 
 
 class Verbosity(enum.Enum):
-    """QUIET: what is wrong. VERBOSE: also what was decided, and what it took."""
+    """QUIET prints warnings and errors only. VERBOSE adds decisions and timings."""
 
     QUIET = "quiet"
     NORMAL = "normal"
@@ -26,7 +26,7 @@ class Verbosity(enum.Enum):
 
 
 def begin(tool: str) -> None:
-    """From here on the lines are those of `tool`."""
+    """Put the name of `tool` in front of every later line."""
     global _tool_name
     _tool_name = tool
 
@@ -40,42 +40,43 @@ def choose_verbosity(verbosity: Verbosity) -> None:
 
 
 def verbosity() -> Verbosity:
-    found = os.environ.get(VERBOSITY)
-    return next((each for each in Verbosity if each.value == found), Verbosity.NORMAL)
+    value = os.environ.get(VERBOSITY)
+    return next((level for level in Verbosity if level.value == value), Verbosity.NORMAL)
 
 
 def note(text: str) -> None:
-    """Tell the person at the terminal one line, unless with -q."""
+    """Print one line on stderr, except with -q."""
     if verbosity() != Verbosity.QUIET:
         _say(text)
 
 
 def detail(text: str) -> None:
-    """Tell it with -v only."""
+    """Print one line on stderr with -v only."""
     if verbosity() == Verbosity.VERBOSE:
         _say(text)
 
 
 def _say(text: str) -> None:
-    """A standard error that cannot be written, or that a program has closed, does not stop the work."""
+    """Print one line on stderr; ignore a stderr that is closed or cannot be written."""
     with contextlib.suppress(OSError, ValueError):
         click.echo(f"{_tool_name}: {printable(text)}", err=True)
 
 
 def printable(text: str) -> str:
-    """Messages repeat what was given, which may be a URL with a password. Compiling its patterns would slow every --help."""
+    """Remove passwords and tokens from `text`, because messages repeat arguments such as URLs; escape control characters."""
+    # Compiling its patterns would slow every --help.
     from lt_shared import credentials
 
     return visible(credentials.without_tokens(text))
 
 
 def visible(text: str) -> str:
-    """The text with what a terminal would act on written out: escape sequences, other controls, changes of direction."""
+    """Escape the characters that a terminal acts on: escape sequences, other controls, changes of direction."""
     return "".join(character if character in "\n\t" or character.isprintable() else _escaped(character) for character in text)
 
 
 def _escaped(character: str) -> str:
-    # Bytes of a file name that are no UTF-8 are printed as they are.
+    # Surrogates stand for bytes of a file name that are not UTF-8; they are printed unchanged.
     return character if "\udc80" <= character <= "\udcff" else character.encode("unicode_escape").decode()
 
 

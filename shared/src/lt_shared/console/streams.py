@@ -1,7 +1,7 @@
-"""Standard streams that take all of what is written, or raise.
+"""Standard streams that write a text completely or raise.
 
-With PYTHONUNBUFFERED=1 or `python -u`, Python passes each text to the operating system once. A disk that becomes full, or a limit
-on the size of a file, takes a part of it without an error, and Python drops the rest.
+With PYTHONUNBUFFERED=1 or `python -u`, Python calls write(2) once for each text. If the disk becomes full or the file reaches its
+size limit, write(2) accepts a part without an error, and Python drops the remainder.
 """
 
 import io
@@ -11,7 +11,7 @@ from typing import IO, Any, TextIO
 
 
 class WholeWriter(io.FileIO):
-    """A file descriptor whose `write` returns when all is written."""
+    """A file descriptor whose `write` returns after the last byte is written."""
 
     def write(self, content: Any, /) -> int:
         view = memoryview(content).cast("B")
@@ -20,7 +20,7 @@ class WholeWriter(io.FileIO):
 
 
 def whole(stream: TextIO, errors: str) -> TextIO:
-    """An unbuffered `stream` as one that takes all of each text; any other stream as it is."""
+    """Wrap an unbuffered `stream` so that it writes each text completely; return a buffered stream unchanged."""
     if not (isinstance(stream, io.TextIOWrapper) and isinstance(stream.buffer, io.FileIO)):
         return stream
     stream.flush()
@@ -28,7 +28,7 @@ def whole(stream: TextIO, errors: str) -> TextIO:
 
 
 def write_all(stream: IO[bytes], content: bytes) -> None:
-    """Write all of `content`; a raw stream may take a part of it at a time."""
+    """Write `content` completely, also to a raw stream, which may accept a part per call."""
     if isinstance(stream, io.RawIOBase):
         _write_parts(stream, stream.write, memoryview(content))
     else:
@@ -36,10 +36,10 @@ def write_all(stream: IO[bytes], content: bytes) -> None:
 
 
 def _write_parts(stream: IO[bytes] | io.RawIOBase, write: Callable[[memoryview], int | None], view: memoryview) -> None:
-    """Call `write`, the write of `stream`, until it has taken all of `view`."""
+    """Call `write`, a bound method of `stream`, until it has accepted every byte of `view`."""
     while view:
         count = write(view)
         if count is None:
-            # The other end of a pipe that does not block has not read yet.
+            # A non-blocking pipe is full: wait until its reader has made room.
             select.select([], [stream], [])
         view = view[count or 0 :]

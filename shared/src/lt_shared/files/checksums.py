@@ -1,16 +1,16 @@
-"""CRC-32 of files and of ranges of files, as zip archives and gzip have it.
+"""CRC-32 of files and of ranges of files, with the polynomial of zip and gzip.
 
-The same checksum that `torch.save` stores for the members of its archives, so one function checks our files and foreign ones.
+`torch.save` stores the same checksum for the members of its archives, so one function checks our files and foreign ones.
 isal computes it with carry-less multiplication: 36 GB/s on one core of an AMD EPYC (2026-11-23), beside 34 for XXH3, 17 for
-google-crc32c and 7 for zlib. The checksums of two ranges give that of both together, so a file that the kernel copies from
-others with known checksums need not be read. It finds damage by hardware and software, not forgery: for that see `ownership`.
+google-crc32c and 7 for zlib. The checksum of two adjacent ranges follows from their checksums, so a file that the
+kernel assembles from files with known checksums is not read. CRC-32 detects damage, not forgery: see `ownership` for forgery.
 
-A checkpoint's are in `checksums.json` beside its files:
+A checkpoint stores its checksums in `checksums.json`:
 
     {"v": 1, "crc32": {"__0_0.distcp": [[bytes, crc32], ...], ".metadata": [[bytes, crc32]], ..., "run.json": [[bytes, crc32]]}}
 
-Each file is covered from its beginning to its end by ranges, one for each object in it, so that a reader of a few objects checks
-what it reads while it reads it. All files are in it but itself: what is damaged there no longer fits the others.
+Ranges cover each file from beginning to end, one range per object, so a reader of a few objects verifies them while it reads.
+Every file except checksums.json is listed: damage to checksums.json itself shows as a mismatch with the listed files.
 """
 
 import dataclasses
@@ -34,25 +34,25 @@ _POLYNOMIAL = 0xEDB88320
 
 
 class FileChecksum(NamedTuple):
-    """What is recorded of a whole file."""
+    """Size and CRC-32 of a whole file."""
 
     size_bytes: int
     crc32: int
 
     def difference(self, crc32: int) -> str | None:
-        """What another checksum of the file means, in words; None for the same."""
+        """Describe the mismatch between `crc32` and the recorded checksum; None if they are equal."""
         if crc32 == self.crc32:
             return None
         return f"CRC-32 {crc32:08x}, {self.crc32:08x} was written: the file was damaged or changed since"
 
 
 def crc32(data: bytes | bytearray | memoryview, before: int = 0) -> int:
-    """The CRC-32 of `data`, or of what has the checksum `before` followed by `data`."""
+    """The CRC-32 of `data`. With `before`, the checksum of preceding bytes, the CRC-32 of those bytes and `data` together."""
     return isal_zlib.crc32(data, before)
 
 
 def crc32_of_file(file: IO[bytes], size_bytes: int | None = None) -> int:
-    """The CRC-32 of the next `size_bytes` of an open file, or of all to its end. The page cache serves this at 5 to 10 GB/s."""
+    """The CRC-32 of the next `size_bytes` of an open file, or up to its end. The page cache serves this at 5 to 10 GB/s."""
     buffer, checksum, left = memoryview(bytearray(BLOCK_BYTES)), 0, size_bytes
     while left is None or left:
         count = file.readinto(buffer if left is None else buffer[:left])  # type: ignore[attr-defined]
@@ -70,15 +70,15 @@ def crc32_of_path(path: str | os.PathLike[str]) -> int:
 
 
 def joined(first: int, second: int, second_bytes: int) -> int:
-    """The CRC-32 of two ranges, one after the other, from the CRC-32 of each and the size of the second.
+    """The CRC-32 of two adjacent ranges, from both checksums and the size of the second range.
 
-    Appending n zero bytes multiplies by x^(8n) modulo the polynomial; that power is found by squaring: 64 steps at most.
+    Appending n zero bytes multiplies by x^(8n) modulo the polynomial; squaring computes the power in at most 64 steps.
     """
     return _product(_power_of_x(8 * second_bytes), first) ^ second
 
 
 def joined_all(parts: Iterable[tuple[int, int]]) -> int:
-    """The CRC-32 of ranges one after the other, from pairs of a CRC-32 and a size in bytes."""
+    """The CRC-32 of adjacent ranges, from pairs of a CRC-32 and a size in bytes."""
     checksum = 0
     for part, size_bytes in parts:
         checksum = joined(checksum, part, size_bytes)
@@ -102,13 +102,13 @@ class FileChecksums:
 
     @classmethod
     def parse(cls, content: bytes, path: str) -> Self:
-        """Raises BadData, naming `path`, when it is malformed or of another version."""
+        """Parse a `checksums.json`. Raises BadData, naming `path`, if it is malformed or has a different version."""
         try:
             record = strict_json.loads(content)
             if record["v"] != cls.VERSION:
                 raise BadData(f"{path}: written by another version")
-            ranges = {name: tuple((size, crc) for size, crc in found) for name, found in record["crc32"].items()}
-            if any(type(n) is not int or n < 0 for found in ranges.values() for entry in found for n in entry):
+            ranges = {name: tuple((size, crc) for size, crc in entries) for name, entries in record["crc32"].items()}
+            if any(type(n) is not int or n < 0 for entries in ranges.values() for entry in entries for n in entry):
                 raise ValueError("sizes and checksums are whole numbers")
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise BadData(f"{path}: not a record of checksums: {error}") from None
@@ -116,12 +116,12 @@ class FileChecksums:
 
     @classmethod
     def read(cls, directory: Path) -> Self | None:
-        """That of a local directory; None when it has none. Raises as `parse`."""
+        """Read the `checksums.json` of a local directory; None if the file is missing. Raises like `parse`."""
         path = directory / cls.NAME
         return cls.parse(path.read_bytes(), str(path)) if path.is_file() else None
 
     def check_file(self, directory: Path, name: str) -> None:
-        """Raises BadData when a recorded file of a local directory is missing or another than it was."""
+        """Raise BadData if a recorded file of a local directory is missing or has changed."""
         path = directory / name
         if not path.is_file():
             raise BadData(f"{path}: missing", DAMAGED)
@@ -130,19 +130,19 @@ class FileChecksums:
 
     def whole(self, name: str) -> tuple[int, int] | None:
         """A file's size in bytes and CRC-32, or None for a file that is not recorded."""
-        found = self.ranges.get(name)
-        return None if found is None else (sum(size for size, _ in found), joined_all((crc, size) for size, crc in found))
+        ranges = self.ranges.get(name)
+        return None if ranges is None else (sum(size for size, _ in ranges), joined_all((crc, size) for size, crc in ranges))
 
     def within(self, name: str, offset: int, size_bytes: int) -> list[tuple[int, int, int]]:
         """(offset, size in bytes, CRC-32) of the ranges that lie wholly in `size_bytes` from `offset` of a file, in order."""
-        found = self.ranges.get(name, ())
-        starts = itertools.accumulate((size for size, _ in found), initial=0)
+        ranges = self.ranges.get(name, ())
+        starts = itertools.accumulate((size for size, _ in ranges), initial=0)
         end = offset + size_bytes
-        return [(at, size, crc) for at, (size, crc) in zip(starts, found, strict=False) if offset <= at and at + size <= end]
+        return [(at, size, crc) for at, (size, crc) in zip(starts, ranges, strict=False) if offset <= at and at + size <= end]
 
 
 def _product(a: int, b: int) -> int:
-    """The product of two polynomials over GF(2) modulo that of CRC-32; bit 31 is the coefficient of x^0."""
+    """The product of two polynomials over GF(2) modulo the CRC-32 polynomial; bit 31 is the coefficient of x^0."""
     product = 0
     for bit in range(31, -1, -1):
         if a >> bit & 1:

@@ -1,7 +1,7 @@
-"""Write a dataset: nothing of it is visible before it is complete, and a killed writer resumes.
+"""Write a dataset that becomes visible only when it is complete, and resume after a kill.
 
-The CRC-32 of both files is computed from the blocks that are written, while these are in the processor's cache (0.03 ms for a
-MB), for the sidecar and for the journal from which a killed writer resumes.
+The writer computes the CRC-32 of both files from the blocks it writes, while they are in the CPU cache (0.03 ms per MB). The
+sidecar records it, and so does the journal from which a killed writer resumes.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ SPOOLED = np.dtype(np.int32)
 
 @dataclasses.dataclass(frozen=True)
 class Extent:
-    """How much of a dataset has been written: numbers of tokens, sequences and documents, and the CRC-32 of each partial file."""
+    """Progress of a writer: numbers of tokens, sequences and documents, and the CRC-32 of each partial file."""
 
     tokens: int = 0
     sequences: int = 0
@@ -39,13 +39,13 @@ class Extent:
 
 
 class Writer:
-    """Writes one dataset. Use as a context manager: without `publish()` nothing appears.
+    """Write one dataset. Use as a context manager: without `publish()` no file appears.
 
-    An earlier dataset of the same name loses its `.idx` first, so that no moment pairs an old index with new tokens. The index
-    grows in temporary files beside the output (8 bytes for a document of one sequence), so that memory is bounded.
+    `publish` removes the `.idx` of an earlier dataset of the same name first, so an old index never stands beside new tokens. The
+    index grows in temporary files beside the output (8 bytes for a document of one sequence), which bounds memory.
 
-    With `resume_from`, for local datasets, what is written stays in partial files when the block ends by an exception. A later
-    writer resumes from the last Extent that `sync` returned, if `can_resume` says that it is there; from Extent() it starts over.
+    With `resume_from` (local datasets only), the partial files survive an exception. A later writer resumes from the last Extent
+    that `sync` returned if `can_resume` accepts it; Extent() starts over.
     """
 
     def __init__(self, prefix: str, dtype: npt.DTypeLike, resume_from: Extent | None = None):
@@ -106,14 +106,14 @@ class Writer:
 
     @property
     def bin_file(self) -> IO[bytes]:
-        """The .bin that is being written, to copy tokens into it from other files.
+        """The open .bin, for copying tokens into it from other files.
 
-        `append_index` then describes them, and `tokens_were_copied` has their checksum.
+        After a copy, call `append_index` with the sequence lengths and `tokens_were_copied` with the checksum.
         """
         return self._bin
 
     def tokens_were_copied(self, crc32: int, size_bytes: int) -> None:
-        """The .bin has grown by `size_bytes` with this CRC-32."""
+        """Record that `size_bytes` with checksum `crc32` were copied to the end of the .bin."""
         crc32 = checksums.joined(self.extent.tokens_crc32, crc32, size_bytes)
         self.extent = dataclasses.replace(self.extent, tokens_crc32=crc32)
 
@@ -138,13 +138,13 @@ class Writer:
         self.append(tokens, np.array([len(tokens)]), np.array([1]))
 
     def sync(self) -> Extent:
-        """Make what was appended durable in the partial files; returns how much that is."""
+        """Sync the partial files to disk and return the durable Extent."""
         for file in (self._bin, self._lengths, self._counts):
             resumable_files.sync(file)
         return self.extent
 
     def complete(self) -> dict[str, FileChecksum]:
-        """Compose the index, after which nothing can be appended; returns what a sidecar records of `.bin` and `.idx`."""
+        """Compose the index and return the checksums of `.bin` and `.idx` for a sidecar. Nothing can be appended afterwards."""
         if self._checksums is None:
             tokens = FileChecksum(self.extent.tokens * self.dtype.itemsize, self.extent.tokens_crc32)
             self._checksums = {"bin": tokens, "idx": self._write_index(self._idx)}
@@ -196,7 +196,7 @@ class Writer:
 
 
 def _partial_sizes(prefix: str, dtype: np.dtype[Any], extent: Extent) -> dict[str, int]:
-    """The outputs that grow in partial files, and the bytes of each."""
+    """The outputs that grow in partial files, with the size in bytes of each."""
     return {
         bin_path(prefix): extent.tokens * dtype.itemsize,
         f"{prefix}.lengths": extent.sequences * SPOOLED.itemsize,
@@ -205,7 +205,7 @@ def _partial_sizes(prefix: str, dtype: np.dtype[Any], extent: Extent) -> dict[st
 
 
 def can_resume(prefix: str, dtype: npt.DTypeLike, extent: Extent) -> bool:
-    """Whether the partial files of an earlier writer begin with what was written up to `extent`; reads them back."""
+    """Read the partial files of an earlier writer back; whether their content up to `extent` has the recorded checksums."""
     expected = (extent.tokens_crc32, extent.lengths_crc32, extent.counts_crc32)
     sizes = _partial_sizes(prefix, np.dtype(dtype), extent)
     return all(resumable_files.holds(name, size, crc32) for (name, size), crc32 in zip(sizes.items(), expected, strict=True))
@@ -217,7 +217,7 @@ def is_partial(prefix: str) -> bool:
 
 
 def retract_unfinished(prefix: str) -> bool:
-    """Undo the publication of a dataset whose writer was killed before all of its files were published; whether there was one."""
+    """Undo a publication that a kill interrupted between two files; return whether there was one."""
     if not is_partial(prefix):
         discard_partial(prefix)
         return False
@@ -228,7 +228,7 @@ def retract_unfinished(prefix: str) -> bool:
 
 
 def discard_partial(prefix: str) -> None:
-    """Delete what an earlier resumable writer left."""
+    """Delete the partial files of an earlier resumable writer."""
     for name in (*_partial_sizes(prefix, np.dtype(np.uint16), Extent()), idx_path(prefix)):
         resumable_files.discard(name)
 

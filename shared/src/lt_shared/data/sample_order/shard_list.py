@@ -1,8 +1,8 @@
-"""The shards of a stream, from a manifest that may still grow: lt-preprocess --stream prints a line as each of them is durable.
+"""Read the shards of a stream from a manifest that may still grow: lt-preprocess --stream prints a line when a shard is durable.
 
-A producer that was killed and started again prints the lines of the shards that are done once more, into a file of its own or at
-the end of the old one. A line that says again what is known already is therefore no news, one that says something else of the
-same part is another stream. The list is read as a whole each time: a trillion tokens are 4,000 lines.
+A restarted producer prints the lines of finished shards again, into a new file or at the end of the old one. A repeated line is
+therefore ignored. A line with different values for the same part belongs to a different stream and is an error. The whole list is
+read each time: a trillion tokens are 4,000 lines.
 """
 
 import dataclasses
@@ -14,13 +14,13 @@ from lt_shared.contracts import manifest
 from lt_shared.contracts.manifest import Dataset
 from lt_shared.files import storage
 
-# A node may see a line before the files that it is about. NFS trusts what it knows of a directory for a minute at most.
+# A node may see a manifest line before the shard's files. NFS caches directory attributes for a minute at most.
 LATEST_SECONDS = 180.0
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardList:
-    """The shards in the order of the stream; `is_finished`: no other will follow."""
+    """The shards in stream order. `is_finished` is true after the end line: no shard will follow."""
 
     shards: tuple[Dataset, ...] = ()
     is_finished: bool = False
@@ -31,7 +31,7 @@ class ShardList:
 
 
 def begins(line: str) -> bool:
-    """Whether the first line of a manifest is that of a stream. What is no manifest line is none."""
+    """Whether `line`, the first line of a file, is the manifest line of a stream's shard."""
     if not line.strip().startswith("{"):
         return False
     try:
@@ -42,9 +42,9 @@ def begins(line: str) -> bool:
 
 
 def parse(text: str, source: str) -> ShardList:
-    """The whole lines of `text`; one that is not whole yet is left for later. `source` is for messages.
+    """Parse the complete lines of `text`; ignore a last line without a newline. Errors name `source`.
 
-    Raises BadData for a line that does not belong there: a gap, another stream, another shard in the place of one.
+    Raises BadData for a gap, for a different stream, and for different values of a shard that is listed already.
     """
     shards: list[Dataset] = []
     is_finished = False
@@ -68,7 +68,7 @@ def parse(text: str, source: str) -> ShardList:
 
 
 def is_visible(shard: Dataset) -> bool:
-    """Whether the files of a shard are seen on this machine; those of an object storage are as soon as they are listed."""
+    """Whether this machine sees the files of `shard` in full size. Objects in remote storage are visible once listed."""
     import numpy as np
 
     if storage.is_remote(shard.prefix):
@@ -82,7 +82,7 @@ def is_visible(shard: Dataset) -> bool:
 
 
 def check_follows(shards: Sequence[Dataset], shard: Dataset, place: str) -> None:
-    """Raises BadData when a shard is neither the next one nor, once more, one of those that are there."""
+    """Raise BadData unless `shard` is the next shard of the stream or repeats one of `shards`."""
     assert shard.part is not None
     if shards and shard.stream != shards[0].stream:
         raise BadData(
@@ -100,5 +100,5 @@ def check_follows(shards: Sequence[Dataset], shard: Dataset, place: str) -> None
 
 
 def is_same(one: Dataset, other: Dataset) -> bool:
-    """Whether two lines say the same, but for where the shard lies."""
+    """Whether two lines describe the same shard, ignoring its path."""
     return (one.documents, one.tokens, one.dtype, one.eod) == (other.documents, other.tokens, other.dtype, other.eod)

@@ -1,4 +1,4 @@
-"""Why a run cannot be: every reason, found before any process starts and without importing torch.
+"""Find every reason why a run cannot start, before any process starts and without importing torch.
 
 A mistake found here costs a second; found after the ranks have started it costs a queue slot.
 """
@@ -38,13 +38,13 @@ Check = tuple[tuple[str, ...], Callable[..., Iterator[ToolError]]]
 
 
 def problems(config: RunConfig) -> Iterator[ToolError]:
-    """Yields an error for each reason why the run cannot be, those that others follow from first."""
+    """Yield an error for each reason why the run cannot start. Causes come before their consequences."""
     for form in config.forms:
         yield from problems_of(Draft(vars(form)))
 
 
 def problems_of(made: Draft) -> Iterator[ToolError]:
-    """The same of the parts that are there."""
+    """Yield the same errors for the parts of a draft that were resolved."""
     # The lengths of a run are missing in its stand-in.
     known = dict(made.parts)
     if "batches" not in made.stand_ins and "batches" in known:
@@ -54,7 +54,7 @@ def problems_of(made: Draft) -> Iterator[ToolError]:
 
 
 def layout_problems(run: Run) -> Iterator[ToolError]:
-    """Those that follow from how the ranks share the model and the batches."""
+    """Yield the errors of the parallel layout: how ranks divide the model and the batches."""
     return _problems(LAYOUT_CHECKS, {part: getattr(run, part) for part in kernels.PARTS})
 
 

@@ -56,14 +56,14 @@ def assemble(options: dict[str, Any], datasets: tuple[Dataset, ...], planned: cl
 
     Raises UsageError or BadConfig for the first part that fails to resolve.
     """
-    made = draft(options, datasets, planned)
-    for failure in made.failures:
+    resolved = draft(options, datasets, planned)
+    for failure in resolved.failures:
         raise failure
-    return RunConfig(**made.parts)
+    return RunConfig(**resolved.parts)
 
 
 def draft(options: dict[str, Any], datasets: tuple[Dataset, ...], planned: cluster.Cluster | None = None) -> Draft:
-    """All parts that can be made of the options."""
+    """Resolve every settings group; collect errors instead of raising."""
     failures: list[ToolError] = []
     stand_ins: set[str] = set()
     parts: dict[str, Any] = {"seed": options["seed"]}
@@ -86,15 +86,15 @@ def draft(options: dict[str, Any], datasets: tuple[Dataset, ...], planned: clust
         return parallelism.resolve_parallelism(options, architecture, where, planned.ranks if planned else None)
 
     def sizes(architecture: Architecture, layout: Parallelism) -> Batches:
-        made = batches.resolve_batches(options, architecture, layout)
+        resolved = batches.resolve_batches(options, architecture, layout)
         schedule: Schedule | None = parts.get("schedule")
-        return schedule.length(made) if schedule else made
+        return schedule.length(resolved) if schedule else resolved
 
     make("architecture", lambda: architecture.resolve_architecture(options, datasets))
     if failures:
         again("architecture", lambda: architecture.divisible_by(_product(options), options["expert_model_parallel_size"]))
         if options["seq_length"] is None:
-            # As many tokens as divide; a length of the run in tokens says nothing then.
+            # A placeholder length that every size divides. A run length in tokens has no meaning with it.
             stand_ins |= {"batches"} if options["train_tokens"] else set()
             options = options | {"seq_length": _product(options), "train_tokens": None}
         options = options | parallelism.WITHOUT_VIRTUAL_STAGES | parallelism.EVEN
@@ -129,7 +129,7 @@ def draft(options: dict[str, Any], datasets: tuple[Dataset, ...], planned: clust
 
 
 def _product(options: dict[str, Any]) -> int:
-    """A size that all parts divide into which the options ask for."""
+    """Return a size that every requested parallel size divides."""
     ranks = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "expert_model_parallel_size")
     names = (*ranks, "recompute_num_layers")
     return 1024 * math.prod(int(options[name] or 1) for name in names)

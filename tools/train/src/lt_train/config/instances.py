@@ -77,7 +77,7 @@ INSTANCES = {
 
 
 def instance(name: str) -> Instance:
-    """The type `name`, with or without SageMaker's "ml." before it. Raises UsageError for another."""
+    """Return the instance type `name`, with or without SageMaker's "ml." prefix. Raises UsageError for an unknown type."""
     found = INSTANCES.get(name.removeprefix("ml."))
     if found is None:
         raise UsageError(f"no instance type {name!r} in the table", f"none, or a type: {', '.join(INSTANCES)}")

@@ -1,6 +1,6 @@
-"""What each implementation of a part of a training step does not support: of models, precisions, parallel layouts and GPUs.
+"""List the models, precisions, parallel layouts and GPUs that each implementation does not support.
 
-`lt_train.config.kernels` chooses by it.
+`lt_train.config.kernels` chooses the implementations by these obstacles.
 """
 
 from collections.abc import Mapping
@@ -26,16 +26,16 @@ from lt_train.config.settings.precision import FP8_MULTIPLE, Precision
 from lt_train.runtime import device
 
 Capability = tuple[int, int] | None
-# Names of the obstacles, and whether each stands in the way. The GPU is first: it is the reason that changes least.
-# What depends on the parallel layout is last: a search for a layout finds the same reason in all layouts where there is one.
+# Obstacle names, and whether the run has the obstacle. The first one that applies is reported. The GPU comes first because it
+# changes least; the parallel layout comes last, so that a search over layouts finds the same reason in all of them.
 Obstacles = Mapping[str, bool]
 # The compute capability of H100 and H200, for which the CuTe kernels of `lt_train.kernels.gemm_epilogues` are written.
 HOPPER = 9
-# Numbers of 16 bits in the 128 bits that those kernels copy at a time.
+# The kernels copy 128 bits at a time, which are 8 numbers of 16 bits.
 ALIGNMENT = 8
 # Columns of the smallest tile of the output layer's GEMM; padding columns of the vocabulary would count in the softmax.
 VOCABULARY_TILE = 128
-# Rows of an expert, on the average, from which its GEMMs are faster in fp8: by hand 1,300 to 1,700 (tools/train/PERFORMANCE.md).
+# Mean rows per expert from which fp8 GEMMs are faster. Measured: 1,300 to 1,700 (tools/train/PERFORMANCE.md).
 FP8_EXPERT_ROWS = 2048
 FLASH_HEAD_SIZES = (64, 96, 128)
 # Channels of a head's query and key, and of its value: DeepSeek's.
@@ -45,7 +45,7 @@ FLASH_CAPABILITY, FLASH_LATENT_CAPABILITY = (8, 0), (9, 0)
 
 
 class Run(Protocol):
-    """The parts of a `RunConfig` on which the choice depends."""
+    """The parts of a `RunConfig` that decide the choice."""
 
     @property
     def architecture(self) -> Architecture: ...
@@ -81,7 +81,7 @@ def _not_triton(run: Run) -> Obstacles:
 
 
 def has_swiglu(model: Architecture) -> bool:
-    """Whether the MLP is what the kernels compute: a gate by SiLU, and no biases."""
+    """Whether the MLP has a SiLU gate and no biases, as the kernels require."""
     return model.family == "llama" and model.activation == "silu" and not model.add_bias_linear
 
 
@@ -131,7 +131,7 @@ def grouped_gemm_epilogue_obstacles(run: Run, capability: Capability) -> Obstacl
 
 
 def grouped_fp8_obstacles(run: Run) -> Obstacles:
-    """Of experts for which quack's grouped GEMMs have none."""
+    """List obstacles to fp8 for experts that quack's grouped GEMMs support."""
     model = run.architecture
     tokens = run.batches.micro_batch_size * run.batches.seq_length // run.parallelism.context * run.parallelism.expert
     rows = tokens * model.moe_router_topk // (model.num_experts or 1)
@@ -171,7 +171,7 @@ def _triton_loss_obstacles(run: Run, capability: Capability) -> Obstacles:
 
 
 def overlap_obstacles(run: Run) -> Obstacles:
-    """Of collectives of tensor-parallel layers by copy engines, while GEMMs run (`lt_train.ops.peer_exchange`)."""
+    """List obstacles to overlapping tensor-parallel collectives, run by copy engines, with GEMMs (`ops.peer_exchange`)."""
     return {
         "--no-tp-comm-overlap": run.parallelism.tensor_overlap is False,
         f"--device {run.parallelism.device}": run.parallelism.device != device.CUDA,
@@ -185,11 +185,11 @@ def overlap_obstacles(run: Run) -> Obstacles:
 
 
 def shared_shard_obstacles(run: Run) -> Obstacles:
-    """Of FSDP's collectives by copy engines (`lt_train.parallel.shard_gathering`)."""
+    """List obstacles to running FSDP's collectives on copy engines (`lt_train.parallel.shard_gathering`)."""
     return {
         "--no-tp-comm-overlap": run.parallelism.tensor_overlap is False,
         **_not_triton(run),
-        # Behind it: in Triton's interpreter a CPU has the kernels.
+        # After the kernels, because Triton's interpreter runs them on a CPU, too.
         f"--device {run.parallelism.device}": run.parallelism.device != device.CUDA,
         f"{run.precision.dtype}, only --bf16": not run.precision.bf16,
         f"--optimizer {run.optimization.optimizer}": run.optimization.optimizer != "adam",
@@ -216,8 +216,8 @@ def _flash_obstacles(run: Run, capability: Capability) -> Obstacles:
 
 def _flash_head_obstacles(model: Architecture) -> Obstacles:
     if model.latent_attention is None:
-        others = ", ".join(map(str, FLASH_HEAD_SIZES))
-        return {f"heads of {model.kv_channels}, only of {others}": model.kv_channels not in FLASH_HEAD_SIZES}
+        supported = ", ".join(map(str, FLASH_HEAD_SIZES))
+        return {f"heads of {model.kv_channels}, only of {supported}": model.kv_channels not in FLASH_HEAD_SIZES}
     sizes = (model.kv_channels, model.latent_attention.v_head_dim)
     only = "only of {} and {}".format(*FLASH_LATENT_HEAD_SIZES)
     return {f"latent attention with heads of {sizes[0]} and {sizes[1]}, {only}": sizes != FLASH_LATENT_HEAD_SIZES}

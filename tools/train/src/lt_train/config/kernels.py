@@ -54,7 +54,7 @@ GROUPED = "grouped"
 GROUPED_GEMM_EPILOGUE = "grouped-gemm-epilogue"
 GROUPED_FP8 = "grouped-fp8"
 GROUPED_KINDS = (GROUPED, GROUPED_GEMM_EPILOGUE, GROUPED_FP8)
-# Those of which quack computes a part.
+# Grouped experts with a GEMM of quack.
 GROUPED_BY_QUACK = (GROUPED_GEMM_EPILOGUE, GROUPED_FP8)
 SEQUENTIAL = "sequential"
 # Recipes of fp8.
@@ -93,7 +93,7 @@ class Kernels:
         return self.experts in GROUPED_KINDS
 
     def record(self) -> dict[str, str]:
-        """As it stands in run.json and `bench --json`."""
+        """Return the choice as stored in run.json and `bench --json`."""
         return {name: value for name, value in dataclasses.asdict(self).items() if isinstance(value, str)}
 
     def __str__(self) -> str:
@@ -101,7 +101,7 @@ class Kernels:
 
 
 def choose(run: Run, capability: Capability, failed: Failures = NONE_FAILED) -> Kernels:
-    """The fastest without an obstacle, and without a package that has `failed`.
+    """Choose the fastest implementation of each part that has no obstacle and needs no `failed` package.
 
     Raises BadConfig for an explicit choice that has an obstacle or needs such a package.
     """
@@ -124,13 +124,13 @@ def choose(run: Run, capability: Capability, failed: Failures = NONE_FAILED) -> 
 
 
 def problems_on(run: Run, capability: Capability) -> Iterator[ToolError]:
-    """Those of `problems` that only this GPU has."""
+    """Yield the `problems` that depend on this GPU's compute capability."""
     anywhere = {str(problem) for problem in problems(run)}
     return (problem for problem in problems(run, capability) if str(problem) not in anywhere)
 
 
 def problems(run: Run, capability: Capability = None) -> Iterator[ToolError]:
-    """Yields BadConfig for every explicit choice that has an obstacle."""
+    """Yield BadConfig for every explicit choice that has an obstacle."""
     for option, wish in _wishes(run).items():
         obstacle = _obstacle(option, wish, run, capability)
         if obstacle:
@@ -151,7 +151,7 @@ def problems(run: Run, capability: Capability = None) -> Iterator[ToolError]:
 
 
 def _failed_choices(run: Run, failed: Failures) -> Iterator[ToolError]:
-    """Yields BadConfig for every explicit choice that needs a package that does not work here."""
+    """Yield BadConfig for every explicit choice whose package does not work on this GPU."""
     needing = {f"{option} {wish}": IMPLEMENTATIONS[option].get(wish, (None,))[0] for option, wish in _wishes(run).items()}
     if SWIGLU in run.memory.recomputed_modules and run.precision.fp8_format is None:
         needing["--recompute-modules swiglu"] = QUACK
@@ -163,7 +163,7 @@ def _failed_choices(run: Run, failed: Failures) -> Iterator[ToolError]:
 
 
 def missing_packages(layers: Layers, memory: Memory, precision: Precision) -> Iterator[ToolError]:
-    """Yields BadConfig for what was chosen and is not installed here."""
+    """Yield BadConfig for every explicit choice whose package is not installed here."""
     if layers.attention_backend == FLASH and (missing := FLASH_ATTENTION.missing()):
         yield _not_installed(FLASH_ATTENTION, missing, "pip install lt-train[flash], or use --attention-backend fused")
     wishes = {"--swiglu-impl": layers.swiglu_impl, "--cross-entropy-impl": layers.cross_entropy_impl}
@@ -185,17 +185,17 @@ def fuses_adamw(run: Run) -> bool:
 
 
 def shares_shards(run: Run) -> bool:
-    """Whether FSDP's ranks read each other's shards, a copy of them in 16 bits, where they are on one node."""
+    """Whether FSDP's ranks on one node read each other's shards, from a copy in 16 bits."""
     return run.memory.fully_sharded and _reason(shared_shard_obstacles(run)) is None
 
 
 def fuses_loss(run: Run) -> bool:
-    """Whether no float32 copy of the logits is made, which is what memory depends on."""
+    """Whether the loss needs no float32 copy of the logits. The memory estimate depends on this."""
     return _chosen("--cross-entropy-impl", run, None) != TORCH
 
 
 def groups_experts(run: Run) -> bool:
-    """Whether nothing but the first GEMM's output is kept of the experts, which is what memory depends on."""
+    """Whether grouped experts keep only the output of their first GEMM. The memory estimate depends on this."""
     return _experts(run, None, NONE_FAILED) in GROUPED_KINDS
 
 
@@ -244,7 +244,7 @@ def _reason(obstacles: Obstacles) -> str | None:
 
 
 def _attention(run: Run, capability: Capability, failed: Failures) -> str:
-    """SDPA on a GPU has no documents, no window, cap, sink or shared sample."""
+    """Choose FlexAttention for documents, windows, caps, sinks and context parallelism on GPUs, which SDPA does not support."""
     if _chosen("--attention-backend", run, capability, failed) == FLASH:
         return FLASH_ATTENTION_4
     window = run.architecture.sliding_window
@@ -255,19 +255,19 @@ def _attention(run: Run, capability: Capability, failed: Failures) -> str:
 
 
 def is_plain_rms_norm(model: Architecture) -> bool:
-    """Whether the norms are RMSNorm times their weight, not times one more than it."""
+    """Whether the norms are RMSNorm times the weight, not times the weight plus one."""
     return model.family == "llama" and not model.layernorm_zero_centered_gamma
 
 
 def _norm(run: Run) -> str:
-    """Of the layers; with the residual addition before it."""
+    """Choose the kernel for the layers' norms, fused with the preceding residual addition."""
     fits = is_plain_rms_norm(run.architecture) and run.architecture.norm_placement == "pre"
     fits = fits and not run.layers.hidden_dropout and "mlp" not in run.memory.recomputed_modules
     return TRITON if run.layers.triton and fits else TORCH
 
 
 def _rope(run: Run) -> str:
-    """Together with the split into queries, keys and values, and with norms of single heads between the two."""
+    """Choose the kernel for RoPE, fused with the split into queries, keys and values, and with the norms of single heads."""
     model = run.architecture
     fits = model.family == "llama" and model.rotary_channels == model.kv_channels
     if model.qk_layernorm:

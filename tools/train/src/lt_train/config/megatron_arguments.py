@@ -42,7 +42,7 @@ WSD_ARGUMENTS = ("lr_wsd_decay_style", "lr_wsd_decay_samples")
 
 
 def of(config: RunConfig) -> dict[str, Any]:
-    """The run's settings under Megatron's argument names."""
+    """Return the run's settings under Megatron's argument names."""
     optimization, parallel, precision = config.optimization, config.parallelism, config.precision
     return to_arguments(config.architecture) | {
         "padded_vocab_size": config.padded_vocab_size,
@@ -158,12 +158,12 @@ def changes_of_updates(there: Mapping[str, Any], here: Mapping[str, Any]) -> lis
 
 
 def _written(value: Any) -> str:
-    """A value as people write it: a tenth of 0.0003 is 3e-05, not 2.9999999999999997e-05."""
+    """Round a value to the digits that people write: a tenth of 0.0003 is 3e-05, not 2.9999999999999997e-05."""
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _precision(arguments: Mapping[str, Any]) -> str:
-    """The precision of the matrix products: `bf16`, `bf16 with fp8 (hybrid, tensorwise)`, `fp32`."""
+    """Describe the precision of the GEMMs: `bf16`, `bf16 with fp8 (hybrid, tensorwise)`, `fp32`."""
     weights = next((name for name in ("bf16", "fp16") if arguments.get(name)), "fp32")
     form = arguments.get("fp8")
     return f"{weights} with fp8 ({form}, {arguments.get('fp8_recipe')})" if form else weights

@@ -2,5 +2,5 @@
 
 
 def release(version: str) -> tuple[int, ...]:
-    """(0, 19) of 0.19.2."""
+    """Return major and minor of a version: (0, 19) for 0.19.2."""
     return tuple(int(number) for number in version.split(".")[:2])

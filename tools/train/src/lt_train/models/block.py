@@ -1,13 +1,10 @@
-"""A block of a decoder, and a pipeline stage's blocks: the residual stream [s, b, h], which a mixer and an MLP add to.
+"""The blocks of a decoder. In each block, a mixer and an MLP add to the residual stream [s, b, h]:
 
     stream = stream + mixer(norm(stream))
     stream = stream + mlp(norm(stream))
 
-with the norms in front, behind, or both (`Architecture.norm_placement`; norms behind are part of the linear layers that they
-follow). `FusedBlock` leaves each sum to the kernel of the next norm, also of the next block's: 5 passes over the stream a block
-instead of 8.
-
-Names of parameters, and shards in checkpoints, are those of megatron-core's TransformerBlock.
+Norms are in front of mixer and MLP, behind them, or both (`Architecture.norm_placement`). Norms behind are part of the linear
+layer that they follow. Parameters have the names and checkpoint shards of megatron-core's TransformerBlock.
 """
 
 import contextlib
@@ -28,23 +25,23 @@ from torch import Tensor
 from lt_train.models import recomputation
 from lt_train.models.linear import Outputs
 
-# Where a norm in front of a linear layer is in checkpoints: TransformerEngine has both in one layer.
+# The checkpoint names of norms in front of a linear layer, which TransformerEngine fuses into one module.
 NORM_OF_ATTENTION = ("input_layernorm.", "self_attention.linear_qkv.layer_norm_")
 NORM_OF_MLP = ("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_")
 
 
 class ResidualPair(NamedTuple):
-    """The residual stream behind a block, as two tensors [s, b, h] that the next norm adds."""
+    """The residual stream after a block, as two tensors [s, b, h] that the next norm adds."""
 
     stream: Tensor
     addend: Tensor
 
 
 class Block(MegatronModule):  # type: ignore[misc]
-    """Block `number` of the model, from 1. Norms are identities where they are behind.
+    """Block `number` of the model, counted from 1. `norms` are identities if the norms are behind.
 
-    `multiplier` is a factor of what is added to the stream (Granite). `entries` are parameters' names and their names in
-    checkpoints.
+    `multiplier` scales the outputs that are added to the stream (Granite). `entries` maps prefixes of parameter names to prefixes
+    in checkpoints.
     """
 
     def __init__(
@@ -64,19 +61,19 @@ class Block(MegatronModule):  # type: ignore[misc]
         self.recomputes_mlp = recomputation.is_chosen(config, "mlp")
 
     def forward(self, stream: Tensor, documents: Tensor | None, angles: Tensor | None) -> Tensor:
-        """The stream [s, b, h] behind this block; `documents` and `angles` are as mixers take them."""
+        """Return the stream [s, b, h] after this block. `documents` and `angles` are arguments of the mixer."""
         stream = self._sum(stream, *self.self_attention(self.input_layernorm(stream), documents, angles))
         is_recomputed = self.recomputes_mlp and self.training
         return self._sum(stream, *recomputation.compute(self.mlp, is_recomputed, self.pre_mlp_layernorm(stream)))
 
     def _sum(self, stream: Tensor, output: Tensor, bias: Tensor | None) -> Tensor:
-        """The stream and, after its dropout, the output of a linear layer with the bias that the layer has left to be added."""
+        """Add `bias` to the `output` of a linear layer, apply dropout, and add the result to the stream."""
         output, bias = self._multiplied(output, bias)
         add = get_bias_dropout_add(self.training, self.config.bias_dropout_fusion)
         return add((output, bias), stream, self.config.hidden_dropout)  # type: ignore[no-any-return]
 
     def _multiplied(self, output: Tensor, bias: Tensor | None) -> Outputs:
-        """Folding the factor into weights instead would not be exact."""
+        """Multiply the output by `multiplier`. To fold the factor into the weights instead would not be exact."""
         if self.multiplier == 1:
             return output, bias
         return output * self.multiplier, None if bias is None else bias * self.multiplier
@@ -90,9 +87,10 @@ class Block(MegatronModule):  # type: ignore[misc]
 
 
 class FusedBlock(Block):
-    """Without dropout, and with norms that add (`SummingRMSNorm`).
+    """A block without dropout, whose norms also add to the stream (`SummingRMSNorm`).
 
-    `adds`: returns a tensor, which a pipeline sends and recomputation keeps, and not a pair.
+    The kernel of the next norm, also of the next block's norm, computes each sum: 5 passes over the stream per block instead of
+    8. With `adds`, the block returns one tensor instead of a pair, as a pipeline sends it and recomputation saves it.
     """
 
     def __init__(self, *parts: Any, adds: bool, **options: Any):
@@ -120,7 +118,7 @@ def pair_of(stream: Tensor | ResidualPair) -> tuple[Tensor, Tensor | None]:
 class Blocks(MegatronModule):  # type: ignore[misc]
     """The blocks of a pipeline stage and, on the last stage, the last norm.
 
-    `has_one_kind`: all of the model's blocks have the same tensors, which checkpoints then store as one of all layers.
+    `has_one_kind`: all blocks of the model have the same tensors, so checkpoints store one tensor for all layers.
     """
 
     def __init__(
@@ -136,28 +134,32 @@ class Blocks(MegatronModule):  # type: ignore[misc]
         self.layers = torch.nn.ModuleList(blocks)
         self.final_layernorm = last_norm
         self.input_tensor: Tensor | None = None
-        self.own_generator = tensor_parallel.get_cuda_rng_tracker().fork if config.sequence_parallel else contextlib.nullcontext
+        tracker = tensor_parallel.get_cuda_rng_tracker()
+        self.dropout_generator = tracker.fork if config.sequence_parallel else contextlib.nullcontext
 
     def set_input_tensor(self, input_tensor: Tensor | None) -> None:
-        """Take what the stage before has sent, for the next forward pass."""
+        """Set the input of the next forward pass, received from the previous stage."""
         self.input_tensor = input_tensor
 
     def forward(self, stream: Tensor | None, documents: Tensor | None, angles: Tensor | None) -> Tensor:
-        """The stream [s, b, h] behind the blocks, normed on the last stage. The first stage gets embeddings as `stream`."""
-        # A pipeline frees outputs whose storage is their own.
+        """Return the stream [s, b, h] after the blocks, normalized on the last stage.
+
+        The first stage gets embeddings as `stream`.
+        """
+        # The pipeline frees the storage of outputs, which therefore must not be views.
         stream = make_viewless_tensor(stream if self.is_first else self.input_tensor, requires_grad=True, keep_graph=True)
         received = stream
-        # Sequence-parallel ranks draw for different tokens.
-        with self.own_generator():
+        # Sequence-parallel ranks hold different tokens, so each draws its dropout from a different random state.
+        with self.dropout_generator():
             for numbers, is_recomputed in self._groups():
                 stream = recomputation.compute(partial(self._run, numbers), is_recomputed, stream, documents, angles)
         if self.final_layernorm is not None:
             stream = make_viewless_tensor(self.final_layernorm(stream), requires_grad=True, keep_graph=True)
-        # A stage without blocks would otherwise send the tensor on that it has received, and free it.
+        # A stage without blocks must not return the tensor that it received, because the pipeline frees outputs after sending.
         return stream.clone() if stream is received and not self.is_first else stream
 
     def _groups(self) -> list[tuple[range, bool]]:
-        """The blocks that are computed at a time, and whether the backward pass computes them again."""
+        """Return groups of blocks, each with whether the backward pass recomputes the group."""
         config, count = self.config, len(self.layers)
         if config.recompute_granularity != "full" or not self.training:
             return [(range(count), False)]
@@ -174,7 +176,7 @@ class Blocks(MegatronModule):  # type: ignore[misc]
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Of megatron-core's checkpoints: one tensor of all layers, or tensors of each where blocks differ."""
+        """Return the sharded state of megatron-core's checkpoints: one tensor for all layers, or one per layer."""
         state: dict[str, Any] = {}
         block: Any
         for place, block in enumerate(self.layers):
@@ -183,9 +185,9 @@ class Blocks(MegatronModule):  # type: ignore[misc]
                 stored, offsets = f"{prefix}layers.", [(0, number, self.config.num_layers)]
             else:
                 stored, offsets = f"{prefix}layers.{number}.", []
-            own = f"{prefix}layers.{place}."
-            entries = block.sharded_state_dict(own, offsets, metadata)
-            replace_prefix_for_sharding(entries, own, stored)
+            local_prefix = f"{prefix}layers.{place}."
+            entries = block.sharded_state_dict(local_prefix, offsets, metadata)
+            replace_prefix_for_sharding(entries, local_prefix, stored)
             state |= entries
         if self.final_layernorm is not None:
             group = parallel_state.get_tensor_model_parallel_group()

@@ -1,7 +1,7 @@
-"""Builds the decoder of a run on this rank: its share of the layers and heads, initialised and wrapped for data parallelism.
+"""Build the decoder of a run on this rank: its shard of the layers and heads, initialized and wrapped for data parallelism.
 
-In this order: megatron-core's configuration (`transformer_config.py`), the linear layers, the pattern of the blocks, and for each
-pipeline stage of the rank a `Decoder` in its wrapper.
+The order is: megatron-core's configuration (`transformer_config.py`), the linear layers, the pattern of the blocks, and a wrapped
+`Decoder` for each pipeline stage of the rank.
 """
 
 from functools import partial
@@ -40,7 +40,7 @@ from lt_train.runtime.device import CUDA
 
 
 def build(run_config: RunConfig, kernels: Kernels, device: torch.device) -> list[Chunk]:
-    """The model of this rank: a chunk for each of its pipeline stages. Its weights are zero if a checkpoint will be loaded."""
+    """Build the model of this rank, one chunk per pipeline stage. The weights are zero if a checkpoint will be loaded."""
     architecture, batches, layers = run_config.architecture, run_config.batches, run_config.layers
     precision, parallelism, memory = run_config.precision, run_config.parallelism, run_config.memory
 
@@ -88,19 +88,19 @@ def build(run_config: RunConfig, kernels: Kernels, device: torch.device) -> list
 
 
 def _linears(config: TransformerConfig, precision: Precision, kernels: Kernels, exchange: Exchange) -> Linears:
-    """Builds the linear layers of the blocks."""
+    """Return the builder of the blocks' linear layers."""
     if precision.fp8_format:
         return Fp8Linears(config, precision, kernels, exchange)
     return OverlappedLinears(config, exchange) if _overlaps(config, kernels) else Linears(config)
 
 
 def _prediction_linears(config: TransformerConfig, precision: Precision, kernels: Kernels, exchange: Exchange) -> Linears:
-    """The linear layers of prediction layers, which have 16 bits also if the blocks multiply in fp8."""
+    """Return the builder of the prediction layers' linear layers, which stay in 16 bits if the blocks multiply in fp8."""
     return Linears(config) if precision.fp8_format else _linears(config, precision, kernels, exchange)
 
 
 def _overlaps(config: TransformerConfig, kernels: Kernels) -> bool:
-    """Whether collectives of tensor parallelism overlap with GEMMs."""
+    """Return whether the collectives of tensor parallelism overlap with GEMMs."""
     return kernels.collectives == PEER_MEMORY and config.tensor_model_parallel_size > 1
 
 
@@ -112,7 +112,7 @@ def _decoder(
     adds_embedding_gradient: bool,
     prediction_linears: Linears,
 ) -> Decoder:
-    """The decoder's share of a pipeline stage; `vocab_size` is padded."""
+    """Build the decoder of one pipeline stage. `vocab_size` includes the padding."""
     config, architecture, kernels, exchange = pattern.config, pattern.architecture, pattern.kernels, pattern.exchange
     blocks = pattern.blocks(stage)
     embedding, output_layer, predictions = None, None, None
@@ -133,14 +133,14 @@ def _decoder(
 
 
 def _angles(architecture: Architecture, seq_length: int, device: torch.device) -> rope.Angles | None:
-    """RoPE's angles. Latent attention rotates a part of each head, and has the angles itself."""
+    """Return the RoPE angles, None without RoPE and for latent attention, which computes its angles itself."""
     if architecture.family != "llama" or architecture.latent_attention:
         return None
     return rope.Angles(rope.inverse_frequencies(architecture, seq_length).to(device))
 
 
 def _local_angles(architecture: Architecture, device: torch.device) -> rope.Angles | None:
-    """RoPE's angles of layers with a window, if they have a base of their own."""
+    """Return the RoPE angles of layers with a window, None unless these layers have a separate base."""
     if not architecture.local_rotary_base:
         return None
     return rope.Angles(rope.local_inverse_frequencies(architecture).to(device))
@@ -151,7 +151,7 @@ def _recomputes_layers(recompute: Recompute | None) -> bool:
 
 
 def _adds_embedding_gradient(config: TransformerConfig, layers: Layers, precision: Precision, memory: Memory) -> bool:
-    """Whether a kernel adds the embedding's gradient where it belongs; the order of its sums is not repeatable."""
+    """Return whether a kernel adds the embedding's gradient to the buffer. It is not deterministic: its order of sums varies."""
     if not layers.triton or precision.deterministic:
         return False
     is_sharded = memory.fully_sharded and precision.half

@@ -1,20 +1,15 @@
-"""A decoder-only language model on megatron-core's primitives: this pipeline stage's share of it, from top to bottom.
+"""A decoder-only language model on megatron-core's primitives: the part on this pipeline stage, from top to bottom.
 
     tokens -> embedding -> blocks and last norm -> output layer -> the loss of every token
                                         |
                                         +-> layers that predict the tokens after the next
 
-The first stage embeds, the last one has the last norm, the output layer, and the prediction layers; a stage between gets its
-input by `set_input_tensor`. Process groups, linear layers of tensor parallelism, wrappers for data parallelism, schedules and
-checkpoints are megatron-core's, and so are the names of parameters in checkpoints: those of its GPTModel, which reads them.
+megatron-core provides the process groups, tensor-parallel linear layers, data-parallel wrappers, schedules and checkpoints. The
+parameters have the names of its GPTModel, which can load the checkpoints.
 
 In reading order: this file; `block.py`, the residual stream; `mixers/attention.py` and `mixers/core_attention.py`; `mlps/mlp.py`
-and `mlps/moe.py`; `embedding.py`, `output.py`, `multi_token_prediction.py`. `pattern.py` says which of them a block has, and
-which kernels.
-
-A table that several stages need (an output layer that multiplies by the embedding, prediction layers that embed) is on the first
-and on the last. Their gradients are summed by megatron-core, and both copies begin alike because initial weights depend on a
-parameter's name, not on its place (`lt_train.parallel.initialization`).
+and `mlps/moe.py`; `embedding.py`, `output.py`, `multi_token_prediction.py`. `pattern.py` chooses the modules and kernels of each
+block.
 """
 
 from collections.abc import Sequence
@@ -32,14 +27,14 @@ from torch import Tensor
 from lt_shared.models.architecture import Architecture
 from lt_train.models.embedding import Embedding
 from lt_train.models.mixers.rope import Angles
-from lt_train.models.multi_token_prediction import Further, PredictionLayers
+from lt_train.models.multi_token_prediction import PredictionLayers, PredictionTargets
 from lt_train.models.output import OutputLayer
 
 TABLE, OUTPUT_WEIGHT = "embedding.word_embeddings.weight", "output_layer.weight"
 
 
 class Stage(NamedTuple):
-    """A stage of the pipeline. `number` counts those of this rank; None where it has one."""
+    """A pipeline stage. `number` counts the interleaved stages of this rank; None if it has one stage."""
 
     is_first: bool
     is_last: bool
@@ -55,10 +50,11 @@ class Stage(NamedTuple):
 
 
 class Decoder(MegatronModule):  # type: ignore[misc]
-    """The model. `embedding`, `output_layer` and `predictions` are None where this stage has none.
+    """The part of the model on one pipeline stage.
 
-    `angles` are RoPE's, None without. `prediction_losses` are the means of the last micro batch's losses, a number for each
-    prediction layer.
+    The first stage has the embedding. The last stage has the last norm, the output layer and the prediction layers. `embedding`,
+    `output_layer` and `predictions` are None on a stage without them. `angles` are the RoPE angles, None without RoPE.
+    `prediction_losses` are the mean losses of each prediction layer for the last micro batch.
     """
 
     def __init__(
@@ -73,15 +69,15 @@ class Decoder(MegatronModule):  # type: ignore[misc]
         angles: Angles | None,
     ):
         super().__init__(config=config)
-        # What megatron-core's schedules and reductions ask a model.
+        # megatron-core's schedules and reductions read these attributes.
         self.model_type, self.vp_stage = ModelType.encoder_or_decoder, stage.number
         self.pre_process, self.post_process = stage.is_first, stage.is_last
         self.share_embeddings_and_output_weights = architecture.tie_embeddings
-        # In this order megatron-core has them in gradient buffers and optimizer states.
+        # The order of the submodules determines the order in megatron-core's gradient buffers and optimizer states.
         if embedding is not None and stage.is_first:
             self.embedding = embedding
         self.angles, self.decoder = angles, blocks
-        # What megatron-core's reductions ask: whether the last stage has a copy of the embedding.
+        # megatron-core's reductions read this field to know whether the last stage has a copy of the embedding.
         config.mtp_num_layers = architecture.mtp_num_layers or None
         if output_layer is not None:
             self.output_layer = output_layer
@@ -98,12 +94,12 @@ class Decoder(MegatronModule):  # type: ignore[misc]
         positions: Tensor,
         documents: Tensor | None,
         labels: Tensor | None = None,
-        further: Further | None = None,
+        targets: PredictionTargets | None = None,
     ) -> Tensor:
-        """Losses, float32 [b, s], of int64 `tokens`, `positions` and `labels` [b, s] of this context-parallel rank.
+        """Return float32 losses [b, s] for int64 `tokens`, `positions` and `labels` [b, s] of this context-parallel rank.
 
-        Without labels logits [b, s, columns]; of a stage that is not the last hidden states [s, b, h]. `documents` [b, n + 1] has
-        the borders of the whole sample's documents, and `further` what the prediction layers shall predict.
+        Without labels, return logits [b, s, columns]. A stage before the last returns hidden states [s, b, h]. `documents`
+        [b, n + 1] are the document borders of the whole samples, `targets` the labels of the prediction layers.
         """
         hidden_states: Any = self.embedding(tokens, positions) if self.pre_process else None
         angles = None if self.angles is None else self.angles(tokens.shape[1])
@@ -111,29 +107,34 @@ class Decoder(MegatronModule):  # type: ignore[misc]
         if not self.post_process:
             return hidden_states  # type: ignore[no-any-return]
         weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
-        if further is not None and labels is not None:
+        if targets is not None and labels is not None:
             hidden_states, self.prediction_losses = self.mtp(
-                hidden_states, self.embedding, self.output_layer, weight, labels, positions, further, documents, angles
+                hidden_states, self.embedding, self.output_layer, weight, labels, positions, targets, documents, angles
             )
         return self.output_layer(hidden_states, labels, weight)  # type: ignore[no-any-return]
 
     def set_input_tensor(self, input_tensor: list[Tensor | None]) -> None:
-        """Take what the stage before has sent, for the next forward pass."""
+        """Set the input of the next forward pass, received from the previous stage."""
         self.decoder.set_input_tensor(input_tensor[0])
 
     @property
     def _tables(self) -> list[Tensor]:
-        """The weights [V, h] of embedding and output layer that this stage has."""
+        """The weights [V, h] of the embedding and the output layer on this stage."""
         modules = [self.embedding.word_embeddings] if hasattr(self, "embedding") else []
         modules += [self.output_layer] if hasattr(self, "output_layer") else []
         return [module.weight for module in modules if module.weight is not None]
 
     def shared_embedding_or_output_weight(self) -> Tensor | None:
-        """The table that stages share, for megatron-core, which sums its gradients."""
+        """Return the table that the first and the last stage share. megatron-core calls this to sum its gradients."""
         return self._tables[0] if self._tables else None
 
     def _mark_tables(self) -> None:
-        """Tell megatron-core's optimizers and reductions what these weights are."""
+        """Mark the tables for megatron-core's optimizers and reductions.
+
+        The first and the last stage hold copies of a shared table, for a tied output layer or for prediction layers.
+        megatron-core sums the gradients of the copies. Both start with equal weights, because initial weights depend on the name
+        of a parameter, not on its rank (`lt_train.parallel.initialization`).
+        """
         for weight in self._tables:
             weight.is_embedding_or_output_parameter = True  # type: ignore[attr-defined]
         shared: Any = self.shared_embedding_or_output_weight()
@@ -141,21 +142,22 @@ class Decoder(MegatronModule):  # type: ignore[misc]
         if shared is None or not (self.share_embeddings_and_output_weights or self.config.mtp_num_layers):
             return
         if self.config.pipeline_model_parallel_size == 1:
-            # Two modules add to one gradient: where autograd gives it, it has to begin with zeros. An AccumulatingTable adds.
+            # Two modules add to one gradient. If autograd computes one of them, the buffer must start with zeros; an
+            # AccumulatingTable adds to it.
             shared.zero_out_wgrad = not getattr(self.embedding.word_embeddings, "is_tied", False)
         elif self.pre_process and not self.post_process:
             shared.shared_embedding = True
         elif not self.pre_process and (predicts or (self.post_process and self.share_embeddings_and_output_weights)):
-            # In the gradients' norm the first stage counts it.
+            # `shared`: the gradient norm counts the copy on the first stage only.
             shared.shared = shared.shared_embedding = True
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Of megatron-core's checkpoints: a table that two stages have is stored by the first of them."""
+        """Return the sharded state of megatron-core's checkpoints. The first stage stores a table that two stages share."""
         metadata = ensure_metadata_has_dp_cp_group(metadata)
         state: dict[str, Any] = super().sharded_state_dict(prefix, sharded_offsets, metadata)
-        # Of linear layers an entry without content, which no GPTModel's checkpoint has for this one.
+        # An empty entry of linear layers, which checkpoints of GPTModel do not have for the output layer.
         state.pop(f"{prefix}output_layer._extra_state", None)
         if hasattr(self, "output_layer") and self.output_layer.weight is not None:
             state[f"{prefix}{OUTPUT_WEIGHT}"].allow_shape_mismatch = True

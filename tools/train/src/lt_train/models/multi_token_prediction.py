@@ -1,17 +1,12 @@
-"""DeepSeek's multi-token prediction (arXiv:2412.19437, 2.2): layers behind the last one that predict the tokens after the next.
+"""DeepSeek's multi-token prediction (arXiv:2412.19437, 2.2): layers after the last block predict the tokens after the next.
 
-The k-th layer joins, for every position, the output of the layer before it with the embedding of the token k places on, and
-predicts the token behind that one. Its loss is added to the gradient by `mtp_loss_scaling_factor` over the number of layers,
-and reported apart. As in megatron-core and in what serves the published weights, the first layer's input has passed the
-model's last norm; TorchTitan's has not.
+For each position, the k-th layer joins the output of the previous layer with the embedding of the token k positions ahead, and
+predicts the token after that one. Its loss has the weight `mtp_loss_scaling_factor` / layers and is reported separately. As in
+megatron-core and in the engines that serve the published weights, the input of the first layer has passed the model's last norm;
+TorchTitan's has not.
 
-megatron-core has such layers under one name up to 0.16 (`transformer_layer`) and another since (`mtp_model_layer`), so that a
-checkpoint of the one does not load into the other, and shifts a rank's own tokens, for which context-parallel ranks exchange
-messages. Here `further` gives the shifted labels of each rank, and both versions have the older name. Documents end
-a prediction: what would reach into the next one counts in no loss.
-
-The layers are on the last pipeline stage, which has a copy of the embedding for them; megatron-core sums its gradient with the
-first stage's.
+The layers are on the last pipeline stage, which has a copy of the embedding for them. megatron-core sums the gradients of both
+copies.
 """
 
 import dataclasses
@@ -32,10 +27,10 @@ from lt_train.models.output import OutputLayer
 
 
 @dataclasses.dataclass(frozen=True)
-class Further:
-    """What the layers predict, each of them [b, s] of this rank's tokens: the labels, and whether they count.
+class PredictionTargets:
+    """The labels and loss masks of each prediction layer, [b, s] for the tokens of this rank.
 
-    `weight` is that of the micro batch among those of its step; None is 1.
+    `weight` is the weight of the micro batch in its step; None is 1.
     """
 
     labels: Sequence[Tensor]
@@ -43,22 +38,28 @@ class Further:
     weight: Tensor | None = None
 
 
-def further(
+def prediction_targets(
     labels: Tensor,
     mask: Tensor,
     documents: Tensor | None,
     layers: int,
-    own_part: Callable[[Tensor], Tensor],
+    local_part: Callable[[Tensor], Tensor],
     weight: Tensor | None = None,
-) -> Further:
-    """The labels of `layers` layers from those of whole samples [b, S]. A sample's end has none, nor has a document's."""
-    found: list[tuple[Tensor, Tensor]] = []
+) -> PredictionTargets:
+    """Shift the labels of whole samples [b, S] for each of `layers` layers, and return this rank's part of them.
+
+    A prediction that would reach beyond its sample or document is masked. Whole samples are shifted, because megatron-core shifts
+    local tokens, for which context-parallel ranks exchange messages.
+    """
+    shifted_labels: list[Tensor] = []
+    masks: list[Tensor] = []
     for places in range(1, layers + 1):
         counts = _shifted(mask, places)
         if documents is not None:
             counts = counts * (documents == _shifted(documents, places, fill=-1))
-        found.append((own_part(_shifted(labels, places)), own_part(counts)))
-    return Further([each for each, _ in found], [each for _, each in found], weight)
+        shifted_labels.append(local_part(_shifted(labels, places)))
+        masks.append(local_part(counts))
+    return PredictionTargets(shifted_labels, masks, weight)
 
 
 def _shifted(tensor: Tensor, places: int, fill: int = 0) -> Tensor:
@@ -66,13 +67,17 @@ def _shifted(tensor: Tensor, places: int, fill: int = 0) -> Tensor:
 
 
 class PredictionLayer(MegatronModule):  # type: ignore[misc]
-    """One layer: the names of its parts are megatron-core's."""
+    """One prediction layer. Its submodules have the names of megatron-core 0.16.
+
+    megatron-core has renamed `transformer_layer` to `mtp_model_layer` since, so checkpoints of one release do not load into the
+    other. Here the older name serves both.
+    """
 
     def __init__(self, config: TransformerConfig, block: Block):
         super().__init__(config=config)
         hidden, epsilon = config.hidden_size, config.layernorm_epsilon
         self.enorm, self.hnorm = (norm(config, hidden, epsilon) for _ in range(2))
-        # Whole on every tensor-parallel rank, which has a part of the sequence for it.
+        # Not tensor-parallel: each rank holds the whole weight and multiplies its part of the sequence.
         self.eh_proj = torch.nn.Linear(
             2 * hidden, hidden, bias=False, dtype=config.params_dtype, device=torch.cuda.current_device()
         )
@@ -82,7 +87,7 @@ class PredictionLayer(MegatronModule):  # type: ignore[misc]
 
     @property
     def mtp_model_layer(self) -> Any:
-        """What megatron-core 0.19's schedules ask for."""
+        """An alias that megatron-core 0.19's schedules read."""
         return self.transformer_layer
 
     def forward(self, embedded: Tensor, hidden_states: Tensor, documents: Tensor | None, angles: Tensor | None) -> Tensor:
@@ -105,20 +110,22 @@ class PredictionLayers(MegatronModule):  # type: ignore[misc]
         weight: Tensor | None,
         labels: Tensor,
         positions: Tensor,
-        further: Further,
+        targets: PredictionTargets,
         documents: Tensor | None,
         angles: Tensor | None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """`hidden_states` [s, b, h] of the last norm, whose gradient now has the predictions', and the mean of each layer's
-        losses. `weight` is that of a tied output layer, the others are the model's own inputs."""
+        """Return `hidden_states` with the losses of all layers attached to their gradient, and the mean loss of each layer.
+
+        `hidden_states` [s, b, h] are the output of the last norm. `weight` is the weight of a tied output layer.
+        """
         predicted, tokens, means = hidden_states, labels, []
-        for layer, targets, mask in zip(self.layers, further.labels, further.masks, strict=True):
+        for layer, next_labels, mask in zip(self.layers, targets.labels, targets.masks, strict=True):
             predicted = layer(embedding(tokens, positions), predicted, documents, angles)
-            losses = output_layer(predicted, targets, weight)
-            total, mean = _sum_and_mean(losses, mask, further.weight)
+            losses = output_layer(predicted, next_labels, weight)
+            total, mean = _sum_and_mean(losses, mask, targets.weight)
             means.append(mean)
             hidden_states = MTPLossAutoScaler.apply(hidden_states, self.scale * total)
-            tokens = targets
+            tokens = next_labels
         return hidden_states, means
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> Any:
@@ -130,9 +137,9 @@ class PredictionLayers(MegatronModule):  # type: ignore[misc]
 
 
 def _sum_and_mean(losses: Tensor, mask: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
-    """What this rank contributes to the mean over the tokens that count, for the backward pass, and the mean, for reports.
+    """Return this rank's contribution to the mean loss, for the backward pass, and the mean loss itself, for reports.
 
-    The gradients of context-parallel ranks are averaged: each contributes as many times its share as there are ranks.
+    The contribution is multiplied by the number of context-parallel ranks, because their gradients are averaged.
     """
     total = (losses.float() * mask).sum()
     if weight is not None:

@@ -1,12 +1,4 @@
-"""Norms: compiled on a GPU, and marked for sequence parallelism.
-
-OLMo 2 norms queries and keys over all heads at once. A rank of tensor parallelism has some of the heads: it sums their squares
-over the ranks before it divides, and uses its share of a weight that every rank has whole. So megatron-core sums the gradients
-of all shares, as it does those of a norm of each head, and the weight is stored once. The price is a few kilobytes a layer.
-
-Gemma's RMSNorm multiplies by 1 + weight: weight decay then draws the factor to one, and a bfloat16 weight near zero has more bits
-than one near one. The sum is taken in float32, as transformers does; in bfloat16 it would lose what the weight has below 2^-8.
-"""
+"""RMSNorm and LayerNorm, compiled on a GPU and marked for sequence parallelism."""
 
 import functools
 from collections.abc import Callable
@@ -26,7 +18,10 @@ class CompiledRMSNorm(torch.nn.RMSNorm):
 
 
 class ZeroCentredRMSNorm(torch.nn.RMSNorm):
-    """RMSNorm times 1 + weight."""
+    """RMSNorm times 1 + weight (Gemma).
+
+    Weight decay draws this factor to one, and a bfloat16 weight has more bits near zero than near one.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         return compiled(_zero_centred)(x, self.normalized_shape, self.weight, self.eps)
@@ -38,10 +33,10 @@ class CompiledLayerNorm(torch.nn.LayerNorm):
 
 
 class SummingRMSNorm(torch.nn.RMSNorm):
-    """The norm of the residual stream and what is added to it, by one kernel (`lt_train.kernels.rms_norm`)."""
+    """Add to the residual stream and normalize the sum in one kernel (`lt_train.kernels.rms_norm`)."""
 
     def forward(self, stream: Tensor, addend: Tensor | None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """The normed sum and the sum of `stream` and `addend` [s, b, h]."""
+        """Return the normalized sum of `stream` and `addend` [s, b, h], and the sum itself."""
         from lt_train.kernels.rms_norm import rms_norm as sum_and_norm
 
         assert self.eps is not None
@@ -49,7 +44,7 @@ class SummingRMSNorm(torch.nn.RMSNorm):
 
 
 class LastRMSNorm(SummingRMSNorm):
-    """The norm behind the last block, which may leave its sum to it."""
+    """The norm after the last block. If the block returns a pair of tensors, this norm adds them."""
 
     def forward(self, stream: Tensor | tuple[Tensor, Tensor]) -> Tensor:  # type: ignore[override]
         pair = stream if isinstance(stream, tuple) else (stream, None)
@@ -57,17 +52,18 @@ class LastRMSNorm(SummingRMSNorm):
 
 
 def _zero_centred(x: Tensor, shape: tuple[int, ...], weight: Tensor, eps: float) -> Tensor:
+    # 1 + weight in float32, as in transformers: bfloat16 would lose the bits of the weight below 2^-8.
     return rms_norm(x.float(), shape, 1.0 + weight.float(), eps).type_as(x)
 
 
 @functools.cache
 def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Compiled once for all layers, a kernel for each shape."""
+    """Compile `function` once for all layers, with one kernel per shape."""
     return torch.compile(function, dynamic=False)
 
 
 def norm(config: TransformerConfig, size: int, eps: float) -> Any:
-    """An RMSNorm or LayerNorm of the last `size` channels."""
+    """Build the RMSNorm or LayerNorm of the last `size` channels that `config` asks for."""
     return _marked(_kind(config), config, size, eps)
 
 
@@ -80,7 +76,7 @@ def last_norm(config: TransformerConfig, size: int, eps: float) -> Any:
 
 
 def _marked(kind: Any, config: TransformerConfig, size: int, eps: float) -> Any:
-    """A norm marked so that sequence-parallel ranks sum the gradients of its parameters."""
+    """Build a norm, marked so that sequence-parallel ranks sum the gradients of its parameters."""
     module = kind(size, eps=eps, dtype=config.params_dtype, device=torch.cuda.current_device())
     for parameter in module.parameters():
         parameter.sequence_parallel = config.sequence_parallel
@@ -94,7 +90,11 @@ def _kind(config: TransformerConfig) -> Any:
 
 
 class AllHeadsNorm(torch.nn.Module):
-    """RMSNorm of [s, b, heads, d] over all `heads` of all tensor-parallel ranks."""
+    """RMSNorm of [s, b, heads, d] over the heads of all tensor-parallel ranks at once (OLMo 2).
+
+    Each rank holds the whole weight and uses its part, so megatron-core sums the gradients over the ranks, as for a norm of
+    single heads, and checkpoints store the weight once. That costs a few kilobytes per layer.
+    """
 
     def __init__(self, config: TransformerConfig, heads: int, eps: float):
         super().__init__()
@@ -104,15 +104,15 @@ class AllHeadsNorm(torch.nn.Module):
 
     def forward(self, heads: Tensor) -> Tensor:
         rows = heads.flatten(2)
-        own, whole = rows.shape[-1], len(self.weight)
-        if own == whole:
-            return compiled(rms_norm)(rows, (own,), self.weight, self.eps).view_as(heads)
+        local_size, global_size = rows.shape[-1], len(self.weight)
+        if local_size == global_size:
+            return compiled(rms_norm)(rows, (local_size,), self.weight, self.eps).view_as(heads)
         squares = reduce_from_tensor_model_parallel_region(compiled(_sum_of_squares)(rows))
-        # Every rank's output depends on the sum: its gradient is the sum of theirs.
+        # The outputs of all ranks depend on the sum, so the backward pass must sum its gradients over the ranks.
         squares = copy_to_tensor_model_parallel_region(squares)
-        first = parallel_state.get_tensor_model_parallel_rank() * own
-        weight = self.weight[first : first + own]
-        return compiled(_scaled)(rows, squares / whole, weight, self.eps).view_as(heads)
+        first = parallel_state.get_tensor_model_parallel_rank() * local_size
+        weight = self.weight[first : first + local_size]
+        return compiled(_scaled)(rows, squares / global_size, weight, self.eps).view_as(heads)
 
 
 def _sum_of_squares(rows: Tensor) -> Tensor:

@@ -1,14 +1,11 @@
-"""The end of a model: logits of the vocabulary, and the loss of every token.
+"""The output layer: logits of the vocabulary, and the loss of every token.
 
-Three implementations of the loss, as `Kernels.cross_entropy` says: "fused-linear" multiplies and reduces a block of tokens at a
-time and never has all logits; "triton" reads the logits once each way; "torch" is megatron-core's, which makes a float32 copy.
+`Kernels.cross_entropy` selects one of three implementations of the loss: "fused-linear" multiplies and reduces a block of tokens
+at a time and never holds all logits; "triton" reads the logits once in each pass; "torch" is megatron-core's, which makes a
+float32 copy.
 
-The padding of the vocabulary is left out of the softmax. Megatron leaves it in; the loss then depends on how much of it the
-tensor-parallel size asks for, and differs from the converted model's, which has none.
-
-The z-loss keeps the logits from drifting, which costs precision in 16 bits: `z_loss_coeff` x log(Z)^2 is minimised beside the
-cross entropy, Z normalising the softmax (PaLM: 1e-4). The reported loss stays the cross entropy. log(Z) is the cross entropy plus
-the label's logit, so no second softmax is computed; the backward pass needs memory for one more gradient of the logits.
+With `z_loss_coeff`, z_loss_coeff x log(Z)^2 is added to the minimized loss, Z being the softmax normalizer (PaLM: 1e-4). It keeps
+the logits from drifting, which costs precision in 16 bits. The reported loss stays the cross entropy.
 """
 
 from typing import Any
@@ -31,9 +28,9 @@ from lt_train.ops.row_exchange import Exchange
 
 
 class OutputLayer(ColumnParallelLinear):  # type: ignore[misc]
-    """This tensor-parallel rank's columns of the vocabulary. Without a weight of its own it is passed the embedding's.
+    """The vocabulary columns of this tensor-parallel rank. A tied layer has no weight; `forward` gets the embedding's.
 
-    Factors and caps of logits (Granite, Gemma) come before anything reads them: the padding, the loss, the z-loss.
+    Logits are scaled and capped (Granite, Gemma) before the padding is masked and the losses are computed.
     """
 
     def __init__(
@@ -47,7 +44,7 @@ class OutputLayer(ColumnParallelLinear):  # type: ignore[misc]
         exchange: Exchange,
         overlaps: bool = False,
     ):
-        """`overlaps`: rows are gathered by `exchange` while GEMMs run."""
+        """`overlaps`: `exchange` gathers rows while GEMMs run."""
         super().__init__(
             config.hidden_size,
             padded_vocab_size,
@@ -62,7 +59,7 @@ class OutputLayer(ColumnParallelLinear):  # type: ignore[misc]
         self.exchange, self.overlaps = exchange, overlaps
 
     def forward(self, hidden_states: Tensor, labels: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
-        """Losses, float32 [b, s], of `hidden_states` [s, b, h] and `labels` [b, s]; without labels logits [b, s, columns]."""
+        """Return float32 losses [b, s] for `hidden_states` [s, b, h] and `labels` [b, s]. Without labels, return logits."""
         if labels is None:
             return self._logits(hidden_states, weight).transpose(0, 1).contiguous()
         if self.cross_entropy == FUSED_LINEAR:
@@ -70,13 +67,14 @@ class OutputLayer(ColumnParallelLinear):  # type: ignore[misc]
         logits = self._logits(hidden_states, weight)
         if not self.z_loss_coeff:
             return self._losses(logits, labels)
-        # megatron-core's cross entropy overwrites fp32 logits: the labels' are taken before it.
+        # log(Z) is the cross entropy plus the logit of the label, so no second softmax is needed; the backward pass needs memory
+        # for one more gradient of the logits. The label logits are read first, because megatron-core overwrites fp32 logits.
         chosen = label_logits(labels, logits)
         losses = self._losses(logits, labels)
         return with_gradient_of(losses, self.z_loss_coeff * (losses + chosen).square())
 
     def _logits(self, hidden_states: Tensor, weight: Tensor | None) -> Tensor:
-        """[s, b, columns], minus infinity in the padding."""
+        """Return logits [s, b, columns], minus infinity in the padding."""
         if self.overlaps:
             logits = column_parallel(hidden_states, self.weight if weight is None else weight, self.exchange)
         else:
@@ -107,9 +105,10 @@ class OutputLayer(ColumnParallelLinear):  # type: ignore[misc]
 
 
 def exclude_padding(logits: Tensor, first: int, vocab_size: int) -> Tensor:
-    """Take the padding out of the softmax, in place: columns of `logits` [s, b, columns] with a token id from `vocab_size` on.
+    """Set the columns of `logits` [s, b, columns] that pad the vocabulary to minus infinity, in place.
 
-    `first` is the token id of column 0.
+    `first` is the token id of column 0. Megatron keeps the padding in the softmax: its loss depends on the amount of padding,
+    which the tensor-parallel size determines, and differs from the loss of the converted model, which has none.
     """
     real = max(0, vocab_size - first)
     if real < logits.shape[-1]:
@@ -118,21 +117,21 @@ def exclude_padding(logits: Tensor, first: int, vocab_size: int) -> Tensor:
 
 
 def label_logits(labels: Tensor, logits: Tensor) -> Tensor:
-    """The logit of every label, float32 [b, s], from `labels` [b, s] and this tensor-parallel rank's `logits` [s, b, columns]."""
+    """Return the logit of every label, float32 [b, s], from `labels` [b, s] and the local `logits` [s, b, columns]."""
     columns = logits.shape[-1]
-    # Contiguous: megatron-core sums a copy of other tensors, and loses the sum.
+    # Contiguous, because megatron-core all-reduces a copy of a non-contiguous tensor and loses the result.
     local = labels.transpose(0, 1).contiguous() - parallel_state.get_tensor_model_parallel_rank() * columns
     is_local = (local >= 0) & (local < columns)
-    # Indexed and not gathered: gather keeps the logits for its backward pass.
+    # Indexing instead of `gather`, which would save the logits for its backward pass.
     rows = torch.arange(local.numel(), device=local.device)
     selected = logits.view(-1, columns)[rows, local.clamp(0, columns - 1).flatten()].view_as(local).float()
-    # Not by multiplication: the columns of the padding hold -inf.
+    # `where` instead of a product with the mask, because the columns of the padding hold -inf.
     chosen: Tensor = reduce_from_tensor_model_parallel_region(torch.where(is_local, selected, 0.0))
     return chosen.transpose(0, 1)
 
 
 def with_gradient_of(losses: Tensor, penalty: Tensor) -> Tensor:
-    """`losses`, with the gradient of `losses + penalty`."""
+    """Return `losses` with the gradient of `losses + penalty`."""
     combined: Tensor = _WithGradientOf.apply(losses, penalty)  # type: ignore[no-untyped-call]
     return combined
 
@@ -148,7 +147,7 @@ class _WithGradientOf(torch.autograd.Function):
 
 
 class _Cap(torch.autograd.Function):
-    """c * tanh(x / c), computed in float32. Keeps its input alone: the loss overwrites its output."""
+    """c * tanh(x / c), computed in float32. It saves its input and not its output, which the loss overwrites."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, cap: float) -> Tensor:

@@ -1,7 +1,6 @@
-"""Which mixer and which MLP each block of a model has, and which kernels compute them.
+"""Choose the mixer, the MLP and the kernels of each block of a model.
 
-`Pattern` is what one configuration decides for all blocks. A new kind of mixer or MLP is a module in `mixers/` or `mlps/` and a
-line in `Pattern._mixer` or `Pattern._mlp`.
+A new kind of mixer or MLP is a module in `mixers/` or `mlps/` and a line in `Pattern._mixer` or `Pattern._mlp`.
 """
 
 import dataclasses
@@ -38,7 +37,10 @@ from lt_train.ops.row_exchange import Exchange
 
 @dataclasses.dataclass(frozen=True)
 class ExpertKernels:
-    """How experts are computed. `operations` None: one after another. `exchanges`: ranks exchange whole tokens."""
+    """The kernels of experts.
+
+    If `operations` is None, experts run one after another. `exchanges`: ranks exchange whole tokens.
+    """
 
     operations: Operations | None
     exchanges: bool
@@ -48,9 +50,12 @@ class ExpertKernels:
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """`linears` build the blocks' linear layers. `angles` are RoPE's, None without; `local_angles` of the layers with a window,
-    in a model where they have a base of their own (Gemma 3, OLMo 3). `passes_tensors`: every block returns a tensor, as
-    recomputation needs it."""
+    """The settings of one configuration for all blocks.
+
+    `linears` builds the linear layers. `angles` are the RoPE angles, None without RoPE; `local_angles` are the angles of layers
+    with a window, if these layers have a separate base (Gemma 3, OLMo 3). `passes_tensors`: every block returns one tensor, as
+    recomputation requires.
+    """
 
     config: TransformerConfig
     architecture: Architecture
@@ -64,7 +69,7 @@ class Pattern:
     passes_tensors: bool
 
     def blocks(self, stage: Stage) -> Blocks:
-        """The blocks of a pipeline stage of this rank."""
+        """Build the blocks of one pipeline stage of this rank."""
         first = get_transformer_layer_offset(self.config, stage.number) + 1
         count = get_num_layers_to_build(self.config, stage.number)
         numbers = range(first, first + count)
@@ -75,7 +80,10 @@ class Pattern:
         return Blocks(self.config, blocks, last, stage.is_first, has_one_kind=len(self.architecture.layer_kinds) == 1)
 
     def prediction_block(self, number: int, linears: Linears) -> Block:
-        """Block `number`, from the model's last on, of a prediction layer: its stream begins and ends there."""
+        """Build block `number` of a prediction layer, counted on from the model's last block.
+
+        It shares no stream with other blocks.
+        """
         plain = dataclasses.replace(self.kernels, norm="torch", swiglu="torch", rope="torch", recomputes_swiglu=False)
         architecture = dataclasses.replace(self.architecture, residual_multiplier=1.0)
         return dataclasses.replace(self, kernels=plain, architecture=architecture, linears=linears)._block(number, adds=True)
@@ -102,8 +110,10 @@ class Pattern:
         return make(self.config, self.config.hidden_size, self.config.layernorm_epsilon)
 
     def _entries(self, number: int) -> dict[str, str]:
-        """Behind attention, megatron-core has norms in the linear layers that follow them; other kinds of layers have names of
-        their own."""
+        """Return the checkpoint names of the norms that differ from their module names.
+
+        In layers with attention, megatron-core stores a norm with the linear layer that follows it.
+        """
         if self.architecture.mixer(number - 1) != sizes.ATTENTION:
             return {}
         return dict([NORM_OF_ATTENTION] if self.architecture.has_experts(number - 1) else [NORM_OF_ATTENTION, NORM_OF_MLP])

@@ -1,1 +1,1 @@
-"""How ranks share a model: data parallelism with its gradient buffers, FSDP, overlapped tensor parallelism, initialization."""
+"""Parallelism across ranks: data parallelism with gradient buffers, FSDP, overlapped tensor parallelism, initialization."""

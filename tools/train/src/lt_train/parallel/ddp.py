@@ -1,4 +1,4 @@
-"""The model's wrapper for data parallelism: how its gradients, and with FSDP its weights, are shared among ranks."""
+"""Wrap a model for data parallelism: megatron-core's gradient buffers, or FSDP."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
@@ -18,7 +18,7 @@ from lt_train.parallel.initialization import tensors_of
 from lt_train.parallel.shard_collectives import Collectives
 from lt_train.runtime.device import CUDA
 
-# megatron-core's own rule, by all data- and context-parallel ranks.
+# megatron-core's default bucket size, which grows with the number of data- and context-parallel ranks.
 LEAST_BUCKET_ELEMENTS, BUCKET_ELEMENTS_OF_A_RANK = 40_000_000, 1_000_000
 
 Chunk: TypeAlias = DistributedDataParallel | FullySharded
@@ -34,7 +34,7 @@ def fully_shard(
     fill: Fill,
     collectives: Collectives,
 ) -> FullySharded:
-    """Shard `model`, which is on the meta device because a rank could not hold it whole, and fill its shards on `device`."""
+    """Shard `model` and fill its shards on `device`. `model` is on the meta device, because it may not fit on one rank."""
     sharded = FullySharded(config, model, config.pipeline_dtype, device, replicas, collectives)
     fill(tensor for _, tensor in sharded.tensors(torch.Tensor.detach))
     sharded.round_weights()
@@ -50,9 +50,9 @@ def replicate(
     fill: Fill,
     layer_elements: int,
 ) -> DistributedDataParallel:
-    """Fill `model` on `device` and wrap it in buffers of gradients, which data-parallel ranks sum.
+    """Fill `model` on `device` and wrap it with gradient buffers, which data-parallel ranks reduce.
 
-    `layer_elements` are the weights of a layer without its experts.
+    `layer_elements` is the number of weights in a layer without its experts.
     """
     model.to(device)
     fill(tensors_of(model))
@@ -77,30 +77,31 @@ def replicate(
 
 
 def bucket_elements(ranks: int, layer_elements: int) -> int:
-    """A layer at a time, without its experts, or megatron-core's size for so many data-parallel `ranks` if that is more.
+    """Return the larger of one layer without its experts and megatron-core's bucket size for `ranks` data-parallel ranks.
 
-    Of Llama 3.1 8B on two H200 a step takes 759 ms so, and 770 with megatron-core's 40 million (2026-11-22).
+    A step of Llama 3.1 8B on two H200 takes 759 ms with buckets of a layer, and 770 with megatron-core's 40 million (2026-11-22).
     """
     return max(LEAST_BUCKET_ELEMENTS, BUCKET_ELEMENTS_OF_A_RANK * ranks, layer_elements)
 
 
 def release(chunks: list[Chunk]) -> None:
-    """Let the memory of `chunks` be freed once nothing refers to them.
+    """Break the reference cycles of `chunks`, so that their memory is freed.
 
-    The hooks that overlap the reduction of gradients refer to their chunk, and it to autograd's nodes, which have the hooks:
-    Python's collector does not see through these nodes. A process that goes on without another rank would have both models.
+    The hooks that overlap the gradient reduction refer to their chunk, and the chunk refers to autograd nodes, which hold the
+    hooks. Python's garbage collector cannot traverse these nodes. A process that continues without a failed rank would hold both
+    models.
     """
     for chunk in chunks:
         if isinstance(chunk, DistributedDataParallel):
             for node in chunk.grad_accs:
-                # A new hook comes into the dictionary of the others.
+                # A new hook gives access to the dictionary of all hooks of the node.
                 node.register_hook(lambda *gradients: None).hooks_dict_ref().clear()
             chunk.grad_accs.clear()
     wgrad_accumulation.forget()
 
 
 def wait_for_weights(*modules: torch.nn.Module) -> None:
-    """Run the hooks of --overlap-param-gather, which would run if the modules were called."""
+    """Run the forward pre-hooks of --overlap-param-gather for modules whose weights are used without calling the modules."""
     for module in modules:
         for wait in module._forward_pre_hooks.values():
             wait(module, ())
@@ -108,7 +109,7 @@ def wait_for_weights(*modules: torch.nn.Module) -> None:
 
 @contextlib.contextmanager
 def gathered(chunks: list[Chunk]) -> Iterator[None]:
-    """Wait until every rank has all new weights, which with --overlap-param-gather otherwise arrive in the next training step."""
+    """Gather the updated weights on every rank first. With --overlap-param-gather they would arrive in the next training step."""
     overlapping = [chunk for chunk in chunks if chunk.ddp_config.overlap_param_gather]
     for chunk in overlapping:
         chunk.disable_forward_pre_hook()
@@ -118,7 +119,7 @@ def gathered(chunks: list[Chunk]) -> Iterator[None]:
 
 
 def gather(chunks: list[Chunk]) -> None:
-    """Let every rank have the weights of which it has only set its own part."""
+    """All-gather the weights after each rank has set its shard of them."""
     for chunk in chunks:
         if chunk.ddp_config.use_distributed_optimizer:
             chunk.start_param_sync(force_sync=True)

@@ -1,4 +1,4 @@
-"""The exchange of rows among this rank's tensor-parallel ranks, as the run's layout and kernels have it."""
+"""Choose how tensor-parallel ranks exchange rows."""
 
 from megatron.core import parallel_state
 
@@ -11,7 +11,7 @@ from lt_train.parallel.symmetric_memory import SymmetricMemory
 
 
 def exchange_of(parallelism: Parallelism, batches: Batches, hidden_size: int, kernels: Kernels) -> Exchange:
-    """One for all layers. Collective over the tensor-parallel group."""
+    """Return the exchange for all layers. All ranks of the tensor-parallel group call it."""
     if parallelism.tensor == 1:
         return OneRank()
     group = parallel_state.get_tensor_model_parallel_group()

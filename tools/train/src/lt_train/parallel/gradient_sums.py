@@ -1,10 +1,10 @@
-"""FSDP's sum of gradients over ranks, sent in the 16 bits in which they are computed and summed in float32.
+"""FSDP's reduce-scatter of gradients: sent in 16 bits, summed in float32.
 
-torch's reduce-scatter of float32 sends each number in twice the bytes, and writes them so before. Here each rank gets its part
-from every other one and adds the parts up: the same sum of the same numbers, 2 bytes instead of 4 for each that is sent.
+torch's reduce-scatter would cast the gradients to float32 before it sends them. Here each rank receives its part from every other
+rank and adds the parts up: the same sum of the same numbers, with 2 bytes sent per number instead of 4.
 
-Ranks of one node read the parts out of each other's memory by copy engines, which leave the multiprocessors to the GEMMs. Others
-exchange them by an all-to-all.
+Ranks of one node read the parts from each other's memory by copy engines, which leave the multiprocessors to the GEMMs. Ranks of
+several nodes exchange the parts by an all-to-all.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,17 +17,18 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
 from lt_train.parallel.peer_buffers import PeerBuffer
 
-# Of what comes out, this rank's part, the others' and a factor.
+# Arguments: the output, this rank's part, the parts of the other ranks, a factor.
 SumParts: TypeAlias = Callable[[Tensor, Tensor, Tensor, float], None]
-# FSDP waits for one unit's sum before it fills the next unit's buffer but one.
+# FSDP waits for the sum of a unit before it fills the buffer of the second unit after it, so two buffers suffice.
 SLOTS = 2
 
 
 class GradientSums(ReduceScatter):
-    """In place of FSDP's reduce-scatter of gradients in 16 bits; what comes out is float32.
+    """Replaces FSDP's reduce-scatter of 16-bit gradients. The output is float32.
 
-    `slots` are buffers that the group's ranks read of each other, or none. Of the unit whose gradients were in a slot before, all
-    ranks have read it: since then each has passed the barrier of the unit after, for which FSDP waits.
+    `slots` are buffers that the ranks of the group read from each other; empty for an all-to-all. A slot can be filled again
+    without a further barrier: all ranks have read its previous content, because each has passed the barrier of the unit in
+    between, for which FSDP waits.
     """
 
     def __init__(self, slots: Sequence[PeerBuffer], sum_parts: SumParts):
@@ -38,7 +39,7 @@ class GradientSums(ReduceScatter):
         self._has_input = False
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """What is sent, then what comes out: FSDP asks for these by turns."""
+        """Allocate the input and the output. FSDP calls this for the input of a unit first, then for its output."""
         self._has_input = not self._has_input
         if not self._has_input:
             return torch.empty(*size, dtype=torch.float32, device=device)
@@ -65,7 +66,7 @@ class GradientSums(ReduceScatter):
 
 
 def sum_by_torch(out: Tensor, own: Tensor, others: Tensor, factor: float) -> None:
-    """As `lt_train.kernels.gradient_sums.sum_parts`."""
+    """Compute the same as `lt_train.kernels.gradient_sums.sum_parts`, without Triton."""
     out.copy_(own)
     for part in others:
         out.add_(part)

@@ -1,10 +1,10 @@
-"""Initial weights that depend on the seed and on a weight's index in the whole model, not on how the model is split.
+"""Initial weights that do not depend on how the model is sharded.
 
-A weight's value is a function of the run's seed, the parameter's global name and layer, and the weight's index in the whole
-parameter: a counter-based generator (SplitMix64, then Box-Muller), computed where the weight lies. A rank so draws exactly its
-own share, whatever the share is, and runs with different tensor, pipeline, data parallel and FSDP sizes start from the same
-weights; their losses can be compared. The price are 20 passes over the elements, 40 ns per weight and core on a CPU; on a GPU the
-passes are bound by its memory, 8 billion weights take seconds.
+A counter-based generator (SplitMix64, then Box-Muller) computes each weight from the seed of the run, the global name and layer
+of the parameter, and the index of the weight in the whole parameter. So each rank draws exactly its shard, and runs with
+different tensor, pipeline, data parallel and FSDP sizes start from the same weights and have comparable losses. The cost is 20
+passes over the elements: 40 ns per weight and core on a CPU; on a GPU the passes are bound by its memory, and 8 billion weights
+take seconds.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ BLOCK_ELEMENTS_ON_GPU = 1 << 25
 
 
 def tensors_of(model: MegatronModule) -> list[ShardedTensor]:
-    """This rank's parameters of the model, each with its name and offset in the whole model; `data` is the parameter's memory."""
+    """Return the local parameters with their names and offsets in the whole model. `data` is the memory of the parameter."""
     sharded = model.sharded_state_dict()
     apply_factories(sharded)
     return [tensor for tensor in nested_values(sharded) if isinstance(tensor, ShardedTensor) and tensor.data is not None]
@@ -56,19 +56,19 @@ def initialize(tensors: Iterable[ShardedTensor], architecture: Architecture, see
 
 @torch.no_grad()
 def clear(tensors: Iterable[ShardedTensor]) -> None:
-    """Where a checkpoint brings the weights, but maybe not those rows that pad the vocabulary here."""
+    """Zero the weights before a checkpoint is loaded, because it may lack the rows that pad the vocabulary here."""
     for tensor in tensors:
         tensor.data.zero_()
 
 
 def _stream(seed: int, key: str, layer: tuple[int, ...]) -> int:
-    """Where in the generator's cycle of 2^64 numbers the parameter's begin."""
+    """Return the position in the generator's cycle of 2^64 numbers at which a parameter's numbers begin."""
     digest = hashlib.sha256(f"{seed}/{key}/{layer}".encode()).digest()
     return int.from_bytes(digest[:8], "little", signed=True)
 
 
 def _fill(share: torch.Tensor, shape: tuple[int, ...], offset: tuple[int, ...], stream: int, deviation: float) -> None:
-    """Draw `share`, the part at `offset` of a parameter of `shape`, in blocks of whole rows."""
+    """Fill `share`, the part at `offset` of a parameter of `shape`, in blocks of whole rows."""
     block = BLOCK_ELEMENTS if share.device.type == CPU else BLOCK_ELEMENTS_ON_GPU
     rows = max(1, block // max(1, share[0].numel())) if len(share) else 1
     for start in range(0, len(share), rows):
@@ -80,9 +80,9 @@ def _fill(share: torch.Tensor, shape: tuple[int, ...], offset: tuple[int, ...], 
 
 
 def _normal(index: torch.Tensor, stream: int) -> torch.Tensor:
-    """The numbers at `index` (int64) of the stream, float64 of the same shape, mean 0, deviation 1, at most 6.7 in size.
+    """Return float64 normal numbers (mean 0, deviation 1, at most 6.7 in size) at the positions `index` (int64) of a stream.
 
-    In float64, so that a last bit that a vectorised logarithm gets otherwise at another index of a tensor does not show in
+    Vectorized logarithms may differ in the last bit with the position in a tensor. Computed in float64, this does not show in
     float32.
     """
     bits = index.mul_(INCREMENT).add_(stream)
@@ -94,5 +94,5 @@ def _normal(index: torch.Tensor, stream: int) -> torch.Tensor:
 
 
 def _shifted(bits: torch.Tensor, count: int) -> torch.Tensor:
-    """`bits` shifted right by `count`, with zeros from the left; torch's own shift of signed numbers repeats the sign."""
+    """Shift `bits` right by `count` and fill with zeros. torch's shift of signed numbers would repeat the sign."""
     return (bits >> count) & ((1 << (64 - count)) - 1)

@@ -1,4 +1,4 @@
-"""Memory of a rank that its peers can read: what FSDP's collectives need of symmetric memory."""
+"""Buffers that the ranks of a group can read from each other, for FSDP's collectives."""
 
 from typing import Protocol
 
@@ -10,22 +10,25 @@ from lt_train.parallel.symmetric_memory import allocated
 
 
 class PeerBuffer(Protocol):
-    """One-dimensional and of equal size on the ranks of a group; `rank` and `size` are those within it."""
+    """A one-dimensional buffer of equal size on all ranks of a group.
+
+    `rank` is this rank in the group, `size` the group's size.
+    """
 
     rank: int
     size: int
 
     def of(self, rank: int) -> Tensor:
-        """The whole part of `rank`."""
+        """Return the buffer of `rank`."""
         ...
 
     def barrier(self) -> None:
-        """What follows on this stream, follows what all ranks did before on theirs."""
+        """Order work on the streams: later work on this stream runs after all earlier work on the streams of all ranks."""
         ...
 
 
 class SymmetricBuffer:
-    """A `PeerBuffer` of GPUs of one node; copies out of another one's part are made by copy engines."""
+    """A `PeerBuffer` for the GPUs of one node. Copy engines make the copies from the buffers of other ranks."""
 
     def __init__(self, group: ProcessGroup, count: int, dtype: torch.dtype):
         self.rank, self.size = group.rank(), group.size()

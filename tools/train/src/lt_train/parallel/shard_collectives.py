@@ -1,4 +1,4 @@
-"""How FSDP's ranks gather weights and sum gradients: by torch, or beside the computation (`shard_gathering`, `gradient_sums`)."""
+"""FSDP's collectives for weights and gradients: torch's, or `shard_gathering` and `gradient_sums`, which run beside GEMMs."""
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterator
@@ -14,13 +14,13 @@ from lt_train.parallel.gradient_sums import SLOTS, GradientSums, SumParts, sum_b
 from lt_train.parallel.peer_buffers import PeerBuffer
 from lt_train.parallel.shard_gathering import ShardGathering
 
-# Of a group's ranks, of so many numbers of a type.
+# Makes a buffer for the ranks of a group, for a number of elements of a type.
 MakeBuffer: TypeAlias = Callable[[ProcessGroup, int, torch.dtype], PeerBuffer]
 
 
 @dataclasses.dataclass(frozen=True)
 class Collectives:
-    """`buffer` makes memory that the ranks read of each other; without, weights are gathered by torch's all-gather."""
+    """`buffer` allocates memory that the ranks read from each other. Without it, torch's all-gather gathers the weights."""
 
     sum_parts: SumParts = sum_by_torch
     buffer: MakeBuffer | None = None
@@ -28,7 +28,7 @@ class Collectives:
 
 @dataclasses.dataclass(frozen=True)
 class UpdatedPart:
-    """`shards` that AdamW updates one after the other. When it has, other ranks may read them, and `groups` are gathered."""
+    """`shards` that AdamW updates together. After the update other ranks may read them, and `groups` are gathered."""
 
     gathering: ShardGathering
     shards: Collection[torch.nn.Parameter]
@@ -39,7 +39,7 @@ class UpdatedPart:
 
 
 class ShardCollectives:
-    """Of `model`, sharded among the ranks of `group`, whose forward pass is in `dtype`."""
+    """The collectives of `model`, which is sharded among the ranks of `group` and computes its forward pass in `dtype`."""
 
     def __init__(self, model: MegatronModule, group: ProcessGroup, dtype: torch.dtype, collectives: Collectives):
         self._model = model
@@ -61,14 +61,17 @@ class ShardCollectives:
             _gather_ahead(model)
 
     def rounded(self, sharded: Any) -> Tensor | None:
-        """The copy in 16 bits of this rank's part of a parameter of FSDP's that other ranks read, if they do."""
+        """Return the 16-bit copy of the local shard of an FSDP parameter that other ranks read, or None if they do not."""
         if self.gathering is None:
             return None
         return self.gathering.rounded(self._parameter[id(sharded)])[: sharded.to_local().numel()]
 
     def parts(self, shards: dict[torch.nn.Parameter, Any]) -> list[UpdatedPart]:
-        """`shards`, each with its parameter of FSDP's, in the order in which an optimizer updates them: first those of the units
-        that a step begins with, if the optimizer has all of them."""
+        """Divide `shards` (mapped to their FSDP parameters) into the parts that an optimizer updates in turn.
+
+        The first part holds the units at the begin of a step, if the optimizer has all of their shards: they are gathered while
+        the others are updated.
+        """
         if self.gathering is None:
             return []
         groups = [found for unit in _first_units(self._model) if (found := group_of(unit)) is not None]
@@ -81,7 +84,7 @@ class ShardCollectives:
 
 
 def group_of(unit: Any) -> Any:
-    """FSDP's group of the parameters of `unit`; None if it has none of its own."""
+    """Return FSDP's parameter group of `unit`, None if it has no parameters outside nested units."""
     return unit._get_fsdp_state()._fsdp_param_group
 
 
@@ -93,7 +96,7 @@ def _first_units(model: MegatronModule) -> Iterator[Any]:
 
 
 def _gather_ahead(model: MegatronModule) -> None:
-    """Let each unit ask for the next before it computes."""
+    """Let each unit start to gather the next unit before it computes."""
     layers = list(model.decoder.layers)
     embedding, output = ([unit] if isinstance(unit, FSDPModule) else [] for unit in (model.embedding, model.output_layer))
     model.set_modules_to_forward_prefetch([*embedding, layers[0]])

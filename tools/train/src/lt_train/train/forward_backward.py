@@ -15,7 +15,7 @@ from lt_train.data.batch import Batch
 from lt_train.models.chunks import unwrapped
 from lt_train.models.decoder import Decoder
 from lt_train.models.mixers.core_attention import document_numbers, sequence_share
-from lt_train.models.multi_token_prediction import further
+from lt_train.models.multi_token_prediction import prediction_targets
 from lt_train.ops import wgrad_accumulation
 from lt_train.parallel.ddp import Chunk, gathered
 from lt_train.runtime.reading import Reading
@@ -161,8 +161,8 @@ def _forward(batches: Iterator[Batch], chunk: Chunk) -> tuple[torch.Tensor, Any]
         return chunk(tokens, positions, documents, labels=labels), partial(mean_loss, mask, weight, sources)
     layers = model.config.mtp_num_layers or 0
     numbers = None if documents is None else document_numbers(documents, batch["tokens"].shape[1])
-    predicted = further(batch["labels"], batch["loss_mask"], numbers, layers, _local_tokens, weight)
-    output = chunk(tokens, positions, documents, labels=labels, further=predicted)
+    predicted = prediction_targets(batch["labels"], batch["loss_mask"], numbers, layers, _local_tokens, weight)
+    output = chunk(tokens, positions, documents, labels=labels, targets=predicted)
     return output, partial(_with_prediction_losses, mask, weight, sources, model)
 
 

@@ -1,4 +1,4 @@
-"""How many steps `lt-train bench` measures, and what its training settings are beside those that it shows as options."""
+"""The steps that `lt-train bench` measures, and the training settings that it fixes."""
 
 import dataclasses
 import math
@@ -42,7 +42,7 @@ class Benchmark:
 
 
 def resolve_benchmark(options: dict[str, Any]) -> Benchmark | None:
-    """None for a training run, which does not have these options."""
+    """Resolve the options, or return None for a training run, which does not have them."""
     if "warmup_steps" not in options:
         return None
     against = _earlier(options["against"]) if options["against"] else None

@@ -1,4 +1,4 @@
-"""Which datasets are read, how they are split, and how often validation runs."""
+"""Settings for data: the datasets, their split, and how often validation runs."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -104,12 +104,12 @@ class Data:
 
     @property
     def names(self) -> list[str]:
-        """What the datasets that are trained on are called."""
+        """Return the names of the training datasets."""
         return streaming.names(self.datasets, self.streaming.lists if self.streaming else [None] * len(self.datasets))
 
     @property
     def validation_sets(self) -> dict[str, tuple[Dataset, ...]]:
-        """The datasets of each validation set by its name, which is "" where there is one without; with a split, of all data."""
+        """Return the datasets of each validation set by name. An unnamed set has the name ""; with a split it has all data."""
         if self.split is not None:
             return {"": self.datasets}
         names = self.validation_names or ("",) * len(self.validation_datasets)
@@ -127,7 +127,7 @@ class Data:
 
     @property
     def is_packed(self) -> bool:
-        """Whether samples may be shorter than the others."""
+        """Whether samples may have different lengths."""
         return any(dataset.packed is not None for dataset in self.all_datasets)
 
     @property
@@ -136,7 +136,7 @@ class Data:
 
 
 def spread(arguments: Sequence[str]) -> list[str]:
-    """The command line with its option before every word of Megatron's lists: --data-path=1 --data-path=a for --data-path 1 a."""
+    """Repeat the option before every word of Megatron's lists: --data-path=1 --data-path=a for --data-path 1 a."""
     words: list[str] = []
     option = None
     for argument in arguments:
@@ -153,7 +153,7 @@ def spread(arguments: Sequence[str]) -> list[str]:
 
 
 def training_datasets(words: tuple[str, ...], options: dict[str, Any]) -> tuple[Dataset, ...]:
-    """The datasets that DATA or one of its options names, none for mock data. Raises UsageError, and as `manifest.read`."""
+    """Return the datasets that DATA or its options name, none for mock data. Raises UsageError, and as `manifest.read`."""
     given = {"DATA": words, "--data-path": options["data_path"], "--train-data-path": options["train_data_path"]}
     named = {name: tuple(value) for name, value in given.items() if value}
     if options["mock_data"]:
@@ -248,7 +248,7 @@ def resolve_data(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> Data
 
 
 def check(data: Data, vocab_size: int) -> Iterator[ToolError]:
-    """Yields BadConfig when a part that is needed has no documents, or when the data does not fit the other settings."""
+    """Yield BadConfig if a required split has no documents, or if the data contradicts the other settings."""
     if data.split is None:
         if data.eval_iters and not data.validation_datasets:
             yield BadConfig("no validation data", "pass --eval-iters 0 or --valid-data-path")
@@ -337,7 +337,7 @@ def _check_tokens(dataset: Dataset, tokens: Any, vocab_size: int) -> None:
 
 
 def _check_splits(data: Data, prefix: str, sequences: int) -> None:
-    """Each part gets whole sequences, and one that is needed must get some."""
+    """Check that every required split gets at least one whole sequence."""
     assert data.split is not None
     shares = split_shares(data.split)
     needed = (True, bool(data.eval_iters and shares[1]), bool(data.eval_iters and shares[2]))
@@ -351,7 +351,7 @@ def _check_splits(data: Data, prefix: str, sequences: int) -> None:
 
 
 def check_same_tokenizer(first: Tokenizer | None, first_place: str, second: Tokenizer | None, second_place: str) -> None:
-    """Raises BadConfig when both tokenizers are known and differ."""
+    """Raise BadConfig if both tokenizers are known and differ."""
     if first and second and first.sha256 != second.sha256:
         raise BadConfig(
             f"different tokenizers: {first.name} ({first.sha256[:12]}) in {first_place},"
@@ -361,7 +361,7 @@ def check_same_tokenizer(first: Tokenizer | None, first_place: str, second: Toke
 
 
 def check_vocabulary(datasets: tuple[Dataset, ...], vocab_size: int) -> Iterator[ToolError]:
-    """Yields BadConfig when a dataset may hold token ids that the model has no row for."""
+    """Yield BadConfig if a dataset may hold token ids beyond the model's vocabulary."""
     for dataset in datasets:
         if dataset.vocab_size is not None and dataset.vocab_size > vocab_size:
             yield BadConfig(

@@ -48,7 +48,7 @@ def resolve_faults(options: dict[str, Any]) -> Faults:
 
 
 def check(faults: Faults, memory: Memory) -> Iterator[ToolError]:
-    """Yields BadConfig where no rank can be told from another."""
+    """Yield BadConfig for step checks with FSDP, which keeps no gradients by rank, so that no rank can be blamed."""
     if faults.check_replay_interval is not None and memory.fully_sharded:
         yield BadConfig(
             "--check-replay-interval with FSDP, which reduces gradients layer by layer: no rank keeps its own",

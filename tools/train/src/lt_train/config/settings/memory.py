@@ -1,4 +1,4 @@
-"""What a rank keeps in memory and what is sharded: gradients, FSDP2's weights, recomputed activations."""
+"""Settings for memory and sharding: gradients, FSDP2's weights, recomputed activations."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from lt_train.config.settings.parallelism import Parallelism
 from lt_train.config.settings.precision import Precision
 
 POSITIVE = click.IntRange(min=1)
-# Of lt-train: in the epilogue of a GEMM (--swiglu-impl) or with the cast to fp8.
+# lt-train recomputes SwiGLU in the epilogue of a GEMM (--swiglu-impl) or with the cast to fp8.
 SWIGLU = "swiglu"
 RECOMPUTE_MODULES = ("core_attn", "mlp", "moe", SWIGLU)
 # Of megatron-core's modules, what it recomputes with TransformerEngine alone.
@@ -90,7 +90,7 @@ class Recompute:
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """`replicas` are those of the sharded state. `bucket_elements` None is for `parallel.ddp` to choose."""
+    """`replicas` counts copies of the sharded state. If `bucket_elements` is None, `parallel.ddp` chooses the bucket size."""
 
     fully_sharded: bool
     replicas: int
@@ -105,7 +105,7 @@ class Memory:
         return self.recompute.modules if self.recompute else ()
 
     def arguments(self) -> dict[str, Any]:
-        """The settings under Megatron's argument names."""
+        """Return the settings under Megatron's argument names."""
         recompute = self.recompute
         return {
             "use_torch_fsdp2": self.fully_sharded,
@@ -131,7 +131,7 @@ def resolve_memory(options: dict[str, Any], batches: Batches, parallel: Parallel
             " TransformerEngine's layers alone, which lt-train does not have",
             "use --recompute-granularity full, or selective",
         )
-    # One GEMM makes the whole gradient of a weight: nothing is added to it that rounding would lose.
+    # One GEMM computes the whole gradient of a weight, so bfloat16 loses nothing by accumulation.
     alone = batches.global_batch_size == batches.micro_batch_size and parallel.data == parallel.context == 1
     suffices = alone and precision.bf16 and not (options["use_torch_fsdp2"] or options["accumulate_allreduce_grads_in_fp32"])
     return Memory(
@@ -175,7 +175,7 @@ def _recompute(options: dict[str, Any]) -> Recompute | None:
 
 
 def for_any_model(memory: Memory) -> Memory:
-    """The same without the modules that only some models have."""
+    """Return `memory` without recomputed modules, which some models do not have."""
     recompute = memory.recompute and dataclasses.replace(memory.recompute, modules=())
     return dataclasses.replace(memory, recompute=recompute)
 
@@ -187,7 +187,7 @@ def check(
     precision: Precision,
     optimization: Optimization,
 ) -> Iterator[ToolError]:
-    """Yields BadConfig with the reason for what cannot run together."""
+    """Yield BadConfig for memory settings that exclude each other or the layout."""
     if memory.fully_sharded:
         yield from _check_fully_sharded(memory, parallel, precision, optimization)
         yield from _check_sharded_model(model)

@@ -121,7 +121,7 @@ class Optimization:
 
 
 def resolve_optimization(options: dict[str, Any], batches: Batches) -> Optimization:
-    """Raises UsageError when one length is given twice."""
+    """Resolve the optimizer options. Raises UsageError if one length is set twice."""
     decay = _length(options, "lr-decay", batches) or batches.train_samples
     warmup = _length(options, "lr-warmup", batches)
     if options["lr_warmup_fraction"] is not None:
@@ -157,7 +157,7 @@ def _or(value: float | None, otherwise: float) -> float:
 
 
 def _length(options: dict[str, Any], name: str, batches: Batches) -> int | None:
-    """The samples of --NAME-iters, counted from the beginning of the run, or of --NAME-samples; None without either."""
+    """Return the length in samples set by --NAME-iters, counted from the run's start, or by --NAME-samples; else None."""
     key = name.replace("-", "_")
     iterations, samples = options[f"{key}_iters"], options[f"{key}_samples"]
     if iterations is None or samples is None:
@@ -175,7 +175,7 @@ def _last(options: dict[str, Any], batches: Batches, decay: int) -> int | None:
 
 
 def missing_packages(optimization: Optimization) -> Iterator[ToolError]:
-    """Yields BadConfig for an optimizer that is not installed here."""
+    """Yield BadConfig if the optimizer is not installed here."""
     if optimization.optimizer != "muon":
         return
     version = metadata.version("megatron-core")
@@ -189,7 +189,7 @@ def missing_packages(optimization: Optimization) -> Iterator[ToolError]:
 
 
 def check(optimization: Optimization, dtype: str, parallelism: Parallelism) -> Iterator[ToolError]:
-    """Yields BadConfig when a schedule contradicts itself, or Muon cannot run. `dtype` is that of the weights."""
+    """Yield BadConfig if a schedule contradicts itself or Muon cannot run. `dtype` is the weights' type."""
     settings = optimization
     if not 0 <= settings.min_lr <= settings.lr:
         yield BadConfig(f"minimum learning rate {settings.min_lr} is not between 0 and the learning rate {settings.lr}")

@@ -130,7 +130,7 @@ class Parallelism:
 
     @property
     def schedule(self) -> str:
-        """The pipeline's schedule in words."""
+        """Describe the pipeline's schedule."""
         if self.defers_weight_gradients:
             return "zero bubble"
         return "interleaved 1F1B" if self.interleaving else "1F1B"
@@ -158,7 +158,7 @@ class Parallelism:
         return own.get(pipeline_rank) or rest // ranks
 
     def layer_numbers(self, pipeline_rank: int, layers: int) -> list[int]:
-        """Which layers, from 0, those are: a stage has consecutive ones, and the ranks have stages in turn."""
+        """Return the layers of a pipeline rank, counted from 0. A stage has consecutive layers; ranks take stages in turn."""
         stages = self.interleaving or 1
         sizes = [self.layers_of(rank, layers) // stages for rank in range(self.pipeline)]
         first = sum(sizes[:pipeline_rank])
@@ -195,7 +195,7 @@ def resolve_parallelism(options: dict[str, Any], model: Architecture, where: str
 
 
 def _world_size(options: dict[str, Any], where: str, model_parallel: int) -> int:
-    """The ranks that a launcher has started, or those that lt-train starts here and, alike, on the other nodes."""
+    """Count the ranks that a launcher started, or that lt-train starts here and in equal number on every other node."""
     here = rank_environment.find()
     if here is not None:
         if options["ranks"] and options["ranks"] != here.world_size:
@@ -208,7 +208,7 @@ def _world_size(options: dict[str, Any], where: str, model_parallel: int) -> int
 
 
 def _interleaving(options: dict[str, Any], layers: int, pipeline: int) -> int | None:
-    """Stages per pipeline rank, from either of Megatron's two options. Raises UsageError or BadConfig."""
+    """Resolve the stages per pipeline rank from one of Megatron's two options. Raises UsageError or BadConfig."""
     stage_layers, stages = options["num_layers_per_virtual_pipeline_stage"], options["num_virtual_stages_per_pipeline_rank"]
     if stage_layers and stages:
         raise UsageError("--num-layers-per-virtual-pipeline-stage and --num-virtual-stages-per-pipeline-rank", "pass one")
@@ -235,7 +235,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def check(parallel: Parallelism, model: Architecture, seq_length: int) -> Iterator[ToolError]:
-    """Yields BadConfig when the sizes do not divide the model or the ranks."""
+    """Yield BadConfig if the sizes do not divide the model or the ranks."""
     if parallel.world_size % parallel.model:
         yield BadConfig(
             f"{parallel.world_size} ranks do not divide into tensor parallel {parallel.tensor}"
@@ -266,7 +266,7 @@ def check(parallel: Parallelism, model: Architecture, seq_length: int) -> Iterat
 
 
 def _check_stages(parallel: Parallelism, layers: int) -> Iterator[ToolError]:
-    """Every pipeline rank has layers, and each of its stages the same number."""
+    """Yield BadConfig if the layers do not divide among the pipeline ranks and their stages."""
     if parallel.interleaving and parallel.pipeline == 1:
         yield BadConfig("an interleaved pipeline needs a pipeline parallel size above 1", "drop the virtual stages")
     if parallel.defers_weight_gradients and parallel.pipeline == 1:
@@ -296,7 +296,7 @@ def _check_stages(parallel: Parallelism, layers: int) -> Iterator[ToolError]:
 
 
 def _check_sequence(parallel: Parallelism, seq_length: int) -> Iterator[ToolError]:
-    """Context-parallel ranks have two chunks each; sequence parallelism splits these again."""
+    """Yield BadConfig if context and sequence parallelism do not divide a sample. Context-parallel ranks have two chunks each."""
     pieces = 2 * parallel.context if parallel.context > 1 else 1
     if seq_length % pieces:
         yield BadConfig(
@@ -311,7 +311,7 @@ def _check_sequence(parallel: Parallelism, seq_length: int) -> Iterator[ToolErro
 
 
 def _check_mixers(parallel: Parallelism, model: Architecture) -> Iterator[ToolError]:
-    """Context-parallel ranks have parts of a sample, which not every mixer can mix."""
+    """Yield BadConfig for mixers that cannot compute on a context-parallel rank's part of a sample."""
     for mixer, layers in model.mixers.items():
         if parallel.context > 1 and not MIXERS[mixer].splits_samples:
             numbers = ", ".join(map(str, layers))
@@ -323,7 +323,7 @@ def _check_mixers(parallel: Parallelism, model: Architecture) -> Iterator[ToolEr
 
 
 def check_micro_batches(parallel: Parallelism, micro_batches: int) -> Iterator[ToolError]:
-    """An interleaved pipeline runs as many micro batches in turn as it has ranks. Yields BadConfig when some would be left."""
+    """Yield BadConfig if the micro batches are no multiple of the ranks, which an interleaved pipeline requires."""
     if parallel.interleaving and micro_batches % parallel.pipeline:
         yield BadConfig(
             f"{micro_batches} micro batches a step do not divide into groups of {parallel.pipeline} pipeline ranks, which"

@@ -16,18 +16,18 @@ from lt_train.runtime import device
 
 FP8_FORMATS = ("e4m3", "hybrid")
 FP8_RECIPES = ("tensorwise", "rowwise", "blockwise")
-# TransformerEngine's: the scale of a tensor follows from its largest values in earlier steps.
+# TransformerEngine's recipe: the scale of a tensor follows from its largest values in earlier steps.
 DELAYED = "delayed"
 FP8_CAPABILITY = (8, 9)
 BF16_CAPABILITY = (8, 0)
 FP8_MULTIPLE = 16
-# A Hopper GPU's: cuBLASLt multiplies fp8 with scales for blocks on no other.
+# Hopper. cuBLASLt supports fp8 GEMMs with block scales on no other GPU.
 BLOCKWISE_CAPABILITY = 9
 
 
 # Subscripted, Choice would need click 8.2.
 class _Recipe(click.Choice):  # type: ignore[type-arg]
-    """Takes DELAYED, too, for `check` to say why it is refused."""
+    """Accept DELAYED as well, so that `check` can explain why it is refused."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return DELAYED if value == DELAYED else super().convert(value, param, ctx)
@@ -72,9 +72,9 @@ OPTIONS = console.section(
 
 @dataclasses.dataclass(frozen=True)
 class Precision:
-    """`dtype` is torch's name of the type of weights and activations; the optimizer's own weights are float32.
+    """`dtype` is torch's name for the type of weights and activations; the optimizer's master weights are float32.
 
-    A `loss_scale` of None is the dynamic one, for float16 only. `fp8_format` None is without fp8.
+    If `loss_scale` is None, float16 scales the loss dynamically. If `fp8_format` is None, no GEMM is in fp8.
     """
 
     dtype: str
@@ -97,11 +97,11 @@ class Precision:
 
     @property
     def half(self) -> bool:
-        """Whether weights have 16 bits, and the optimizer a copy of them with 32."""
+        """Whether weights have 16 bits, with a copy in 32 bits in the optimizer."""
         return self.dtype != "float32"
 
     def scale_falls(self, loss_scale: float) -> bool:
-        """Whether a step with infinite gradients can still lower the loss scale from what it is."""
+        """Whether a step with infinite gradients can still lower the loss scale."""
         return self.fp16 and self.loss_scale is None and loss_scale > self.min_loss_scale
 
 
@@ -126,7 +126,7 @@ def resolve_precision(options: dict[str, Any]) -> Precision:
 def check(
     precision: Precision, architecture: Architecture, parallelism: Parallelism, micro_batch_tokens: int
 ) -> Iterator[ToolError]:
-    """Yields BadConfig for numbers that contradict each other, and for what the device or the layers cannot compute."""
+    """Yield BadConfig for contradictory numbers and for formats that the device or the layers cannot compute."""
     if precision.loss_scale and not precision.fp16:
         yield BadConfig(f"a loss scale for weights in {precision.dtype}", "loss scaling is for --fp16")
     if precision.min_loss_scale > precision.initial_loss_scale:
@@ -141,7 +141,7 @@ def check(
 
 
 def check_capability(capability: tuple[int, int], precision: Precision) -> Iterator[ToolError]:
-    """Yields BadConfig for what a GPU of this compute capability cannot compute."""
+    """Yield BadConfig for number formats that a GPU of this compute capability cannot compute."""
     has = device.capability_text(capability)
     if precision.fp8_format and capability < FP8_CAPABILITY:
         yield BadConfig(

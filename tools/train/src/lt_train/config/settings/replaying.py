@@ -1,4 +1,4 @@
-"""Which recorded steps `lt-train replay` computes again, and how far the results may be from the record."""
+"""The recorded steps that `lt-train replay` computes again, and the tolerance of the comparison."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""What a run reports, where and how often; which of its steps are profiled."""
+"""Settings for reports: what a run writes, to which directory or service, how often, and which steps it profiles."""
 
 import dataclasses
 import importlib.util
@@ -50,7 +50,7 @@ OPTIONS = console.section(
 
 @dataclasses.dataclass(frozen=True)
 class Wandb:
-    """`directory` is that of wandb's own files."""
+    """`directory` holds wandb's files."""
 
     project: str
     name: str | None
@@ -59,7 +59,7 @@ class Wandb:
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """The steps from `first` to `end` are profiled, counted from 0, on `ranks`; what is made lies in `directory`."""
+    """Profile the steps from `first` to `end`, counted from 0, on `ranks`, and write the traces to `directory`."""
 
     trace: bool
     memory: bool
@@ -71,7 +71,7 @@ class Profile:
 
 @dataclasses.dataclass(frozen=True)
 class Reporting:
-    """`command` are the arguments of lt-train, where a command line has started the run."""
+    """`command` holds the arguments of lt-train if a command line started the run."""
 
     log_interval: int
     timing_log_level: int
@@ -138,7 +138,7 @@ def _ranks(text: str, world_size: int) -> tuple[int, ...]:
 
 
 def check(reporting: Reporting, where: str, train_iters: int) -> Iterator[ToolError]:
-    """Yields BadConfig for a profile without steps or hardware."""
+    """Yield BadConfig for a profile without steps or hardware."""
     profile = reporting.profile
     if profile and profile.first >= train_iters:
         yield BadConfig(
@@ -151,7 +151,7 @@ def check(reporting: Reporting, where: str, train_iters: int) -> Iterator[ToolEr
 
 
 def missing_packages(reporting: Reporting) -> Iterator[ToolError]:
-    """Yields Unavailable when a tracker's package is not installed here."""
+    """Yield Unavailable if a tracker's package is not installed here."""
     for option, package, asked in (
         ("--tensorboard-dir", "tensorboard", reporting.tensorboard_dir),
         ("--wandb-project", "wandb", reporting.wandb),
@@ -161,7 +161,7 @@ def missing_packages(reporting: Reporting) -> Iterator[ToolError]:
 
 
 def check_directories(reporting: Reporting) -> Iterator[ToolError]:
-    """Yields BadConfig for those that cannot be written."""
+    """Yield BadConfig for reports that cannot be written."""
     for option, directory in (
         ("--tensorboard-dir", reporting.tensorboard_dir),
         ("--wandb-save-dir", reporting.wandb and reporting.wandb.directory),

@@ -1,4 +1,4 @@
-"""Which samples of which run `lt-train score` computes the losses of."""
+"""The run and the samples whose losses `lt-train score` computes."""
 
 import dataclasses
 

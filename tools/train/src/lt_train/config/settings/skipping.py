@@ -38,16 +38,16 @@ class Skipping:
         return bool(self.steps or self.samples)
 
     def skipped(self, step: int, samples: range) -> list[int]:
-        """Those of its `samples` that do not count in `step`."""
+        """Return the samples of `samples` that `step` excludes from its loss."""
         return list(samples) if step in self.steps else self.samples.within(samples)
 
     def described(self, steps: int, samples: int) -> str:
-        """What is skipped in a run of so many `steps` and `samples`."""
+        """Describe the skipped steps and samples of a run with `steps` and `samples`."""
         return f"{self.steps.count(steps + 1):,} of {steps:,} steps, {self.samples.count(samples):,} of {samples:,} samples"
 
 
 def resolve_skipping(options: dict[str, Any]) -> Skipping:
-    """Raises UsageError for what are no steps, and as `SkipList.read`."""
+    """Resolve the options. Raises UsageError for invalid steps, and as `SkipList.read`."""
     path = options["skip_samples"]
     return Skipping(_steps(options["skip_steps"]), SkipList.read(path) if path else SkipList())
 

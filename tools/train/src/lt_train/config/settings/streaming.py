@@ -55,14 +55,14 @@ class Streaming:
 
 @dataclasses.dataclass(frozen=True)
 class StreamHead(Dataset):
-    """The first shard of a stream, with the weight of the stream, and where its list is; `tokens_in_all` when it is finished."""
+    """The first shard of a stream, its weight and the path of its shard list; `tokens_in_all` is set if the list is complete."""
 
     list: str = ""
     tokens_in_all: int | None = None
 
 
 def datasets(words: Sequence[str], follow: bool) -> tuple[Dataset, ...]:
-    """The datasets that arguments name; of each stream among them its first shard. Raises as `manifest.read`."""
+    """Return the datasets that arguments name, with the first shard of each stream. Raises as `manifest.read`."""
     if not any(map(stream_intake.is_pipe, words)) and not any(word.startswith("@") for word in words):
         return tuple(manifest.datasets(manifest.read(words), " ".join(words)))
     found: list[Dataset] = []
@@ -116,7 +116,7 @@ def _first_of(found: ShardList, place: str) -> StreamHead:
 
 
 def _finished(path: str) -> ShardList | None:
-    """The list in a file, None when it is another manifest. Raises NoInput for one that is not finished."""
+    """Read the shard list in a file, or return None for any other manifest. Raises NoInput for an incomplete list."""
     text = storage.read_bytes(path).decode("utf-8", "surrogateescape")
     if not shard_list.begins(text.lstrip().partition("\n")[0]):
         return None
@@ -152,19 +152,19 @@ def _waited_for(path: str) -> ShardList:
 
 
 def list_path(place: str, run: str | None, streams: str) -> str:
-    """The file of a list: that of a pipe lies in the directory `run`, or without one in `streams`."""
+    """Return the file of a shard list. A pipe's list is in the directory `run`, or in `streams` if there is no `run`."""
     if not place.startswith(PIPE):
         return place
     return str(Path(run or streams) / "streams" / f"{place.removeprefix(PIPE)}.jsonl")
 
 
 def broken_path(place: str, streams: str) -> Path | None:
-    """The file that appears when the producer at the other end of a pipe has failed."""
+    """Return the file that appears when the producer at the other end of a pipe has failed."""
     return Path(streams) / f"{place.removeprefix(PIPE)}.broken" if place.startswith(PIPE) else None
 
 
 def resolve_streaming(options: dict[str, Any], found: Sequence[Dataset]) -> Streaming | None:
-    """None without a stream among the datasets. Raises UsageError for options that have no meaning then."""
+    """Resolve the options, or return None if no dataset is a stream; then stream options raise UsageError."""
     lists = tuple(dataset.list if isinstance(dataset, StreamHead) else None for dataset in found)
     if not any(lists):
         for name in ("shuffle_window", "follow"):
@@ -177,22 +177,22 @@ def resolve_streaming(options: dict[str, Any], found: Sequence[Dataset]) -> Stre
 
 
 def names(found: Sequence[Dataset], lists: Sequence[str | None] = ()) -> list[str]:
-    """What the run's datasets are called; `lists` are those of its streams, which have names of their own."""
+    """Return the names of the run's datasets. Streams are named after their `lists`."""
     are_streams = [place is not None for place in lists] or [isinstance(dataset, StreamHead) for dataset in found]
     paired = zip(found, are_streams, strict=True)
     return dataset_names.names([str(dataset.stream) if is_stream else dataset.prefix for dataset, is_stream in paired])
 
 
 def plain_datasets(found: Sequence[Dataset]) -> tuple[Dataset, ...]:
-    """As the configuration holds them."""
+    """Convert stream heads to plain datasets, as the configuration stores them."""
     names = [field.name for field in dataclasses.fields(Dataset)]
     return tuple(Dataset(**{name: getattr(dataset, name) for name in names}) for dataset in found)
 
 
 def length_options(options: dict[str, Any], found: Sequence[Dataset]) -> dict[str, Any]:
-    """The options with the length of the run: that of one epoch where none is given and the data is one finished stream.
+    """Set the run's length to one epoch if no option sets it and the data is one complete shard list.
 
-    Raises UsageError when nothing says how long the run is.
+    Raises UsageError if nothing sets the length of a run on streams.
     """
     streams = [dataset for dataset in found if isinstance(dataset, StreamHead)]
     if not streams or any(options.get(name) for name in ("train_iters", "train_samples", "train_tokens", "data_schedule")):
@@ -205,13 +205,13 @@ def length_options(options: dict[str, Any], found: Sequence[Dataset]) -> dict[st
 
 
 def split_of(options: dict[str, Any]) -> str | None:
-    """Shares of the first shard; None when validation data is named separately."""
+    """Return the split of the first shard, or None if validation data is named separately."""
     separate = any(options[name] for name in ("train_data_path", "valid_data_path", "test_data_path"))
     return None if separate else options["split"] or DEFAULT_SPLIT
 
 
 def _kept_apart(prefix: str, split: str | None) -> int:
-    """The tokens of the first shard that are not trained on."""
+    """Count the tokens of the first shard that are held out from training."""
     from lt_shared.data import indexed_dataset
 
     if split is None or storage.is_remote(prefix):

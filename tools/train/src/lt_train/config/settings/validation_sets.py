@@ -32,7 +32,7 @@ def read(
 
 
 def without_names(words: Sequence[str]) -> list[str]:
-    """The words that are data."""
+    """Return the words that name datasets or weights."""
     found = ((_BEGIN.fullmatch(word), word) for word in words)
     return [plain for begin, word in found if (plain := begin["first"] if begin and not storage.exists(f"{word}.idx") else word)]
 

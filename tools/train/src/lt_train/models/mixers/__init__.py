@@ -1,1 +1,1 @@
-"""Mixers of a block: hidden states [s, b, h] in, mixed with those of the tokens before out; `pattern` chooses them."""
+"""Mixers of a block: hidden states [s, b, h] in, mixed with earlier tokens out. `pattern` chooses the mixer of each block."""

@@ -1,11 +1,11 @@
 """Self attention: queries, keys and values of grouped heads, rotated, mixed, and projected back.
 
-Every variant there is but latent attention (`mixers/latent_attention.py`): norms of queries and keys, of each head or of all
-heads; biases; RoPE of whole heads or of a part, with a base of its own in layers with a window (Gemma 3, OLMo 3); windows, sinks
-and soft caps, which the core attention has (`mixers/core_attention.py`, `mixers/flash_attention.py`).
+It covers all variants except latent attention (`mixers/latent_attention.py`): norms of queries and keys, per head or over all
+heads; biases; RoPE of all or some channels, with a separate base in layers with a window (Gemma 3, OLMo 3). The core attention
+handles windows, sinks and soft caps (`mixers/core_attention.py`, `mixers/flash_attention.py`).
 
-Weights, as megatron-core names them: `linear_qkv` [groups x (heads of a group + 2) x d, h], a group's queries before its key and
-value, and `linear_proj` [h, heads x d].
+The weights have megatron-core's names: `linear_qkv` [groups x (heads per group + 2) x d, h], with the queries of a group before
+its key and value, and `linear_proj` [h, heads x d].
 """
 
 import functools
@@ -26,9 +26,10 @@ from lt_train.parallel.ddp import wait_for_weights
 
 
 class Attention(MegatronModule):  # type: ignore[misc]
-    """`local_angles` replace the model's in this layer. `rotates_by_kernel`: one kernel splits, norms and rotates.
+    """Self attention of one layer.
 
-    `groups` are this rank's query groups, each of `group_heads` heads.
+    `local_angles` replace the angles of the model in this layer. `rotates_by_kernel`: one kernel splits, normalizes and rotates.
+    `groups` is the number of local query groups, each with `group_heads` heads.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Attention(MegatronModule):  # type: ignore[misc]
         self.local_angles, self.rotates_by_kernel = local_angles, rotates_by_kernel
         self.magnitude = rope.rotated_magnitude(architecture)
         self.recomputes_core = recomputation.is_chosen(config, "core_attn")
-        # In this order megatron-core has them in gradient buffers and optimizer states.
+        # The order of the submodules determines the order in megatron-core's gradient buffers and optimizer states.
         self.core_attention = core_attention
         self.linear_proj = linears.row(
             heads * self.head_size,
@@ -69,7 +70,7 @@ class Attention(MegatronModule):  # type: ignore[misc]
         return norm(self.config, self.head_size, epsilon)  # type: ignore[no-any-return]
 
     def forward(self, hidden_states: Tensor, documents: Tensor | None, angles: Tensor | None) -> Outputs:
-        """Of `hidden_states` [s, b, h], with the model's `angles` [s, 1, 1, channels] and `documents` as the core takes them."""
+        """Attend over `hidden_states` [s, b, h]. `angles` [s, 1, 1, channels] are the model's, `documents` is for the core."""
         mixed, _ = self.linear_qkv(hidden_states)
         query, key, value = self._heads(mixed, angles)
         is_recomputed = self.recomputes_core and self.training
@@ -77,7 +78,7 @@ class Attention(MegatronModule):  # type: ignore[misc]
         return self.linear_proj(mixed)  # type: ignore[no-any-return]
 
     def _heads(self, mixed: Tensor, angles: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [s, b, heads, d], keys and values [s, b, groups, d] of this rank."""
+        """Return the local queries [s, b, heads, d], keys and values [s, b, groups, d]."""
         if angles is not None and self.local_angles is not None:
             angles = self.local_angles(len(mixed))
         if self.rotates_by_kernel and angles is not None:
@@ -95,7 +96,7 @@ class Attention(MegatronModule):  # type: ignore[misc]
         return query.reshape(*query.shape[:2], -1, self.head_size), key, value
 
     def _heads_by_kernel(self, mixed: Tensor, angles: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        # Kernels of Triton, which an installation without a GPU need not have.
+        # Imported here, because an installation without a GPU need not have Triton.
         from lt_train.kernels.rotary import HeadNorms, split_and_rotate
 
         norms = None
@@ -112,6 +113,6 @@ class Attention(MegatronModule):  # type: ignore[misc]
 
 @functools.lru_cache(maxsize=2)
 def _cosines_and_sines(angles: Tensor) -> tuple[Tensor, Tensor]:
-    """Float32 [s, channels / 2] of `angles` [s, 1, 1, channels], one or two for all layers."""
+    """Return float32 cosines and sines [s, channels / 2] of `angles` [s, 1, 1, channels]. All layers share one or two of them."""
     half = angles[:, 0, 0, : angles.shape[-1] // 2].float()
     return half.cos().contiguous(), half.sin().contiguous()

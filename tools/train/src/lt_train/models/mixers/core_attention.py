@@ -1,18 +1,15 @@
-"""Causal attention by PyTorch: within documents, within a window, and with context parallelism.
+"""Causal attention by PyTorch, with documents, sliding windows, sinks, soft caps and context parallelism.
 
-scaled_dot_product_attention does not build the matrix of scores. Three things hide
-more than the later tokens: documents (--reset-attention-mask), a sliding window, and context parallelism, where a rank has two
-chunks of the sequence. One rule says what a query sees. On a GPU, FlexAttention compiles it into its kernel and skips the blocks
-that nothing sees; on a CPU it becomes a dense mask of [queries, keys].
+scaled_dot_product_attention computes plain causal attention, without the matrix of scores. Documents (--reset-attention-mask), a
+window and context parallelism mask more than the later tokens. One rule (`_rule`) says which keys a query sees. On a GPU,
+FlexAttention compiles the rule into its kernel and skips fully masked blocks; on a CPU the rule becomes a dense mask [queries,
+keys].
 
-Context parallelism: of 2 x N equal chunks, rank r has chunks r and 2N-1-r (as in Megatron), so that all ranks see as many pairs.
-Each rank gathers all keys and values, and the gradients are summed back to their ranks. A ring would hold less, but has N sends
-a layer. With grouped queries keys and values are small: 0.5 GB a layer for Llama 3 8B at 128k tokens, in bf16, kept for the
-backward pass unless the layer is recomputed. Here attention waits for all of them; flash-attn-4's (`mixers/flash_attention.py`)
-runs meanwhile.
-
-A sink is a logit of each head that takes part in the softmax and has no value (gpt-oss). So it scales what the head puts out by
-sigmoid(n - sink), n being the logarithm of the softmax's denominator, which FlexAttention returns.
+Of 2 x N equal chunks of the sequence, context-parallel rank r has chunks r and 2N-1-r, as in Megatron, so that all ranks compute
+equally many pairs. Each rank all-gathers the keys and values, and the gradients are reduce-scattered. A ring would hold less but
+needs N sends per layer. With grouped queries, keys and values are small: 0.5 GB per layer for Llama 3 8B at 128k tokens, in bf16,
+kept for the backward pass unless the layer is recomputed. This attention waits for the all-gather; `mixers/flash_attention.py`
+overlaps it.
 """
 
 import contextlib
@@ -34,13 +31,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lt_train.runtime.device import CPU
 
-# On an H200, Llama 3's attention at 8192 tokens takes cuDNN three quarters of the time of PyTorch's own flash attention.
+# On an H200, cuDNN takes three quarters of the time of PyTorch's flash attention for Llama 3's heads at 8192 tokens.
 FASTEST_FIRST = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class CausalAttention(torch.nn.Module):
-    """Mixes values over [sequence, batch, heads, head size]; grouped queries share key and value heads."""
+    """Attention over [sequence, batch, heads, head size]. Grouped queries share key and value heads."""
 
     def __init__(
         self,
@@ -54,17 +51,17 @@ class CausalAttention(torch.nn.Module):
         super().__init__()
         self.softmax_scale, self.softcap = softmax_scale, softcap
         self.dropout = config.attention_dropout
-        # Sequence-parallel layers already draw from a generator of their own on each tensor-parallel rank.
-        self.own_generator = contextlib.nullcontext if config.sequence_parallel else get_cuda_rng_tracker().fork
+        # Sequence-parallel layers already fork the random state of each tensor-parallel rank (`Blocks.forward`).
+        self.dropout_generator = contextlib.nullcontext if config.sequence_parallel else get_cuda_rng_tracker().fork
         has_window = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
         self.window = config.window_size[0] if has_window else None
         self.softmax_offset = _sinks(config) if config.softmax_type == "learnable" else None
         self.ranks = config.context_parallel_size
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None = None) -> Tensor:
-        """query [s, b, heads, d], key [s, b, groups, d] and value [s, b, groups, v]; returns [s, b, heads * v].
+        """Return [s, b, heads * v] for `query` [s, b, heads, d], `key` [s, b, groups, d] and `value` [s, b, groups, v].
 
-        `documents` [b, n + 1] has the borders of the documents of the whole sample, of which this rank has `s` tokens.
+        `documents` [b, n + 1] are the document borders of the whole samples; this rank holds `s` tokens of each sample.
         """
         sequence, batch = query.shape[:2]
         rank = 0
@@ -82,7 +79,7 @@ class CausalAttention(torch.nn.Module):
         return mixed.permute(2, 0, 1, 3).reshape(sequence, batch, -1)
 
     def _causal(self, query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
-        """query [b, heads, s, d], key and value [b, groups, s, d]; a query sees itself and `window` keys before it, or all."""
+        """Attend with `query` [b, heads, s, d] to `key` and `value` [b, groups, s, d], within `window` keys if it is not None."""
         if window is not None or self.softcap is not None or self.softmax_offset is not None:
             return self._masked(query, key, value, _mask(None, window, query.shape[2], 0, 1, query.device))
         if query.device.type == CPU or torch.are_deterministic_algorithms_enabled():
@@ -98,7 +95,7 @@ class CausalAttention(torch.nn.Module):
         return self._scaled_dot_product(query, key, value, attn_mask=mask)
 
     def _dense(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-        """By the matrix of scores: SDPA has neither a soft cap nor sinks, which are a column more, and have no value."""
+        """Compute the matrix of scores, because SDPA has no soft cap and no sinks. A sink is one more column without a value."""
         batch, groups = key.shape[:2]
         queries = query.reshape(batch, groups, -1, *query.shape[2:])
         scores = (queries @ key.unsqueeze(2).transpose(-1, -2)).float() * (self.softmax_scale or query.shape[-1] ** -0.5)
@@ -110,13 +107,13 @@ class CausalAttention(torch.nn.Module):
             scores = torch.cat((scores, column), dim=-1)
         probabilities = scores.softmax(dim=-1)[..., : key.shape[2]]
         if self.dropout and self.training:
-            with self.own_generator():
+            with self.dropout_generator():
                 probabilities = torch.nn.functional.dropout(probabilities, self.dropout)
         return (probabilities.to(value.dtype) @ value.unsqueeze(2)).flatten(1, 2)
 
     def _scaled_dot_product(self, query: Tensor, key: Tensor, value: Tensor, **masking: Any) -> Tensor:
         dropout = self.dropout if self.training else 0.0
-        with self.own_generator() if dropout else contextlib.nullcontext():
+        with self.dropout_generator() if dropout else contextlib.nullcontext():
             return torch.nn.functional.scaled_dot_product_attention(
                 query,
                 key,
@@ -141,14 +138,14 @@ class CausalAttention(torch.nn.Module):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """For megatron-core's checkpoints: tensor-parallel ranks have the sinks of their heads."""
+        """Return the sharded state of megatron-core's checkpoints: each tensor-parallel rank has the sinks of its heads."""
         state = self.state_dict(prefix="", keep_vars=True)
-        found: dict[str, Any] = make_sharded_tensors_for_checkpoint(state, prefix, {"softmax_offset": 0}, sharded_offsets)
-        return found
+        shards: dict[str, Any] = make_sharded_tensors_for_checkpoint(state, prefix, {"softmax_offset": 0}, sharded_offsets)
+        return shards
 
 
 def _sinks(config: TransformerConfig) -> torch.nn.Parameter:
-    """A logit for each head of this rank."""
+    """Create the sinks: one logit per local head, which takes part in the softmax and has no value (gpt-oss)."""
     heads = config.num_attention_heads // config.tensor_model_parallel_size
     sinks = torch.nn.Parameter(torch.zeros(heads, dtype=config.params_dtype, device=torch.cuda.current_device()))
     set_tensor_model_parallel_attributes(sinks, is_parallel=True, dim=0, stride=1)
@@ -156,22 +153,22 @@ def _sinks(config: TransformerConfig) -> torch.nn.Parameter:
 
 
 def sequence_share(tensor: Tensor, dimension: int, rank: int, ranks: int) -> Tensor:
-    """What context-parallel rank `rank` of `ranks` has of a whole sequence along `dimension`."""
+    """Return the two chunks of context-parallel rank `rank` of `ranks`, from a whole sequence along `dimension`."""
     chunks = tensor.chunk(2 * ranks, dimension)
     return torch.cat((chunks[rank], chunks[-1 - rank]), dimension)
 
 
 def document_numbers(borders: Tensor, length: int) -> Tensor:
-    """The number of each token's document within its sample, int32 [b, length], from the borders [b, n + 1]."""
+    """Return the document number of each token in its sample, int32 [b, length], from the borders [b, n + 1]."""
     positions = torch.arange(length, dtype=borders.dtype, device=borders.device).repeat(len(borders), 1)
     return torch.searchsorted(borders, positions, right=True, out_int32=True) - 1
 
 
 @functools.lru_cache(maxsize=2)
 def _mask(documents: Tensor | None, window: int | None, share: int, rank: int, ranks: int, device: torch.device) -> Any:
-    """What `share` queries of this rank see of the gathered keys: a dense mask on a CPU, a BlockMask on a GPU.
+    """Return the mask between the `share` local queries and the gathered keys: dense on a CPU, a BlockMask on a GPU.
 
-    Cached because all layers of a micro batch need the same one; `documents` is known by its identity.
+    The mask is cached, because all layers of a micro batch share it. The cache compares `documents` by identity.
     """
     keys = share * ranks
     positions = torch.arange(keys, device=device)
@@ -186,7 +183,7 @@ def _mask(documents: Tensor | None, window: int | None, share: int, rank: int, r
 
 
 def _rule(numbers: Tensor | None, window: int | None, query_positions: Tensor, key_positions: Tensor) -> Rule:
-    """Whether a query sees a key, both given by their index on this rank, as FlexAttention asks it."""
+    """Return FlexAttention's mask function: whether a query sees a key, both identified by their index on this rank."""
     if numbers is not None:
         query_documents, key_documents = numbers[:, query_positions], numbers[:, key_positions]
 
@@ -204,7 +201,7 @@ def _rule(numbers: Tensor | None, window: int | None, query_positions: Tensor, k
 
 @functools.cache
 def _soft_cap(cap: float) -> Callable[..., Tensor]:
-    """As FlexAttention wants it. The same function each time: another one is compiled again."""
+    """Return the score function for FlexAttention. It is cached, because FlexAttention would compile for a new function again."""
 
     def capped(score: Tensor, *place: Tensor) -> Tensor:
         return cap * torch.tanh(score / cap)
@@ -214,7 +211,7 @@ def _soft_cap(cap: float) -> Callable[..., Tensor]:
 
 @functools.cache
 def _compiled_flex() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """FlexAttention and the maker of its masks; eager, both would build the whole matrix of scores."""
+    """Compile FlexAttention and `create_block_mask`. In eager mode, both would build the whole matrix of scores."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     return torch.compile(flex_attention, dynamic=False), torch.compile(create_block_mask, dynamic=False)
@@ -222,6 +219,10 @@ def _compiled_flex() -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 @functools.cache
 def _compiled_flex_with_sinks() -> Callable[..., Tensor]:
+    """Compile attention with sinks: a sink scales the output of its head by sigmoid(n - sink).
+
+    n is the logarithm of the softmax denominator, which FlexAttention returns.
+    """
     from torch.nn.attention import flex_attention
 
     # torch 2.8 has no AuxRequest, and releases after 2.13 may lack `return_lse`.

@@ -1,20 +1,9 @@
-"""Causal attention by flash-attn-4 (Shah et al. 2024, in NVIDIA's CuTe language), the fastest there is for Hopper.
+"""Causal attention with flash-attn-4 (Shah et al. 2024, in NVIDIA's CuTe language), the fastest attention for Hopper.
 
-Values may have other heads than queries and keys: latent attention's are of 128 and 192 channels.
-
-For Llama 3's heads at 8192 tokens, forward and backward on an H200, 2026-11-22: 7.8 ms against cuDNN's 9.2 with heads of 64,
-13.3 against 14.7 with heads of 128. The first call compiles for five seconds. What it does not support is listed in
-`lt_train.config.kernels`, which then chooses `CausalAttention`.
-
-Its causal masks are aligned at the end: the last query sees the last key, and a window counts back from there. So a
-context-parallel rank needs one call for each of its two chunks, with the keys up to the chunk's end, and from the window before
-its begin: what its queries see is complete, and nothing is to be merged. Documents are sequences of unequal length in one call,
-whose borders the kernels read on the GPU: of each, a chunk's queries go with the keys from the document's begin to the last of
-these queries. A document before the chunk has no query there, and its keys get gradients of zero. Such a call takes one sample:
-the samples do not lie one behind the other in memory.
-
-megatron-core has the sequence before the batch, flash-attn-4 the batch before the sequence. Its own function returns its output
-so, and a copy puts it back; written where it belongs, it needs none: 7 ms of a step of 850.
+For Llama 3's heads at 8192 tokens, forward and backward on an H200, 2026-11-22: 7.8 ms compared with cuDNN's 9.2 for a head size
+of 64, 13.3 compared with 14.7 for 128. The first call compiles for five seconds. `lt_train.config.kernels` lists the unsupported
+settings and then chooses `CausalAttention`. Values may have another head size than queries and keys: 128 and 192 in latent
+attention.
 """
 
 import dataclasses
@@ -50,9 +39,9 @@ def attend(
     documents: Tensor | None = None,
     group: Any = None,
 ) -> Tensor:
-    """[s, b, heads, v] of a query [s, b, heads, d], keys [s, b, groups, d] and values [s, b, groups, v]; `sinks` [heads].
+    """Return [s, b, heads, v] for queries [s, b, heads, d], keys [s, b, groups, d], values [s, b, groups, v] and `sinks` [heads].
 
-    `documents` as `CausalAttention.forward` takes them. The ranks of `group` have chunks of the sequence.
+    `documents` is as in `CausalAttention.forward`. The context-parallel ranks of `group` hold chunks of the sequence.
     """
     mixed: Tensor = _Attention.apply(query, key, value, sinks, documents, scale, window, group)  # type: ignore[no-untyped-call]
     return mixed
@@ -60,29 +49,40 @@ def attend(
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-    """Positions `begin` to `end` of a sequence, which are `rows` of this rank's queries, and see keys from `seen` to `end`."""
+    """Positions `begin` to `end` of a sequence.
+
+    They are `rows` of the local queries and see the keys from `first_key` to `end`.
+    """
 
     rows: slice
     begin: int
     end: int
-    seen: int
+    first_key: int
 
 
 def chunks(length: int, window: int | None, rank: int, ranks: int) -> list[Chunk]:
-    """What a rank with `length` queries has of the sequence, in its order."""
+    """Return the chunks of the sequence on a rank with `length` queries.
+
+    flash-attn-4 aligns causal masks at the end: the last query sees the last key, and a window counts back from there. So each
+    chunk is one call, with the keys from the window before its begin to its end. These are all keys that its queries see: no
+    results need to be merged.
+    """
     if ranks == 1:
         return [Chunk(slice(0, length), 0, length, 0)]
     size = length // 2
-    found = []
+    local_chunks = []
     for place, number in enumerate((rank, 2 * ranks - 1 - rank)):
         begin = number * size
         seen = 0 if window is None else max(0, begin - window)
-        found.append(Chunk(slice(place * size, (place + 1) * size), begin, begin + size, seen))
-    return found
+        local_chunks.append(Chunk(slice(place * size, (place + 1) * size), begin, begin + size, seen))
+    return local_chunks
 
 
 class _Attention(torch.autograd.Function):
-    """As `attend`; the result is in memory [s, b, heads, v].
+    """As `attend`; the result is stored as [s, b, heads, v].
+
+    flash-attn-4 expects the batch before the sequence. Its public function would return that layout, and a copy would be needed;
+    the kernels here write into views of the final layout instead, which saves 7 ms of a step of 850.
 
     The backward kernel computes probabilities again from scores and normalizers, and takes the product of output and gradient
     from the output. With the sinks in both, its gradients are those of attention with sinks.
@@ -113,9 +113,9 @@ class _Attention(torch.autograd.Function):
             if gathered is not None:
                 key, value = torch.split(gathered.until(chunk.end), ctx.sizes, dim=-1)
             mixed = output[chunk.rows]
-            seen = key[chunk.seen : chunk.end], value[chunk.seen : chunk.end]
-            found = _forward(query[chunk.rows], *seen, mixed, _calls(chunk, documents), ctx.settings)
-            normalizers.append(found if sinks is None else _add_sinks(mixed.transpose(0, 1), found, sinks))
+            seen = key[chunk.first_key : chunk.end], value[chunk.first_key : chunk.end]
+            normalizer = _forward(query[chunk.rows], *seen, mixed, _calls(chunk, documents), ctx.settings)
+            normalizers.append(normalizer if sinks is None else _add_sinks(mixed.transpose(0, 1), normalizer, sinks))
         ctx.save_for_backward(query, key, value, sinks, documents, output, *normalizers)
         return output
 
@@ -126,7 +126,7 @@ class _Attention(torch.autograd.Function):
 
         def backward(number: int, of_key: Tensor, of_value: Tensor) -> None:
             chunk = ctx.chunks[number]
-            rows, seen = chunk.rows, slice(chunk.seen, chunk.end)
+            rows, seen = chunk.rows, slice(chunk.first_key, chunk.end)
             given = (query[rows], key[seen], value[seen], output[rows], gradient[rows])
             results = {"dq": of_query[rows], "dk": of_key, "dv": of_value}
             _backward(given, normalizers[number], results, _calls(chunk, documents), ctx.settings)
@@ -148,25 +148,30 @@ def _summed(
     """The gradients of this rank's keys and values, whose heads have `sizes`, from what `backward` computes for each chunk."""
     first, second = both
     whole = key.new_empty(*key.shape[:-1], sum(sizes))
-    whole[: second.seen].zero_()
+    whole[: second.first_key].zero_()
     whole[second.end :].zero_()
-    backward(1, *torch.split(whole[second.seen : second.end], sizes, dim=-1))
+    backward(1, *torch.split(whole[second.first_key : second.end], sizes, dim=-1))
     summed = SummedChunks(whole, group)
     summed.add_second()
-    part = whole.new_empty(first.end - first.seen, *whole.shape[1:])
+    part = whole.new_empty(first.end - first.first_key, *whole.shape[1:])
     backward(0, *torch.split(part, sizes, dim=-1))
-    whole[first.seen : first.end] += part
-    return torch.split(summed.own(), sizes, dim=-1)
+    whole[first.first_key : first.end] += part
+    return torch.split(summed.finish(), sizes, dim=-1)
 
 
 def _calls(chunk: Chunk, documents: Tensor | None) -> Iterator[tuple[int | None, dict[str, Any]]]:
-    """The calls of a kernel for `chunk`: the sample, or None for all at once, and where its documents are."""
+    """Yield the kernel calls for `chunk`: the sample, or None for all samples, and the document borders.
+
+    Documents are sequences of unequal length in one call; the kernels read their borders on the GPU. The queries of a document in
+    the chunk see the keys from the begin of the document. A document before the chunk has no queries, and its keys get zero
+    gradients. Such a call takes one sample, because the samples are not contiguous in memory.
+    """
     if documents is None:
         yield None, {}
         return
     of_queries = documents.clamp(chunk.begin, chunk.end) - chunk.begin
-    of_keys = documents.clamp(chunk.seen, chunk.end) - chunk.seen
-    longest = {"max_seqlen_q": chunk.end - chunk.begin, "max_seqlen_k": chunk.end - chunk.seen}
+    of_keys = documents.clamp(chunk.first_key, chunk.end) - chunk.first_key
+    longest = {"max_seqlen_q": chunk.end - chunk.begin, "max_seqlen_k": chunk.end - chunk.first_key}
     for sample, (queries, keys) in enumerate(zip(of_queries, of_keys, strict=True)):
         yield sample, {"cu_seqlens_q": queries, "cu_seqlens_k": keys, **longest}
 

@@ -1,13 +1,12 @@
 """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434) over torch's layers, with and without a latent of the queries.
 
-A module of our own in place of megatron-core's MLASelfAttention, under the same names of weights: that of 0.16.1 believes
-TransformerEngine to be there when it is not, that of 0.19.2 cannot be built without a latent of the queries, both put the model's
-epsilon into the latents' norms where DeepSeek has 1e-6, and with tensor parallelism both leave the gradient of the key's rotated
-part on each rank for its own heads alone. Projections down to a latent are whole on every tensor-parallel rank (as
-TransformerEngine's): they are 2% of V3's weights of attention, and the latents need not be gathered.
+This module replaces megatron-core's MLASelfAttention, with the same weight names, because of four faults. 0.16.1 assumes that
+TransformerEngine is installed. 0.19.2 cannot be built without a latent of the queries. Both use the model's epsilon for the norms
+of the latents, which in DeepSeek is 1e-6. And with tensor parallelism, both compute the gradient of the key's rotated part for
+the local heads only.
 
-What is computed is the form for training, with keys and values of every head. Of a head of 192 channels, 128 have no position;
-the 64 rotated ones of the key are the same for all heads. Adjacent channels are a pair of RoPE.
+The training form is computed, with keys and values for every head. Of the 192 channels of a head, 128 have no position; the 64
+rotated channels of the key are shared by all heads. Adjacent channels form a RoPE pair.
 """
 
 import functools
@@ -32,7 +31,7 @@ from lt_train.models.mixers import rope
 from lt_train.models.mixers.core_attention import CausalAttention
 from lt_train.models.norms import norm
 
-# Of the latents' norms in all of DeepSeek's models, whatever rms_norm_eps is.
+# All DeepSeek models have this epsilon in the norms of the latents, whatever rms_norm_eps is.
 LATENT_NORM_EPSILON = 1e-6
 
 
@@ -60,14 +59,14 @@ class LatentAttention(MegatronModule):  # type: ignore[misc]
         self.recomputes_core = recomputation.is_chosen(config, "core_attn")
 
     def forward(self, hidden_states: Tensor, documents: Tensor | None, angles: Tensor | None) -> Outputs:
-        """The model's `angles` are for whole heads: this layer has its own."""
+        """Attend over `hidden_states`. `angles` is unused, because it is for whole heads; this layer computes its angles."""
         query, key, value = self._queries_keys_values(hidden_states)
         is_recomputed = self.recomputes_core and self.training
         mixed = recomputation.compute(self.core_attention, is_recomputed, query, key, value, documents)
         return self.linear_proj(mixed)[0], None
 
     def _queries_keys_values(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of this rank's heads, over the whole sequence of the context-parallel rank: [s, b, heads, channels]."""
+        """Return queries, keys and values [s, b, heads, channels] of the local heads and context-parallel chunks."""
         sizes = self.sizes
         down = self.linear_kv_down_proj(hidden_states)
         latent, rotated = torch.split(down, [sizes.kv_lora_rank, sizes.qk_pos_emb_head_dim], dim=-1)
@@ -87,26 +86,33 @@ class LatentAttention(MegatronModule):  # type: ignore[misc]
         return queries[0]
 
     def _for_all_heads(self, rotated: Tensor) -> Tensor:
-        """The whole sequence of the key's rotated part; its gradient is the sum over the ranks, each of which has other heads."""
+        """Return the key's rotated part for the whole sequence.
+
+        Its gradient is summed over the ranks, which hold different heads.
+        """
         across = gather_from_sequence_parallel_region if self.config.sequence_parallel else copy_to_tensor_model_parallel_region
         whole: Tensor = across(rotated)
         return whole
 
 
 def _replicated(config: TransformerConfig, inputs: int, outputs: int) -> torch.nn.Linear:
-    """A linear layer that all tensor-parallel ranks have whole; they sum its gradient where each has a part of the sequence."""
+    """Build a linear layer that is replicated on the tensor-parallel ranks. With sequence parallelism they sum its gradient.
+
+    As in TransformerEngine, the projections down to a latent are replicated: they are 2% of the attention weights of DeepSeek-V3,
+    and the latents need not be gathered.
+    """
     layer = torch.nn.Linear(inputs, outputs, bias=False, dtype=config.params_dtype, device=torch.cuda.current_device())
     layer.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
     return layer
 
 
 def _split_last(tensor: Tensor, size: int) -> Tensor:
-    """The last axis as groups of `size`."""
+    """Split the last axis into groups of `size`."""
     return tensor.reshape(*tensor.shape[:-1], -1, size)
 
 
 def score_scale(architecture: Architecture) -> float:
-    """What scores are multiplied by. YaRN's factor counts once for queries, once for keys; without a scaling there is none."""
+    """Return the factor of the attention scores. With YaRN it includes the magnitude of queries and of keys."""
     scaling = architecture.rope_scaling
     factor = scaling.score_factor if isinstance(scaling, YarnScaling) else 1.0
     return (architecture.softmax_scale or architecture.kv_channels**-0.5) * factor
@@ -116,31 +122,38 @@ def score_scale(architecture: Architecture) -> float:
 def _cosines_and_sines(
     architecture: Architecture, length: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Of the angles of this context-parallel rank's positions, [length, 1, 1, pairs]; all layers need the same ones."""
+    """Return cosines and sines [length, 1, 1, pairs] for this context-parallel rank's positions, cached for all layers."""
     frequencies = rope.inverse_frequencies(architecture, length * parallel_state.get_context_parallel_world_size())
-    angles = rope.own_positions(length, device)[:, None] * frequencies.to(device)
+    angles = rope.local_positions(length, device)[:, None] * frequencies.to(device)
     longer = rope.magnitude(architecture.rope_scaling, architecture.max_position_embeddings)
-    return tuple((longer * each(angles)).to(dtype)[:, None, None] for each in (torch.cos, torch.sin))  # type: ignore[return-value]
+    cosines, sines = ((longer * function(angles)).to(dtype)[:, None, None] for function in (torch.cos, torch.sin))
+    return cosines, sines
 
 
 @functools.cache
 def _compiled() -> Callable[..., tuple[Tensor, Tensor]]:
-    """`_with_positions`; one by one its operations pass over queries and keys 20 times."""
+    """Compile `_with_positions`. In eager mode its operations make 20 passes over queries and keys."""
     return torch.compile(_with_positions, dynamic=False)
 
 
 def _with_positions(query: Tensor, content: Tensor, rotated: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries [s, b, heads, d] with their last channels rotated, and keys of `content` [s, b, heads, d - r], each head's own, and
-    `rotated` [s, b, r], which all share."""
+    """Rotate the last channels of `query` [s, b, heads, d], and build the keys.
+
+    The keys are `content` [s, b, heads, d - r], different for each head, and the rotated channels `rotated` [s, b, r], shared by
+    all heads.
+    """
     shared = rotated.shape[-1]
-    own, turned = torch.split(query, [query.shape[-1] - shared, shared], dim=-1)
-    query = torch.cat((own, _rotated(turned, cosines, sines)), dim=-1)
+    unrotated, turned = torch.split(query, [query.shape[-1] - shared, shared], dim=-1)
+    query = torch.cat((unrotated, _rotated(turned, cosines, sines)), dim=-1)
     key = _rotated(rotated.unsqueeze(2), cosines, sines).expand(-1, -1, content.shape[2], -1)
     return query, torch.cat((content, key), dim=-1)
 
 
 def _rotated(channels: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Pairs of adjacent channels turned by their angles. The pairs' first channels come first in the result: queries and keys are
-    in the same order, and scores do not depend on it."""
+    """Rotate pairs of adjacent channels by their angles.
+
+    In the result, the first channels of all pairs come before the second channels. Queries and keys have the same order, so
+    scores do not depend on it.
+    """
     first, second = _split_last(channels, 2).unbind(-1)
     return torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)

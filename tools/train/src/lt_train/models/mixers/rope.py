@@ -1,8 +1,4 @@
-"""Rotary position embeddings (Su et al. 2021), with frequencies scaled as `lt_shared.models.rope_scaling` says.
-
-YaRN and LongRoPE also make rotated queries and keys longer. Where all channels are rotated, that is a factor of the attention's
-scores, which costs nothing: `score_scale` has it.
-"""
+"""Rotary position embeddings (Su et al. 2021), with the frequency scalings of `lt_shared`."""
 
 import math
 
@@ -15,16 +11,16 @@ from lt_train.models.mixers.core_attention import sequence_share
 
 
 def inverse_frequencies(architecture: Architecture, seq_length: int = 0) -> torch.Tensor:
-    """Radians per token of each pair of rotated channels, float32 [rotary channels / 2].
+    """Return the radians per token of each pair of rotated channels, float32 [rotary channels / 2].
 
-    LongRoPE has two sets of divisors: `seq_length` chooses, as transformers does, those for longer sequences beyond the original
+    LongRoPE has two sets of divisors. As in transformers, the set for long sequences applies if `seq_length` exceeds the original
     positions.
     """
     return _scaled(_unscaled(architecture.rotary_base, architecture.rotary_channels), architecture, seq_length)
 
 
 def local_inverse_frequencies(architecture: Architecture) -> torch.Tensor:
-    """The same of the layers with a window, in a model where they have a base of their own and no scaling."""
+    """Return the radians per token for layers with a window that have a separate base and no scaling."""
     return _unscaled(architecture.local_rotary_base or architecture.rotary_base, architecture.rotary_channels)
 
 
@@ -49,15 +45,18 @@ def _scaled(frequencies: torch.Tensor, architecture: Architecture, seq_length: i
 
 
 def _llama3(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
-    """A frequency that turns less than `low_freq_factor` times within the original positions is divided by the factor, one that
-    turns more than `high_freq_factor` times is kept, and those between are interpolated."""
+    """Divide low frequencies by the factor, keep high frequencies, and interpolate between them.
+
+    A frequency is low if it turns less than `low_freq_factor` times within the original positions, and high if it turns more than
+    `high_freq_factor` times.
+    """
     turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
-    kept = ((turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)).clamp(0, 1)
-    return kept * frequencies + (1 - kept) * frequencies / scaling.factor
+    unscaled = ((turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)).clamp(0, 1)
+    return unscaled * frequencies + (1 - unscaled) * frequencies / scaling.factor
 
 
 def _yarn(frequencies: torch.Tensor, scaling: YarnScaling, base: float) -> torch.Tensor:
-    """As `_llama3`, but linear in the number of the channel, between those that turn `beta_fast` and `beta_slow` times."""
+    """As `_llama3`, but interpolate linearly in the channel, between those that turn `beta_fast` and `beta_slow` times."""
     channels = 2 * len(frequencies)
 
     def channel(turns: float) -> float:
@@ -68,22 +67,23 @@ def _yarn(frequencies: torch.Tensor, scaling: YarnScaling, base: float) -> torch
     if scaling.truncate:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, channels - 1)
-    # The papers' ramp has a minimal width, which keeps one of width 0 from dividing by it.
+    # As in the paper's code, a ramp of width 0 gets a minimal width instead of a division by zero.
     divided = ((torch.arange(len(frequencies), dtype=torch.float32) - first) / ((last - first) or 0.001)).clamp(0, 1)
     return (1 - divided) * frequencies + divided * frequencies / scaling.factor
 
 
 def magnitude(scaling: AnyScaling | None, max_position_embeddings: int) -> float:
-    """What the scaling multiplies rotated queries and keys by."""
+    """Return the factor by which the scaling multiplies rotated queries and keys (YaRN, LongRoPE)."""
     if isinstance(scaling, YarnScaling):
         return scaling.magnitude
     return scaling.magnitude(max_position_embeddings) if isinstance(scaling, LongRopeScaling) else 1.0
 
 
 def score_scale(architecture: Architecture) -> float | None:
-    """What attention multiplies its scores by, None for the inverse root of the head size.
+    """Return the factor of the attention scores, None for the inverse root of the head size.
 
-    It has the scaling's magnitude where all channels of a head are rotated; where some are, `rotate` has it.
+    If all channels of a head are rotated, the magnitude of the scaling becomes part of this factor, which costs nothing. If only
+    some are, `rotate` applies the magnitude.
     """
     longer = magnitude(architecture.rope_scaling, architecture.max_position_embeddings)
     if longer == 1 or architecture.latent_attention or architecture.rotary_channels != architecture.kv_channels:
@@ -92,39 +92,39 @@ def score_scale(architecture: Architecture) -> float | None:
 
 
 def rotated_magnitude(architecture: Architecture) -> float:
-    """What `rotate` multiplies the rotated channels by, where they are a part of a head."""
+    """Return the magnitude that `rotate` applies, 1 if all channels of a head are rotated (see `score_scale`)."""
     if architecture.rotary_channels == architecture.kv_channels:
         return 1.0
     return magnitude(architecture.rope_scaling, architecture.max_position_embeddings)
 
 
 class Angles:
-    """The angles of this context-parallel rank's positions, computed once for a length: all layers need the same ones."""
+    """Compute the angles of this context-parallel rank's positions, cached for one length, because all layers share them."""
 
     def __init__(self, inverse_frequencies: torch.Tensor):
         self.inverse_frequencies = inverse_frequencies
-        self._of_length: dict[int, torch.Tensor] = {}
+        self._angles_by_length: dict[int, torch.Tensor] = {}
 
     def __call__(self, length: int) -> torch.Tensor:
-        """Float32 [length, 1, 1, channels], of pairs of channels that lie half of the channels apart."""
-        if length not in self._of_length:
-            self._of_length = {length: self._compute(length)}
-        return self._of_length[length]
+        """Return float32 angles [length, 1, 1, channels]. The two channels of a pair are half of the channels apart."""
+        if length not in self._angles_by_length:
+            self._angles_by_length = {length: self._compute(length)}
+        return self._angles_by_length[length]
 
     def _compute(self, length: int) -> torch.Tensor:
-        angles = torch.outer(own_positions(length, self.inverse_frequencies.device), self.inverse_frequencies)
+        angles = torch.outer(local_positions(length, self.inverse_frequencies.device), self.inverse_frequencies)
         return torch.cat((angles, angles), dim=-1)[:, None, None, :]
 
 
-def own_positions(length: int, device: torch.device) -> torch.Tensor:
-    """Float32 [length]: the positions of the tokens that this context-parallel rank has of each sample."""
+def local_positions(length: int, device: torch.device) -> torch.Tensor:
+    """Return the positions of this context-parallel rank's tokens in their sample, float32 [length]."""
     ranks, rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
     positions = torch.arange(length * ranks, device=device, dtype=torch.float32)
     return positions if ranks == 1 else sequence_share(positions, 0, rank, ranks)
 
 
 def rotate(heads: torch.Tensor, angles: torch.Tensor, magnitude: float) -> torch.Tensor:
-    """`heads` [s, b, heads, d] with the first channels turned by `angles` [s, 1, 1, channels], and multiplied by `magnitude`."""
+    """Rotate the first channels of `heads` [s, b, heads, d] by `angles` [s, 1, 1, channels] and multiply them by `magnitude`."""
     channels = angles.shape[-1]
     turned, passed = heads[..., :channels], heads[..., channels:]
     cosines = (torch.cos(angles) * magnitude).to(heads.dtype)

@@ -102,7 +102,7 @@ class ExchangingMoE(MoE):
         probabilities, routing_map = self.router(hidden_states)
         columns = own_columns(torch.where(routing_map, probabilities, NOT_CHOSEN), self.groups.ep)
         most = min(self.config.moe_router_topk, columns.shape[1])
-        # The number of rows arrives on the host asynchronously, so that the experts are launched without a synchronization.
+        # The host needs the number of rows to allocate them; it waits only after the kernels that need just a bound are launched.
         coming = partial(self.counts.coming, training=self.training)
         routing = Routing.of_part(columns != NOT_CHOSEN, most, self.experts.operations.rows, coming)
         sums, _ = self.experts(tokens, ExchangedRows(routing, exchange), columns)

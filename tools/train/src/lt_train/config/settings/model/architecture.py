@@ -103,7 +103,7 @@ SIZES = {
 
 
 def resolve_architecture(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> Architecture:
-    """Raises UsageError for a model that is not known, BadConfig for sizes and flags that contradict each other."""
+    """Resolve the model options. Raises UsageError for an unknown model, BadConfig for contradictory sizes and flags."""
     base = _named(options["model"]) if options["model"] else _from_sizes(options)
     changes = {field: options[option] for option, field in SIZES.items() if options[option] is not None}
     if "hidden_size" in changes or "num_attention_heads" in changes:
@@ -131,13 +131,13 @@ def resolve_architecture(options: dict[str, Any], datasets: tuple[Dataset, ...])
 
 
 def divisible_by(size: int, expert_parallel: int) -> Architecture:
-    """A model of no meaning, whose sizes are all `size`, to check what goes beside one. Raises BadConfig for a large size."""
+    """Return a placeholder model whose sizes are all `size`, for checks of other parts. Raises BadConfig for a large size."""
     experts = size if expert_parallel > 1 else None
     return Architecture("none", "llama", size, size, size, size, size, LARGEST, LARGEST, kv_channels=size, num_experts=experts)
 
 
 def _named(model: str) -> Architecture:
-    """The preset, or the architecture of a config.json or of the directory that has one."""
+    """Return a preset, or read the architecture from a config.json or its directory."""
     path = Path(model)
     if model in presets.PRESETS or not path.exists():
         return presets.preset(model)
@@ -153,7 +153,7 @@ def _data_vocabulary(datasets: tuple[Dataset, ...]) -> int | None:
 
 
 def _window(text: str) -> int | None:
-    """Megatron's "LEFT,RIGHT" as the number of tokens that a query sees, its own included."""
+    """Convert Megatron's "LEFT,RIGHT" to the number of tokens that a query sees, including its own."""
     if text == NONE:
         return None
     left, _, right = text.partition(",")
@@ -176,7 +176,7 @@ def _rope_scaling(options: dict[str, Any], base: Architecture) -> AnyScaling | N
 
 
 def given_scaling(text: str, base: Architecture) -> AnyScaling | None:
-    """The scaling of config.json's `rope_scaling`. Where it names no original positions, they are the model's."""
+    """Parse config.json's `rope_scaling`. If it names no original positions, the model's are used."""
     if text == NONE:
         return None
     try:
@@ -190,7 +190,7 @@ def given_scaling(text: str, base: Architecture) -> AnyScaling | None:
 
 
 def _from_sizes(options: dict[str, Any]) -> Architecture:
-    """An architecture without a preset, with Megatron's defaults for what is not given."""
+    """Build an architecture from flags alone, with Megatron's defaults for the others."""
     for name in ("num_layers", "hidden_size", "num_attention_heads"):
         if options[name] is None:
             raise UsageError(f"no --model and no --{name.replace('_', '-')}", f"models: {', '.join(presets.PRESETS)}")

@@ -5,7 +5,7 @@ from lt_shared.models.rope_scaling import AnyScaling, RopeScaling
 
 
 def describe(architecture: Architecture) -> list[str]:
-    """The lines of the log."""
+    """Return the description as log lines."""
     model = architecture
     llama = model.family == "llama"
     parts = [
@@ -33,7 +33,7 @@ def describe(architecture: Architecture) -> list[str]:
 
 
 def _mixer_words(model: Architecture) -> list[str]:
-    """Of a model with several kinds of mixers, all but the last, which the other words are about."""
+    """Describe all mixers but the last in a model with several kinds; the other lines describe the last."""
     *others, _ = model.mixers
     return [f"{kind.replace('_', ' ')} in {len(model.mixers[kind])} of them" for kind in others]
 

@@ -123,7 +123,7 @@ def _value(node: ast.expr) -> Any:
 
 
 def check(architecture: Architecture) -> None:
-    """Raises BadConfig for a router that would not learn."""
+    """Raise BadConfig for a router that would not learn."""
     if architecture.num_experts and architecture.moe_router_topk < 2:
         raise BadConfig(
             "one expert per token: its weight would always be 1, and the router would not learn", "--moe-router-topk 2"
