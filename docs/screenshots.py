@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from lt_monitor.runs import run_loader
-from lt_monitor.runs.speed import Known
+from lt_monitor.runs.speed import RunFacts
 from lt_monitor.views import watch
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -53,7 +53,7 @@ def photograph(browser: str, page: Path, image: Path) -> None:
 def export_watch(run_directory: Path, image: Path) -> None:
     """Write an SVG of the terminal that lt-monitor watch fills, at the time of the run's last line."""
     (run,) = run_loader.read([str(run_directory)])
-    view = watch.View.of(run, str(run_directory), Known())
+    view = watch.View.of(run, str(run_directory), RunFacts())
     with open(os.devnull, "w") as nowhere:
         console = Console(record=True, width=TERMINAL_COLUMNS, height=TERMINAL_LINES, file=nowhere, force_terminal=True)
         console.print(watch.render([view], view.updated or 0.0, TERMINAL_COLUMNS, TERMINAL_LINES))

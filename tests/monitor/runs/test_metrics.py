@@ -4,7 +4,7 @@ import pytest
 from made_runs import run_of, steps_of
 
 from lt_monitor.runs import metrics
-from lt_monitor.runs.speed import Known, Sizes
+from lt_monitor.runs.speed import RunFacts, Sizes
 from lt_shared.console import BadData, UsageError
 
 STEP = {"loss": 2.0, "grad_norm": 1.0, "learning_rate": 1e-4, "memory_bytes": 3 * 2**30, "mfu": 0.4, "metrics": {"z Loss": 0.1}}
@@ -18,31 +18,31 @@ STEP = {"loss": 2.0, "grad_norm": 1.0, "learning_rate": 1e-4, "memory_bytes": 3 
     ],
 )
 def test_metrics_are_found_by_any_of_their_names(name: str, key: str, value: float) -> None:
-    ((metric, (curve,)),) = metrics.curves_of([run_of(STEP)], Known(), [name])
+    ((metric, (curve,)),) = metrics.curves_of([run_of(STEP)], RunFacts(), [name])
     assert metric.key == key
     assert [part.tolist() for part in curve] == [[1], [pytest.approx(value)]]
 
 
 def test_the_name_that_the_log_gives_comes_before_similar_ones() -> None:
     run = run_of({"loss": 2.0, "metrics": {"z-loss": 1.0, "z_loss": 3.0}})
-    assert [metric.key for metric, _ in metrics.curves_of([run], Known(), ["z_loss", "z-loss"])] == ["z_loss", "z-loss"]
+    assert [metric.key for metric, _ in metrics.curves_of([run], RunFacts(), ["z_loss", "z-loss"])] == ["z_loss", "z-loss"]
 
 
 def test_a_metric_that_no_run_has_is_an_error_that_lists_those_there_are() -> None:
     runs = [run_of({"loss": 2.0, "metrics": {"a\x1b[2J": 1.0}}), run_of({"loss": 2.0, "params_norm": 3.0, "grad_norm": None})]
     with pytest.raises(UsageError, match="--metric perplexity: no run has it") as error:
-        metrics.curves_of(runs, Known(), ["loss", "perplexity"])
+        metrics.curves_of(runs, RunFacts(), ["loss", "perplexity"])
     assert error.value.hint == r"there are: loss, a\x1b[2J, params_norm"
-    ((_, curves),) = metrics.curves_of(runs, Known(), ["params_norm"])
+    ((_, curves),) = metrics.curves_of(runs, RunFacts(), ["params_norm"])
     assert [len(numbers) for numbers, _ in curves] == [0, 1]
 
 
 def test_without_names_there_are_loss_gradient_norm_and_speed() -> None:
     full = {"loss": 2.0, "grad_norm": 1.0, "step_seconds": 2.0, "params_norm": 1.0}
-    assert [metric.key for metric, _ in metrics.curves_of([run_of(full)], Known())] == ["loss", "grad_norm", "step_seconds"]
-    assert [metric.key for metric, _ in metrics.curves_of([run_of({"loss": 2.0})], Known())] == ["loss"]
+    assert [metric.key for metric, _ in metrics.curves_of([run_of(full)], RunFacts())] == ["loss", "grad_norm", "step_seconds"]
+    assert [metric.key for metric, _ in metrics.curves_of([run_of({"loss": 2.0})], RunFacts())] == ["loss"]
     with pytest.raises(BadData, match="no step has a loss"):
-        metrics.curves_of([run_of({"loss": None})], Known())
+        metrics.curves_of([run_of({"loss": None})], RunFacts())
 
 
 def test_runs_are_compared_in_a_measure_that_all_have() -> None:

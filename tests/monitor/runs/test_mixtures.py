@@ -8,7 +8,7 @@ import pytest
 from lt_monitor.logs import log_files
 from lt_monitor.runs import run_loader
 from lt_monitor.runs.metrics import curves_of
-from lt_monitor.runs.speed import Known
+from lt_monitor.runs.speed import RunFacts
 from lt_monitor.runs.summary import summarize
 from lt_shared.contracts.run_log import Evaluation, Step
 from lt_shared.data.sample_order.log_notes import PhaseBegins, Skipped
@@ -37,12 +37,12 @@ def test_sets_and_sources_are_summarized_and_drawn(log: Path) -> None:
     assert summary.validation_losses == {"news": 2.0, "math": 3.0}
     assert (summary.validation_loss, summary.best_validation_loss) == (2.0, 2.0)
     assert summary.source_losses == {"web": 0.5, "code": 3.0}
-    drawn = {metric.short: [curve[1].tolist() for curve in curves] for metric, curves in curves_of([run], Known())}
+    drawn = {metric.short: [curve[1].tolist() for curve in curves] for metric, curves in curves_of([run], RunFacts())}
     assert drawn["validation math"] == [[4.0, 3.5, 3.0]]
     assert drawn["loss on web"] == [[3.0, 2.0, 0.5]]
     assert drawn["loss on code"] == [[4.0, 3.0]]
     assert "validation news" not in drawn
-    ((metric, curves),) = curves_of([run], Known(), ["Validation_News"])
+    ((metric, curves),) = curves_of([run], RunFacts(), ["Validation_News"])
     assert (metric.short, curves[0][1].tolist()) == ("validation news", [3.0, 2.5, 2.0])
 
 

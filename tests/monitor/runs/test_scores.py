@@ -7,7 +7,7 @@ import pytest
 
 from lt_monitor.runs import metrics, run_loader, scores, summary
 from lt_monitor.runs.attempts import Run
-from lt_monitor.runs.speed import Known
+from lt_monitor.runs.speed import RunFacts
 from lt_monitor.views import html_report, plot, summary_table
 from lt_monitor.views.plot_options import PlotOptions
 from lt_shared.console import UsageError
@@ -68,34 +68,34 @@ def test_without_scores_nothing_is_said_of_them(log: Path, capsys: pytest.Captur
 
 
 def test_curves_have_the_points_that_were_evaluated(run: Run) -> None:
-    found = metrics.curves_of([run], Known())
+    found = metrics.curves_of([run], RunFacts())
     assert [metric.short for metric, _ in found] == ["loss", "grad norm", "s/step", "hellaswag", "wikitext"]
     ((steps, values),) = found[3][1]
     assert (steps.tolist(), values.tolist()) == ([10, 15, 30], [0.1, 0.15, 0.3])
-    ((metric, ((steps, _),)),) = metrics.curves_of([run], Known(), ["HellaSwag/acc"])
+    ((metric, ((steps, _),)),) = metrics.curves_of([run], RunFacts(), ["HellaSwag/acc"])
     assert (metric.key, metric.label, steps.tolist()) == ("hellaswag/acc", "hellaswag/acc", [10, 15, 30])
     with pytest.raises(UsageError) as caught:
-        metrics.curves_of([run], Known(), ["hellaswag/f1"])
+        metrics.curves_of([run], RunFacts(), ["hellaswag/f1"])
     assert "hellaswag/acc_norm" in (caught.value.hint or "")
 
 
 def test_many_benchmarks_leave_room_for_the_loss(run: Run) -> None:
     run.main_scores = tuple(f"{run.main_scores[0]}" for _ in range(3)) + run.main_scores
-    assert len(metrics.curves_of([run], Known())) == 5, "each once"
+    assert len(metrics.curves_of([run], RunFacts())) == 5, "each once"
 
 
 @pytest.mark.parametrize("form", ["png", "svg"])
 def test_pictures(form: str, log: Path, evals: Path, tmp_path: Path) -> None:
     output = tmp_path / f"loss.{form}"
-    plot.plot([str(log)], str(output), Known(), PlotOptions(), [str(evals)])
+    plot.plot([str(log)], str(output), RunFacts(), PlotOptions(), [str(evals)])
     content = output.read_bytes()
     assert len(content) > 1000
-    plot.plot([str(log)], str(tmp_path / f"without.{form}"), Known(), PlotOptions())
+    plot.plot([str(log)], str(tmp_path / f"without.{form}"), RunFacts(), PlotOptions())
     assert content != (tmp_path / f"without.{form}").read_bytes()
 
 
 def test_report(run: Run) -> None:
-    page = html_report.build([run], ["run1"], Known(), PlotOptions())
+    page = html_report.build([run], ["run1"], RunFacts(), PlotOptions())
     assert "<h3>hellaswag/acc_norm" in page
     assert "<dt>hellaswag/acc_norm</dt><dd>0.3" in page
     assert "at step 15" in page
@@ -104,12 +104,12 @@ def test_report(run: Run) -> None:
 def test_names_from_files_are_text_in_the_report(run: Run) -> None:
     run.main_scores = ("<script>alert(1)</script>/acc",)
     run.scores.columns[run.main_scores[0]] = run.scores.columns["hellaswag/acc"]
-    page = html_report.build([run], ["run1"], Known(), PlotOptions())
+    page = html_report.build([run], ["run1"], RunFacts(), PlotOptions())
     assert "<script>alert(1)" not in page
 
 
 def test_lines_of_text(log: Path, evals: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plot.plot([str(log)], None, Known(), PlotOptions(), [str(evals)])
+    plot.plot([str(log)], None, RunFacts(), PlotOptions(), [str(evals)])
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("hellaswag")]
     assert line.split()[1] == "0.1" and line.split()[-1] == "0.3"
 

@@ -9,7 +9,7 @@ from made_runs import steps_of
 
 from lt_monitor.events.steps import Steps
 from lt_monitor.runs import speed
-from lt_monitor.runs.speed import Known, Sizes
+from lt_monitor.runs.speed import RunFacts, Sizes
 from lt_shared.console import UsageError
 from lt_shared.models import megatron_arguments, presets
 
@@ -56,7 +56,7 @@ def test_step_time_from_the_times_of_two_lines() -> None:
 
 
 def test_flops_and_mfu_of_a_known_model_and_device() -> None:
-    known = Known(model=LLAMA, seq_length=8192, gpus=64, gpu="NVIDIA H100 80GB HBM3")
+    known = RunFacts(model=LLAMA, seq_length=8192, gpus=64, gpu="NVIDIA H100 80GB HBM3")
     steps = steps_of({"tokens_per_second_per_gpu": 9000.0})
     sizes = Sizes.of({}, known)
     tflops = 9000 * LLAMA.flops_per_token(8192) / 1e12
@@ -84,8 +84,8 @@ def test_odd_arguments_describe_no_model(change: dict) -> None:
 
 def test_what_the_user_says_comes_before_the_arguments() -> None:
     arguments = {"seq_length": 4096, "world_size": 8}
-    assert (Sizes.of(arguments, Known()).seq_length, Sizes.of(arguments, Known()).gpus) == (4096, 8)
-    sizes = Sizes.of(arguments, Known.of(None, 8192, 16, None))
+    assert (Sizes.of(arguments, RunFacts()).seq_length, Sizes.of(arguments, RunFacts()).gpus) == (4096, 8)
+    sizes = Sizes.of(arguments, RunFacts.of(None, 8192, 16, None))
     assert (sizes.seq_length, sizes.gpus) == (8192, 16)
 
 
@@ -98,7 +98,7 @@ def test_numbers_of_a_dump(value: object, number: int | None) -> None:
 
 def test_unknown_names_are_refused_with_those_that_are_known() -> None:
     with pytest.raises(UsageError, match="its peak FLOP/s are not known") as raised:
-        Known.of(None, None, None, "H1000")
+        RunFacts.of(None, None, None, "H1000")
     assert "H100 PCIe" in str(raised.value.hint)
     with pytest.raises(UsageError, match="no model preset"):
-        Known.of("llama9", None, None, None)
+        RunFacts.of("llama9", None, None, None)

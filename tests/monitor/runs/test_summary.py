@@ -12,7 +12,7 @@ import pytest
 from made_runs import run_of
 
 from lt_monitor.runs import run_loader
-from lt_monitor.runs.speed import Known
+from lt_monitor.runs.speed import RunFacts
 from lt_monitor.runs.summary import Summary, summarize
 from lt_monitor.views import summary_table
 from lt_shared.contracts import run_log
@@ -21,10 +21,10 @@ from lt_shared.models import presets
 LOGS = Path(__file__).parents[1] / "samples"
 
 
-def of_log(name: str, known: Known | None = None) -> Summary:
+def of_log(name: str, run_facts: RunFacts | None = None) -> Summary:
     """At the time of its last line."""
     (run,) = run_loader.read([str(LOGS / name)])
-    return summarize(run, known, run.updated)
+    return summarize(run, run_facts, run.updated)
 
 
 def of_steps(*steps: dict, events: list[dict] | None = None, files: list[str] | None = None, **fields: Any) -> Summary:
@@ -57,7 +57,7 @@ def test_new_megatron_log() -> None:
 
 def test_a_device_gives_the_mfu_of_the_tflops_that_are_printed() -> None:
     assert of_log("megatron_new.log").mfu is None
-    assert of_log("megatron_new.log", Known(gpu="NVIDIA H100 80GB HBM3")).mfu == pytest.approx(490.5 / 989, abs=0.001)
+    assert of_log("megatron_new.log", RunFacts(gpu="NVIDIA H100 80GB HBM3")).mfu == pytest.approx(490.5 / 989, abs=0.001)
 
 
 def test_the_arguments_give_the_tflops_that_are_not_printed() -> None:

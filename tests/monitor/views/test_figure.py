@@ -12,7 +12,7 @@ from made_runs import run_of, run_of_columns
 from lt_monitor.events.steps import Steps
 from lt_monitor.runs import run_loader
 from lt_monitor.runs.attempts import Run
-from lt_monitor.runs.speed import Known
+from lt_monitor.runs.speed import RunFacts
 from lt_monitor.views import figure, figure_panel, palette, plot
 from lt_monitor.views.plot_options import PlotOptions
 from lt_shared.console import UsageError
@@ -26,7 +26,7 @@ def read(*names: str) -> list[Run]:
 
 
 def draw(runs: list[Run], options: PlotOptions = DEFAULT) -> object:
-    return figure.draw(runs, plot.short_names([run.name for run in runs]), Known(), options)
+    return figure.draw(runs, plot.short_names([run.name for run in runs]), RunFacts(), options)
 
 
 def texts(result: object) -> list[str]:
@@ -100,13 +100,13 @@ def test_step_time_stands_in_where_the_sequence_length_is_unknown() -> None:
 
 @pytest.mark.parametrize(("form", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
 def test_a_single_step_makes_a_picture(form: str, magic: bytes) -> None:
-    content = figure.render(form, [run_of({"step": 1, "loss": 2.0, "grad_norm": 0.0})], ["a"], Known(), PlotOptions())
+    content = figure.render(form, [run_of({"step": 1, "loss": 2.0, "grad_norm": 0.0})], ["a"], RunFacts(), PlotOptions())
     assert content.startswith(magic)
 
 
 def test_the_same_input_gives_the_same_bytes() -> None:
     run = run_of({"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.5})
-    svgs = {figure.render("svg", [run], ["a"], Known(), PlotOptions()) for _ in range(2)}
+    svgs = {figure.render("svg", [run], ["a"], RunFacts(), PlotOptions()) for _ in range(2)}
     assert len(svgs) == 1
 
 
@@ -114,11 +114,11 @@ RENDER = """
 import sys
 from lt_monitor.events.steps import Steps
 from lt_monitor.runs.attempts import Attempt, Run
-from lt_monitor.runs.speed import Known
+from lt_monitor.runs.speed import RunFacts
 from lt_monitor.views import figure
 from lt_monitor.views.plot_options import PlotOptions
 steps = Steps.from_records([{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.5}])
-sys.stdout.buffer.write(figure.render(sys.argv[1], [Run("a", [Attempt(1, steps=steps)], [])], ["a"], Known(), PlotOptions()))
+sys.stdout.buffer.write(figure.render(sys.argv[1], [Run("a", [Attempt(1, steps=steps)], [])], ["a"], RunFacts(), PlotOptions()))
 """
 SETTINGS = ("text.usetex: True", "savefig.bbox: tight", "svg.fonttype: none")
 
@@ -142,9 +142,9 @@ def test_names_are_drawn_as_they_are_and_cannot_break_the_file() -> None:
 
     names = ["$\\frac{1", "<script>alert(1)</script>--><x>\x1b[31m"]
     runs = [run_of({"step": 1, "loss": 2.0}), run_of({"step": 1, "loss": 3.0})]
-    root = ElementTree.fromstring(figure.render("svg", runs, names, Known(), PlotOptions(references=(("$x_", 2.5),))))
+    root = ElementTree.fromstring(figure.render("svg", runs, names, RunFacts(), PlotOptions(references=(("$x_", 2.5),))))
     assert not [node for node in root.iter() if isinstance(node.tag, str) and node.tag.rpartition("}")[2] in ("script", "x")]
-    assert "$\\frac{1  2.000" in texts(figure.draw(runs, names, Known(), PlotOptions()))
+    assert "$\\frac{1  2.000" in texts(figure.draw(runs, names, RunFacts(), PlotOptions()))
 
 
 def test_a_million_points_are_thinned_out() -> None:
@@ -248,7 +248,7 @@ def test_smoothing_can_be_chosen_or_left_out() -> None:
 def test_a_dark_picture_is_dark() -> None:
     from matplotlib import image
 
-    content = figure.render("png", [run_of({"step": 1, "loss": 2.0})], ["a"], Known(), PlotOptions(dark=True))
+    content = figure.render("png", [run_of({"step": 1, "loss": 2.0})], ["a"], RunFacts(), PlotOptions(dark=True))
     picture = image.imread(io.BytesIO(content), format="png")[..., :3]
     assert np.median(picture) < 0.2
     assert picture.max() > 0.8
@@ -259,7 +259,7 @@ def test_a_dark_picture_is_dark() -> None:
 def test_values_that_an_axis_may_not_like(values: list[float], log_y: bool) -> None:
     records = [{"step": step, "loss": value, "grad_norm": value} for step, value in enumerate(values, 0)]
     options = PlotOptions(log_y=log_y, log_x=log_y, metrics=("grad_norm", "loss"), x_range=(-1, 9) if log_y else (None, None))
-    assert figure.render("svg", [run_of(*records)], ["a"], Known(), options)
+    assert figure.render("svg", [run_of(*records)], ["a"], RunFacts(), options)
 
 
 @pytest.mark.parametrize("log_y", [False, True])
@@ -268,7 +268,7 @@ def test_numbers_that_are_too_large_to_draw_are_left_out(log_y: bool) -> None:
     records = [{"step": step, "loss": (-1) ** step * 1.7e308 if step % 3 else 2.0, "grad_norm": 1e308} for step in range(1, 9)]
     run = run_of(*records, events=[evaluation])
     options = PlotOptions(log_y=log_y)
-    assert figure.render("svg", [run], ["a"], Known(), options)
+    assert figure.render("svg", [run], ["a"], RunFacts(), options)
     loss, *others = draw([run], options).axes
     assert not others
     assert loss.lines[0].get_xdata().tolist() == [3, 6]

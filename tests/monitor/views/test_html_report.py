@@ -12,7 +12,7 @@ from made_runs import run_of, run_of_columns
 from lt_monitor.events.steps import Steps
 from lt_monitor.runs import run_loader
 from lt_monitor.runs.attempts import Attempt, Run
-from lt_monitor.runs.speed import Known
+from lt_monitor.runs.speed import RunFacts
 from lt_monitor.views import html_report
 from lt_monitor.views.plot_options import PlotOptions
 
@@ -53,7 +53,7 @@ class Page(HTMLParser):
 
 
 def page_of(runs: list[Run], references: list[tuple[str, float]] | None = None) -> Page:
-    return Page(html_report.build(runs, [run.name for run in runs], Known(), PlotOptions(references=tuple(references or ()))))
+    return Page(html_report.build(runs, [run.name for run in runs], RunFacts(), PlotOptions(references=tuple(references or ()))))
 
 
 def hostile_run() -> Run:
@@ -82,7 +82,7 @@ def test_hostile_text_stays_text(runs: int) -> None:
 
 
 def test_nothing_is_loaded_from_anywhere() -> None:
-    text = html_report.build(run_loader.read([str(LOGS / "story.jsonl")]), ["story"], Known(), PlotOptions())
+    text = html_report.build(run_loader.read([str(LOGS / "story.jsonl")]), ["story"], RunFacts(), PlotOptions())
     page = Page(text)
     used = {name for _, attributes in page.elements for name in attributes}
     assert not used & {"src", "href", "srcset", "action", "xlink:href"}
@@ -95,7 +95,7 @@ def test_nothing_is_loaded_from_anywhere() -> None:
 
 def test_the_figures_are_those_of_the_summary() -> None:
     (run,) = run_loader.read([str(LOGS / "story.jsonl")])
-    text = " ".join(Page(html_report.build([run], [run.name], Known(), PlotOptions(), run.updated)).text.split())
+    text = " ".join(Page(html_report.build([run], [run.name], RunFacts(), PlotOptions(), run.updated)).text.split())
     for expected in (
         "Step 400 of 500 (80.0%) · 11 min 55 s left · last line 2026-11-18 07:24",
         "Root cause node-failure on ip-10-1-4-12 in attempt 2",
@@ -117,7 +117,7 @@ def test_the_figures_are_those_of_the_summary() -> None:
 
 def test_a_dead_run_has_no_time_left() -> None:
     (run,) = run_loader.read([str(LOGS / "story.jsonl")])
-    page = Page(html_report.build([run], [run.name], Known(), PlotOptions(), (run.updated or 0) + 5 * 86400))
+    page = Page(html_report.build([run], [run.name], RunFacts(), PlotOptions(), (run.updated or 0) + 5 * 86400))
     assert "Step 400 of 500 (80.0%) · silent since 2026-11-18 07:24" in " ".join(page.text.split())
     assert " left" not in page.text
 
@@ -154,7 +154,7 @@ def test_a_run_of_a_million_steps_keeps_its_spikes_and_a_small_page() -> None:
     losses[654_321] = 77.0
     columns = {"loss": losses, "grad_norm": np.abs(np.sin(numbers)), "step_seconds": np.ones(len(numbers))}
     run = run_of_columns(Steps(numbers, columns, 1e9 + numbers), resumed_at=0)
-    text = html_report.build([run], ["a"], Known(), PlotOptions())
+    text = html_report.build([run], ["a"], RunFacts(), PlotOptions())
     assert len(text) < 300_000
     raw = json.loads(Page(text).data)["runs"][0]["curves"]["loss"]["raw"]
     assert raw["steps"][raw["values"].index(77.0)] == 654_322
@@ -185,7 +185,7 @@ def test_smoothed_points_that_stand_for_stretches_are_held() -> None:
 def test_chosen_metrics_are_the_panels_whatever_their_names() -> None:
     records = [{"step": step, "loss": 2.0, "learning_rate": 1e-4, "metrics": {HOSTILE: 1.0, "name": 3.0}} for step in (1, 2)]
     run = run_of(*records)
-    page = Page(html_report.build([run], ["a"], Known(), PlotOptions(metrics=("lr", HOSTILE, "name"), smooth_steps=0)))
+    page = Page(html_report.build([run], ["a"], RunFacts(), PlotOptions(metrics=("lr", HOSTILE, "name"), smooth_steps=0)))
     data = json.loads(page.data)
     assert [panel["key"] for panel in data["panels"]] == ["learning_rate", "metric-1", "metric-2"]
     assert data["runs"][0]["name"] == "a"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lt_monitor.runs.speed import Known
+from lt_monitor.runs.speed import RunFacts
 from lt_monitor.views import figure, plot, plot_options
 from lt_monitor.views.plot_options import PlotOptions
 from lt_shared.console import BadData, CannotCreate, UsageError
@@ -14,7 +14,7 @@ LOGS = Path(__file__).parents[1] / "samples"
 
 
 def make(log: str, output: str | None) -> None:
-    plot.plot([log], output, Known(), PlotOptions())
+    plot.plot([log], output, RunFacts(), PlotOptions())
 
 
 def test_the_file_is_a_png_of_the_promised_size(tmp_path: Path) -> None:
@@ -47,15 +47,15 @@ def test_a_pdf_is_one_and_always_the_same(tmp_path: Path) -> None:
 def test_options_that_the_output_cannot_show(tmp_path: Path) -> None:
     log = str(LOGS / "lt_train.log")
     with pytest.raises(UsageError, match="--log-x is for pictures: sparklines"):
-        plot.plot([log], None, Known(), PlotOptions(log_x=True))
+        plot.plot([log], None, RunFacts(), PlotOptions(log_x=True))
     with pytest.raises(UsageError, match="--dark is for pictures: the report"):
-        plot.plot([log], str(tmp_path / "a.html"), Known(), PlotOptions(dark=True))
+        plot.plot([log], str(tmp_path / "a.html"), RunFacts(), PlotOptions(dark=True))
     assert os.listdir(tmp_path) == []
 
 
 def test_chosen_metrics_are_sparklines_too(capsys: pytest.CaptureFixture[str]) -> None:
     logs = [str(LOGS / "megatron_new.log"), str(LOGS / "story.jsonl")]
-    plot.plot(logs, None, Known(), PlotOptions(metrics=("params_norm", "loss")))
+    plot.plot(logs, None, RunFacts(), PlotOptions(metrics=("params_norm", "loss")))
     first, second = capsys.readouterr().out.split("\n\n")
     assert [line[:12].strip() for line in first.splitlines()[1:3]] == ["params_norm", "loss"]
     assert second.splitlines()[1].startswith("loss ")

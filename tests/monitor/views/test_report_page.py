@@ -23,7 +23,7 @@ from matplotlib import image
 from lt_monitor.events.steps import Steps
 from lt_monitor.runs import run_loader
 from lt_monitor.runs.attempts import Run
-from lt_monitor.runs.speed import Known
+from lt_monitor.runs.speed import RunFacts
 from lt_monitor.views import html_report
 from lt_monitor.views.plot_options import PlotOptions
 
@@ -150,7 +150,10 @@ def read(*names: str) -> list[Run]:
 def write(path: Path, runs: list[Run], names: list[str]) -> Path:
     path.write_text(
         html_report.build(
-            runs, names, Known(gpu="NVIDIA H100 80GB HBM3"), PlotOptions(references=(("unigram", 7.6),) if len(runs) > 1 else ())
+            runs,
+            names,
+            RunFacts(gpu="NVIDIA H100 80GB HBM3"),
+            PlotOptions(references=(("unigram", 7.6),) if len(runs) > 1 else ()),
         )
     )
     return path
@@ -239,7 +242,7 @@ def test_hostile_text_does_not_run(browser: Chromium, tmp_path: Path) -> None:
         event["message"] = event["fault"] = script
     page = tmp_path / "hostile.html"
     names = [f"</script {script}", f"</script>{script}"]
-    page.write_text(html_report.build([run, run], names, Known(), PlotOptions(references=((script, 2.0),))))
+    page.write_text(html_report.build([run, run], names, RunFacts(), PlotOptions(references=((script, 2.0),))))
     browser.open(page, PHONE)
     readout = "document.getElementById('readout').innerText"
     assert browser.evaluate("[...document.querySelectorAll('.runs button')].map(e => e.innerText)") == names
@@ -267,7 +270,7 @@ def test_no_smoothed_line_rises_before_its_event(browser: Chromium, tmp_path: Pa
     steps = Steps(numbers, {"loss": np.where(numbers >= 40_040, 9.0, 2.0)}, np.full(len(numbers), np.nan))
     page = tmp_path / "event.html"
     run = run_of_columns(steps)
-    page.write_text(html_report.build([run], ["a"], Known(), PlotOptions(smooth_steps=1)))
+    page.write_text(html_report.build([run], ["a"], RunFacts(), PlotOptions(smooth_steps=1)))
     browser.open(page, DESKTOP)
     points = browser.evaluate("document.querySelector('#plot-loss .smooth').getAttribute('points')")
     drawn = [tuple(map(float, point.split(","))) for point in points.split()]
@@ -283,7 +286,7 @@ def test_metrics_of_any_name_are_drawn(browser: Chromium, tmp_path: Path) -> Non
     records = [{"step": step, "loss": 2.0, "metrics": {name: 1.0 + step}} for step in range(1, 50)]
     run = run_of(*records)
     page = tmp_path / "metrics.html"
-    page.write_text(html_report.build([run], ["a"], Known(), PlotOptions(metrics=(name, "loss"))))
+    page.write_text(html_report.build([run], ["a"], RunFacts(), PlotOptions(metrics=(name, "loss"))))
     browser.open(page, DESKTOP)
     assert browser.evaluate("document.querySelectorAll('.plot .smooth').length") == 2
     assert name in browser.evaluate("document.querySelector('.panel h3').textContent")
@@ -299,7 +302,7 @@ def test_runs_are_hidden_and_shown_again(browser: Chromium, tmp_path: Path) -> N
 
     page = tmp_path / "toggles.html"
     names = ["low", "high"]
-    page.write_text(html_report.build([of("low", 1.0), of("high", 100.0, fault=True)], names, Known(), PlotOptions()))
+    page.write_text(html_report.build([of("low", 1.0), of("high", 100.0, fault=True)], names, RunFacts(), PlotOptions()))
     browser.open(page, DESKTOP)
     curves = "[...document.querySelectorAll('#plot-loss g:has(> .smooth)')].map(e => e.getAttribute('class'))"
     faults = "document.querySelectorAll('.fault-mark').length - document.querySelectorAll('.legend .fault-mark').length"

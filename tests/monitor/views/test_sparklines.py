@@ -8,14 +8,14 @@ from made_runs import run_of
 from lt_monitor.runs import metrics, run_loader
 from lt_monitor.runs.attempts import Run
 from lt_monitor.runs.curves import SPARKS
-from lt_monitor.runs.speed import Known
+from lt_monitor.runs.speed import RunFacts
 from lt_monitor.views import sparklines
 
 STORY = str(Path(__file__).parents[1] / "samples" / "story.jsonl")
 
 
 def shown(run: Run, name: str, width: int) -> str:
-    return sparklines.of_run(run, name, [(metric, curve) for metric, (curve,) in metrics.curves_of([run], Known())], width)
+    return sparklines.of_run(run, name, [(metric, curve) for metric, (curve,) in metrics.curves_of([run], RunFacts())], width)
 
 
 def test_the_story_on_a_terminal_of_80_columns() -> None:

@@ -4,7 +4,7 @@ import made_runs
 import pytest
 
 from lt_monitor.runs.attempts import Run
-from lt_monitor.runs.speed import Known
+from lt_monitor.runs.speed import RunFacts
 from lt_monitor.views.x_axis import XAxis, tick_label
 from lt_shared.console import BadData
 
@@ -16,32 +16,32 @@ def started(*steps: dict, arguments: dict | None = None, begin: float | None = N
 
 
 def test_steps_are_where_they_are() -> None:
-    axis = XAxis.of(started({"step": 10}, {"step": 20}), "step", Known())
+    axis = XAxis.of(started({"step": 10}, {"step": 20}), "step", RunFacts())
     assert axis.at([10, 15, 20]).tolist() == [10, 15, 20]
 
 
 def test_tokens_are_samples_times_sequence_length() -> None:
     ramped = started({"step": 1, "consumed_samples": 2}, {"step": 3, "consumed_samples": 6}, arguments=ARGUMENTS)
-    assert XAxis.of(ramped, "tokens", Known()).at([1, 2, 3]).tolist() == [2000, 4000, 6000]
+    assert XAxis.of(ramped, "tokens", RunFacts()).at([1, 2, 3]).tolist() == [2000, 4000, 6000]
     counted = started({"step": 1}, {"step": 3}, arguments=ARGUMENTS)
-    assert XAxis.of(counted, "tokens", Known()).positions.tolist() == [8000, 24_000]
+    assert XAxis.of(counted, "tokens", RunFacts()).positions.tolist() == [8000, 24_000]
     given = started({"step": 1, "consumed_samples": 2})
-    assert XAxis.of(given, "tokens", Known(seq_length=10)).positions.tolist() == [20]
+    assert XAxis.of(given, "tokens", RunFacts(seq_length=10)).positions.tolist() == [20]
 
 
 def test_hours_are_counted_from_the_first_line() -> None:
     timed = started(
         {"step": 1, "time": "2026-01-01T10:30:00Z"}, {"step": 2, "time": "2026-01-01T12:00:00Z"}, {"step": 3}, begin=1767261600.0
     )
-    axis = XAxis.of(timed, "hours", Known())
+    axis = XAxis.of(timed, "hours", RunFacts())
     assert (axis.numbers.tolist(), axis.positions.tolist()) == ([1, 2], [0.5, 2.0])
     without_times = started({"step": 2, "step_seconds": 1800.0}, {"step": 4, "step_seconds": 3600.0})
-    assert XAxis.of(without_times, "hours", Known()).positions.tolist() == [1.0, 3.0]
+    assert XAxis.of(without_times, "hours", RunFacts()).positions.tolist() == [1.0, 3.0]
 
 
 def test_a_clock_that_goes_back_does_not_turn_the_curve() -> None:
     run = started({"step": 1, "time": "2026-01-01T10:00:00Z"}, {"step": 2, "time": "2026-01-01T09:00:00Z"})
-    assert XAxis.of(run, "hours", Known()).positions.tolist() == [0, 0]
+    assert XAxis.of(run, "hours", RunFacts()).positions.tolist() == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_clock_that_goes_back_does_not_turn_the_curve() -> None:
 )
 def test_what_a_log_does_not_show(x: str, arguments: dict, message: str) -> None:
     with pytest.raises(BadData, match=message):
-        XAxis.of(started({"step": 1}, arguments=arguments), x, Known())
+        XAxis.of(started({"step": 1}, arguments=arguments), x, RunFacts())
 
 
 def test_tick_labels() -> None:

@@ -17,7 +17,7 @@ from made_runs import run_of, run_of_columns
 
 from lt_monitor.events.steps import Steps
 from lt_monitor.runs import run_loader
-from lt_monitor.runs.speed import Known
+from lt_monitor.runs.speed import RunFacts
 from lt_monitor.views.export import tensorboard
 from lt_shared.console import BadConfig, CannotCreate
 
@@ -44,7 +44,7 @@ def values(directory: Path, tag: str) -> dict[int, float]:
 
 
 def export(*logs: object, to: Path) -> list[str]:
-    return [path for _, path in tensorboard.export([str(log) for log in logs], str(to), Known())]
+    return [path for _, path in tensorboard.export([str(log) for log in logs], str(to), RunFacts())]
 
 
 def test_steps_times_and_restarts_are_those_of_a_plot(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_what_cannot_be_written_to(tmp_path: Path) -> None:
         with pytest.raises(CannotCreate):
             export(LOGS / "lt_train.log", to=target)
     with pytest.raises(BadConfig, match="needs a local or mounted path"):
-        tensorboard.export([str(LOGS / "lt_train.log")], "s3://bucket/curves", Known())
+        tensorboard.export([str(LOGS / "lt_train.log")], "s3://bucket/curves", RunFacts())
 
 
 def test_the_command_prints_a_line_for_each_run(tool: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:

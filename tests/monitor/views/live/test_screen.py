@@ -9,7 +9,7 @@ from rich.console import Console
 
 from lt_monitor.collect import gpu
 from lt_monitor.runs import run_loader
-from lt_monitor.runs.speed import Known
+from lt_monitor.runs.speed import RunFacts
 from lt_monitor.views.live import screen
 from lt_monitor.views.live.screen import Choice
 from lt_monitor.views.live.view import Node, View, nodes_of
@@ -35,7 +35,7 @@ def drawn(
 
 def story(name: str = "story") -> View:
     (run,) = run_loader.read([str(LOGS / "story.jsonl")])
-    return View.of(run, name, Known())
+    return View.of(run, name, RunFacts())
 
 
 def sample(node: str, number: int, **fields: object) -> dict:
@@ -94,7 +94,7 @@ def test_many_nodes_leave_room_for_the_runs() -> None:
 @pytest.mark.parametrize("height", [1, 5, 24])
 @pytest.mark.parametrize("is_open", [False, True])
 def test_any_size_will_do(width: int, height: int, is_open: bool) -> None:
-    views = [story(), View.of(run_of({"step": 1, "loss": None}, name="b"), "b", Known())]
+    views = [story(), View.of(run_of({"step": 1, "loss": None}, name="b"), "b", RunFacts())]
     nodes = nodes_of([sample("node", 0, utilization=2.0, temperature_celsius=-5.0)])
     for name in ("story", "b", None):
         shown = drawn(views, width, height, nodes, Choice(name, is_open, True))
@@ -112,7 +112,7 @@ def test_texts_from_logs_are_shown_as_text_on_every_screen() -> None:
     }
     end = {"kind": "end", "reason": "\x9b31m"}
     run = run_of({"step": 1, "loss": 1.0}, events=[fault, end])
-    view = View.of(run, "[blink]a\x1b]0;t\x07", Known())
+    view = View.of(run, "[blink]a\x1b]0;t\x07", RunFacts())
     nodes = nodes_of([sample("[b]n\x1b[2J", 0, utilization=0.5)])
     for shown in (drawn([view], nodes=nodes), drawn([view] * 9, nodes=nodes), drawn([view], choice=Choice(view.name, True))):
         assert not {character for character in shown if ord(character) < 32 or 127 <= ord(character) < 160} - {"\n"}

@@ -10,7 +10,7 @@ from made_runs import run_of
 from rich.console import Console
 
 from lt_monitor.runs import run_loader
-from lt_monitor.runs.speed import Known
+from lt_monitor.runs.speed import RunFacts
 from lt_monitor.views.live import reader, watch
 from lt_monitor.views.live import screen as drawing
 from lt_monitor.views.live.view import View
@@ -21,7 +21,7 @@ STEP = {"step": 2, "loss": 2.0, "step_seconds": 60.0}
 
 
 def view_of(*steps: dict, name: str = "a", begin: float = 0.0, events: list[dict] | None = None) -> View:
-    return View.of(run_of(*steps, name=name, events=events or [], end_time=begin), name, Known())
+    return View.of(run_of(*steps, name=name, events=events or [], end_time=begin), name, RunFacts())
 
 
 def screen(views: list[View], now: float = 0.0, width: int = 100, height: int = 40, trouble: str | None = None) -> str:
@@ -33,7 +33,7 @@ def screen(views: list[View], now: float = 0.0, width: int = 100, height: int = 
 
 def test_a_panel_tells_what_a_person_asks() -> None:
     (run,) = run_loader.read([str(LOGS / "story.jsonl")])
-    shown = screen([View.of(run, "story", Known(gpu="NVIDIA H100 80GB HBM3"))], (run.updated or 0) + 65)
+    shown = screen([View.of(run, "story", RunFacts(gpu="NVIDIA H100 80GB HBM3"))], (run.updated or 0) + 65)
     for text in ("400 / 500 (80.0%)", "11 min 55 s left", "1.8756 (-0.0258)", "586,330 tokens/s", "MFU 47.7%", "best 1.9304"):
         assert text in shown
     for text in ("checkpoint step 400", "2, 34 steps repeated", "last line 1 min 5 s ago", "node-failure on ip-10-1-4-12", "█"):
@@ -77,18 +77,18 @@ def test_texts_from_logs_are_shown_as_text() -> None:
 
 def test_what_cannot_be_watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="standard input can be read only once"):
-        watch.watch(["-"], Known(), 1)
+        watch.watch(["-"], RunFacts(), 1)
     with pytest.raises(UsageError, match="needs a terminal"):
-        watch.watch([str(LOGS / "lt_train.log")], Known(), 1)
+        watch.watch([str(LOGS / "lt_train.log")], RunFacts(), 1)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     with pytest.raises(NoInput, match="no such file"):
-        watch.watch([str(tmp_path / "missing.log")], Known(), 1)
+        watch.watch([str(tmp_path / "missing.log")], RunFacts(), 1)
 
 
 def test_a_log_that_goes_away_leaves_what_was_seen(tmp_path: Path) -> None:
     log = tmp_path / "a.log"
     log.write_bytes((LOGS / "lt_train.log").read_bytes())
-    logs = reader.Logs([str(log)], Known())
+    logs = reader.Logs([str(log)], RunFacts())
     logs.look()
     log.unlink()
     logs.look_again()
@@ -102,20 +102,22 @@ def test_gpu_samples_among_the_logs_are_shown_with_the_runs(tmp_path: Path) -> N
     samples = tmp_path / "gpus.jsonl"
     record = '{"v":1,"kind":"gpu","run":"n1","node":"n1","gpu":%d,"utilization":0.5,"src":{"file":"g","offset":0}}\n'
     samples.write_text(record % 0 + record % 1)
-    logs = reader.Logs([str(LOGS / "lt_train.log"), str(samples)], Known(), lambda: [{"kind": "gpu", "node": "here", "gpu": 0}])
+    logs = reader.Logs(
+        [str(LOGS / "lt_train.log"), str(samples)], RunFacts(), lambda: [{"kind": "gpu", "node": "here", "gpu": 0}]
+    )
     logs.look()
     assert ([view.summary.step for view in logs.views], [node.name for node in logs.nodes]) == ([120], ["here", "n1"])
-    alone = reader.Logs([str(samples)], Known())
+    alone = reader.Logs([str(samples)], RunFacts())
     alone.look()
     assert (alone.views, len(alone.nodes[0].gpus)) == ([], 2)
     empty = tmp_path / "empty.log"
     empty.touch()
     with pytest.raises(BadData, match="no training steps"):
-        reader.Logs([str(empty)], Known()).look()
+        reader.Logs([str(empty)], RunFacts()).look()
 
 
 def test_the_reader_says_when_it_looked_and_why_it_ended(tmp_path: Path) -> None:
-    logs = reader.Logs([str(LOGS / "lt_train.log")], Known())
+    logs = reader.Logs([str(LOGS / "lt_train.log")], RunFacts())
     looked = threading.Event()
     thread = reader.Reader(logs, 0.01, looked.set)
     thread.start()
@@ -133,7 +135,7 @@ def test_the_reader_says_when_it_looked_and_why_it_ended(tmp_path: Path) -> None
 def test_a_log_that_did_not_change_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = tmp_path / "a.log"
     log.write_bytes((LOGS / "lt_train.log").read_bytes())
-    logs = reader.Logs([str(log)], Known())
+    logs = reader.Logs([str(log)], RunFacts())
     logs.look()
     monkeypatch.setattr(run_loader, "read", lambda patterns, need_steps: pytest.fail("read again"))
     logs.look_again()

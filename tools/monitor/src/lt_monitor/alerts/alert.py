@@ -164,8 +164,8 @@ def _blind(state: CommandState, limits: Thresholds, now: float) -> Iterable[Find
     logs = [path for path in log_files.expand(state.patterns, quiet=True) if os.path.isfile(path)]
     silent = now - max((os.path.getmtime(path) for path in logs), default=now)
     if silent > limits.of("hang", "startup_seconds"):
-        said = f"no training events in {len(logs)} logs, the newest of which is {duration(silent)} old"
-        yield Finding("blind", limits.severity("blind", "warning"), log_files.run_name(logs[0]), "blind:no events", said)
+        message = f"no training events in {len(logs)} logs, the newest of which is {duration(silent)} old"
+        yield Finding("blind", limits.severity("blind", "warning"), log_files.run_name(logs[0]), "blind:no events", message)
 
 
 def _says_something(run: RunState) -> bool:

@@ -138,8 +138,8 @@ def _escaped(value: object) -> object:
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, dict):
-        return {printable(str(key)): _escaped(each) for key, each in value.items()}
-    return [_escaped(each) for each in value] if isinstance(value, list) else value
+        return {printable(str(key)): _escaped(element) for key, element in value.items()}
+    return [_escaped(element) for element in value] if isinstance(value, list) else value
 
 
 def beat(path: str, now: float, severity: str) -> None:

@@ -60,17 +60,17 @@ def on_pass(state: RunState, snapshot: Snapshot, thresholds: Thresholds) -> Iter
 
 
 def _nan(state: RunState, record: Record, thresholds: Thresholds) -> Iterator[Finding]:
-    said = None
+    message = None
     if record.get("nan_steps"):
-        said = f"{counted(record['nan_steps'], 'step')} with a loss that is not a number"
+        message = f"{counted(record['nan_steps'], 'step')} with a loss that is not a number"
     elif "loss" in record and record["loss"] is None:
-        said = "the loss is not a number"
+        message = "the loss is not a number"
     elif "grad_norm" in record and record["grad_norm"] is None:
-        said = "the gradient norm is not a number"
+        message = "the gradient norm is not a number"
     elif state.maximum_loss is not None and state.losses_missing >= thresholds.of("nan", "lines_without_loss"):
-        said = f"no loss in the last {state.losses_missing} step lines"
-    if said:
-        yield _at_step(state, record, "nan", "critical", said, 100)
+        message = f"no loss in the last {state.losses_missing} step lines"
+    if message:
+        yield _at_step(state, record, "nan", "critical", message, 100)
 
 
 def _loss_spike(state: RunState, record: Record, thresholds: Thresholds) -> Iterator[Finding]:
@@ -85,8 +85,8 @@ def _loss_spike(state: RunState, record: Record, thresholds: Thresholds) -> Iter
     score = (loss - median) / deviation if deviation else float("inf")
     if score > thresholds.of("loss-spike", "score") or loss > thresholds.of("loss-spike", "maximum_factor") * max(before):
         quiet_lines = int(thresholds.of("loss-spike", "quiet_lines"))
-        said = f"loss {loss:.4g}, the {len(before)} step lines before had a median of {median:.4g}"
-        yield _at_step(state, record, "loss-spike", "warning", said, quiet_lines, {"loss": loss, "median": median})
+        message = f"loss {loss:.4g}, the {len(before)} step lines before had a median of {median:.4g}"
+        yield _at_step(state, record, "loss-spike", "warning", message, quiet_lines, {"loss": loss, "median": median})
 
 
 def _skipped_steps(state: RunState, record: Record, thresholds: Thresholds) -> Iterator[Finding]:
@@ -95,17 +95,18 @@ def _skipped_steps(state: RunState, record: Record, thresholds: Thresholds) -> I
         "skipped-steps", "warm_up_lines"
     ):
         scale = f", loss scale {record['loss_scale']:g}" if record.get("loss_scale") else ""
-        said = f"{state.skipped_in_a_row} step lines in a row with skipped steps{scale}"
-        yield _at_step(state, record, "skipped-steps", "warning", said, 100)
+        message = f"{state.skipped_in_a_row} step lines in a row with skipped steps{scale}"
+        yield _at_step(state, record, "skipped-steps", "warning", message, 100)
 
 
 def _at_step(
-    state: RunState, record: Record, rule: str, severity: str, said: str, quiet_lines: int, fields: Record | None = None
+    state: RunState, record: Record, rule: str, severity: str, message: str, quiet_lines: int, fields: Record | None = None
 ) -> Finding:
     """A finding about a step, the same one for all steps of an episode."""
     episode = state.episode(rule, state.step_lines, quiet_lines)
-    where = {"step": record["step"], "attempt": len(state.attempts)} | (fields or {})
-    return Finding(rule, severity, state.run, f"{rule}:{len(state.attempts)}:{episode}", f"step {record['step']}: {said}", where)
+    step_fields = {"step": record["step"], "attempt": len(state.attempts)} | (fields or {})
+    key = f"{rule}:{len(state.attempts)}:{episode}"
+    return Finding(rule, severity, state.run, key, f"step {record['step']}: {message}", step_fields)
 
 
 def _chosen(record: Record, *names: str) -> Record:
@@ -133,10 +134,10 @@ def _slow_rank(state: RunState, record: Record, thresholds: Thresholds) -> Itera
     """Megatron's own detector prints the slowest and the fastest rank all the time; it is news when they are far apart."""
     slowest, fastest = (_value_and_rank(record.get("fields", {}).get(name)) for name in ("MnEtpt", "MxEtpt"))
     if slowest and fastest and fastest[0] > thresholds.of("straggling", "ratio") * slowest[0]:
-        said = f"rank {slowest[1]} computes at {slowest[0]:g} TFLOP/s, rank {fastest[1]} at {fastest[0]:g}"
+        message = f"rank {slowest[1]} computes at {slowest[0]:g} TFLOP/s, rank {fastest[1]} at {fastest[0]:g}"
         fields = {"attempt": len(state.attempts), "step": state.attempt.last_step, "rank": slowest[1]}
         key = f"straggling:{len(state.attempts)}:rank {slowest[1]}"
-        yield Finding("straggling", "warning", state.run, key, said, fields)
+        yield Finding("straggling", "warning", state.run, key, message, fields)
 
 
 def _value_and_rank(field: object) -> tuple[float, int] | None:
@@ -154,9 +155,11 @@ def _job(state: RunState, record: Record, thresholds: Thresholds) -> Iterator[Fi
     rule, severity = stopped
     codes = [record["exit_code"]] if record.get("exit_code") else record.get("exit_codes") or ()
     code = f", exit code {' or '.join(map(str, codes))}" if codes else ""
-    said = f"job {record['job']} is {record['state']}{code}{', ' + record['reason'] if record.get('reason') else ''}"
+    message = f"job {record['job']} is {record['state']}{code}{', ' + record['reason'] if record.get('reason') else ''}"
     fields = _chosen(record, "job", "state", "exit_code", "exit_codes", "node")
-    yield Finding(rule, severity, state.run, f"job:{record['job']}:{record.get('restarts', 0)}:{record['state']}", said, fields)
+    yield Finding(
+        rule, severity, state.run, f"job:{record['job']}:{record.get('restarts', 0)}:{record['state']}", message, fields
+    )
 
 
 def _gpu(state: RunState, record: Record, thresholds: Thresholds) -> Iterator[Finding]:
@@ -189,7 +192,7 @@ def _hang(state: RunState, snapshot: Snapshot, thresholds: Thresholds) -> Iterat
     waiting = hang_limit(state, thresholds)
     if waiting is None or state.has_ended:
         return
-    limit, said = waiting
+    limit, message = waiting
     since = _last_sign(state)
     if since is None or snapshot.now - since <= limit or not _may_run(state, snapshot, thresholds.of("hang", "maximum_seconds")):
         return
@@ -197,7 +200,9 @@ def _hang(state: RunState, snapshot: Snapshot, thresholds: Thresholds) -> Iterat
     key = f"hang:{len(state.attempts)}:{step}:{state.saving is not None}"
     silent = snapshot.now - since
     fields = {"attempt": len(state.attempts), "step": step, "seconds": round(silent, 1), "limit_seconds": round(limit, 1)}
-    yield Finding("hang", "critical", state.run, key, f"{said} for {duration(silent)}, expected within {duration(limit)}", fields)
+    yield Finding(
+        "hang", "critical", state.run, key, f"{message} for {duration(silent)}, expected within {duration(limit)}", fields
+    )
 
 
 def hang_limit(state: RunState, thresholds: Thresholds) -> tuple[float, str] | None:
@@ -254,9 +259,9 @@ def _straggling(state: RunState, snapshot: Snapshot, thresholds: Thresholds) -> 
     now = statistics.median(known[-lines:])
     if now > thresholds.of("straggling", "ratio") * median:
         key = f"straggling:{len(state.attempts)}:{state.episode('straggling', state.step_lines, 2 * lines)}"
-        said = f"steps take {now:.3g} s, {now / median:.2f} times the median of this attempt ({median:.3g} s)"
+        message = f"steps take {now:.3g} s, {now / median:.2f} times the median of this attempt ({median:.3g} s)"
         fields = {"attempt": len(state.attempts), "step": state.attempt.last_step, "step_seconds": now, "median_seconds": median}
-        yield Finding("straggling", "warning", state.run, key, said, fields)
+        yield Finding("straggling", "warning", state.run, key, message, fields)
 
 
 def _slow_gpus(state: RunState, snapshot: Snapshot, thresholds: Thresholds) -> Iterator[Finding]:
@@ -269,9 +274,9 @@ def _slow_gpus(state: RunState, snapshot: Snapshot, thresholds: Thresholds) -> I
     for name, clock in clocks.items():
         if clock < thresholds.of("straggling", "clock_ratio") * median:
             sample = busy[name]
-            said = f"gpu {sample.get('gpu')} runs at {clock / 1e6:.0f} MHz, the median of the node is {median / 1e6:.0f} MHz"
+            message = f"gpu {sample.get('gpu')} runs at {clock / 1e6:.0f} MHz, the median of the node is {median / 1e6:.0f} MHz"
             fields = {"gpu": sample.get("gpu"), "uuid": sample.get("uuid"), "sm_clock_hertz": clock}
-            yield Finding("straggling", "warning", state.run, f"straggling:gpu:{name}", said, fields)
+            yield Finding("straggling", "warning", state.run, f"straggling:gpu:{name}", message, fields)
 
 
 def _throughput_drop(state: RunState, snapshot: Snapshot, thresholds: Thresholds) -> Iterator[Finding]:
@@ -279,9 +284,9 @@ def _throughput_drop(state: RunState, snapshot: Snapshot, thresholds: Thresholds
     if state.is_over or median is None or best is None or len(state.recent) < 20:
         return
     if best < thresholds.of("throughput-drop", "ratio") * median:
-        said = f"attempt {len(state.attempts)} takes {median:.3g} s a step, an earlier one took {best:.3g} s"
+        message = f"attempt {len(state.attempts)} takes {median:.3g} s a step, an earlier one took {best:.3g} s"
         fields = {"attempt": len(state.attempts), "step": state.attempt.last_step, "step_seconds": median, "best_seconds": best}
-        yield Finding("throughput-drop", "warning", state.run, f"throughput-drop:{len(state.attempts)}", said, fields)
+        yield Finding("throughput-drop", "warning", state.run, f"throughput-drop:{len(state.attempts)}", message, fields)
 
 
 def _checkpoint_stale(state: RunState, snapshot: Snapshot, thresholds: Thresholds) -> Iterator[Finding]:
@@ -297,14 +302,14 @@ def _checkpoint_stale(state: RunState, snapshot: Snapshot, thresholds: Threshold
     limit = max(thresholds.of("checkpoint-stale", "minimum_seconds"), thresholds.of("checkpoint-stale", "intervals") * interval)
     if last - since > limit:
         saved = f"the last one is of step {state.checkpoint['step']}" if state.checkpoint else "there is none"
-        said = f"no checkpoint for {duration(last - since)}, they come every {duration(interval)}; {saved}"
+        message = f"no checkpoint for {duration(last - since)}, they come every {duration(interval)}; {saved}"
         key = f"checkpoint-stale:{len(state.attempts)}:{state.checkpoint.get('step')}"
         fields = {
             "attempt": len(state.attempts),
             "step": state.attempt.last_step,
             "checkpoint_step": state.checkpoint.get("step"),
         }
-        yield Finding("checkpoint-stale", "warning", state.run, key, said, fields)
+        yield Finding("checkpoint-stale", "warning", state.run, key, message, fields)
 
 
 def _checkpoint_missing(state: RunState, snapshot: Snapshot, thresholds: Thresholds) -> Iterator[Finding]:
@@ -316,10 +321,10 @@ def _checkpoint_missing(state: RunState, snapshot: Snapshot, thresholds: Thresho
     is_live = not state.has_ended and _may_run(state, snapshot, thresholds.of("hang", "maximum_seconds"))
     if damage and (damage.is_visible or is_live):
         step = state.checkpoint["step"]
-        said = f"the log says that the checkpoint of step {step} was saved, but {damage.problem}"
+        message = f"the log says that the checkpoint of step {step} was saved, but {damage.problem}"
         fields = {"attempt": len(state.attempts), "checkpoint_step": step, "path": state.checkpoint.get("path")}
         severity = "critical" if damage.is_visible else "warning"
-        yield Finding("checkpoint-missing", severity, state.run, f"checkpoint-missing:{step}:{severity}", said, fields)
+        yield Finding("checkpoint-missing", severity, state.run, f"checkpoint-missing:{step}:{severity}", message, fields)
 
 
 Rule = Callable[[RunState, Record, Thresholds], Iterator[Finding]]

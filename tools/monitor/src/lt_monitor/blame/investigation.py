@@ -76,9 +76,9 @@ def investigate(run: str, steps: tuple[int, int] | None, losses: str | None, sco
     if not ranges:
         return None
     numbers = [samples.of_steps(one)[1] for one in ranges]
-    known, origin = _losses(run, ranges, numbers, losses, score)
-    found = [blame(samples, one, known, shown, are_logged=origin == LOGGED) for one in ranges]
-    return Investigation(run, found, origin, samples)
+    loss_by_sample, origin = _losses(run, ranges, numbers, losses, score)
+    blames = [blame(samples, one, loss_by_sample, shown, are_logged=origin == LOGGED) for one in ranges]
+    return Investigation(run, blames, origin, samples)
 
 
 def _spikes(run: str) -> list[StepRange]:
@@ -92,28 +92,28 @@ def _losses(
     run: str, ranges: Sequence[StepRange], numbers: Sequence[range], losses: str | None, score: bool
 ) -> tuple[Mapping[int, float], str]:
     """The losses of the samples `numbers` of these steps and of some before, as far as they are known, and how they are."""
-    wanted = {number for some in numbers for number in sample_losses.with_those_before(some)}
+    sample_numbers = {number for some in numbers for number in sample_losses.with_those_before(some)}
     if losses == STANDARD_INPUT:
-        return sample_losses.parse(sys.stdin.buffer, wanted, "standard input"), GIVEN
+        return sample_losses.parse(sys.stdin.buffer, sample_numbers, "standard input"), GIVEN
     if losses is not None:
         with storage.open_read(losses) as file:
-            return sample_losses.parse(file, wanted, losses), GIVEN
+            return sample_losses.parse(file, sample_numbers, losses), GIVEN
     if score:
-        return {key: loss for one in ranges for key, loss in _scored(run, one, wanted).items()}, SCORED
-    return sample_losses.read(run, wanted), LOGGED
+        return {key: loss for one in ranges for key, loss in _scored(run, one, sample_numbers).items()}, SCORED
+    return sample_losses.read(run, sample_numbers), LOGGED
 
 
-def _scored(run: str, steps: StepRange, wanted: set[int]) -> dict[int, float]:
+def _scored(run: str, steps: StepRange, sample_numbers: set[int]) -> dict[int, float]:
     """What `lt-train score` says of the samples of these steps and of those before, with the checkpoint before them."""
     program = shutil.which("lt-train")
     if program is None:
         raise Unavailable("lt-train is not installed here", "run lt-train score where it is, and pass its output to --losses")
     command = [program, "score", run, "--step", f"{steps.first}-{steps.last}"]
     note(" ".join(command))
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
-    if done.returncode:
-        raise IoFailure(f"lt-train score ended with exit code {done.returncode}")
-    found = sample_losses.parse(done.stdout.splitlines(), wanted, "lt-train score")
-    if not found:
+    process = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    if process.returncode:
+        raise IoFailure(f"lt-train score ended with exit code {process.returncode}")
+    loss_by_sample = sample_losses.parse(process.stdout.splitlines(), sample_numbers, "lt-train score")
+    if not loss_by_sample:
         raise BadData("lt-train score printed no loss of these samples")
-    return found
+    return loss_by_sample

@@ -8,29 +8,29 @@ from lt_monitor.blame.rollback import Rollback
 from lt_monitor.blame.suspects import Blame, BlamedSample, DocumentPart
 from lt_monitor.events.escaping import printable
 from lt_monitor.runs import run_loader
-from lt_monitor.runs.speed import Known
+from lt_monitor.runs.speed import RunFacts
 from lt_monitor.views import html_report, plot, report_tables
 from lt_monitor.views.plot_options import PlotOptions
 
 EXCERPT_CHARACTERS = 240
 
 
-def build(run: str, found: Sequence[Blame], rollback: Rollback, origin_of_losses: str) -> str:
+def build(run: str, blames: Sequence[Blame], rollback: Rollback, origin_of_losses: str) -> str:
     """The report of the run with a section for each of `found`. Raises as `run_loader.read`."""
     runs = run_loader.join_by_checkpoints(run_loader.read([run]))
-    sections = [_section(one, origin_of_losses) for one in found]
-    names = plot.short_names([one.name for one in runs])
-    return html_report.build(runs, names, Known(), PlotOptions(), sections=[*sections, _rollback(rollback)])
+    sections = [_section(blame, origin_of_losses) for blame in blames]
+    names = plot.short_names([one_run.name for one_run in runs])
+    return html_report.build(runs, names, RunFacts(), PlotOptions(), sections=[*sections, _rollback(rollback)])
 
 
 def _section(one: Blame, origin_of_losses: str) -> str:
     shown = [sample for sample in one.samples if sample.documents is not None]
     rows = [row for sample in shown for row in _rows(sample)]
-    said = escape(text.headline(one, origin_of_losses))
-    left = len(one.samples) - len(shown)
-    more = f'<p class="muted">And {left:,} more samples.</p>' if left else ""
+    headline = escape(text.headline(one, origin_of_losses))
+    hidden = len(one.samples) - len(shown)
+    more = f'<p class="muted">And {hidden:,} more samples.</p>' if hidden else ""
     table = report_tables.table(rows) if rows else ""
-    return f'<section class="card"><h2>Text behind {escape(str(one.steps))}</h2><p>{said}</p>{table}{more}</section>'
+    return f'<section class="card"><h2>Text behind {escape(str(one.steps))}</h2><p>{headline}</p>{table}{more}</section>'
 
 
 def _rows(sample: BlamedSample) -> list[list[report_tables.Cell]]:
@@ -43,7 +43,7 @@ def _rows(sample: BlamedSample) -> list[list[report_tables.Cell]]:
                 ("Loss", f"{sample.loss:.4f} {badge}" if is_first and sample.loss is not None else ""),
                 ("Sample", f"{sample.sample:,}" if is_first else ""),
                 ("Step", f"{sample.step:,}" if is_first else ""),
-                ("Source", escape(text.where(part))),
+                ("Source", escape(text.source_and_tokens(part))),
                 ("Text", _text(part)),
             ]
         )
@@ -51,8 +51,8 @@ def _rows(sample: BlamedSample) -> list[list[report_tables.Cell]]:
 
 
 def _text(part: DocumentPart) -> str:
-    said = part.text if part.text is not None else f"({part.problem})" if part.problem else ""
-    return f"<code>{escape(printable(said, EXCERPT_CHARACTERS))}</code>"
+    excerpt = part.text if part.text is not None else f"({part.problem})" if part.problem else ""
+    return f"<code>{escape(printable(excerpt, EXCERPT_CHARACTERS))}</code>"
 
 
 def _rollback(rollback: Rollback) -> str:

@@ -16,8 +16,8 @@ VERSION = 1
 
 def skip_lines(samples: Iterable[int], skipped: SkipList) -> str:
     """What `lt-train --skip-samples` reads, a line of JSON for each range: also what the run has `skipped` before."""
-    found = SkipList.of([*_alone(samples), *skipped.ranges])
-    records = [{"v": VERSION, "kind": "skip", "samples": one} for one in found.ranges]
+    skip_list = SkipList.of([*_alone(samples), *skipped.ranges])
+    records = [{"v": VERSION, "kind": "skip", "samples": one} for one in skip_list.ranges]
     return "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records)
 
 

@@ -36,23 +36,23 @@ def find(run: Run) -> list[StepRange]:
     """The spikes of a run, in order."""
     noted = [fault["step"] for fault in run.of_kind("fault") if fault["fault"] == "loss-spike" and fault.get("step")]
     ranges = [StepRange(step, step) for step in sorted(set(noted))]
-    seen = _of_lines(run)
+    line_ranges = _of_lines(run)
     # What a line says as a whole, lt-train may have said of its steps.
-    ranges += [line for line in seen if not any(line.first <= step <= line.last for step in noted)]
+    ranges += [line for line in line_ranges if not any(line.first <= step <= line.last for step in noted)]
     return list(_joined(sorted(ranges)))
 
 
 def _of_lines(run: Run) -> Iterator[StepRange]:
     losses = run.steps.column("loss")
-    known = np.flatnonzero(~np.isnan(losses))
-    numbers, losses = run.steps.numbers[known], losses[known]
+    with_loss = np.flatnonzero(~np.isnan(losses))
+    numbers, losses = run.steps.numbers[with_loss], losses[with_loss]
     level = LossLevel(LINES_BEFORE, FEWEST_LINES)
     for side, lines in itertools.groupby(enumerate(map(level.compare, losses.tolist())), lambda line: line[1]):
-        found = [index for index, _ in lines]
+        indexes = [index for index, _ in lines]
         # A loss that falls and stays down has been learned.
-        if side == 0 or (side < 0 and len(found) == MOST_IN_A_ROW):
+        if side == 0 or (side < 0 and len(indexes) == MOST_IN_A_ROW):
             continue
-        for index in found:
+        for index in indexes:
             # A restart leaves a gap between lines that no step of this line explains.
             interval = int(np.median(np.diff(numbers[max(0, index - FEWEST_LINES) : index + 1])))
             yield StepRange(max(int(numbers[index - 1]), int(numbers[index]) - interval) + 1, int(numbers[index]), side < 0)

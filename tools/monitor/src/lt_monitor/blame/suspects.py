@@ -117,22 +117,22 @@ def blame(run: RunSamples, steps: StepRange, losses: Mapping[int, float], shown:
     samples = run.samples(attempt)
     sign = -1 if steps.is_dip else 1
     usual = _usual(numbers, losses)
-    found = []
+    blamed = []
     is_shaken = False
     for step, of_step in itertools.groupby(numbers, functools.partial(run_order.step_of, run.attempts)):
         in_step = {number: losses.get(number) for number in of_step}
         raised = _raised_by(in_step.values(), usual[0]) if is_shaken and usual else 0.0
         for number, loss in in_step.items():
             is_suspect = usual is None or (loss is not None and sign * (loss - usual[0]) > usual[1] + raised)
-            found.append(BlamedSample(number, step, loss, is_suspect, attempt.datasets[samples.dataset(number)].prefix))
-        is_shaken = are_logged and not steps.is_dip and (is_shaken or any(sample.is_suspect for sample in found))
-    found.sort(key=lambda sample: (-sign * _or_none(sample.loss, sign), sample.sample))
-    count = len(found) if shown is None else shown
+            blamed.append(BlamedSample(number, step, loss, is_suspect, attempt.datasets[samples.dataset(number)].prefix))
+        is_shaken = are_logged and not steps.is_dip and (is_shaken or any(sample.is_suspect for sample in blamed))
+    blamed.sort(key=lambda sample: (-sign * _or_none(sample.loss, sign), sample.sample))
+    count = len(blamed) if shown is None else shown
     lookup = _Lookup([dataset.shards for dataset in attempt.datasets])
-    with_documents = lookup.documents([samples.spans(sample.sample) for sample in found[:count]])
+    with_documents = lookup.documents([samples.spans(sample.sample) for sample in blamed[:count]])
     for index, documents in enumerate(with_documents):
-        found[index] = dataclasses.replace(found[index], documents=documents)
-    return Blame(steps, found, usual and usual[0] + sign * usual[1], usual and usual[0])
+        blamed[index] = dataclasses.replace(blamed[index], documents=documents)
+    return Blame(steps, blamed, usual and usual[0] + sign * usual[1], usual and usual[0])
 
 
 def _or_none(loss: float | None, sign: int = 1) -> float:
@@ -158,8 +158,8 @@ def _usual(numbers: range, losses: Mapping[int, float]) -> tuple[float, float] |
     before = [
         losses[number] for number in sample_losses.with_those_before(numbers) if number in losses and number < numbers.start
     ]
-    others = before if len(before) >= FEWEST_OTHERS else [losses[number] for number in numbers if number in losses]
-    return loss_level.usual(others)
+    compared = before if len(before) >= FEWEST_OTHERS else [losses[number] for number in numbers if number in losses]
+    return loss_level.usual(compared)
 
 
 class _Lookup:
@@ -171,14 +171,14 @@ class _Lookup:
 
     def documents(self, spans: Sequence[Sequence[Span]]) -> list[list[DocumentPart]]:
         """Of each sample."""
-        each = [span for of_sample in spans for span in of_sample]
-        found: list[DocumentPart | None] = [None] * len(each)
-        for place in sorted({(span.dataset, span.shard) for span in each}):
+        flat_spans = [span for of_sample in spans for span in of_sample]
+        parts_by_index: list[DocumentPart | None] = [None] * len(flat_spans)
+        for place in sorted({(span.dataset, span.shard) for span in flat_spans}):
             dataset = self._open(*place)
-            indexes = [index for index, span in enumerate(each) if (span.dataset, span.shard) == place]
-            for index, part in zip(indexes, dataset.parts([each[index] for index in indexes]), strict=True):
-                found[index] = part
-        parts = iter([part for part in found if part is not None])
+            indexes = [index for index, span in enumerate(flat_spans) if (span.dataset, span.shard) == place]
+            for index, part in zip(indexes, dataset.parts([flat_spans[index] for index in indexes]), strict=True):
+                parts_by_index[index] = part
+        parts = iter([part for part in parts_by_index if part is not None])
         return [[next(parts) for _ in of_sample] for of_sample in spans]
 
     def _open(self, dataset: int, shard: int) -> "_OpenedDataset":

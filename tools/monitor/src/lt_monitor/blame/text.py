@@ -10,28 +10,28 @@ EXCERPT_CHARACTERS = 120
 NAMED_RANGES = 10
 
 
-def lines(found: Sequence[Blame], rollback: Rollback, origin_of_losses: str, skip_list: str | None) -> Iterator[str]:
+def lines(blames: Sequence[Blame], rollback: Rollback, origin_of_losses: str, skip_list: str | None) -> Iterator[str]:
     """`origin_of_losses` says how the losses of samples are known; `skip_list` is the file that was written."""
-    for one in found:
-        yield headline(one, origin_of_losses)
-        shown = [sample for sample in one.samples if sample.documents is not None]
+    for blame in blames:
+        yield headline(blame, origin_of_losses)
+        shown = [sample for sample in blame.samples if sample.documents is not None]
         for sample in shown:
             yield from _sample_lines(sample)
-        if left := len(one.samples) - len(shown):
-            yield f"  and {counted(left, 'more sample')}: --top shows more of them"
+        if hidden := len(blame.samples) - len(shown):
+            yield f"  and {counted(hidden, 'more sample')}: --top shows more of them"
         yield ""
     yield from _rollback_lines(rollback, skip_list)
 
 
 def headline(one: Blame, origin_of_losses: str) -> str:
     numbers = [sample.sample for sample in one.samples]
-    said = f"{one.steps}: {counted(len(numbers), 'sample')}, numbers {min(numbers):,} to {max(numbers):,}; "
+    numbered = f"{one.steps}: {counted(len(numbers), 'sample')}, numbers {min(numbers):,} to {max(numbers):,}; "
     if one.loss_limit is None or one.median_loss is None:
-        return said + "which of them raised the loss is not known: lt-train writes losses of samples with --log-sample-loss"
+        return numbered + "which of them raised the loss is not known: lt-train writes losses of samples with --log-sample-loss"
     suspects = counted(len(one.suspects), "sample")
     more = f"; {one.shaken:,} more in steps whose other samples are up, too: --score tells them apart" if one.shaken else ""
     side = "below" if one.steps.is_dip else "above"
-    return said + f"{suspects} {side} a loss of {one.loss_limit:.4g} (median {one.median_loss:.4g}), {origin_of_losses}{more}"
+    return numbered + f"{suspects} {side} a loss of {one.loss_limit:.4g} (median {one.median_loss:.4g}), {origin_of_losses}{more}"
 
 
 def _sample_lines(sample: BlamedSample) -> Iterator[str]:
@@ -39,14 +39,14 @@ def _sample_lines(sample: BlamedSample) -> Iterator[str]:
     mark = "*" if sample.is_suspect and sample.loss is not None else " "
     yield f"{mark} {loss}sample {sample.sample:,}  step {sample.step:,}  {printable(sample.dataset)}"
     for part in sample.documents or ():
-        yield f"      {where(part)}"
+        yield f"      {source_and_tokens(part)}"
         if part.text is not None:
             yield f"        {printable(part.text.strip(), EXCERPT_CHARACTERS)}"
         elif part.problem:
             yield f"        ({printable(part.problem)})"
 
 
-def where(part: DocumentPart) -> str:
+def source_and_tokens(part: DocumentPart) -> str:
     """The source of a part of a document, and which tokens."""
     tokens = f"tokens {part.first_token:,} to {part.first_token + part.tokens - 1:,} of {part.document_tokens:,}"
     if part.path is None:

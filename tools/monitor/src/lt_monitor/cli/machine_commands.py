@@ -105,9 +105,9 @@ lt-monitor scrape --state scrape.state slurm-*.out | lt-monitor prom -o lt.prom 
 def prom(logs: tuple[str, ...], output: str, **run_facts: Any) -> None:
     """Write the metrics of the runs to a file for node_exporter's textfile collector."""
     from lt_monitor.prometheus import textfile
-    from lt_monitor.runs.speed import Known
+    from lt_monitor.runs.speed import RunFacts
 
-    textfile.prom(logs, output, known=Known.of(**run_facts))
+    textfile.prom(logs, output, run_facts=RunFacts.of(**run_facts))
 
 
 @click.command(cls=console.Command, examples="lt-monitor rules > lt-train.rules.yml")

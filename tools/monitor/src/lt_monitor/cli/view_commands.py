@@ -74,12 +74,12 @@ lt-monitor summarize slurm-*.out --model llama3-8b --seq-length 8192 --gpus 64 -
 def summarize(logs: tuple[str, ...], evals: tuple[str, ...], as_json: bool, **run_facts: Any) -> None:
     """Print progress, losses, speed, restarts and faults of each run."""
     from lt_monitor.runs import run_loader, scores, summary
-    from lt_monitor.runs.speed import Known
+    from lt_monitor.runs.speed import RunFacts
     from lt_monitor.views import summary_table
 
     loaded_runs = run_loader.join_by_checkpoints(run_loader.read(logs, or_faults=True))
     scores.attach(loaded_runs, evals)
-    summaries = [summary.summarize(run, Known.of(**run_facts)) for run in loaded_runs]
+    summaries = [summary.summarize(run, RunFacts.of(**run_facts)) for run in loaded_runs]
     if as_json:
         console.print_json({"v": 1, "kind": "summary", "runs": [one.to_record() for one in summaries]})
     else:
@@ -137,11 +137,11 @@ lt-monitor runs --json 'run*/train.log' | jq -s 'min_by(.best_validation_loss).r
 def runs(logs: tuple[str, ...], as_json: bool, **run_facts: Any) -> None:
     """Compare many runs: one row per run, with the arguments in which they differ."""
     from lt_monitor.runs import run_loader, summary
-    from lt_monitor.runs.speed import Known
+    from lt_monitor.runs.speed import RunFacts
     from lt_monitor.views import plot, runs_table
 
     loaded_runs = run_loader.join_by_checkpoints(run_loader.read(logs, or_faults=True))
-    summaries = [summary.summarize(run, Known.of(**run_facts)) for run in loaded_runs]
+    summaries = [summary.summarize(run, RunFacts.of(**run_facts)) for run in loaded_runs]
     if as_json:
         for run, one in zip(loaded_runs, summaries, strict=True):
             console.print_json({"v": 1, "kind": "run", **one.to_record(), "arguments": run.arguments})
@@ -220,11 +220,11 @@ def plot(
     **plot_settings: Any,
 ) -> None:
     """Draw loss, gradient norm and speed of the runs, with restarts and faults; without -o as sparklines."""
-    from lt_monitor.runs.speed import Known
+    from lt_monitor.runs.speed import RunFacts
     from lt_monitor.views import plot as picture
     from lt_monitor.views.plot_options import PlotOptions
 
-    run_facts = Known.of(**{name: plot_settings.pop(name) for name in ("model", "seq_length", "gpus", "gpu")})
+    run_facts = RunFacts.of(**{name: plot_settings.pop(name) for name in ("model", "seq_length", "gpus", "gpu")})
     picture.plot(logs, output, run_facts, PlotOptions(**plot_settings), evals)
     if output is not None and output != "-":
         if plain:
@@ -246,10 +246,10 @@ lt-monitor export slurm-*.out -o curves --model llama3-8b --gpus 64 --gpu H100
 @known_options
 def export(logs: tuple[str, ...], output: str, plain: bool, **run_facts: Any) -> None:
     """Write the curves of logs as TensorBoard event files, under the names that Megatron-LM and lt-train give them."""
-    from lt_monitor.runs.speed import Known
+    from lt_monitor.runs.speed import RunFacts
     from lt_monitor.views.export import tensorboard
 
-    for run, path in tensorboard.export(logs, output, Known.of(**run_facts)):
+    for run, path in tensorboard.export(logs, output, RunFacts.of(**run_facts)):
         if plain:
             click.echo(path)
         else:
@@ -276,10 +276,10 @@ lt-monitor watch 'run*/train.log' --interval 30
 def watch(logs: tuple[str, ...], interval_seconds: float, **run_facts: Any) -> None:
     """Show runs and GPUs live in the terminal: arrows choose a run, Enter opens its page, Esc closes it, q quits."""
     from lt_monitor.collect import gpu
-    from lt_monitor.runs.speed import Known
+    from lt_monitor.runs.speed import RunFacts
     from lt_monitor.views.live import watch as live
 
-    live.watch(logs, Known.of(**run_facts), interval_seconds, gpu.local)
+    live.watch(logs, RunFacts.of(**run_facts), interval_seconds, gpu.local)
 
 
 COMMANDS: list[click.Command] = [summarize, tail_cause, runs, plot, export, watch]

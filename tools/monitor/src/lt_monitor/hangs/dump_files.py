@@ -44,15 +44,15 @@ class _File:
 
 def read(patterns: Sequence[str]) -> Job:
     """The dumps of one job. Raises BadData for a named file that is no dump, NoInput when there is none at all."""
-    found: dict[tuple[str, int], _File] = {}
+    file_by_kind_and_rank: dict[tuple[str, int], _File] = {}
     for file in _files(patterns):
-        other = found.setdefault((file.kind, file.rank), file)
+        other = file_by_kind_and_rank.setdefault((file.kind, file.rank), file)
         if other is not file:
             both = f"{log_files.printable(other.path)} and {log_files.printable(file.path)}"
             raise BadData(f"two {file.kind} dumps of rank {file.rank}: {both}", "name the dumps of one job")
-    if not found:
+    if not file_by_kind_and_rank:
         raise NoInput(f"{', '.join(map(log_files.printable, patterns))}: no dump there", EXPECTED)
-    files = sorted(found.values(), key=lambda file: file.rank)
+    files = sorted(file_by_kind_and_rank.values(), key=lambda file: file.rank)
     flights = {file.rank: file.dump for file in files if isinstance(file.dump, FlightDump)}
     stacks = {file.rank: file.dump for file in files if isinstance(file.dump, StackDump)}
     written = [os.stat(file.path).st_mtime_ns for file in files if file.rank in flights and file.kind != "stack"]
@@ -61,14 +61,14 @@ def read(patterns: Sequence[str]) -> Job:
 
 def _files(patterns: Sequence[str]) -> Iterator[_File]:
     """What the arguments mean, each file once; those of a directory only when they are dumps."""
-    seen: set[str] = set()
+    read_paths: set[str] = set()
     for pattern in patterns:
         for path in storage.expand([pattern]):
-            if path in seen:
+            if path in read_paths:
                 continue
-            seen.add(path)
+            read_paths.add(path)
             if os.path.isdir(path):
-                yield from (file for file in _in_directory(path) if file.path not in seen)
+                yield from (file for file in _in_directory(path) if file.path not in read_paths)
             else:
                 yield _read(path)
 
@@ -134,8 +134,8 @@ def _parsed(content: bytes, shown: str) -> FlightDump | StackDump | None:
 
 def _rank(path: str, dump: FlightDump | StackDump) -> int:
     name = os.path.basename(path)
-    found = _NAMED_RANK.search(name) or _LAST_NUMBER.search(name)
-    rank = dump.rank if dump.rank is not None else int(found[1]) if found else None
+    match = _NAMED_RANK.search(name) or _LAST_NUMBER.search(name)
+    rank = dump.rank if dump.rank is not None else int(match[1]) if match else None
     if rank is None or rank >= MAX_RANKS:
         shown = log_files.printable(path)
         raise BadData(f"{shown}: neither its name nor its content says the rank", "call it e.g. dump_rank_3")

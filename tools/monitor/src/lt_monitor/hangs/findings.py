@@ -71,12 +71,12 @@ class Finding:
 
 def find(job: Job) -> list[Finding]:
     """All findings: causes first, and of these mismatches, then what names the fewest ranks, then what names none."""
-    found = [finding for group in job.groups() for finding in _of_group(group, job)]
+    findings = [finding for group in job.groups() for finding in _of_group(group, job)]
     if not job.flights:
-        found = list(_elsewhere(job))
-    elif not found:
-        found = list(_without_dump(job))
-    return sorted(_with_causes(found, job), key=_rank_of)
+        findings = list(_elsewhere(job))
+    elif not findings:
+        findings = list(_without_dump(job))
+    return sorted(_with_causes(findings, job), key=_rank_of)
 
 
 def _rank_of(finding: Finding) -> tuple[bool, bool, bool, int]:
@@ -99,7 +99,7 @@ def _unfinished(group: GroupCalls, sequence: int, job: Job) -> Finding:
     missing = tuple(
         rank for rank in members if rank in job.flights and rank not in calls and group.enqueued.get(rank, -1) < sequence
     )
-    waiting = tuple(sorted(rank for rank, found in calls.items() if not all(call.is_finished for call in found)))
+    waiting = tuple(sorted(rank for rank, rank_calls in calls.items() if not all(call.is_finished for call in rank_calls)))
     shown = calls[waiting[0]][0]
     joined = BEHIND if _are_behind(waiting, shown, group, job) else UNFINISHED
     finding = Finding(
@@ -137,22 +137,23 @@ def _timed(finding: Finding, calls: Sequence[Call], job: Job) -> Finding:
 
 def _last_calls(group: GroupCalls, ranks: Sequence[int]) -> tuple[tuple[tuple[int, ...], int | None, str], ...]:
     """The number and state of the last collective of these ranks in the group, those that agree together."""
-    found: dict[tuple[int | None, str], list[int]] = {}
+    ranks_by_state: dict[tuple[int | None, str], list[int]] = {}
     for rank in ranks:
         last = group.last(rank)
         number = group.enqueued.get(rank)
         state = last.state_in_words if last is not None and last.sequence == number else ""
-        found.setdefault((number, state), []).append(rank)
-    return tuple((tuple(each), number, state) for (number, state), each in found.items())
+        ranks_by_state.setdefault((number, state), []).append(rank)
+    return tuple((tuple(ranks_in_state), number, state) for (number, state), ranks_in_state in ranks_by_state.items())
 
 
 def _mismatch(group: GroupCalls, job: Job) -> Finding | None:
     """The first number for which the ranks called something else. The first entries of a ring may be half of a coalesced call."""
-    begun = max((min(found) for rank, found in group.collectives.items() if found and job.wrapped(rank)), default=-1)
-    numbers = sorted({number for found in group.collectives.values() for number in found if number > begun})
+    by_rank = group.collectives
+    last_partial = max((min(by_number) for rank, by_number in by_rank.items() if by_number and job.wrapped(rank)), default=-1)
+    numbers = sorted({number for by_number in by_rank.values() for number in by_number if number > last_partial})
     for number in numbers:
         calls = group.calls(number)
-        signatures = {rank: _signature(found) for rank, found in calls.items()}
+        signatures = {rank: _signature(rank_calls) for rank, rank_calls in calls.items()}
         if len(set(signatures.values())) > 1:
             return _mismatch_at(group, number, calls, signatures, job)
     return None
@@ -168,7 +169,7 @@ def _mismatch_at(
     for rank in sorted(signatures):
         by_signature.setdefault(signatures[rank], []).append(rank)
     ordered = sorted(by_signature.values(), key=len, reverse=True)
-    waiting = tuple(sorted(rank for rank, found in calls.items() if not all(call.is_finished for call in found)))
+    waiting = tuple(sorted(rank for rank, rank_calls in calls.items() if not all(call.is_finished for call in rank_calls)))
     finding = Finding(
         kind=MISMATCH,
         group=group.name,
@@ -186,12 +187,12 @@ def _mismatch_at(
 
 def _signature(calls: list[Call]) -> _Signature:
     """What has to agree; the types of empty inputs or outputs need not."""
-    found = []
+    call_signatures = []
     for call in operations(calls):
         is_uneven = "coalesced" in call.operation.lower() or len(calls) > 1
         has_input = not call.operation.startswith(_OTHER_INPUTS) and not is_uneven
         has_output = not call.operation.startswith(_OTHER_OUTPUTS) and not is_uneven
-        found.append(
+        call_signatures.append(
             (
                 call.operation,
                 call.input_sizes if has_input else None,
@@ -200,7 +201,7 @@ def _signature(calls: list[Call]) -> _Signature:
                 call.output_types if has_output and any(call.output_sizes) else None,
             )
         )
-    return tuple(found)
+    return tuple(call_signatures)
 
 
 def _in_words(calls: list[Call]) -> str:
@@ -220,8 +221,8 @@ def _order(group: GroupCalls, number: int, usual: int, odd: int) -> str:
     """Whether the two ranks agree again when one of them is moved by a call."""
 
     def signature(rank: int, at: int) -> _Signature | None:
-        found = group.collectives[rank].get(at)
-        return None if found is None else _signature(found)
+        calls = group.collectives[rank].get(at)
+        return None if calls is None else _signature(calls)
 
     if signature(odd, number + 1) is not None and signature(odd, number + 1) == signature(usual, number):
         return f"rank {odd} makes a call more than rank {usual}, or the same ones in another order"
@@ -235,7 +236,7 @@ def _unmatched(group: GroupCalls, job: Job) -> Iterator[Finding]:
     members = group.members
     pending = {rank: [call for call in calls if not call.is_finished] for rank, calls in group.messages.items()}
     for rank, calls in pending.items():
-        told: set[int] = set()
+        reported_peers: set[int] = set()
         halves: collections.Counter[tuple[bool, int]] = collections.Counter()
         for call in calls:
             if call.source is None or call.destination is None or max(call.source, call.destination) >= len(members):
@@ -243,13 +244,13 @@ def _unmatched(group: GroupCalls, job: Job) -> Iterator[Finding]:
             is_send = call.operation.startswith("send")
             peer = members[call.destination if is_send else call.source]
             halves[is_send, peer] += 1
-            others = sum(
+            peer_halves = sum(
                 (other.source, other.destination) == (call.source, call.destination) and other.operation[:4] != call.operation[:4]
                 for other in pending.get(peer, ())
             )
-            if halves[is_send, peer] <= others or peer in told or peer == rank:
+            if halves[is_send, peer] <= peer_halves or peer in reported_peers or peer == rank:
                 continue
-            told.add(peer)
+            reported_peers.add(peer)
             missing, absent = ((peer,), ()) if peer in job.flights else ((), (peer,))
             finding = Finding(UNMATCHED, group.name, call.operation, None, members, (rank,), (), missing, absent)
             yield _timed(finding, [call], job)
@@ -268,7 +269,7 @@ def _elsewhere(job: Job) -> Iterator[Finding]:
     for rank, dump in sorted(job.stacks.items()):
         frame = place(dump.main.frames) if dump.main else None
         places.setdefault(str(frame), []).append(rank)
-    ordered = sorted(places.items(), key=lambda each: len(each[1]), reverse=True)
+    ordered = sorted(places.items(), key=lambda place: len(place[1]), reverse=True)
     if len(ordered) > 1 and 2 * len(ordered[0][1]) > len(job.stacks):
         odd = tuple(sorted(rank for _, ranks in ordered[1:] for rank in ranks))
         most = tuple(ordered[0][1])
@@ -287,17 +288,20 @@ def _held_by(behind: set[int], job: Job) -> set[int]:
     return held
 
 
-def _with_causes(found: list[Finding], job: Job) -> list[Finding]:
-    behind = {rank for each in found if each.kind == BEHIND and each.is_stuck for rank in each.waiting}
-    holding = [each for each in found if each.blocking or each.kind == MISMATCH]
+def _with_causes(findings: list[Finding], job: Job) -> list[Finding]:
+    behind = {rank for finding in findings if finding.kind == BEHIND and finding.is_stuck for rank in finding.waiting}
+    holding = [finding for finding in findings if finding.blocking or finding.kind == MISMATCH]
     # By rank, in how many of them it waits.
-    waits = collections.Counter(rank for each in holding for rank in each.waiting)
+    waits = collections.Counter(rank for finding in holding for rank in finding.waiting)
     if behind:
         waits.update(_held_by(behind, job))
-    marked = _with_held([_with_suspects(each, waits) for each in found], set(waits))
-    if not holding or any(each.kind == MISMATCH or each.suspects for each in marked):
+    marked = _with_held([_with_suspects(finding, waits) for finding in findings], set(waits))
+    if not holding or any(finding.kind == MISMATCH or finding.suspects for finding in marked):
         return marked
-    return [dataclasses.replace(each, is_consequence=not each.blocking, is_circular=bool(each.blocking)) for each in marked]
+    return [
+        dataclasses.replace(finding, is_consequence=not finding.blocking, is_circular=bool(finding.blocking))
+        for finding in marked
+    ]
 
 
 def _with_suspects(finding: Finding, waits: collections.Counter[int]) -> Finding:
@@ -310,13 +314,13 @@ def _with_suspects(finding: Finding, waits: collections.Counter[int]) -> Finding
     return dataclasses.replace(finding, suspects=free, is_consequence=not free)
 
 
-def _with_held(found: list[Finding], held: set[int]) -> list[Finding]:
+def _with_held(findings: list[Finding], held: set[int]) -> list[Finding]:
     """A call that all ranks have joined does not end while one of them is held up, which holds the others up in turn."""
-    marked = dict(enumerate(found))
-    left = {at for at, each in marked.items() if each.kind == UNFINISHED}
-    while reached := {at for at in left if held.intersection(marked[at].waiting)}:
+    marked = dict(enumerate(findings))
+    unfinished = {at for at, finding in marked.items() if finding.kind == UNFINISHED}
+    while reached := {at for at in unfinished if held.intersection(marked[at].waiting)}:
         for at in reached:
             held.update(marked[at].waiting)
             marked[at] = dataclasses.replace(marked[at], is_consequence=True)
-        left -= reached
+        unfinished -= reached
     return list(marked.values())

@@ -234,13 +234,13 @@ def _ranks(text: str) -> tuple[int, ...]:
 
 def _status(value: Any) -> dict[int, tuple[int, int]]:
     """The last collective enqueued and the last completed, by the number of the group; -1 is none."""
-    found = {}
+    numbers_by_group = {}
     for name, details in list(value.items())[:MAX_GROUPS] if isinstance(value, dict) else ():
         number = _written_number(name)
         if number is not None and isinstance(details, dict):
             last = [_written_number(details.get(f"last_{each}_collective")) for each in ("enqueued", "completed")]
-            found[number] = (-1 if last[0] is None else last[0], -1 if last[1] is None else last[1])
-    return found
+            numbers_by_group[number] = (-1 if last[0] is None else last[0], -1 if last[1] is None else last[1])
+    return numbers_by_group
 
 
 def _sizes(value: Any) -> Sizes:

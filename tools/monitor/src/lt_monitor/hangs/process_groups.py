@@ -44,17 +44,17 @@ class GroupCalls:
             self.enqueued[rank] = max(self.enqueued.get(rank, -1), call.sequence)
 
     def calls(self, sequence: int) -> dict[int, list[Call]]:
-        return {rank: found[sequence] for rank, found in self.collectives.items() if sequence in found}
+        return {rank: by_number[sequence] for rank, by_number in self.collectives.items() if sequence in by_number}
 
     def last(self, rank: int) -> Call | None:
-        found = self.collectives.get(rank)
-        return found[max(found)][0] if found else None
+        by_number = self.collectives.get(rank)
+        return by_number[max(by_number)][0] if by_number else None
 
     def first_unfinished(self) -> int | None:
         unfinished = (
             sequence
-            for found in self.collectives.values()
-            for sequence, calls in found.items()
+            for by_number in self.collectives.values()
+            for sequence, calls in by_number.items()
             if not all(call.is_finished for call in calls)
         )
         return min(unfinished, default=None)
@@ -82,23 +82,23 @@ class Job:
 
     def groups(self) -> list[GroupCalls]:
         """Every group that a rank called something in, in the order of their names."""
-        found: dict[GroupName, GroupCalls] = {}
+        calls_by_group: dict[GroupName, GroupCalls] = {}
         for rank, dump in self.flights.items():
             # A name with a thousand ranks is hashed once for a dump, not for a call.
             named = {
                 (group.name, group.description): GroupName(group.name, group.description, group.ranks) for group in dump.groups
             }
-            own: dict[tuple[str, str], GroupCalls] = {}
+            calls_of_rank: dict[tuple[str, str], GroupCalls] = {}
             for call in dump.calls:
                 key = call.group, call.description
-                if key not in own:
+                if key not in calls_of_rank:
                     name = named.get(key) or GroupName(*key, ())
-                    own[key] = found.setdefault(name, GroupCalls(name))
-                own[key].add(rank, call)
+                    calls_of_rank[key] = calls_by_group.setdefault(name, GroupCalls(name))
+                calls_of_rank[key].add(rank, call)
             for key, sequence in dump.enqueued.items():
-                if key in own:
-                    own[key].enqueued[rank] = max(own[key].enqueued.get(rank, -1), sequence)
-        return sorted(found.values(), key=lambda each: (len(each.name.name), each.name.name, each.name.ranks))
+                if key in calls_of_rank:
+                    calls_of_rank[key].enqueued[rank] = max(calls_of_rank[key].enqueued.get(rank, -1), sequence)
+        return sorted(calls_by_group.values(), key=lambda group: (len(group.name.name), group.name.name, group.name.ranks))
 
     def last_call(self, rank: int) -> Call | None:
         dump = self.flights.get(rank)

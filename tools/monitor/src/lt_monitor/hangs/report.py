@@ -57,7 +57,7 @@ class Report:
         lines: list[str] = []
         told: set[int] = set()
         more: list[str] = []
-        joined = [each for each in self.findings if each.is_consequence and each.kind == UNFINISHED]
+        joined = [finding for finding in self.findings if finding.is_consequence and finding.kind == UNFINISHED]
         for finding in self.findings:
             if finding.is_consequence and finding.kind == UNFINISHED:
                 continue
@@ -66,7 +66,7 @@ class Report:
             else:
                 lines.append(in_words(finding))
                 told.update(finding.suspects)
-        if any(each.is_circular for each in self.findings):
+        if any(finding.is_circular for finding in self.findings):
             lines.append("these ranks wait for each other: they call collectives in different orders, or one stands elsewhere")
         if len(more) > ALSO_SHOWN:
             more[ALSO_SHOWN:] = [f"  and {counted(len(more) - ALSO_SHOWN, 'more finding')}"]
@@ -109,10 +109,10 @@ class Report:
         return (waiting, True) if waiting else (self.job.last_call(rank), False)
 
     def _together(self) -> list[tuple[str, list[int]]]:
-        found: dict[str, list[int]] = {}
+        ranks_by_place: dict[str, list[int]] = {}
         for standing in self._standings():
-            found.setdefault(standing.in_words, []).append(standing.rank)
-        return sorted(found.items(), key=lambda each: (-len(each[1]), each[1]))
+            ranks_by_place.setdefault(standing.in_words, []).append(standing.rank)
+        return sorted(ranks_by_place.items(), key=lambda place: (-len(place[1]), place[1]))
 
     def _malformed(self) -> list[str]:
         return [
@@ -153,8 +153,8 @@ def in_words(finding: Finding) -> str:
         have = f"{_named(finding.finished)} {'has' if len(finding.finished) == 1 else 'have'} finished"
         return f"{_named(finding.waiting)} {_is(finding.waiting)} behind in {of}, which {have}: {waiting}"
     finished = f", {len(finding.finished)} have finished" if finding.finished else ""
-    known = "no rank" if finding.group.ranks else "no rank with a dump"
-    return f"{known} is missing in {of}: {waiting}{finished}"
+    nobody = "no rank" if finding.group.ranks else "no rank with a dump"
+    return f"{nobody} is missing in {of}: {waiting}{finished}"
 
 
 def _call_name(finding: Finding) -> str:

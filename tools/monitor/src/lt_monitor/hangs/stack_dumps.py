@@ -79,9 +79,9 @@ class StackDump:
     @property
     def main(self) -> Thread | None:
         """The one called so, else the one that began a module, else the last, as Python lists the main thread."""
-        named = next((each for each in self.threads if each.name == "MainThread"), None)
-        begun = next((each for each in self.threads if each.frames and each.frames[-1].function in _OUTERMOST), None)
-        return named or begun or (self.threads[-1] if self.threads else None)
+        named = next((thread for thread in self.threads if thread.name == "MainThread"), None)
+        outermost = next((thread for thread in self.threads if thread.frames and thread.frames[-1].function in _OUTERMOST), None)
+        return named or outermost or (self.threads[-1] if self.threads else None)
 
 
 def place(frames: tuple[Frame, ...]) -> Frame | None:
@@ -103,8 +103,9 @@ def of_py_spy(threads: Any) -> StackDump | None:
     """What `py-spy dump --json` says; None when the value is something else."""
     if not isinstance(threads, list) or not threads or not all(_is_thread(thread) for thread in threads[:MAX_THREADS]):
         return None
-    found = [Thread(_name(thread.get("thread_name")), tuple(_json_frames(thread["frames"]))) for thread in threads[:MAX_THREADS]]
-    return StackDump("py-spy", tuple(found))
+    first_threads = threads[:MAX_THREADS]
+    named = [Thread(_name(thread.get("thread_name")), tuple(_json_frames(thread["frames"]))) for thread in first_threads]
+    return StackDump("py-spy", tuple(named))
 
 
 def _is_thread(thread: Any) -> bool:
@@ -118,14 +119,14 @@ def _json_frames(frames: list[Any]) -> Iterator[Frame]:
 
 
 def _threads(text: str, header: re.Pattern[str], name: Any, frame: Any) -> tuple[Thread, ...]:
-    found: list[tuple[str, list[Frame]]] = []
+    threads: list[tuple[str, list[Frame]]] = []
     for line in text.splitlines():
-        begun = header.match(line)
-        if begun and len(found) < MAX_THREADS:
-            found.append((name(begun), []))
-        elif found and len(found[-1][1]) < MAX_FRAMES:
-            found[-1][1].extend(frame(line))
-    return tuple(Thread(each, tuple(frames)) for each, frames in found)
+        match = header.match(line)
+        if match and len(threads) < MAX_THREADS:
+            threads.append((name(match), []))
+        elif threads and len(threads[-1][1]) < MAX_FRAMES:
+            threads[-1][1].extend(frame(line))
+    return tuple(Thread(title, tuple(frames)) for title, frames in threads)
 
 
 def _spy_name(header: re.Match[str]) -> str:

@@ -20,11 +20,11 @@ from lt_monitor.events.records import FAULTS
 from lt_monitor.events.steps import Steps
 from lt_monitor.runs import speed, time_accounting
 from lt_monitor.runs.run_state import RunState, positive
-from lt_monitor.runs.speed import Known, Sizes
+from lt_monitor.runs.speed import RunFacts, Sizes
 
 ENDED_RUN_SECONDS = 3600.0
 RECENT_LINES = 20
-NOTHING_KNOWN = Known()
+NO_FACTS = RunFacts()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,13 +90,13 @@ Sample = tuple[str, str | None, float]
 LIKE_AN_ESCAPE = re.compile(r"\\(?=u[0-9a-f]{4}|U[0-9a-f]{8})")
 
 
-def samples(state: RunState, now: float, known_sizes: Known) -> Iterator[Sample]:
+def samples(state: RunState, now: float, run_facts: RunFacts) -> Iterator[Sample]:
     """The metrics of one run as (name, value of the metric's own label, value), known ones only."""
-    worked_out = _worked_out(state, known_sizes)
+    worked_out = _worked_out(state, run_facts)
     last = state.last
     limits = Thresholds({})
     recent = state.recent[-RECENT_LINES:]
-    known: list[tuple[str, float | None]] = [
+    values: list[tuple[str, float | None]] = [
         ("step", last.get("step")),
         ("total_steps", last.get("total_steps") or positive(state.arguments.get("train_iters"))),
         ("loss", _number(last, "loss")),
@@ -122,9 +122,9 @@ def samples(state: RunState, now: float, known_sizes: Known) -> Iterator[Sample]
     ]
     waiting = hang_limit(state, limits)
     if waiting is not None:
-        known.append(("hang_limit_seconds", waiting[0]))
+        values.append(("hang_limit_seconds", waiting[0]))
     account = time_accounting.account(state.attempts)
-    known += [
+    values += [
         ("restarts_total", account.restarts),
         ("lost_steps_total", account.lost_steps),
         ("goodput_ratio", account.goodput),
@@ -134,7 +134,7 @@ def samples(state: RunState, now: float, known_sizes: Known) -> Iterator[Sample]
         ("recovery_seconds_total", state.costs.recovery_seconds),
         ("last_recovery_seconds", state.costs.last_recovery_seconds),
     ]
-    for name, value in known:
+    for name, value in values:
         if value is not None:
             yield (f"lt_train_{name}", None, float(value))
     for fault in FAULTS:
@@ -152,9 +152,9 @@ def samples(state: RunState, now: float, known_sizes: Known) -> Iterator[Sample]
         yield ("lt_train_badput_seconds_total", cause, seconds)
 
 
-def _worked_out(state: RunState, known: Known) -> dict[str, float | None]:
+def _worked_out(state: RunState, run_facts: RunFacts) -> dict[str, float | None]:
     """Speeds of the last step that its line may not have, from the sizes of the model, as `summarize` works them out."""
-    steps, sizes = Steps.from_records([state.last]), Sizes.of(state.arguments, known)
+    steps, sizes = Steps.from_records([state.last]), Sizes.of(state.arguments, run_facts)
     measures = (speed.tokens_per_second, speed.tflops_per_gpu, speed.mfu)
     return {measure.__name__: value if math.isfinite(value := float(measure(steps, sizes)[0])) else None for measure in measures}
 
@@ -164,13 +164,15 @@ def is_running(state: RunState) -> bool:
     return bool(state.step_lines) and not state.has_ended and state.job.get("state", "RUNNING") == "RUNNING"
 
 
-def render(states: Iterable[RunState], now: float, known: Known = NOTHING_KNOWN, monitor: str = "", is_file: bool = False) -> str:
+def render(
+    states: Iterable[RunState], now: float, run_facts: RunFacts = NO_FACTS, monitor: str = "", is_file: bool = False
+) -> str:
     """The whole text, see `blocks`."""
-    return "".join(blocks(states, now, known, monitor, is_file))
+    return "".join(blocks(states, now, run_facts, monitor, is_file))
 
 
 def blocks(
-    states: Iterable[RunState], now: float, known: Known = NOTHING_KNOWN, monitor: str = "", is_file: bool = False
+    states: Iterable[RunState], now: float, run_facts: RunFacts = NO_FACTS, monitor: str = "", is_file: bool = False
 ) -> Iterator[str]:
     """The lines of one metric after the other: of 10,000 runs they are 60 MB in all, which need not be in memory three times.
 
@@ -184,9 +186,9 @@ def blocks(
         if not state.step_lines or (state.is_over and now - _end(state, now) > ENDED_RUN_SECONDS):
             continue
         run = escape(state.run)
-        for name, label, value in samples(state, now, known):
-            own = f',{BY_NAME[name].label}="{escape(label)}"' if label is not None else ""
-            lines[name].append(f'{name}{{run="{run}"{own}{last_label}}} {_shown(value)}')
+        for name, label, value in samples(state, now, run_facts):
+            own_label = f',{BY_NAME[name].label}="{escape(label)}"' if label is not None else ""
+            lines[name].append(f'{name}{{run="{run}"{own_label}{last_label}}} {_shown(value)}')
     lines[LAST_RUN.name] = [f"{LAST_RUN.name}{{{writer}}} {_shown(now)}"]
     for name in list(lines):
         if series := lines.pop(name):
@@ -219,8 +221,8 @@ def _number(record: dict[str, float | None], field: str) -> float | None:
 
 
 def _median(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value]
-    return statistics.median(known) if known else None
+    finite = [value for value in values if value]
+    return statistics.median(finite) if finite else None
 
 
 def _shown(value: float) -> str:

@@ -14,7 +14,7 @@ from lt_monitor.events.plausible_times import PlausibleTimes
 from lt_monitor.logs import log_files
 from lt_monitor.prometheus import exposition
 from lt_monitor.runs.run_state import state_for
-from lt_monitor.runs.speed import Known
+from lt_monitor.runs.speed import RunFacts
 from lt_shared.console import UsageError
 from lt_shared.files import storage
 
@@ -23,8 +23,10 @@ STANDARD_OUTPUT = "-"
 MODE = 0o644
 
 
-def prom(patterns: Sequence[str], output: str = STANDARD_OUTPUT, now: float | None = None, known: Known | None = None) -> None:
-    """Write the metrics of the runs in the logs to the file `output`, or to stdout for `-`; `known` is for what they do not show.
+def prom(
+    patterns: Sequence[str], output: str = STANDARD_OUTPUT, now: float | None = None, run_facts: RunFacts | None = None
+) -> None:
+    """Write the metrics of the runs in the logs to the file `output`, or to stdout for `-`; `run_facts` fill in what logs lack.
 
     Raises: UsageError for a name that the collector does not read, what `CommandState.open` and `storage.publish` raise.
     """
@@ -37,7 +39,7 @@ def prom(patterns: Sequence[str], output: str = STANDARD_OUTPUT, now: float | No
         state.feed(lambda record: state_for(state.runs, record).take(times.with_plausible_time(record), moment))
         times.warn()
         is_file = output != STANDARD_OUTPUT
-        blocks = exposition.blocks(state.runs.values(), moment, known or Known(), _monitor(patterns, output), is_file)
+        blocks = exposition.blocks(state.runs.values(), moment, run_facts or RunFacts(), _monitor(patterns, output), is_file)
         if output == STANDARD_OUTPUT:
             sys.stdout.writelines(blocks)
         else:

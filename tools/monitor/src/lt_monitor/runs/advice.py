@@ -108,13 +108,13 @@ assert set(ADVICE) == set(FAULTS)
 def advice(fault: Record) -> Advice:
     """What to do about a fault."""
     name = fault["fault"]
-    known = _BY_ACTION.get((name, str(fault.get("action")))) or ADVICE.get(name, _OTHER)
+    general = _BY_ACTION.get((name, str(fault.get("action")))) or ADVICE.get(name, _OTHER)
     if name == "xid":
-        return _of_xid(fault, known)
+        return _of_xid(fault, general)
     if name == "killed":
-        return _of_signal(fault.get("signal"), known)
+        return _of_signal(fault.get("signal"), general)
     if name == "filesystem" and isinstance(fault.get("path"), str):
-        return Advice(known.text.replace("this path", _mount(fault["path"])), known.action)
+        return Advice(general.text.replace("this path", _mount(fault["path"])), general.action)
     if name == "traceback" and fault["cause"] != "root":
         return _ELSEWHERE
     if name == "nccl-error" and fault.get("action") == "again":
@@ -125,21 +125,21 @@ def advice(fault: Record) -> Advice:
         return _FABRIC
     if name == "neuron-error" and fault.get("action") == "reset":
         return _NEURON_DEVICE
-    return known
+    return general
 
 
-def _of_xid(fault: Record, known: Advice) -> Advice:
-    if known is _CONTAINED:
-        return known
+def _of_xid(fault: Record, general: Advice) -> Advice:
+    if general is _CONTAINED:
+        return general
     if fault.get("xid") in _LOST_GPU:
         return ADVICE["gpu-lost"]
-    return known if fault.get("cause") == "root" and fault.get("action") != "monitor" else _XID_OF_PROGRAM
+    return general if fault.get("cause") == "root" and fault.get("action") != "monitor" else _XID_OF_PROGRAM
 
 
-def _of_signal(number: int | None, known: Advice) -> Advice:
+def _of_signal(number: int | None, general: Advice) -> Advice:
     if number in (1, 2, 10, 12, 15):
         return _ASKED
-    return _CRASHED if number in (4, 6, 8, 11) else known
+    return _CRASHED if number in (4, 6, 8, 11) else general
 
 
 def _mount(path: str) -> str:

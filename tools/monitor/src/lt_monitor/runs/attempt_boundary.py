@@ -33,10 +33,10 @@ def start_key(record: Record, stream: Hashable) -> str:
     return f"{stream} {' '.join(sorted(record['arguments']))} {bool(record.get('first_step'))}"
 
 
-def log_interval(argument: int | None, own: int | None, earlier: Iterable[int | None]) -> int:
+def log_interval(argument: int | None, measured: int | None, earlier: Iterable[int | None]) -> int:
     """Steps per step line: of the arguments, else between the attempt's first two lines, else of earlier attempts."""
-    known = [interval for interval in (*earlier, own, argument) if interval and interval > 0]
-    return known[-1] if known else 1
+    intervals = [interval for interval in (*earlier, measured, argument) if interval and interval > 0]
+    return intervals[-1] if intervals else 1
 
 
 def interval_begin(first_step: int, interval: int, resumed_at: int | None = None) -> int:

@@ -81,11 +81,11 @@ class Run:
     @functools.cached_property
     def steps(self) -> Steps:
         """Each step once, of the latest attempt that did it; none that a later attempt went back before and has not reached."""
-        kept = []
+        counted_steps = []
         for attempt, bound in self._kept():
             is_whole = attempt.last_step is None or attempt.last_step <= bound
-            kept.append(attempt.steps if is_whole else attempt.steps[attempt.steps.numbers <= bound])
-        return Steps.join(kept)
+            counted_steps.append(attempt.steps if is_whole else attempt.steps[attempt.steps.numbers <= bound])
+        return Steps.join(counted_steps)
 
     @property
     def evaluations(self) -> list[Record]:
@@ -131,12 +131,12 @@ class Run:
     def _kept(self) -> list[tuple[Attempt, float]]:
         """Each attempt with the last step of it that counts."""
         bound = float("inf")
-        kept = []
+        attempts_and_bounds = []
         for attempt in reversed(self.attempts):
-            kept.append((attempt, bound))
+            attempts_and_bounds.append((attempt, bound))
             if attempt.resumed_at is not None:
                 bound = min(bound, attempt.resumed_at)
-        return kept[::-1]
+        return attempts_and_bounds[::-1]
 
     def _by_step(self, kind: str, counts: Callable[[Record], bool]) -> list[Record]:
         by_step: dict[int, Record] = {}

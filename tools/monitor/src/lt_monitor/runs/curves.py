@@ -30,8 +30,8 @@ Series = tuple[np.ndarray, np.ndarray]
 def finite(steps: np.ndarray, values: np.ndarray) -> Series:
     """The points whose value is a number that can be drawn: sums and differences of it have to be numbers, too."""
     with np.errstate(invalid="ignore"):
-        known = np.abs(values) <= LARGEST
-    return steps[known], values[known]
+        plottable = np.abs(values) <= LARGEST
+    return steps[plottable], values[plottable]
 
 
 def smoothed(curve: Series, window_share: float, window_steps: int | None = None, points: int = SMOOTH_POINTS) -> Series:
@@ -51,8 +51,8 @@ def smoothed(curve: Series, window_share: float, window_steps: int | None = None
     beginning = [np.median(values[index - int(index * BEGINNING_SHARE) : index + 1]) for index in range(full)]
     if window == 1 or full == size:
         return steps, values if window == 1 else np.array(beginning)
-    rest = np.median(np.lib.stride_tricks.sliding_window_view(values[full - window + 1 :], window), axis=1)
-    return steps, np.concatenate([beginning, rest])
+    trailing = np.median(np.lib.stride_tricks.sliding_window_view(values[full - window + 1 :], window), axis=1)
+    return steps, np.concatenate([beginning, trailing])
 
 
 def _stretch_medians(curve: Series, points: int) -> Series:

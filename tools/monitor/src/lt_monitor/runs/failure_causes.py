@@ -51,13 +51,13 @@ def precedence(fault: Record) -> int:
 
 def root_cause(faults: Iterable[Record]) -> Record | None:
     """The fault of a failure that explains the others, of its `faults` in the order of their lines."""
-    known = list(faults)
-    cause = min(known, key=precedence, default=None)
-    if cause is not None and cause["fault"] == "cancelled" and (before := _failed_before(known, cause)):
+    ordered_faults = list(faults)
+    cause = min(ordered_faults, key=precedence, default=None)
+    if cause is not None and cause["fault"] == "cancelled" and (before := _failed_before(ordered_faults, cause)):
         cause = min(before, key=precedence)
-    if cause is not None and cause["fault"] in SCHEDULER_FAULTS and known[0]["fault"] == "nccl-timeout":
+    if cause is not None and cause["fault"] in SCHEDULER_FAULTS and ordered_faults[0]["fault"] == "nccl-timeout":
         # The scheduler came minutes later, to clear away a job that hung.
-        return known[0]
+        return ordered_faults[0]
     return cause
 
 
@@ -83,9 +83,9 @@ def with_mismatches(faults: Sequence[Record]) -> list[Record]:
     changed: dict[int, Record] = {}
     for (sequence, _), by_operation in calls.items():
         if len(by_operation) > 1 and len({fault["rank"] for fault in by_operation.values()}) > 1:
-            said = ", ".join(f"rank {fault['rank']} is in {operation}" for operation, fault in by_operation.items())
+            calls_by_rank = ", ".join(f"rank {fault['rank']} is in {operation}" for operation, fault in by_operation.items())
             for fault in by_operation.values():
-                message = f"at number {sequence} {said}: {fault['message']}"[:MESSAGE_CHARACTERS]
+                message = f"at number {sequence} {calls_by_rank}: {fault['message']}"[:MESSAGE_CHARACTERS]
                 changed[id(fault)] = fault | {"fault": "collective-mismatch", "cause": "unknown", "message": message}
     return [changed.get(id(fault), fault) for fault in faults]
 
@@ -128,14 +128,14 @@ def _finding(state: RunState, group: Sequence[Record]) -> Finding:
     fields |= {key: first[key] for key in ("rank", "node", "gpu", "xid", "action", "exit_code", "signal", "job") if key in first}
     fields |= {"file": first["src"]["file"], "offset": first["src"].get("offset"), "advice": advice(first).text}
     message = first["message"]
-    where = _where(group)
+    place = _where(group)
     if name == "nccl-timeout":
         suspects, why = suspect_ranks(group, positive(state.arguments.get("world_size")))
         if suspects:
             fields["suspect_ranks"] = suspects
             message = f"first suspect {ranks_text(suspects)}: {why}; {message}"
-    elif where:
-        message = f"{where}: {message}"
+    elif place:
+        message = f"{place}: {message}"
     # Without steps, the line distinguishes one failure from the next.
     identity = step if step is not None or state.arguments else f"{first['src']['file']}:{first['src'].get('offset')}"
     key = f"{name}:{first.get('xid', '')}:{len(state.attempts)}:{identity}"
@@ -149,12 +149,12 @@ def suspect_ranks(timeouts: Iterable[Record], world_size: int | None) -> tuple[l
         if type(fault.get("rank")) is int:
             # A rank may report in several lines, each with a part of it.
             by_rank[fault["rank"]] = by_rank.get(fault["rank"], {}) | fault
-    for field, said in (("last_completed", "last completed collective"), ("sequence", "timed out in collective")):
+    for field, measure in (("last_completed", "last completed collective"), ("sequence", "timed out in collective")):
         numbers = {rank: fault[field] for rank, fault in by_rank.items() if type(fault.get(field)) is int}
         lowest = min(numbers.values(), default=None)
         behind = sorted(rank for rank, number in numbers.items() if number == lowest)
         if behind and len(behind) < len(numbers):
-            return behind, f"{said} {lowest}, others {min(number for number in numbers.values() if number != lowest)}"
+            return behind, f"{measure} {lowest}, others {min(number for number in numbers.values() if number != lowest)}"
     if world_size is not None and world_size <= 1 << 20 and by_rank and 2 * len(by_rank) > world_size:
         silent = sorted(set(range(world_size)) - set(by_rank))
         if silent:

@@ -32,19 +32,19 @@ class FaultCosts:
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> Self:
-        found = cls()
+        costs = cls()
         for record in records:
-            found.take(record)
-        return found
+            costs.take(record)
+        return costs
 
     @classmethod
     def joined(cls, parts: Iterable[Self]) -> Self:
         """The sums of the jobs of one run, in their order."""
         total = cls()
         for part in parts:
-            for own, more in ((total.stall_seconds, part.stall_seconds), (total.write_seconds, part.write_seconds)):
+            for sums, more in ((total.stall_seconds, part.stall_seconds), (total.write_seconds, part.write_seconds)):
                 for store, seconds in more.items():
-                    own[store] = own.get(store, 0.0) + seconds
+                    sums[store] = sums.get(store, 0.0) + seconds
             for store, count in part.checkpoints.items():
                 total.checkpoints[store] = total.checkpoints.get(store, 0) + count
             total.local_step = part.local_step if part.local_step is not None else total.local_step

@@ -88,8 +88,8 @@ class _OpenAttempt:
 
     def _is_new(self, event: Record, stream: Stream) -> bool:
         """False for an event that another process printed already."""
-        said = tuple(event.get(field) for field in ("kind", "step", "split", "path", "begun", "seconds"))
-        return self._first_stream.setdefault(said, stream) == stream
+        identity = tuple(event.get(field) for field in ("kind", "step", "split", "path", "begun", "seconds"))
+        return self._first_stream.setdefault(identity, stream) == stream
 
     def take_step(self, event: Record, stream: Stream) -> None:
         self._events_before_last_step = len(self.events)
@@ -106,10 +106,10 @@ class _OpenAttempt:
         self._belongs_to(int(steps.numbers[0]))
         self._put_records_aside()
         self._parts.append(steps)
-        known = steps.times[np.isfinite(steps.times)]
-        if len(known):
-            self._note_time(float(known.min()))
-            self._note_time(float(known.max()))
+        times = steps.times[np.isfinite(steps.times)]
+        if len(times):
+            self._note_time(float(times.min()))
+            self._note_time(float(times.max()))
 
     def _belongs_to(self, step: int) -> None:
         """Figures that were printed just before a step belong to it."""

@@ -14,7 +14,7 @@ from lt_monitor.events.steps import Steps
 from lt_monitor.runs import speed
 from lt_monitor.runs.attempts import Run
 from lt_monitor.runs.curves import Series, finite
-from lt_monitor.runs.speed import Known, Sizes
+from lt_monitor.runs.speed import RunFacts, Sizes
 from lt_shared.console import BadData, UsageError
 from lt_shared.contracts.run_log import GIB, SOURCE_LOSS
 
@@ -79,26 +79,26 @@ METRICS = (
 Curves = tuple[Metric, list[Series]]
 
 
-def curves_of(runs: Sequence[Run], known: Known, names: Sequence[str] = ()) -> list[Curves]:
+def curves_of(runs: Sequence[Run], run_facts: RunFacts, names: Sequence[str] = ()) -> list[Curves]:
     """The metrics `names` with a curve for each run; without names loss, gradient norm and speed, as far as a run has them.
 
     Raises: BadData when there are no names and no run has a loss; UsageError, with the names that there are, for a metric that
     no run has.
     """
     steps = [run.steps for run in runs]
-    sizes = [Sizes.of(run.arguments, known) for run in runs]
+    sizes = [Sizes.of(run.arguments, run_facts) for run in runs]
     if not names:
-        found = [_curves(LOSS, steps, sizes), _curves(GRAD_NORM, steps, sizes), speed_curves(steps, sizes)]
+        all_curves = [_curves(LOSS, steps, sizes), _curves(GRAD_NORM, steps, sizes), speed_curves(steps, sizes)]
         main = list(dict.fromkeys(name for run in runs for name in run.main_scores))
-        found += [_set_curves(name, runs) for name in _other_sets(runs)[:MAXIMUM_SCORES]]
-        found += [_curves(_named(name, steps), steps, sizes) for name in _sources(steps)[:MAXIMUM_SCORES]]
-        found += [_score_curves(name, runs, sizes) for name in main[:MAXIMUM_SCORES]]
-        if not _is_known(found[0]):
+        all_curves += [_set_curves(name, runs) for name in _other_sets(runs)[:MAXIMUM_SCORES]]
+        all_curves += [_curves(_named(name, steps), steps, sizes) for name in _sources(steps)[:MAXIMUM_SCORES]]
+        all_curves += [_score_curves(name, runs, sizes) for name in main[:MAXIMUM_SCORES]]
+        if not _is_known(all_curves[0]):
             raise BadData("no step has a loss", "all steps were skipped or their loss was NaN")
-        return [one for one in found if _is_known(one)]
+        return [curves for curves in all_curves if _is_known(curves)]
     chosen = [_chosen(name, runs, steps, sizes) for name in names]
-    for name, one in zip(names, chosen, strict=True):
-        if not _is_known(one):
+    for name, curves in zip(names, chosen, strict=True):
+        if not _is_known(curves):
             raise UsageError(f"--metric {printable(name)}: no run has it", f"there are: {_present(steps, sizes, runs)}")
     return chosen
 
@@ -106,9 +106,9 @@ def curves_of(runs: Sequence[Run], known: Known, names: Sequence[str] = ()) -> l
 def _chosen(name: str, runs: Sequence[Run], steps: Sequence[Steps], sizes: Sequence[Sizes]) -> Curves:
     if score := _score(name, runs):
         return _score_curves(score, runs, sizes)
-    sets = dict.fromkeys(each for run in runs for each in run.validation_sets)
-    found = next((each for each in sets if _spelled(_of_set(each)) == _spelled(name)), None)
-    return _set_curves(found, runs) if found else _curves(_named(name, steps), steps, sizes)
+    sets = dict.fromkeys(set_name for run in runs for set_name in run.validation_sets)
+    validation_set = next((set_name for set_name in sets if _spelled(_of_set(set_name)) == _spelled(name)), None)
+    return _set_curves(validation_set, runs) if validation_set else _curves(_named(name, steps), steps, sizes)
 
 
 def source_columns(steps: Steps) -> list[str]:
@@ -137,18 +137,20 @@ def _set_curves(name: str, runs: Sequence[Run]) -> Curves:
 
 
 def _points(evaluations: Sequence[Record]) -> Series:
-    known = [(event["step"], event["loss"]) for event in evaluations if event["loss"] is not None]
-    return finite(np.array([step for step, _ in known], np.int64), np.array([loss for _, loss in known], np.float64))
+    with_loss = [event for event in evaluations if event["loss"] is not None]
+    return finite(
+        *(np.array([event[field] for event in with_loss], kind) for field, kind in (("step", np.int64), ("loss", np.float64)))
+    )
 
 
 def speed_curves(steps: Sequence[Steps], sizes: Sequence[Sizes]) -> Curves:
     """The speed of several runs in one metric: the first of SPEED_METRICS that all have, else the first that any has."""
-    found = [_curves(metric, steps, sizes) for metric in SPEED_METRICS]
+    candidates = [_curves(metric, steps, sizes) for metric in SPEED_METRICS]
     for enough in (all, any):
-        for metric, curves in found:
+        for metric, curves in candidates:
             if enough(len(numbers) for numbers, _ in curves):
                 return metric, curves
-    return found[-1]
+    return candidates[-1]
 
 
 def _curves(metric: Metric, steps: Sequence[Steps], sizes: Sequence[Sizes]) -> Curves:
@@ -167,8 +169,8 @@ def _score_curves(name: str, runs: Sequence[Run], sizes: Sequence[Sizes]) -> Cur
     return metric, [metric.curve(run.scores, size) for run, size in zip(runs, sizes, strict=True)]
 
 
-def _is_known(found: Curves) -> bool:
-    return any(len(numbers) for numbers, _ in found[1])
+def _is_known(curves: Curves) -> bool:
+    return any(len(numbers) for numbers, _ in curves[1])
 
 
 def _named(name: str, steps: Sequence[Steps]) -> Metric:

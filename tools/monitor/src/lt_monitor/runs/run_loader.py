@@ -83,10 +83,10 @@ def read(patterns: Sequence[str], need_steps: bool = True, or_faults: bool = Fal
     runs = loader.runs()
     if not need_steps:
         return runs
-    found = [run for run in runs if len(run.steps) or (or_faults and run.of_kind("fault"))]
-    if not found:
+    usable_runs = [run for run in runs if len(run.steps) or (or_faults and run.of_kind("fault"))]
+    if not usable_runs:
         require_steps(runs, paths)
-    return found
+    return usable_runs
 
 
 def require_steps(runs: Sequence[Run], paths: Sequence[str]) -> None:
@@ -167,9 +167,9 @@ def _run(name: str, logs: Sequence[list[Attempt]]) -> Run:
         attempt.number = index + 1
         arguments |= attempt.arguments
         numbers = attempt.steps.numbers
-        own = int(numbers[1] - numbers[0]) if len(numbers) > 1 else None
-        interval = log_interval(positive(arguments.get("log_interval")), own, [interval_before])
-        interval_before = own if own and own > 0 else interval_before
+        step_distance = int(numbers[1] - numbers[0]) if len(numbers) > 1 else None
+        interval = log_interval(positive(arguments.get("log_interval")), step_distance, [interval_before])
+        interval_before = step_distance if step_distance and step_distance > 0 else interval_before
         first = attempt.first_step
         if attempt.resumed_at is None and first is not None:
             before = bisect_left(saved_steps, first)
@@ -189,11 +189,11 @@ def _run(name: str, logs: Sequence[list[Attempt]]) -> Run:
     return Run(name, attempts, list(files))
 
 
-def _merged(attempts: list[Attempt], others: list[Attempt]) -> list[Attempt]:
+def _merged(attempts: list[Attempt], other_attempts: list[Attempt]) -> list[Attempt]:
     """The attempts of two logs of one run in order. Those that are the same one become one."""
     merged = list(attempts)
     position = 0
-    for other in others:
+    for other in other_attempts:
         same = next((index for index in range(position, len(merged)) if _is_same(merged[index], other)), None)
         if same is not None:
             merged[same] = _union(merged[same], other)
@@ -219,8 +219,8 @@ def _is_same(one: Attempt, other: Attempt) -> bool:
         return one.resumed_at is not None and one.resumed_at == other.resumed_at
     common, of_one, of_other = np.intersect1d(one.steps.numbers, other.steps.numbers, return_indices=True)
     losses = one.steps.column("loss")[of_one], other.steps.column("loss")[of_other]
-    known = np.isfinite(losses[0]) & np.isfinite(losses[1])
-    agree = np.isclose(losses[0][known], losses[1][known], rtol=SAME_ATTEMPT_TOLERANCE)
+    finite = np.isfinite(losses[0]) & np.isfinite(losses[1])
+    agree = np.isclose(losses[0][finite], losses[1][finite], rtol=SAME_ATTEMPT_TOLERANCE)
     return len(common) > 0 and bool(agree.all())
 
 

@@ -162,8 +162,8 @@ class RunState:
 
     def median_step_seconds(self) -> float | None:
         """The median of the recent steps, of the whole attempt where there are none."""
-        known = [step["step_seconds"] for step in self.recent if step.get("step_seconds")]
-        return statistics.median(known) if known else self.attempt.median_seconds()
+        seconds = [step["step_seconds"] for step in self.recent if step.get("step_seconds")]
+        return statistics.median(seconds) if seconds else self.attempt.median_seconds()
 
     def loss_median(self) -> float | None:
         """The median loss of the recent steps, at most ten lines old."""
@@ -195,9 +195,9 @@ class RunState:
     def from_record(cls, record: Record) -> Self:
         """Raises TypeError, KeyError or ValueError when the record is none."""
         fields = dict(record)
-        fields["attempts"] = [AttemptTotals(**each) for each in fields["attempts"]]
+        fields["attempts"] = [AttemptTotals(**entry) for entry in fields["attempts"]]
         fields["costs"] = FaultCosts(**fields.get("costs", {}))
-        fields["logs"] = {file: LogState(**each) for file, each in fields["logs"].items()}
+        fields["logs"] = {file: LogState(**entry) for file, entry in fields["logs"].items()}
         if not fields["attempts"] or not isinstance(fields["run"], str):
             raise ValueError("a run without a name or without attempts")
         return cls(**fields)
@@ -206,9 +206,9 @@ class RunState:
         """The attempt that a log which was not seen before begins with."""
         last = len(self.attempts) - 1
         if at is not None:
-            known = [index for index, each in enumerate(self.attempts) if each.end is not None and each.end >= at]
-            if known:
-                return known[0]
+            running = [index for index, totals in enumerate(self.attempts) if totals.end is not None and totals.end >= at]
+            if running:
+                return running[0]
             if record["kind"] in ("start", "load") and self.attempt.first_step is not None:
                 return self._open()
             return last
@@ -286,10 +286,8 @@ class RunState:
         elif kind == "note" and record["note"] == Started.NOTE:
             self._started(totals, record.get("fields") or {}, at)
         elif kind == "start":
-            said = record["arguments"]
-            self.arguments |= {
-                key: said[key] for key in _ARGUMENTS if positive(said.get(key)) or isinstance(said.get(key), str | bool)
-            }
+            arguments = {key: record["arguments"].get(key) for key in _ARGUMENTS}
+            self.arguments |= {key: value for key, value in arguments.items() if positive(value) or isinstance(value, str | bool)}
             if record.get("first_step") and totals.resumed_at is None:
                 totals.resumed_at = record["first_step"] - 1
             self.end = {}
@@ -371,23 +369,23 @@ def _with_earlier(earlier: Record, record: Record) -> Record:
     """A job with what Slurm's controller told of it and accounting does not."""
     job = {key: value for key, value in record.items() if key not in ("v", "kind", "run", "src")}
     names = ("log", "restarts", "gpus", *(("exit_code", "signal", "reason") if earlier.get("state") == job["state"] else ()))
-    known = {name: earlier[name] for name in names if name in earlier and earlier.get("job") == job["job"]}
-    return {key: value for key, value in (known | job).items() if key != "exit_codes" or "exit_code" not in known}
+    inherited = {name: earlier[name] for name in names if name in earlier and earlier.get("job") == job["job"]}
+    return {key: value for key, value in (inherited | job).items() if key != "exit_codes" or "exit_code" not in inherited}
 
 
-def forget_oldest(known: dict[str, Any], most: int) -> None:
+def forget_oldest(entries: dict[str, Any], most: int) -> None:
     """Drop the entry that was made first when there are more than `most`."""
-    if len(known) > most:
-        del known[next(iter(known))]
+    if len(entries) > most:
+        del entries[next(iter(entries))]
 
 
 def _fault(record: Record) -> Record:
     """What is kept of a fault. Unknown names, from a newer version or a forged log, become ones that the rules know."""
-    kept = {key: value for key, value in record.items() if key not in ("v", "kind", "run")}
-    kept["fault"] = record["fault"] if record["fault"] in FAULTS else "other"
-    kept["cause"] = record["cause"] if record["cause"] in CAUSES else "unknown"
-    kept["severity"] = record["severity"] if record["severity"] in SEVERITIES else "warning"
-    return kept
+    fault = {key: value for key, value in record.items() if key not in ("v", "kind", "run")}
+    fault["fault"] = record["fault"] if record["fault"] in FAULTS else "other"
+    fault["cause"] = record["cause"] if record["cause"] in CAUSES else "unknown"
+    fault["severity"] = record["severity"] if record["severity"] in SEVERITIES else "warning"
+    return fault
 
 
 def seconds_of(time: object) -> float | None:

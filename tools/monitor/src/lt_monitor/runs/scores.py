@@ -19,9 +19,9 @@ def attach(runs: Sequence[Run], directories: Sequence[str]) -> None:
             f"--evals: {len(directories)} for {len(runs)} runs: {names}", "give one for each run, in the order of the logs"
         )
     for run, directory in zip(runs, directories, strict=False):
-        found = harness_results.read(directory)
-        run.scores = Steps.from_records([{"step": one.step, "metrics": one.scores} for one in found])
-        run.main_scores = tuple(dict.fromkeys(name for one in found for name in one.main))
+        results = harness_results.read(directory)
+        run.scores = Steps.from_records([{"step": result.step, "metrics": result.scores} for result in results])
+        run.main_scores = tuple(dict.fromkeys(name for result in results for name in result.main))
 
 
 def newest(run: Run) -> dict[str, dict[str, float]]:

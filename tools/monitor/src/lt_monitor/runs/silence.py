@@ -28,8 +28,8 @@ class Silence:
         usual = np.diff(steps.times[np.isfinite(steps.times)])
         if not len(usual):
             usual = speed.step_seconds(steps)
-        known = usual[np.isfinite(usual)]
-        limit = max(MINIMUM_SECONDS, STEP_FACTOR * float(np.median(known)) if len(known) else 0.0)
+        finite = usual[np.isfinite(usual)]
+        limit = max(MINIMUM_SECONDS, STEP_FACTOR * float(np.median(finite)) if len(finite) else 0.0)
         updated = run.updated
         if updated is None:
             updated = max((os.path.getmtime(file) for file in run.files if os.path.isfile(file)), default=None)

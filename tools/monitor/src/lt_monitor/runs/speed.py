@@ -1,7 +1,7 @@
 """How fast a run is, whatever its trainer printed: seconds a step, tokens, floating-point operations, share of the peak (MFU).
 
 Numbers that the trainer prints take precedence. The others are computed from what it prints, from the sizes in its dump of
-arguments, and from `Known`, which the user gave: TorchTitan prints no step time, Megatron no tokens, NeMo neither model nor
+arguments, and from `RunFacts`, which the user gave: TorchTitan prints no step time, Megatron no tokens, NeMo neither model nor
 sequence length. Operations are counted as lt-train counts them, attention over the causal half of the sequence, so figures
 are below those that Megatron and TorchTitan print for the same speed (13% for Llama 3 8B at 8,192 tokens).
 """
@@ -20,7 +20,7 @@ from lt_shared.models.architecture import Architecture
 
 
 @dataclasses.dataclass(frozen=True)
-class Known:
+class RunFacts:
     """What the user says about runs whose logs do not: the model, tokens a sequence, the number of GPUs and their name."""
 
     model: Architecture | None = None
@@ -47,17 +47,17 @@ class Sizes:
     peak_flops: float = math.nan
 
     @classmethod
-    def of(cls, arguments: Record, known: Known) -> "Sizes":
+    def of(cls, arguments: Record, run_facts: RunFacts) -> "Sizes":
         """From a run's arguments, where the user does not know better."""
-        seq_length = known.seq_length or positive(arguments.get("seq_length"))
-        model = known.model or architecture(arguments)
+        seq_length = run_facts.seq_length or positive(arguments.get("seq_length"))
+        model = run_facts.model or architecture(arguments)
         number_type = peak_flops.FP8 if arguments.get("fp8") not in (None, False, "False", "None") else peak_flops.HALF
         return cls(
             global_batch_size=positive(arguments.get("global_batch_size")),
             seq_length=seq_length,
-            gpus=known.gpus or positive(arguments.get("world_size")),
+            gpus=run_facts.gpus or positive(arguments.get("world_size")),
             flops_per_token=model.flops_per_token(seq_length) if model and seq_length else None,
-            peak_flops=peak_flops.peak_flops(known.gpu, number_type) if known.gpu else math.nan,
+            peak_flops=peak_flops.peak_flops(run_facts.gpu, number_type) if run_facts.gpu else math.nan,
         )
 
 

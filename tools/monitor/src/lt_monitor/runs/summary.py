@@ -18,7 +18,7 @@ from lt_monitor.runs.failure_causes import NAN_STEPS, SCHEDULER_FAULTS, root_cau
 from lt_monitor.runs.fault_costs import FaultCosts
 from lt_monitor.runs.metrics import source_columns
 from lt_monitor.runs.silence import Silence
-from lt_monitor.runs.speed import Known, Sizes, positive
+from lt_monitor.runs.speed import RunFacts, Sizes, positive
 from lt_shared.contracts.run_log import SOURCE_LOSS
 from lt_shared.data.sample_order.log_notes import PhaseBegins
 
@@ -94,10 +94,10 @@ class Summary:
         return self if is_over else dataclasses.replace(self, silent=True, eta_seconds=None)
 
 
-def summarize(run: Run, known: Known | None = None, now: float | None = None) -> Summary:
-    """The summary at the time `now`, else at present; `known` is what the user gave."""
+def summarize(run: Run, run_facts: RunFacts | None = None, now: float | None = None) -> Summary:
+    """The summary at the time `now`, else at present; `run_facts` is what the user gave."""
     arguments = run.arguments
-    sizes = Sizes.of(arguments, known or Known())
+    sizes = Sizes.of(arguments, run_facts or RunFacts())
     steps = run.steps
     recent = steps[-RECENT_STEPS:]
     step = int(steps.numbers[-1]) if len(steps) else None
@@ -182,11 +182,11 @@ def main_fault(run: Run) -> Record | None:
         return _of_attempt({"fault": "nan", "cause": "root", "severity": "critical", "message": message}, run.attempts[-1])
     for severity in ("critical", "warning"):
         for attempt in reversed(run.attempts):
-            found = [
+            faults_in_log = [
                 fault for fault in attempt.of_kind("fault") if fault["severity"] == severity and fault["fault"] not in CAUGHT
             ]
-            if found:
-                return _of_attempt(found[-1], attempt)
+            if faults_in_log:
+                return _of_attempt(faults_in_log[-1], attempt)
     return None
 
 
@@ -199,8 +199,8 @@ def _ending_faults(attempt: Attempt) -> list[Record]:
 
 
 def _of_attempt(fault: Record, attempt: Attempt) -> Record:
-    told = {field: fault[field] for field in FAULT_FIELDS if fault.get(field) is not None}
-    return {"attempt": attempt.number} | told | {"advice": advice(fault).text}
+    details = {field: fault[field] for field in FAULT_FIELDS if fault.get(field) is not None}
+    return {"attempt": attempt.number} | details | {"advice": advice(fault).text}
 
 
 def _suspects(chosen: Record, critical: Sequence[Record], world_size: int | None) -> Record:
@@ -220,8 +220,8 @@ def nan_steps(steps: Steps) -> np.ndarray:
 
 def median(values: np.ndarray) -> float | None:
     """Of the finite values; None without any."""
-    known = values[np.isfinite(values)]
-    return float(np.median(known)) if len(known) else None
+    finite = values[np.isfinite(values)]
+    return float(np.median(finite)) if len(finite) else None
 
 
 def _trend(losses: np.ndarray) -> tuple[float | None, float | None]:
@@ -244,8 +244,8 @@ def _consumed_tokens(steps: Steps, sizes: Sizes) -> int | None:
 
 
 def _most(values: np.ndarray) -> int | None:
-    known = values[np.isfinite(values)]
-    return int(known.max()) if len(known) else None
+    finite = values[np.isfinite(values)]
+    return int(finite.max()) if len(finite) else None
 
 
 def _total(values: np.ndarray) -> int:
@@ -272,19 +272,19 @@ def _time(seconds: float | None) -> str | None:
 
 def _phase(run: Run, step: int | None) -> str | None:
     """The last phase of a data schedule that had begun at `step`."""
-    begun = [event.get("fields") or {} for event in run.of_kind("note") if event["note"] == PhaseBegins.NOTE]
-    names = [(fields.get("step"), fields.get("name")) for fields in begun]
-    known = [(first, name) for first, name in names if isinstance(first, int) and isinstance(name, str)]
-    return max(((first, name) for first, name in known if first <= (step or 0)), default=(0, None))[1]
+    phase_fields = [event.get("fields") or {} for event in run.of_kind("note") if event["note"] == PhaseBegins.NOTE]
+    names = [(fields.get("step"), fields.get("name")) for fields in phase_fields]
+    named_phases = [(first, name) for first, name in names if isinstance(first, int) and isinstance(name, str)]
+    return max(((first, name) for first, name in named_phases if first <= (step or 0)), default=(0, None))[1]
 
 
 def _newest_of_sets(run: Run) -> dict[str, float]:
-    found = {name: [event["loss"] for event in events] for name, events in run.validation_sets.items()}
-    known = {name: [loss for loss in losses if loss is not None] for name, losses in found.items()}
-    return {name: losses[-1] for name, losses in known.items() if losses}
+    losses_by_set = {name: [event["loss"] for event in events] for name, events in run.validation_sets.items()}
+    finite_by_set = {name: [loss for loss in losses if loss is not None] for name, losses in losses_by_set.items()}
+    return {name: losses[-1] for name, losses in finite_by_set.items() if losses}
 
 
 def _newest_of_sources(steps: Steps) -> dict[str, float]:
     """Of a dataset that few samples are drawn from it may be that of an earlier line than the last."""
-    found = {name: steps.finite(name)[1] for name in source_columns(steps)}
-    return {name.removeprefix(SOURCE_LOSS): float(losses[-1]) for name, losses in found.items() if len(losses)}
+    losses_by_source = {name: steps.finite(name)[1] for name in source_columns(steps)}
+    return {name.removeprefix(SOURCE_LOSS): float(losses[-1]) for name, losses in losses_by_source.items() if len(losses)}

@@ -76,12 +76,12 @@ class Cause:
         if self.fault is None:
             step = f", last step {self.last_step}" if self.last_step is not None else ""
             return f"{self.message}{step}"
-        where = self.where()
-        shown = f"{where}: {self.message}" if where else self.message
+        origin = self.nodes_and_ranks()
+        shown = f"{origin}: {self.message}" if origin else self.message
         place = f" ({self.file}:{self.line})" if self.file is not None else ""
         return f"{self.fault}: {printable(shown, MESSAGE_CHARACTERS)}{place}; {self.advice}"
 
-    def where(self) -> str:
+    def nodes_and_ranks(self) -> str:
         more = ", ..." if len(self.nodes) > MAXIMUM_NAMED else ""
         nodes = f"node {', '.join(self.nodes[:MAXIMUM_NAMED])}{more}" if self.nodes else ""
         ranks = ranks_text(self.ranks) if self.ranks else ""
@@ -111,7 +111,7 @@ def tail_cause(patterns: Sequence[str]) -> Cause:
 
 
 def _of_job(tails: Sequence[LogTail]) -> Cause:
-    known = {tail.shown: tail for tail in tails}
+    tail_by_name = {tail.shown: tail for tail in tails}
     last_step = max((step for tail in tails if (step := _last_step(tail)) is not None), default=None)
     faults = with_mismatches(_in_order([fault for tail in tails for fault in _open_faults(tail)]))
     is_completed = any(_is_completed(tail) for tail in tails)
@@ -120,19 +120,19 @@ def _of_job(tails: Sequence[LogTail]) -> Cause:
     while _says_failure(faults):
         chosen = root_cause(faults)
         assert chosen is not None
-        if not _is_harmless(chosen, faults, known):
-            return _cause(chosen, faults, known, last_step)
+        if not _is_harmless(chosen, faults, tail_by_name):
+            return _cause(chosen, faults, tail_by_name, last_step)
         faults = [fault for fault in faults if fault is not chosen]
     if not is_completed and (reason := next((end for tail in tails if (end := _end(tail)) is not None), None)) is not None:
         action = Action.AGAIN if reason in _EARLY_ENDS else Action.UNKNOWN if reason == "failed" else Action.NONE
         return _nothing(f"ended early: {reason}" if action is not Action.NONE else "completed", action, last_step)
     if (nan := next((fault for tail in tails if (fault := _nan(tail)) is not None), None)) is not None:
-        return _cause(nan, [nan], known, last_step)
+        return _cause(nan, [nan], tail_by_name, last_step)
     if (
         not is_completed
         and (last := next((fault for tail in tails if (fault := _last_error(tail)) is not None), None)) is not None
     ):
-        return _cause(last, [last], known, last_step)
+        return _cause(last, [last], tail_by_name, last_step)
     return _nothing("completed" if is_completed else "no failure", Action.NONE, last_step)
 
 
@@ -156,9 +156,9 @@ def _is_completed(tail: LogTail) -> bool:
     if _end(tail) in ("completed", "iterations"):
         return True
     begin = max(0, tail.size - LATE_OUTPUT_BYTES)
-    found = list(_COMPLETED.finditer(tail.text(begin, tail.size)))
+    completions = list(_COMPLETED.finditer(tail.text(begin, tail.size)))
     started = max((record["src"]["offset"] for record in tail.records if record["kind"] == "start"), default=-1)
-    return bool(found) and begin + found[-1].start() > max(_recovered(tail)[1], started)
+    return bool(completions) and begin + completions[-1].start() > max(_recovered(tail)[1], started)
 
 
 def _recovered(tail: LogTail) -> tuple[int, int]:
@@ -182,15 +182,15 @@ def _open_faults(tail: LogTail) -> list[Record]:
     over, _ = _recovered(tail)
     started = max((record["src"]["offset"] for record in tail.records if record["kind"] == "start"), default=-1)
     faults = [record for record in tail.records if record["kind"] == "fault"]
-    left = [fault for fault in faults if fault["src"]["offset"] > max(over, started)]
+    open_faults = [fault for fault in faults if fault["src"]["offset"] > max(over, started)]
     # A cloud's notice comes a minute before the end, and steps go on until then.
-    left = [fault for fault in faults if fault.get("is_notice") and started < fault["src"]["offset"] <= over] + left
-    left += _last_word(tail, left)
-    if left and all(precedence(fault) >= 4 for fault in left):
+    open_faults = [fault for fault in faults if fault.get("is_notice") and started < fault["src"]["offset"] <= over] + open_faults
+    open_faults += _last_word(tail, open_faults)
+    if open_faults and all(precedence(fault) >= 4 for fault in open_faults):
         # It failed, and what it says of that is in lines that buffered steps follow.
         late = [fault for fault in faults if max(started, over - LATE_OUTPUT_BYTES) < fault["src"]["offset"] <= over]
-        left = [fault for fault in late if precedence(fault) <= 1] + left
-    return left
+        open_faults = [fault for fault in late if precedence(fault) <= 1] + open_faults
+    return open_faults
 
 
 def _last_word(tail: LogTail, faults: Sequence[Record]) -> list[Record]:
@@ -288,7 +288,7 @@ def _is_harmless(fault: Record, faults: Sequence[Record], tails: dict[str, LogTa
 
 def _cause(chosen: Record, faults: Sequence[Record], tails: dict[str, LogTail], last_step: int | None) -> Cause:
     alike = [fault for fault in faults if all(fault.get(key) == chosen.get(key) for key in ("fault", "cause", "xid"))]
-    told = advice(chosen)
+    remedy = advice(chosen)
     tail = tails.get(str(chosen["src"].get("file")))
     offset = chosen["src"].get("offset")
     is_place = tail is not None and type(offset) is int
@@ -300,8 +300,8 @@ def _cause(chosen: Record, faults: Sequence[Record], tails: dict[str, LogTail], 
         cause=chosen["cause"],
         severity=chosen["severity"],
         message=texts["message"],
-        advice=told.text,
-        action=told.action,
+        advice=remedy.text,
+        action=remedy.action,
         nodes=sorted(_nodes(alike, faults, tails)),
         ranks=_ranks(alike, chosen),
         file=chosen["src"].get("file"),

@@ -108,10 +108,10 @@ class AttemptTotals:
     def median_seconds(self) -> float | None:
         """The median duration of a step, None before the second step line."""
         total = sum(steps for steps, _ in self.histogram.values())
-        seen = 0.0
+        counted = 0.0
         for _, (steps, seconds) in sorted(self.histogram.items(), key=lambda item: int(item[0])):
-            seen += steps
-            if seen * 2 >= total:
+            counted += steps
+            if counted * 2 >= total:
                 return seconds / steps
         return None
 
@@ -161,19 +161,19 @@ class AttemptTotals:
             self.gaps["data"] = self.gaps.get("data", 0.0) + gap
             return
         limit = max(HANG_MINIMUM_SECONDS, HANG_STEP_FACTOR * (self.median_seconds() or 0.0))
-        known = {cause: seconds for cause, seconds in self.waiting.items() if seconds > 0}
-        if self.waiting and sum(known.values()) < gap:
+        seconds_by_cause = {cause: seconds for cause, seconds in self.waiting.items() if seconds > 0}
+        if self.waiting and sum(seconds_by_cause.values()) < gap:
             # Those whose lines say how long they took get that, the others share the rest.
-            others = [cause for cause in self.waiting if cause not in known] or list(self.waiting)
-            rest = gap - sum(known.values())
-            for cause in others:
-                known[cause] = known.get(cause, 0.0) + rest / len(others)
+            unmeasured = [cause for cause in self.waiting if cause not in seconds_by_cause] or list(self.waiting)
+            remainder = gap - sum(seconds_by_cause.values())
+            for cause in unmeasured:
+                seconds_by_cause[cause] = seconds_by_cause.get(cause, 0.0) + remainder / len(unmeasured)
         elif self.waiting:
-            total = sum(known.values())
-            known = {cause: gap * seconds / total for cause, seconds in known.items()}
+            total = sum(seconds_by_cause.values())
+            seconds_by_cause = {cause: gap * seconds / total for cause, seconds in seconds_by_cause.items()}
         else:
-            known = {"hang" if gap > limit else "data": gap}
-        for cause, seconds in known.items():
+            seconds_by_cause = {"hang" if gap > limit else "data": gap}
+        for cause, seconds in seconds_by_cause.items():
             self.gaps[cause] = self.gaps.get(cause, 0.0) + seconds
 
     def _training_at(self, step: float) -> tuple[float, float]:
@@ -181,9 +181,9 @@ class AttemptTotals:
         assert self.last_step is not None
         end = (self.step_seconds, self.slow_seconds())
         points = [*self.marks, [self.last_step, *end]]
-        for (left, before, slow_before), (right, after, slow_after) in itertools.pairwise(points):
-            if step < right:
-                share = max(0.0, step - left) / (right - left)
+        for (begin_step, before, slow_before), (end_step, after, slow_after) in itertools.pairwise(points):
+            if step < end_step:
+                share = max(0.0, step - begin_step) / (end_step - begin_step)
                 return before + (after - before) * share, slow_before + max(0.0, slow_after - slow_before) * share
         return end
 
@@ -247,20 +247,20 @@ def _edges(attempt: AttemptTotals) -> Iterable[tuple[str, float]]:
 def _tail(attempt: AttemptTotals, last_step_time: float, end: float) -> Iterable[tuple[str, float]]:
     """The seconds after the last step: what was saved or evaluated then, and the rest."""
     tail = max(0.0, end - last_step_time)
-    rest = "hang" if attempt.failed else "stop"
+    remainder = "hang" if attempt.failed else "stop"
     if not attempt.waiting:
-        yield (rest, tail)
+        yield (remainder, tail)
         return
-    known = sum(attempt.waiting.values())
+    waited = sum(attempt.waiting.values())
     if attempt.waited_until is not None:
         paused = min(tail, max(0.0, attempt.waited_until - last_step_time))
-    elif known or attempt.failed:
-        paused = min(tail, known)
+    elif waited or attempt.failed:
+        paused = min(tail, waited)
     else:
         paused = tail if "checkpoint" in attempt.waiting else 0.0
     for cause, seconds in attempt.waiting.items():
-        yield (cause, paused * (seconds / known if known else 1 / len(attempt.waiting)))
-    yield (rest, tail - paused)
+        yield (cause, paused * (seconds / waited if waited else 1 / len(attempt.waiting)))
+    yield (remainder, tail - paused)
 
 
 def _begin(attempt: AttemptTotals) -> float | None:

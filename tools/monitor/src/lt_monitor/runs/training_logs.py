@@ -105,7 +105,7 @@ def read(paths: Path | Iterable[Path]) -> TrainingLogs:
 
 def _datetimes(seconds: np.ndarray) -> np.ndarray:
     """Seconds since 1970 as datetime64[us]."""
-    known = np.isfinite(seconds)
-    found = np.full(len(seconds), np.datetime64("NaT"), "datetime64[us]")
-    found[known] = np.round(seconds[known] * 1e6).astype(np.int64).astype("datetime64[us]")
-    return found
+    finite = np.isfinite(seconds)
+    times = np.full(len(seconds), np.datetime64("NaT"), "datetime64[us]")
+    times[finite] = np.round(seconds[finite] * 1e6).astype(np.int64).astype("datetime64[us]")
+    return times

@@ -32,8 +32,8 @@ class Annotation:
 
 def annotations_of(run: Run) -> list[Annotation]:
     """All annotations of a run by step."""
-    found = _restarts(run) + [annotation for attempt in run.attempts for annotation in _faults(attempt)] + _without_number(run)
-    return sorted(found, key=lambda annotation: annotation.step)
+    faults = [annotation for attempt in run.attempts for annotation in _faults(attempt)]
+    return sorted([*_restarts(run), *faults, *_without_number(run)], key=lambda annotation: annotation.step)
 
 
 def fault_step(fault: Record, attempt: Attempt) -> int | None:
@@ -49,17 +49,17 @@ def fault_step(fault: Record, attempt: Attempt) -> int | None:
 
 
 def _restarts(run: Run) -> list[Annotation]:
-    found = []
+    restarts = []
     highest = 0
     for attempt in run.attempts:
         step = attempt.resumed_at if attempt.resumed_at is not None else attempt.first_step
         if step is not None and (attempt.number > 1 or attempt.resumed_at):
             again = f", {counted(highest - step, 'step')} repeated" if highest > step else ""
-            found.append(
+            restarts.append(
                 Annotation("restart", step, max(step, highest), f"attempt {attempt.number} resumed from step {step:,}{again}")
             )
         highest = max(highest if step is None else min(highest, step), attempt.last_step or 0)
-    return found
+    return restarts
 
 
 def _faults(attempt: Attempt) -> list[Annotation]:

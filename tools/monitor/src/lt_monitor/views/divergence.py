@@ -77,8 +77,8 @@ def _curve(run: Run, field: str) -> tuple[np.ndarray, np.ndarray]:
     if field == VALIDATION_LOSS:
         steps = Steps.from_records([{"step": event["step"], VALIDATION_LOSS: event["loss"]} for event in run.evaluations])
     values = steps.column(field)
-    known = ~np.isnan(values)
-    return steps.numbers[known], values[known]
+    has_value = ~np.isnan(values)
+    return steps.numbers[has_value], values[has_value]
 
 
 def _difference(

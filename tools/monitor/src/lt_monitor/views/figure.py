@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lt_monitor.events.escaping import printable
 from lt_monitor.runs import metrics
 from lt_monitor.runs.attempts import Run
-from lt_monitor.runs.speed import Known
+from lt_monitor.runs.speed import RunFacts
 from lt_monitor.views import figure_panel, palette
 from lt_monitor.views.annotations import annotations_of
 from lt_monitor.views.figure_panel import Drawn, Panel
@@ -32,7 +32,7 @@ X_TITLES = {"step": "step", "tokens": "tokens", "hours": "hours since the run be
 DATES = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
 
-def render(form: str, runs: Sequence[Run], names: Sequence[str], known: Known, options: PlotOptions) -> bytes:
+def render(form: str, runs: Sequence[Run], names: Sequence[str], run_facts: RunFacts, options: PlotOptions) -> bytes:
     """The picture as a file of the format `form` (png, svg, pdf); the same input gives the same bytes."""
     from matplotlib import rc_context, rcdefaults, rcParams
 
@@ -43,11 +43,11 @@ def render(form: str, runs: Sequence[Run], names: Sequence[str], known: Known, o
         rcParams["svg.hashsalt"] = "lt-monitor"
         # A name in a script that the font lacks is drawn as boxes; nothing can be done about it here.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        draw(runs, names, known, options).savefig(picture, format=form, dpi=DPI, metadata=DATES.get(form))
+        draw(runs, names, run_facts, options).savefig(picture, format=form, dpi=DPI, metadata=DATES.get(form))
     return picture.getvalue()
 
 
-def draw(runs: Sequence[Run], names: Sequence[str], known: Known, options: PlotOptions) -> "Figure":
+def draw(runs: Sequence[Run], names: Sequence[str], run_facts: RunFacts, options: PlotOptions) -> "Figure":
     """The picture: a panel for each metric that any run has.
 
     Raises: UsageError for a metric that none has and for a range without any of its values, BadData for an x axis that a log does
@@ -61,11 +61,11 @@ def draw(runs: Sequence[Run], names: Sequence[str], known: Known, options: PlotO
     names = [printable(name, 100) for name in names]
     colours = palette.DARK if options.dark else palette.LIGHT
     drawn = [
-        Drawn(run, name, colours.run(index), XAxis.of(run, options.x, known))
+        Drawn(run, name, colours.run(index), XAxis.of(run, options.x, run_facts))
         for index, (run, name) in enumerate(zip(runs, names, strict=True))
     ]
     panels = [
-        Panel(metric, curves, drawn, options, colours) for metric, curves in metrics.curves_of(runs, known, options.metrics)
+        Panel(metric, curves, drawn, options, colours) for metric, curves in metrics.curves_of(runs, run_facts, options.metrics)
     ]
     panels[0].check_ranges()
     with rc_context(colours.settings()):
@@ -98,9 +98,10 @@ def _draw_checkpoints(axis: "Axes", drawn: Sequence[Drawn]) -> None:
 
 def _draw_annotations(axes: Sequence["Axes"], one: Drawn, colour: str, colours: Palette) -> None:
     """Restarts as dotted lines, faults as red ones, each with a sign above the first panel."""
-    found = annotations_of(one.run)
+    annotations = annotations_of(one.run)
     low, high = sorted(axes[0].get_xlim())
-    places = [(annotation.kind, place) for annotation in found for place in one.x.at([annotation.step]) if low <= place <= high]
+    placed = [(annotation.kind, place) for annotation in annotations for place in one.x.at([annotation.step])]
+    places = [(kind, place) for kind, place in placed if low <= place <= high]
     top = axes[0].get_xaxis_transform()
     style: dict[str, Any] = {"linestyle": "none", "transform": top, "clip_on": False, "zorder": 6}
     for axis in axes:

@@ -74,8 +74,8 @@ class Panel:
         if self._options.log_x:
             places = places[places > 0]
             low = None if low is not None and low <= 0 else low
-        known = (float(places.min()), float(places.max())) if len(places) else (1.0, 2.0)
-        return known[0] if low is None else low, known[1] if high is None else high
+        extent = (float(places.min()), float(places.max())) if len(places) else (1.0, 2.0)
+        return extent[0] if low is None else low, extent[1] if high is None else high
 
     def check_ranges(self) -> None:
         """Raises UsageError when no value of the metric is within the ranges that were given."""
@@ -137,25 +137,25 @@ class Panel:
         width = 1.8 if is_first else 1.2
         steps, values = curve
         places = one.x.at(steps)
-        seen = (places >= low) & (places <= high)
+        visible = (places >= low) & (places <= high)
         raw = places, values
         if self._options.smooth_steps == 0:
-            axis.plot(*envelope(_around(raw, seen), POINTS), color=one.colour, linewidth=0.7 * width, zorder=3, **_dot(curve))
-            return values[seen], raw
+            axis.plot(*envelope(_around(raw, visible), POINTS), color=one.colour, linewidth=0.7 * width, zorder=3, **_dot(curve))
+            return values[visible], raw
         faint: dict[str, Any] = {"alpha": 0.28, "linewidth": 0.7} if is_first else {"alpha": 0.3, "linewidth": 0.6}
-        axis.plot(*envelope(_around(raw, seen), POINTS), color=one.colour, zorder=2, **faint)
-        detail = min(MAXIMUM_DETAIL, len(steps) // max(1, int(seen.sum())))
+        axis.plot(*envelope(_around(raw, visible), POINTS), color=one.colour, zorder=2, **faint)
+        detail = min(MAXIMUM_DETAIL, len(steps) // max(1, int(visible.sum())))
         share = LOSS_WINDOW_SHARE if self._is_loss else WINDOW_SHARE
         smooth_steps, medians = smoothed(curve, share, self._options.smooth_steps, SMOOTH_POINTS * max(1, detail))
         smooth = one.x.at(smooth_steps), medians
         # Where a point stands for a stretch of steps, level up to the next: a slope would rise before its event.
         style = "steps-post" if len(smooth_steps) < len(steps) else "default"
         axis.plot(*smooth, drawstyle=style, color=one.colour, linewidth=width, zorder=3, **_dot(curve))
-        return values[seen], smooth
+        return values[visible], smooth
 
     def _validation(self, one: Drawn) -> Series:
-        known = [event for event in one.run.evaluations if event["loss"] is not None]
-        steps, losses = (np.array([event[field] for event in known], np.float64) for field in ("step", "loss"))
+        with_loss = [event for event in one.run.evaluations if event["loss"] is not None]
+        steps, losses = (np.array([event[field] for event in with_loss], np.float64) for field in ("step", "loss"))
         return finite(one.x.at(steps), losses)
 
     def _draw_validation(self, axis: "Axes", one: Drawn) -> list[Series]:
@@ -226,12 +226,12 @@ def set_ticks(axis: "Axis", limits: tuple[float, float], is_log: bool, count: in
         axis.set_minor_locator(NullLocator())
 
 
-def _around(curve: Series, seen: np.ndarray) -> Series:
+def _around(curve: Series, visible: np.ndarray) -> Series:
     """The points that are seen, and one on either side, so that lines run on to the edge."""
-    found = np.flatnonzero(seen)
-    if not len(found):
+    visible_indexes = np.flatnonzero(visible)
+    if not len(visible_indexes):
         return curve[0][:0], curve[1][:0]
-    around = slice(max(0, found[0] - 1), found[-1] + 2)
+    around = slice(max(0, visible_indexes[0] - 1), visible_indexes[-1] + 2)
     return curve[0][around], curve[1][around]
 
 

@@ -118,9 +118,9 @@ def _cost_lines(costs: FaultCosts) -> list[str]:
     return lines
 
 
-def table(found: Sequence[Goodput]) -> str:
+def table(results: Sequence[Goodput]) -> str:
     """For people: a block for each run, its seconds by cause with their shares of the allocated time."""
-    return "\n\n".join(_block(one) for one in found) + "\n"
+    return "\n\n".join(_block(one) for one in results) + "\n"
 
 
 def _block(one: Goodput) -> str:

@@ -23,7 +23,7 @@ from lt_monitor.runs import metrics
 from lt_monitor.runs.attempts import Run
 from lt_monitor.runs.curves import EARLY_SHARE, LOSS_WINDOW_SHARE, WINDOW_SHARE, Series, envelope, finite, smoothed, thinned
 from lt_monitor.runs.metrics import Metric
-from lt_monitor.runs.speed import Known
+from lt_monitor.runs.speed import RunFacts
 from lt_monitor.runs.summary import Summary, summarize
 from lt_monitor.views import report_tables
 from lt_monitor.views.annotations import annotations_of
@@ -41,7 +41,7 @@ Panel = dict[str, Any]
 def build(
     runs: Sequence[Run],
     names: Sequence[str],
-    known: Known,
+    run_facts: RunFacts,
     options: PlotOptions,
     now: float | None = None,
     sections: Sequence[str] = (),
@@ -52,14 +52,14 @@ def build(
 
     Raises UsageError for a metric that no run has.
     """
-    summaries = [summarize(run, known, now) for run in runs]
-    found = metrics.curves_of(runs, known, options.metrics)
+    summaries = [summarize(run, run_facts, now) for run in runs]
+    metric_curves = metrics.curves_of(runs, run_facts, options.metrics)
     shown = [_run_data(run, printable(name)) for run, name in zip(runs, names, strict=True)]
-    for number, (metric, curves) in enumerate(found):
+    for number, (metric, curves) in enumerate(metric_curves):
         for data, curve in zip(shown, curves, strict=True):
             if len(curve[0]):
                 data["curves"][_key(metric, number)] = _curve(curve, metric, options)
-    panels = _panels([metric for metric, _ in found], any(data["annotations"] for data in shown))
+    panels = _panels([metric for metric, _ in metric_curves], any(data["annotations"] for data in shown))
     resources = importlib.resources.files("lt_monitor.views") / "report_page"
     style, script, page = ((resources / name).read_text(encoding="utf-8") for name in ("style.css", "charts.js", "page.html"))
     page_data = {
@@ -129,11 +129,11 @@ def _charts(panels: Sequence[Panel], toggles: str, legend: str) -> str:
     )
 
 
-def _panels(found: Sequence[Metric], has_annotations: bool) -> list[Panel]:
+def _panels(panel_metrics: Sequence[Metric], has_annotations: bool) -> list[Panel]:
     """The first one is large and has the annotations."""
     panels = [
         {"key": _key(metric, number), "title": metric.title, "unit": metric.unit, "short": metric.short, "large": number == 0}
-        for number, metric in enumerate(found)
+        for number, metric in enumerate(panel_metrics)
     ]
     return [panel | {"annotations": has_annotations, "last": number == len(panels) - 1} for number, panel in enumerate(panels)]
 
@@ -145,8 +145,8 @@ def _key(metric: Metric, number: int) -> str:
 
 def _run_data(run: Run, name: str) -> dict[str, Any]:
     steps = run.steps
-    known = [event for event in run.evaluations if event["loss"] is not None]
-    losses = finite(*(np.array([event[field] for event in known], np.float64) for field in ("step", "loss")))
+    with_loss = [event for event in run.evaluations if event["loss"] is not None]
+    losses = finite(*(np.array([event[field] for event in with_loss], np.float64) for field in ("step", "loss")))
     validation = list(zip(losses[0].astype(int).tolist(), losses[1].tolist(), strict=True))
     return {
         "name": name,

@@ -9,7 +9,7 @@ import numpy as np
 from lt_monitor.logs.log_files import STANDARD_INPUT
 from lt_monitor.runs import metrics, run_loader, scores
 from lt_monitor.runs.attempts import Run
-from lt_monitor.runs.speed import Known
+from lt_monitor.runs.speed import RunFacts
 from lt_monitor.views import sparklines
 from lt_monitor.views.plot_options import PlotOptions
 from lt_shared.console import UsageError
@@ -18,7 +18,9 @@ from lt_shared.files import storage
 FORMATS = ("png", "svg", "pdf", "html")
 
 
-def plot(patterns: Sequence[str], output: str | None, known: Known, options: PlotOptions, evals: Sequence[str] = ()) -> None:
+def plot(
+    patterns: Sequence[str], output: str | None, run_facts: RunFacts, options: PlotOptions, evals: Sequence[str] = ()
+) -> None:
     """Draw the runs in the logs: to the file `output`, whose ending says what it is, or as a PNG to stdout for `-`.
 
     `evals` are directories with the scores of checkpoints, one for each run.
@@ -39,25 +41,25 @@ def plot(patterns: Sequence[str], output: str | None, known: Known, options: Plo
         runs = [run for run in runs if np.isfinite(run.steps.column("loss")).any()] or runs[:1]
     names = short_names([run.name for run in runs])
     if output is None:
-        print("\n\n".join(_sparklines(runs, names, known, options)))
+        print("\n\n".join(_sparklines(runs, names, run_facts, options)))
         return
-    content = _content(form, runs, names, known, options)
+    content = _content(form, runs, names, run_facts, options)
     if output == STANDARD_INPUT:
         sys.stdout.buffer.write(content)
     else:
         storage.write_bytes(output, content)
     if sys.stderr.isatty():
-        print("\n".join(_sparklines(runs, names, known, options)), file=sys.stderr)
+        print("\n".join(_sparklines(runs, names, run_facts, options)), file=sys.stderr)
 
 
-def _sparklines(runs: Sequence[Run], names: Sequence[str], known: Known, options: PlotOptions) -> list[str]:
+def _sparklines(runs: Sequence[Run], names: Sequence[str], run_facts: RunFacts, options: PlotOptions) -> list[str]:
     """Of each run. Those metrics that were chosen have to be of any run, others are of each run what it has."""
     if options.metrics:
-        found = metrics.curves_of(runs, known, options.metrics)
-        of_runs = [[(metric, curves[index]) for metric, curves in found] for index in range(len(runs))]
+        run_curves = metrics.curves_of(runs, run_facts, options.metrics)
+        of_runs = [[(metric, curves[index]) for metric, curves in run_curves] for index in range(len(runs))]
     else:
-        of_runs = [[(metric, curve) for metric, (curve,) in metrics.curves_of([run], known)] for run in runs]
-    return [sparklines.of_run(run, name, found) for run, name, found in zip(runs, names, of_runs, strict=True)]
+        of_runs = [[(metric, curve) for metric, (curve,) in metrics.curves_of([run], run_facts)] for run in runs]
+    return [sparklines.of_run(run, name, run_curves) for run, name, run_curves in zip(runs, names, of_runs, strict=True)]
 
 
 def _format(output: str) -> str:
@@ -71,14 +73,14 @@ def _format(output: str) -> str:
     return form
 
 
-def _content(form: str, runs: Sequence[Run], names: Sequence[str], known: Known, options: PlotOptions) -> bytes:
+def _content(form: str, runs: Sequence[Run], names: Sequence[str], run_facts: RunFacts, options: PlotOptions) -> bytes:
     if form == "html":
         from lt_monitor.views import html_report
 
-        return html_report.build(runs, names, known, options).encode()
+        return html_report.build(runs, names, run_facts, options).encode()
     from lt_monitor.views import figure
 
-    return figure.render(form, runs, names, known, options)
+    return figure.render(form, runs, names, run_facts, options)
 
 
 def short_names(names: list[str]) -> list[str]:

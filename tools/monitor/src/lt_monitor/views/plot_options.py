@@ -30,7 +30,7 @@ class PlotOptions:
 
     def of_pictures_only(self) -> list[str]:
         """The options that were given and that only pictures have."""
-        given = {
+        is_given_by_option = {
             "--x": self.x != "step",
             "--x-range": self.x_range != NO_RANGE,
             "--y-range": self.y_range != NO_RANGE,
@@ -38,7 +38,7 @@ class PlotOptions:
             "--log-y": self.log_y,
             "--dark": self.dark,
         }
-        return [option for option, is_given in given.items() if is_given]
+        return [option for option, is_given in is_given_by_option.items() if is_given]
 
 
 def parse_reference(text: str) -> Reference:

@@ -264,7 +264,7 @@ def _fault_row(group: Sequence[Record], attempt: Attempt) -> list[Cell]:
     step = fault_step(first, attempt)
     ranks = list(dict.fromkeys(f"rank {fault['rank']}" for fault in group if fault.get("rank") is not None))
     nodes = list(dict.fromkeys(printable(fault["node"], 60) for fault in group if fault.get("node") is not None))
-    where = ", ".join((ranks + nodes)[:4]) + (" …" if len(ranks + nodes) > 4 else "")
+    place = ", ".join((ranks + nodes)[:4]) + (" …" if len(ranks + nodes) > 4 else "")
     times = f" &times;{len(group):,}" if len(group) > 1 else ""
     when = "" if first.get("time") is None else printable(first["time"][:19]).replace("T", " ")
     return [
@@ -273,7 +273,7 @@ def _fault_row(group: Sequence[Record], attempt: Attempt) -> list[Cell]:
         ("Attempt", f"{attempt.number}"),
         ("Step", "" if step is None else f"{step:,}"),
         ("When", escape(when)),
-        ("Where", escape(where)),
+        ("Where", escape(place)),
         ("Line", f"<code>{escape(printable(first['message'], MESSAGE_CHARACTERS))}</code>"),
     ]
 

@@ -16,7 +16,7 @@ NEVER_SHOWN = ("save", "load")
 
 def columns(summaries: Sequence[Summary]) -> dict[str, list[str]]:
     """The cells of each column; a column that no run has anything for is left out."""
-    found = {
+    cells_by_title = {
         "step": ["" if one.step is None else f"{one.step:,}" for one in summaries],
         "done": [_share(one) for one in summaries],
         "loss": [_number(one.loss_mean, ".4f") for one in summaries],
@@ -30,7 +30,7 @@ def columns(summaries: Sequence[Summary]) -> dict[str, list[str]]:
         "fault": [_fault(one) for one in summaries],
         "ended": [printable(one.ended or "") for one in summaries],
     }
-    return {title: cells for title, cells in found.items() if any(cells)}
+    return {title: cells for title, cells in cells_by_title.items() if any(cells)}
 
 
 def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
@@ -52,8 +52,8 @@ def print_table(runs: Sequence[Run], names: Sequence[str], summaries: Sequence[S
     table = {"run": [printable(name) for name in names]} | columns(summaries) | shown_arguments
     _print(table)
     if len(different) > MAXIMUM_ARGUMENTS:
-        others = ", ".join(list(different)[MAXIMUM_ARGUMENTS:])
-        print(f"\nThey differ in these arguments too (--json has their values): {others}")
+        unshown = ", ".join(list(different)[MAXIMUM_ARGUMENTS:])
+        print(f"\nThey differ in these arguments too (--json has their values): {unshown}")
 
 
 def _print(table: dict[str, list[str]]) -> None:

@@ -24,7 +24,7 @@ LABEL_WIDTH = 20
 MAXIMUM_WIDTH = 100
 
 
-def of_run(run: Run, name: str, found: Sequence[tuple[Metric, Series]], width: int | None = None) -> str:
+def of_run(run: Run, name: str, metric_curves: Sequence[tuple[Metric, Series]], width: int | None = None) -> str:
     """A heading, a line for each curve that the run has, and one that marks what happened. `width` is in characters."""
     steps = run.steps
     first, last = int(steps.numbers[0]), int(steps.numbers[-1])
@@ -32,7 +32,7 @@ def of_run(run: Run, name: str, found: Sequence[tuple[Metric, Series]], width: i
     cells = min(max(10, wide), len(steps))
     total = steps.last("total_steps")
     lines = [f"{printable(name)}  step {last:,}" + (f" of {int(total):,}" if total else "")]
-    lines += [_row(metric.short, curve, first, last, cells) for metric, curve in found if len(curve[0])]
+    lines += [_row(metric.short, curve, first, last, cells) for metric, curve in metric_curves if len(curve[0])]
     return "\n".join(lines + _annotations(run, first, last, cells))
 
 
@@ -42,15 +42,14 @@ def _row(title: str, curve: Series, first: int, last: int, cells: int) -> str:
 
 
 def _annotations(run: Run, first: int, last: int, cells: int) -> list[str]:
-    found = annotations_of(run)
-    if not found:
+    annotations = annotations_of(run)
+    if not annotations:
         return []
     line = [" "] * cells
     for kind, (sign, _) in SIGNS.items():
-        for annotation in found:
+        for annotation in annotations:
             if annotation.kind == kind and first <= annotation.step <= last:
                 line[min((annotation.step - first) * cells // max(1, last - first + 1), cells - 1)] = sign
-    present = [
-        f"{sign} {meaning}" for kind, (sign, meaning) in SIGNS.items() if any(annotation.kind == kind for annotation in found)
-    ]
+    kinds = {annotation.kind for annotation in annotations}
+    present = [f"{sign} {meaning}" for kind, (sign, meaning) in SIGNS.items() if kind in kinds]
     return [" " * LABEL_WIDTH + "".join(line).rstrip(), " " * LABEL_WIDTH + "  ".join(present)]

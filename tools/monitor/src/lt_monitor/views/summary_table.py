@@ -140,10 +140,10 @@ def _eta(summary: Summary) -> str:
 
 def duration(seconds: float) -> str:
     """Two units are enough: `3 d 4 h`, `12 min 5 s`."""
-    rest = round(seconds)
+    remaining = round(seconds)
     parts: list[str] = []
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
-        count, rest = divmod(rest, length)
+        count, remaining = divmod(remaining, length)
         if count or (unit == "s" and not parts):
             parts.append(f"{count:,} {unit}")
     return " ".join(parts[:2])
@@ -184,8 +184,8 @@ def describe_fault(fault: Record) -> str:
     number = f" {fault['xid']}" if "xid" in fault else ""
     if "suspect_ranks" in fault:
         return f"{printable(fault['fault'])}, first suspect {ranks_text(fault['suspect_ranks'])}, in attempt {fault['attempt']}"
-    where = f" on rank {fault['rank']}" if "rank" in fault else f" on {printable(fault['node'])}" if "node" in fault else ""
-    return f"{printable(fault['fault'])}{number}{where} in attempt {fault['attempt']}"
+    place = f" on rank {fault['rank']}" if "rank" in fault else f" on {printable(fault['node'])}" if "node" in fault else ""
+    return f"{printable(fault['fault'])}{number}{place} in attempt {fault['attempt']}"
 
 
 def _ended(summary: Summary) -> str:

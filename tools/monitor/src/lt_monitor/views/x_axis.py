@@ -11,7 +11,7 @@ import numpy as np
 from lt_monitor.events.escaping import printable
 from lt_monitor.runs import speed
 from lt_monitor.runs.attempts import Run
-from lt_monitor.runs.speed import Known, Sizes
+from lt_monitor.runs.speed import RunFacts, Sizes
 from lt_monitor.views.tick_labels import compact
 from lt_shared.console import BadData
 
@@ -24,14 +24,14 @@ class XAxis:
     positions: np.ndarray
 
     @classmethod
-    def of(cls, run: Run, x: str, known: Known) -> "XAxis":
+    def of(cls, run: Run, x: str, run_facts: RunFacts) -> "XAxis":
         """`x` is one of X_AXES. Raises BadData when the log does not show the tokens or the times."""
         numbers = run.steps.numbers
         if x == "step":
             return cls(numbers, numbers.astype(np.float64))
-        positions = _tokens(run, known) if x == "tokens" else _hours(run)
-        found = np.isfinite(positions)
-        return cls(numbers[found], np.maximum.accumulate(positions[found]))
+        positions = _tokens(run, run_facts) if x == "tokens" else _hours(run)
+        has_position = np.isfinite(positions)
+        return cls(numbers[has_position], np.maximum.accumulate(positions[has_position]))
 
     def at(self, steps: Sequence[int] | np.ndarray) -> np.ndarray:
         """Where steps are, shape (points,); those that were not logged lie between those that were."""
@@ -42,8 +42,8 @@ def tick_label(x: str, position: float) -> str:
     return compact(position) if x == "tokens" else f"{position:,.0f}" if x == "step" else f"{position:,.6g}"
 
 
-def _tokens(run: Run, known: Known) -> np.ndarray:
-    sizes = Sizes.of(run.arguments, known)
+def _tokens(run: Run, run_facts: RunFacts) -> np.ndarray:
+    sizes = Sizes.of(run.arguments, run_facts)
     steps = run.steps
     samples = steps.column("consumed_samples")
     if sizes.global_batch_size is not None:
@@ -58,10 +58,10 @@ def _tokens(run: Run, known: Known) -> np.ndarray:
 def _hours(run: Run) -> np.ndarray:
     """By the times of the lines, pauses between attempts included; without times, the steps' own times added up."""
     steps = run.steps
-    known = np.isfinite(steps.times)
-    if known.any():
+    has_time = np.isfinite(steps.times)
+    if has_time.any():
         begin = run.attempts[0].begin_time
-        return (steps.times - (begin if begin is not None else steps.times[known][0])) / 3600
+        return (steps.times - (begin if begin is not None else steps.times[has_time][0])) / 3600
     seconds = speed.step_seconds(steps)
     if not np.isfinite(seconds).any():
         raise BadData(f"{printable(run.name)}: the log shows no times, so hours are not known", "leave out --x hours")

@@ -86,10 +86,10 @@ def _constant(text: bytes, count: int) -> np.ndarray:
 
 def _bit_lengths(numbers: np.ndarray) -> np.ndarray:
     lengths = np.zeros(len(numbers), np.int64)
-    left = numbers.copy()
-    while left.any():
-        lengths += left > 0
-        left >>= 1
+    remaining = numbers.copy()
+    while remaining.any():
+        lengths += remaining > 0
+        remaining >>= 1
     return lengths
 
 

@@ -20,7 +20,7 @@ from lt_monitor.runs import run_loader, speed
 from lt_monitor.runs.attempts import Run
 from lt_monitor.runs.metrics import METRICS
 from lt_monitor.runs.silence import Silence
-from lt_monitor.runs.speed import Known, Sizes
+from lt_monitor.runs.speed import RunFacts, Sizes
 from lt_monitor.views import plot
 from lt_monitor.views.export import event_file
 from lt_shared.console import CannotCreate
@@ -51,7 +51,7 @@ COMPUTED = ("step_seconds", "tflops_per_gpu", "tokens_per_second", "tokens_per_s
 Curve = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-def export(patterns: Sequence[str], directory: str, known: Known) -> list[tuple[str, str]]:
+def export(patterns: Sequence[str], directory: str, run_facts: RunFacts) -> list[tuple[str, str]]:
     """Write the runs in the logs below `directory`; the name of each run and the directory of its event file.
 
     Raises: NoInput and BadData as `run_loader.read`; CannotCreate when a directory cannot be written, or holds event files of
@@ -65,7 +65,7 @@ def export(patterns: Sequence[str], directory: str, known: Known) -> list[tuple[
         _make_directories(directory, name)
         path = os.path.join(target, UNREAD_NAME)
         with storage.publish(path) as file:
-            for block in _blocks(run, known):
+            for block in _blocks(run, run_facts):
                 file.write(block)
         with local_files.creating(target):
             os.replace(path, os.path.join(target, EVENT_FILE))
@@ -77,13 +77,13 @@ def export(patterns: Sequence[str], directory: str, known: Known) -> list[tuple[
 def directory_names(names: Sequence[str]) -> list[str]:
     """A relative path for each run, without what all share, and with nothing that leads elsewhere or commands a terminal."""
     short = plot.short_names(list(names)) if len(names) > 1 else [os.path.basename(names[0].rstrip("/"))]
-    found: list[str] = []
+    paths: list[str] = []
     for name in short:
         parts = [_directory_name(part) for part in name.split("/") if part not in ("", ".")]
         path = os.path.join(*parts) if parts else "run"
         numbered = (path if number == 1 else f"{path}-{number}" for number in itertools.count(1))
-        found.append(next(each for each in numbered if each not in found))
-    return found
+        paths.append(next(candidate for candidate in numbered if candidate not in paths))
+    return paths
 
 
 def _directory_name(part: str) -> str:
@@ -102,45 +102,47 @@ def _make_directories(directory: str, name: str) -> None:
             path = os.path.join(path, part)
             if not os.path.isdir(path) or os.path.islink(path):
                 os.mkdir(path)
-        others = sorted(each for each in os.listdir(path) if "tfevents" in each and each != EVENT_FILE)
-    if others:
-        raise CannotCreate(f"{path}: has event files of another program: {printable(others[0])}", "choose another directory")
+        foreign_files = sorted(name for name in os.listdir(path) if "tfevents" in name and name != EVENT_FILE)
+    if foreign_files:
+        raise CannotCreate(
+            f"{path}: has event files of another program: {printable(foreign_files[0])}", "choose another directory"
+        )
 
 
-def _blocks(run: Run, known: Known) -> Iterator[bytes]:
+def _blocks(run: Run, run_facts: RunFacts) -> Iterator[bytes]:
     times = wall_times(run)
     yield event_file.header(float(times[0]))
-    for tag, (steps, seconds, values) in curves(run, known, times).items():
+    for tag, (steps, seconds, values) in curves(run, run_facts, times).items():
         yield from event_file.scalars(tag, steps, seconds, values)
 
 
-def curves(run: Run, known: Known, times: np.ndarray) -> dict[str, Curve]:
+def curves(run: Run, run_facts: RunFacts, times: np.ndarray) -> dict[str, Curve]:
     """The curves of a run by tag. A value is NaN where the log has it but no number; `times` are those of its steps."""
     steps = run.steps
-    sizes = Sizes.of(run.arguments, known)
+    sizes = Sizes.of(run.arguments, run_facts)
     columns = {name: column for name, column in steps.columns.items() if name not in NO_CURVES}
     columns |= {metric.key: metric.of(steps, sizes) for metric in METRICS if metric.key in COMPUTED}
-    found: dict[str, Curve] = {}
+    curve_by_tag: dict[str, Curve] = {}
     for name, column in columns.items():
         logged = ~np.isnan(column)
         if logged.any():
             values = np.where(np.isfinite(column[logged]), column[logged], np.nan)
-            found[TAGS.get(name) or printable(name, TAG_CHARACTERS)] = steps.numbers[logged], times[logged], values
+            curve_by_tag[TAGS.get(name) or printable(name, TAG_CHARACTERS)] = steps.numbers[logged], times[logged], values
     for split in ("validation", "test"):
         evaluations = run.evaluations_on(split)
         if evaluations:
             numbers, seconds, losses = _evaluation_curve(evaluations, steps.numbers, times)
             perplexities = [run_log.Evaluation(0, loss, split).perplexity for loss in losses.tolist()]
             loss, perplexity = run_log.evaluation_tags(split)
-            found[loss] = numbers, seconds, losses
-            found[perplexity] = numbers, seconds, np.array(perplexities)
-    return found
+            curve_by_tag[loss] = numbers, seconds, losses
+            curve_by_tag[perplexity] = numbers, seconds, np.array(perplexities)
+    return curve_by_tag
 
 
 def _evaluation_curve(evaluations: Sequence[Record], numbers: np.ndarray, times: np.ndarray) -> Curve:
     steps = np.array([event["step"] for event in evaluations], np.int64)
-    own = np.array([epoch_seconds(event.get("time")) for event in evaluations])
-    seconds = np.where(np.isfinite(own), own, np.interp(steps, numbers, times))
+    logged_times = np.array([epoch_seconds(event.get("time")) for event in evaluations])
+    seconds = np.where(np.isfinite(logged_times), logged_times, np.interp(steps, numbers, times))
     return steps, seconds, np.array([np.nan if event["loss"] is None else event["loss"] for event in evaluations], np.float64)
 
 
@@ -151,9 +153,9 @@ def wall_times(run: Run) -> np.ndarray:
     last changed, and the others earlier by the time that steps take.
     """
     steps = run.steps
-    known = np.isfinite(steps.times)
-    if known.any():
-        return np.asarray(np.interp(steps.numbers, steps.numbers[known], steps.times[known]))
+    has_time = np.isfinite(steps.times)
+    if has_time.any():
+        return np.asarray(np.interp(steps.numbers, steps.numbers[has_time], steps.times[has_time]))
     seconds = speed.step_seconds(steps)
     passed = np.cumsum(np.where(np.isfinite(seconds), seconds, 0.0) * np.diff(steps.numbers, prepend=steps.numbers[:1]))
     updated = Silence.of(run).updated

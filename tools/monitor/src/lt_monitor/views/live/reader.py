@@ -13,7 +13,7 @@ from lt_monitor.events.escaping import printable
 from lt_monitor.events.records import Record
 from lt_monitor.logs.log_files import expand
 from lt_monitor.runs import run_loader
-from lt_monitor.runs.speed import Known
+from lt_monitor.runs.speed import RunFacts
 from lt_monitor.views import plot
 from lt_monitor.views.live.view import Node, View, nodes_of
 from lt_shared.console import ToolError
@@ -25,9 +25,9 @@ LOOK_SHARE = 10
 class Logs:
     """What the logs say now. `sample_gpus` asks this machine for its GPUs."""
 
-    def __init__(self, patterns: Sequence[str], known: Known, sample_gpus: Callable[[], list[Record]] = list):
+    def __init__(self, patterns: Sequence[str], run_facts: RunFacts, sample_gpus: Callable[[], list[Record]] = list):
         self.patterns = patterns
-        self.known = known
+        self.run_facts = run_facts
         self.views: list[View] = []
         self.nodes: list[Node] = []
         self.trouble: str | None = None
@@ -40,15 +40,15 @@ class Logs:
         """Raises: NoInput and BadData when there is nothing to show."""
         begin = time.monotonic()
         paths = expand(self.patterns, quiet=bool(self._seen))
-        seen = _state(paths)
-        found = run_loader.read(paths, need_steps=False)
-        self._samples = [event for run in found for event in run.of_kind("gpu")]
+        file_state = _state(paths)
+        runs_in_logs = run_loader.read(paths, need_steps=False)
+        self._samples = [event for run in runs_in_logs for event in run.of_kind("gpu")]
         if not self._samples:
-            run_loader.require_steps(found, paths)
-        runs = run_loader.join_by_checkpoints([run for run in found if len(run.steps)])
+            run_loader.require_steps(runs_in_logs, paths)
+        runs = run_loader.join_by_checkpoints([run for run in runs_in_logs if len(run.steps)])
         names = plot.short_names([run.name for run in runs])
-        self.views = [View.of(run, name, self.known) for run, name in zip(runs, names, strict=True)]
-        self._seen = seen
+        self.views = [View.of(run, name, self.run_facts) for run, name in zip(runs, names, strict=True)]
+        self._seen = file_state
         self._look_at_gpus()
         self.look_seconds = time.monotonic() - begin
 
@@ -94,11 +94,11 @@ class Reader(threading.Thread):
 
 
 def _state(paths: Sequence[str]) -> list[tuple[object, ...]]:
-    found: list[tuple[object, ...]] = []
+    file_state: list[tuple[object, ...]] = []
     for path in paths:
         if storage.is_remote(path):
-            found.append((path, time.monotonic()))
+            file_state.append((path, time.monotonic()))
         else:
             status = os.stat(path)
-            found.append((path, status.st_ino, status.st_size, status.st_mtime_ns))
-    return found
+            file_state.append((path, status.st_ino, status.st_size, status.st_mtime_ns))
+    return file_state

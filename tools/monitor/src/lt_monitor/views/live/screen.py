@@ -69,8 +69,8 @@ def render(
             parts.append(_table(views, now, width, max(1, room - TABLE_LINES), chosen))
         parts += gpus
     clock = time.strftime("%H:%M:%S", time.localtime(now))
-    said, style = (_keys(choice), "dim") if trouble is None else (trouble, "red")
-    parts.append(Text(f" {clock}  {said}", style=style, no_wrap=True, overflow="ellipsis"))
+    footer, style = (_keys(choice), "dim") if trouble is None else (trouble, "red")
+    parts.append(Text(f" {clock}  {footer}", style=style, no_wrap=True, overflow="ellipsis"))
     return Group(*parts)
 
 
@@ -95,9 +95,9 @@ def _panel(view: View, now: float, is_chosen: bool = False) -> "RenderableType":
     grid.add_column(justify="right", no_wrap=True)
     rows = summary_table.ROWS
     share = min(1.0, summary.done_share or 0.0)
-    left = rows["time left"](summary)
-    where = _join(rows["step"](summary), {"-": "", "done": "done"}.get(left, f"{left} left"))
-    grid.add_row("step", ProgressBar(total=1.0, completed=share), where)
+    time_left = rows["time left"](summary)
+    progress = _join(rows["step"](summary), {"-": "", "done": "done"}.get(time_left, f"{time_left} left"))
+    grid.add_row("step", ProgressBar(total=1.0, completed=share), progress)
     grid.add_row("loss", _Spark(view, "loss", "cyan"), _loss(summary))
     grid.add_row("speed", _Spark(view, "rate", "green"), _join(rows["speed"](summary), _percent(summary)))
     validation, checkpoint = rows["validation"](summary), rows["checkpoint"](summary)
@@ -211,11 +211,11 @@ def _page(view: View, now: float, width: int, height: int) -> "list[RenderableTy
     lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in view.lines[curves].splitlines()[1:]]
     attempts = [_attempt(attempt) for attempt in view.run.attempts]
     faults = [_fault_line(view, fault) for fault in view.run.of_kind("fault") if fault["severity"] != "info"]
-    for title, found in (("Attempts", attempts), ("Faults", faults)):
-        left = room - len(lines) - 2
-        if found and left > 0:
+    for title, listed in (("Attempts", attempts), ("Faults", faults)):
+        room_left = room - len(lines) - 2
+        if listed and room_left > 0:
             lines += [Text(""), Text(title, style="bold")]
-            lines += [Text(line, no_wrap=True, overflow="ellipsis") for line in found[-left:]]
+            lines += [Text(line, no_wrap=True, overflow="ellipsis") for line in listed[-room_left:]]
     return [*parts, *lines[: max(0, room)]]
 
 

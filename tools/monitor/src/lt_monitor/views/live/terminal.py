@@ -110,12 +110,12 @@ class Keyboard:
 
 def names(text: bytes) -> list[str]:
     """The keys that a terminal says with these bytes. Sequences of other keys are one key without a name."""
-    found = []
+    keys = []
     while text:
         length = _sequence_length(text)
         key, text = text[:length], text[length:]
-        found.append(KEYS.get(key) or (key.decode("ascii", "replace") if length == 1 else ""))
-    return found
+        keys.append(KEYS.get(key) or (key.decode("ascii", "replace") if length == 1 else ""))
+    return keys
 
 
 def _sequence_length(text: bytes) -> int:

@@ -12,7 +12,7 @@ from lt_monitor.runs.attempts import Run
 from lt_monitor.runs.curves import Series, finite, sparkline
 from lt_monitor.runs.metrics import METRICS, Metric
 from lt_monitor.runs.silence import Silence
-from lt_monitor.runs.speed import Known, Sizes
+from lt_monitor.runs.speed import RunFacts, Sizes
 from lt_monitor.runs.summary import Summary, summarize
 
 # Clocks are lowered for these; for the others, such as an idle GPU, that is as it should be.
@@ -26,14 +26,14 @@ class View:
     name: str
     summary: Summary
     run: Run
-    known: Known
+    run_facts: RunFacts
     silence: Silence
     lines: dict[tuple[str, int], str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
-    def of(cls, run: Run, name: str, known: Known) -> "View":
+    def of(cls, run: Run, name: str, run_facts: RunFacts) -> "View":
         silence = Silence.of(run)
-        return cls(printable(name), summarize(run, known, silence.updated), run, known, silence)
+        return cls(printable(name), summarize(run, run_facts, silence.updated), run, run_facts, silence)
 
     def at(self, now: float) -> "View":
         """The view as time goes by without a new line."""
@@ -50,15 +50,15 @@ class View:
         return self.lines[metric, width]
 
     def _rate(self) -> Series:
-        _, (rate,) = metrics.speed_curves([self.run.steps], [Sizes.of(self.run.arguments, self.known)])
+        _, (rate,) = metrics.speed_curves([self.run.steps], [Sizes.of(self.run.arguments, self.run_facts)])
         return rate
 
     @functools.cached_property
     def curves(self) -> list[tuple[Metric, Series]]:
         """Of every metric that the run has and this tool knows."""
-        sizes = Sizes.of(self.run.arguments, self.known)
-        found = [(metric, metric.curve(self.run.steps, sizes)) for metric in METRICS]
-        return [(metric, curve) for metric, curve in found if len(curve[0])]
+        sizes = Sizes.of(self.run.arguments, self.run_facts)
+        metric_curves = [(metric, metric.curve(self.run.steps, sizes)) for metric in METRICS]
+        return [(metric, curve) for metric, curve in metric_curves if len(curve[0])]
 
 
 @dataclasses.dataclass(frozen=True)

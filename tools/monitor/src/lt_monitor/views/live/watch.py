@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from lt_monitor.events.records import Record
 from lt_monitor.logs.log_files import STANDARD_INPUT
-from lt_monitor.runs.speed import Known
+from lt_monitor.runs.speed import RunFacts
 from lt_monitor.views.live.reader import Logs, Reader
 from lt_monitor.views.live.screen import Choice, render
 from lt_monitor.views.live.terminal import Keyboard, Wakeup, undisturbed
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 REDRAW_SECONDS = 1.0
 
 
-def watch(patterns: Sequence[str], known: Known, interval_seconds: float, sample_gpus: Callable[[], list[Record]] = list) -> None:
+def watch(
+    patterns: Sequence[str], run_facts: RunFacts, interval_seconds: float, sample_gpus: Callable[[], list[Record]] = list
+) -> None:
     """Show the runs until q or Ctrl-C, looking at the logs and at `sample_gpus` every `interval_seconds` at most.
 
     Raises: UsageError without a terminal or for standard input; NoInput and BadData when the first look finds nothing to show.
@@ -41,7 +43,7 @@ def watch(patterns: Sequence[str], known: Known, interval_seconds: float, sample
 
     if Console().is_dumb_terminal:
         raise UsageError(f"watch cannot draw on this terminal (TERM={os.environ['TERM']})", "use lt-monitor summarize")
-    logs = Logs(patterns, known, sample_gpus)
+    logs = Logs(patterns, run_facts, sample_gpus)
     logs.look()
     wakeup = Wakeup()
     keyboard = Keyboard(wakeup)
