@@ -31,12 +31,12 @@ def verify(directory: str) -> dict[str, Any]:
         for name, size in checksums.sizes.items():
             path = f"{directory}/{name}"
             try:
-                found = files.size_bytes(path)
+                size_bytes = files.size_bytes(path)
             except (BadData, NoInput):
                 problems.append(f"{path}: missing")
                 continue
-            if found != size:
-                problems.append(f"{path}: {found} bytes, expected {size}")
+            if size_bytes != size:
+                problems.append(f"{path}: {size_bytes} bytes, expected {size}")
                 continue
             for piece in checksums.pieces.get(name, ()):
                 digest = hashlib.sha256()

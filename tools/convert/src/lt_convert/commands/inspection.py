@@ -23,7 +23,7 @@ def inspect(argument: str) -> dict[str, Any]:
         source = location.open_source(argument, files)
         tensors = {key: tensor for key, tensor in source.tensors.items() if not key.startswith(PADDING)}
         deviations = _deviations(source, files)
-        made = _record(source.directory)
+        record = _record(source.directory)
     architecture = source.model.architecture
     dtypes: dict[str, int] = {}
     for tensor in tensors.values():
@@ -37,7 +37,7 @@ def inspect(argument: str) -> dict[str, Any]:
         "dtypes": dtypes,
         "bytes": sum(math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype] for tensor in tensors.values()),
         "tensors": len(tensors),
-        "iteration": made.iteration if source.iteration is None and made else source.iteration,
+        "iteration": record.iteration if source.iteration is None and record else source.iteration,
         "loss": source.loss,
         "trained": _trained(deviations, architecture.init_std),
         "standard_deviations": deviations,
@@ -49,7 +49,7 @@ def inspect(argument: str) -> dict[str, Any]:
             if source.tokenizer
             else None
         ),
-        **({MERGED: made.merged} if made and made.merged else {}),
+        **({MERGED: record.merged} if record and record.merged else {}),
         **source.details,
     }
 

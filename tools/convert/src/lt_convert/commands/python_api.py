@@ -109,17 +109,17 @@ def merge(
 
 def _chosen(sources: Path | Iterable[Path] | Mapping[Path, float], last: int | None) -> list[Chosen]:
     if isinstance(sources, Mapping):
-        given = [Chosen(_place(path), float(weight)) for path, weight in sources.items()]
+        checkpoints = [Chosen(_place(path), float(weight)) for path, weight in sources.items()]
     else:
         paths = [sources] if isinstance(sources, str | os.PathLike) else sources
-        given = [Chosen(_place(path), None) for path in paths]
-    if not given:
+        checkpoints = [Chosen(_place(path), None) for path in paths]
+    if not checkpoints:
         raise UsageError("no checkpoint to merge", "name at least two")
     if last is None:
-        return given
-    if len(given) > 1 or given[0].weight is not None:
+        return checkpoints
+    if len(checkpoints) > 1 or checkpoints[0].weight is not None:
         raise UsageError(f"last={last} is for one run, without a weight", "name the checkpoints themselves")
-    return last_of_run(given[0].path, last)
+    return last_of_run(checkpoints[0].path, last)
 
 
 def inspect(path: Path) -> dict[str, Any]:
@@ -149,8 +149,8 @@ def verify(path: Path, other: Path | None = None, *, logits: bool = False) -> di
 
 def _place(path: Path) -> str:
     """The path as the commands take it; `-` and `@FILE` are manifests to those, and names of files here."""
-    given = os.fspath(path)
-    return os.path.abspath(given) if given.startswith(("-", "@")) else given
+    name = os.fspath(path)
+    return os.path.abspath(name) if name.startswith(("-", "@")) else name
 
 
 def _legacy_target(

@@ -82,22 +82,24 @@ class Contents:
         for number, (offsets, sizes) in enumerate(chunks):
             if number % PREFETCHED_CHUNKS == 0:
                 following = chunks[number : number + PREFETCHED_CHUNKS]
-                ahead = [self.locations[key, each] for each, _ in following if (key, each) in self.locations]
+                ahead = [self.locations[key, key_offsets] for key_offsets, _ in following if (key, key_offsets) in self.locations]
                 self.files.prefetch(
-                    found for each in ahead for found in torch_archive.ends(each.file, each.offset_bytes, each.length_bytes)
+                    position
+                    for key_offsets in ahead
+                    for position in torch_archive.ends(key_offsets.file, key_offsets.offset_bytes, key_offsets.length_bytes)
                 )
             location = self.locations.get((key, offsets))
             if location is None:
                 raise BadData(f"{path}: has no storage_data for the chunk of {key} at {list(offsets)}")
             record, locate = torch_archive.read(location.file, location.offset_bytes, location.length_bytes, self.files, key)
-            found = locate(record)
-            if found.dtype != dtype or found.view.shape != sizes or not len(offsets) == len(sizes) == len(shape):
+            stored = locate(record)
+            if stored.dtype != dtype or stored.view.shape != sizes or not len(offsets) == len(sizes) == len(shape):
                 raise BadData(
-                    f"{location.file}: the chunk of {key} at byte {location.offset_bytes} is {found.dtype} "
-                    f"{list(found.view.shape)}, expected {dtype} {list(sizes)}"
+                    f"{location.file}: the chunk of {key} at byte {location.offset_bytes} is {stored.dtype} "
+                    f"{list(stored.view.shape)}, expected {dtype} {list(sizes)}"
                 )
             located.append(
-                Chunk(tuple(range(first, first + size) for first, size in zip(offsets, sizes, strict=True)), found.view)
+                Chunk(tuple(range(first, first + size) for first, size in zip(offsets, sizes, strict=True)), stored.view)
             )
         tensor = Tensor(key, dtype, shape, tuple(located), dtype)
         tensor.check_cover()
@@ -156,8 +158,8 @@ def _location(directory: str, path: str, stored: Any) -> ShardLocation:
 
 
 def _check_naturals(*numbers: Iterable[Any]) -> None:
-    for each in numbers:
-        if not all(type(number) is int and number >= 0 for number in each):
+    for group in numbers:
+        if not all(type(number) is int and number >= 0 for number in group):
             raise ValueError("a size or an offset is not a natural number")
 
 
@@ -186,7 +188,7 @@ def outputs(entries: Iterable[Entry], objects: Mapping[str, Any], prefix: str = 
     entries = list(entries)
     total = sum(tensor.size_bytes for entry in entries for _, _, tensor in entry.chunks)
     file_bytes = min(FILE_BYTES, max(SMALLEST_FILE_BYTES, -(-total // FILES)))
-    made: list[OutputFile] = []
+    files: list[OutputFile] = []
     segments: list[bytes | Payload] = []
     bounds: list[int] = []
     size = 0
@@ -197,7 +199,7 @@ def outputs(entries: Iterable[Entry], objects: Mapping[str, Any], prefix: str = 
     def close() -> None:
         nonlocal segments, bounds, size
         if segments:
-            made.append(OutputFile(f"{prefix}__0_{len(made)}.distcp", tuple(segments), tuple(dict.fromkeys(bounds))))
+            files.append(OutputFile(f"{prefix}__0_{len(files)}.distcp", tuple(segments), tuple(dict.fromkeys(bounds))))
         segments, bounds, size = [], [], 0
 
     def add(key: str, offsets: Offsets | None, archive: tuple[bytes | Payload, ...]) -> ShardLocation:
@@ -208,7 +210,7 @@ def outputs(entries: Iterable[Entry], objects: Mapping[str, Any], prefix: str = 
         if padding:
             segments.append(b"\0" * padding)
             size += padding
-        location = ShardLocation(f"__0_{len(made)}.distcp", size, length)
+        location = ShardLocation(f"__0_{len(files)}.distcp", size, length)
         stored.append((key, offsets, location))
         segments.extend(archive)
         bounds.extend((size, size + length))
@@ -232,7 +234,7 @@ def outputs(entries: Iterable[Entry], objects: Mapping[str, Any], prefix: str = 
         described[key] = ("float32", (), [((), ())]) if is_tensor else None
         add(key, () if is_tensor else None, torch_archive.archive(value))
     close()
-    return [*made, OutputFile(f"{prefix}{METADATA}", (_metadata(described, stored),))]
+    return [*files, OutputFile(f"{prefix}{METADATA}", (_metadata(described, stored),))]
 
 
 def _split(offsets: tuple[int, ...], tensor: Tensor) -> Iterator[tuple[tuple[int, ...], Tensor]]:
@@ -281,9 +283,9 @@ def _metadata(described: Mapping[str, _Description], stored: Sequence[_Stored]) 
         Instance(
             Global(_PACKAGE, "Metadata"),
             {
-                "state_dict_metadata": Pairs((key, _storage_metadata(each)) for key, each in described.items()),
+                "state_dict_metadata": Pairs((key, _storage_metadata(description)) for key, description in described.items()),
                 "planner_data": None,
-                "storage_data": Pairs((_index(key, offsets), _storage_info(where)) for key, offsets, where in stored),
+                "storage_data": Pairs((_index(key, offsets), _storage_info(location)) for key, offsets, location in stored),
                 "storage_meta": None,
                 "version": None,
             },

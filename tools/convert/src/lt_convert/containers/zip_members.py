@@ -88,16 +88,16 @@ def read(path: str, offset: int, length: int, files: Files, origin: str) -> Arch
     directory = (
         tail[start - (length - len(tail)) :][:size] if start >= length - len(tail) else files.read(path, offset + start, size)
     )
-    found = sorted(_entries(directory, count, start, place), key=lambda member: member.header_offset)
-    limits = [*(member.header_offset for member in found[1:]), start]
+    in_order = sorted(_entries(directory, count, start, place), key=lambda member: member.header_offset)
+    limits = [*(member.header_offset for member in in_order[1:]), start]
     members = {
-        member.name: dataclasses.replace(member, limit=limit) for member, limit in zip(found, limits, strict=True)
+        member.name: dataclasses.replace(member, limit=limit) for member, limit in zip(in_order, limits, strict=True)
     }  # fmt: skip
     if len({name.lower() for name in members}) < count:
         raise _damaged(place, "it holds two members of one name")
-    if not found or found[0].header_offset:
+    if not in_order or in_order[0].header_offset:
         raise _damaged(place, "other bytes precede its members")
-    root = found[0].name.partition("/")[0]
+    root = in_order[0].name.partition("/")[0]
     if not root or any(not name.startswith(f"{root}/") for name in members):
         raise _damaged(place, "its members are not in one folder")
     for member in members.values():
@@ -181,7 +181,7 @@ def _large_sizes(sizes: tuple[int, int, int], extra: bytes, place: str) -> tuple
     expected = struct.pack("<HH", 1, 8 * len(order)) if order else b""
     if extra[:4] != expected or len(extra) != len(expected) + 8 * len(order):
         raise _damaged(place, "its directory has an entry with other fields")
-    found = list(sizes)
+    large_sizes = list(sizes)
     for number, index in enumerate(order):
-        found[index] = int.from_bytes(extra[4 + 8 * number : 12 + 8 * number], "little")
-    return found[0], found[1], found[2]
+        large_sizes[index] = int.from_bytes(extra[4 + 8 * number : 12 + 8 * number], "little")
+    return large_sizes[0], large_sizes[1], large_sizes[2]

@@ -25,7 +25,7 @@ class Journal:
     """The finished pieces of a plan by (file, offset): one JSON line each, after a line with the plan's identity."""
 
     directory: PartialDirectory
-    done: dict[tuple[str, int], Piece]
+    finished: dict[tuple[str, int], Piece]
     pending: list[Piece] = dataclasses.field(default_factory=list)
     synced: float = dataclasses.field(default_factory=time.monotonic)
 
@@ -71,7 +71,7 @@ class Journal:
             descriptor = self.directory.open(JOURNAL, os.O_WRONLY | os.O_APPEND)
             with open(descriptor, "ab") as file:
                 file.write(lines)
-        self.done |= {(piece.file, piece.offset): piece for piece in self.pending}
+        self.finished |= {(piece.file, piece.offset): piece for piece in self.pending}
         self.pending = []
         self.synced = time.monotonic()
 

@@ -74,13 +74,13 @@ def check_replaceable(destination: str, journaled: Collection[str] = ()) -> None
     if names != [JOURNAL] and not any(_CORE.fullmatch(name) or name in listed for name in (*names, *journaled)):
         raise _foreign(destination, names, "holds no checkpoint, only")
     folders = {name[: name.rindex("/") + 1] for name in listed if "/" in name}
-    own = {*listed, *folders, *(name for name in names if looks_like_checkpoint(name) or _FOLDER.fullmatch(name))}
-    check_only(destination, names, own)
+    replaceable = {*listed, *folders, *(name for name in names if looks_like_checkpoint(name) or _FOLDER.fullmatch(name))}
+    check_only(destination, names, replaceable)
 
 
-def check_only(destination: str, names: Iterable[str], own: Collection[str]) -> None:
-    """Raises CannotCreate when there are others than `own` among the names."""
-    foreign = sorted(name for name in names if name not in own)
+def check_only(destination: str, names: Iterable[str], expected: Collection[str]) -> None:
+    """Raise CannotCreate if one of the names is not among the `expected` ones."""
+    foreign = sorted(name for name in names if name not in expected)
     if foreign:
         raise _foreign(destination, foreign, "holds what no conversion wrote:")
 

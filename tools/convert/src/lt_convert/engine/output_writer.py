@@ -82,10 +82,10 @@ def _write_local(
             large = [output for output in outputs if output.has_tensors]
             for output in large:
                 open_output(directory, output.name, output.size_bytes)
-            work = [(*entry, journal.done.get(entry[:2])) for entry in _round_robin(large)]
-            done_bytes = sum(piece.length for piece in journal.done.values())
+            work = [(*entry, journal.finished.get(entry[:2])) for entry in _round_robin(large)]
+            done_bytes = sum(piece.length for piece in journal.finished.values())
             large_bytes = sum(output.size_bytes for output in large)
-            if journal.done:
+            if journal.finished:
                 note(f"{destination}: resumes after {done_bytes / 1e9:.2f} of {total / 1e9:.2f} GB")
             try:
                 with (
@@ -93,7 +93,7 @@ def _write_local(
                     _Workers(directory, work, source) as workers,
                 ):
                     for piece in workers.finished(progress.advance):
-                        if journal.done.get((piece.file, piece.offset)) != piece:
+                        if journal.finished.get((piece.file, piece.offset)) != piece:
                             journal.add(piece)
                 source.finish(views(outputs))
             except BadData:
@@ -108,10 +108,10 @@ def _write_local(
             # The files that make the directory a checkpoint are written after all tensors.
             for output in outputs:
                 if not output.has_tensors:
-                    content = small_content(output, journal.done.values())
+                    content = small_content(output, journal.finished.values())
                     _write_small(directory, output.name, content)
-                    journal.done[output.name, 0] = piece_of(output.name, content)
-            checksums = Checksums.of([(output.name, output.size_bytes) for output in outputs], journal.done.values())
+                    journal.finished[output.name, 0] = piece_of(output.name, content)
+            checksums = Checksums.of([(output.name, output.size_bytes) for output in outputs], journal.finished.values())
             _write_small(directory, Checksums.RECORD, finish(checksums))
             if replace:
                 # Somebody may have put a file there in the meantime.
@@ -138,12 +138,12 @@ def _write_small(directory: PartialDirectory, name: str, content: bytes) -> None
 
 
 def _check_space(directory: PartialDirectory, outputs: Sequence[OutputFile], journal: Journal) -> None:
-    needed = sum(output.size_bytes for output in outputs) - sum(piece.length for piece in journal.done.values())
+    needed_bytes = sum(output.size_bytes for output in outputs) - sum(piece.length for piece in journal.finished.values())
     status = os.statvfs(directory.descriptor)
     free = status.f_bavail * status.f_frsize
-    if needed > free:
+    if needed_bytes > free:
         place = directory.path.parent
-        raise IoFailure(f"{place}: needs {needed / 1e6:,.1f} MB more, has {free / 1e6:,.1f} MB free", "make room there")
+        raise IoFailure(f"{place}: needs {needed_bytes / 1e6:,.1f} MB more, has {free / 1e6:,.1f} MB free", "make room there")
 
 
 class _Workers:
@@ -194,9 +194,9 @@ class _Workers:
             with Files(self._source) as files:
                 blocks = TensorReader(files)
                 while not self._stop.is_set():
-                    name, offset, segment, done = self._work.get_nowait()
-                    if done is not None and self._is_as_written(done):
-                        self._results.put(done)
+                    name, offset, segment, piece = self._work.get_nowait()
+                    if piece is not None and self._is_as_written(piece):
+                        self._results.put(piece)
                     else:
                         self._results.put(self._write(name, offset, segment, blocks, number))
         except queue.Empty:

@@ -73,8 +73,8 @@ class ConversionRecord:
 
 def _sizes(directory: str, names: Any) -> dict[str, int]:
     if storage.is_remote(directory):
-        found = storage.sizes_below(directory)
-        return {name: found[name] for name in names if name in found}
+        stored_sizes = storage.sizes_below(directory)
+        return {name: stored_sizes[name] for name in names if name in stored_sizes}
     sizes = {}
     for name in names:
         try:

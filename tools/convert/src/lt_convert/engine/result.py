@@ -52,13 +52,13 @@ class Result:
 
     def finished(self) -> Checkpoint | None:
         """The checkpoint, if it is at the destination already and nobody else can have changed it."""
-        made = ConversionRecord.read(self.destination)
-        if not made or self.force or not made.is_up_to_date(dict(self.options), self.fingerprint, self.destination):
+        record = ConversionRecord.read(self.destination)
+        if not record or self.force or not record.is_up_to_date(dict(self.options), self.fingerprint, self.destination):
             return None
-        occupancy.check_own(self.destination, made.files.sizes)
+        occupancy.check_own(self.destination, record.files.sizes)
         leftovers.remove(self.destination)
         note(f"{self.destination}: up to date")
-        return self.checkpoint(list(made.files.sizes), made.iteration, made.loss)
+        return self.checkpoint(list(record.files.sizes), record.iteration, record.loss)
 
     def check_unoccupied(self) -> None:
         """Raises CannotCreate for an occupied local destination, before the source is read; others need the journal."""
@@ -113,8 +113,8 @@ def fingerprint(directory: str, source_format: str, destination: str) -> Fingerp
     """Size and time (or ETag) of the source's files, by which changes are noticed, without a destination inside the source."""
     if storage.is_remote(directory):
         return [storage.fingerprint(f"{directory}/{name}", refresh=True) for name in sorted(storage.sizes_below(directory))]
-    own = (destination, os.path.join(os.path.dirname(destination), f".{os.path.basename(destination)}."))
-    paths = [path for path in Path(directory).rglob("*") if path.is_file() and not str(path).startswith(own)]
+    destination_prefixes = (destination, os.path.join(os.path.dirname(destination), f".{os.path.basename(destination)}."))
+    paths = [path for path in Path(directory).rglob("*") if path.is_file() and not str(path).startswith(destination_prefixes)]
     if FORMATS[source_format].is_in_run:
         run = Path(directory).parent
         beside = (checkpoint_layout.tokenizer_directory(run), run / beside_model.DIRECTORY, run / provider_config.CONTEXT)

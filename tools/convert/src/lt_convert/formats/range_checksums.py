@@ -20,20 +20,20 @@ def summary(directory: str, outputs: Sequence[OutputFile]) -> OutputFile:
     """The file for the `outputs` in a directory, which ends with a slash."""
     outputs = tuple(outputs)
     bounds = {output.name.removeprefix(directory): _bounds(output) for output in outputs}
-    sizes = {name: [end - begin for begin, end in itertools.pairwise(found)] for name, found in bounds.items()}
-    largest = FileChecksums({name: tuple((size, _LARGEST) for size in found) for name, found in sizes.items()}).to_bytes()
+    sizes = {name: [end - begin for begin, end in itertools.pairwise(offsets)] for name, offsets in bounds.items()}
+    largest = FileChecksums({name: tuple((size, _LARGEST) for size in offsets) for name, offsets in sizes.items()}).to_bytes()
 
     def content(pieces: Iterable[Piece]) -> bytes:
-        parts: dict[str, list[list[tuple[int, int]]]] = {name: [[] for _ in found] for name, found in sizes.items()}
+        parts: dict[str, list[list[tuple[int, int]]]] = {name: [[] for _ in lengthsts] for name, lengthsts in sizes.items()}
         for name, offset, crc, length in _written(outputs, pieces):
             name = name.removeprefix(directory)
             parts[name][bisect.bisect_right(bounds[name], offset) - 1].append((crc, length))
         ranges = {
-            name: tuple((size, joined_all(part)) for size, part in zip(sizes[name], found, strict=True))
-            for name, found in parts.items()
+            name: tuple((size, joined_all(part)) for size, part in zip(sizes[name], lengthsts, strict=True))
+            for name, lengthsts in parts.items()
         }
-        made = FileChecksums(ranges).to_bytes()
-        return made.rstrip().ljust(len(largest) - 1) + b"\n"
+        record = FileChecksums(ranges).to_bytes()
+        return record.rstrip().ljust(len(largest) - 1) + b"\n"
 
     return OutputFile(f"{directory}{FileChecksums.NAME}", (Summary(len(largest), content),))
 

@@ -56,10 +56,10 @@ def complete(run: str) -> list[RunCheckpoint]:
     names = listing(run)
     with Files() as files:
         tracked = _tracked(run, names, files)
-        found = _numbered(run, names)
-        if not found:
+        numbered = _numbered(run, names)
+        if not numbered:
             return _of_nemo(f"{run}/{_NEMO_CHECKPOINTS}" if _NEMO_CHECKPOINTS in names else run, files)
-        return sorted(one for one in found if _is_complete(one, tracked, files))
+        return sorted(one for one in numbered if _is_complete(one, tracked, files))
 
 
 def damaged(run: str, whole: Collection[RunCheckpoint]) -> list[RunCheckpoint]:
@@ -126,7 +126,7 @@ def _numbered(run: str, names: list[str]) -> list[RunCheckpoint]:
 
 def _of_nemo(run: str, files: Files) -> list[RunCheckpoint]:
     names = set(listing(run))
-    found: dict[int, RunCheckpoint] = {}
+    by_step: dict[int, RunCheckpoint] = {}
     for name in sorted(names, key=lambda name: (name.endswith(_NEMO_LAST), name)):
         directory = f"{run}/{name}"
         if name.endswith((_NEMO_UNFINISHED, _NEMO_AVERAGE)) or f"{name}{_NEMO_UNFINISHED}" in names:
@@ -134,8 +134,8 @@ def _of_nemo(run: str, files: Files) -> list[RunCheckpoint]:
         with contextlib.suppress(NoInput):
             if {provider_config.WEIGHTS, provider_config.CONTEXT} <= set(listing(directory)):
                 step = _step_of_nemo(directory, name, files)
-                found.setdefault(step, RunCheckpoint(step, directory, f"step-{step}"))
-    return sorted(found.values())
+                by_step.setdefault(step, RunCheckpoint(step, directory, f"step-{step}"))
+    return sorted(by_step.values())
 
 
 def _step_of_nemo(directory: str, name: str, files: Files) -> int:
@@ -182,6 +182,6 @@ def _has_all_files(directory: str, files: Files) -> bool:
     path = f"{directory}/{RECORD}"
     sizes = RunRecord.parse(files.read(path, 0, files.size_bytes(path)), path).files
     if storage.is_remote(directory):
-        found = storage.sizes_below(directory)
-        return all(found.get(name) == size for name, size in sizes.items())
+        stored_sizes = storage.sizes_below(directory)
+        return all(stored_sizes.get(name) == size for name, size in sizes.items())
     return all(files.size_bytes(f"{directory}/{name}") == size for name, size in sizes.items())

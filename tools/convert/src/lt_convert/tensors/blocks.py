@@ -220,14 +220,14 @@ class _Range:
 
 def _matrix(tensor: Tensor) -> _Range | None:
     """Where the matrix lies whose transpose the tensor is, or is made of; None where there is more than one, or a larger one."""
-    found: _Range | None = None
+    matrix: _Range | None = None
     views = [chunk.view for chunk in tensor.chunks if chunk.view and _is_transposed(chunk.view)]
     for view in sorted(views, key=lambda view: (view.file, view.offset_bytes)):
         end = view.end(tensor.stored_dtype)
-        if found and (view.file != found.file or view.offset_bytes > found.end + GAP_BYTES):
+        if matrix and (view.file != matrix.file or view.offset_bytes > matrix.end + GAP_BYTES):
             return None
-        found = _Range(view.file, found.begin, max(found.end, end)) if found else _Range(view.file, view.offset_bytes, end)
-    return found if found and found.end - found.begin <= MATRIX_BYTES and not tensor.encodings else None
+        matrix = _Range(view.file, matrix.begin, max(matrix.end, end)) if matrix else _Range(view.file, view.offset_bytes, end)
+    return matrix if matrix and matrix.end - matrix.begin <= MATRIX_BYTES and not tensor.encodings else None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -283,11 +283,11 @@ def _copy(target: Bits, values: Bits) -> None:
     rows, columns = TILE
     tile: Bits = numpy.empty((columns, rows + TILE_GAP), values.dtype)
     for top in range(0, values.shape[0], rows):
-        for left in range(0, values.shape[1], columns):
-            part = values[top : top + rows, left : left + columns]
+        for first_column in range(0, values.shape[1], columns):
+            part = values[top : top + rows, first_column : first_column + columns]
             copied = tile[: part.shape[1], : part.shape[0]].T
             copied[...] = part
-            target[top : top + rows, left : left + columns] = copied
+            target[top : top + rows, first_column : first_column + columns] = copied
 
 
 def _as_slice(indices: range) -> slice:

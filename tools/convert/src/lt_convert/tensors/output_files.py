@@ -84,7 +84,7 @@ def size_of(segment: Segment) -> int:
 def views(outputs: Iterable[OutputFile]) -> Iterator[tuple[str, int, int]]:
     """What the outputs are made from: (path, first byte, byte after the last) of every view."""
     for output in outputs:
-        for segment in (each for each in output.segments if isinstance(each, Payload)):
+        for segment in (payload for payload in output.segments if isinstance(payload, Payload)):
             for tensor in segment.read:
                 yield from _views(tensor)
 

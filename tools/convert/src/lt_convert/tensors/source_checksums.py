@@ -106,19 +106,19 @@ class SourceChecksums(Reader):
             return ()
         with self._lock:
             first = max(0, bisect.bisect_right(starts, begin) - 1)
-            found = self._ranges[path][first : bisect.bisect_left(starts, end)]
-        return [one for one in found if one.end > begin and one.size_bytes]
+            overlapping = self._ranges[path][first : bisect.bisect_left(starts, end)]
+        return [one for one in overlapping if one.end > begin and one.size_bytes]
 
     def _add(self, one: Range, begin: int, end: int, data: memoryview) -> None:
         """Note that these bytes of a range were read; the interval that ends where they begin is extended."""
         with self._lock:
-            before = next((each for each in one.intervals if each[1] == begin), None)
+            before = next((interval for interval in one.intervals if interval[1] == begin), None)
             if before is not None:
                 one.intervals.remove(before)
         start, checksum = (before[0], before[2]) if before else (begin, 0)
         checksum = crc32(data, checksum)
         with self._lock:
-            if any(each[0] < end and start < each[1] for each in one.intervals):
+            if any(interval[0] < end and start < interval[1] for interval in one.intervals):
                 # Another thread has read the same bytes at the same time. The ones before them are read again in the end.
                 return
             bisect.insort(one.intervals, (start, end, checksum))
@@ -152,16 +152,16 @@ class SourceChecksums(Reader):
         """
         if not self._ranges:
             return
-        needed: dict[int, tuple[str, Range]] = {}
+        unchecked: dict[int, tuple[str, Range]] = {}
         for path, begin, end in views:
-            needed |= {id(one): (path, one) for one in self._overlapping(path, begin, end)}
+            unchecked |= {id(one): (path, one) for one in self._overlapping(path, begin, end)}
         for path, ranges in self._ranges.items():
-            needed |= {id(one): (path, one) for one in ranges if one.intervals and one.size_bytes <= SMALL_BYTES}
-        left = [(path, one) for path, one in needed.values() if not one.is_checked]
+            unchecked |= {id(one): (path, one) for one in ranges if one.intervals and one.size_bytes <= SMALL_BYTES}
+        pending = [(path, one) for path, one in unchecked.values() if not one.is_checked]
         with Files() as files:
-            for number, (path, one) in enumerate(left):
+            for number, (path, one) in enumerate(pending):
                 if number % PREFETCHED_RANGES == 0:
-                    ahead = left[number : number + PREFETCHED_RANGES]
+                    ahead = pending[number : number + PREFETCHED_RANGES]
                     files.prefetch(
                         (name, begin, end - begin)
                         for name, each in ahead
@@ -195,7 +195,7 @@ def _changed(path: str, one: Range) -> BadData:
 
 def _long(one: Range) -> list[tuple[int, int, int]]:
     """The intervals of a range whose checksums are used; the others are read again."""
-    return [each for each in one.intervals if each[1] - each[0] > SHORT_BYTES]
+    return [interval for interval in one.intervals if interval[1] - interval[0] > SHORT_BYTES]
 
 
 def _unread(one: Range) -> list[tuple[int, int]]:

@@ -116,8 +116,8 @@ class Files:
             else:
                 runs.append([(path, number)])
         requests = [(run[0][0], run[0][1] * REMOTE_BLOCK_BYTES, (run[-1][1] + 1) * REMOTE_BLOCK_BYTES) for run in runs]
-        found = storage.read_ranges([(path, begin, min(end, self.size_bytes(path))) for path, begin, end in requests])
-        for run, data in zip(runs, found, strict=True):
+        contents = storage.read_ranges([(path, begin, min(end, self.size_bytes(path))) for path, begin, end in requests])
+        for run, data in zip(runs, contents, strict=True):
             for index, key in enumerate(run):
                 self._blocks[key] = data[index * REMOTE_BLOCK_BYTES : (index + 1) * REMOTE_BLOCK_BYTES]
         while len(self._blocks) > CACHED_BLOCKS:

@@ -128,11 +128,11 @@ class Tensor:
             common = intersection(chunk.indices[axis], indices)
             if not common:
                 continue
-            kept = range((common.start - indices.start) // indices.step, len(indices), max(1, common.step // indices.step))
-            kept = kept[: len(common)]
+            positions = range((common.start - indices.start) // indices.step, len(indices), max(1, common.step // indices.step))
+            positions = positions[: len(common)]
             chunks.append(
                 Chunk(
-                    shared_indices(_replaced(chunk.indices, axis, kept)),
+                    shared_indices(_replaced(chunk.indices, axis, positions)),
                     chunk.view and sliced(chunk.view, chunk.indices[axis], axis, common),
                 )
             )
@@ -173,14 +173,14 @@ class Tensor:
 
     def slices(self) -> list[Self]:
         """The tensor at each index of its first axis. Each chunk is looked at once, by `at` as often as there are indices."""
-        found: list[list[Chunk]] = [[] for _ in range(self.shape[0])]
+        by_index: list[list[Chunk]] = [[] for _ in range(self.shape[0])]
         for chunk in self.chunks:
             along, indices = chunk.indices[0], shared_indices(chunk.indices[1:])
             for index in along:
                 view = chunk.view and _squeezed(sliced(chunk.view, along, 0, range(index, index + 1)), 1)
-                found[index].append(Chunk(indices, view))
+                by_index[index].append(Chunk(indices, view))
         shape = shared(self.shape[1:])
-        return [self._of(shape, tuple(chunks)) for chunks in found]
+        return [self._of(shape, tuple(chunks)) for chunks in by_index]
 
     def check_cover(self) -> None:
         """Raises BadData unless the chunks cover the tensor exactly once."""
@@ -199,11 +199,11 @@ def tensor_in_files(
 
     Raises BadData unless they cover the tensor exactly once.
     """
-    made = []
+    parts = []
     for offsets, sizes, file, offset_bytes in chunks:
         indices = shared_indices(tuple(range(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True)))
-        made.append(Chunk(indices, View(file, offset_bytes, shared(tuple(sizes)), row_major(sizes, ITEM_BYTES[dtype]))))
-    tensor = Tensor(name, dtype, shared(tuple(shape)), tuple(made), dtype)
+        parts.append(Chunk(indices, View(file, offset_bytes, shared(tuple(sizes)), row_major(sizes, ITEM_BYTES[dtype]))))
+    tensor = Tensor(name, dtype, shared(tuple(shape)), tuple(parts), dtype)
     tensor.check_cover()
     return tensor
 
@@ -271,7 +271,7 @@ def shared(sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 def shared_indices(indices: tuple[range, ...]) -> tuple[range, ...]:
     """The same for indices. Ranges of the same members are equal, and may differ in their steps."""
-    return _shared_indices(indices, tuple((each.start, each.step) for each in indices))
+    return _shared_indices(indices, tuple((index.start, index.step) for index in indices))
 
 
 @functools.lru_cache(maxsize=SHARED)

@@ -168,8 +168,8 @@ class Experts:
         of_one = list(self.op.row_mappings(architecture, shape))
         for expert in range(architecture.num_experts or 0):
             for mapping in of_one:
-                found = mapping.of_expert(expert)
-                yield found.renamed(found.name, expert)
+                expert_rows = mapping.of_expert(expert)
+                yield expert_rows.renamed(expert_rows.name, expert)
 
 
 class ExpertSlice:
@@ -216,14 +216,14 @@ class Alias:
 
 
 class OutputLayer(Alias):
-    """The output layer's weight: the op `own`, or, with tied embeddings, an alias of the embedding with the op `embedding`."""
+    """The output layer's weight: `op`, or with tied embeddings an alias of the embedding, with the op `embedding`."""
 
-    def __init__(self, own: WeightOp, embedding: WeightOp, written: bool = False):
+    def __init__(self, op: WeightOp, embedding: WeightOp, written: bool = False):
         super().__init__(embedding, written)
-        self.own = own
+        self.untied = op
 
     def is_alias(self, shape: Callable[[str], Shape]) -> bool:
         return not shape(OUTPUT_WEIGHT)[0]
 
     def row_mappings(self, architecture: Architecture, shape: Callable[[str], Shape]) -> Iterator[RowMapping]:
-        yield from (self.op if self.is_alias(shape) else self.own).row_mappings(architecture, shape)
+        yield from (self.op if self.is_alias(shape) else self.untied).row_mappings(architecture, shape)

@@ -60,12 +60,12 @@ class Follower:
 
         Raises NoInput when the run is not there, BadData for a tracker that names no iteration.
         """
-        found = {one.name: one for one in run_checkpoints.complete(self.request.run)}
-        for name, one in found.items():
+        complete = {one.name: one for one in run_checkpoints.complete(self.request.run)}
+        for name, one in complete.items():
             self._notice(name, one)
-        went_well = self._tell_of_damaged(found.values())
+        went_well = self._tell_of_damaged(complete.values())
         for name, entry in self.state.in_order():
-            went_well &= self._handle(name, entry, found.get(name))
+            went_well &= self._handle(name, entry, complete.get(name))
             self._delete_expired()
         return went_well
 
@@ -121,7 +121,9 @@ class Follower:
             return False
         destination = str(self.directory / name)
         try:
-            made = conversion.convert(Request(one.directory, self.request.to, destination, self.request.dtype, optimizer=False))
+            checkpoint = conversion.convert(
+                Request(one.directory, self.request.to, destination, self.request.dtype, optimizer=False)
+            )
         except PASSING as error:
             if _is_there(one.directory):
                 warn(f"{error}: tried again in the next pass")
@@ -131,7 +133,7 @@ class Follower:
             return False
         entry.converted, entry.written = True, _written(one.directory)
         self.state.save()
-        self.converted(made)
+        self.converted(checkpoint)
         return True
 
     def _run_command(self, name: str, entry: Entry, each: str) -> bool:
@@ -160,8 +162,8 @@ class Follower:
         """Delete all but the newest converted checkpoints, but none whose command has not succeeded."""
         if self.request.keep_last is None:
             return
-        there = [(name, entry) for name, entry in self.state.in_order() if entry.converted and not entry.deleted]
-        for name, entry in there[: -self.request.keep_last]:
+        converted = [(name, entry) for name, entry in self.state.in_order() if entry.converted and not entry.deleted]
+        for name, entry in converted[: -self.request.keep_last]:
             if self.request.each is None or entry.succeeded:
                 retention.delete(self.directory / name)
                 entry.deleted = True
@@ -187,15 +189,15 @@ def follow(request: FollowRequest, interval_seconds: float | None, converted: Ca
         follower = Follower(request, state, converted)
         if interval_seconds is None:
             return follower.make_pass()
-        told = ""
+        last_error = ""
         while True:
             try:
                 follower.make_pass()
             except (NoInput, BadData, IoFailure) as error:
                 # The run has not begun, or its tracker is being written.
-                if str(error) != told:
+                if str(error) != last_error:
                     warn(f"{error}: waiting")
-                told = str(error)
+                last_error = str(error)
             time.sleep(interval_seconds)
 
 

@@ -58,12 +58,12 @@ def merge(request: MergeRequest) -> Checkpoint:
             "layout": dataclasses.astuple(request.legacy_target),
         }
         fingerprint = [one for path, name in located for one in result.fingerprint(path, name, request.destination)]
-        made = Result(request.to, request.destination, request.force, options, fingerprint)
-        finished = made.finished()
+        destination = Result(request.to, request.destination, request.force, options, fingerprint)
+        finished = destination.finished()
         if finished:
             return finished
         _check_destination(request.destination, located)
-        made.check_unoccupied()
+        destination.check_unoccupied()
         if request.verify:
             files.reader = source_verification.open_checksums((path, name, directories.listing(path)) for path, name in located)
         todo = _planned(request, located, shares, files)
@@ -71,7 +71,7 @@ def merge(request: MergeRequest) -> Checkpoint:
     _tell(request, todo)
     newest = plan.newest_of(todo.parts)
     tokenizer = todo.newest.source.tokenizer
-    checkpoint = made.write(todo, files.reader, newest.iteration, None, tokenizer.files[0].name if tokenizer else None)
+    checkpoint = destination.write(todo, files.reader, newest.iteration, None, tokenizer.files[0].name if tokenizer else None)
     conversion.tell_what_is_missing(todo.newest.source)
     return checkpoint
 
@@ -130,8 +130,8 @@ def _part(directory: str, weight: float, files: Files) -> Part:
 
 
 def _tell(request: MergeRequest, todo: MergePlan) -> None:
-    given = [one for one in request.chosen if one.weight is not None]
-    if given and not sources.sum_is_one(given):
+    weighted = [one for one in request.chosen if one.weight is not None]
+    if weighted and not sources.sum_is_one(weighted):
         shown = ", ".join(f"{part.weight:.4g}" for part in todo.parts)
         note(f"the weights do not sum to 1: they are divided by their sum: {shown}")
     if any(part.weight < 0 for part in todo.parts):

@@ -25,10 +25,10 @@ def scheduled(name: str, count: int) -> list[float]:
     if name == MINUS_SQRT:
         return [math.sqrt((index + 1) / count) - math.sqrt(index / count) for index in range(count)]
     kind, _, value = name.partition("=")
-    kept = number(value) if kind == EMA else None
-    if kept is None or not 0 < kept < 1:
+    decay = number(value) if kind == EMA else None
+    if decay is None or not 0 < decay < 1:
         raise UsageError(f"--weights {name}: unknown", f"known are {', '.join(NAMES)}, DECAY between 0 and 1, as 0.9")
-    return [kept ** (count - 1)] + [(1 - kept) * kept ** (count - 1 - index) for index in range(1, count)]
+    return [decay ** (count - 1)] + [(1 - decay) * decay ** (count - 1 - index) for index in range(1, count)]
 
 
 def normalized(weights: Sequence[float]) -> list[float]:

@@ -51,9 +51,9 @@ def quantized(tensors: Mapping[str, Tensor], origin: str) -> tuple[dict[str, Wri
         written[name] = BlockFp8(tensor) if name in chosen else tensor
         if name in chosen:
             written[name + SCALE] = BlockFp8(tensor, scales=True)
-    left = [_module(name) for name in linear if name not in chosen]
+    unconverted = [_module(name) for name in linear if name not in chosen]
     head = [OUTPUT_WEIGHT.removesuffix(WEIGHT)]
-    return written, quantization.block_fp8_config((BLOCK, BLOCK), list(dict.fromkeys([*head, *left])))
+    return written, quantization.block_fp8_config((BLOCK, BLOCK), list(dict.fromkeys([*head, *unconverted])))
 
 
 def _is_weight(name: str, tensor: Tensor) -> bool:

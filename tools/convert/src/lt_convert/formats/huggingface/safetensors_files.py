@@ -121,7 +121,7 @@ def _joined_slices(directory: str, stored: Sequence[str], files: Files) -> dict[
             info = dict(strict_json.loads(described.get(_SLICES_FIELD, "{}")))
             origins = {key: [0] * len(tensor.shape) for key, tensor in tensors.items()}
             offsets = {key: tuple(info[key][_OFFSETS_FIELD] if key in info else origin) for key, origin in origins.items()}
-            if not all(type(offset) is int and offset >= 0 for each in offsets.values() for offset in each):
+            if not all(type(offset) is int and offset >= 0 for numbers in offsets.values() for offset in numbers):
                 raise ValueError("an offset is no natural number")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise BadData(f"{path}: its {_SLICES_FIELD} is malformed: {error}") from None
@@ -157,11 +157,11 @@ def _whole(directory: str, name: str, slices: Sequence[tuple[tuple[int, ...], Te
 def _joined(directory: str, shards: Sequence[str], files: Files) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for shard in shards:
-        found = read_file(f"{directory}/{shard}", files)
-        repeated = sorted(set(found) & set(tensors))
+        shard_tensors = read_file(f"{directory}/{shard}", files)
+        repeated = sorted(set(shard_tensors) & set(tensors))
         if repeated:
             raise BadData(f"{directory}/{shard}: {repeated[0]} is in another shard too")
-        tensors |= found
+        tensors |= shard_tensors
     return tensors
 
 
@@ -184,7 +184,7 @@ def read_described(path: str, files: Files) -> tuple[dict[str, Tensor], dict[str
         encoded = files.read(path, 8, length)
         header = strict_json.loads(encoded)
         described = header.pop("__metadata__", {})
-        is_text = type(described) is dict and all(type(each) is str for pair in described.items() for each in pair)
+        is_text = type(described) is dict and all(type(text) is str for pair in described.items() for text in pair)
         if encoded[:1] != b"{" or not is_text:
             raise ValueError("it does not begin with {, or its metadata are not text")
         for name, entry in header.items():

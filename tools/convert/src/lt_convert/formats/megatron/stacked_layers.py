@@ -39,13 +39,13 @@ def entries(tensors: Mapping[str, Tensor], count: int) -> list[Entry]:
     Raises BadData if a stack's layers differ in dtype: a DCP tensor has one dtype, and torch would refuse the checkpoint.
     """
     stacks: dict[str, list[tuple[int, str, Tensor]]] = {}
-    found: list[Entry] = []
+    stacked: list[Entry] = []
     for name, tensor in tensors.items():
         match = _LAYER.fullmatch(name)
         if match and count:
             stacks.setdefault(f"{match[1]}.{match[3]}", []).append((int(match[2]), name, tensor))
         else:
-            found.append(Entry.whole(name, tensor))
+            stacked.append(Entry.whole(name, tensor))
     for key, stack in stacks.items():
         first = stack[0][2]
         if differing := next((tensor for _, _, tensor in stack if tensor.dtype != first.dtype), None):
@@ -55,5 +55,5 @@ def entries(tensors: Mapping[str, Tensor], count: int) -> list[Entry]:
                 ONE_DTYPE,
             )
         chunks = tuple(((layer,) + (0,) * len(tensor.shape), name, tensor.expanded(1)) for layer, name, tensor in stack)
-        found.append(Entry(key, first.dtype, (count, *first.shape), chunks))
-    return found
+        stacked.append(Entry(key, first.dtype, (count, *first.shape), chunks))
+    return stacked

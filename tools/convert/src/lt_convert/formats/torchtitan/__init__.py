@@ -93,7 +93,7 @@ def open_source(directory: str, files: Files) -> Source:
         aliases=tuple(family.aliases(table, model, tensors)),
         tokenizer=tokenizer,
         not_carried=beside_model.not_carried(formats.TORCHTITAN.name, names, (), None, ()),
-        **beside_model.kept(run, tokenizer, files),
+        **beside_model.stored_fields(run, tokenizer, files),
         iteration=iteration,
         loss=saved.loss if saved else None,
         optimizer=optimizer_state.from_torchtitan(contents, table, model, directory),
@@ -187,7 +187,7 @@ def outputs(target: Target) -> list[OutputFile]:
     if source.optimizer:
         moments, objects = optimizer_state.to_torchtitan(source.optimizer, model, source.iteration or 0, source.directory)
         entries += moments
-    made = dcp.outputs(entries, objects)
+    files = dcp.outputs(entries, objects)
     record = RunRecord(
         architecture=model.architecture,
         padded_vocab_size=model.padded_vocab_size,
@@ -196,20 +196,20 @@ def outputs(target: Target) -> list[OutputFile]:
         tokenizer=discovery.recorded(source.tokenizer, target.destination),
         dtype=tensors[EMBEDDING].dtype,
         versions={"lt-convert": version_of("lt-convert")},
-        files={output.name: output.size_bytes for output in made},
+        files={output.name: output.size_bytes for output in files},
         loss=source.loss,
     )
     run_record = OutputFile(checkpoint_layout.RECORD, (record.to_bytes(),))
-    beside = [run_record, range_checksums.summary("", [*made, run_record]), *discovery.outputs(source.tokenizer)]
+    beside = [run_record, range_checksums.summary("", [*files, run_record]), *discovery.outputs(source.tokenizer)]
     beside += beside_model.outputs(source.beside, source.special_ids, source.tokenizer)
-    return [*made[:-1], *beside, made[-1]]
+    return [*files[:-1], *beside, files[-1]]
 
 
 def _weights(target: Target) -> Mapping[str, Tensor]:
     """The weights that training resumes from: the optimizer's fp32 main weights if there are any, unless --dtype is given."""
     source = target.source
-    kept = ((name, tensor) for name, tensor in target.tensors.items() if not is_balancing_bias(name))
-    is_cast = any(tensor.dtype != source.tensors[name].dtype for name, tensor in kept)
+    parameters = ((name, tensor) for name, tensor in target.tensors.items() if not is_balancing_bias(name))
+    is_cast = any(tensor.dtype != source.tensors[name].dtype for name, tensor in parameters)
     main_weights = source.optimizer.tensors.get(adamw_state.PARAM) if source.optimizer else None
     return target.tensors if is_cast or main_weights is None else {**target.tensors, **main_weights}
 
