@@ -5,7 +5,7 @@ optimizer, which splits a buffer of many parameters. A range is stored as up to 
 beginning of a row) in the coordinates of the whole model, as views of the rank's memory. Nothing is gathered to save or to load
 it, and any other split reads it.
 
-megatron-core's `fully_reshardable` form has the same names and reads the same, but every rank gathers the state of all
+megatron-core's `fully_reshardable` form has equal names and loads equally, but every rank gathers the state of all
 data-parallel ranks in host memory for it, 12 bytes per parameter. And with more than one bucket it removes the padding between
 buckets and then looks parameters up at their padded offsets: 0.16 and 0.19 save the state of other weights under a parameter's
 name, without an error, whenever the size of a bucket is no multiple of 128 and of the number of ranks.

@@ -130,7 +130,7 @@ class FullySharded(_BaseDataParallel):  # type: ignore[misc]
     def tensors(
         self, value: Callable[[torch.nn.Parameter], torch.Tensor], shards: Collection[torch.nn.Parameter] | None = None
     ) -> Iterator[tuple[str, ShardedTensor]]:
-        """Yield the slices of `value(shard)` for all shards, or for `shards`, as checkpoint tensors with names unique on the rank.
+        """Yield slices of `value(shard)` for all shards, or for `shards`, as checkpoint tensors with names unique on the rank.
 
         `value` returns a tensor of the shard's shape. It is cut at the borders of the model's tensors.
         """

@@ -28,7 +28,7 @@ class GradientSums(ReduceScatter):
 
     `slots` are buffers that the ranks of the group read from each other; empty for an all-to-all. A slot can be filled again
     without a further barrier: all ranks have read its previous content, because each has passed the barrier of the unit in
-    between, for which FSDP waits.
+    between: FSDP waits for that unit.
     """
 
     def __init__(self, slots: Sequence[PeerBuffer], sum_parts: SumParts):
