@@ -23,7 +23,7 @@ from lt_train.checkpoint.local import identity, nodes
 from lt_train.checkpoint.object_reader import known_objects_only
 from lt_train.checkpoint.shards import first_rank_files
 from lt_train.planner.checkpoint_size import CheckpointSize
-from lt_train.runtime import agreement
+from lt_train.process import agreement
 
 OPTIONS = (
     *("--mock-data", "--model", "tiny", "--num-layers", "2", "--hidden-size", "64", "--ffn-hidden-size", "128"),

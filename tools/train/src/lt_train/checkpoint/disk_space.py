@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lt_shared.console import ToolError
 from lt_shared.contracts import checkpoint_layout
-from lt_train.runtime.run_files import is_full
+from lt_train.process.run_files import is_full
 
 # Of what is no tensor: metadata, checksums, random states. And filesystems count whole blocks.
 MORE_BYTES, MORE_SHARE = 2**20, 0.01

@@ -18,8 +18,8 @@ from lt_shared import memory
 from lt_shared.console import BadConfig, note
 from lt_train.config.settings.parallelism import Parallelism
 from lt_train.parallel.ddp import Chunk
-from lt_train.runtime import agreement
-from lt_train.runtime.interruption import Echo
+from lt_train.process import agreement
+from lt_train.process.interruption import Echo
 
 # Of what a node has: the page cache, data loaders and batches have the rest.
 USABLE_SHARE = 0.8

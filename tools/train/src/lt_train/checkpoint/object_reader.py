@@ -43,8 +43,8 @@ from lt_train.checkpoint.shards.replica_reads import Replicas
 from lt_train.checkpoint.shards.stored_shards import Objects, OpenShard, Place, StoredShards, Take
 from lt_train.checkpoint.tensor_reader import LEAST_BYTES, TensorReader, naming
 from lt_train.megatron import dcp_filesystem, dist_checkpointing_serialization, torch_serialization
-from lt_train.runtime.interruption import Echo
-from lt_train.runtime.start_clock import clock
+from lt_train.process.interruption import Echo
+from lt_train.process.start_clock import clock
 
 INDEX = ".metadata"
 # One reader at a time leaves a disk idle while it computes checksums and the kernel clears the pages of the buffer.

@@ -21,7 +21,7 @@ from lt_train.config.settings.replaying import LOSS_TOLERANCE, Replay
 from lt_train.config.settings.reporting import Reporting
 from lt_train.metrics import recorded_steps
 from lt_train.metrics.recorded_steps import Attempt, RecordedStep
-from lt_train.runtime import device, rank_environment
+from lt_train.process import device, rank_environment
 
 OTHER_LAYOUT = "another parallel layout"
 

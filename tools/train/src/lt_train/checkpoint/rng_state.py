@@ -13,7 +13,7 @@ from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
-from lt_train.runtime import device
+from lt_train.process import device
 
 KEY = "rng_state"
 

@@ -49,9 +49,9 @@ from lt_train.kernels import split_master_weights
 from lt_train.metrics.log import Log
 from lt_train.planner import checkpoint_size
 from lt_train.planner.checkpoint_size import CheckpointSize
-from lt_train.runtime import agreement, device, run_files, signals
-from lt_train.runtime.failure_report import is_echo
-from lt_train.runtime.interruption import Echo
+from lt_train.process import agreement, device, run_files, signals
+from lt_train.process.failure_report import is_echo
+from lt_train.process.interruption import Echo
 
 FORMAT = "megatron-dist"
 # Makes the context of what may take longer than a step.

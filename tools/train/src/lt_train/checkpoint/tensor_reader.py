@@ -33,7 +33,7 @@ from lt_train.checkpoint import archive_reader, thread_switching
 from lt_train.checkpoint.archive_reader import Ends, StoredTensor
 from lt_train.checkpoint.shards.stored_shards import Place
 from lt_train.kernels.split_master_weights import Loading
-from lt_train.runtime import device
+from lt_train.process import device
 
 PIECE_BYTES = 16 << 20
 # Of 16 processors 8 are as fast as 16, in pieces of 32 MiB.

@@ -34,7 +34,7 @@ from lt_train.config.settings.checkpointing import Checkpointing
 from lt_train.config.settings.data import Data
 from lt_train.data import dataset_versions, remote_datasets
 from lt_train.data.arrival import Arrival
-from lt_train.runtime import stream_intake
+from lt_train.process import stream_intake
 
 POLL_SECONDS = 0.5
 # Entries of a blend that are searched at a time for the last of a stream.

@@ -29,7 +29,7 @@ from lt_train.config.settings.data import Data
 from lt_train.config.settings.data_schedule import Schedule
 from lt_train.data import index_cache, remote_datasets
 from lt_train.data.mock_sequences import MockSequences, RandomSequences
-from lt_train.runtime import agreement
+from lt_train.process import agreement
 
 # Samples times datasets that Python draws in 0.6 s. numba takes 4 s of processor time to import and to compile the loop.
 INTERPRETED_DRAWS = 500_000

@@ -22,7 +22,7 @@ from lt_train.config.settings.skipping import Skipping
 from lt_train.data import micro_batches
 from lt_train.data.batch import Batch
 from lt_train.data.micro_batches import MicroBatch
-from lt_train.runtime import device
+from lt_train.process import device
 
 # Micro batches that each thread may be ahead of the training step.
 AHEAD = 4

@@ -24,9 +24,9 @@ from lt_train.launch.stream_pipes import handed_on
 from lt_train.planner import memory_estimate
 from lt_train.planner.stage_work import PipelineWork
 from lt_train.preflight import check_runner
-from lt_train.runtime import process_lifetime, rank_environment, restart_policy, run_files
-from lt_train.runtime.launchers import presence
-from lt_train.runtime.start_clock import clock
+from lt_train.process import process_lifetime, rank_environment, restart_policy, run_files
+from lt_train.process.launchers import presence
+from lt_train.process.start_clock import clock
 from lt_train.train import crash_loop
 
 

@@ -20,12 +20,12 @@ from typing import Self
 
 from lt_shared.console import ExitCode, Terminated, ToolError, note
 from lt_train.launch.control import Control
-from lt_train.runtime import rank_environment, signals, start_clock
-from lt_train.runtime.ports import free_port
-from lt_train.runtime.private_directory import private_directory
-from lt_train.runtime.process_lifetime import PARENT_VARIABLE
-from lt_train.runtime.rank_environment import Node
-from lt_train.runtime.restart_policy import NEXT_PHASE
+from lt_train.process import rank_environment, signals, start_clock
+from lt_train.process.ports import free_port
+from lt_train.process.private_directory import private_directory
+from lt_train.process.process_lifetime import PARENT_VARIABLE
+from lt_train.process.rank_environment import Node
+from lt_train.process.restart_policy import NEXT_PHASE
 
 Process = subprocess.Popen[bytes]
 POLL_SECONDS = 0.1

@@ -8,8 +8,8 @@ from pathlib import Path
 from lt_train.config.settings import streaming
 from lt_train.config.settings.checkpointing import Checkpointing
 from lt_train.config.settings.streaming import Streaming
-from lt_train.runtime import stream_intake
-from lt_train.runtime.private_directory import private_directory
+from lt_train.process import stream_intake
+from lt_train.process.private_directory import private_directory
 
 
 @contextlib.contextmanager

@@ -26,9 +26,9 @@ from lt_train.config.settings.scoring import Scoring
 from lt_train.kernels import compile_caches
 from lt_train.launch import rank_imports
 from lt_train.launch.control import VARIABLE, Controlled
-from lt_train.runtime import flight_recorder, process_lifetime, rank_environment, signals
-from lt_train.runtime.rank_environment import RankEnvironment
-from lt_train.runtime.start_clock import clock
+from lt_train.process import flight_recorder, process_lifetime, rank_environment, signals
+from lt_train.process.rank_environment import RankEnvironment
+from lt_train.process.start_clock import clock
 
 
 @click.command(cls=console.Command)
@@ -51,7 +51,7 @@ def command(config_file: str, spare: bool) -> int:
 
 def _controlled(device_type: str, rank: int | None) -> Controlled:
     """The connection to the launcher, through which this process is interrupted."""
-    from lt_train.runtime import device, interruption
+    from lt_train.process import device, interruption
 
     device.outlive_aborted_collectives(device_type)
 
@@ -67,7 +67,7 @@ def _controlled(device_type: str, rank: int | None) -> Controlled:
 
 def _stand_by(config: RunConfig, control: Controlled) -> int:
     """Import all that a rank needs, then be the one that the launcher names."""
-    from lt_train.runtime import device
+    from lt_train.process import device
 
     ranks = config.parallelism.world_size
     prepare_process(config.parallelism, config.precision, config.memory, config.reporting)
@@ -91,7 +91,7 @@ def start(config: RunConfig, rank_env: RankEnvironment, control: Controlled | No
     When another rank dies, `control` may say to begin again. An error is raised by the rank that it belongs to, the others end
     silently. megatron-core is imported after the device is prepared: on a CPU it needs replacements to be in place.
     """
-    from lt_train.runtime import device
+    from lt_train.process import device
 
     signals.listen(config.checkpointing.save is not None)
     if config.checkpointing.may_save_async(config.parallelism.device == device.CUDA):
@@ -108,7 +108,7 @@ def start(config: RunConfig, rank_env: RankEnvironment, control: Controlled | No
                     run = _imported(config.scoring)
             return run(config, rank_env, where)
         except Exception as error:
-            from lt_train.runtime import failure_report, interruption
+            from lt_train.process import failure_report, interruption
 
             is_echo = failure_report.is_echo(error) or interruption.is_interrupted()
             if not (control and is_echo and control.is_held()):
@@ -160,7 +160,7 @@ def _leave_process_groups() -> None:
 
 def prepare_device(device_type: str, rank_env: RankEnvironment) -> Any:
     """Import torch beside the beginning of the device's context; returns the device."""
-    from lt_train.runtime import device
+    from lt_train.process import device
 
     device.begin_context(device_type, rank_env)
     _import_torch(device_type)
@@ -173,7 +173,7 @@ def _import_torch(device_type: str) -> None:
     import torch  # noqa: F401
 
     from lt_train.megatron import torch_compile, torch_optimizer
-    from lt_train.runtime import device
+    from lt_train.process import device
 
     clock.lap("torch")
     torch_optimizer.undo_marks()
@@ -189,7 +189,7 @@ def prepare_process(parallelism: Parallelism, precision: Precision, memory: Memo
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     flight_recorder.keep_calls()
     compile_caches.use_private_directories()
-    from lt_train.runtime import device
+    from lt_train.process import device
 
     quiet()
     if precision.deterministic:

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from lt_train.ops.peer_exchange import SLOTS
-from lt_train.runtime import agreement, device
-from lt_train.runtime.device import CUDA
+from lt_train.process import agreement, device
+from lt_train.process.device import CUDA
 
 
 def allocated(size_bytes: int, group: ProcessGroup) -> tuple[Tensor, Any]:

@@ -22,8 +22,8 @@ from lt_train.config.settings.layers import FUSED_LINEAR, GEMM_EPILOGUE, TRITON
 from lt_train.config.settings.memory import Memory
 from lt_train.kernels import gemm_epilogues, grouped_gemm_epilogues
 from lt_train.parallel import symmetric_memory
-from lt_train.runtime import agreement, device
-from lt_train.runtime.start_clock import clock
+from lt_train.process import agreement, device
+from lt_train.process.start_clock import clock
 from lt_train.train import trial_memory
 from lt_train.train.trial_shapes import Shapes
 

@@ -12,8 +12,8 @@ from lt_train.config.settings.skipping import Skipping
 from lt_train.data.batch import Batch
 from lt_train.models.chunks import unwrapped
 from lt_train.optim import optimizer
-from lt_train.runtime import agreement
-from lt_train.runtime.reading import Reading
+from lt_train.process import agreement
+from lt_train.process.reading import Reading
 from lt_train.train.forward_backward import ForwardBackward, Losses
 from lt_train.train.step_check import StepCheck
 

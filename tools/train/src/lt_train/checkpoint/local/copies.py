@@ -27,7 +27,7 @@ from lt_train.checkpoint.local.unused import delete_copies, own_iteration
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.checkpointing import Checkpointing
 from lt_train.megatron import dcp_filesystem
-from lt_train.runtime import agreement
+from lt_train.process import agreement
 
 SHARDS = ".distcp"
 

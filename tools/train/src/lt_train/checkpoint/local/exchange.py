@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from lt_shared.files import checksums
-from lt_train.runtime import device, rendezvous
+from lt_train.process import device, rendezvous
 
 CHUNK_BYTES = 16 * 2**20
 UNREADABLE = -1

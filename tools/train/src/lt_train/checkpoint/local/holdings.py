@@ -18,7 +18,7 @@ from lt_shared.console import BadData, ToolError, warn
 from lt_shared.contracts import checkpoint_layout
 from lt_shared.files.checksums import FileChecksums
 from lt_train.checkpoint.local.nodes import Nodes
-from lt_train.runtime import agreement
+from lt_train.process import agreement
 
 
 @dataclasses.dataclass(frozen=True)

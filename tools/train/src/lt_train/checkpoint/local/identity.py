@@ -18,7 +18,7 @@ import torch
 from lt_shared.console import warn
 from lt_shared.files import storage
 from lt_train.config.settings.checkpointing import Checkpointing
-from lt_train.runtime import agreement
+from lt_train.process import agreement
 
 FILE = "local-copies.json"
 HIDDEN = ".local-copies.json"

@@ -31,7 +31,7 @@ from lt_train.checkpoint.local.nodes import DiskFailure, first_failure
 from lt_train.checkpoint.saver import Save, Saver, Slow
 from lt_train.checkpoint.shards import first_rank_files
 from lt_train.planner.checkpoint_size import CheckpointSize
-from lt_train.runtime import agreement, device, signals
+from lt_train.process import agreement, device, signals
 
 
 class LocalSaver(Saver):

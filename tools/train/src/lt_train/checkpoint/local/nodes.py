@@ -16,7 +16,7 @@ import torch
 
 from lt_shared.console import BadConfig
 from lt_shared.files.local_files import creating
-from lt_train.runtime import agreement
+from lt_train.process import agreement
 
 # What is wrong with a path and not with a disk.
 OF_THE_PATH = (errno.ENOTDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG)

@@ -46,7 +46,7 @@ SMALL_BYTES = 1 << 20
 
 
 class Copies(Protocol):
-    """How a device copies to host memory beside its computation; `lt_train.runtime.device` has that of a GPU."""
+    """How a device copies to host memory beside its computation; `lt_train.process.device` has that of a GPU."""
 
     def lock(self, memory: torch.Tensor) -> bool:
         """Make host memory reachable by the device, which may fail; called from any thread."""

@@ -22,8 +22,8 @@ from megatron.core import parallel_state
 
 from lt_shared.console import BadData
 from lt_train.checkpoint.shards.stored_shards import Place, StoredShards, Take
-from lt_train.runtime import agreement
-from lt_train.runtime.interruption import Echo
+from lt_train.process import agreement
+from lt_train.process.interruption import Echo
 
 STRIPE_BYTES, PIECE_BYTES = 32 << 20, 32 << 20
 

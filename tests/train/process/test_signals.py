@@ -9,12 +9,12 @@ import pytest
 from running import catches, command, environment
 
 from lt_shared.console import ExitCode
-from lt_train.runtime import signals
-from lt_train.runtime.signals import Limits, Reason
+from lt_train.process import signals
+from lt_train.process.signals import Limits, Reason
 
 LISTENER = """
 import time
-from lt_train.runtime import signals
+from lt_train.process import signals
 signals.SAME_SIGNAL_SECONDS = 1.0
 with signals.held_back():
     print("held back", flush=True)

@@ -15,15 +15,15 @@ from running import SMALL, copied_ranks_in, environment, quick_command
 
 from lt_shared.console import BadData
 from lt_shared.contracts.manifest import Dataset
-from lt_train.runtime import failure_report, failure_watch
-from lt_train.runtime.failure_watch import FailureWatch
-from lt_train.runtime.rank_environment import RankEnvironment
+from lt_train.process import failure_report, failure_watch
+from lt_train.process.failure_watch import FailureWatch
+from lt_train.process.rank_environment import RankEnvironment
 
 # torch waits for a key, as it would for the answer; one of these waits ends while the interpreter does.
 ENDING = """
 import contextlib, datetime, itertools
 import torch
-from lt_train.runtime import failure_watch
+from lt_train.process import failure_watch
 
 class Store:
     numbers = itertools.count(1)

@@ -8,12 +8,12 @@ import time
 import pytest
 
 from lt_shared.contracts.recovery_notes import STARTED
-from lt_train.runtime import start_clock
-from lt_train.runtime.start_clock import StartClock
+from lt_train.process import start_clock
+from lt_train.process.start_clock import StartClock
 
 
 def test_a_process_knows_when_it_started() -> None:
-    program = "from lt_train.runtime import start_clock; print(start_clock.process_start())"
+    program = "from lt_train.process import start_clock; print(start_clock.process_start())"
     before = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", program],

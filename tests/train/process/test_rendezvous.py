@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from lt_shared.console import ExitCode, Unavailable
-from lt_train.runtime import rendezvous
-from lt_train.runtime.rank_environment import RankEnvironment
+from lt_train.process import rendezvous
+from lt_train.process.rank_environment import RankEnvironment
 
 
 def meet(ranks: list[int], world_size: int, seconds: float) -> dict[int, BaseException | None]:

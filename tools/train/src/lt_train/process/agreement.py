@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.distributed import distributed_c10d
 
-from lt_train.runtime.device import CUDA
-from lt_train.runtime.reading import Reading
+from lt_train.process.device import CUDA
+from lt_train.process.reading import Reading
 
 # Numbered from the beginning in each process group: processes that make one anew may have asked different numbers before.
 _questions: WeakKeyDictionary[Any, Iterator[int]] = WeakKeyDictionary()

@@ -3,8 +3,8 @@
 import pytest
 
 from lt_shared.console import ExitCode
-from lt_train.runtime.process_lifetime import MISCOMPUTED
-from lt_train.runtime.restart_policy import Policy, policy, starts_ranks_again
+from lt_train.process.process_lifetime import MISCOMPUTED
+from lt_train.process.restart_policy import Policy, policy, starts_ranks_again
 
 RESTARTED = {ExitCode.UNAVAILABLE, ExitCode.INTERNAL, ExitCode.IO, ExitCode.INTERRUPTED, ExitCode.BROKEN_PIPE}
 CONTINUED = {ExitCode.TRY_AGAIN, ExitCode.NO_PROGRESS}

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from lt_shared import memory
 from lt_shared.console import Unavailable
-from lt_train.runtime.rank_environment import RankEnvironment
-from lt_train.runtime.start_clock import clock
+from lt_train.process.rank_environment import RankEnvironment
+from lt_train.process.start_clock import clock
 
 if TYPE_CHECKING:
     import torch
@@ -178,7 +178,7 @@ def outlive_aborted_collectives(device: str) -> None:
     """Let a process go on after `abort_collectives`; call before its first process group.
 
     Otherwise torch's watchdog of NCCL ends the process when it finds an error first, and waits a minute for a dump of the
-    collectives, which `runtime.watchdog` writes.
+    collectives, which `process.watchdog` writes.
     """
     if device == CUDA:
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")

@@ -23,8 +23,8 @@ import zlib
 from collections.abc import Mapping, Sequence
 
 from lt_shared.console import BadConfig, Unavailable
-from lt_train.runtime.launchers import job_nodes
-from lt_train.runtime.launchers.variables import (
+from lt_train.process.launchers import job_nodes
+from lt_train.process.launchers.variables import (
     LAUNCHERS,
     MPIEXEC,
     REMEDY,

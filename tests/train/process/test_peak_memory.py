@@ -8,7 +8,7 @@ import torch
 from torch.distributed import _symmetric_memory
 
 from lt_train.parallel import symmetric_memory
-from lt_train.runtime import device
+from lt_train.process import device
 
 GIB = 1 << 30
 

@@ -3,7 +3,7 @@
 gloo closes the connections of a rank that ends, and who waits for it fails. NCCL's kernels wait on for ten minutes and more.
 lt-train ends the ranks of its own node then, and `srun --kill-on-bad-exit` those of all; torchrun first sends SIGTERM, which asks
 a rank for a last step, and waits 30 seconds. So each rank asks once a second whether a failure has been reported
-(`lt_train.runtime.failure_report`), through a connection of its own to the ranks' store. It then has some seconds to end by
+(`lt_train.process.failure_report`), through a connection of its own to the ranks' store. It then has some seconds to end by
 itself, as it does when the error reaches it, and ends with the code of the rank that has failed.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.distributed.distributed_c10d import _get_default_store
 
-from lt_train.runtime import failure_report
+from lt_train.process import failure_report
 
 POLL_SECONDS = 1.0
 # Longer than a rank waits for the one that its error may come from.

@@ -10,8 +10,8 @@ from running import SMALL, losses, quick_command, run, run_tasks
 
 from lt_shared.console import BadConfig, Unavailable
 from lt_shared.contracts.manifest import Dataset
-from lt_train.runtime import rank_environment
-from lt_train.runtime.rank_environment import Node, RankEnvironment
+from lt_train.process import rank_environment
+from lt_train.process.rank_environment import Node, RankEnvironment
 
 SLURM = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "3", "SLURM_STEP_NODELIST": "gpu[003-004]", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}
 MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}

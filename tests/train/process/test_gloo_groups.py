@@ -9,7 +9,7 @@ LOOP = "gloo_tcp_loop"
 PROGRAM = """
 import sys, datetime, pathlib, torch
 from torch.distributed import distributed_c10d
-from lt_train.runtime import rendezvous
+from lt_train.process import rendezvous
 
 rank, port = map(int, sys.argv[1:])
 torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)

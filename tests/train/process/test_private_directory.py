@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from lt_train.runtime.private_directory import PREFIX, private_directory
+from lt_train.process.private_directory import PREFIX, private_directory
 
 HOLDER = """
 import sys
-from lt_train.runtime.private_directory import private_directory
+from lt_train.process.private_directory import private_directory
 with private_directory() as path:
     (path / "file").touch()
     print(path, flush=True)

@@ -18,8 +18,8 @@ import torch
 from reserved_ports import free_port
 from running import SMALL, command, environment
 
-from lt_train.runtime import rendezvous
-from lt_train.runtime.rank_environment import RankEnvironment
+from lt_train.process import rendezvous
+from lt_train.process.rank_environment import RankEnvironment
 
 LISTENING = "0A"
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from lt_shared.console import BadData
-from lt_train.runtime import failure_report, signals
-from lt_train.runtime.failure_report import RankError
-from lt_train.runtime.interruption import Echo
-from lt_train.runtime.rank_environment import RankEnvironment
+from lt_train.process import failure_report, signals
+from lt_train.process.failure_report import RankError
+from lt_train.process.interruption import Echo
+from lt_train.process.rank_environment import RankEnvironment
 
 RANKS = 4
 ECHOES = (

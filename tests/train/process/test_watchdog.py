@@ -14,8 +14,8 @@ from running import SMALL, copied_ranks_in, environment, quick_command, train
 from lt_shared import pickles
 from lt_shared.console import ExitCode
 from lt_shared.contracts.manifest import Dataset
-from lt_train.runtime import watchdog
-from lt_train.runtime.watchdog import suspects
+from lt_train.process import watchdog
+from lt_train.process.watchdog import suspects
 
 
 def state(rank: int, step: int = 5, at: str = "train_step.py:10 train", communicating: bool = True) -> dict[str, Any]:
@@ -92,8 +92,8 @@ def test_a_rank_that_is_stopped_while_it_loads_is_named(dataset: Dataset, tmp_pa
 # Its argument is the port of a store.
 RANK_1 = """
 import sys, time
-from lt_train.runtime.rank_environment import RankEnvironment
-from lt_train.runtime.watchdog import Watchdog
+from lt_train.process.rank_environment import RankEnvironment
+from lt_train.process.watchdog import Watchdog
 
 with Watchdog(0.05, RankEnvironment(1, 1, 2, 2, "127.0.0.1", int(sys.argv[1]), "torchrun"), None):
     time.sleep(600)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lt_train.runtime import flight_recorder
+from lt_train.process import flight_recorder
 
 
 @pytest.mark.parametrize("said", [{}, {"TORCH_FR_BUFFER_SIZE": "7"}, {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}])

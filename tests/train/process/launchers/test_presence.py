@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from lt_shared.console import Unavailable
-from lt_train.runtime.launchers import presence
-from lt_train.runtime.ports import free_port
+from lt_train.process.launchers import presence
+from lt_train.process.ports import free_port
 
-PROGRAM = "from lt_train.runtime.launchers import presence; presence.wait_for_ranks({}, 3, {}, 'mpiexec', 30)"
+PROGRAM = "from lt_train.process.launchers import presence; presence.wait_for_ranks({}, 3, {}, 'mpiexec', 30)"
 
 
 def test_three_processes_meet() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lt_train.runtime import interruption
-from lt_train.runtime.device import CPU, CUDA
+from lt_train.process import interruption
+from lt_train.process.device import CPU, CUDA
 
 
 class Reading:

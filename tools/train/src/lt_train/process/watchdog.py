@@ -26,8 +26,8 @@ from typing import Any
 import click
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from lt_train.runtime import flight_recorder, interruption, process_lifetime, run_files
-from lt_train.runtime.rank_environment import RankEnvironment, shown
+from lt_train.process import flight_recorder, interruption, process_lifetime, run_files
+from lt_train.process.rank_environment import RankEnvironment, shown
 
 # At most.
 ANSWERS_SECONDS = 10.0

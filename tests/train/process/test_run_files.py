@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lt_shared.console import CannotCreate, IoFailure
-from lt_train.runtime import run_files
+from lt_train.process import run_files
 
 
 def overwrite(path: Path) -> None:

@@ -24,8 +24,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from lt_shared.console import ExitCode, Unavailable, warn
 from lt_train.megatron import distributed_c10d
-from lt_train.runtime import device, watchdog
-from lt_train.runtime.rank_environment import LOOPBACK, RankEnvironment, shown
+from lt_train.process import device, watchdog
+from lt_train.process.rank_environment import LOOPBACK, RankEnvironment, shown
 
 # What the communication libraries wait beyond the watchdog.
 LATER_SECONDS = 60.0

@@ -17,9 +17,9 @@ import torch
 from torch.distributed.distributed_c10d import _get_default_store
 
 from lt_shared.console import ExitCode, ToolError
-from lt_train.runtime import signals
-from lt_train.runtime.interruption import Echo
-from lt_train.runtime.rank_environment import RankEnvironment
+from lt_train.process import signals
+from lt_train.process.interruption import Echo
+from lt_train.process.rank_environment import RankEnvironment
 
 CLAIMS = "lt-train/failures"
 CODE = "lt-train/failure-code"
