@@ -20,7 +20,7 @@ from lt_train.config.settings.data import Data, check_datasets
 from lt_train.config.settings.reporting import Reporting
 from lt_train.data import remote_datasets
 from lt_train.launch import rank_processes, worker
-from lt_train.launch.stream_pipes import handed_on
+from lt_train.launch.stream_pipes import forward_pipes
 from lt_train.planner import memory_estimate
 from lt_train.planner.stage_work import PipelineWork
 from lt_train.preflight import check_runner
@@ -85,7 +85,7 @@ def launch(config: RunConfig) -> int:
             stack.enter_context(_run_directory(config.checkpointing, config.data))
         if rank_env is not None:
             return restart_policy.outside(worker.start(config, rank_env))
-        stack.enter_context(handed_on(config.data.streaming, config.checkpointing, is_first))
+        stack.enter_context(forward_pipes(config.data.streaming, config.checkpointing, is_first))
         return LaunchedRun(config, is_first).run()
 
 
