@@ -34,23 +34,23 @@ def free_bytes(directory: Path) -> int:
     return shutil.disk_usage(directory).free
 
 
-def described(needed: int, free: int) -> str:
-    return f"it needs {needed / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free{'' if free < needed else ' now'}"
+def describe_shortage(needed_bytes: int, free: int) -> str:
+    return f"it needs {needed_bytes / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free{'' if free < needed_bytes else ' now'}"
 
 
-def make_room(run: Path, needed: int, next_iteration: int, keep_last: int | None, keep_every: int | None) -> int:
+def make_room(run: Path, required_bytes: int, next_iteration: int, keep_last: int | None, keep_every: int | None) -> int:
     """Delete checkpoints, oldest first, that the one of `next_iteration` would let expire, until `needed` bytes are free.
 
     The newest complete one always stays: until the next is complete, it is what the run continues from. Returns the free bytes.
     """
-    found = {checkpoint_layout.iteration_of(path) or 0: path for path in checkpoint_layout.checkpoints(run)}
-    complete = sorted(iteration for iteration, path in found.items() if checkpoint_layout.damage(path) is None)
+    path_by_iteration = {checkpoint_layout.iteration_of(path) or 0: path for path in checkpoint_layout.checkpoints(run)}
+    complete = sorted(iteration for iteration, path in path_by_iteration.items() if checkpoint_layout.damage(path) is None)
     doomed = checkpoint_layout.expired([*complete, next_iteration], keep_last, keep_every)
     for iteration in doomed:
-        if free_bytes(run) >= needed:
+        if free_bytes(run) >= required_bytes:
             break
         if iteration != complete[-1]:
-            _delete(found[iteration])
+            _delete(path_by_iteration[iteration])
     return free_bytes(run)
 
 
@@ -66,13 +66,13 @@ def delete_expired(run: Path, newest: int, keep_last: int | None, keep_every: in
 
     They disappear by rename; the files are deleted while training continues.
     """
-    found = {checkpoint_layout.iteration_of(path) or 0: path for path in checkpoint_layout.checkpoints(run)}
-    complete = [iteration for iteration, path in found.items() if checkpoint_layout.damage(path) is None]
+    path_by_iteration = {checkpoint_layout.iteration_of(path) or 0: path for path in checkpoint_layout.checkpoints(run)}
+    complete = [iteration for iteration, path in path_by_iteration.items() if checkpoint_layout.damage(path) is None]
     if newest not in complete:
         return
     for iteration in checkpoint_layout.expired(complete, keep_last, keep_every):
-        doomed = run / f".{found[iteration].name}.deleted"
-        os.rename(found[iteration], doomed)
+        doomed = run / f".{path_by_iteration[iteration].name}.deleted"
+        os.rename(path_by_iteration[iteration], doomed)
         threading.Thread(target=shutil.rmtree, args=(doomed,), kwargs={"ignore_errors": True}).start()
 
 

@@ -79,12 +79,12 @@ def known_objects_only(directory: Path | None = None, verify: bool = True, repli
 
     def read_slice(reader: Any, file: IO[bytes], info: Any) -> _Slice:
         place = (str(info.relative_path), int(info.offset))
-        found = last.get(place)
-        if found is None:
+        last_read = last.get(place)
+        if last_read is None:
             last.clear()
-            found = last[place] = _Slice(file, info.offset, info.length, str(info.relative_path), recorded, memory)
-        found.seek(0)
-        return found
+            last_read = last[place] = _Slice(file, info.offset, info.length, str(info.relative_path), recorded, memory)
+        last_read.seek(0)
+        return last_read
 
     with (
         _lock,
@@ -105,9 +105,9 @@ def _cause(error: CheckpointException) -> BaseException:
     """
     causes = {rank: cause for rank, (cause, _) in error.failures.items()}
     this = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-    own = [cause for rank, cause in causes.items() if rank == this or cause.__traceback__]
-    others = [Echo(str(cause)) for cause in causes.values() if not isinstance(cause, Echo)]
-    return next(iter([*own, *others]), error)
+    local_causes = [cause for rank, cause in causes.items() if rank == this or cause.__traceback__]
+    echoes = [Echo(str(cause)) for cause in causes.values() if not isinstance(cause, Echo)]
+    return next(iter([*local_causes, *echoes]), error)
 
 
 def _in_order(
@@ -126,11 +126,11 @@ def _in_order(
         items = sorted(plan.items, key=place)
         if stored is None:
             with clock.beside("reading of tensors"), TensorReader(Path(reader.path), recorded, verify) as tensors:
-                begun = [_begun(tensors, place(item), item, reader, planner) for item in items]
-                left = [item for item, target in zip(items, begun, strict=True) if target is None]
-                future = read_data(reader, dataclasses.replace(plan, items=left), planner)
+                targets = [_begun(tensors, place(item), item, reader, planner) for item in items]
+                remaining_items = [item for item, target in zip(items, targets, strict=True) if target is None]
+                future = read_data(reader, dataclasses.replace(plan, items=remaining_items), planner)
                 tensors.wait()
-            for item, target in zip(items, begun, strict=True):
+            for item, target in zip(items, targets, strict=True):
                 if target is not None:
                     planner.commit_tensor(item, target)
             return future
@@ -140,9 +140,9 @@ def _in_order(
                 part = [item for item in items if chosen(place(item))]
                 return read_data(reader, dataclasses.replace(plan, items=part), planner)
 
-        wanted = [each for each in map(place, items) if each.shard in stored.shards]
-        known = {_place(info) for info in reader.storage_data.values()}
-        exchanges = replicas.exchanges(stored, known, wanted) if replicas else []
+        stored_places = [candidate for candidate in map(place, items) if candidate.shard in stored.shards]
+        all_places = {_place(info) for info in reader.storage_data.values()}
+        exchanges = replicas.exchanges(stored, all_places, stored_places) if replicas else []
         with contextlib.ExitStack() as failing:
             for exchange in reversed(exchanges):
                 failing.callback(exchange.give_up)
@@ -150,9 +150,9 @@ def _in_order(
                 with Objects(stored, exchange.own) as objects:
                     read_part(set(exchange.places).__contains__, partial(exchange.take, read=objects.take))
                     exchange.finish(objects.take)
-            shared = {each for exchange in exchanges for each in exchange.places}
-            with Objects(stored, [each for each in wanted if each not in shared]) as objects:
-                return read_part(lambda each: each not in shared, objects.take)
+            shared = {candidate for exchange in exchanges for candidate in exchange.places}
+            with Objects(stored, [candidate for candidate in stored_places if candidate not in shared]) as objects:
+                return read_part(lambda candidate: candidate not in shared, objects.take)
 
     return read
 
@@ -214,8 +214,8 @@ class _Slice(BytesFile):
             raise BadData(f"{origin}: {FileChecksums.NAME} has no checksum of the object at {offset}", MISMATCHED)
         for start, size, crc in ranges:
             part = content[start - offset : start - offset + size]
-            found = _read(file, part, origin, crc is not None)
-            if crc is not None and found != crc:
+            object_read = _read(file, part, origin, crc is not None)
+            if crc is not None and object_read != crc:
                 reason = f"the checksum of {size} bytes at {start} is another than {FileChecksums.NAME} says"
                 raise BadData(f"{origin}: {reason}", MISMATCHED)
         super().__init__(content, f"{origin}, object at {offset}")

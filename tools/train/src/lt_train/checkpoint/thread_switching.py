@@ -20,7 +20,7 @@ _usual_seconds = 0.0
 
 
 @contextlib.contextmanager
-def often() -> Iterator[None]:
+def switch_often() -> Iterator[None]:
     """Within, in whichever thread, all threads of this process take turns after SWITCH_SECONDS."""
     global _within, _usual_seconds
     with _lock:

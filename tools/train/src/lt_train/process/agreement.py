@@ -34,7 +34,7 @@ def from_first_rank(value: Any) -> Any:
     return json.loads(store.get(key))
 
 
-def of_all_ranks(value: Any) -> list[Any]:
+def gather_objects(value: Any) -> list[Any]:
     """What each rank passes, by rank, on every rank. Rank 0 collects it, so that the store serves each rank only a few values."""
     ranks = torch.distributed.get_world_size()
     store, key = distributed_c10d._get_default_store(), f"lt-train/answers/{_next_question()}"
@@ -42,34 +42,34 @@ def of_all_ranks(value: Any) -> list[Any]:
     answers = None
     if torch.distributed.get_rank() == 0:
         answers = [json.loads(answer) for answer in store.multi_get([f"{key}/{rank}" for rank in range(ranks)])]
-    found: list[Any] = from_first_rank(answers)
-    return found
+    all_values: list[Any] = from_first_rank(answers)
+    return all_values
 
 
-def gathered(value: Any, where: torch.device) -> list[Any]:
-    """As `of_all_ranks`, after a collective: when a rank has died that fails, while the store would go on waiting for it."""
-    largest(0, where)
-    return of_all_ranks(value)
+def gather_after_collective(value: Any, device: torch.device) -> list[Any]:
+    """As `gather_objects`, after a collective: when a rank has died that fails, while the store would go on waiting for it."""
+    reduce_maximum(0, device)
+    return gather_objects(value)
 
 
-def first_problem(problem: str | None, where: torch.device) -> str | None:
+def first_problem(problem: str | None, device: torch.device) -> str | None:
     """The problem of the first rank that has one. All ranks call it."""
-    if not largest(problem is not None, where):
+    if not reduce_maximum(problem is not None, device):
         return None
-    found: str | None = next(filter(None, of_all_ranks(problem)), None)
-    return found
+    problem_of_ranks: str | None = next(filter(None, gather_objects(problem)), None)
+    return problem_of_ranks
 
 
-def largest(value: int, where: torch.device) -> int:
+def reduce_maximum(value: int, device: torch.device) -> int:
     """The largest of the ranks' values, the same on all. Every rank must call it, in the same order of collectives."""
-    return asked([value], where)()[0]
+    return start_maximum([value], device)()[0]
 
 
-def asked(values: Sequence[int], where: torch.device) -> Callable[[], list[int]]:
+def start_maximum(values: Sequence[int], device: torch.device) -> Callable[[], list[int]]:
     """The same for several values at a time, without waiting: the function returned gives the answer."""
     if torch.distributed.get_world_size() == 1:
         return lambda: list(values)
-    own = torch.tensor(values, dtype=torch.int64, pin_memory=where.type == CUDA)
-    shared = own.to(where, non_blocking=True)
+    local_values = torch.tensor(values, dtype=torch.int64, pin_memory=device.type == CUDA)
+    shared = local_values.to(device, non_blocking=True)
     torch.distributed.all_reduce(shared, op=torch.distributed.ReduceOp.MAX)
     return Reading(shared).values

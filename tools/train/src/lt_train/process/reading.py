@@ -29,5 +29,5 @@ class Reading:
         if self._copied:
             self._copied.synchronize()
         interruption.check()
-        found: list[Any] = self._values.tolist()
-        return found
+        read_values: list[Any] = self._values.tolist()
+        return read_values

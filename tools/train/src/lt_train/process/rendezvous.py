@@ -35,7 +35,7 @@ KEY = "lt-train/joined"
 POLL_SECONDS = 0.5
 
 
-def join(rank_env: RankEnvironment, where: torch.device, timeout_seconds: float) -> None:
+def join(rank_env: RankEnvironment, local_device: torch.device, timeout_seconds: float) -> None:
     """Make the process group of all ranks. Raises Unavailable in rank 0 when others do not come; those that came end silently."""
     device.communicate_on_loopback(rank_env)
     joining = datetime.timedelta(seconds=max(timeout_seconds, LEAST_SECONDS))
@@ -45,11 +45,11 @@ def join(rank_env: RankEnvironment, where: torch.device, timeout_seconds: float)
     timeout = datetime.timedelta(seconds=watchdog.SLOW * timeout_seconds + LATER_SECONDS)
     store.set_timeout(timeout)
     torch.distributed.init_process_group(
-        backend=device.BACKENDS[where.type],
+        backend=device.BACKENDS[local_device.type],
         store=store,
         rank=rank_env.rank,
         world_size=rank_env.world_size,
-        device_id=where if where.type == device.CUDA else None,
+        device_id=local_device if local_device.type == device.CUDA else None,
         timeout=timeout,
     )
 
@@ -62,8 +62,8 @@ def open_own_store(rank_env: RankEnvironment, timeout: datetime.timedelta) -> An
     deadline = time.monotonic() + timeout.total_seconds()
     while (store := open_store(rank_env, timeout)).add(f"{KEY}/starts/{rank_env.rank}", 1) > 1:
         if time.monotonic() > deadline:
-            where = f"{rank_env.master_address}:{rank_env.master_port}"
-            raise Unavailable(f"{where} has a rank {rank_env.rank} already", "see whether two runs have the same rendezvous")
+            endpoint = f"{rank_env.master_address}:{rank_env.master_port}"
+            raise Unavailable(f"{endpoint} has a rank {rank_env.rank} already", "see whether two runs have the same rendezvous")
         time.sleep(POLL_SECONDS)
     return store
 

@@ -112,10 +112,10 @@ def content(path: Path) -> bytes:
 def record(line: str | bytes) -> dict[str, Any]:
     """The JSON object in a line; empty for what is none, such as a line that was cut off."""
     try:
-        found = json.loads(line)
+        entry = json.loads(line)
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return entry if isinstance(entry, dict) else {}
 
 
 def abandoned(run: Path) -> list[Path]:

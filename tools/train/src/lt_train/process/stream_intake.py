@@ -71,12 +71,12 @@ class Intake:
 def _reason_for_end(name: str, text: str) -> str:
     """Why the stream goes on no more, empty when it is finished."""
     try:
-        found = shard_list.parse(text, name)
+        shards = shard_list.parse(text, name)
     except ToolError as error:
         return str(error)
-    if found.is_finished:
+    if shards.is_finished:
         return ""
-    return f"{name}: the stream ended after {len(found.shards)} shard(s), without its end line: its producer failed or was ended"
+    return f"{name}: the stream ended after {len(shards.shards)} shard(s), without its end line: its producer failed or was ended"
 
 
 _opened: dict[str, Intake] = {}
@@ -124,12 +124,12 @@ def _has_descriptor(file: io.TextIOBase | object) -> bool:
 
 def _lines_of(descriptor: int) -> Iterator[str]:
     """Lines with their ends; the last one may have none."""
-    rest = b""
+    remainder = b""
     while content := os.read(descriptor, READ_BYTES):
-        *lines, rest = (rest + content).split(b"\n")
+        *lines, remainder = (remainder + content).split(b"\n")
         yield from (line.decode("utf-8", "surrogateescape") + "\n" for line in lines)
-    if rest:
-        yield rest.decode("utf-8", "surrogateescape")
+    if remainder:
+        yield remainder.decode("utf-8", "surrogateescape")
 
 
 def empty(name: str) -> NoInput:

@@ -23,7 +23,7 @@ from lt_train.checkpoint.local.exchange import Exchange, Transfer
 from lt_train.checkpoint.local.holdings import LocalSet
 from lt_train.checkpoint.local.identity import Identity
 from lt_train.checkpoint.local.nodes import Nodes
-from lt_train.checkpoint.local.unused import delete_copies, own_iteration
+from lt_train.checkpoint.local.unused import delete_copies, resumed_iteration
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.checkpointing import Checkpointing
 from lt_train.megatron import dcp_filesystem
@@ -39,8 +39,8 @@ class LocalCopies:
     said with what is lost by it.
     """
 
-    def __init__(self, settings: Checkpointing, timeout_seconds: float, where: torch.device):
-        self.where = where
+    def __init__(self, settings: Checkpointing, timeout_seconds: float, device: torch.device):
+        self.device = device
         self.settings = settings
         self.place = Path(str(settings.save_local)).absolute()
         self.nodes: Nodes | None = None
@@ -54,7 +54,7 @@ class LocalCopies:
         """Find the nodes, unless they are; returns why one of them has no disk."""
         if self.nodes is None:
             try:
-                self.nodes = nodes.find(self.place, self.where)
+                self.nodes = nodes.find(self.place, self.device)
             except nodes.DiskFailure as error:
                 return str(error)
             self.exchange = Exchange(self._timeout_seconds) if len(self.nodes) > 1 else None
@@ -77,7 +77,7 @@ class LocalCopies:
             problem = str(error)
         except OSError as error:
             problem = f"{self.directory}: {error.strerror}"
-        return nodes.first_failure(problem, self.where)
+        return nodes.first_failure(problem, self.device)
 
     @property
     def directory(self) -> Path:
@@ -94,29 +94,29 @@ class LocalCopies:
 
         Raises BadConfig when the copies are of another model.
         """
-        start, shared, last = config.checkpointing.start, own_iteration(config.checkpointing), config.batches.train_iters
-        found = self._set = self._newest(shared, last, config.checkpointing.verify)
-        if found is None:
+        start, shared, last = config.checkpointing.start, resumed_iteration(config.checkpointing), config.batches.train_iters
+        local_set = self._set = self._newest(shared, last, config.checkpointing.verify)
+        if local_set is None:
             self._go_back(shared, last, start)
             return config
-        checkpoint = checkpoint_layout.iteration_directory(self.directory, found.iteration)
+        checkpoint = checkpoint_layout.iteration_directory(self.directory, local_set.iteration)
         config = config.starting_at(str(checkpoint), continues=True)
         if self.is_first:
-            note(f"the local copies of iteration {found.iteration} are newer than {start or 'any checkpoint in SAVE'}")
+            note(f"the local copies of iteration {local_set.iteration} are newer than {start or 'any checkpoint in SAVE'}")
             resume.check_compatible(config, str(checkpoint))
         return config
 
     @contextlib.contextmanager
     def supplied(self) -> Iterator[None]:
         """Within, torch's reader finds the files that it reads: other nodes send those that this node does not hold."""
-        found = self._set
-        if found is None or self.exchange is None:
+        local_set = self._set
+        if local_set is None or self.exchange is None:
             yield
             return
         original = FileSystemReader.read_data
 
         def read_data(reader: Any, plan: Any, planner: Any) -> Any:
-            self._fetch(found, {str(reader.storage_data[item.storage_index].relative_path) for item in plan.items})
+            self._fetch(local_set, {str(reader.storage_data[item.storage_index].relative_path) for item in plan.items})
             return original(reader, plan, planner)
 
         with dcp_filesystem.reading_data_by(read_data):
@@ -130,7 +130,7 @@ class LocalCopies:
                 for path in self.directory.iterdir():
                     if path != self.start:
                         shutil.rmtree(path, ignore_errors=True)
-        agreement.largest(0, self.where)
+        agreement.reduce_maximum(0, self.device)
         self._record(self.identity.iteration)
 
     def saved(self, iteration: int) -> None:
@@ -174,11 +174,11 @@ class LocalCopies:
         """The newest set that counts, when every node has its small files."""
         if self.failure:
             return None
-        found = holdings.newest_complete(self.directory, self.found_nodes, self.where, shared, last, verify)
-        if found is None:
+        local_set = holdings.newest_complete(self.directory, self.found_nodes, self.device, shared, last, verify)
+        if local_set is None:
             return None
-        self.failure = self._make_directory() or self._complete_small_files(found)
-        return None if self.failure else found
+        self.failure = self._make_directory() or self._complete_small_files(local_set)
+        return None if self.failure else local_set
 
     def _go_back(self, shared: int, last: int, start: str | None) -> None:
         """There is no newer set: say what is lost, and let none of the present ones count any more."""
@@ -197,46 +197,46 @@ class LocalCopies:
         if self.is_first:
             self.identity.write(self.settings)
 
-    def _complete_small_files(self, found: LocalSet) -> str | None:
+    def _complete_small_files(self, local_set: LocalSet) -> str | None:
         transfers = []
-        for name in sorted(name for name in found.files if not name.endswith(SHARDS)):
-            holders = found.holders[name]
+        for name in sorted(name for name in local_set.files if not name.endswith(SHARDS)):
+            holders = local_set.holders[name]
             lacking = [node for node in range(len(self.found_nodes)) if node not in holders]
-            transfers += [self._transfer(found, name, self.found_nodes.ranks[node][0]) for node in lacking]
+            transfers += [self._transfer(local_set, name, self.found_nodes.ranks[node][0]) for node in lacking]
             holders += lacking
-        return self._run(found, transfers)
+        return self._run(local_set, transfers)
 
-    def _fetch(self, found: LocalSet, names: set[str]) -> None:
+    def _fetch(self, local_set: LocalSet, names: set[str]) -> None:
         """Let every node have the files that its ranks name. Raises IoFailure on all ranks when one cannot read or write."""
-        lacking = sorted(name for name in names if self.found_nodes.own not in found.holders.get(name, []))
-        asked = agreement.gathered(lacking, self.where)
+        lacking = sorted(name for name in names if self.found_nodes.own not in local_set.holders.get(name, []))
+        requested_by_rank = agreement.gather_after_collective(lacking, self.device)
         transfers = []
         for node, ranks in enumerate(self.found_nodes.ranks):
-            wanted = sorted({name for rank in ranks for name in asked[rank] if name in found.files})
-            for number, name in enumerate(wanted):
-                transfers.append(self._transfer(found, name, ranks[number % len(ranks)]))
-                found.holders[name].append(node)
-        if problem := self._run(found, transfers):
+            requested_names = sorted({name for rank in ranks for name in requested_by_rank[rank] if name in local_set.files})
+            for number, name in enumerate(requested_names):
+                transfers.append(self._transfer(local_set, name, ranks[number % len(ranks)]))
+                local_set.holders[name].append(node)
+        if problem := self._run(local_set, transfers):
             # The model is no longer what it was: the next start is from SAVE.
             self._let_none_count()
             hint = "run the same command again: it starts from SAVE"
             raise IoFailure(f"a local copy could not be brought to another node: {problem}", hint)
 
-    def _transfer(self, found: LocalSet, name: str, target: int) -> Transfer:
+    def _transfer(self, local_set: LocalSet, name: str, target: int) -> Transfer:
         """From one of the nodes that hold the file, each node's ranks in turn."""
-        number, holders = sum(name.encode()) + target, found.holders[name]
+        number, holders = sum(name.encode()) + target, local_set.holders[name]
         ranks = self.found_nodes.ranks[holders[number % len(holders)]]
-        return Transfer(ranks[number % len(ranks)], target, name, found.files[name])
+        return Transfer(ranks[number % len(ranks)], target, name, local_set.files[name])
 
-    def _run(self, found: LocalSet, transfers: list[Transfer]) -> str | None:
+    def _run(self, local_set: LocalSet, transfers: list[Transfer]) -> str | None:
         """All ranks make these transfers; returns what one of them could not read or write."""
         if self.exchange is None or not transfers:
             return None
-        checkpoint, problem = checkpoint_layout.iteration_directory(self.directory, found.iteration), None
+        checkpoint, problem = checkpoint_layout.iteration_directory(self.directory, local_set.iteration), None
         try:
             checkpoint.mkdir(exist_ok=True)
         except OSError as error:
             problem = f"{checkpoint}: {error.strerror}"
-        if problem := nodes.first_failure(problem, self.where):
+        if problem := nodes.first_failure(problem, self.device):
             return problem
-        return nodes.first_failure(self.exchange.run(transfers, checkpoint, checkpoint), self.where)
+        return nodes.first_failure(self.exchange.run(transfers, checkpoint, checkpoint), self.device)

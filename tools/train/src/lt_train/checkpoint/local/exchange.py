@@ -49,9 +49,9 @@ class Exchange:
         connection to another rank is lost.
         """
         rank, problems = torch.distributed.get_rank(), list[str]()
-        sending = Beside(self._send_all, [each for each in transfers if each.source == rank], held, problems)
+        sending = Beside(self._send_all, [transfer for transfer in transfers if transfer.source == rank], held, problems)
         # When this raises, nobody may take what the thread sends: it is left to end with the group.
-        self._receive_all([each for each in transfers if each.target == rank], into, problems)
+        self._receive_all([transfer for transfer in transfers if transfer.target == rank], into, problems)
         sending.result()
         return problems[0] if problems else None
 

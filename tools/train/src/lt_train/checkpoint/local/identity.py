@@ -51,35 +51,39 @@ class Identity:
     @classmethod
     def recorded(cls, settings: Checkpointing) -> Self | None:
         """That of the run, as its first rank reads it; None when SAVE names none. All ranks call it."""
-        found = cls._read(settings) if torch.distributed.get_rank() == 0 else None
-        told = agreement.from_first_rank(found and dataclasses.asdict(found))
-        return None if told is None else cls(**told)
+        identity = cls._read(settings) if torch.distributed.get_rank() == 0 else None
+        fields = agreement.from_first_rank(identity and dataclasses.asdict(identity))
+        return None if fields is None else cls(**fields)
 
     @classmethod
     def _read(cls, settings: Checkpointing) -> Self | None:
         path, hidden, save = record_path(settings), record_path(settings, HIDDEN), _save(settings)
-        found, left = cls._parsed(path), cls._parsed(hidden)
-        if found is None and storage.exists(path):
+        visible, hidden_copy = cls._parsed(path), cls._parsed(hidden)
+        if visible is None and storage.exists(path):
             warn(f"{path}: is damaged, no local copies count")
-        if found is not None and found.save != save and found.iteration is not None:
+        if visible is not None and visible.save != save and visible.iteration is not None:
             # Of a run that was copied they are still another's, and of one that was moved there is nobody else.
             warn(
-                f"{path}: names the local copies of {found.save}, which do not count in {save}; if that run was moved, move it"
-                f" back to use them, or delete {os.path.join(found.place or 'SAVE_LOCAL', found.prefix)}*"
+                f"{path}: names the local copies of {visible.save}, which do not count in {save}; if that run was moved, move it"
+                f" back to use them, or delete {os.path.join(visible.place or 'SAVE_LOCAL', visible.prefix)}*"
             )
-        if found is not None and found.save == save:
-            return found
-        is_own = found is None and left is not None and left.save == save
-        return dataclasses.replace(left, generation=left.generation + 1, iteration=None) if left and is_own else None
+        if visible is not None and visible.save == save:
+            return visible
+        is_own = visible is None and hidden_copy is not None and hidden_copy.save == save
+        return (
+            dataclasses.replace(hidden_copy, generation=hidden_copy.generation + 1, iteration=None)
+            if hidden_copy and is_own
+            else None
+        )
 
     @classmethod
     def _parsed(cls, path: str) -> Self | None:
         try:
             read = json.loads(storage.read_bytes(path)) if storage.exists(path) else {}
-            found = cls(**{name: value for name, value in read.items() if name != "v"}) if read else None
+            identity = cls(**{name: value for name, value in read.items() if name != "v"}) if read else None
         except (ValueError, TypeError, AttributeError):
             return None
-        return found if found is not None and found._is_sound else None
+        return identity if identity is not None and identity._is_sound else None
 
     @property
     def _is_sound(self) -> bool:

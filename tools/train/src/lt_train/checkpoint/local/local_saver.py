@@ -44,7 +44,7 @@ class LocalSaver(Saver):
         self._is_due = False
         # Since the last one that was saved.
         self._is_failing = copies.is_told
-        super().__init__(shared.config, shared.kernels, shared.state, shared.where, shared.log, shared.arrivals)
+        super().__init__(shared.config, shared.kernels, shared.state, shared.device, shared.log, shared.arrivals)
         shared.before_saving = self._give_way
         self._start = self.state.iteration
         self._last = copies.start
@@ -68,7 +68,7 @@ class LocalSaver(Saver):
         if self._is_due and not self.is_writing and not self._shared.is_writing:
             self._is_due = False
             with slow():
-                device.release(self.where)
+                device.release(self.device)
                 self.save(loss, is_final=False)
 
     def save(self, loss: float | None, is_final: bool = True) -> None:
@@ -80,10 +80,10 @@ class LocalSaver(Saver):
             partial.mkdir(exist_ok=True)
         except OSError as error:
             problem = f"{partial}: {error.strerror}"
-        problem = first_failure(problem, self.where)
+        problem = first_failure(problem, self.device)
         if problem is None:
             try:
-                with first_rank_files.failures_kept() as self._kept, signals.held_back():
+                with first_rank_files.collect_failures() as self._kept, signals.held_back():
                     self._saves = self._begun(loss, partial)
             except CheckpointException as error:
                 # Of all ranks: some could not plan.
@@ -103,7 +103,7 @@ class LocalSaver(Saver):
             return
         with self._saves.waiting():
             self._saves.writer.start()
-        if not agreement.largest(self._is_busy(self._saves), self.where):
+        if not agreement.reduce_maximum(self._is_busy(self._saves), self.device):
             with slow():
                 self._advance(self._saves)
 
@@ -152,21 +152,25 @@ class LocalSaver(Saver):
         """On all nodes."""
         problem = self._copies.prepare()
         if problem is None:
-            problem = first_failure(self._shortage(), self.where)
+            problem = first_failure(self._shortage(), self.device)
         if problem is not None:
             self._fail(problem)
         return problem is None
 
     def _shortage(self) -> str | None:
         """Why a set would not fit on this node."""
-        needed = CheckpointSize.from_config(self.config).local_set(len(self._copies.found_nodes))
+        required_bytes = CheckpointSize.from_config(self.config).local_set(len(self._copies.found_nodes))
         try:
             if self._last is not None and self._last.is_dir():
-                needed = int(disk_space.directory_bytes(self._last) * (1 + disk_space.MORE_SHARE)) + disk_space.MORE_BYTES
+                required_bytes = int(disk_space.directory_bytes(self._last) * (1 + disk_space.MORE_SHARE)) + disk_space.MORE_BYTES
             free = disk_space.free_bytes(self.run)
         except OSError as error:
             return f"{self.run}: {error.strerror}"
-        return f"{self.run} needs {needed / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free" if free < needed else None
+        return (
+            f"{self.run} needs {required_bytes / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free"
+            if free < required_bytes
+            else None
+        )
 
     def _written(self, save: Save) -> str | None:
         """Wait for the writers; returns why the shards of a rank are not written."""
@@ -174,18 +178,18 @@ class LocalSaver(Saver):
         problem = save.writer.error[0] if save.writer.error else "the disk became full" if save.writer.lacks_room() else None
         if problem is None and self._kept:
             problem = saver.reason(self._kept[0])
-        if found := first_failure(problem, self.where):
-            return found
+        if failure := first_failure(problem, self.device):
+            return failure
         try:
-            with first_rank_files.failures_kept() as kept:
+            with first_rank_files.collect_failures() as errors:
                 for finalize in save.request.finalize_fns:
                     finalize()
-            if self.is_publisher and not kept:
+            if self.is_publisher and not errors:
                 saver.complete_files(save)
-            problem = saver.reason(kept[0]) if kept else None
+            problem = saver.reason(errors[0]) if errors else None
         except (CheckpointException, OSError, ToolError) as error:
             problem = saver.reason(error)
-        return first_failure(problem, self.where)
+        return first_failure(problem, self.device)
 
     def _copy(self, save: Save) -> str | None:
         """Begin to send and receive; returns why that cannot be."""
@@ -212,31 +216,31 @@ class LocalSaver(Saver):
             small = [(path.name, path.stat().st_size) for path in beside if path.is_file() and path.suffix != SHARDS]
         except OSError as error:
             problem = f"{save.partial}: {error.strerror}"
-        if found_problem := first_failure(problem, self.where):
+        if found_problem := first_failure(problem, self.device):
             raise DiskFailure(found_problem)
-        told = agreement.gathered({"shards": shards, "small": small}, self.where)
-        found = [Transfer(0, leader, name, size) for leader in nodes.leaders[1:] for name, size in told[0]["small"]]
+        files_by_rank = agreement.gather_after_collective({"shards": shards, "small": small}, self.device)
+        transfers = [Transfer(0, leader, name, size) for leader in nodes.leaders[1:] for name, size in files_by_rank[0]["small"]]
         for node, ranks in enumerate(nodes.ranks):
             targets = nodes.ranks[nodes.after(node)]
             for number, rank in enumerate(ranks):
                 target = targets[number % len(targets)]
-                found += [Transfer(rank, target, name, size) for name, size in told[rank]["shards"]]
-        return found
+                transfers += [Transfer(rank, target, name, size) for name, size in files_by_rank[rank]["shards"]]
+        return transfers
 
     def _published(self, save: Save, problem: str | None) -> str | None:
         """Give the directories of all nodes their names, or of none; returns why not."""
-        if found := first_failure(problem, self.where):
-            return found
+        if failure := first_failure(problem, self.device):
+            return failure
         target = checkpoint_layout.iteration_directory(self.run, save.record.iteration)
         if self._copies.is_leader:
             try:
                 local_files.publish_prepared_directory(save.partial, target)
             except (OSError, ToolError) as error:
                 problem = f"{target}: {saver.reason(error)}"
-        if found := first_failure(problem, self.where):
+        if failure := first_failure(problem, self.device):
             if self._copies.is_leader:
                 shutil.rmtree(target, ignore_errors=True)
-            return found
+            return failure
         self._copies.saved(save.record.iteration)
         if self._copies.is_leader:
             with contextlib.suppress(OSError):

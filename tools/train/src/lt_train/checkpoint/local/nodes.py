@@ -54,7 +54,7 @@ class Nodes:
         return (node + 1) % len(self.ranks)
 
 
-def find(directory: Path, where: torch.device) -> Nodes:
+def find(directory: Path, device: torch.device) -> Nodes:
     """Look which ranks share `directory`; all ranks call it.
 
     Raises, on all of them, DiskFailure where some node's disk is broken, BadConfig for a directory that machines share, and
@@ -64,39 +64,39 @@ def find(directory: Path, where: torch.device) -> Nodes:
     prefix = f".rank-{agreement.from_first_rank(secrets.token_hex(4))}-"
     mark = directory / f"{prefix}{rank}"
     failure: OSError | None = None
-    seen: list[int] = []
+    visible_ranks: list[int] = []
     try:
         directory.mkdir(parents=True, exist_ok=True)
         mark.touch()
     except OSError as error:
         failure = error
-    agreement.largest(0, where)
+    agreement.reduce_maximum(0, device)
     with contextlib.suppress(OSError):
-        seen = sorted(int(path.name.removeprefix(prefix)) for path in directory.glob(f"{prefix}*"))
-    said = failure and [f"{directory}: {failure.strerror}", failure.errno in OF_THE_PATH]
-    answers = agreement.gathered([socket.gethostname(), seen, said], where)
+        visible_ranks = sorted(int(path.name.removeprefix(prefix)) for path in directory.glob(f"{prefix}*"))
+    description = failure and [f"{directory}: {failure.strerror}", failure.errno in OF_THE_PATH]
+    answers = agreement.gather_after_collective([socket.gethostname(), visible_ranks, description], device)
     with contextlib.suppress(OSError):
         mark.unlink()
     _raise_failure(directory, answers, failure)
-    ranks = tuple(sorted({tuple(found) for _, found, _ in answers}))
-    for found in ranks:
-        if len(hosts := {answers[each][0] for each in found}) > 1:
+    ranks = tuple(sorted({tuple(node_ranks) for _, node_ranks, _ in answers}))
+    for node_ranks in ranks:
+        if len(hosts := {answers[rank_of_node][0] for rank_of_node in node_ranks}) > 1:
             raise BadConfig(
                 f"--save-local {directory}: is the same directory on {' and '.join(sorted(hosts)[:2])}",
                 "name one that each node has for itself, such as /local_nvme/copies or /dev/shm/copies",
             )
-    return Nodes(ranks, next(number for number, found in enumerate(ranks) if rank in found))
+    return Nodes(ranks, next(number for number, node_ranks in enumerate(ranks) if rank in node_ranks))
 
 
-def first_failure(problem: str | None, where: torch.device) -> str | None:
+def first_failure(problem: str | None, device: torch.device) -> str | None:
     """The problem of the first rank that has one with its node's disk, and where. All ranks call it."""
-    return agreement.first_problem(problem and f"{problem} ({socket.gethostname()})", where)
+    return agreement.first_problem(problem and f"{problem} ({socket.gethostname()})", device)
 
 
-def _raise_failure(directory: Path, answers: list[Any], own: OSError | None) -> None:
-    if own and all(said and said[1] for _, _, said in answers):
+def _raise_failure(directory: Path, answers: list[Any], local_error: OSError | None) -> None:
+    if local_error and all(description and description[1] for _, _, description in answers):
         with creating(f"--save-local {directory}"):
-            raise own
-    for host, seen, said in answers:
-        if said or not seen:
-            raise DiskFailure(f"{said[0] if said else f'{directory}: it cannot be read'} ({host})")
+            raise local_error
+    for host, visible_ranks, description in answers:
+        if description or not visible_ranks:
+            raise DiskFailure(f"{description[0] if description else f'{directory}: it cannot be read'} ({host})")

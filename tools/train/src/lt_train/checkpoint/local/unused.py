@@ -22,11 +22,11 @@ class UnusedCopies:
         self._settings = settings
         self._identity = Identity.recorded(settings) if settings.save else None
         self._is_first = torch.distributed.get_rank() == 0
-        newest, own = self._identity.iteration if self._identity else None, own_iteration(settings)
-        if self._is_first and newest is not None and newest > own:
+        newest, start_iteration = self._identity.iteration if self._identity else None, resumed_iteration(settings)
+        if self._is_first and newest is not None and newest > start_iteration:
             warn(
                 f"{record_path(settings)}: the local copies of iteration {newest} are not used without --save-local, the run"
-                f" continues from iteration {own}; they are deleted when its training begins"
+                f" continues from iteration {start_iteration}; they are deleted when its training begins"
             )
 
     def delete(self) -> None:
@@ -37,10 +37,10 @@ class UnusedCopies:
         delete_copies(self._identity, self._identity.place)
 
 
-def own_iteration(settings: Checkpointing) -> int:
+def resumed_iteration(settings: Checkpointing) -> int:
     """That of the checkpoint in SAVE which the run starts from; 0 when it starts from none of its own."""
-    own = settings.start is not None and settings.continues
-    return (checkpoint_layout.iteration_of(Path(str(settings.start))) or 0) if own else 0
+    continues_run = settings.start is not None and settings.continues
+    return (checkpoint_layout.iteration_of(Path(str(settings.start))) or 0) if continues_run else 0
 
 
 def delete_copies(identity: Identity, place: str | None, but: str | None = None) -> None:

@@ -31,20 +31,20 @@ STRIPE_BYTES, PIECE_BYTES = 32 << 20, 32 << 20
 class Exchange:
     """The objects at `places`, in this order, that all ranks of `group` need; `own` are those that this rank reads."""
 
-    def __init__(self, places: Sequence[Place], group: torch.distributed.ProcessGroup, where: torch.device):
+    def __init__(self, places: Sequence[Place], group: torch.distributed.ProcessGroup, device: torch.device):
         self.places = places
         self._group = group
         self._rank = torch.distributed.get_rank(group)
         self._left = deque(zip(places, _readers(places, torch.distributed.get_world_size(group)), strict=True))
         self.own = [place for place, reader in self._left if reader == self._rank]
         largest = max((place.size_bytes for place in places), default=0)
-        self._buffer = torch.empty(min(PIECE_BYTES, largest) + 1, dtype=torch.uint8, device=where)
+        self._buffer = torch.empty(min(PIECE_BYTES, largest) + 1, dtype=torch.uint8, device=device)
 
     def take(self, place: Place, read: Take) -> memoryview:
         """The object's bytes, those of this rank by `read`. Raises Echo when another rank has failed."""
         while True:
-            found, content = self._next(read)
-            if found == place:
+            received_place, content = self._next(read)
+            if received_place == place:
                 return content
 
     def finish(self, read: Take) -> None:
@@ -102,11 +102,11 @@ def _readers(places: Sequence[Place], ranks: int) -> Iterator[int]:
 class Replicas:
     """The groups of ranks in which this one reads a checkpoint."""
 
-    def __init__(self, groups: Sequence[torch.distributed.ProcessGroup], where: torch.device):
-        self._groups, self._where = groups, where
+    def __init__(self, groups: Sequence[torch.distributed.ProcessGroup], device: torch.device):
+        self._groups, self._device = groups, device
 
     @classmethod
-    def of_run(cls, where: torch.device) -> Self:
+    def of_run(cls, device: torch.device) -> Self:
         groups = [
             torch.distributed.group.WORLD,
             parallel_state.get_data_parallel_group(with_context_parallel=True),
@@ -116,9 +116,11 @@ class Replicas:
         for group in groups:
             # The first of those of the same ranks: it has a communicator already.
             by_ranks.setdefault(tuple(torch.distributed.get_process_group_ranks(group)), group)
-        return cls([group for ranks, group in by_ranks.items() if len(ranks) > 1], where)
+        return cls([group for ranks, group in by_ranks.items() if len(ranks) > 1], device)
 
-    def exchanges(self, stored: StoredShards, known: Collection[Place], wanted: Collection[Place]) -> list[Exchange]:
+    def exchanges(
+        self, stored: StoredShards, known_places: Collection[Place], requested_places: Collection[Place]
+    ) -> list[Exchange]:
         """One for each group, to be gone through in this order by all ranks; `known` are all objects of the checkpoint, of which
         this rank needs those `wanted`.
 
@@ -126,22 +128,22 @@ class Replicas:
         """
         if not self._groups:
             return []
-        ordered = sorted(known)
+        ordered = sorted(known_places)
         self._check_same(stored, ordered)
-        chosen = set(wanted)
-        left = torch.tensor([place in chosen for place in ordered], dtype=torch.uint8)
-        found = []
+        chosen = set(requested_places)
+        pending = torch.tensor([place in chosen for place in ordered], dtype=torch.uint8)
+        exchanges = []
         for group in self._groups:
-            common = left.to(self._where, copy=True)
+            common = pending.to(self._device, copy=True)
             torch.distributed.all_reduce(common, torch.distributed.ReduceOp.MIN, group)
             places = [ordered[number] for number in common.nonzero().view(-1).tolist()]
-            found.append(Exchange(places, group, self._where))
-            left -= common.to(left.device)
-        return found
+            exchanges.append(Exchange(places, group, self._device))
+            pending -= common.to(pending.device)
+        return exchanges
 
-    def _check_same(self, stored: StoredShards, known: Sequence[Place]) -> None:
+    def _check_same(self, stored: StoredShards, known_places: Sequence[Place]) -> None:
         versions = sorted((name, shard.size_bytes, shard.version) for name, shard in stored.shards.items())
-        digest = zlib.crc32(json.dumps([versions, known]).encode())
-        largest, smallest = agreement.asked([digest, -digest], self._where)()
+        digest = zlib.crc32(json.dumps([versions, known_places]).encode())
+        largest, smallest = agreement.start_maximum([digest, -digest], self._device)()
         if largest != -smallest:
             raise BadData(f"{stored.url}: was replaced while the nodes copied its small files", "run the same command again")
