@@ -1,4 +1,4 @@
-"""Releases of megatron-core, which decide what it can compute and which checkpoints it reads."""
+"""Releases of megatron-core that changed a feature or the checkpoint format."""
 
 
 def release(version: str) -> tuple[int, ...]:
