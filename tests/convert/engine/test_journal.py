@@ -53,14 +53,14 @@ def names(directory: PartialDirectory) -> list[str]:
 
 def test_a_new_journal_begins_with_the_identity(directory: PartialDirectory) -> None:
     found = Journal.open(directory, "identity")
-    assert (found.done, found.pending) == ({}, [])
+    assert (found.finished, found.pending) == ({}, [])
     assert (directory.path / ".lt-convert.journal").read_bytes() == b"identity\n"
 
 
 def test_what_is_listed_is_done(directory: PartialDirectory) -> None:
     path = left(directory, *LINES)
     found = Journal.open(directory, "identity")
-    assert found.done == {("a/one", 0): FIRST, ("a/one", 4): SECOND, ("two", 0): THIRD}
+    assert found.finished == {("a/one", 0): FIRST, ("a/one", 4): SECOND, ("two", 0): THIRD}
     assert found.pending == []
     assert path.read_text() == "\n".join(("identity", *LINES, ""))
     assert names(directory) == [JOURNAL, "a", "a/one"]
@@ -81,21 +81,21 @@ def test_what_is_listed_is_done(directory: PartialDirectory) -> None:
 def test_a_journal_is_cut_before_its_first_bad_line(lines: list[str], end: str, count: int, directory: PartialDirectory) -> None:
     """What is appended later must not stand behind one."""
     path = left(directory, *lines, end=end)
-    assert list(Journal.open(directory, "identity").done.values()) == [FIRST, SECOND, THIRD][:count]
+    assert list(Journal.open(directory, "identity").finished.values()) == [FIRST, SECOND, THIRD][:count]
     assert path.read_text() == "\n".join(("identity", *LINES[:count], ""))
 
 
 @pytest.mark.parametrize("content", [b"another\n", b"identity", b"identity2\n", b"\xff\n", b"\n", b""])
 def test_another_plan_finds_an_empty_directory(content: bytes, directory: PartialDirectory) -> None:
     left(directory).write_bytes(content)
-    assert Journal.open(directory, "identity").done == {}
+    assert Journal.open(directory, "identity").finished == {}
     assert names(directory) == [JOURNAL]
     assert (directory.path / JOURNAL).read_bytes() == b"identity\n"
 
 
 def test_a_directory_without_a_journal_is_emptied(directory: PartialDirectory) -> None:
     left(directory).unlink()
-    assert Journal.open(directory, "identity").done == {}
+    assert Journal.open(directory, "identity").finished == {}
     assert names(directory) == [JOURNAL]
 
 
@@ -124,7 +124,7 @@ def test_what_others_may_have_planted_is_not_used(
     if planted == "second name":
         (directory.path / "two").touch()
     make(directory.path / name)
-    assert Journal.open(directory, "identity").done == {}
+    assert Journal.open(directory, "identity").finished == {}
     assert names(directory) == [JOURNAL]
     said = capsys.readouterr().err.replace("/two ", "/a/planted ")
     assert f"{directory.path}/{name} {reason}: not used, the conversion starts over" in said
@@ -135,7 +135,7 @@ def test_a_file_of_another_user_is_not_used(directory: PartialDirectory, capsys:
     left(directory, *LINES)
     os.chown(directory.path / "a/one", 1001, 1001)
     (directory.path / "a/one").chmod(0o644)
-    assert Journal.open(directory, "identity").done == {}
+    assert Journal.open(directory, "identity").finished == {}
     assert f"{directory.path}/a/one belongs to another user (uid 1001): not used" in capsys.readouterr().err
 
 
@@ -145,7 +145,7 @@ def test_files_have_the_mode_of_the_umask(directory: PartialDirectory) -> None:
     (directory.path / "a/one").chmod(0o664)
     before = os.umask(0o002)
     try:
-        assert len(Journal.open(directory, "identity").done) == 3
+        assert len(Journal.open(directory, "identity").finished) == 3
     finally:
         os.umask(before)
 
@@ -174,10 +174,10 @@ def test_pieces_are_synced_before_they_are_listed(directory: PartialDirectory, m
         LINES[2],
     ]
     assert opened.pending == []
-    assert opened.done[("a/one", 0)] == FIRST
-    assert opened.done[("two", 0)] == THIRD
+    assert opened.finished[("a/one", 0)] == FIRST
+    assert opened.finished[("two", 0)] == THIRD
     again = Journal.open(directory, "identity")
-    assert again.done == opened.done and len(again.done) == 4
+    assert again.finished == opened.finished and len(again.finished) == 4
 
 
 def test_pieces_are_listed_every_few_seconds(directory: PartialDirectory, monkeypatch: pytest.MonkeyPatch) -> None:

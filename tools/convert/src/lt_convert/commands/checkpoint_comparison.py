@@ -20,7 +20,7 @@ from lt_convert.weights.mapping import PADDING
 from lt_shared.console import Progress
 from lt_shared.contracts.manifest import absolute
 
-# Fields that may differ between two formats of one model: its name, and those used only in training.
+# Fields that may differ between two formats of one model: the name, and fields that only training uses.
 NOT_COMPARED = ("name", "init_std", "moe_aux_loss_coeff")
 
 
@@ -58,15 +58,15 @@ def _open(argument: str, files: Files) -> Source:
 
 def configuration_differences(one: Source, other: Source) -> list[dict[str, Any]]:
     first, second = (dataclasses.asdict(source.model.architecture) for source in (one, other))
-    found = [
+    differences = [
         {"field": field, "a": first[field], "b": second[field]}
         for field in first
         if field not in NOT_COMPARED and first[field] != second[field]
     ]
     tokenizers = [source.tokenizer.sha256() if source.tokenizer else None for source in (one, other)]
     if None not in tokenizers and tokenizers[0] != tokenizers[1]:
-        found.append({"field": "tokenizer", "a": tokenizers[0], "b": tokenizers[1]})
-    return found
+        differences.append({"field": "tokenizer", "a": tokenizers[0], "b": tokenizers[1]})
+    return differences
 
 
 def _differing(one: Source, other: Source, files: Files, progress: Progress) -> Iterator[dict[str, Any]]:
@@ -78,8 +78,8 @@ def _differing(one: Source, other: Source, files: Files, progress: Progress) -> 
             yield {"name": name, "difference": f"only in {'b' if first is None else 'a'}"}
         elif first.shape != second.shape:
             yield {"name": name, "difference": f"{list(first.shape)} and {list(second.shape)}"}
-        elif (found := _difference(first, second, files, progress)) is not None:
-            yield {"name": name, **found}
+        elif (difference := _difference(first, second, files, progress)) is not None:
+            yield {"name": name, **difference}
 
 
 def _difference(first: Tensor, second: Tensor, files: Files, progress: Progress) -> dict[str, Any] | None:
@@ -92,11 +92,11 @@ def _difference(first: Tensor, second: Tensor, files: Files, progress: Progress)
     for part, its in parts(first, second):
         for start, stop in row_blocks(part):
             if same_dtype:
-                left, right = one.rows(part, start, stop), other.rows(its, start, stop)
-                progress.advance(left.nbytes)
-                if (left == right).all():
+                first_rows, second_rows = one.rows(part, start, stop), other.rows(its, start, stop)
+                progress.advance(first_rows.nbytes)
+                if (first_rows == second_rows).all():
                     continue
-                unequal += int((left != right).sum())
+                unequal += int((first_rows != second_rows).sum())
             casts = (tensor.cast("float32") for tensor in (part, its))
             values = [
                 blocks.rows(cast, start, stop).view(numpy.float32) for blocks, cast in zip((one, other), casts, strict=True)
@@ -125,8 +125,8 @@ def lines(record: dict[str, Any]) -> Iterator[str]:
         )
         yield f"{entry['name']}: {entry['difference']}{share}"
     if "logits" in record:
-        found = record["logits"]
-        yield f"logits at {found['positions']:,} positions: largest difference {found['largest']:.3g} of {found['scale']:.3g}"
+        logits = record["logits"]
+        yield f"logits at {logits['positions']:,} positions: largest difference {logits['largest']:.3g} of {logits['scale']:.3g}"
     differ = f"{len(record['tensors'])} of {record['compared']} tensors differ"
     if not record["tensors"]:
         differ = "the configurations differ" if record["configuration"] else "the logits differ"

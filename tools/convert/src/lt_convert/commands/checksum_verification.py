@@ -14,9 +14,9 @@ READ_BYTES = 16 << 20
 
 
 def verify(directory: str) -> dict[str, Any]:
-    """Read a converted checkpoint again. `problems` in the result names what is missing or has changed.
+    """Read a converted checkpoint again. `problems` in the result names every missing or changed file.
 
-    Raises NoInput when there are no checksums.
+    Raises NoInput if the checkpoint has no checksums.
     """
     directory = directory.rstrip("/")
     record = ConversionRecord.read(directory)
@@ -31,12 +31,12 @@ def verify(directory: str) -> dict[str, Any]:
         for name, size in checksums.sizes.items():
             path = f"{directory}/{name}"
             try:
-                found = files.size_bytes(path)
+                size_bytes = files.size_bytes(path)
             except (BadData, NoInput):
                 problems.append(f"{path}: missing")
                 continue
-            if found != size:
-                problems.append(f"{path}: {found} bytes, expected {size}")
+            if size_bytes != size:
+                problems.append(f"{path}: {size_bytes} bytes, expected {size}")
                 continue
             for piece in checksums.pieces.get(name, ()):
                 digest = hashlib.sha256()

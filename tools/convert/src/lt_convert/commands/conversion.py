@@ -28,7 +28,7 @@ SHOWN_FILES = 12
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What the user asks for. `dtype` None keeps every tensor's dtype; `legacy_target` is for the legacy format.
+    """The options of a conversion. `dtype` None keeps every tensor's dtype; `legacy_target` is for the legacy format.
 
     `optimizer` says whether the optimizer state is converted, where both formats have one; `verify`, whether the source is
     compared with the checksums that were recorded when it was written; `quantize`, whether weights are written in block fp8.
@@ -47,7 +47,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The files of the destination in the order in which they are published. `operations` says how each tensor is made."""
+    """The files of the destination, in the order of publication. `operations` describes how each tensor is made."""
 
     source: Source
     request: Request
@@ -89,13 +89,13 @@ class Plan:
         }
 
     def _operation(self, payload: Payload) -> str:
-        found = self.operations.get(payload.name, "copy")
+        operation = self.operations.get(payload.name, "copy")
         tensor = payload.tensor
         if isinstance(tensor, BlockFp8):
-            return f"{found}, quantize"
+            return f"{operation}, quantize"
         if tensor.encodings:
-            return f"{found}, dequantize"
-        return found if tensor.dtype == tensor.stored_dtype else f"{found}, cast from {tensor.stored_dtype}"
+            return f"{operation}, dequantize"
+        return operation if tensor.dtype == tensor.stored_dtype else f"{operation}, cast from {tensor.stored_dtype}"
 
 
 def destinations(sources: Sequence[str], output: str) -> list[tuple[str, str]]:
@@ -199,19 +199,19 @@ def convert(request: Request) -> Checkpoint:
             **({"quantize": True} if request.quantize else {}),
         }
         fingerprint = result.fingerprint(directory, source_format, request.destination)
-        made = Result(request.to, request.destination, request.force, options, fingerprint)
-        finished = made.finished()
+        output = Result(request.to, request.destination, request.force, options, fingerprint)
+        finished = output.finished()
         if finished:
             return finished
         result.check_destination(request.destination, directory)
-        made.check_unoccupied()
+        output.check_unoccupied()
         if request.verify:
             files.reader = source_verification.open_checksums([(directory, source_format, directories.listing(directory))])
         todo = plan(dataclasses.replace(request, source=directory), files)
         files.reader.planned(views(todo.files), files)
     source = todo.source
     tokenizer_file = source.tokenizer.files[0].name if source.tokenizer else None
-    checkpoint = made.write(todo, files.reader, source.iteration, source.loss, tokenizer_file)
+    checkpoint = output.write(todo, files.reader, source.iteration, source.loss, tokenizer_file)
     tell_what_is_missing(source)
     return checkpoint
 

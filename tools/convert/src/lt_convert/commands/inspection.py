@@ -1,4 +1,4 @@
-"""What a checkpoint is: format, architecture, size, and how it was trained."""
+"""Describe a checkpoint: format, architecture, size and training."""
 
 import math
 from typing import IO, Any
@@ -23,7 +23,7 @@ def inspect(argument: str) -> dict[str, Any]:
         source = location.open_source(argument, files)
         tensors = {key: tensor for key, tensor in source.tensors.items() if not key.startswith(PADDING)}
         deviations = _deviations(source, files)
-        made = _record(source.directory)
+        record = _record(source.directory)
     architecture = source.model.architecture
     dtypes: dict[str, int] = {}
     for tensor in tensors.values():
@@ -37,7 +37,7 @@ def inspect(argument: str) -> dict[str, Any]:
         "dtypes": dtypes,
         "bytes": sum(math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype] for tensor in tensors.values()),
         "tensors": len(tensors),
-        "iteration": made.iteration if source.iteration is None and made else source.iteration,
+        "iteration": record.iteration if source.iteration is None and record else source.iteration,
         "loss": source.loss,
         "trained": _trained(deviations, architecture.init_std),
         "standard_deviations": deviations,
@@ -49,13 +49,13 @@ def inspect(argument: str) -> dict[str, Any]:
             if source.tokenizer
             else None
         ),
-        **({MERGED: made.merged} if made and made.merged else {}),
+        **({MERGED: record.merged} if record and record.merged else {}),
         **source.details,
     }
 
 
 def _record(directory: str) -> ConversionRecord | None:
-    """What a conversion or a merge says of its result: beside it, or in the directory of the run."""
+    """Read the record that a conversion or a merge left beside its result, or in the directory of the run."""
     run, _, name = directory.rpartition("/")
     return ConversionRecord.read(run if name == checkpoint_layout.RELEASE else directory)
 

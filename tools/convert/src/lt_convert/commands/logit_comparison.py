@@ -39,8 +39,8 @@ def compare(one: str, other: str) -> dict[str, Any]:
         vocabulary = min(first.config.vocab_size, second.config.vocab_size)
         tokens = torch.randint(vocabulary, (1, positions), generator=torch.Generator().manual_seed(0))
         with torch.inference_mode():
-            left, right = (model(tokens).logits[..., :vocabulary] for model in (first, second))
-    max_difference, scale = float((left - right).abs().max()), float(left.abs().max())
+            first_logits, second_logits = (model(tokens).logits[..., :vocabulary] for model in (first, second))
+    max_difference, scale = float((first_logits - second_logits).abs().max()), float(first_logits.abs().max())
     return {"positions": positions, "largest": max_difference, "scale": scale, "same": max_difference <= TOLERANCE * scale}
 
 

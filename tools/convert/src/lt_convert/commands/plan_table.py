@@ -62,8 +62,8 @@ def _rows(tensors: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     for tensor in tensors:
         names = tuple(dict.fromkeys(_NUMBER.sub("{}", name) for name in (tensor["name"], *tensor["from"])))
         alike.setdefault((names, tensor["dtype"], tuple(tensor["shape"]), tensor["operation"]), []).append(tensor)
-    for (_, dtype, shape, operation), found in alike.items():
-        size_bytes = sum(tensor["bytes"] for tensor in found)
-        parts = abbreviated(dict.fromkeys(name for tensor in found for name in tensor["from"]))
-        name = abbreviated(dict.fromkeys(tensor["name"] for tensor in found))
+    for (_, dtype, shape, operation), similar in alike.items():
+        size_bytes = sum(tensor["bytes"] for tensor in similar)
+        parts = abbreviated(dict.fromkeys(name for tensor in similar for name in tensor["from"]))
+        name = abbreviated(dict.fromkeys(tensor["name"] for tensor in similar))
         yield name, dtype, " x ".join(map(str, shape)), f"{size_bytes:,}", operation, parts

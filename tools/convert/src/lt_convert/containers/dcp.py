@@ -1,7 +1,7 @@
-"""torch.distributed.checkpoint on disk, read and planned without torch: what Megatron's torch_dist and TorchTitan share.
+"""torch.distributed.checkpoint on disk, read and planned without torch: shared by Megatron's torch_dist and TorchTitan.
 
-A `.distcp` file is a sequence of `torch.save` archives, one for each chunk of a tensor or object; the pickle `.metadata` says in
-which file and at which offset each of them is. The tensors may have been sharded by any number of ranks, at any indices.
+A `.distcp` file is a sequence of `torch.save` archives, one for each chunk of a tensor or object; the pickle `.metadata` has the
+file and the offset of each archive. The tensors may have been sharded by any number of ranks, at any indices.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ _LAYOUT = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
 _CONTIGUOUS = Call(Global(_PACKAGE, "_MEM_FORMAT_ENCODING"), (0,))
 
 Offsets = tuple[int, ...]
-# What `.metadata` says of a tensor: dtype, shape, and (offsets, sizes) of its chunks; None for what is no tensor.
+# The entry of a tensor in `.metadata`: dtype, shape, and (offsets, sizes) of its chunks; None for another object.
 _Description = tuple[str, tuple[int, ...], list[tuple[Offsets, tuple[int, ...]]]] | None
 
 
@@ -51,9 +51,9 @@ _Stored = tuple[str, Offsets | None, ShardLocation]
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """A checkpoint: the metadata of its tensors, the locations of its other objects, and of all archives.
+    """A checkpoint: the metadata of its tensors, and the locations of its other objects and of every archive.
 
-    `locations` has every archive by (key, offsets of the chunk), with None for the offsets of what is no tensor.
+    `locations` has every archive by (key, offsets of the chunk). The offsets are None for an object that is no tensor.
     """
 
     directory: str
@@ -63,9 +63,9 @@ class Contents:
     locations: Mapping[tuple[str, tuple[int, ...] | None], ShardLocation]
 
     def tensor(self, key: str) -> Tensor:
-        """The tensor, located but not read.
+        """Locate the tensor without reading it.
 
-        Raises BadData when its chunks are missing, damaged, of another shape, or do not cover the tensor exactly once.
+        Raises BadData if its chunks are missing, damaged, have another shape, or do not cover the tensor exactly once.
         """
         entry = self.entries[key]
         path = f"{self.directory}/{METADATA}"
@@ -82,22 +82,24 @@ class Contents:
         for number, (offsets, sizes) in enumerate(chunks):
             if number % PREFETCHED_CHUNKS == 0:
                 following = chunks[number : number + PREFETCHED_CHUNKS]
-                ahead = [self.locations[key, each] for each, _ in following if (key, each) in self.locations]
+                ahead = [self.locations[key, key_offsets] for key_offsets, _ in following if (key, key_offsets) in self.locations]
                 self.files.prefetch(
-                    found for each in ahead for found in torch_archive.ends(each.file, each.offset_bytes, each.length_bytes)
+                    position
+                    for key_offsets in ahead
+                    for position in torch_archive.ends(key_offsets.file, key_offsets.offset_bytes, key_offsets.length_bytes)
                 )
             location = self.locations.get((key, offsets))
             if location is None:
                 raise BadData(f"{path}: has no storage_data for the chunk of {key} at {list(offsets)}")
             record, locate = torch_archive.read(location.file, location.offset_bytes, location.length_bytes, self.files, key)
-            found = locate(record)
-            if found.dtype != dtype or found.view.shape != sizes or not len(offsets) == len(sizes) == len(shape):
+            stored = locate(record)
+            if stored.dtype != dtype or stored.view.shape != sizes or not len(offsets) == len(sizes) == len(shape):
                 raise BadData(
-                    f"{location.file}: the chunk of {key} at byte {location.offset_bytes} is {found.dtype} "
-                    f"{list(found.view.shape)}, expected {dtype} {list(sizes)}"
+                    f"{location.file}: the chunk of {key} at byte {location.offset_bytes} is {stored.dtype} "
+                    f"{list(stored.view.shape)}, expected {dtype} {list(sizes)}"
                 )
             located.append(
-                Chunk(tuple(range(first, first + size) for first, size in zip(offsets, sizes, strict=True)), found.view)
+                Chunk(tuple(range(first, first + size) for first, size in zip(offsets, sizes, strict=True)), stored.view)
             )
         tensor = Tensor(key, dtype, shape, tuple(located), dtype)
         tensor.check_cover()
@@ -114,7 +116,7 @@ class Contents:
 
 
 def read(directory: str, files: Files) -> Contents:
-    """What a checkpoint holds. Raises BadData for metadata that is malformed or names files outside of it."""
+    """Read the metadata of a checkpoint. Raises BadData if it is malformed or names files outside of the checkpoint."""
     path = f"{directory}/{METADATA}"
     metadata = pickles.loads(files.read(path, 0, files.size_bytes(path)), path)
     locations = {}
@@ -137,7 +139,7 @@ def read(directory: str, files: Files) -> Contents:
 
 
 def _check_lengths(locations: Iterable[ShardLocation]) -> None:
-    """Raises BadData for a local file that ends before what the metadata place in it, whether that is read or not."""
+    """Raise BadData if a local file ends before the last byte that the metadata place in it, even if no tensor needs it."""
     ends: dict[str, int] = {}
     for location in locations:
         ends[location.file] = max(ends.get(location.file, 0), location.offset_bytes + location.length_bytes)
@@ -156,8 +158,8 @@ def _location(directory: str, path: str, stored: Any) -> ShardLocation:
 
 
 def _check_naturals(*numbers: Iterable[Any]) -> None:
-    for each in numbers:
-        if not all(type(number) is int and number >= 0 for number in each):
+    for group in numbers:
+        if not all(type(number) is int and number >= 0 for number in group):
             raise ValueError("a size or an offset is not a natural number")
 
 
@@ -186,7 +188,7 @@ def outputs(entries: Iterable[Entry], objects: Mapping[str, Any], prefix: str = 
     entries = list(entries)
     total = sum(tensor.size_bytes for entry in entries for _, _, tensor in entry.chunks)
     file_bytes = min(FILE_BYTES, max(SMALLEST_FILE_BYTES, -(-total // FILES)))
-    made: list[OutputFile] = []
+    files: list[OutputFile] = []
     segments: list[bytes | Payload] = []
     bounds: list[int] = []
     size = 0
@@ -197,7 +199,7 @@ def outputs(entries: Iterable[Entry], objects: Mapping[str, Any], prefix: str = 
     def close() -> None:
         nonlocal segments, bounds, size
         if segments:
-            made.append(OutputFile(f"{prefix}__0_{len(made)}.distcp", tuple(segments), tuple(dict.fromkeys(bounds))))
+            files.append(OutputFile(f"{prefix}__0_{len(files)}.distcp", tuple(segments), tuple(dict.fromkeys(bounds))))
         segments, bounds, size = [], [], 0
 
     def add(key: str, offsets: Offsets | None, archive: tuple[bytes | Payload, ...]) -> ShardLocation:
@@ -208,7 +210,7 @@ def outputs(entries: Iterable[Entry], objects: Mapping[str, Any], prefix: str = 
         if padding:
             segments.append(b"\0" * padding)
             size += padding
-        location = ShardLocation(f"__0_{len(made)}.distcp", size, length)
+        location = ShardLocation(f"__0_{len(files)}.distcp", size, length)
         stored.append((key, offsets, location))
         segments.extend(archive)
         bounds.extend((size, size + length))
@@ -232,7 +234,7 @@ def outputs(entries: Iterable[Entry], objects: Mapping[str, Any], prefix: str = 
         described[key] = ("float32", (), [((), ())]) if is_tensor else None
         add(key, () if is_tensor else None, torch_archive.archive(value))
     close()
-    return [*made, OutputFile(f"{prefix}{METADATA}", (_metadata(described, stored),))]
+    return [*files, OutputFile(f"{prefix}{METADATA}", (_metadata(described, stored),))]
 
 
 def _split(offsets: tuple[int, ...], tensor: Tensor) -> Iterator[tuple[tuple[int, ...], Tensor]]:
@@ -281,9 +283,9 @@ def _metadata(described: Mapping[str, _Description], stored: Sequence[_Stored]) 
         Instance(
             Global(_PACKAGE, "Metadata"),
             {
-                "state_dict_metadata": Pairs((key, _storage_metadata(each)) for key, each in described.items()),
+                "state_dict_metadata": Pairs((key, _storage_metadata(description)) for key, description in described.items()),
                 "planner_data": None,
-                "storage_data": Pairs((_index(key, offsets), _storage_info(where)) for key, offsets, where in stored),
+                "storage_data": Pairs((_index(key, offsets), _storage_info(location)) for key, offsets, location in stored),
                 "storage_meta": None,
                 "version": None,
             },

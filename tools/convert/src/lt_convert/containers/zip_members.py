@@ -1,8 +1,8 @@
-"""The members of an uncompressed zip archive, read so that no other reader can find others in it.
+"""The members of an uncompressed zip archive, read so that no other reader can find other members in it.
 
 A zip archive has several readings: Python takes the directory that lies directly before the end record, torch's reader follows
 the offset stored there; names and sizes are both in the directory and before each member; names may be repeated, or differ in
-case, which torch ignores; other bytes may come first. Here all of them must agree, as they do in what `torch.save` writes.
+case, which torch ignores; other bytes may come first. Here all readings must agree, as they do in archives of `torch.save`.
 """
 
 import dataclasses
@@ -81,23 +81,23 @@ class Archive:
 
 
 def read(path: str, offset: int, length: int, files: Files, origin: str) -> Archive:
-    """The archive in a range of a file. Raises BadData, naming `origin`, unless there is one reading of it."""
+    """Read the archive in a range of a file. Raises BadData, naming `origin`, unless all readings agree."""
     place = _place(origin, offset)
     tail = files.read(path, offset + length - min(length, END_BYTES), min(length, END_BYTES))
     count, size, start = _directory(tail, length, place)
     directory = (
         tail[start - (length - len(tail)) :][:size] if start >= length - len(tail) else files.read(path, offset + start, size)
     )
-    found = sorted(_entries(directory, count, start, place), key=lambda member: member.header_offset)
-    limits = [*(member.header_offset for member in found[1:]), start]
+    in_order = sorted(_entries(directory, count, start, place), key=lambda member: member.header_offset)
+    limits = [*(member.header_offset for member in in_order[1:]), start]
     members = {
-        member.name: dataclasses.replace(member, limit=limit) for member, limit in zip(found, limits, strict=True)
+        member.name: dataclasses.replace(member, limit=limit) for member, limit in zip(in_order, limits, strict=True)
     }  # fmt: skip
     if len({name.lower() for name in members}) < count:
         raise _damaged(place, "it holds two members of one name")
-    if not found or found[0].header_offset:
+    if not in_order or in_order[0].header_offset:
         raise _damaged(place, "other bytes precede its members")
-    root = found[0].name.partition("/")[0]
+    root = in_order[0].name.partition("/")[0]
     if not root or any(not name.startswith(f"{root}/") for name in members):
         raise _damaged(place, "its members are not in one folder")
     for member in members.values():
@@ -181,7 +181,7 @@ def _large_sizes(sizes: tuple[int, int, int], extra: bytes, place: str) -> tuple
     expected = struct.pack("<HH", 1, 8 * len(order)) if order else b""
     if extra[:4] != expected or len(extra) != len(expected) + 8 * len(order):
         raise _damaged(place, "its directory has an entry with other fields")
-    found = list(sizes)
+    large_sizes = list(sizes)
     for number, index in enumerate(order):
-        found[index] = int.from_bytes(extra[4 + 8 * number : 12 + 8 * number], "little")
-    return found[0], found[1], found[2]
+        large_sizes[index] = int.from_bytes(extra[4 + 8 * number : 12 + 8 * number], "little")
+    return large_sizes[0], large_sizes[1], large_sizes[2]

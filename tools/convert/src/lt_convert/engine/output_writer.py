@@ -5,8 +5,9 @@ and reads, hashes and writes it in blocks of 1 MiB. Finished tensors are synced,
 run of the same plan resumes; another plan starts over. Where the disk is the limit, two threads suffice. On a remote store each
 thread uploads one file at a time.
 
-Others may write to the directory that holds the destination. So every file is opened below the handle of the partial directory,
-never through a link, and what another user may have written there is not used. What is resumed is hashed again first.
+Other users may write to the directory that holds the destination. So every file is opened below the handle of the partial
+directory, never through a link, and a file that another user may have written is not used. Resumed tensors are hashed again
+first.
 """
 
 import contextlib
@@ -33,8 +34,8 @@ from lt_shared.files.local_files import PartialDirectory, writing
 THREADS = min(4, os.cpu_count() or 1)
 FLUSH_BYTES = 8 << 20
 READ_BYTES = 1 << 20
-# Threads count what they have written, and the progress is shown so often: waking the main thread for each block made two
-# threads wait for the interpreter ten times for each.
+# Threads count their bytes, and the main thread shows the sum at this interval: waking the main thread for each block made two
+# threads wait for the interpreter ten times for each block.
 PROGRESS_SECONDS = 0.2
 
 Work = tuple[str, int, Segment, Piece | None]
@@ -51,11 +52,11 @@ def write_outputs(
 ) -> None:
     """Write `outputs` to `destination`. A killed run with the same `identity` is resumed.
 
-    `finish` makes the content of `Checksums.RECORD` from the checksums; that file is written last. What is read is compared with
-    the checksums of the `source`.
+    `finish` makes the content of `Checksums.RECORD` from the checksums; that file is written last. Every byte that is read is
+    compared with the checksums of the `source`.
 
-    Raises: CannotCreate for an occupied destination (unless `replace` and it is a checkpoint), TryAgain when another process
-    writes it, IoFailure for a full or broken disk, BadData for what the sources turn out to be.
+    Raises: CannotCreate for an occupied destination (unless `replace` and it is a checkpoint), TryAgain while another process
+    writes it, IoFailure for a full or broken disk, BadData for damaged sources.
     """
     total = sum(output.size_bytes for output in outputs)
     write = remote_writer.write if storage.is_remote(destination) else _write_local
@@ -82,10 +83,10 @@ def _write_local(
             large = [output for output in outputs if output.has_tensors]
             for output in large:
                 open_output(directory, output.name, output.size_bytes)
-            work = [(*entry, journal.done.get(entry[:2])) for entry in _round_robin(large)]
-            done_bytes = sum(piece.length for piece in journal.done.values())
+            work = [(*entry, journal.finished.get(entry[:2])) for entry in _round_robin(large)]
+            done_bytes = sum(piece.length for piece in journal.finished.values())
             large_bytes = sum(output.size_bytes for output in large)
-            if journal.done:
+            if journal.finished:
                 note(f"{destination}: resumes after {done_bytes / 1e9:.2f} of {total / 1e9:.2f} GB")
             try:
                 with (
@@ -93,7 +94,7 @@ def _write_local(
                     _Workers(directory, work, source) as workers,
                 ):
                     for piece in workers.finished(progress.advance):
-                        if journal.done.get((piece.file, piece.offset)) != piece:
+                        if journal.finished.get((piece.file, piece.offset)) != piece:
                             journal.add(piece)
                 source.finish(views(outputs))
             except BadData:
@@ -108,10 +109,10 @@ def _write_local(
             # The files that make the directory a checkpoint are written after all tensors.
             for output in outputs:
                 if not output.has_tensors:
-                    content = small_content(output, journal.done.values())
+                    content = small_content(output, journal.finished.values())
                     _write_small(directory, output.name, content)
-                    journal.done[output.name, 0] = piece_of(output.name, content)
-            checksums = Checksums.of([(output.name, output.size_bytes) for output in outputs], journal.done.values())
+                    journal.finished[output.name, 0] = piece_of(output.name, content)
+            checksums = Checksums.of([(output.name, output.size_bytes) for output in outputs], journal.finished.values())
             _write_small(directory, Checksums.RECORD, finish(checksums))
             if replace:
                 # Somebody may have put a file there in the meantime.
@@ -122,7 +123,7 @@ def _write_local(
 
 
 def _round_robin(outputs: Sequence[OutputFile]) -> Iterator[tuple[str, int, Segment]]:
-    """The segments of all files, one from each file in turn, because threads that write to one file wait for each other."""
+    """Yield the segments of all files, one file after the other, because threads that write to one file wait for each other."""
     by_file = [[(output.name, offset, segment) for offset, segment in output.segments_at()] for output in outputs]
     for turn in itertools.zip_longest(*by_file):
         yield from (entry for entry in turn if entry is not None)
@@ -138,12 +139,12 @@ def _write_small(directory: PartialDirectory, name: str, content: bytes) -> None
 
 
 def _check_space(directory: PartialDirectory, outputs: Sequence[OutputFile], journal: Journal) -> None:
-    needed = sum(output.size_bytes for output in outputs) - sum(piece.length for piece in journal.done.values())
+    needed_bytes = sum(output.size_bytes for output in outputs) - sum(piece.length for piece in journal.finished.values())
     status = os.statvfs(directory.descriptor)
     free = status.f_bavail * status.f_frsize
-    if needed > free:
+    if needed_bytes > free:
         place = directory.path.parent
-        raise IoFailure(f"{place}: needs {needed / 1e6:,.1f} MB more, has {free / 1e6:,.1f} MB free", "make room there")
+        raise IoFailure(f"{place}: needs {needed_bytes / 1e6:,.1f} MB more, has {free / 1e6:,.1f} MB free", "make room there")
 
 
 class _Workers:
@@ -173,7 +174,7 @@ class _Workers:
             thread.join()
 
     def finished(self, advance: Callable[[int], None]) -> Iterable[Piece]:
-        """Every piece as it is finished; `advance` is called with the bytes that were written since."""
+        """Yield every piece when it is finished; `advance` is called with the number of bytes written since the last call."""
         shown = 0
         while self._left:
             try:
@@ -194,9 +195,9 @@ class _Workers:
             with Files(self._source) as files:
                 blocks = TensorReader(files)
                 while not self._stop.is_set():
-                    name, offset, segment, done = self._work.get_nowait()
-                    if done is not None and self._is_as_written(done):
-                        self._results.put(done)
+                    name, offset, segment, piece = self._work.get_nowait()
+                    if piece is not None and self._is_as_written(piece):
+                        self._results.put(piece)
                     else:
                         self._results.put(self._write(name, offset, segment, blocks, number))
         except queue.Empty:

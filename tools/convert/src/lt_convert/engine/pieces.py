@@ -1,4 +1,4 @@
-"""A segment of an output file as it is written: its bytes block by block, then the `Piece` with their checksums."""
+"""Write a segment of an output file: its bytes block by block, then the `Piece` with their checksums."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -17,14 +17,14 @@ def contents(segment: bytes | Payload, blocks: TensorReader) -> Iterator[memoryv
     yield from segment.contents(blocks)
 
 
-def small_content(output: OutputFile, done: Iterable[Piece]) -> bytes:
+def small_content(output: OutputFile, pieces: Iterable[Piece]) -> bytes:
     """The content of a file without tensors; a `Summary` in it is made from the pieces that are done."""
-    return b"".join(_small(segment, done) for segment in output.segments)
+    return b"".join(_small(segment, pieces) for segment in output.segments)
 
 
-def _small(segment: Segment, done: Iterable[Piece]) -> bytes:
+def _small(segment: Segment, pieces: Iterable[Piece]) -> bytes:
     assert not isinstance(segment, Payload)
-    return segment.content(done) if isinstance(segment, Summary) else segment
+    return segment.content(pieces) if isinstance(segment, Summary) else segment
 
 
 class PieceChecksums:

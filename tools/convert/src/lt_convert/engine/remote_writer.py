@@ -1,7 +1,7 @@
-"""Write a list of `OutputFile` to a remote store, which has no rename: what is there is told apart by a journal.
+"""Write a list of `OutputFile` to a remote store, which has no rename: a journal tells complete objects from others.
 
-The journal is an object beside the others, written before them: it names all that the conversion writes and replaces, and has the
-checksums of what is finished. Without `--force` nothing is replaced or deleted that it does not name.
+The journal is an object beside the outputs, written before them: it names all objects that the conversion writes and replaces,
+and has the checksums of the finished ones. Without `--force` no object is replaced or deleted that the journal does not name.
 """
 
 import concurrent.futures
@@ -34,12 +34,14 @@ def write(
 ) -> None:
     """Upload the files; those without tensors (index, configuration, tracker) come last, one after the other."""
     journal = RemoteJournal.open(destination, identity, replace, {output.name: output.size_bytes for output in outputs})
-    done_bytes = sum(output.size_bytes for output in outputs if output.name in journal.done)
-    left = [output for output in outputs if output.name not in journal.done]
+    done_bytes = sum(output.size_bytes for output in outputs if output.name in journal.finished)
+    pending = [output for output in outputs if output.name not in journal.finished]
     try:
         with Progress("convert", total, "B", done=done_bytes) as progress:
             with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-                uploads = [pool.submit(_upload, output, destination, progress, source) for output in left if output.has_tensors]
+                uploads = [
+                    pool.submit(_upload, output, destination, progress, source) for output in pending if output.has_tensors
+                ]
                 try:
                     for upload in concurrent.futures.as_completed(uploads):
                         journal.add(upload.result())
@@ -47,7 +49,7 @@ def write(
                     pool.shutdown(cancel_futures=True)
                     raise
             source.finish(views(outputs))
-            for output in left:
+            for output in pending:
                 if not output.has_tensors:
                     content = small_content(output, journal.pieces())
                     journal.add(_upload(OutputFile(output.name, (content,)), destination, progress, source))
@@ -79,13 +81,13 @@ def _upload(output: OutputFile, destination: str, progress: Progress, source: Re
 class RemoteJournal:
     """The finished files of a plan on a remote store: an object that is rewritten after every file.
 
-    `names` are those of the objects that the conversion writes, and of those before it that it replaces.
+    `names` has the objects that the conversion writes, and the older objects that it replaces.
     """
 
     destination: str
     identity: str
     names: Sequence[str]
-    done: dict[str, list[Piece]]
+    finished: dict[str, list[Piece]]
 
     @classmethod
     def open(cls, destination: str, identity: str, replace: bool, planned: Mapping[str, int]) -> "RemoteJournal":
@@ -95,19 +97,19 @@ class RemoteJournal:
         a checkpoint.
         """
         existing = storage.sizes_below(destination)
-        found = cls._read(destination) if JOURNAL in existing else None
-        is_unfinished = found is not None and Checksums.RECORD not in existing
+        earlier = cls._read(destination) if JOURNAL in existing else None
+        is_unfinished = earlier is not None and Checksums.RECORD not in existing
         if existing and not replace and not is_unfinished:
             raise occupancy.occupied(destination)
-        if found is not None and is_unfinished and not replace:
-            own = {JOURNAL, *planned, *(name for name in found.names if occupancy.looks_like_checkpoint(name))}
-            occupancy.check_only(destination, existing, own)
+        if earlier is not None and is_unfinished and not replace:
+            expected = {JOURNAL, *planned, *(name for name in earlier.names if occupancy.looks_like_checkpoint(name))}
+            occupancy.check_only(destination, existing, expected)
         elif existing:
-            occupancy.check_replaceable(destination, found.names if found else ())
-        resumed = found.done if found is not None and is_unfinished and found.identity == identity else {}
-        done = {name: pieces for name, pieces in resumed.items() if existing.get(name) == planned.get(name) is not None}
-        obsolete = sorted((set(existing) - set(done) - {JOURNAL}), key=lambda name: name != Checksums.RECORD)
-        journal = cls(destination, identity, sorted({*planned, Checksums.RECORD, *obsolete}), done)
+            occupancy.check_replaceable(destination, earlier.names if earlier else ())
+        resumed = earlier.finished if earlier is not None and is_unfinished and earlier.identity == identity else {}
+        finished = {name: pieces for name, pieces in resumed.items() if existing.get(name) == planned.get(name) is not None}
+        obsolete = sorted((set(existing) - set(finished) - {JOURNAL}), key=lambda name: name != Checksums.RECORD)
+        journal = cls(destination, identity, sorted({*planned, Checksums.RECORD, *obsolete}), finished)
         journal.save()
         # The record goes first: it says that the directory is complete.
         for name in obsolete:
@@ -118,26 +120,26 @@ class RemoteJournal:
     def _read(cls, destination: str) -> "RemoteJournal | None":
         try:
             record = strict_json.loads(storage.read_bytes(f"{destination}/{JOURNAL}"))
-            done = {str(name): [Piece(*one) for one in found] for name, found in record["done"].items()}
+            finished = {str(name): [Piece(*one) for one in pieces] for name, pieces in record["done"].items()}
             names = [str(name) for name in record.get("names", ())]
-            return cls(destination, str(record["identity"]), [*names, *done], done)
+            return cls(destination, str(record["identity"]), [*names, *finished], finished)
         except (ValueError, KeyError, TypeError, AttributeError):
             return None
 
     def pieces(self) -> Collection[Piece]:
-        return [piece for found in self.done.values() for piece in found]
+        return [piece for pieces in self.finished.values() for piece in pieces]
 
     def add(self, pieces: list[Piece]) -> None:
-        self.done[pieces[0].file] = pieces
+        self.finished[pieces[0].file] = pieces
         self.save()
 
     def save(self) -> None:
-        done = {name: [dataclasses.astuple(one) for one in found] for name, found in self.done.items()}
-        record = {"identity": self.identity, "names": self.names, "done": done}
+        finished = {name: [dataclasses.astuple(one) for one in pieces] for name, pieces in self.finished.items()}
+        record = {"identity": self.identity, "names": self.names, "done": finished}
         storage.write_bytes(f"{self.destination}/{JOURNAL}", json.dumps(record).encode())
 
     def withdraw(self) -> None:
-        """Delete what was uploaded, also by a thread that had begun before the error, then the journal."""
+        """Delete the uploaded objects, also those of a thread that began before the error, then the journal."""
         for name in set(self.names) & set(storage.sizes_below(self.destination)):
             storage.remove(f"{self.destination}/{name}")
         storage.remove(f"{self.destination}/{JOURNAL}")

@@ -1,6 +1,7 @@
-"""The result of a conversion or a merge: is it there already, may it be written there, and then it is written.
+"""The result of a conversion or a merge: compare it with the request, check the destination, and write it.
 
-It is recognised by its `lt-convert.json`: the options, and the path, size and modification time of all source files.
+An existing result is recognised by the content of `lt-convert.json`: the options, and the path, size and modification time of
+every source file.
 """
 
 import dataclasses
@@ -52,13 +53,13 @@ class Result:
 
     def finished(self) -> Checkpoint | None:
         """The checkpoint, if it is at the destination already and nobody else can have changed it."""
-        made = ConversionRecord.read(self.destination)
-        if not made or self.force or not made.is_up_to_date(dict(self.options), self.fingerprint, self.destination):
+        record = ConversionRecord.read(self.destination)
+        if not record or self.force or not record.is_up_to_date(dict(self.options), self.fingerprint, self.destination):
             return None
-        occupancy.check_own(self.destination, made.files.sizes)
+        occupancy.check_own(self.destination, record.files.sizes)
         leftovers.remove(self.destination)
         note(f"{self.destination}: up to date")
-        return self.checkpoint(list(made.files.sizes), made.iteration, made.loss)
+        return self.checkpoint(list(record.files.sizes), record.iteration, record.loss)
 
     def check_unoccupied(self) -> None:
         """Raises CannotCreate for an occupied local destination, before the source is read; others need the journal."""
@@ -75,7 +76,7 @@ class Result:
     def write(
         self, plan: Planned, reader: Reader, iteration: int | None, loss: float | None, tokenizer_file: str | None
     ) -> Checkpoint:
-        """Write the planned files, and last the record of what they were made from. Raises as `write_outputs`."""
+        """Write the planned files, and last the record of their sources. Raises as `write_outputs`."""
         record = ConversionRecord(
             options=dict(self.options),
             source=self.fingerprint,
@@ -110,11 +111,11 @@ def check_destination(destination: str, source: str) -> None:
 
 
 def fingerprint(directory: str, source_format: str, destination: str) -> Fingerprint:
-    """Size and time (or ETag) of the source's files, by which changes are noticed, without a destination inside the source."""
+    """Return size and time (or ETag) of the source's files, which show a change. A destination inside the source is left out."""
     if storage.is_remote(directory):
         return [storage.fingerprint(f"{directory}/{name}", refresh=True) for name in sorted(storage.sizes_below(directory))]
-    own = (destination, os.path.join(os.path.dirname(destination), f".{os.path.basename(destination)}."))
-    paths = [path for path in Path(directory).rglob("*") if path.is_file() and not str(path).startswith(own)]
+    destination_prefixes = (destination, os.path.join(os.path.dirname(destination), f".{os.path.basename(destination)}."))
+    paths = [path for path in Path(directory).rglob("*") if path.is_file() and not str(path).startswith(destination_prefixes)]
     if FORMATS[source_format].is_in_run:
         run = Path(directory).parent
         beside = (checkpoint_layout.tokenizer_directory(run), run / beside_model.DIRECTORY, run / provider_config.CONTEXT)

@@ -24,12 +24,12 @@ def open_checksums(sources: Iterable[tuple[str, str, list[str]]]) -> SourceCheck
         ranges |= recorded
         complete += [directory] if is_complete else []
     return SourceChecksums(
-        {path: found for path, found in ranges.items() if not path.endswith(f"/{FileChecksums.NAME}")}, complete
+        {path: file_ranges for path, file_ranges in ranges.items() if not path.endswith(f"/{FileChecksums.NAME}")}, complete
     )
 
 
 def _recorded(directory: str, source_format: str, names: list[str]) -> tuple[dict[str, list[Range]], bool]:
-    """The ranges of one source, and whether they cover its directory."""
+    """Read the recorded ranges of one source, and whether they cover its whole directory."""
     ranges: dict[str, list[Range]] = {}
     for place in (directory, directory.rpartition("/")[0]):
         record = ConversionRecord.read(place) if place and not _is_planted(place, directory) else None
@@ -39,10 +39,12 @@ def _recorded(directory: str, source_format: str, names: list[str]) -> tuple[dic
         return ranges, False
     path = f"{directory}/{FileChecksums.NAME}"
     with Files() as files:
-        found = FileChecksums.parse(files.read(path, 0, files.size_bytes(path)), path)
-    of_files = {f"{directory}/{name}": _in_order(sizes) for name, sizes in found.ranges.items()}
+        checksums = FileChecksums.parse(files.read(path, 0, files.size_bytes(path)), path)
+    of_files = {f"{directory}/{name}": _in_order(sizes) for name, sizes in checksums.ranges.items()}
     # A conversion's own record names the tensors. Those before 2026-11-23 have no CRC-32.
-    ranges |= of_files | {name: own for name, own in ranges.items() if all(one.crc32 is not None for one in own)}
+    ranges |= of_files | {
+        name: file_ranges for name, file_ranges in ranges.items() if all(one.crc32 is not None for one in file_ranges)
+    }
     ranges.setdefault(path, [])
     return ranges, True
 

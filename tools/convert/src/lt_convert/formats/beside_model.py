@@ -1,7 +1,7 @@
-"""What lies beside the weights of a Hugging Face model and is no tokenizer: model card, licence, settings of generation.
+"""Files beside the weights of a Hugging Face model, apart from the tokenizer: model card, licence, settings of generation.
 
-The files are carried unchanged. Formats that have no place for them keep them in the directory `huggingface` of the run, together
-with the ids of special tokens in `config.json`. What is not carried is named for each format.
+The files are carried unchanged. Formats without a place for them keep them in the directory `huggingface` of the run, together
+with the ids of special tokens in `config.json`. Each format names the files that it does not carry.
 """
 
 import json
@@ -49,21 +49,21 @@ def read(directory: str, files: Files) -> dict[str, bytes]:
     return {name: files.read(path, 0, size) for name, path in paths.items() if (size := files.size_bytes(path)) <= MAXIMUM_BYTES}
 
 
-def kept(run: str, tokenizer: TokenizerFiles | None, files: Files) -> dict[str, Any]:
+def stored_fields(run: str, tokenizer: TokenizerFiles | None, files: Files) -> dict[str, Any]:
     """The fields of a `Source` for what an earlier conversion kept in the directory `huggingface` of a run.
 
     The ids of special tokens count only without a tokenizer, which may be another one by now.
     """
     discovery.check_owner(run, f"{run}/{DIRECTORY}", run)
-    found = read(f"{run}/{DIRECTORY}", files)
-    for name in found:
+    contents = read(f"{run}/{DIRECTORY}", files)
+    for name in contents:
         discovery.check_owner(f"{run}/{DIRECTORY}", f"{run}/{DIRECTORY}/{name}", run)
-    ids = found.pop(IDS, None)
+    ids = contents.pop(IDS, None)
     try:
         special = None if ids is None else {name: value for name, value in strict_json.loads(ids).items() if name in SPECIAL_IDS}
     except (ValueError, AttributeError, RecursionError) as error:
         raise BadData(f"{run}/{DIRECTORY}/{IDS}: not a JSON object: {error}", "delete it") from None
-    return {"beside": found, "special_ids": None if tokenizer else special, "generation": found.get(GENERATION)}
+    return {"beside": contents, "special_ids": None if tokenizer else special, "generation": contents.get(GENERATION)}
 
 
 def outputs(
@@ -88,6 +88,8 @@ def not_carried(
     `read_names` are weights that were read and `carried` the files of `read`.
     """
     of_tokenizer = {tokenizer.relative_name(path).split("/")[0] for path in tokenizer.all_files} if tokenizer else set()
-    known = {*_OF_EVERY_FORMAT, *of_tokenizer, *read_names, *carried, *tokenizer_files.COMPANIONS}
+    carried_names = {*_OF_EVERY_FORMAT, *of_tokenizer, *read_names, *carried, *tokenizer_files.COMPANIONS}
     pattern = re.compile(FORMATS[kind].known_files)
-    return tuple(name for name in names if name not in known and not _TRACES.fullmatch(name) and not pattern.fullmatch(name))
+    return tuple(
+        name for name in names if name not in carried_names and not _TRACES.fullmatch(name) and not pattern.fullmatch(name)
+    )

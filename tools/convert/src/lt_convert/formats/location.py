@@ -30,15 +30,15 @@ def locate(argument: str, files: Files) -> tuple[str, str]:
 
     Raises: NoInput when there is no checkpoint, BadData for one that is incomplete or a tracker that names none.
     """
-    given = _last_of_manifest(argument) if argument == "-" or argument.startswith("@") else argument
-    path = normalized(given)
+    requested = _last_of_manifest(argument) if argument == "-" or argument.startswith("@") else argument
+    path = normalized(requested)
     if path.endswith(".nemo") and not os.path.isdir(path):
         raise BadData(f"{path}: an archive of NeMo 1, which is not read", "convert it first: convert_nemo1_to_nemo2.py of NeMo")
     if not storage.is_remote(path) and os.path.isfile(path):
         raise unread.name(os.path.dirname(path), [os.path.basename(path)]) or NoInput(f"{path}: not a directory")
     names = listing(path)
     if not storage.is_remote(path):
-        ownership.check_link(given.removeprefix("file://"))
+        ownership.check_link(requested.removeprefix("file://"))
     _check_not_deepspeed(path, names)
     if checkpoint_layout.TRACKER in names:
         path = f"{path}/{_tracked(path, files)}"
@@ -73,8 +73,8 @@ def _last_of_manifest(argument: str) -> str:
     last = entries[-1]
     if isinstance(last, Dataset) and last == Dataset(last.prefix):
         return last.prefix
-    found: list[Checkpoint] = manifest.checkpoints(entries, "standard input" if argument == "-" else argument[1:])
-    return found[-1].path
+    checkpoints: list[Checkpoint] = manifest.checkpoints(entries, "standard input" if argument == "-" else argument[1:])
+    return checkpoints[-1].path
 
 
 def tracked_iteration(run: str, files: Files) -> int | None:
@@ -95,7 +95,7 @@ def _tracked(run: str, files: Files) -> str:
 
 
 def _check_not_deepspeed(path: str, names: Sequence[str]) -> None:
-    """Raises BadData for a checkpoint of DeepSpeed, or a run of them. transformers keeps one beside a model that is complete."""
+    """Raise BadData for a DeepSpeed checkpoint or run, except beside a complete model, where transformers keeps one."""
     if any(_DEEPSPEED.fullmatch(name) for name in names) and formats.recognise(names) is None:
         raise BadData(
             f"{path}: a checkpoint of DeepSpeed (Megatron-DeepSpeed, GPT-NeoX), which is not read",

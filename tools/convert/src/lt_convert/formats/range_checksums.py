@@ -1,8 +1,8 @@
-"""The `checksums.json` of a checkpoint that is written: lt-train compares what it loads with it, object by object.
+"""The `checksums.json` of a written checkpoint: lt-train compares each object with it at loading.
 
-It is made from the checksums of what was written, so nothing is read again. The archives have none of their tensors: a zip
-member's precedes its values. Checksums have up to ten digits; spaces at the end make up for shorter ones, so that the plan knows
-the size of every file.
+The checksums are computed while the files are written, so nothing is read again. The zip archives have no checksums of their
+tensors, because a zip member's checksum precedes its values. Checksums have up to ten digits; spaces at the end of the file pad
+shorter ones, so that the plan knows the size of every file.
 """
 
 import bisect
@@ -20,26 +20,26 @@ def summary(directory: str, outputs: Sequence[OutputFile]) -> OutputFile:
     """The file for the `outputs` in a directory, which ends with a slash."""
     outputs = tuple(outputs)
     bounds = {output.name.removeprefix(directory): _bounds(output) for output in outputs}
-    sizes = {name: [end - begin for begin, end in itertools.pairwise(found)] for name, found in bounds.items()}
-    largest = FileChecksums({name: tuple((size, _LARGEST) for size in found) for name, found in sizes.items()}).to_bytes()
+    sizes = {name: [end - begin for begin, end in itertools.pairwise(offsets)] for name, offsets in bounds.items()}
+    largest = FileChecksums({name: tuple((size, _LARGEST) for size in offsets) for name, offsets in sizes.items()}).to_bytes()
 
     def content(pieces: Iterable[Piece]) -> bytes:
-        parts: dict[str, list[list[tuple[int, int]]]] = {name: [[] for _ in found] for name, found in sizes.items()}
+        parts: dict[str, list[list[tuple[int, int]]]] = {name: [[] for _ in lengthsts] for name, lengthsts in sizes.items()}
         for name, offset, crc, length in _written(outputs, pieces):
             name = name.removeprefix(directory)
             parts[name][bisect.bisect_right(bounds[name], offset) - 1].append((crc, length))
         ranges = {
-            name: tuple((size, joined_all(part)) for size, part in zip(sizes[name], found, strict=True))
-            for name, found in parts.items()
+            name: tuple((size, joined_all(part)) for size, part in zip(sizes[name], lengthsts, strict=True))
+            for name, lengthsts in parts.items()
         }
-        made = FileChecksums(ranges).to_bytes()
-        return made.rstrip().ljust(len(largest) - 1) + b"\n"
+        record = FileChecksums(ranges).to_bytes()
+        return record.rstrip().ljust(len(largest) - 1) + b"\n"
 
     return OutputFile(f"{directory}{FileChecksums.NAME}", (Summary(len(largest), content),))
 
 
 def _written(outputs: Sequence[OutputFile], pieces: Iterable[Piece]) -> Iterator[tuple[str, int, int, int]]:
-    """(file, offset, CRC-32, size in bytes) of what the outputs hold, in order; files without tensors may not be written yet."""
+    """Yield (file, offset, CRC-32, size in bytes) of the outputs' content, in order, even of unwritten files without tensors."""
     with_tensors = {output.name for output in outputs if output.has_tensors}
     for piece in sorted(pieces, key=lambda piece: piece.offset):
         if piece.file in with_tensors and piece.length:

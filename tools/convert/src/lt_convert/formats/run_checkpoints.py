@@ -1,17 +1,17 @@
 """The complete checkpoints of a training run, also while it trains.
 
-A checkpoint that is being written must not be read, and each trainer shows in another way that one is complete:
+A checkpoint that is being written must not be read, and each trainer marks complete checkpoints differently:
 
 - lt-train renames a complete directory to its final name; `run.json` in it has the size of every other file.
 - Megatron-LM writes into the final directory from the beginning, and the iteration into `latest_checkpointed_iteration.txt` when
-  all ranks have written. So what is newer than the tracker says is not complete, and neither is an older one that a crash left
-  without `.metadata`, which torch writes last.
+  all ranks have written. So a checkpoint newer than the tracker's iteration is not complete, and neither is an older one that a
+  crash left without `.metadata`, which torch writes last.
 - TorchTitan writes into the final directory, and `.metadata` appears by rename when all ranks have written. Its last checkpoint
   may be in Hugging Face's format, where the index of the safetensors files is last.
 - Megatron-Bridge writes as Megatron-LM does, then `train_state.pt`, its own tracker `latest_train_state.pt`, Megatron-LM's
   tracker and, last, `run_config.yaml`, without which the model is unknown. Its first versions had only their own tracker.
 - NeMo 2 has an empty file `NAME-unfinished` beside the directory NAME while it writes, and also while it deletes. NAME ends in
-  `-last` where it repeats another one, and in `-EMA` where it has other weights than the model's: those are left out.
+  `-last` for a repeated checkpoint, and in `-EMA` for averaged weights: both are left out.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ _SETTLED_SECONDS = 600
 
 @dataclasses.dataclass(frozen=True, order=True)
 class RunCheckpoint:
-    """A checkpoint that the run wrote at `iteration`. `name` is that of its directory; for NeMo it has the step: `step-100`."""
+    """A checkpoint that the run wrote at `iteration`. `name` names its directory; for NeMo it has the step: `step-100`."""
 
     iteration: int
     directory: str
@@ -56,10 +56,10 @@ def complete(run: str) -> list[RunCheckpoint]:
     names = listing(run)
     with Files() as files:
         tracked = _tracked(run, names, files)
-        found = _numbered(run, names)
-        if not found:
+        numbered = _numbered(run, names)
+        if not numbered:
             return _of_nemo(f"{run}/{_NEMO_CHECKPOINTS}" if _NEMO_CHECKPOINTS in names else run, files)
-        return sorted(one for one in found if _is_complete(one, tracked, files))
+        return sorted(one for one in numbered if _is_complete(one, tracked, files))
 
 
 def damaged(run: str, whole: Collection[RunCheckpoint]) -> list[RunCheckpoint]:
@@ -88,7 +88,7 @@ def damaged(run: str, whole: Collection[RunCheckpoint]) -> list[RunCheckpoint]:
 
 
 def unfinished(run: str, whole: Collection[RunCheckpoint]) -> list[RunCheckpoint]:
-    """TorchTitan's checkpoints that are newer than the complete ones and lack what it writes last, `.metadata` or an index."""
+    """List TorchTitan's checkpoints that are newer than the complete ones and lack the last file, `.metadata` or an index."""
     newest = max((one.iteration for one in whole), default=-1)
     newer = [one for one in _numbered(run, listing(run)) if one.iteration > newest and TORCHTITAN_STEP.fullmatch(one.name)]
     return sorted(one for one in newer if not is_finished_step(one.directory))
@@ -107,7 +107,7 @@ def _is_finished(one: RunCheckpoint, tracked: int) -> bool:
 
 
 def _is_settled(one: RunCheckpoint, is_newer: bool) -> bool:
-    """Whether nothing in a directory has changed for a while. Megatron-LM leaves what it did not finish, and writes it again."""
+    """Return whether a directory has not changed for a while. Megatron-LM leaves unfinished checkpoints, and rewrites them."""
     if storage.is_remote(one.directory) or (is_newer and not TORCHTITAN_STEP.fullmatch(one.name)):
         return False
     try:
@@ -126,7 +126,7 @@ def _numbered(run: str, names: list[str]) -> list[RunCheckpoint]:
 
 def _of_nemo(run: str, files: Files) -> list[RunCheckpoint]:
     names = set(listing(run))
-    found: dict[int, RunCheckpoint] = {}
+    by_step: dict[int, RunCheckpoint] = {}
     for name in sorted(names, key=lambda name: (name.endswith(_NEMO_LAST), name)):
         directory = f"{run}/{name}"
         if name.endswith((_NEMO_UNFINISHED, _NEMO_AVERAGE)) or f"{name}{_NEMO_UNFINISHED}" in names:
@@ -134,8 +134,8 @@ def _of_nemo(run: str, files: Files) -> list[RunCheckpoint]:
         with contextlib.suppress(NoInput):
             if {provider_config.WEIGHTS, provider_config.CONTEXT} <= set(listing(directory)):
                 step = _step_of_nemo(directory, name, files)
-                found.setdefault(step, RunCheckpoint(step, directory, f"step-{step}"))
-    return sorted(found.values())
+                by_step.setdefault(step, RunCheckpoint(step, directory, f"step-{step}"))
+    return sorted(by_step.values())
 
 
 def _step_of_nemo(directory: str, name: str, files: Files) -> int:
@@ -182,6 +182,6 @@ def _has_all_files(directory: str, files: Files) -> bool:
     path = f"{directory}/{RECORD}"
     sizes = RunRecord.parse(files.read(path, 0, files.size_bytes(path)), path).files
     if storage.is_remote(directory):
-        found = storage.sizes_below(directory)
-        return all(found.get(name) == size for name, size in sizes.items())
+        stored_sizes = storage.sizes_below(directory)
+        return all(stored_sizes.get(name) == size for name, size in sizes.items())
     return all(files.size_bytes(f"{directory}/{name}") == size for name, size in sizes.items())

@@ -1,4 +1,4 @@
-"""What a directory holds that is not read: named for what it is, with the way to a checkpoint that is read."""
+"""Checkpoints in formats that lt-convert does not read: name the format, and say how to make a readable checkpoint."""
 
 import re
 from collections.abc import Sequence
@@ -36,11 +36,11 @@ _KINDS: Sequence[tuple[str, str, str]] = (
 
 def name(path: str, names: Sequence[str]) -> BadData | None:
     """An error that names the first kind of known, unread files among `names` in the directory `path`; None for none."""
-    variants = sorted(each for each in names if re.fullmatch(_VARIANT, each))
+    variants = sorted(file_name for file_name in names if re.fullmatch(_VARIANT, file_name))
     if len(variants) > 1:
         return BadData(f"{path}: several variants of the model: {', '.join(variants)}", "keep the files of one of them")
     for pattern, kind, remedy in _KINDS:
-        examples = sorted(each for each in names if re.fullmatch(pattern, each))
+        examples = sorted(file_name for file_name in names if re.fullmatch(pattern, file_name))
         if examples:
             return BadData(f"{path}/{examples[0]}: {kind}", remedy)
     return None

@@ -37,7 +37,7 @@ class Checksums:
         by_file: dict[str, list[Piece]] = {}
         for piece in pieces:
             by_file.setdefault(piece.file, []).append(piece)
-        ordered = {name: sorted(found, key=lambda piece: piece.offset) for name, found in by_file.items()}
+        ordered = {name: sorted(pieces_of_file, key=lambda piece: piece.offset) for name, pieces_of_file in by_file.items()}
         return cls(dict(files), ordered)
 
     def to_record(self) -> dict[str, Any]:
@@ -67,9 +67,9 @@ class Checksums:
     @property
     def tensors(self) -> dict[str, list[str]]:
         """The hashes of every tensor's chunks, by the tensor's name."""
-        found: dict[str, list[str]] = {}
+        by_tensor: dict[str, list[str]] = {}
         for pieces in self.pieces.values():
             for piece in pieces:
                 if piece.tensor:
-                    found.setdefault(piece.tensor, []).append(piece.sha256)
-        return found
+                    by_tensor.setdefault(piece.tensor, []).append(piece.sha256)
+        return by_tensor

@@ -1,9 +1,9 @@
 """Values that are stored in fewer bits: a view's `Encoding` says how its bytes become float32 while a block is read.
 
-Block fp8 has a scale per block of 128 x 128 values, MXFP4 one per 32; both are in a tensor of their own. What scales which value
-is arithmetic on indices, as the view itself is: an encoded tensor can be sliced, transposed and stacked like any other, and
-nothing is decoded before a block of output is written. Products are float32, as those of DeepSeek's and of transformers' code,
-and are rounded once, to the dtype that was asked for.
+Block fp8 has a scale per block of 128 x 128 values, MXFP4 one per 32; the scales are a separate tensor. The scale of a value is
+found by arithmetic on indices, like the view itself: an encoded tensor can be sliced, transposed and stacked like any other, and
+nothing is decoded before a block of output is written. Products are float32, as in DeepSeek's and in transformers' code, and are
+rounded once, to the requested dtype.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ class ScaleAxis:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scales:
-    """Where the scale of each value of a view is; `axes` are in the order of the view's axes."""
+    """The location of the scale for each value in a view; `axes` are in the order of the view's axes."""
 
     file: str
     offset_bytes: int
@@ -57,7 +57,7 @@ class Scales:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Encoding:
-    """`dtype` is one of `ITEM_BYTES`; without `scales` a value is what the dtype says."""
+    """The stored form of values: `dtype` is a key of `ITEM_BYTES`; without `scales` the stored numbers are the values."""
 
     dtype: str
     scales: Scales | None = None
@@ -67,7 +67,9 @@ class Encoding:
         return ITEM_BYTES[self.dtype]
 
     def sliced(self, axis: int, first: int, step: int) -> Self:
-        return self._with(lambda axes: [each.sliced(first, step) if at == axis else each for at, each in enumerate(axes)])
+        return self._with(
+            lambda axes: [scale_axis.sliced(first, step) if at == axis else scale_axis for at, scale_axis in enumerate(axes)]
+        )
 
     def permuted(self, order: Sequence[int]) -> Self:
         return self._with(lambda axes: [axes[axis] for axis in order])
@@ -81,9 +83,11 @@ class Encoding:
         if self.scales is None:
             return self
         fixed = sum(int(axis.of(1)[0]) * axis.stride_bytes for axis in self.scales.axes[:count])
-        left = self._with(lambda axes: axes[count:])
-        assert left.scales is not None
-        return dataclasses.replace(left, scales=dataclasses.replace(left.scales, offset_bytes=left.scales.offset_bytes + fixed))
+        remaining = self._with(lambda axes: axes[count:])
+        assert remaining.scales is not None
+        return dataclasses.replace(
+            remaining, scales=dataclasses.replace(remaining.scales, offset_bytes=remaining.scales.offset_bytes + fixed)
+        )
 
     def scales_read(self, shape: Sequence[int]) -> tuple[str, int, int] | None:
         """(path, first byte, byte after the last) of the scales of a view of this shape; None without scales."""
@@ -107,12 +111,12 @@ class Encoding:
             return values
         scales = self.scales
         indices = [axis.of(size) for axis, size in zip(scales.axes, items.shape, strict=True)]
-        found = _scales(scales, indices, read, name)
+        factors = _scales(scales, indices, read, name)
         for axis, index in enumerate(indices):
-            if found.shape[axis] > 1:
-                found = found.take(index - index[0], axis)
+            if factors.shape[axis] > 1:
+                factors = factors.take(index - index[0], axis)
         with numpy.errstate(over="ignore", invalid="ignore", under="ignore"):
-            product: NDArray[numpy.float32] = numpy.multiply(values, found, out=values)
+            product: NDArray[numpy.float32] = numpy.multiply(values, factors, out=values)
         if numpy.isinf(product).any():
             raise BadData(f"{name}: a value times its scale is too large for float32", f"{scales.file} is damaged")
         return product
@@ -130,11 +134,11 @@ def _scales(scales: Scales, indices: Sequence[NDArray[numpy.int64]], read: Read,
     bits: NDArray[Any] = numpy.ndarray(shape, kind, data, 0, strides)
     if scales.dtype == E8M0 and (bits == E8M0_NAN).any():
         raise BadData(f"{name}: has a scale that is not a number", f"{scales.file} is damaged")
-    found = _values(bits, scales.dtype)
+    factors = _values(bits, scales.dtype)
     # A block of zeros may have a scale of zero.
-    if not (numpy.isfinite(found) & (found >= 0)).all():
+    if not (numpy.isfinite(factors) & (factors >= 0)).all():
         raise BadData(f"{name}: has a scale that is negative, or no finite number", f"{scales.file} is damaged")
-    return found
+    return factors
 
 
 def _values(items: NDArray[Any], dtype: str) -> NDArray[numpy.float32]:
@@ -157,7 +161,7 @@ def _shared(axes: tuple[ScaleAxis, ...]) -> tuple[ScaleAxis, ...]:
 
 @functools.cache
 def table(dtype: str) -> NDArray[numpy.float32]:
-    """The float32 value of each of the 256 bytes of a dtype."""
+    """Return the float32 values of the 256 bytes in a dtype."""
     codes = numpy.arange(256)
     if dtype == E8M0:
         with numpy.errstate(over="ignore"):

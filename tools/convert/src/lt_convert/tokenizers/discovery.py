@@ -22,7 +22,7 @@ SUFFIXES = (".json", ".model", ".txt", ".tiktoken", ".bpe", ".py", ".jinja")
 
 
 def beside_model(directory: str, files: Files) -> TokenizerFiles | None:
-    """The tokenizer in a model's own directory; after a conversion the original files, not the tokenizer.json made of them."""
+    """Find the tokenizer in a model's directory; after a conversion the original files, not the derived tokenizer.json."""
     local_directory = _local(directory)
     record = local_directory / Checksums.RECORD
     original = ""
@@ -45,17 +45,17 @@ def of_run(run: str, saved: Tokenizer | None, files: Files, name: str = "tokeniz
     directory = f"{run}/{name}"
     check_owner(run, directory, run)
     sha256 = saved.sha256 if saved else None
-    found = _checked(_find(_local(directory), sha256), directory, files)
-    for name in map(found.relative_name, found.all_files) if found else ():
+    tokenizer = _checked(_find(_local(directory), sha256), directory, files)
+    for name in map(tokenizer.relative_name, tokenizer.all_files) if tokenizer else ():
         check_owner(directory, f"{directory}/{name}", run)
-    if saved and found is None and saved.path and not storage.is_remote(saved.path):
-        found = _find(_local(saved.path), sha256)
-    if saved and found and found.sha256() != saved.sha256:
+    if saved and tokenizer is None and saved.path and not storage.is_remote(saved.path):
+        tokenizer = _find(_local(saved.path), sha256)
+    if saved and tokenizer and tokenizer.sha256() != saved.sha256:
         raise BadData(
-            f"{found.directory}: not the tokenizer {saved.name} that the checkpoint was trained with",
+            f"{tokenizer.directory}: not the tokenizer {saved.name} that the checkpoint was trained with",
             "put the tokenizer's own files there",
         )
-    return found
+    return tokenizer
 
 
 def outputs(tokenizer: TokenizerFiles | None) -> list[OutputFile]:
@@ -72,15 +72,15 @@ def recorded(tokenizer: TokenizerFiles | None, destination: str) -> Tokenizer | 
     return Tokenizer(tokenizer.name, tokenizer.sha256(), path)
 
 
-def _checked(found: TokenizerFiles | None, directory: str, files: Files) -> TokenizerFiles | None:
-    """Raises BadData for a file that is not as the conversion that wrote it has recorded, and for JSON with two readings.
+def _checked(tokenizer: TokenizerFiles | None, directory: str, files: Files) -> TokenizerFiles | None:
+    """Raise BadData if a file differs from the conversion's record, or if its JSON has two readings.
 
-    The files are copied as they are: whoever reads the copy must find in it what was read here.
+    The files are copied unchanged: a reader of the copy must find the same content as this function.
     """
-    if found is None:
+    if tokenizer is None:
         return None
-    for path in found.all_files:
-        name = f"{directory}/{found.relative_name(path)}"
+    for path in tokenizer.all_files:
+        name = f"{directory}/{tokenizer.relative_name(path)}"
         content = path.read_bytes()
         check_downloaded(name, content)
         if path.suffix == ".json":
@@ -90,7 +90,7 @@ def _checked(found: TokenizerFiles | None, directory: str, files: Files) -> Toke
                 raise BadData(f"{name}: not as one reads it for all: {error}", "mend the file") from None
         if files.reader.is_recorded(name):
             files.read(name, 0, files.size_bytes(name))
-    return found
+    return tokenizer
 
 
 def check_owner(directory: str, path: str, run: str) -> None:

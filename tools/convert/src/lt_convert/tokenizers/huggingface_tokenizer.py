@@ -93,13 +93,13 @@ def _describe(directory: Path, maximum_length: int, vocab_size: int) -> dict[str
     configuration: dict[str, Any] = _read_json(path) if path.is_file() else {}
     special = {}
     for role, candidates in (("bos", BEGIN_OF_TEXT), ("eos", END_OF_TEXT)):
-        found = next((token for token in candidates if tokenizer.token_to_id(token) is not None), None)
-        special[role] = _content(configuration[f"{role}_token"]) if f"{role}_token" in configuration else found
+        present = next((token for token in candidates if tokenizer.token_to_id(token) is not None), None)
+        special[role] = _content(configuration[f"{role}_token"]) if f"{role}_token" in configuration else present
     if configuration.get("pad_token"):
         special["pad"] = _content(configuration["pad_token"])
     if not configuration:
-        known = {f"{role}_token": name for role, name in special.items() if name}
-        configuration = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": maximum_length} | known
+        named = {f"{role}_token": name for role, name in special.items() if name}
+        configuration = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": maximum_length} | named
         storage.write_bytes(path, (json.dumps(configuration, indent=2) + "\n").encode())
     ids = {f"{role}_token_id": tokenizer.token_to_id(name) if name else None for role, name in special.items()}
     if ids["eos_token_id"] is None:
@@ -162,9 +162,9 @@ def _tekken(path: Path) -> Any:
     """Mistral's tokenizer; transformers adds the begin-of-text token to each text, as in its own conversions."""
     from tokenizers import AddedToken, processors
 
-    found = tekken.read(path)
-    special = {name: number for number, name in enumerate(found.special_tokens)}
-    tokenizer = _from_ranks(found.ids, found.pattern, special)
+    parsed = tekken.read(path)
+    special = {name: number for number, name in enumerate(parsed.special_tokens)}
+    tokenizer = _from_ranks(parsed.ids, parsed.pattern, special)
     tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in special])
     begin = tekken.BEGIN_OF_DOCUMENT
     if begin in special:
@@ -182,16 +182,16 @@ def _from_ranks(ranks: dict[bytes, int], pattern: str, special: dict[str, int]) 
     merges: list[tuple[int, int, int, bytes, bytes]] = []
     for token, rank in ranks.items():
         for cut in range(1, len(token)):
-            left, right = token[:cut], token[cut:]
-            if left in ranks and right in ranks:
-                merges.append((rank, ranks[left], ranks[right], left, right))
+            prefix, suffix = token[:cut], token[cut:]
+            if prefix in ranks and suffix in ranks:
+                merges.append((rank, ranks[prefix], ranks[suffix], prefix, suffix))
 
     def text(token: bytes) -> str:
         return "".join(SYMBOL_OF_BYTE[byte] for byte in token)
 
     model = BPE(
         vocab={text(token): rank for token, rank in ranks.items()} | special,
-        merges=[(text(left), text(right)) for _, _, _, left, right in sorted(merges)],
+        merges=[(text(prefix), text(suffix)) for _, _, _, prefix, suffix in sorted(merges)],
         ignore_merges=True,
     )
     tokenizer = Tokenizer(model)
@@ -207,15 +207,15 @@ def _from_ranks(ranks: dict[bytes, int], pattern: str, special: dict[str, int]) 
 
 def _read_ranks(path: Path) -> dict[bytes, int]:
     ranks: dict[bytes, int] = {}
-    seen: set[int] = set()
+    numbers: set[int] = set()
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
             token, rank = line.split()
             text, number_of_rank = base64.b64decode(token, validate=True), int(rank)
-            if text in ranks or number_of_rank in seen:
+            if text in ranks or number_of_rank in numbers:
                 raise ValueError
             ranks[text] = number_of_rank
-            seen.add(number_of_rank)
+            numbers.add(number_of_rank)
         except ValueError:
             raise BadData(
                 f"{path}, line {number}: {line[:40]!r} is not a base64 token and a rank, each for the first time"

@@ -1,6 +1,6 @@
 """A SentencePiece model as the `tokenizer.json` of the same tokenizer.
 
-transformers does this itself when sentencepiece and protobuf are installed; the file that is made here loads without either.
+transformers does this itself if sentencepiece and protobuf are installed; this module's file loads without either.
 """
 
 from pathlib import Path
@@ -52,13 +52,13 @@ def _bpe(model: SentencePieceModel) -> Any:
     merges: list[tuple[float, int, int, str, str]] = []
     for text, score, _ in model.pieces:
         for cut in range(1, len(text)):
-            left, right = text[:cut], text[cut:]
-            if left in ids and right in ids:
-                merges.append((-score, ids[left], ids[right], left, right))
+            prefix, suffix = text[:cut], text[cut:]
+            if prefix in ids and suffix in ids:
+                merges.append((-score, ids[prefix], ids[suffix], prefix, suffix))
     unknown_id = _unknown_id(model)
     return models.BPE(
         vocab=ids,
-        merges=[(left, right) for *_, left, right in sorted(merges)],
+        merges=[(prefix, suffix) for *_, prefix, suffix in sorted(merges)],
         unk_token=model.pieces[unknown_id].text if unknown_id is not None else None,
         fuse_unk=True,
         byte_fallback=model.byte_fallback,

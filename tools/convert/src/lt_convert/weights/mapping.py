@@ -1,9 +1,9 @@
 """Convert tensors between checkpoint formats with tables of invertible weight ops.
 
-Canonical names and shapes are Hugging Face's: per layer, unfused, unpadded. A format's table says for each of its tensors which
-rows of which canonical tensors are which of its rows. `Family.from_canonical` and `Family.to_canonical` apply the same table in
-both directions, so the two cannot disagree. A model family is a set of such tables (`lt_convert.weights.families`). The table of
-the Hugging Face format is the identity.
+Canonical names and shapes are Hugging Face's: per layer, unfused, unpadded. A format's table maps the rows of each of its tensors
+to rows of canonical tensors. `Family.from_canonical` and `Family.to_canonical` apply the same table in both directions, so the
+two cannot disagree. A model family is a set of such tables (`lt_convert.weights.families`). The table of the Hugging Face
+format is the identity.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ TORCHTITAN, TORCHTITAN_2025 = "torchtitan", "torchtitan, 2025"
 
 # Buffers in old files that RoPE computes when it is constructed. TorchTitan 0.1 stored complex numbers.
 ROPE_BUFFERS = r".*\.rotary_emb\.inv_freq|freqs_cis|rope_cache"
-# Attention heads, or experts, of all layers together. Llama 3.1 405B has 16,128 heads, DeepSeek V3 15,616 experts.
+# Attention heads, or experts, summed over the layers. Llama 3.1 405B has 16,128 heads, DeepSeek V3 15,616 experts.
 MAXIMUM_HEADS_OR_EXPERTS = 1_000_000
 
 Shape = tuple[int, ...]
@@ -74,7 +74,7 @@ class Model:
 class Entry:
     """One tensor of a format in one model: its name, shape and weight op, and the rows of canonical tensors in it.
 
-    One that is not `primary` is an alias of another tensor of the format.
+    An entry that is not `primary` is an alias for another tensor in the format.
     """
 
     name: str
@@ -162,10 +162,10 @@ class Family:
                 return canonical.get(fill(canonical_pattern).replace(EXPERT, "0"), (0,))
 
             op = ops[pattern]
-            found = op.row_mappings(model.architecture, shape)
+            mappings = op.row_mappings(model.architecture, shape)
             if EXPERT in pattern:
-                found = (one.of_expert(int(fill(EXPERT))) for one in found)
-            row_mappings = tuple(one.renamed(fill(one.name), one.expert) for one in found)
+                mappings = (one.of_expert(int(fill(EXPERT))) for one in mappings)
+            row_mappings = tuple(one.renamed(fill(one.name), one.expert) for one in mappings)
             if all(one.canonical_rows for one in row_mappings):
                 primary = not (isinstance(op, Alias) and op.is_alias(shape))
                 result[name] = Entry(name, _shape(row_mappings, canonical), op, row_mappings, primary)
@@ -195,14 +195,14 @@ class Family:
         Raises BadData, naming `origin`, for tensors of the format that are missing, unknown, or of another shape.
         """
         entries = self.entries(table, model)
-        found = self._named(table, tensors)
-        alternatives = _alternatives(entries, found)
+        named = self._named(table, tensors)
+        alternatives = _alternatives(entries, named)
         optional = {name for name, entry in entries.items() if not entry.primary or entry.row_mappings in alternatives}
-        _check(found, {name: entry.shape for name, entry in entries.items()}, optional, origin)
+        _check(named, {name: entry.shape for name, entry in entries.items()}, optional, origin)
         pieces: dict[str, list[tuple[tuple[range, ...], Tensor]]] = {}
         shapes = self.canonical(model)
         for row_mappings, names in alternatives.items():
-            tensor = found[names[0]]
+            tensor = named[names[0]]
             experts = tensor.slices() if row_mappings[0].expert is not None else ()
             for one in row_mappings:
                 its = tensor if one.expert is None else experts[one.expert]
@@ -214,9 +214,9 @@ class Family:
 
         `to_canonical` uses the other one.
         """
-        found = self._named(table, tensors)
-        groups = _alternatives(self.entries(table, model), found).values()
-        return [(other, found[other], found[names[0]]) for names in groups for other in names[1:]]
+        named = self._named(table, tensors)
+        groups = _alternatives(self.entries(table, model), named).values()
+        return [(other, named[other], named[names[0]]) for names in groups for other in names[1:]]
 
     def extra_states(self, model: Model) -> list[str]:
         """The `_extra_state` keys of a torch_dist checkpoint. Megatron does not load the model without them."""
@@ -233,7 +233,7 @@ class Family:
         return keys
 
     def operations(self, source: str, target: str, model: Model) -> dict[str, str]:
-        """For each tensor of the table `target`, in words, what is done to those of the table `source` to get it."""
+        """Describe how each tensor of the table `target` is made from tensors of the table `source`, in words."""
         separated: dict[str, str] = {}
         for entry in self.entries(source, model).values():
             separated |= {one.name: entry.op.separate for one in entry.row_mappings if entry.primary}
@@ -245,24 +245,31 @@ class Family:
 
     def _named(self, table: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """`tensors` without buffers. Names in Hugging Face files of the base model alone get the base prefix."""
-        kept = {name: tensor for name, tensor in tensors.items() if not re.fullmatch(self.buffers, name)}
+        without_buffers = {name: tensor for name, tensor in tensors.items() if not re.fullmatch(self.buffers, name)}
         if table == HF:
-            kept = self._of_language_model(kept)
-        is_base = table == HF and self.embedding not in kept and self.embedding.removeprefix(self.base_prefix) in kept
-        return {self.base_prefix + name if is_base and name != OUTPUT_WEIGHT else name: tensor for name, tensor in kept.items()}
+            without_buffers = self._of_language_model(without_buffers)
+        is_base = (
+            table == HF
+            and self.embedding not in without_buffers
+            and self.embedding.removeprefix(self.base_prefix) in without_buffers
+        )
+        return {
+            self.base_prefix + name if is_base and name != OUTPUT_WEIGHT else name: tensor
+            for name, tensor in without_buffers.items()
+        }
 
     def _of_language_model(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Those of a file that are the language model's, under the names that they have in a file of it alone."""
-        found: dict[str, Tensor] = {}
+        """Select the language model's tensors, under their names in a file of the language model alone."""
+        renamed: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
             if re.fullmatch(self.other_parts, name):
                 continue
             for beginning, alone in self.hf_prefixes.items():
                 name = re.sub(f"^(?:{beginning})", alone, name)
-            if name in found:
+            if name in renamed:
                 raise BadData(f"{name} is there twice, once as a part of a larger model", "remove the one that is not meant")
-            found[name] = tensor
-        return found
+            renamed[name] = tensor
+        return renamed
 
 
 def is_balancing_bias(name: str) -> bool:
@@ -319,11 +326,11 @@ def _numbers(layer: int, architecture: Architecture) -> dict[str, int]:
     return dict.fromkeys((LAYER, mlp, layer_with(architecture.mixer(layer))), layer)
 
 
-def _alternatives(entries: Mapping[str, Entry], found: Mapping[str, Tensor]) -> dict[tuple[RowMapping, ...], list[str]]:
-    """The names in `found` of tensors with the same row mappings, the primary one first."""
+def _alternatives(entries: Mapping[str, Entry], tensors: Mapping[str, Tensor]) -> dict[tuple[RowMapping, ...], list[str]]:
+    """The names in `tensors` of tensors with the same row mappings, the primary one first."""
     names: dict[tuple[RowMapping, ...], list[str]] = {}
     for entry in sorted(entries.values(), key=lambda entry: not entry.primary):
-        if entry.name in found:
+        if entry.name in tensors:
             names.setdefault(entry.row_mappings, []).append(entry.name)
     return names
 
@@ -333,10 +340,10 @@ def _shape(row_mappings: tuple[RowMapping, ...], canonical: Mapping[str, Shape])
     shape = canonical[row_mappings[0].name]
     if row_mappings[0].canonical_expert is not None:
         shape = shape[1:]
-    rest = shape[:-1][::-1] if row_mappings[0].transposed else shape[1:]
+    trailing = shape[:-1][::-1] if row_mappings[0].transposed else shape[1:]
     experts = {one.expert for one in row_mappings}
     rows = sum(len(one.canonical_rows) for one in row_mappings)
-    return (rows, *rest) if experts == {None} else (len(experts), rows // len(experts), *rest)
+    return (rows, *trailing) if experts == {None} else (len(experts), rows // len(experts), *trailing)
 
 
 def _from_canonical(rows: RowMapping, source: Tensor, shape: Shape) -> tuple[tuple[range, ...], Tensor]:
@@ -350,7 +357,7 @@ def _from_canonical(rows: RowMapping, source: Tensor, shape: Shape) -> tuple[tup
 
 
 def _to_canonical(rows: RowMapping, tensor: Tensor, shape: Shape) -> tuple[tuple[range, ...], Tensor]:
-    """The rows of the format's `tensor`, or expert's slice of it, and their indices in the canonical tensor of `shape`."""
+    """Return rows of the format's `tensor`, or of an expert's slice, and their indices in the canonical tensor of `shape`."""
     piece = tensor.take(0, rows.format_rows)
     if rows.canonical_expert is None:
         return _in_canonical(rows, piece, shape)
@@ -359,23 +366,23 @@ def _to_canonical(rows: RowMapping, tensor: Tensor, shape: Shape) -> tuple[tuple
 
 
 def _in_canonical(rows: RowMapping, piece: Tensor, shape: Shape) -> tuple[tuple[range, ...], Tensor]:
-    """The rows `piece` as they are in the canonical tensor, or expert's slice of it, of `shape`, and their indices there."""
+    """Return `piece` in the layout of the canonical tensor of `shape`, or of an expert's slice, and its indices there."""
     if rows.transposed:
         return (*map(range, shape[:-1]), rows.canonical_rows), piece.transposed()
     return (rows.canonical_rows, *map(range, shape[1:])), piece
 
 
-def _check(found: Mapping[str, Tensor], expected: Mapping[str, Shape], optional: set[str], origin: str) -> None:
-    unknown = [name for name in found if name not in expected]
+def _check(tensors: Mapping[str, Tensor], expected: Mapping[str, Shape], optional: set[str], origin: str) -> None:
+    unknown = [name for name in tensors if name not in expected]
     if unknown:
         raise BadData(
             f"{origin}: this model has no {abbreviated(unknown)}", "the model family or its configuration is another one"
         )
-    missing = [name for name in expected if name not in found and name not in optional]
+    missing = [name for name in expected if name not in tensors and name not in optional]
     if missing:
         raise BadData(
             f"{origin}: missing {abbreviated(missing)}", "the checkpoint is incomplete, or the configuration is another model's"
         )
-    for name, tensor in found.items():
+    for name, tensor in tensors.items():
         if tensor.shape != expected[name]:
             raise BadData(f"{origin}: {name} is {list(tensor.shape)}, the configuration says {list(expected[name])}")

@@ -1,4 +1,4 @@
-"""Names of tensors in messages: a model has thousands, most of which differ in a number alone."""
+"""Shorten lists of tensor names in messages: a model has thousands of names, and most differ in a number alone."""
 
 import re
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ def _grouped(pattern: re.Pattern[str], names: Iterable[str]) -> list[str]:
     for name in names:
         match = pattern.fullmatch(name)
         numbers.setdefault((match[1], match[3]) if match else (name, ""), []).extend([int(match[2])] if match else [])
-    return [f"{start}{_ranges(found) if found else ''}{end}" for (start, end), found in numbers.items()]
+    return [f"{start}{_ranges(values) if values else ''}{end}" for (start, end), values in numbers.items()]
 
 
 def _ranges(numbers: list[int]) -> str:

@@ -8,7 +8,7 @@ from lt_shared import console
 from lt_shared.console import ExitCode, note
 from lt_train.config import cluster
 from lt_train.config.options import CONFIG, SUBJECTS, RunCommand, settings_options
-from lt_train.runtime import rank_environment
+from lt_train.process import rank_environment
 
 EXAMPLES = """
 lt-train preflight --model tiny --save run1 data/web_text_document

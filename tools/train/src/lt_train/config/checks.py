@@ -32,7 +32,7 @@ from lt_train.config.settings.data import Data
 from lt_train.config.settings.layers import Layers
 from lt_train.config.settings.parallelism import Parallelism
 from lt_train.config.settings.precision import Precision
-from lt_train.runtime import device
+from lt_train.process import device
 
 Check = tuple[tuple[str, ...], Callable[..., Iterator[ToolError]]]
 

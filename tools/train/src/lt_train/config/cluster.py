@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from lt_shared import console
-from lt_train.runtime import device, rank_environment
+from lt_train.process import device, rank_environment
 
 GIB = 2**30
 

@@ -32,7 +32,7 @@ from lt_train.config.settings.batches import Batches
 from lt_train.config.settings.data_schedule import Schedule
 from lt_train.config.settings.model import architecture
 from lt_train.config.settings.parallelism import Parallelism
-from lt_train.runtime import device
+from lt_train.process import device
 
 
 @dataclasses.dataclass(frozen=True)

@@ -41,7 +41,7 @@ from lt_train.config.settings.layers import (
 )
 from lt_train.config.settings.memory import SWIGLU, Memory
 from lt_train.config.settings.precision import Precision
-from lt_train.runtime import device
+from lt_train.process import device
 
 # Why an installed package does not work on this GPU, in words.
 Failures = Mapping[Package, str]

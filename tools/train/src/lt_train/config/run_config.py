@@ -27,7 +27,7 @@ from lt_train.config.settings.replaying import Replay
 from lt_train.config.settings.reporting import Reporting
 from lt_train.config.settings.scoring import Scoring
 from lt_train.config.settings.skipping import Skipping
-from lt_train.runtime import device
+from lt_train.process import device
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 
 from lt_shared.console import note
 from lt_train.config.settings.reporting import Profile
-from lt_train.runtime import device
+from lt_train.process import device
 
 
 class Profiler:

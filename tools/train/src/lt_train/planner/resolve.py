@@ -11,7 +11,7 @@ from lt_train.config.run_config import RunConfig
 from lt_train.config.settings import parallelism
 from lt_train.planner import search
 from lt_train.planner.search import Choice
-from lt_train.runtime import rank_environment
+from lt_train.process import rank_environment
 
 
 def resolve_run_config(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> RunConfig:

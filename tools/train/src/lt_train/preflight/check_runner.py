@@ -15,7 +15,7 @@ from lt_train.config.settings.parallelism import AUTO
 from lt_train.planner import search
 from lt_train.preflight import dataset_checks, job_checks, machine_checks, model_checks, network_checks, save_checks
 from lt_train.preflight.check_interface import Finding, NotChecked, Situation, of
-from lt_train.runtime import rank_environment
+from lt_train.process import rank_environment
 
 Check = Callable[[Situation], Iterator[Finding]]
 

@@ -1,8 +1,8 @@
 """The plan of a merge: each source is planned as if it were converted alone, then the same tensors of all are averaged.
 
-So sources of any formats merge to any format, and the formats know nothing of it. All that is not a tensor comes from the newest
-source: the tokenizer, the ids of special tokens, the order of the layers in files. Planning takes as long as planning each
-conversion.
+So sources of any formats merge to any format, and the formats know nothing about merging. Everything except tensors comes from
+the newest source: the tokenizer, the ids of special tokens, the order of the layers in files. Planning takes as long as planning
+each conversion.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from lt_shared.contracts.manifest import absolute
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A source of a merge. The `weight`s of all parts sum to 1; `iteration` is None where the source does not say it."""
+    """A source of a merge. The `weight`s of all parts sum to 1; `iteration` is None if the source does not record it."""
 
     source: Source
     weight: float
@@ -57,7 +57,7 @@ class MergePlan:
 
 
 def newest_of(parts: Sequence[Part]) -> Part:
-    """The part of the highest iteration, the last one of those or, where an iteration is not known, of all."""
+    """Return the part with the highest iteration. The last part wins a tie, and if any iteration is unknown."""
     iterations = [part.iteration for part in parts]
     if any(iteration is None for iteration in iterations):
         return parts[-1]
@@ -84,11 +84,11 @@ def plan(parts: Sequence[Part], request: Request) -> MergePlan:
         source = dataclasses.replace(common, directory=part.source.directory, tensors=tensors, tokenizer=tokenizer)
         return target_format.outputs(Target(source, tensors, request.destination, request.legacy_target))
 
-    made = [(part, outputs(part)) for part in parts]
-    files = next(files for part, files in made if part is newest)
+    outputs_by_part = [(part, outputs(part)) for part in parts]
+    files = next(files for part, files in outputs_by_part if part is newest)
     family = families.family_of(common.model.architecture)
     operations = family.operations(common.table, target_format.table, common.model)
-    averaged = tuple(_averaged(file, made) for file in files)
+    averaged = tuple(_averaged(file, outputs_by_part) for file in files)
     return MergePlan(Plan(common, request, tuple(files), operations), tuple(parts), averaged)
 
 
@@ -106,14 +106,16 @@ def _averaged_names(newest: Source, sources: Sequence[Source]) -> list[str]:
     The padding rows of the vocabulary, which no token uses, are left out where they differ in number.
     """
     shapes = [{name: tensor.shape for name, tensor in source.tensors.items()} for source in (newest, *sources)]
-    has_same_padding = all(_padding(found) == _padding(shapes[0]) for found in shapes)
+    has_same_padding = all(_padding(shape_by_name) == _padding(shapes[0]) for shape_by_name in shapes)
     names = [name for name in newest.tensors if has_same_padding or not name.startswith(PADDING)]
     for source in sources:
         for name in names:
             tensor = source.tensors.get(name)
             if tensor is None or tensor.shape != newest.tensors[name].shape:
-                found = "missing" if tensor is None else f"is {list(tensor.shape)}"
-                raise BadData(f"{source.directory}: {name}: {found}, in {newest.directory} {list(newest.tensors[name].shape)}")
+                differing = "missing" if tensor is None else f"is {list(tensor.shape)}"
+                raise BadData(
+                    f"{source.directory}: {name}: {differing}, in {newest.directory} {list(newest.tensors[name].shape)}"
+                )
     return names
 
 
@@ -122,7 +124,7 @@ def _padding(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]
 
 
 def _dtype(name: str, parts: Sequence[Part], newest: Part, chosen: str | None) -> str:
-    """The dtype of a tensor of the result: the chosen one, or that of all parts."""
+    """Return the dtype of a tensor in the result: the chosen dtype, or the dtype that all parts share."""
     for part in parts:
         dtype = part.source.tensors[name].dtype
         if dtype not in CASTABLE:
@@ -133,12 +135,12 @@ def _dtype(name: str, parts: Sequence[Part], newest: Part, chosen: str | None) -
                 "choose the dtype of the result, as --dtype bfloat16",
             )
     # fp64 has no place in the formats that are written, and the average is computed in fp32.
-    own = newest.source.tensors[name].dtype
-    return chosen or ("float32" if own == "float64" else own)
+    newest_dtype = newest.source.tensors[name].dtype
+    return chosen or ("float32" if newest_dtype == "float64" else newest_dtype)
 
 
 def _common(newest: Source, parts: Sequence[Part]) -> Source:
-    """What the result has apart from the averages. The newest checkpoint's loss is not that of the average.
+    """Return the parts of the result apart from the averages, without a loss: the newest checkpoint's loss is not the average's.
 
     All tokenizers are the same; a checkpoint that was copied without its run may have none.
     """
@@ -146,21 +148,27 @@ def _common(newest: Source, parts: Sequence[Part]) -> Source:
     return dataclasses.replace(newest, optimizer=None, loss=None, aliases=(), tokenizer=tokenizer)
 
 
-def _averaged(file: OutputFile, made: Sequence[tuple[Part, Sequence[OutputFile]]]) -> OutputFile:
-    """The newest part's file with the averages of what the files of this name hold that would be made of each part."""
-    own = _payloads([file])
-    if not own:
+def _averaged(file: OutputFile, outputs_by_part: Sequence[tuple[Part, Sequence[OutputFile]]]) -> OutputFile:
+    """Return the newest part's file with its tensors averaged over the files of the same name that each part would produce."""
+    payloads_of_file = _payloads([file])
+    if not payloads_of_file:
         return file
-    found = [(part.weight, part, _payloads(other for other in files if other.name == file.name)) for part, files in made]
-    for _, part, payloads in found:
-        if [(one.name, one.tensor.shape) for one in payloads] != [(one.name, one.tensor.shape) for one in own]:
+    payloads_by_part = [
+        (part.weight, part, _payloads(other for other in files if other.name == file.name)) for part, files in outputs_by_part
+    ]
+    for _, part, payloads in payloads_by_part:
+        if [(one.name, one.tensor.shape) for one in payloads] != [(one.name, one.tensor.shape) for one in payloads_of_file]:
             raise BadData(
                 f"{part.source.directory}: stores tensors that share values in another way than the newest checkpoint",
                 "convert both to hf first, and merge the results",
             )
     averages = iter(
-        Average(one.name, one.tensor, tuple((weight, tensor) for weight, _, payloads in found for tensor in payloads[index].read))
-        for index, one in enumerate(own)
+        Average(
+            one.name,
+            one.tensor,
+            tuple((weight, tensor) for weight, _, payloads in payloads_by_part for tensor in payloads[index].read),
+        )
+        for index, one in enumerate(payloads_of_file)
     )
     segments = (next(averages) if isinstance(segment, Payload) else segment for segment in file.segments)
     return dataclasses.replace(file, segments=tuple(segments))

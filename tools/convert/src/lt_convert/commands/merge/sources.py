@@ -22,9 +22,9 @@ class Chosen:
 
 
 def chosen(words: Sequence[str], last: int | None) -> list[Chosen]:
-    """PATH or PATH=WEIGHT, one a word; with `last`, the one path of a run, of which the newest checkpoints are meant.
+    """Parse words PATH or PATH=WEIGHT. With `last`, the only word is a run, and its newest checkpoints are chosen.
 
-    A word that names something that is there is a path, whatever is in it.
+    A word that names an existing file or directory is a path, whatever characters it has.
     """
     if last is None:
         return [_from_word(word) for word in words]
@@ -48,19 +48,19 @@ def last_of_run(run: str, count: int) -> list[Chosen]:
     finished a newer one that is not complete: converting the run would fail, too.
     """
     path = directories.normalized(run)
-    found = run_checkpoints.complete(path)
-    broken = run_checkpoints.damaged(path, found)
-    newer = [one for one in broken if not found or one.iteration > found[-1].iteration]
+    complete = run_checkpoints.complete(path)
+    broken = run_checkpoints.damaged(path, complete)
+    newer = [one for one in broken if not complete or one.iteration > complete[-1].iteration]
     if newer:
         raise BadData(f"{newer[-1].directory}: is not complete, and the newest checkpoint of the run", INCOMPLETE)
-    if len(found) < count:
-        names = ", ".join(one.name for one in found) or "none"
-        raise NoInput(f"{run}: {len(found)} complete checkpoints ({names}), --last asks for {count}")
-    oldest = found[-count].iteration
-    left_out = {one.directory for one in (*broken, *run_checkpoints.unfinished(path, found)) if one.iteration > oldest}
+    if len(complete) < count:
+        names = ", ".join(one.name for one in complete) or "none"
+        raise NoInput(f"{run}: {len(complete)} complete checkpoints ({names}), --last asks for {count}")
+    oldest = complete[-count].iteration
+    left_out = {one.directory for one in (*broken, *run_checkpoints.unfinished(path, complete)) if one.iteration > oldest}
     for directory in sorted(left_out):
         warn(f"{directory}: is not complete: left out")
-    return [Chosen(one.directory, None) for one in found[-count:]]
+    return [Chosen(one.directory, None) for one in complete[-count:]]
 
 
 def weigh(those: Sequence[Chosen], schedule: str | None) -> list[float]:
@@ -68,21 +68,21 @@ def weigh(those: Sequence[Chosen], schedule: str | None) -> list[float]:
 
     Raises UsageError where only some have a weight, or a schedule is named as well.
     """
-    given = [one.weight for one in those if one.weight is not None]
-    if not given:
+    named_weights = [one.weight for one in those if one.weight is not None]
+    if not named_weights:
         return weights.scheduled(schedule or weights.MEANS[0], len(those))
-    if len(given) < len(those):
+    if len(named_weights) < len(those):
         without = next(one.path for one in those if one.weight is None)
         raise UsageError(f"{without}: has no weight, and others have one", "give each one, as A=0.7 B=0.3, or none")
     if schedule is not None:
         raise UsageError(f"--weights {schedule}, and the checkpoints have weights of their own", "leave one of them out")
-    return weights.normalized(given)
+    return weights.normalized(named_weights)
 
 
 def check_order(iterations: Sequence[int | None], paths: Sequence[str]) -> None:
-    """Raises UsageError for checkpoints that are not named in the order of training, as far as it is known."""
-    known = [(iteration, path) for iteration, path in zip(iterations, paths, strict=True) if iteration is not None]
-    for (before, one), (after, other) in itertools.pairwise(known):
+    """Raise UsageError if the checkpoints are not in the order of training. Unknown iterations are passed over."""
+    numbered = [(iteration, path) for iteration, path in zip(iterations, paths, strict=True) if iteration is not None]
+    for (before, one), (after, other) in itertools.pairwise(numbered):
         if after < before:
             raise UsageError(
                 f"{one} is of iteration {before}, and {other} after it of {after}: these weights depend on the order",
@@ -90,5 +90,5 @@ def check_order(iterations: Sequence[int | None], paths: Sequence[str]) -> None:
             )
 
 
-def sum_is_one(given: Sequence[Chosen]) -> bool:
-    return math.isclose(math.fsum(one.weight or 0.0 for one in given), 1.0, abs_tol=1e-6)
+def sum_is_one(weighted: Sequence[Chosen]) -> bool:
+    return math.isclose(math.fsum(one.weight or 0.0 for one in weighted), 1.0, abs_tol=1e-6)

@@ -62,8 +62,8 @@ def open_source(directory: str, files: Files) -> Source:
     if openai is not None:
         stored = openai_original.renamed(stored, openai, directory)
     stored_as = quantization.of_config(config, directory) if openai is None else openai_original.quantization_of(stored)
-    found = fused_experts.split(dequantized(stored, stored_as, directory), str(config.get("model_type")), directory)
-    architecture = _without_absent_layers(architecture, found, directory)
+    named = fused_experts.split(dequantized(stored, stored_as, directory), str(config.get("model_type")), directory)
+    architecture = _without_absent_layers(architecture, named, directory)
     padding_file = next((name for name in (PADDING_FILE, FORMER_PADDING_FILE) if name in names), None)
     padding = None if padding_file is None else _padding(f"{directory}/{padding_file}", files)
     padded = architecture.padded_vocab_size()
@@ -71,8 +71,8 @@ def open_source(directory: str, files: Files) -> Source:
         padded = architecture.vocab_size + max((tensor.shape[0] for tensor in padding.values()), default=0)
     family = families.family_of(architecture)
     model = Model(architecture, padded)
-    tensors = family.to_canonical(HF, model, found, directory)
-    aliases = family.aliases(HF, model, found)
+    tensors = family.to_canonical(HF, model, named, directory)
+    aliases = family.aliases(HF, model, named)
     tokenizer, beside = _tokenizer(directory, place, openai is not None, files), beside_model.read(directory, files)
     stored_names = {path.rpartition("/")[2] for tensor in stored.values() for path in tensor.files}
     generation = f"{directory}/{huggingface_tokenizer.GENERATION}"
@@ -86,7 +86,7 @@ def open_source(directory: str, files: Files) -> Source:
         tokenizer=tokenizer,
         iteration=_step(directory) if place != directory else None,
         aliases=tuple(aliases),
-        other_parts=tuple(name for name in found if re.fullmatch(family.other_parts, name)),
+        other_parts=tuple(name for name in named if re.fullmatch(family.other_parts, name)),
         special_ids=None if openai else {name: config[name] for name in huggingface_tokenizer.SPECIAL_IDS if name in config},
         generation=files.read(generation, 0, files.size_bytes(generation)) if generates else None,
         quantization=str(stored_as or ""),
@@ -123,14 +123,14 @@ def _tokenizer(directory: str, place: str, is_original: bool, files: Files) -> T
     if place != directory:
         return discovery.beside_model(directory, files) or discovery.of_run(place, None, files)
     above, _, name = directory.rpartition("/")
-    found = discovery.beside_model(directory, files)
-    if found is None and is_original and name == openai_original.DIRECTORY:
+    tokenizer = discovery.beside_model(directory, files)
+    if tokenizer is None and is_original and name == openai_original.DIRECTORY:
         return discovery.beside_model(above, files)
-    return found
+    return tokenizer
 
 
 def _without_absent_layers(architecture: Architecture, tensors: Mapping[str, Tensor], origin: str) -> Architecture:
-    """Without multi-token prediction layers where the files have none of them: transformers drops them when it saves a model."""
+    """Remove multi-token prediction layers that the files lack: transformers drops them when it saves a model."""
     layers = range(architecture.num_layers, architecture.num_layers + architecture.mtp_num_layers)
     if not layers or any(f"layers.{layer}." in name for layer in layers for name in tensors):
         return architecture
@@ -155,9 +155,9 @@ def outputs(target: Target) -> list[OutputFile]:
     tensors = families.family_of(architecture).from_canonical(HF, target.model, target.tensors, target.source.directory)
     padding = {name: tensor for name, tensor in target.tensors.items() if name.startswith(PADDING)}
     stored, quantization_config = _as_stored(tensors, target)
-    made = model_files(stored)
+    files = model_files(stored)
     if padding:
-        made.append(file(PADDING_FILE, padding))
+        files.append(file(PADDING_FILE, padding))
     special: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
     written: dict[str, bytes] = {}
     if target.source.tokenizer:
@@ -170,25 +170,25 @@ def outputs(target: Target) -> list[OutputFile]:
         target.source, special, written.get(huggingface_tokenizer.GENERATION)
     )
     written = dict(target.source.beside) | written
-    made += [OutputFile(name, (content,)) for name, content in written.items()]
+    files += [OutputFile(name, (content,)) for name, content in written.items()]
     dtype = _dtype(tensors, target.source.directory)
     config = huggingface.to_config(architecture, dtype) | special | quantization_config
-    return [*made, OutputFile(CONFIG, (_json(config),))]
+    return [*files, OutputFile(CONFIG, (_json(config),))]
 
 
 def _dtype(tensors: Mapping[str, Tensor], origin: str) -> str:
-    """The dtype of most bytes, in which transformers loads all of them; warns of other ones.
+    """Return the dtype of most bytes, in which transformers loads all tensors; warn of other dtypes.
 
-    Balancing biases are float32 in every model, and stay so when transformers loads them.
+    Balancing biases are float32 in every model, and stay float32 when transformers loads them.
     """
     sizes: dict[str, int] = {}
     for name, tensor in tensors.items():
         if not is_balancing_bias(name):
             sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.size_bytes
-    dtype = max(sizes, key=lambda each: sizes[each])
-    others = [f"{each} ({sizes[each]:,} bytes)" for each in sorted(sizes) if each != dtype]
-    if others:
-        warn(f"{origin}: its tensors are stored as {dtype} and as {', '.join(others)}: {CONFIG} has dtype {dtype}, to which "
+    dtype = max(sizes, key=lambda other: sizes[other])
+    unlike = [f"{other} ({sizes[other]:,} bytes)" for other in sorted(sizes) if other != dtype]
+    if unlike:
+        warn(f"{origin}: its tensors are stored as {dtype} and as {', '.join(unlike)}: {CONFIG} has dtype {dtype}, to which "
              "transformers casts all of them")  # fmt: skip
     return dtype
 
@@ -201,15 +201,17 @@ def _as_stored(tensors: Mapping[str, Tensor], target: Target) -> tuple[Mapping[s
     return written, {quantization.FIELD: config}
 
 
-def _special_ids(source: Source, of_tokenizer: Mapping[str, Any], kept: bytes | None) -> tuple[dict[str, Any], bytes]:
+def _special_ids(
+    source: Source, of_tokenizer: Mapping[str, Any], tokenizer_generation: bytes | None
+) -> tuple[dict[str, Any], bytes]:
     """The ids of special tokens for `config.json`, and the content of `generation_config.json`.
 
-    A model of this format keeps its own ids. Other models get those in the `generation_config.json` that was `kept` with the
-    tokenizer, then those in the tokenizer's files. An id outside the vocabulary is not written: transformers would look up an
-    embedding row that does not exist.
+    A model of this format keeps its own ids. Other models get the ids in `tokenizer_generation`, the file beside the tokenizer,
+    then the ids in the tokenizer's files. An id outside the vocabulary is not written: transformers would look up an embedding
+    row that does not exist.
     """
     vocab_size = source.model.architecture.vocab_size
-    content = source.generation or kept
+    content = source.generation or tokenizer_generation
     path = f"{source.directory}/{huggingface_tokenizer.GENERATION}"
     generation: dict[str, Any] = {}
     if content is not None:
@@ -217,16 +219,16 @@ def _special_ids(source: Source, of_tokenizer: Mapping[str, Any], kept: bytes | 
             generation = dict(strict_json.loads(content))
         except (ValueError, TypeError, RecursionError) as error:
             raise BadData(f"{path}: not a JSON object: {error}", "mend or delete it") from None
-    given = {name: generation[name] for name in huggingface_tokenizer.SPECIAL_IDS if name in generation}
-    checked = huggingface_tokenizer.check_ids(given, vocab_size, path)
+    generation_ids = {name: generation[name] for name in huggingface_tokenizer.SPECIAL_IDS if name in generation}
+    checked = huggingface_tokenizer.check_ids(generation_ids, vocab_size, path)
     if source.special_ids is None:
         special = huggingface_tokenizer.check_ids(of_tokenizer, vocab_size, "the tokenizer") | checked
     else:
         special = huggingface_tokenizer.check_ids(source.special_ids, vocab_size, f"{source.directory}/{CONFIG}")
-    if content is None or checked != given:
-        left = {name: value for name, value in generation.items() if name not in given}
+    if content is None or checked != generation_ids:
+        settings = {name: value for name, value in generation.items() if name not in generation_ids}
         ids = special if content is None else checked
-        content = _json(left | {name: value for name, value in ids.items() if value is not None})
+        content = _json(settings | {name: value for name, value in ids.items() if value is not None})
     return special, content
 
 

@@ -1,8 +1,8 @@
-"""Quantized tensors of a Hugging Face model under the names, and in the shapes, of the model as it was before.
+"""Quantized tensors of a Hugging Face model under the names, and in the shapes, of the model before quantization.
 
-Block fp8 stores `X.weight` in fp8 and `X.weight_scale_inv`: a value is what the fp8 says times the scale of its block; the blocks
-at the lower and the right edge may be partial. MXFP4 stores `X_blocks` and `X_scales`, with the rows of X as columns, as a matrix
-product wants them; X itself is their transpose, as in what transformers saves of that model. All other tensors are as they are.
+Block fp8 stores `X.weight` in fp8 and `X.weight_scale_inv`: a value is the fp8 number times the scale of its block; the blocks at
+the lower and the right edge may be partial. MXFP4 stores `X_blocks` and `X_scales`, with the rows of X as columns, the layout for
+a matrix product; X is their transpose, as in files that transformers saves. All other tensors stay unchanged.
 """
 
 from collections.abc import Mapping
@@ -18,30 +18,30 @@ _SCALE_DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float
 
 
 def dequantized(tensors: Mapping[str, Tensor], quantization: Quantization | None, origin: str) -> dict[str, Tensor]:
-    """The tensors as bfloat16, or as they are. Raises BadData, naming `origin`, where weights and scales do not fit."""
+    """Return the tensors as bfloat16, or unchanged. Raises BadData, naming `origin`, if weights and scales do not fit."""
     if quantization is None:
         return dict(tensors)
-    found = _fp8(tensors, quantization.block, origin) if quantization.method == "fp8" else _mxfp4(tensors, origin)
-    if not any(tensor.encodings for tensor in found.values()):
+    decoded = _fp8(tensors, quantization.block, origin) if quantization.method == "fp8" else _mxfp4(tensors, origin)
+    if not any(tensor.encodings for tensor in decoded.values()):
         raise BadData(f"{origin}: no weight is stored as {quantization}", "remove quantization_config from its config.json")
-    return found
+    return decoded
 
 
 def _fp8(tensors: Mapping[str, Tensor], block: tuple[int, int], origin: str) -> dict[str, Tensor]:
-    found = {}
+    decoded = {}
     for name, tensor in tensors.items():
         if name.endswith(SCALE):
             if tensors.get(name.removesuffix(SCALE), tensor).dtype != FP8:
                 raise BadData(f"{origin}: {name} is there, and no weight in fp8 that it scales")
             continue
         if tensor.dtype != FP8:
-            found[name] = tensor
+            decoded[name] = tensor
             continue
         scale = tensors.get(name + SCALE)
         if scale is None:
             raise BadData(f"{origin}: {name} is stored as {FP8}, and there is no {name}{SCALE}")
-        found[name] = _scaled(tensor, scale, block, origin)
-    return found
+        decoded[name] = _scaled(tensor, scale, block, origin)
+    return decoded
 
 
 def _scaled(tensor: Tensor, scale: Tensor, block: tuple[int, int], origin: str) -> Tensor:
@@ -57,13 +57,13 @@ def _scaled(tensor: Tensor, scale: Tensor, block: tuple[int, int], origin: str) 
 
 
 def _mxfp4(tensors: Mapping[str, Tensor], origin: str) -> dict[str, Tensor]:
-    found = {}
+    decoded = {}
     for name, tensor in tensors.items():
         stem = name.removesuffix(BLOCKS)
         if name.endswith(SCALES) and name.removesuffix(SCALES) + BLOCKS in tensors:
             continue
         if not name.endswith(BLOCKS):
-            found[name] = tensor
+            decoded[name] = tensor
             continue
         scale = tensors.get(stem + SCALES)
         if scale is None:
@@ -78,8 +78,8 @@ def _mxfp4(tensors: Mapping[str, Tensor], origin: str) -> dict[str, Tensor]:
         halves = ((FP4_LOW, range(0, width, 2)), (FP4_HIGH, range(1, width, 2)))
         blocks = (*(1,) * (len(rows.shape) - 1), MXFP4_BLOCK)
         order = (*range(len(rows.shape) - 2), len(rows.shape) - 1, len(rows.shape) - 2)
-        found[stem] = _encoded(rows, halves, scale, blocks, origin).permuted(order)
-    return found
+        decoded[stem] = _encoded(rows, halves, scale, blocks, origin).permuted(order)
+    return decoded
 
 
 def _joined_bytes(tensor: Tensor, name: str) -> Tensor:

@@ -23,12 +23,12 @@ def split(tensors: Mapping[str, Tensor], model_type: str, origin: str) -> dict[s
         return dict(tensors)
     is_mixtral = model_type == "mixtral"
     gate, up, down = _MIXTRAL_PARTS if is_mixtral else _PARTS
-    found: dict[str, Tensor] = {}
+    separate: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         match, router = _FUSED.fullmatch(name), _ROUTER.fullmatch(name)
         if match is None:
             is_renamed = router is not None and is_mixtral
-            found[f"{router['layer']}{_MIXTRAL_MODULE}gate.weight" if router and is_renamed else name] = tensor
+            separate[f"{router['layer']}{_MIXTRAL_MODULE}gate.weight" if router and is_renamed else name] = tensor
             continue
         if len(tensor.shape) != 3 or (match["part"] == "gate_up_proj" and tensor.shape[1] % 2):
             raise BadData(f"{origin}: {name} is {list(tensor.shape)}: not the experts of a layer")
@@ -36,9 +36,9 @@ def split(tensors: Mapping[str, Tensor], model_type: str, origin: str) -> dict[s
         for number, expert in enumerate(tensor.slices()):
             prefix = f"{layer}experts.{number}."
             if match["part"] == "down_proj":
-                found[f"{prefix}{down}.weight"] = expert
+                separate[f"{prefix}{down}.weight"] = expert
                 continue
             half = expert.shape[0] // 2
-            found[f"{prefix}{gate}.weight"] = expert.take(0, range(half))
-            found[f"{prefix}{up}.weight"] = expert.take(0, range(half, 2 * half))
-    return found
+            separate[f"{prefix}{gate}.weight"] = expert.take(0, range(half))
+            separate[f"{prefix}{up}.weight"] = expert.take(0, range(half, 2 * half))
+    return separate

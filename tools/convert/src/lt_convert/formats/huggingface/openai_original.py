@@ -1,9 +1,9 @@
 """gpt-oss as OpenAI publishes it in `original/`: the numbers of its own model in `config.json`, other names, queries, keys and
 values in one matrix.
 
-What is stored is the same as in the files for transformers, which are beside that directory: MXFP4 blocks and scales, gates and
-ups in alternating rows. So the tensors get those names, and everything else is done as for them. OpenAI's loader takes each
-safetensors file of the directory, and so it is here where there is no index.
+The values are the same as in the files for transformers beside that directory: MXFP4 blocks and scales, gates and ups in
+alternating rows. So the tensors are renamed, and everything else follows transformers' format. OpenAI's loader takes each
+safetensors file of the directory, and so does this module if there is no index.
 """
 
 import re
@@ -75,51 +75,51 @@ def config_for_transformers(config: Mapping[str, Any], origin: str) -> dict[str,
     unknown = sorted(set(config) - set(_FIELDS))
     if unknown:
         raise BadConfig(f"{origin}: {unknown[0]} is no setting of OpenAI's gpt-oss", "use the files for transformers")
-    given = _FIELDS | dict(config)
-    factor, context = given["rope_scaling_factor"], given["initial_context_length"]
+    fields = _FIELDS | dict(config)
+    factor, context = fields["rope_scaling_factor"], fields["initial_context_length"]
     yarn = {
         "rope_type": "yarn",
         "factor": factor,
-        "beta_fast": given["rope_ntk_beta"],
-        "beta_slow": given["rope_ntk_alpha"],
+        "beta_fast": fields["rope_ntk_beta"],
+        "beta_slow": fields["rope_ntk_alpha"],
         "original_max_position_embeddings": context,
         "truncate": False,
     }
-    return {name: given[name] for name in _KEPT} | {
+    return {name: fields[name] for name in _KEPT} | {
         "model_type": "gpt_oss",
-        "num_local_experts": given["num_experts"],
-        "num_experts_per_tok": given["experts_per_token"],
+        "num_local_experts": fields["num_experts"],
+        "num_experts_per_tok": fields["experts_per_token"],
         "max_position_embeddings": int(context * factor),
         "rope_scaling": yarn,
         "rms_norm_eps": 1e-5,
         "attention_bias": True,
         "tie_word_embeddings": False,
-        "layer_types": [("sliding_attention", "full_attention")[layer % 2] for layer in range(given["num_hidden_layers"])],
+        "layer_types": [("sliding_attention", "full_attention")[layer % 2] for layer in range(fields["num_hidden_layers"])],
     }
 
 
 def renamed(tensors: Mapping[str, Tensor], config: Mapping[str, Any], origin: str) -> dict[str, Tensor]:
     """The tensors as in the files for transformers. Raises BadData for an unknown name, or a shape that does not fit."""
-    given = _FIELDS | dict(config)
-    queries, keys = (given[heads] * given["head_dim"] for heads in ("num_attention_heads", "num_key_value_heads"))
-    found: dict[str, Tensor] = {}
+    fields = _FIELDS | dict(config)
+    queries, keys = (fields[heads] * fields["head_dim"] for heads in ("num_attention_heads", "num_key_value_heads"))
+    result: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         layer = _LAYER.fullmatch(name)
         qkv = _QKV.fullmatch(layer[2]) if layer else None
         if not layer and name in _NAMES:
-            found[_NAMES[name]] = tensor
+            result[_NAMES[name]] = tensor
         elif layer and qkv:
             if tensor.shape[0] != queries + 2 * keys:
                 raise BadData(f"{origin}: {name} has {tensor.shape[0]} rows, the configuration says {queries + 2 * keys}")
             bounds = {"q": range(queries), "k": range(queries, queries + keys), "v": range(queries + keys, queries + 2 * keys)}
             for kind, rows in bounds.items():
-                found[f"model.layers.{layer[1]}.self_attn.{kind}_proj.{qkv[1]}"] = tensor.take(0, rows)
+                result[f"model.layers.{layer[1]}.self_attn.{kind}_proj.{qkv[1]}"] = tensor.take(0, rows)
         elif layer and (inner := _inner_name(layer[2])):
             is_matrix = inner.endswith("_proj") and len(tensor.shape) == 3
-            found[f"model.layers.{layer[1]}.{inner}"] = tensor.permuted((0, 2, 1)) if is_matrix else tensor
+            result[f"model.layers.{layer[1]}.{inner}"] = tensor.permuted((0, 2, 1)) if is_matrix else tensor
         else:
             raise BadData(f"{origin}: {name} is no tensor of OpenAI's gpt-oss", "use the files for transformers")
-    return found
+    return result
 
 
 def _inner_name(name: str) -> str | None:

@@ -51,9 +51,9 @@ def quantized(tensors: Mapping[str, Tensor], origin: str) -> tuple[dict[str, Wri
         written[name] = BlockFp8(tensor) if name in chosen else tensor
         if name in chosen:
             written[name + SCALE] = BlockFp8(tensor, scales=True)
-    left = [_module(name) for name in linear if name not in chosen]
+    unconverted = [_module(name) for name in linear if name not in chosen]
     head = [OUTPUT_WEIGHT.removesuffix(WEIGHT)]
-    return written, quantization.block_fp8_config((BLOCK, BLOCK), list(dict.fromkeys([*head, *left])))
+    return written, quantization.block_fp8_config((BLOCK, BLOCK), list(dict.fromkeys([*head, *unconverted])))
 
 
 def _is_weight(name: str, tensor: Tensor) -> bool:
@@ -65,7 +65,7 @@ def _fits(tensor: Tensor) -> bool:
 
 
 def _group(name: str) -> str:
-    """What is stored in the same way: all experts of a layer, modules that are fused, or the module alone."""
+    """Return the group of modules that are stored alike: all experts of a layer, fused modules, or the module alone."""
     module = _module(name)
     if module.endswith(".experts"):
         return module

@@ -108,9 +108,9 @@ def _check_all_numbered(directory: str, stored: Sequence[str]) -> None:
 
 
 def _joined_slices(directory: str, stored: Sequence[str], files: Files) -> dict[str, Tensor]:
-    """Tensors of which each file holds a slice, as torch's HuggingFaceStorageWriter writes them for the ranks of a run.
+    """Join tensors whose slices lie in several files: torch's HuggingFaceStorageWriter writes one file for each rank of a run.
 
-    Raises BadData where the slices do not cover a tensor exactly once.
+    Raises BadData if the slices do not cover a tensor exactly once.
     """
     counts = {match["count"] for name in stored if (match := _SLICE.fullmatch(name))}
     pieces: dict[str, list[tuple[tuple[int, ...], Tensor]]] = {}
@@ -121,7 +121,7 @@ def _joined_slices(directory: str, stored: Sequence[str], files: Files) -> dict[
             info = dict(strict_json.loads(described.get(_SLICES_FIELD, "{}")))
             origins = {key: [0] * len(tensor.shape) for key, tensor in tensors.items()}
             offsets = {key: tuple(info[key][_OFFSETS_FIELD] if key in info else origin) for key, origin in origins.items()}
-            if not all(type(offset) is int and offset >= 0 for each in offsets.values() for offset in each):
+            if not all(type(offset) is int and offset >= 0 for numbers in offsets.values() for offset in numbers):
                 raise ValueError("an offset is no natural number")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise BadData(f"{path}: its {_SLICES_FIELD} is malformed: {error}") from None
@@ -157,21 +157,21 @@ def _whole(directory: str, name: str, slices: Sequence[tuple[tuple[int, ...], Te
 def _joined(directory: str, shards: Sequence[str], files: Files) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for shard in shards:
-        found = read_file(f"{directory}/{shard}", files)
-        repeated = sorted(set(found) & set(tensors))
+        shard_tensors = read_file(f"{directory}/{shard}", files)
+        repeated = sorted(set(shard_tensors) & set(tensors))
         if repeated:
             raise BadData(f"{directory}/{shard}: {repeated[0]} is in another shard too")
-        tensors |= found
+        tensors |= shard_tensors
     return tensors
 
 
 def read_file(path: str, files: Files) -> dict[str, Tensor]:
-    """The tensors of one file. Raises BadData when the header is malformed or does not describe the file from end to end."""
+    """Locate the tensors of a file. Raises BadData if the header is malformed or does not describe the whole file."""
     return read_described(path, files)[0]
 
 
 def read_described(path: str, files: Files) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of one file, and the metadata in its header. Raises as `read_file`."""
+    """Locate the tensors of a file, and read the metadata in its header. Raises as `read_file`."""
     file_bytes = files.size_bytes(path)
     if file_bytes < 8:
         raise BadData(f"{path}: not a safetensors file, or cut off inside its header")
@@ -184,7 +184,7 @@ def read_described(path: str, files: Files) -> tuple[dict[str, Tensor], dict[str
         encoded = files.read(path, 8, length)
         header = strict_json.loads(encoded)
         described = header.pop("__metadata__", {})
-        is_text = type(described) is dict and all(type(each) is str for pair in described.items() for each in pair)
+        is_text = type(described) is dict and all(type(text) is str for pair in described.items() for text in pair)
         if encoded[:1] != b"{" or not is_text:
             raise ValueError("it does not begin with {, or its metadata are not text")
         for name, entry in header.items():

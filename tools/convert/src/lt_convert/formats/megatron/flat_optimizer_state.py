@@ -2,9 +2,9 @@
 
 Every model parallel rank stores its parameters' fp32 main weights and moments one after the other in buckets, without names: in
 reverse order of registration (`parameter_order`), each at a multiple of 64 values. Ranks, and with virtual pipeline parallelism
-their model chunks, are told apart by numbers. What a checkpoint does not say is derived, and must fit without a remainder: the
-buckets' sizes say how many layers a stage has, however they were distributed. A wrong order would still fit where parameters have
-one size, so `check_main_weights` compares main weights with the model's own, which are the same values rounded.
+their model chunks, are told apart by numbers. Facts that a checkpoint does not store are derived, and must fit without a
+remainder: the buckets' sizes give the number of layers in a stage, however the layers were distributed. A wrong order would still
+fit if parameters have one size, so `check_main_weights` compares main weights with the model's own, the same values rounded.
 
 megatron-core's own conversion to `fully_reshardable` shifts values wherever a bucket is padded before its end (0.16 and 0.19:
 "param range exceeds unpadded buffer"); here buckets are placed one by one.
@@ -42,7 +42,7 @@ Rank = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class Buffer:
-    """The parameters of one dtype in one model chunk of one rank: the sizes of its buckets, and their flat tensors by kind."""
+    """A buffer: one rank's parameters of one dtype in one model chunk. Holds the bucket sizes, and flat tensors by kind."""
 
     dtype: str
     sizes: tuple[int, ...]
@@ -57,7 +57,7 @@ def is_stored(contents: Contents) -> bool:
 def read(
     contents: Contents, model: Model, weights: Mapping[str, Tensor], arguments: Mapping[str, Any], origin: str
 ) -> dict[str, dict[str, Tensor]]:
-    """The canonical tensors of each kind (`param`, `exp_avg`, `exp_avg_sq`).
+    """Read the canonical tensors by kind (`param`, `exp_avg`, `exp_avg_sq`).
 
     `weights` are the model's canonical tensors, whose dtypes say in which buffer a parameter is. Raises BadData for buffers that
     do not fit the model or the parallel sizes in `arguments`.
@@ -67,7 +67,7 @@ def read(
     sizes = _sizes(buffers, model, arguments, origin)
     order = parameter_order.of_model(model, table, bool(arguments.get("moe_grouped_gemm")), sizes)
     dtypes = {name: weights[canonical].dtype for name, canonical in order.canonical.items()}
-    found = _Reader(buffers, order, sizes, dtypes, model, origin).parameters()
+    by_kind = _Reader(buffers, order, sizes, dtypes, model, origin).parameters()
     gated = model.architecture.family == "llama"
     family = families.family_of(model.architecture)
     return {
@@ -77,7 +77,7 @@ def read(
             {name: tensor_parallel.join(name, shards, gated) for name, shards in named.items()},
             f"{origin}: {kind}",
         )
-        for kind, named in found.items()
+        for kind, named in by_kind.items()
     }
 
 
@@ -112,7 +112,7 @@ def _gathered_buffers(contents: Contents) -> dict[Rank, list[Buffer]]:
         content = content[0] if isinstance(content, list) and content else content
         if not isinstance(content, dict) or not content.get("buckets_coalesced"):
             raise BadData(f"{contents.directory}: {key} is no gathered state of the distributed optimizer")
-        for number in sorted(each for each in content if isinstance(each, int)):
+        for number in sorted(key for key in content if isinstance(key, int)):
             for (dtype, _), tensors in content[number].items():
                 flat = {}
                 for kind, record in tensors.items():
@@ -127,14 +127,14 @@ def _gathered_buffers(contents: Contents) -> dict[Rank, list[Buffer]]:
 
 
 def _sizes(buffers: Mapping[Rank, Sequence[Buffer]], model: Model, arguments: Mapping[str, Any], origin: str) -> ParallelSizes:
-    """The parallel sizes. Raises BadData where the arguments do not have them, or the buffers are those of other ranks."""
+    """Return the parallel sizes. Raises BadData if the arguments lack them or do not fit the buffers' ranks."""
     if not buffers:
         raise BadData(f"{origin}: its optimizer state is stored as flat buffers under names that are not known here")
-    found = {name: arguments.get(f"{name}_model_parallel_size") for name in ("tensor", "pipeline", "expert")}
-    tensor, pipeline = found["tensor"], found["pipeline"]
+    stored = {name: arguments.get(f"{name}_model_parallel_size") for name in ("tensor", "pipeline", "expert")}
+    tensor, pipeline = stored["tensor"], stored["pipeline"]
     if type(tensor) is not int or type(pipeline) is not int:
         raise BadData(f"{origin}: its optimizer state is stored as flat buffers, and the parallel sizes are not stored")
-    expert = found["expert"] if isinstance(found["expert"], int) else 1
+    expert = stored["expert"] if isinstance(stored["expert"], int) else 1
     if model.architecture.num_experts and arguments.get("expert_tensor_parallel_size") not in (None, tensor):
         raise BadData(f"{origin}: its experts have a tensor parallel size of their own, and their flat buffers an unknown order")
     if arguments.get("overlap_param_gather_with_optimizer_step"):
@@ -161,21 +161,21 @@ class _Reader:
     origin: str
 
     def parameters(self) -> dict[str, dict[str, list[Tensor]]]:
-        """The shards of all tensor parallel ranks by kind and by name in the whole model."""
-        found: dict[str, dict[str, list[Tensor]]] = {}
+        """Return the shards from the tensor parallel ranks, by kind and by name in the whole model."""
+        pieces_by_kind: dict[str, dict[str, list[Tensor]]] = {}
         following = dict.fromkeys(self.buffers, 0)
         start = 0
         for chunk, pipeline in itertools.product(range(self.sizes.chunks), range(self.sizes.pipeline)):
             is_first, is_last = chunk == pipeline == 0, chunk * self.sizes.pipeline + pipeline == self.sizes.stages - 1
             stop = self._last_layer(start, is_first, is_last, following, pipeline)
             names = self.order.stage(start, stop, is_first, is_last)
-            for rank, own in self._ranks(names, pipeline):
-                for kind, name, tensor in self._placed(own, rank, following):
-                    found.setdefault(kind, {}).setdefault(name, []).append(tensor)
+            for rank, rank_names in self._ranks(names, pipeline):
+                for kind, name, tensor in self._placed(rank_names, rank, following):
+                    pieces_by_kind.setdefault(kind, {}).setdefault(name, []).append(tensor)
             start = stop
         if start != len(self.order.layers) or any(len(self.buffers[rank]) != count for rank, count in following.items()):
             raise BadData(f"{self.origin}: its flat buffers are not those of a model with {len(self.order.layers)} layers")
-        return found
+        return pieces_by_kind
 
     def _ranks(self, names: list[str], pipeline: int) -> Iterable[tuple[Rank, list[str]]]:
         """The ranks of a stage, and which of the names each has."""
@@ -183,18 +183,18 @@ class _Reader:
         dense = [name for name in names if expert == 1 or not parameter_order.is_expert(name)]
         yield from (((0, rank + tensor * pipeline), dense) for rank in range(tensor))
         if expert > 1:
-            each = (self.model.architecture.num_experts or 0) // expert
+            rank_experts = (self.model.architecture.num_experts or 0) // expert
             experts = [name for name in names if parameter_order.is_expert(name)]
             for number, rank in itertools.product(range(expert), range(tensor)):
-                own = parameter_order.own_experts(experts, number, each)
-                yield (1, rank + tensor * (number + expert * pipeline)), own
+                rank_names = parameter_order.own_experts(experts, number, rank_experts)
+                yield (1, rank + tensor * (number + expert * pipeline)), rank_names
 
     def _last_layer(self, start: int, is_first: bool, is_last: bool, following: Mapping[Rank, int], pipeline: int) -> int:
-        """Up to which layer a stage goes: its parameters fill the buckets of its first rank exactly."""
+        """Return the last layer of a stage: the parameters up to it fill the buckets of the stage's first rank exactly."""
         for stop in range(start, len(self.order.layers) + 1):
             names = self.order.stage(start, stop, is_first, is_last)
-            rank, own = next(iter(self._ranks(names, pipeline)))
-            if own and self._fits(own, rank, following[rank]):
+            rank, rank_names = next(iter(self._ranks(names, pipeline)))
+            if rank_names and self._fits(rank_names, rank, following[rank]):
                 return stop
         raise BadData(
             f"{self.origin}: the flat buffers of pipeline rank {pipeline} are not those of layers from {start} on: "
@@ -202,10 +202,10 @@ class _Reader:
         )
 
     def _fits(self, names: Sequence[str], rank: Rank, buffer: int) -> bool:
-        for dtype, own in self._by_dtype(names).items():
+        for dtype, dtype_names in self._by_dtype(names).items():
             if buffer >= len(self.buffers[rank]) or self.buffers[rank][buffer].dtype != dtype:
                 return False
-            if _places([self._size(name) for name in reversed(own)], self.buffers[rank][buffer].sizes) is None:
+            if _places([self._size(name) for name in reversed(dtype_names)], self.buffers[rank][buffer].sizes) is None:
                 return False
             buffer += 1
         return True
@@ -214,20 +214,20 @@ class _Reader:
         """(kind, name, values) of a rank's parameters in one model chunk."""
         if not self._fits(names, rank, following[rank]):
             raise BadData(f"{self.origin}: the flat buffers of model parallel rank {rank[1]} do not fit those of other ranks")
-        for own in self._by_dtype(names).values():
+        for dtype_names in self._by_dtype(names).values():
             buffer = self.buffers[rank][following[rank]]
             following[rank] += 1
-            places = _places([self._size(name) for name in reversed(own)], buffer.sizes) or []
-            for name, (bucket, position) in zip(reversed(own), places, strict=True):
+            places = _places([self._size(name) for name in reversed(dtype_names)], buffer.sizes) or []
+            for name, (bucket, position) in zip(reversed(dtype_names), places, strict=True):
                 for kind, flat in buffer.buckets.items():
                     yield kind, name, reshaped(flat[bucket], position, self.order.shapes[name]).named(f"{kind}.{name}")
 
     def _by_dtype(self, names: Sequence[str]) -> dict[str, list[str]]:
         """A chunk has one buffer for each dtype, in the order of their first parameters."""
-        found: dict[str, list[str]] = {}
+        by_dtype: dict[str, list[str]] = {}
         for name in names:
-            found.setdefault(self.dtypes[name], []).append(name)
-        return found
+            by_dtype.setdefault(self.dtypes[name], []).append(name)
+        return by_dtype
 
     def _size(self, name: str) -> int:
         return math.prod(self.order.shapes[name])
@@ -238,13 +238,13 @@ def _places(counts: Iterable[int], sizes: Sequence[int]) -> list[tuple[int, int]
 
     A bucket ends with a parameter, or before an embedding that has a bucket of its own, at the next multiple of ALIGNMENT.
     """
-    found, bucket, end = [], 0, 0
+    places, bucket, end = [], 0, 0
     for count in counts:
         start = -(-end // ALIGNMENT) * ALIGNMENT
         if end and sizes[bucket] in (end, start):
             bucket, start = bucket + 1, 0
         if bucket == len(sizes) or start + count > sizes[bucket]:
             return None
-        found.append((bucket, start))
+        places.append((bucket, start))
         end = start + count
-    return found if bucket == len(sizes) - 1 and end == sizes[bucket] else None
+    return places if bucket == len(sizes) - 1 and end == sizes[bucket] else None

@@ -1,8 +1,8 @@
 """Megatron-FSDP's `fsdp_dtensor`: a DCP checkpoint of the state dicts of Megatron-LM or Megatron-Bridge, read only.
 
 Keys are paths in nested dicts: `model.` and a parameter's name, `optimizer.state.` with a name and the kind of state, `args`.
-Names are those of the layers in use, local or TransformerEngine, one per layer, behind a `module.` for each wrapper. With SwiGLU,
-`linear_fc1` is two tensors: `weight_w` is the gate, `weight_v` the up projection. The weights are the optimizer's fp32 ones.
+Each layer has its own names, as local or TransformerEngine layers have them, behind a `module.` for each wrapper. With SwiGLU,
+`linear_fc1` is two tensors: `weight_w` is the gate, `weight_v` the up projection. The weights are the optimizer's fp32 weights.
 """
 
 import re
@@ -68,7 +68,7 @@ def open_source(directory: str, files: Files) -> Source:
         aliases=tuple(family.aliases(table, model, tensors)),
         tokenizer=tokenizer,
         not_carried=beside_model.not_carried(MEGATRON_FSDP.name, listing(directory), (), None, ()),
-        **beside_model.kept(run, tokenizer, files),
+        **beside_model.stored_fields(run, tokenizer, files),
         iteration=_iteration(contents, directory),
         optimizer=_optimizer(contents, table, model, arguments, directory),
         left_out=tuple(key for key in (*contents.entries, *contents.objects) if not _MODEL.fullmatch(key) and key != "args"),
@@ -82,17 +82,17 @@ def open_source(directory: str, files: Files) -> Source:
 def _named(keys: Mapping[str, str], contents: Contents) -> dict[str, Tensor]:
     """The tensors at these keys by their names without wrappers, and the halves of SwiGLU's first layer joined."""
     prefix = next((name.removesuffix(EMBEDDING) for name in keys if name.endswith(EMBEDDING)), "")
-    found = {name.removeprefix(prefix): contents.tensor(key) for name, key in keys.items() if not name.endswith("_extra_state")}
+    by_name = {name.removeprefix(prefix): contents.tensor(key) for name, key in keys.items() if not name.endswith("_extra_state")}
     tensors: dict[str, Tensor] = {}
-    for name, tensor in found.items():
+    for name, tensor in by_name.items():
         match = _HALF.fullmatch(name)
         if not match:
             tensors[name] = tensor
         elif match["half"] == "w":
             other = f"{match['whole']}_v"
-            if other not in found:
+            if other not in by_name:
                 raise BadData(f"{contents.directory}: has {name} and no {other}", "the checkpoint is incomplete: copy it again")
-            tensors[match["whole"]] = concatenate(match["whole"], 0, [tensor, found[other]])
+            tensors[match["whole"]] = concatenate(match["whole"], 0, [tensor, by_name[other]])
     return tensors
 
 

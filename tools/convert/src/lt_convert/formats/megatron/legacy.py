@@ -1,9 +1,9 @@
 """Megatron's legacy format: one `mp_rank_TT[_PPP][_EEE]/model_optim_rng.pt` for each tensor, pipeline and expert parallel rank.
 
 Each file is one `torch.save` of the arguments, the rank's shard of the model and its training state. Layers are numbered from 0
-in each pipeline stage, or in each model chunk (`model0`, `model1` ...) with virtual pipeline parallelism: the first chunks of
-all ranks have the first layers, then the second chunks follow. Tensor names are those of the layers in use, local or
-TransformerEngine; they are kept when a legacy checkpoint is resharded.
+in each pipeline stage, or in each model chunk (`model0`, `model1` ...) with virtual pipeline parallelism: the ranks' first chunks
+have the first layers, then the second chunks follow. Tensors are named as in local or in TransformerEngine layers, and keep their
+names when a legacy checkpoint is resharded.
 """
 
 import dataclasses
@@ -56,24 +56,27 @@ class RankFile:
     locate: Callable[[Any], torch_archive.StoredValues]
 
     def model_chunks(self) -> list[dict[str, Tensor]]:
-        """The tensors of each model chunk; one chunk without virtual pipeline parallelism. Raises BadData for anything else."""
-        found = [
+        """Return the tensors per model chunk; one chunk without virtual pipeline parallelism.
+
+        Raises BadData for other content.
+        """
+        chunks = [
             (int(match[1] or 0), state) for key, state in self.content.items() if (match := _MODEL_CHUNK.fullmatch(str(key)))
         ]
-        if not found or not all(isinstance(state, dict) for _, state in found):
+        if not chunks or not all(isinstance(state, dict) for _, state in chunks):
             raise BadData(f"{self.path}: holds no model")
-        if any("language_model" in state for _, state in found):
+        if any("language_model" in state for _, state in chunks):
             raise BadData(
                 f"{self.path}: a model from before megatron-core, with other tensors",
                 "convert it first, with tools/checkpoint/convert.py --loader legacy --saver core of a Megatron-LM that has them",
             )
-        ordered = [state for _, state in sorted(found, key=lambda chunk: chunk[0])]
+        ordered = [state for _, state in sorted(chunks, key=lambda chunk: chunk[0])]
         return [{name: self._tensor(name, value) for name, value in state.items() if _is_weight(name)} for state in ordered]
 
     def _tensor(self, name: str, value: Any) -> Tensor:
-        found = self.locate(value)
-        chunk = Chunk(tuple(map(range, found.view.shape)), found.view)
-        return Tensor(f"{self.path.rsplit('/', 2)[-2]}/{name}", found.dtype, found.view.shape, (chunk,), found.dtype)
+        stored = self.locate(value)
+        chunk = Chunk(tuple(map(range, stored.view.shape)), stored.view)
+        return Tensor(f"{self.path.rsplit('/', 2)[-2]}/{name}", stored.dtype, stored.view.shape, (chunk,), stored.dtype)
 
 
 def _is_weight(name: str) -> bool:
@@ -111,7 +114,7 @@ def open_source(directory: str, files: Files) -> Source:
         aliases=tuple(family.aliases(table, model, tensors)),
         tokenizer=tokenizer,
         not_carried=beside_model.not_carried(MEGATRON_LEGACY.name, listing(directory), (), None, ()),
-        **beside_model.kept(run, tokenizer, files),
+        **beside_model.stored_fields(run, tokenizer, files),
         iteration=iteration if type(iteration) is int and not directory.endswith(checkpoint_layout.RELEASE) else None,
         left_out=tuple(key for key in STATE if key in first.content),
         details={
@@ -128,7 +131,7 @@ def open_source(directory: str, files: Files) -> Source:
 
 
 def _rank_files(directory: str, files: Files) -> dict[RankCoordinates, RankFile]:
-    """The files of all ranks by (tensor, pipeline, expert) rank. Raises BadData when one of them is missing."""
+    """Find the ranks' files by (tensor, pipeline, expert) rank. Raises BadData if a rank's file is missing."""
     names = {name: match for name in listing(directory) if (match := _RANK.fullmatch(name))}
     opened: dict[str, RankFile] = {}
     for name in sorted(names):
@@ -214,9 +217,9 @@ def _renumbered(name: str, first_layer: int, first_expert: int) -> str:
 
 
 def outputs(target: Target) -> list[OutputFile]:
-    """A run with a `release` checkpoint of one file per rank, the tracker last.
+    """Plan a run with a `release` checkpoint: one file per rank, the tracker last.
 
-    Raises UsageError when a parallel size does not divide the model.
+    Raises UsageError if a parallel size does not divide the model.
     """
     source, parallel = target.source, target.legacy_target
     architecture = target.model.architecture
@@ -245,16 +248,16 @@ def outputs(target: Target) -> list[OutputFile]:
         ckpt_format="torch",
         transformer_impl="local" if table == MEGATRON_LOCAL else "transformer_engine",
     )
-    made = []
+    files = []
     for tensor, pipeline in itertools.product(range(parallel.tensor_parallel_size), range(parallel.pipeline_parallel_size)):
         keys = ["model"] if stages == 1 else [f"model{stage}" for stage in range(stages)]
         chunks = {key: by_rank[tensor, stage * parallel.pipeline_parallel_size + pipeline] for stage, key in enumerate(keys)}
         name = f"mp_rank_{tensor:02d}" + (f"_{pipeline:03d}" if parallel.pipeline_parallel_size > 1 else "")
-        made.append(_by_tensor(OutputFile(f"{checkpoint_layout.RELEASE}/{name}/{FILE}", torch_archive.archive(common | chunks))))
-    made.append(range_checksums.summary(f"{checkpoint_layout.RELEASE}/", made))
-    made += discovery.outputs(source.tokenizer)
-    made += beside_model.outputs(source.beside, source.special_ids, source.tokenizer)
-    return [*made, OutputFile(checkpoint_layout.TRACKER, (checkpoint_layout.RELEASE.encode(),))]
+        files.append(_by_tensor(OutputFile(f"{checkpoint_layout.RELEASE}/{name}/{FILE}", torch_archive.archive(common | chunks))))
+    files.append(range_checksums.summary(f"{checkpoint_layout.RELEASE}/", files))
+    files += discovery.outputs(source.tokenizer)
+    files += beside_model.outputs(source.beside, source.special_ids, source.tokenizer)
+    return [*files, OutputFile(checkpoint_layout.TRACKER, (checkpoint_layout.RELEASE.encode(),))]
 
 
 def _by_tensor(output: OutputFile) -> OutputFile:
@@ -286,8 +289,8 @@ def _padded_for(target: Target, tensor_size: int) -> tuple[Model, dict[str, Tens
     for name, tensor in target.tensors.items():
         if name.startswith(PADDING):
             more = max(0, count - tensor.shape[0])
-            kept = tensor.take(0, range(min(count, tensor.shape[0])))
-            tensor = concatenate(name, 0, [kept, zeros(tensor.dtype, (more, *tensor.shape[1:]))]) if more else kept
+            rows = tensor.take(0, range(min(count, tensor.shape[0])))
+            tensor = concatenate(name, 0, [rows, zeros(tensor.dtype, (more, *tensor.shape[1:]))]) if more else rows
             if not count:
                 continue
         tensors[name] = tensor
@@ -295,10 +298,12 @@ def _padded_for(target: Target, tensor_size: int) -> tuple[Model, dict[str, Tens
 
 
 def _divisible_by(model: Model, tensor_size: int) -> int:
-    """The `--make-vocab-size-divisible-by` with which Megatron pads the vocabulary to the model's padded size."""
+    """Return the `--make-vocab-size-divisible-by` that pads the vocabulary to the model's padded size in Megatron."""
     candidates = (VOCAB_MULTIPLE << power for power in range(12))
-    found = (each for each in candidates if model.architecture.padded_vocab_size(each, tensor_size) == model.padded_vocab_size)
-    return next(found, model.padded_vocab_size // tensor_size)
+    divisors = (
+        divisor for divisor in candidates if model.architecture.padded_vocab_size(divisor, tensor_size) == model.padded_vocab_size
+    )
+    return next(divisors, model.padded_vocab_size // tensor_size)
 
 
 def _tensors_by_rank(
@@ -306,7 +311,7 @@ def _tensors_by_rank(
 ) -> dict[tuple[int, int], dict[str, Payload]]:
     """Each rank's tensors by (tensor parallel rank, stage in the order of the layers); layer numbers are those in the stage."""
     count = parallel.pipeline_parallel_size * (parallel.virtual_pipeline_parallel_size or 1)
-    each, tensor_size = layers // count, parallel.tensor_parallel_size
+    layers_per_rank, tensor_size = layers // count, parallel.tensor_parallel_size
     predicts_more = any(name.startswith("mtp.") for name in tensors)
     by_rank: dict[tuple[int, int], dict[str, Payload]]
     by_rank = {key: {} for key in itertools.product(range(tensor_size), range(count))}
@@ -314,7 +319,7 @@ def _tensors_by_rank(
         name = whole_name
         layer = _LAYER.fullmatch(name)
         if layer:
-            stage, number = divmod(int(layer[2]), each)
+            stage, number = divmod(int(layer[2]), layers_per_rank)
             name = f"{layer[1]}{number}{layer[3]}"
         else:
             stage = 0 if name.startswith("embedding.") else count - 1

@@ -16,15 +16,15 @@ def architecture(arguments: Mapping[str, Any], origin: str, name: str, all_descr
 
     Raises BadData, naming `origin`, for an unsupported one.
     """
-    given = dict(arguments)
-    if given.get("vocab_size") is None and given.get("padded_vocab_size"):
-        warn(f"{origin}: the vocabulary size is not stored; all {given['padded_vocab_size']} rows are kept, padding included")
-        given["vocab_size"] = given["padded_vocab_size"]
+    fields = dict(arguments)
+    if fields.get("vocab_size") is None and fields.get("padded_vocab_size"):
+        warn(f"{origin}: the vocabulary size is not stored; all {fields['padded_vocab_size']} rows are kept, padding included")
+        fields["vocab_size"] = fields["padded_vocab_size"]
     try:
-        found = dataclasses.replace(megatron_arguments.from_arguments(given, origin), name=name)
-        for remark in megatron_arguments.remarks(given, all_describe_model):
+        result = dataclasses.replace(megatron_arguments.from_arguments(fields, origin), name=name)
+        for remark in megatron_arguments.remarks(fields, all_describe_model):
             warn(f"{origin}: {remark}")
-        return found
+        return result
     except BadConfig as error:
         raise BadData(str(error), error.hint) from None
     except TypeError as error:

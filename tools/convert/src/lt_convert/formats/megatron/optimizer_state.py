@@ -40,31 +40,31 @@ _MEGATRON = re.compile(r"(?:chained_\d+\.)?optimizer\.state\.(?P<kind>exp_avg|ex
 def from_megatron(
     contents: Contents, model: Model, weights: Mapping[str, Tensor], arguments: Mapping[str, Any], origin: str
 ) -> OptimizerState | None:
-    """The optimizer state in a torch_dist checkpoint, None when it has none, or that of Muon.
+    """Read the optimizer state of a torch_dist checkpoint. None if it has no state, or Muon's.
 
-    `weights` are the model's canonical tensors, `arguments` Megatron's, as far as they are stored.
-    Flat buffers that cannot be taken apart have only their `problem`. Raises BadData for tensors that do not fit the model.
+    `weights` are the model's canonical tensors, `arguments` the stored arguments of Megatron. Flat buffers that cannot be taken
+    apart have only their `problem`. Raises BadData for tensors that do not fit the model.
     """
     if flat_optimizer_state.is_stored(contents):
         return _from_flat_buffers(contents, model, weights, arguments, origin)
-    found: dict[str, dict[str, Tensor]] = {}
+    by_kind_stored: dict[str, dict[str, Tensor]] = {}
     for key in contents.entries:
         if match := _MEGATRON.fullmatch(key):
             kind = PARAM if match["kind"] == "fp32_param" else match["kind"]
             whole = contents.tensor(key)
-            found.setdefault(kind, {}).update(stacked_layers.unstacked(whole.named(match["name"])))
-    if is_of_muon(contents.entries) or not all(found.get(kind) for kind in MOMENTS):
+            by_kind_stored.setdefault(kind, {}).update(stacked_layers.unstacked(whole.named(match["name"])))
+    if is_of_muon(contents.entries) or not all(by_kind_stored.get(kind) for kind in MOMENTS):
         return None
     family = families.family_of(model.architecture).of_parameters()
-    prefix = stacked_layers.prefix_of(found[EXP_AVG])
+    prefix = stacked_layers.prefix_of(by_kind_stored[EXP_AVG])
     shapes = {name: entry.shape for name, entry in family.entries(MEGATRON, model).items()}
     by_kind = {}
-    for kind, tensors in found.items():
-        own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
-        joined = {name: _joined_fragments(tensor, shapes.get(name, tensor.shape)) for name, tensor in own.items()}
+    for kind, tensors in by_kind_stored.items():
+        named = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+        joined = {name: _joined_fragments(tensor, shapes.get(name, tensor.shape)) for name, tensor in named.items()}
         by_kind[kind] = family.to_canonical(MEGATRON, model, joined, f"{origin}: {kind}")
     common, locate = _common(contents)
-    # Where run.json says what the model is, nobody has read the arguments.
+    # If run.json describes the model, the arguments were not read yet.
     stored = vars(common["args"]) if isinstance(common.get("args"), Record) else {}
     return OptimizerState(by_kind, *_counters(common, arguments or stored, common.get("optimizer"), locate, contents, origin))
 
@@ -84,10 +84,10 @@ def _from_flat_buffers(
 
 
 def _joined_fragments(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A tensor of `fully_sharded_model_space`, which megatron-core wrote up to 0.15, in its own shape.
+    """Give a tensor of `fully_sharded_model_space`, which megatron-core wrote up to 0.15, its own shape.
 
-    It has the axes (fragments along each axis of the weight ..., values of one fragment): shards of 2 tensor parallel ranks
-    of a weight [8, 6] are [2, 1, 24]. Any other tensor is returned as it is.
+    The stored axes are (fragments along each axis of the weight ..., values per fragment): a weight [8, 6] on 2 tensor parallel
+    ranks is stored as [2, 1, 24]. Other tensors are returned unchanged.
     """
     *counts, size = tensor.shape
     if tensor.shape == shape or len(counts) != len(shape) or math.prod(counts) * size != math.prod(shape):
@@ -97,7 +97,9 @@ def _joined_fragments(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     fragment = tuple(length // count for length, count in zip(shape, counts, strict=True))
     pieces = [
         (
-            tuple(range(index * each, (index + 1) * each) for index, each in zip(at, fragment, strict=True)),
+            tuple(
+                range(index * size_of_axis, (index + 1) * size_of_axis) for index, size_of_axis in zip(at, fragment, strict=True)
+            ),
             reshaped(tensor.at(*at), 0, fragment),
         )
         for at in itertools.product(*map(range, counts))
@@ -129,9 +131,9 @@ def _counters(
     """The number of updates, the hyperparameters in use, and the number of tokens. `optimizer` has Megatron's param groups."""
     step = next((_first(optimizer, name) for name in ("common_step", "step") if _first(optimizer, name) is not None), None)
     if isinstance(step, Record):
-        found = locate(step)
-        if found.dtype == "float32" and found.view.shape == ():
-            step = struct.unpack("<f", contents.files.read(found.view.file, found.view.offset_bytes, 4))[0]
+        stored = locate(step)
+        if stored.dtype == "float32" and stored.view.shape == ():
+            step = struct.unpack("<f", contents.files.read(stored.view.file, stored.view.offset_bytes, 4))[0]
     if not isinstance(step, int | float):
         raise BadData(f"{origin}: does not store the step count of its optimizer", "convert it with --no-optimizer")
     hyperparameters = {name: value for name in HYPERPARAMETERS if (value := _first(optimizer, name)) is not None}
@@ -152,7 +154,7 @@ def _first(tree: Any, name: str) -> Any:
     if isinstance(tree, dict) and tree.get(name) is not None:
         return tree[name]
     values = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list | tuple) else ()
-    return next((found for value in values if (found := _first(value, name)) is not None), None)
+    return next((match for value in values if (match := _first(value, name)) is not None), None)
 
 
 def to_megatron(state: OptimizerState, model: Model, weights: Mapping[str, Tensor] | None, origin: str) -> dict[str, Tensor]:
@@ -176,10 +178,10 @@ def _parameters(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def to_megatron_common(state: OptimizerState, mixed_precision: bool) -> dict[str, Any]:
     """The rest of the state, which Megatron stores beside the tensors: param groups with and without weight decay, the tokens."""
-    given = {"lr": 0.0, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0} | dict(state.hyperparameters)
+    hyperparameters = {"lr": 0.0, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0} | dict(state.hyperparameters)
     # Without max_lr and min_lr in a group, the resumed run uses its own.
-    given.pop("initial_lr", None)
-    common = given | MEGATRON_FLAGS
+    hyperparameters.pop("initial_lr", None)
+    common = hyperparameters | MEGATRON_FLAGS
     groups = [common | {"wd_mult": 1.0}, common | {"wd_mult": 0.0, "weight_decay": 0.0}]
     inner = {"state": {"common_step": Scalar(state.step)}, "param_groups": groups}
     return {"optimizer": {"optimizer": inner} if mixed_precision else inner, TOKENS: state.tokens}

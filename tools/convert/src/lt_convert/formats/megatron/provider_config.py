@@ -1,10 +1,9 @@
 """The model configuration in a checkpoint of Megatron-Bridge (`run_config.yaml`) or NeMo 2 (`context/model.yaml`).
 
-Both write all fields of a configuration class, defaults included: those of megatron-core's TransformerConfig and of GPTModel
-under their own names, and `_target_`, the class. They become the arguments that Megatron-LM would store. A class of another
-family may do in Python what no field says, and a field may change the model in a way that no other format has: both are refused
-by name.
-No object of a file is constructed.
+Both write all fields of a configuration class, defaults included: the fields of megatron-core's TransformerConfig and GPTModel
+under their own names, and `_target_`, the class. The fields become the arguments that Megatron-LM would store. The class of
+another family may change the model in Python code, and a field may change the model in a way that no other format has: both are
+refused by name. No object in a file is constructed.
 """
 
 import re
@@ -20,7 +19,7 @@ from lt_shared.models.megatron_arguments.known_fields import READ
 RUN_CONFIG = "run_config.yaml"
 WEIGHTS, CONTEXT, MODEL_YAML = "weights", "context", "model.yaml"
 
-# Megatron-LM's names of TransformerConfig's and GPTModel's fields, where they differ.
+# Megatron-LM's names for fields of TransformerConfig and GPTModel, if they differ.
 RENAMED = {
     "layernorm_epsilon": "norm_epsilon",
     "layernorm_zero_centered_gamma": "apply_layernorm_1p",
@@ -51,7 +50,7 @@ _NUMBER = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
 def read(directory: str, files: Files) -> tuple[dict[str, Any], str] | None:
-    """Megatron's arguments and the file that they are from, None for a checkpoint of another program.
+    """Read Megatron's arguments; return them with their file, or None for the checkpoint of another program.
 
     Raises BadData for a malformed file, and for a model that no other format has.
     """
@@ -73,7 +72,7 @@ def read(directory: str, files: Files) -> tuple[dict[str, Any], str] | None:
 
 
 def _arguments(fields: Mapping[str, Any], path: str) -> dict[str, Any]:
-    # Megatron-Bridge's newer configurations keep TransformerConfig's fields apart from those of GPTModel.
+    # Megatron-Bridge's newer configurations keep the fields of TransformerConfig apart from GPTModel's fields.
     inner = fields.get("transformer")
     merged = {**(inner if isinstance(inner, dict) else {}), **fields}
     _check_class(str(merged.get("_target_", "")), path)
@@ -85,20 +84,20 @@ def _arguments(fields: Mapping[str, Any], path: str) -> dict[str, Any]:
     for name, value in merged.items():
         if isinstance(value, dict) and name in READ and name != "activation_func":
             raise BadData(f"{path}: {name} is an object, {str(value.get('_target_'))!r:.80}, not a plain value")
-    given = {RENAMED.get(name, name): _number(value) for name, value in merged.items() if name != "transformer"}
+    fields = {RENAMED.get(name, name): _number(value) for name, value in merged.items() if name != "transformer"}
     try:
-        arguments = given | {
-            "untie_embeddings_and_output_weights": not given["share_embeddings_and_output_weights"],
-            "group_query_attention": given.get("num_query_groups") is not None,
-            "ffn_hidden_size": given.get("ffn_hidden_size") or 4 * given["hidden_size"],
-            "max_position_embeddings": _positions(given),
+        arguments = fields | {
+            "untie_embeddings_and_output_weights": not fields["share_embeddings_and_output_weights"],
+            "group_query_attention": fields.get("num_query_groups") is not None,
+            "ffn_hidden_size": fields.get("ffn_hidden_size") or 4 * fields["hidden_size"],
+            "max_position_embeddings": _positions(fields),
         }
     except (KeyError, TypeError) as error:
         raise BadData(f"{path}: does not describe a model: {error}") from None
-    if not given.get("num_experts"):
+    if not fields.get("num_experts"):
         arguments = {name: value for name, value in arguments.items() if not name.startswith("moe_")}
     arguments["transformer_impl"] = merged.get("transformer_impl") or "transformer_engine"
-    return arguments | _activation(merged, path) | _rope_scaling(given)
+    return arguments | _activation(merged, path) | _rope_scaling(fields)
 
 
 def _check_class(target: str, path: str) -> None:
@@ -116,10 +115,10 @@ def _check_class(target: str, path: str) -> None:
         )
 
 
-def _positions(given: Mapping[str, Any]) -> Any:
+def _positions(arguments: Mapping[str, Any]) -> Any:
     """Learned positions are as many as a sequence has tokens; some classes keep a rotary model's own number beside that."""
-    is_rotary = given.get("position_embedding_type") == "rope"
-    return (given.get("max_position_embeddings") if is_rotary else None) or given["seq_length"]
+    is_rotary = arguments.get("position_embedding_type") == "rope"
+    return (arguments.get("max_position_embeddings") if is_rotary else None) or arguments["seq_length"]
 
 
 def _number(value: Any) -> Any:
@@ -128,22 +127,22 @@ def _number(value: Any) -> Any:
 
 
 def _activation(fields: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """The arguments for `activation_func`: a function's name, or the object of one."""
-    given = fields.get("activation_func")
-    function = str(given.get("_target_") if isinstance(given, dict) else given).rpartition(".")[2]
+    """Return the arguments for `activation_func`, which is the name of a function or an object that holds it."""
+    activation = fields.get("activation_func")
+    function = str(activation.get("_target_") if isinstance(activation, dict) else activation).rpartition(".")[2]
     gated = bool(fields.get("gated_linear_unit"))
     if gated and function in ("silu", "swish"):
         return {"swiglu": True}
     if not gated and function in ("gelu", "openai_gelu", "fast_gelu", "gelu_tanh"):
-        is_tanh = function != "gelu" or (isinstance(given, dict) and given.get("approximate") == "tanh")
+        is_tanh = function != "gelu" or (isinstance(activation, dict) and activation.get("approximate") == "tanh")
         return {"swiglu": False, "openai_gelu": is_tanh}
     raise BadData(f"{path}: activation_func is {function}{' with gates' if gated else ''}, known are SwiGLU and GELU")
 
 
-def _rope_scaling(given: Mapping[str, Any]) -> dict[str, Any]:
-    if given.get("rope_scaling"):
-        return {"use_rope_scaling": True, "rope_scaling_factor": given.get("rope_scaling_factor", 8.0)}
-    if "scale_factor" in given and "low_freq_factor" in given:
-        others = {name: given[field] for field, name in SCALING.items() if field in given}
-        return {"use_rope_scaling": True, "rope_scaling_factor": given["scale_factor"], **others}
+def _rope_scaling(fields: Mapping[str, Any]) -> dict[str, Any]:
+    if fields.get("rope_scaling"):
+        return {"use_rope_scaling": True, "rope_scaling_factor": fields.get("rope_scaling_factor", 8.0)}
+    if "scale_factor" in fields and "low_freq_factor" in fields:
+        settings = {name: fields[field] for field, name in SCALING.items() if field in fields}
+        return {"use_rope_scaling": True, "rope_scaling_factor": fields["scale_factor"], **settings}
     return {"use_rope_scaling": False}

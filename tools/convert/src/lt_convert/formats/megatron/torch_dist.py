@@ -93,7 +93,7 @@ def open_source(directory: str, files: Files) -> Source:
         aliases=tuple(family.aliases(MEGATRON, model, tensors)),
         tokenizer=tokenizer,
         not_carried=beside_model.not_carried(MEGATRON_DIST.name, names, (), None, ()),
-        **beside_model.kept(run, tokenizer, files),
+        **beside_model.stored_fields(run, tokenizer, files),
         iteration=_iteration(directory, {} if saved else common),
         loss=saved.loss if saved else None,
         optimizer=optimizer_state.from_megatron(contents, model, canonical, arguments, directory),
@@ -129,8 +129,8 @@ def _iteration(directory: str, common: Mapping[str, Any]) -> int | None:
     """The iteration in the directory's name, or else the one stored in the checkpoint: NeMo has another name for it."""
     name = directory.rsplit("/", 1)[-1]
     match = re.fullmatch(r"iter_(\d+)", name)
-    found = None if name == checkpoint_layout.RELEASE else common.get("iteration", common.get("global_step"))
-    return int(match[1]) if match else found if isinstance(found, int) else None
+    stored = None if name == checkpoint_layout.RELEASE else common.get("iteration", common.get("global_step"))
+    return int(match[1]) if match else stored if isinstance(stored, int) else None
 
 
 def model_tensors(contents: dcp.Contents) -> dict[str, Tensor]:
@@ -155,10 +155,10 @@ def read_common(contents: dcp.Contents, names: Sequence[str], required: bool = T
     if COMMON in names:
         content, _ = torch_archive.read(path, 0, contents.files.size_bytes(path), contents.files, COMMON)
     else:
-        found = [key for key in contents.objects if key.startswith("common_state/")]
-        if not found and required:
+        keys = [key for key in contents.objects if key.startswith("common_state/")]
+        if not keys and required:
             raise BadData(f"{path}: missing", "the architecture is read from it where there is no run.json")
-        content = contents.object(found[0]) if found else {}
+        content = contents.object(keys[0]) if keys else {}
         # A sharded object is stored as a list with one entry.
         content = content[0] if isinstance(content, list) and content else content
     stored = content.get("args") if isinstance(content, dict) else None
@@ -207,9 +207,9 @@ def outputs(target: Target) -> list[OutputFile]:
         arguments.update({"consumed_train_samples": samples} if samples else {})
     directory = f"iter_{iteration:07d}/" if source.optimizer else f"{checkpoint_layout.RELEASE}/"
     stacked = stacked_layers.entries(tensors, model.architecture.num_layers if has_stacked_layers(model.architecture) else 0)
-    made = dcp.outputs(stacked, {key: [None] for key in family.extra_states(model)}, directory)
-    made.insert(-1, OutputFile(f"{directory}{COMMON}", torch_archive.archive(common)))
-    made.insert(-1, OutputFile(f"{directory}{CONFIGURATION_FILE}", (json.dumps(CONFIGURATION).encode(),)))
+    files = dcp.outputs(stacked, {key: [None] for key in family.extra_states(model)}, directory)
+    files.insert(-1, OutputFile(f"{directory}{COMMON}", torch_archive.archive(common)))
+    files.insert(-1, OutputFile(f"{directory}{CONFIGURATION_FILE}", (json.dumps(CONFIGURATION).encode(),)))
     record = RunRecord(
         architecture=model.architecture,
         padded_vocab_size=model.padded_vocab_size,
@@ -218,20 +218,24 @@ def outputs(target: Target) -> list[OutputFile]:
         tokenizer=discovery.recorded(source.tokenizer, target.destination),
         dtype=dtype,
         versions={"lt-convert": version_of("lt-convert")},
-        files={output.name.removeprefix(directory): output.size_bytes for output in made},
+        files={output.name.removeprefix(directory): output.size_bytes for output in files},
         loss=source.loss if source.optimizer else None,
         distributed_optimizer=False if source.optimizer else None,
     )
-    made.append(OutputFile(f"{directory}{checkpoint_layout.RECORD}", (record.to_bytes(),)))
-    made.append(range_checksums.summary(directory, made))
-    made += discovery.outputs(source.tokenizer)
-    made += beside_model.outputs(source.beside, source.special_ids, source.tokenizer)
-    return [*made, OutputFile(checkpoint_layout.TRACKER, (tracked.encode(),))]
+    files.append(OutputFile(f"{directory}{checkpoint_layout.RECORD}", (record.to_bytes(),)))
+    files.append(range_checksums.summary(directory, files))
+    files += discovery.outputs(source.tokenizer)
+    files += beside_model.outputs(source.beside, source.special_ids, source.tokenizer)
+    return [*files, OutputFile(checkpoint_layout.TRACKER, (tracked.encode(),))]
 
 
 def _main_weights(target: Target, dtype: str) -> Mapping[str, Tensor] | None:
     """The optimizer's fp32 main weights for a model in a 16-bit dtype."""
     if dtype == "float32" or target.source.optimizer is None:
         return None
-    kept = target.source.optimizer.tensors.get(adamw_state.PARAM)
-    return kept if kept is not None else {name: tensor.cast("float32") for name, tensor in target.source.tensors.items()}
+    main_weights = target.source.optimizer.tensors.get(adamw_state.PARAM)
+    return (
+        main_weights
+        if main_weights is not None
+        else {name: tensor.cast("float32") for name, tensor in target.source.tensors.items()}
+    )

@@ -30,10 +30,10 @@ def _count(path: str, name: str, files: Files) -> int:
     content, locate = torch_archive.read(path, 0, files.size_bytes(path), files, path.rsplit("/", 1)[-1])
     if not isinstance(content, dict) or name not in content:
         raise BadData(f"{path}: has no {name}")
-    found = locate(content[name])
-    if found.dtype != "int64" or found.view.shape:
+    stored = locate(content[name])
+    if stored.dtype != "int64" or stored.view.shape:
         raise BadData(f"{path}: {name} is no count")
-    count: int = struct.unpack("<q", files.read(found.view.file, found.view.offset_bytes, 8))[0]
+    count: int = struct.unpack("<q", files.read(stored.view.file, stored.view.offset_bytes, 8))[0]
     if count < 0:
         raise BadData(f"{path}: {name} is {count}")
     return count

@@ -93,7 +93,7 @@ def open_source(directory: str, files: Files) -> Source:
         aliases=tuple(family.aliases(table, model, tensors)),
         tokenizer=tokenizer,
         not_carried=beside_model.not_carried(formats.TORCHTITAN.name, names, (), None, ()),
-        **beside_model.kept(run, tokenizer, files),
+        **beside_model.stored_fields(run, tokenizer, files),
         iteration=iteration,
         loss=saved.loss if saved else None,
         optimizer=optimizer_state.from_torchtitan(contents, table, model, directory),
@@ -187,7 +187,7 @@ def outputs(target: Target) -> list[OutputFile]:
     if source.optimizer:
         moments, objects = optimizer_state.to_torchtitan(source.optimizer, model, source.iteration or 0, source.directory)
         entries += moments
-    made = dcp.outputs(entries, objects)
+    files = dcp.outputs(entries, objects)
     record = RunRecord(
         architecture=model.architecture,
         padded_vocab_size=model.padded_vocab_size,
@@ -196,20 +196,20 @@ def outputs(target: Target) -> list[OutputFile]:
         tokenizer=discovery.recorded(source.tokenizer, target.destination),
         dtype=tensors[EMBEDDING].dtype,
         versions={"lt-convert": version_of("lt-convert")},
-        files={output.name: output.size_bytes for output in made},
+        files={output.name: output.size_bytes for output in files},
         loss=source.loss,
     )
     run_record = OutputFile(checkpoint_layout.RECORD, (record.to_bytes(),))
-    beside = [run_record, range_checksums.summary("", [*made, run_record]), *discovery.outputs(source.tokenizer)]
+    beside = [run_record, range_checksums.summary("", [*files, run_record]), *discovery.outputs(source.tokenizer)]
     beside += beside_model.outputs(source.beside, source.special_ids, source.tokenizer)
-    return [*made[:-1], *beside, made[-1]]
+    return [*files[:-1], *beside, files[-1]]
 
 
 def _weights(target: Target) -> Mapping[str, Tensor]:
     """The weights that training resumes from: the optimizer's fp32 main weights if there are any, unless --dtype is given."""
     source = target.source
-    kept = ((name, tensor) for name, tensor in target.tensors.items() if not is_balancing_bias(name))
-    is_cast = any(tensor.dtype != source.tensors[name].dtype for name, tensor in kept)
+    parameters = ((name, tensor) for name, tensor in target.tensors.items() if not is_balancing_bias(name))
+    is_cast = any(tensor.dtype != source.tensors[name].dtype for name, tensor in parameters)
     main_weights = source.optimizer.tensors.get(adamw_state.PARAM) if source.optimizer else None
     return target.tensors if is_cast or main_weights is None else {**target.tensors, **main_weights}
 
@@ -227,7 +227,7 @@ def _check_supported(architecture: Architecture, origin: str) -> None:
 
 
 def _lacking(architecture: Architecture) -> str | None:
-    """What the model does that TorchTitan's model of its family does not, as a sentence."""
+    """Return a sentence on the part of the architecture that TorchTitan's model of the family lacks, or None."""
     scaling, theirs = architecture.rope_scaling, f"TorchTitan's {huggingface.model_type(architecture)}"
     if architecture.sliding_window is not None and not architecture.attention_sinks:
         return f"attends to {architecture.sliding_window} tokens, and in TorchTitan only gpt-oss has a sliding window"
@@ -252,7 +252,7 @@ def _yarn_magnitude(architecture: Architecture, scaling: YarnScaling) -> float:
 
 
 def _pairs_adjacent_channels(architecture: Architecture) -> bool:
-    """Whether RoPE pairs adjacent channels, as in TorchTitan's Llama and DeepSeek, where it has Llama 3.1's scaling."""
+    """Return whether RoPE pairs adjacent channels, as TorchTitan's Llama and DeepSeek do with Llama 3.1's scaling."""
     return not (architecture.qk_layernorm or architecture.attention_sinks)
 
 

@@ -21,25 +21,25 @@ _SEPARATE = re.compile(r"(?P<stem>.*attention\.(?:qkv_linear\.)?)w(?P<which>[qkv
 
 
 def from_torchtitan(contents: Contents, table: str, model: Model, origin: str) -> OptimizerState | None:
-    """The optimizer state in a TorchTitan checkpoint, None when it has none, or that of another optimizer than AdamW."""
-    found: dict[str, dict[str, Tensor]] = {kind: {} for kind in MOMENTS}
+    """Read the optimizer state of a TorchTitan checkpoint. None if it has no state, or one that is not AdamW's."""
+    stored: dict[str, dict[str, Tensor]] = {kind: {} for kind in MOMENTS}
     step = None
     for key in contents.entries:
         match = _TORCHTITAN.fullmatch(key)
         if match and match["kind"] == "step":
             step = key if step is None else step
         elif match:
-            found[match["kind"]][match["name"]] = contents.tensor(key)
-    if step is None or not all(found.values()):
+            stored[match["kind"]][match["name"]] = contents.tensor(key)
+    if step is None or not all(stored.values()):
         return None
     family = families.family_of(model.architecture).of_parameters()
     by_kind = {}
-    for kind, named in found.items():
+    for kind, named in stored.items():
         padding = f"{PADDING}optimizer.state.{kind}."
-        kept = {key.removeprefix(padding): contents.tensor(key) for key in contents.entries if key.startswith(padding)}
+        padding_rows = {key.removeprefix(padding): contents.tensor(key) for key in contents.entries if key.startswith(padding)}
         separate = _separated(named, model.architecture)
         by_kind[kind] = family.to_canonical(table, model, separate, f"{origin}: {kind}") | {
-            PADDING + name: tensor for name, tensor in kept.items()
+            PADDING + name: tensor for name, tensor in padding_rows.items()
         }
     count = contents.tensor(step)
     view = count.chunks[0].view
@@ -111,12 +111,12 @@ def _fused(tensors: Mapping[str, Tensor], architecture: Architecture) -> dict[st
                 for own_rows, fused_rows in pairs
             ]
             fused = f"{match['stem']}wqkv.{match['leaf']}"
-            result[fused] = assemble(fused, (sum(each.shape[0] for each in separate.values()), *tensor.shape[1:]), pieces)
+            result[fused] = assemble(fused, (sum(part.shape[0] for part in separate.values()), *tensor.shape[1:]), pieces)
     return result
 
 
 def _separated(tensors: Mapping[str, Tensor], architecture: Architecture) -> dict[str, Tensor]:
-    """The inverse of `_fused`; tensors that are not fused are returned as they are."""
+    """Separate fused tensors, the inverse of `_fused`; other tensors are returned unchanged."""
     result: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         match = _FUSED.fullmatch(name)

@@ -11,7 +11,7 @@ from lt_shared import console
 from lt_shared.console import BadConfig, ToolError, note
 from lt_shared.models.architecture import Architecture
 from lt_train.config.settings.parallelism import Parallelism
-from lt_train.runtime import device
+from lt_train.process import device
 
 AUTO = "auto"
 TORCH = "torch"

@@ -11,7 +11,7 @@ from lt_shared import console
 from lt_shared.console import BadConfig, ToolError, UsageError
 from lt_shared.models.architecture import Architecture
 from lt_shared.models.architecture.mixers import MIXERS
-from lt_train.runtime import device, rank_environment
+from lt_train.process import device, rank_environment
 
 POSITIVE = click.IntRange(min=1)
 
@@ -101,7 +101,7 @@ EVEN = {"decoder_first_pipeline_num_layers": None, "decoder_last_pipeline_num_la
 
 @dataclasses.dataclass(frozen=True)
 class Parallelism:
-    """Sizes in ranks. The data-parallel size is what remains of the world. `device` is one of `lt_train.runtime.device`.
+    """Sizes in ranks. The data-parallel size is what remains of the world. `device` is one of `lt_train.process.device`.
 
     `interleaving` is the number of pipeline stages that each rank has, None for the schedule of one stage a rank.
     `first_stage_layers` and `last_stage_layers` are those of a pipeline rank; None divides the layers evenly.

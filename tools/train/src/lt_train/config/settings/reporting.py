@@ -14,7 +14,7 @@ from lt_shared.console import BadConfig, ToolError, Unavailable, UsageError
 from lt_shared.files import storage
 from lt_train.config.settings.checkpointing import local_directory
 from lt_train.config.settings.parallelism import Parallelism
-from lt_train.runtime import device
+from lt_train.process import device
 
 COUNT = click.IntRange(min=0)
 ALL_RANKS = "all"

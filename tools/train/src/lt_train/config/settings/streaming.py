@@ -20,7 +20,7 @@ from lt_shared.data.sample_order import dataset_names, shard_list
 from lt_shared.data.sample_order.shard_list import ShardList
 from lt_shared.data.sample_order.split import split_ranges
 from lt_shared.files import storage
-from lt_train.runtime import stream_intake
+from lt_train.process import stream_intake
 
 POLL_SECONDS = 1.0
 # Of the first shard, which is small: a hundredth would be too little to evaluate on.
