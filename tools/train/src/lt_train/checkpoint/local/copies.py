@@ -1,8 +1,8 @@
-"""The local checkpoints of a run, seen by one rank: from which of them the run starts, and the files that it needs to load.
+"""Choose the local checkpoint that a run starts from, and fetch the files that this rank needs to load it.
 
-All ranks agree on the newest set that the nodes hold together; where it is newer than the newest checkpoint in SAVE, the run
-starts from it. A node without its files, because its disk is new or the node is, first gets the small ones; of the shards,
-those that its ranks read when they load. The files of sets that do not count any more are deleted once the state is in memory.
+All ranks agree on the newest set that the nodes hold together. The run starts from that set if it is newer than the newest
+checkpoint in SAVE. A node may lack files because it or its disk is new. It receives the small files first, then the shards that
+its ranks read while loading. Sets that no longer count are deleted when the state is in memory.
 """
 
 import contextlib
@@ -33,10 +33,10 @@ SHARDS = ".distcp"
 
 
 class LocalCopies:
-    """All ranks make it together, and call its methods together.
+    """The local checkpoints of a run. All ranks construct it together and call its methods together.
 
-    `failure` says why there are none for now: some node's disk cannot be used. Then the run starts from SAVE. `is_told`: it was
-    said with what is lost by it.
+    `failure` is the reason why a node's disk cannot be used; the run then starts from SAVE. `is_told` is set when the failure and
+    its cost have been logged.
     """
 
     def __init__(self, settings: Checkpointing, timeout_seconds: float, device: torch.device):
@@ -51,7 +51,7 @@ class LocalCopies:
         self._set: LocalSet | None = None
 
     def _open(self) -> str | None:
-        """Find the nodes, unless they are; returns why one of them has no disk."""
+        """Find the nodes once. Return the reason if a node has no usable disk."""
         if self.nodes is None:
             try:
                 self.nodes = nodes.find(self.place, self.device)
@@ -61,11 +61,11 @@ class LocalCopies:
         return None
 
     def prepare(self) -> str | None:
-        """Before anything is written: let each node have its directory, also when it was deleted. Returns why one cannot."""
+        """Create the directory on each node, also after it was deleted. Return the reason if a node cannot."""
         try:
             self.failure = self._open() or self._make_directory()
         except ToolError as error:
-            # A directory that cannot be one ends a run at its start alone.
+            # A path that cannot be a directory ends a run only at its start.
             self.failure = str(error)
         return self.failure
 
@@ -81,7 +81,7 @@ class LocalCopies:
 
     @property
     def directory(self) -> Path:
-        """What this node holds of the run."""
+        """This node's directory for the run."""
         return self.place / self.identity.directory
 
     @property
@@ -90,9 +90,9 @@ class LocalCopies:
         return None if self._set is None else checkpoint_layout.iteration_directory(self.directory, self._set.iteration)
 
     def starting(self, config: RunConfig) -> RunConfig:
-        """The configuration with the local checkpoint to start from, or as it is where SAVE has a newer one.
+        """Return `config` with the local checkpoint to start from, or unchanged if SAVE has a newer checkpoint.
 
-        Raises BadConfig when the copies are of another model.
+        Raises BadConfig if the local checkpoint has another model.
         """
         start, shared, last = config.checkpointing.start, resumed_iteration(config.checkpointing), config.batches.train_iters
         local_set = self._set = self._newest(shared, last, config.checkpointing.verify)
@@ -108,7 +108,7 @@ class LocalCopies:
 
     @contextlib.contextmanager
     def supplied(self) -> Iterator[None]:
-        """Within, torch's reader finds the files that it reads: other nodes send those that this node does not hold."""
+        """Within the context, fetch the files that torch's reader opens and this node lacks from other nodes."""
         local_set = self._set
         if local_set is None or self.exchange is None:
             yield
@@ -123,7 +123,7 @@ class LocalCopies:
             yield
 
     def forget_others(self) -> None:
-        """Delete all but the set that the run has started from, when its state is in memory: no other is its newest any more."""
+        """Delete all sets except the set that the run started from. Call it when the state is in memory."""
         if self.is_leader:
             self._delete(but=self.identity.directory)
             with contextlib.suppress(OSError):
@@ -134,7 +134,7 @@ class LocalCopies:
         self._record(self.identity.iteration)
 
     def saved(self, iteration: int) -> None:
-        """There is a complete set of `iteration`. It counts also where SAVE has no room to say which it is."""
+        """Record that the set of `iteration` is complete. The set counts even if SAVE has no room for the record."""
         with contextlib.suppress(OSError, ToolError):
             self._record(iteration)
 
@@ -144,14 +144,14 @@ class LocalCopies:
             self.identity.write(self.settings, is_new=self.identity.place != before.place)
 
     def delete(self) -> None:
-        """The run has done all its steps."""
+        """Delete the local checkpoints of a run that has done all its steps."""
         if self.is_leader:
             self._delete()
         if self.is_first:
             self.identity.delete(self.settings)
 
     def _delete(self, but: str | None = None) -> None:
-        """Delete what this node has, also where earlier starts had it, but for directories of that name."""
+        """Delete this node's directories of the run, also at the paths of earlier starts. Keep directories named `but`."""
         for place in {str(self.place), self.identity.place}:
             delete_copies(self.identity, place, but)
 
@@ -161,17 +161,17 @@ class LocalCopies:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this rank is its node's first; while it is not known who that is, each may be."""
+        """Whether this rank is the first of its node. True on every rank while the nodes are unknown."""
         return self.nodes is None or self.nodes.is_leader
 
     @property
     def found_nodes(self) -> Nodes:
-        """Once `prepare` has not failed."""
+        """The nodes. Valid after `prepare` has succeeded."""
         assert self.nodes is not None
         return self.nodes
 
     def _newest(self, shared: int, last: int, verify: bool) -> LocalSet | None:
-        """The newest set that counts, when every node has its small files."""
+        """Find the newest set that counts, and complete its small files on every node."""
         if self.failure:
             return None
         local_set = holdings.newest_complete(self.directory, self.found_nodes, self.device, shared, last, verify)
@@ -181,7 +181,7 @@ class LocalCopies:
         return None if self.failure else local_set
 
     def _go_back(self, shared: int, last: int, start: str | None) -> None:
-        """There is no newer set: say what is lost, and let none of the present ones count any more."""
+        """Log the lost steps when no newer set is complete, and invalidate all present sets."""
         newest = self.identity.iteration
         if newest is not None and shared < newest < last:
             self.is_told = self.failure is not None
@@ -207,7 +207,7 @@ class LocalCopies:
         return self._run(local_set, transfers)
 
     def _fetch(self, local_set: LocalSet, names: set[str]) -> None:
-        """Let every node have the files that its ranks name. Raises IoFailure on all ranks when one cannot read or write."""
+        """Fetch the files that each node's ranks name. Raise IoFailure on all ranks if one rank cannot read or write."""
         lacking = sorted(name for name in names if self.found_nodes.own not in local_set.holders.get(name, []))
         requested_by_rank = agreement.gather_after_collective(lacking, self.device)
         transfers = []
@@ -217,19 +217,19 @@ class LocalCopies:
                 transfers.append(self._transfer(local_set, name, ranks[number % len(ranks)]))
                 local_set.holders[name].append(node)
         if problem := self._run(local_set, transfers):
-            # The model is no longer what it was: the next start is from SAVE.
+            # Loading has changed the model in part, so the next start must be from SAVE.
             self._let_none_count()
             hint = "run the same command again: it starts from SAVE"
             raise IoFailure(f"a local copy could not be brought to another node: {problem}", hint)
 
     def _transfer(self, local_set: LocalSet, name: str, target: int) -> Transfer:
-        """From one of the nodes that hold the file, each node's ranks in turn."""
+        """Choose a source among the nodes that hold the file; their ranks take turns."""
         number, holders = sum(name.encode()) + target, local_set.holders[name]
         ranks = self.found_nodes.ranks[holders[number % len(holders)]]
         return Transfer(ranks[number % len(ranks)], target, name, local_set.files[name])
 
     def _run(self, local_set: LocalSet, transfers: list[Transfer]) -> str | None:
-        """All ranks make these transfers; returns what one of them could not read or write."""
+        """Run `transfers` on all ranks. Return the first reason why a rank could not read or write."""
         if self.exchange is None or not transfers:
             return None
         checkpoint, problem = checkpoint_layout.iteration_directory(self.directory, local_set.iteration), None

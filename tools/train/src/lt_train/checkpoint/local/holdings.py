@@ -1,9 +1,9 @@
-"""What the nodes hold of local checkpoints, and which of them are complete together.
+"""Find out which local checkpoints the nodes hold, and which sets are complete.
 
-A set is the files of one checkpoint on all nodes. It is told by its iteration and by the digest of its `checksums.json`, which
-has the checksum of every object: nodes whose files are of different attempts hold different sets. `checksums.json` also says
-which files there must be. Before a set counts, every node compares what it holds with these checksums, each rank a part of the
-files: a damaged file counts as missing, and the other copy of it is used.
+A set is the files of one checkpoint on all nodes, identified by the iteration and by the digest of `checksums.json`.
+`checksums.json` has the checksum of every object, so files of different attempts belong to different sets. It also names all
+files of the set. Each rank compares a part of its node's files with these checksums. A damaged file counts as missing, and its
+second copy is used.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from lt_train.process import agreement
 
 @dataclasses.dataclass(frozen=True)
 class LocalSet:
-    """`files` are the names and sizes in bytes of all its files, `holders` the nodes that hold each."""
+    """`files` maps all file names of the set to sizes in bytes, `holders` maps each file name to the nodes that hold the file."""
 
     iteration: int
     digest: str
@@ -38,7 +38,7 @@ class LocalSet:
 def newest_complete(
     directory: Path, nodes: Nodes, device: torch.device, later_than: int, earlier_than: int, verify: bool
 ) -> LocalSet | None:
-    """The newest complete set of an iteration between the two, the same on all ranks; all call it."""
+    """Find the newest complete set between two iterations. All ranks call it and get the same set."""
     local_sets = _own_sets(directory, later_than, earlier_than) if nodes.is_leader else []
     sets_by_rank = agreement.gather_after_collective(local_sets, device)
     all_sets = {(iteration, digest) for local_set in sets_by_rank for iteration, digest in local_set}
@@ -52,7 +52,7 @@ def newest_complete(
 
 
 def digest_of(checkpoint: Path) -> str | None:
-    """What tells the set of a directory from others; None when it has no `checksums.json`, or the disk does not give it."""
+    """Compute the digest that identifies the set of a directory. None if `checksums.json` is missing or unreadable."""
     try:
         return hashlib.sha256((checkpoint / FileChecksums.NAME).read_bytes()).hexdigest()[:16]
     except OSError:
@@ -71,7 +71,7 @@ def _own_sets(directory: Path, later_than: int, earlier_than: int) -> list[tuple
 
 
 def _inspected(checkpoint: Path, iteration: int, digest: str, nodes: Nodes, device: torch.device, verify: bool) -> LocalSet:
-    """What of a set lies on which node; every rank looks at its part of the node's files."""
+    """Find out which node holds which files of a set. Every rank checks a part of its node's files."""
     recorded = None
     if digest_of(checkpoint) == digest:
         try:

@@ -1,7 +1,7 @@
-"""The nodes of a run in a ring: a node is the ranks that see the same local directory.
+"""Find the nodes of a run and order them in a ring: a node is the ranks that see the same local directory.
 
-It is tried, not read from the environment: each rank makes a file there and looks whose files it sees. So the ring is right under
-every launcher, and a directory that several machines share is found out, where a copy would be lost with its original.
+Each rank makes a file in the directory and lists whose files it sees, instead of reading the environment. The ring is right under
+every launcher. A directory that several machines share is noticed; there, a copy would be lost together with its original.
 """
 
 import contextlib
@@ -18,17 +18,17 @@ from lt_shared.console import BadConfig
 from lt_shared.files.local_files import creating
 from lt_train.process import agreement
 
-# What is wrong with a path and not with a disk.
+# These errors come from a wrong path, not from a broken disk.
 OF_THE_PATH = (errno.ENOTDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 class DiskFailure(Exception):
-    """A node's disk cannot be used; raised on all ranks."""
+    """A node's disk cannot be used. Raised on all ranks."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Nodes:
-    """`ranks` are those of each node, nodes in the order of their first ranks; `own` is the number of this rank's node."""
+    """`ranks` are the ranks of each node, ordered by the nodes' first ranks. `own` is the number of this rank's node."""
 
     ranks: tuple[tuple[int, ...], ...]
     own: int
@@ -50,15 +50,15 @@ class Nodes:
         return self.ranks[self.own]
 
     def after(self, node: int) -> int:
-        """The node that keeps the second copy of a node's shards."""
+        """Return the node that keeps the second copy of the shards of `node`."""
         return (node + 1) % len(self.ranks)
 
 
 def find(directory: Path, device: torch.device) -> Nodes:
-    """Look which ranks share `directory`; all ranks call it.
+    """Find out which ranks share `directory`. All ranks call it.
 
-    Raises, on all of them, DiskFailure where some node's disk is broken, BadConfig for a directory that machines share, and
-    CannotCreate for what can be one on no node.
+    Raises on all ranks: DiskFailure if a node's disk is broken, BadConfig if several machines share the directory, CannotCreate
+    if the path cannot be a directory on any node.
     """
     rank = torch.distributed.get_rank()
     prefix = f".rank-{agreement.from_first_rank(secrets.token_hex(4))}-"
@@ -89,7 +89,7 @@ def find(directory: Path, device: torch.device) -> Nodes:
 
 
 def first_failure(problem: str | None, device: torch.device) -> str | None:
-    """The problem of the first rank that has one with its node's disk, and where. All ranks call it."""
+    """Return the first rank's problem with its node's disk, with the host name, or None. All ranks call it."""
     return agreement.first_problem(problem and f"{problem} ({socket.gethostname()})", device)
 
 
