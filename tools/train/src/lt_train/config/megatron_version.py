@@ -1,4 +1,4 @@
-"""Releases of megatron-core that changed a feature or the checkpoint format."""
+"""Parse version numbers, which decide what megatron-core can compute and which checkpoints it reads."""
 
 
 def release(version: str) -> tuple[int, ...]:

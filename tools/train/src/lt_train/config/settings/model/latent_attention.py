@@ -48,5 +48,5 @@ def changed_fields(options: dict[str, Any], base: Architecture, changes: Mapping
             raise BadConfig(f"--{name.replace('_', '-')} beside latent attention, whose heads have sizes of their own", "drop it")
     # The norms of the latents are meant by it.
     heads = changes.get("num_attention_heads", base.num_attention_heads)
-    changes: dict[str, Any] = {"qk_layernorm": False, "kv_channels": 0, "num_query_groups": heads}
-    return changes | {"latent_attention": dataclasses.replace(latent, **sizes)}
+    fields: dict[str, Any] = {"qk_layernorm": False, "kv_channels": 0, "num_query_groups": heads}
+    return fields | {"latent_attention": dataclasses.replace(latent, **sizes)}
