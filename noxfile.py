@@ -129,15 +129,16 @@ def demo(session: nox.Session) -> None:
 
 @task
 def lint(session: nox.Session) -> None:
-    """Check style, formatting, that imports only go down, that rooms are small, and that devices are named in one file."""
+    """Check style, formatting, that imports only go down, that files are short, and how names and sentences are made."""
     session.install("-c", str(CONSTRAINTS), "-r", "tests/lint/requirements.txt")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("lint-imports", env={"PYTHONPATH": ":".join(SOURCES)})
-    session.run("python", "tests/lint/room_sizes.py")
+    session.run("python", "tests/lint/file_sizes.py")
     session.run("python", "tests/lint/import_circles.py")
     session.run("python", "tests/lint/device_names.py")
     session.run("python", "tests/lint/config_signatures.py")
+    session.run("python", "tests/lint/wording.py")
 
 
 @task

@@ -41,7 +41,7 @@ TORCH = re.compile(
     r"tests/pipeline/test_(?!planted)|tests/convert/(formats|weights)/|convert/commands/test_(conversion|python_api)"
     r"|tests/shared/(models/architecture|data/sample_order)/|tests/preprocess/pipeline/test_gpt_dataset"
     r"|tests/train/(checkpoint/test_(?!disk_space|local)|models/(?!test_fp8)|optim/|parallel/|train/test_(?!kernel_trials))"
-    r"|tests/train/runtime/test_(rendez|listen|gloo)"
+    r"|tests/train/process/test_(rendez|listen|gloo)"
     r"|train/(test_replacements|launch/test_launcher|config/(test_kernels|settings/test_parallelism))"
     r"|hostile/(test_train_common|test_planted_compile_caches)"
 )
@@ -54,7 +54,7 @@ LONG = re.compile(
     r"tests/(install|pipeline|mutants)/|_campaign\.py|test_(tutorial|extending)\.py|convert/weights/families/|train/test_cli\.py"
     r"|preprocess/(pipeline/test_resume|datasets/test_source_places)\.py|hostile/test_convert_(occupied|planted|checksums)\.py"
     r"|convert/formats/test_(adamw|flat_optimizer)_state\.py|train/(models|parallel|ops|checkpoint|train)/|test_parallelism\.py"
-    r"|planner/test_memory_estimate\.py|render/test_pods\.py|runtime/test_watchdog\.py|commands/test_full_size_plans\.py"
+    r"|planner/test_memory_estimate\.py|render/test_pods\.py|process/test_watchdog\.py|commands/test_full_size_plans\.py"
     r"|launch/test_(launcher|streams)\.py|data/test_stream_phases\.py"
     r"|hostile/test_(monitor_(logs|endpoints)|convert_durability|planted_preprocess_cache)\.py|optim/test_optimizer\.py"
 )

@@ -30,7 +30,7 @@ def ours(directory: Path, settings: dict[str, Any]) -> dict[str, Any]:
     from layouts import plan_of
 
     from lt_train.launch import launcher, worker
-    from lt_train.runtime.rank_environment import RankEnvironment
+    from lt_train.process.rank_environment import RankEnvironment
 
     found: dict[str, Any] = {}
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -62,7 +62,7 @@ def ours(directory: Path, settings: dict[str, Any]) -> dict[str, Any]:
         Trainer.run = rhythm.watched(Trainer.run)  # type: ignore[method-assign]
         Checkpoints.after_step = rhythm.after_step  # type: ignore[method-assign]
         found["save_seconds"] = rhythm.seconds
-    code = worker.start(plan, place, where=where)
+    code = worker.start(plan, place, prepared_device=where)
     if code:
         raise SystemExit(code)
     return found
@@ -91,7 +91,7 @@ class Rhythm:
 
     @property
     def after_step(self) -> Any:
-        from lt_train.runtime import device
+        from lt_train.process import device
 
         def save_when_due(hook: Any, result: Any, stop: Any) -> None:
             hook.saver.poll(result.loss)

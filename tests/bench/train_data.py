@@ -32,7 +32,7 @@ from lt_shared.data.sample_order.parts import DatasetPart
 from lt_shared.data.sample_order.samples import DatasetSamples, StoredSequences
 from lt_train.data.index_cache import make_once
 from lt_train.data.loader import read_ahead
-from lt_train.runtime.ports import free_port
+from lt_train.process.ports import free_port
 
 GIB = 1 << 30
 UINT16 = 8

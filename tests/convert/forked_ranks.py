@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from lt_train.runtime import process_lifetime
+from lt_train.process import process_lifetime
 
 # Where groups_left.py is.
 sys.path.append(str(Path(__file__).parents[1] / "train"))

@@ -12,8 +12,8 @@ from stranger import Stranger
 from lt_shared.console import CannotCreate
 from lt_train.metrics import trackers
 from lt_train.preflight import bandwidth
-from lt_train.runtime.rank_environment import RankEnvironment
-from lt_train.runtime.watchdog import Watchdog
+from lt_train.process.rank_environment import RankEnvironment
+from lt_train.process.watchdog import Watchdog
 
 ONE_RANK = RankEnvironment(0, 0, 1, 1, "127.0.0.1", 29500, "a test")
 ARGUMENTS = (*SMALL, "--mock-data", "--train-iters", "1", "--ranks", "1")

@@ -35,10 +35,10 @@ def test_what_a_newcomer_downloads(python: str, record_property: Callable[[str, 
     summary = f"nox -s tests with Python {python} from PyPI: {total:,.0f} MB, of which torch with CUDA {cuda:,.0f} MB"
     record_property("summary", summary)
     readme = (resolution.ROOT / "README.md").read_text()
-    assert f"with CUDA, which is {cuda / 1e3:.1f} GB" in readme
-    assert f"Everything else is {(total - cuda) / 1e3:.1f} GB" in readme
+    assert f"CUDA from PyPI, a download of {cuda / 1e3:.1f} GB" in readme
+    assert f"All other packages are {(total - cuda) / 1e3:.1f} GB" in readme
     (triton,) = (package.size_bytes for package in packages if package.name == "triton")
-    assert f"the tests take Triton, {triton / 1e9:.1f} GB more" in readme
+    assert f"download Triton, {triton / 1e9:.1f} GB" in readme
 
 
 def test_what_uv_is_set_up_with_chooses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

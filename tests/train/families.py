@@ -21,8 +21,8 @@ from running import environment
 from lt_shared.models import huggingface
 from lt_shared.models.architecture import Architecture
 from lt_train.config import kernels
-from lt_train.runtime import device
-from lt_train.runtime.rank_environment import RankEnvironment
+from lt_train.process import device
+from lt_train.process.rank_environment import RankEnvironment
 
 SEQUENCE = 64
 # Of a command line: experts as tensor-parallel ranks compute them.

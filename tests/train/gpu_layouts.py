@@ -25,7 +25,7 @@ from lt_shared.console import ToolError
 from lt_shared.contracts import manifest
 from lt_shared.contracts.manifest import Dataset
 from lt_shared.data import indexed_dataset
-from lt_train.runtime.device import gpu_count
+from lt_train.process.device import gpu_count
 
 AT_ONCE = 3
 STEPS = 8

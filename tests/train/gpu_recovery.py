@@ -26,7 +26,7 @@ from pathlib import Path
 
 from running import environment, losses, ranks_of
 
-from lt_train.runtime.device import gpu_count
+from lt_train.process.device import gpu_count
 
 CPU_RANKS = 4
 STEPS, INTERVAL = 60, 10

@@ -32,9 +32,9 @@ from lt_train.config.draft import assemble
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.data import training_datasets
 from lt_train.launch import launcher
-from lt_train.runtime import process_lifetime
-from lt_train.runtime.device import CPU, CUDA
-from lt_train.runtime.rank_environment import RankEnvironment
+from lt_train.process import process_lifetime
+from lt_train.process.device import CPU, CUDA
+from lt_train.process.rank_environment import RankEnvironment
 
 LONGEST_SECONDS = 1800
 # One that takes longer waits for a rank that has gone another way. The longest took 15 on two busy cores, and a disk that others
@@ -193,7 +193,7 @@ def main(work_file: str) -> int:
 def prepare(on: str, rank: int, ranks: int) -> Any:
     """Make the device ready and import what trains."""
     from lt_train.launch import worker as rank_module
-    from lt_train.runtime import device
+    from lt_train.process import device
 
     rank_module.quiet()
     where = device.prepare(on, RankEnvironment(rank, rank, ranks, ranks, "127.0.0.1", 0, "test"))
@@ -216,7 +216,7 @@ def serve(work_file: str, rank: int) -> None:
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
     from lt_train.checkpoint.saver import Saver
-    from lt_train.runtime.interruption import Echo
+    from lt_train.process.interruption import Echo
     from lt_train.train import pipeline_schedule, training_run
     from lt_train.train.trainer import Trainer
 
@@ -238,7 +238,7 @@ def serve(work_file: str, rank: int) -> None:
             torch.cuda.reset_peak_memory_stats()
         faulthandler.dump_traceback_later(LONGEST_LAYOUT_SECONDS[on], exit=True)
         try:
-            training_run.train(starting_point.fetched(launcher.prepare(plan)), place, where)
+            training_run.train(starting_point.fetch_start(launcher.prepare(plan)), place, where)
         except Echo:
             (directory / f"error-{rank}{ECHO}").write_text(traceback.format_exc()[-3000:])
             sys.exit(ECHO_CODE)
@@ -254,7 +254,7 @@ def serve(work_file: str, rank: int) -> None:
 
 
 def save_at_once(trainer: Any, largest: Any) -> Any:
-    from lt_train.runtime.signals import Reason
+    from lt_train.process.signals import Reason
     from lt_train.train.hooks.checkpoints import Checkpoints
 
     (saver,) = (hook.saver for hook in trainer.hooks if isinstance(hook, Checkpoints))

@@ -12,8 +12,8 @@ from typing import Any
 from reserved_ports import free_port
 
 from lt_train.launch import rank_imports
-from lt_train.runtime import device
-from lt_train.runtime.rank_environment import RankEnvironment
+from lt_train.process import device
+from lt_train.process.rank_environment import RankEnvironment
 
 COMPARED = ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings", "make_vocab_size_divisible_by")
 READ = (

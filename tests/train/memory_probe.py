@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from lt_train.config.run_config import RunConfig
-from lt_train.runtime.rank_environment import RankEnvironment
+from lt_train.process.rank_environment import RankEnvironment
 
 
 def main(work_file: str, rank: int) -> None:
     import torch
 
     from lt_train.launch import worker as rank_module
-    from lt_train.runtime import device
+    from lt_train.process import device
 
     work = json.loads(Path(work_file).read_text())
     torch.set_num_threads(1)
@@ -25,7 +25,7 @@ def main(work_file: str, rank: int) -> None:
     where = device.prepare("cpu", RankEnvironment(rank, rank, 2, 2, "127.0.0.1", 0, "test"))
     from megatron.core import parallel_state
 
-    from lt_train.runtime.signals import Reason
+    from lt_train.process.signals import Reason
     from lt_train.train import training_run
     from lt_train.train.trainer import Trainer
 

@@ -161,7 +161,7 @@ def import_training() -> None:
     from lt_train.data.mock_sequences import MockSequences
     from lt_train.launch import launcher  # noqa: F401
     from lt_train.megatron import cpu_backend
-    from lt_train.runtime.device import CPU
+    from lt_train.process.device import CPU
 
     prepare(CPU, 0, 1)
     # Optimizers import it when they are made.
@@ -202,7 +202,7 @@ def attend(connection: socket.socket) -> None:
 
 def become(request: dict[str, Any], files: list[int]) -> None:
     """The process that was asked for, in its directory and with its streams."""
-    from lt_train.runtime import process_lifetime
+    from lt_train.process import process_lifetime
 
     process_lifetime.die_with(os.getppid())
     for file, stream in zip(files, STREAMS, strict=True):
@@ -218,7 +218,7 @@ def become(request: dict[str, Any], files: list[int]) -> None:
     tempfile.tempdir = None
     if "torch" in sys.modules:
         from lt_train.launch import rank_processes
-        from lt_train.runtime import signals
+        from lt_train.process import signals
 
         signals._started = time.monotonic()
         rank_processes.subprocess = Copies  # type: ignore[attr-defined]

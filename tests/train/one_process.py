@@ -18,8 +18,8 @@ from reserved_ports import free_port
 from running import environment
 
 from lt_train.launch import launcher
-from lt_train.runtime import device
-from lt_train.runtime.rank_environment import RankEnvironment
+from lt_train.process import device
+from lt_train.process.rank_environment import RankEnvironment
 
 
 def start(program: str, place: Path, runs: Mapping[str, tuple[str, ...]]) -> Any:

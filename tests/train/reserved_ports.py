@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import IO
 
-from lt_train.runtime import ports
+from lt_train.process import ports
 
 DIRECTORY = Path(tempfile.gettempdir()) / "lt-test-ports"
 # Below are ports of the first jobs of a cluster, whose ranks meet on 20000 and what their number adds.

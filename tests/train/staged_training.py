@@ -66,7 +66,7 @@ def train(place: Path, runs: Mapping[str, tuple[str, ...]]) -> dict[str, list[st
 def main(folder: Path, runs: dict[str, list[str]]) -> None:
     rank = prepare()
     from lt_train.checkpoint.shards import host_staging
-    from lt_train.runtime import device
+    from lt_train.process import device
 
     # All but the smallest wait.
     host_staging.SMALL_BYTES = 64

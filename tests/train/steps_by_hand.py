@@ -27,7 +27,7 @@ from split_layers import fused_layers
 
 from lt_train.config import kernels
 from lt_train.config.run_config import RunConfig
-from lt_train.runtime.rank_environment import RankEnvironment
+from lt_train.process.rank_environment import RankEnvironment
 
 CPU = torch.device("cpu")
 RANKS = 2
@@ -437,7 +437,7 @@ SCENARIOS: tuple[Callable[[str], Any], ...] = (
 
 def main(place: str, prefix: str, rank: str, port: str) -> None:
     from lt_train.launch import worker as rank_module
-    from lt_train.runtime import device, rendezvous
+    from lt_train.process import device, rendezvous
 
     here = RankEnvironment(int(rank), int(rank), RANKS, RANKS, "127.0.0.1", int(port), "test")
     os.environ.update(here.variables())

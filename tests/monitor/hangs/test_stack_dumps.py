@@ -56,7 +56,7 @@ def test_stacks_of_faulthandler(tmp_path: Path) -> None:
 NAMED = """\
 rank 12 on node3, after step 4
 Current thread 0x00007f0a2b7fe6c0 [watchdog] (most recent call first):
-  File "/code/lt_train/runtime/watchdog.py", line 111 in _write_stacks
+  File "/code/lt_train/process/watchdog.py", line 111 in _write_stacks
 Thread 0x00007f0b1d2f3740 [python] (most recent call first):
   File "/usr/lib/python3.14/threading.py", line 359 in wait
   File "/venv/lib/python3.14/site-packages/megatron/core/tensor_parallel/mappings.py", line 24 in _reduce

@@ -36,7 +36,7 @@ from lt_shared.contracts.manifest import Dataset
 from lt_train.checkpoint import object_reader, tensor_reader
 from lt_train.checkpoint.object_reader import known_objects_only, read_index, read_object
 from lt_train.checkpoint.starting_point import remedies
-from lt_train.runtime.interruption import Echo
+from lt_train.process.interruption import Echo
 
 
 class Malicious:

@@ -19,7 +19,7 @@ from lt_shared.contracts.manifest import Dataset
 from lt_train.checkpoint.shards import writer_process
 from lt_train.checkpoint.shards.archives import Frame, Written
 from lt_train.checkpoint.shards.writer_process import Failure, StagedTensor, WriterProcess
-from lt_train.runtime import run_files
+from lt_train.process import run_files
 
 STRACE = shutil.which("strace")
 OBJECT = Written(6, zlib.crc32(b"object"))

@@ -44,7 +44,7 @@ SHARDED = ("--use-torch-fsdp2", "--ranks", "2", "--global-batch-size", "8")
 @pytest.fixture(autouse=True)
 def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A node with GPUs, on which every package is installed."""
-    monkeypatch.setattr("lt_train.runtime.device.gpu_count", lambda: 8)
+    monkeypatch.setattr("lt_train.process.device.gpu_count", lambda: 8)
     monkeypatch.setattr(optional_packages, "is_installed", lambda module: True)
     yield
 

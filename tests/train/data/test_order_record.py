@@ -16,7 +16,7 @@ from lt_shared.contracts import manifest
 from lt_shared.contracts.manifest import Dataset
 from lt_shared.data import indexed_dataset
 from lt_shared.data.sample_order import run_order
-from lt_train.runtime.ports import free_port
+from lt_train.process.ports import free_port
 
 SPY = Path(__file__).parents[1] / "reading_spy.py"
 LENGTH = 32

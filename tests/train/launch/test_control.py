@@ -13,9 +13,9 @@ import torch
 from running import copied_ranks_in, environment, losses, quick_command, train
 
 from lt_train.launch.control import Control, Controlled
-from lt_train.runtime import interruption
-from lt_train.runtime.interruption import Echo
-from lt_train.runtime.reading import Reading
+from lt_train.process import interruption
+from lt_train.process.interruption import Echo
+from lt_train.process.reading import Reading
 
 SIZES = (
     *("--mock-data", "--model", "tiny", "--num-layers", "2", "--hidden-size", "64", "--ffn-hidden-size", "128"),

@@ -18,7 +18,7 @@ from lt_shared.console import ExitCode
 from lt_shared.contracts import checkpoint_layout
 from lt_shared.contracts.manifest import Checkpoint, Dataset
 from lt_train.launch import launcher, rank_processes
-from lt_train.runtime.rank_environment import first_host
+from lt_train.process.rank_environment import first_host
 
 STEPS = ("--train-iters", "3")
 

@@ -10,7 +10,7 @@ import torch
 from lt_train.config.settings.reporting import Profile
 from lt_train.metrics import profiling
 from lt_train.metrics.profiling import Profiler
-from lt_train.runtime import device
+from lt_train.process import device
 
 CPU = torch.device("cpu")
 

@@ -377,7 +377,7 @@ def test_auto_on_this_machine(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     words = ["--model", "llama3.2-1b", *BF16, "--parallel", "auto", "--ranks", "2", "--seq-length", "512"]
     options = command.make_context("lt-train", words).params
     for memory_gib, data_parallel in ((64, 2), (24, 1)):
-        monkeypatch.setattr("lt_train.runtime.device.host_memory", lambda gib=memory_gib: gib * cluster.GIB)
+        monkeypatch.setattr("lt_train.process.device.host_memory", lambda gib=memory_gib: gib * cluster.GIB)
         assert resolve_run_config(options, ()).parallelism.data == data_parallel
     assert "layout: --tensor-model-parallel-size 2 --sequence-parallel" in capsys.readouterr().err
 

@@ -6,8 +6,8 @@ import pytest
 from lt_shared.console import Unavailable
 from lt_train.preflight import bandwidth
 from lt_train.preflight.bandwidth import Measurement, rounds
-from lt_train.runtime.ports import free_port
-from lt_train.runtime.rank_environment import RankEnvironment
+from lt_train.process.ports import free_port
+from lt_train.process.rank_environment import RankEnvironment
 
 
 def measurement(pairs: dict[str, dict[str, float]], seen: list[str] | None = None) -> Measurement:

@@ -63,5 +63,5 @@ def test_efa_is_used(tmp_path: Path) -> None:
 
 def test_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for count, messages in ((7, 1), (8, 0)):
-        monkeypatch.setattr("lt_train.runtime.device.gpu_count", lambda count=count: count)
+        monkeypatch.setattr("lt_train.process.device.gpu_count", lambda count=count: count)
         assert len(said(network_checks.gpus, situation(tmp_path, INSTANCE_TYPE="p5.48xlarge"))) == messages

@@ -15,8 +15,8 @@ from lt_train.preflight import nodes
 from lt_train.preflight.check_interface import error, warning
 from lt_train.preflight.check_runner import Result
 from lt_train.preflight.nodes import Meeting, Report
-from lt_train.runtime.ports import free_port
-from lt_train.runtime.rank_environment import Node, RankEnvironment
+from lt_train.process.ports import free_port
+from lt_train.process.rank_environment import Node, RankEnvironment
 
 MISSING, SLOW = error("is not there", "/dev/shm", "mount it"), warning("the name is deprecated", "OLD", "set NEW")
 RESULTS = [

@@ -13,7 +13,7 @@ from rendering import manifests, training_command
 from running import SMALL, environment, faulty, losses, train
 
 from lt_shared.contracts.manifest import Dataset
-from lt_train.runtime.ports import free_port
+from lt_train.process.ports import free_port
 
 RUN = (
     *(*SMALL, "--train-iters", "6", "--save-interval", "2", "--lr", "1e-3", "--use-distributed-optimizer"),

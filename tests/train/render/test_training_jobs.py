@@ -8,8 +8,8 @@ import pytest
 import yaml
 from rendering import Cluster, manifests, render, training_pods
 
+from lt_train.process import restart_policy
 from lt_train.render.training_jobs import KINDS
-from lt_train.runtime import restart_policy
 
 BASE = ("k8s", "--image", "registry/lt:1", "--model", "tiny", "--save", "/fsx/run")
 DATA = ("--download", "https://host/a", "--preprocess", "/fsx/download/a --tokenizer /fsx/t -o /fsx/web")

@@ -24,7 +24,7 @@ from lt_train.config.optional_packages import FLASH_ATTENTION, QUACK
 from lt_train.config.run_config import RunConfig
 from lt_train.kernels import compile_caches, gemm_epilogues
 from lt_train.models.mixers import flash_attention
-from lt_train.runtime import device
+from lt_train.process import device
 from lt_train.train import kernel_trials, trial_memory
 from lt_train.train.kernel_trials import Trials
 from lt_train.train.trial_shapes import Shapes
@@ -42,7 +42,7 @@ BROKEN = TypeError("epilogue fn depends on <ContextVar>\nand more lines")
 @pytest.fixture(autouse=True)
 def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node with GPUs, on which every package is installed and works."""
-    monkeypatch.setattr("lt_train.runtime.device.gpu_count", lambda: 8)
+    monkeypatch.setattr("lt_train.process.device.gpu_count", lambda: 8)
     monkeypatch.setattr(optional_packages, "is_installed", lambda module: True)
     replace(monkeypatch.setattr)
 

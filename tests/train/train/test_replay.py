@@ -186,7 +186,7 @@ def test_ranks_of_a_launcher(way: str, finished: Path) -> None:
     """Two ranks of srun, of which the first reports."""
     from running import quick_command, run_tasks
 
-    from lt_train.runtime.ports import free_port
+    from lt_train.process.ports import free_port
 
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "LOCAL_WORLD_SIZE": "2"}
     tasks = [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from lt_train.metrics.step_timer import Clock
-from lt_train.runtime.signals import Limits, Reason
+from lt_train.process.signals import Limits, Reason
 from lt_train.train.hooks.hook import Hook
 from lt_train.train.trainer import Trainer
 

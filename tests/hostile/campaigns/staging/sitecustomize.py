@@ -7,7 +7,7 @@ A thread makes them a moment after they were asked for, one after the other, bes
 import threading
 import time
 
-from lt_train.runtime import device
+from lt_train.process import device
 
 COPY_SECONDS = 0.004
 

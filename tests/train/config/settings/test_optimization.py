@@ -11,7 +11,7 @@ from lt_shared.contracts.manifest import Dataset
 from lt_train.commands.plan_layout import command as plan_command
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.optimization import Optimization
-from lt_train.runtime import device
+from lt_train.process import device
 
 SIZES = (
     *("--model", "tiny", "--seq-length", "64", "--micro-batch-size", "2", "--global-batch-size", "8", "--train-iters", "1000"),

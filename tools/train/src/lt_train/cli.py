@@ -18,7 +18,7 @@ from lt_train.config.options import MEASURED_SUBJECTS, RunCommand, run_options, 
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings import benchmark, streaming
 from lt_train.config.settings import data as data_settings
-from lt_train.runtime import device, signals
+from lt_train.process import device, signals
 
 if TYPE_CHECKING:
     from lt_train.planner.memory_estimate import Estimate
@@ -106,7 +106,7 @@ def _show_plan(config: RunConfig, as_json: bool, is_finished: bool | None) -> in
     from lt_train.planner import memory_estimate, run_table
 
     estimate = memory_estimate.estimate(config).fullest_rank
-    there = cluster.here(config.parallelism.device, config.parallelism.world_size)
+    there = cluster.local_cluster(config.parallelism.device, config.parallelism.world_size)
     if as_json or not sys.stdout.isatty():
         progress = {} if is_finished is None else {"up_to_date": is_finished}
         console.print_json(config.as_record() | {"rank_memory_bytes": estimate.as_record()} | progress)

@@ -123,7 +123,7 @@ def commands() -> None:
 @click.argument("path")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def inspect(path: str, as_json: bool) -> None:
-    """Show what a checkpoint is: format, architecture, size, whether it was trained and how far.
+    """Show the format, architecture, size and training progress of a checkpoint.
 
     PATH is a checkpoint or a run directory (its newest checkpoint), in any format, or an s3:// URL.
     """

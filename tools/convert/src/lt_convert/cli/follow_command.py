@@ -16,7 +16,7 @@ lt-convert follow run1 --to hf -o run1-evals --keep-last 2 --once --each 'ls {}'
 @click.command(cls=console.Command, examples=EXAMPLES)
 @click.argument("run", metavar="RUN")
 @to_option
-@click.option("-o", "--output", metavar="DIR", required=True, help="Directory in which each checkpoint gets one of its name.")
+@click.option("-o", "--output", metavar="DIR", required=True, help="Write each checkpoint to a directory of its name in DIR.")
 @click.option("--dtype", type=click.Choice(DTYPES), help="Cast all tensors. Default: keep every tensor's dtype.")
 @click.option(
     "--each", metavar="COMMAND", help="Run COMMAND with sh on each converted checkpoint; {} is its path, quoted for the shell."
@@ -44,8 +44,8 @@ def follow(
 ) -> console.ExitCode:
     """Convert each complete checkpoint of a run once, in order, while it trains, and run a command on each.
 
-    A checkpoint that is being written is not touched. What was done is kept in DIR: after a restart the same command goes on, and
-    a command that failed is run again in the next pass. SIGTERM or Ctrl-C ends it.
+    A checkpoint that is being written is not touched. DIR records the progress: after a restart the same command goes on, and a
+    command that failed is run again in the next pass. SIGTERM or Ctrl-C ends the follower.
     """
     from lt_convert.commands.follow import following
 

@@ -26,7 +26,7 @@ lt-convert merge run1 --last 3 --to hf -o run1-merged --dry-run
 )
 @to_option
 @click.option("-o", "--output", metavar="DST", required=True, help="Directory or URL to write.")
-@click.option("--dtype", type=click.Choice(DTYPES), help="Dtype of the result. Default: that of the checkpoints.")
+@click.option("--dtype", type=click.Choice(DTYPES), help="Dtype of the result. Default: the checkpoints' dtype.")
 @legacy_options
 @click.option("--no-verify", is_flag=True, help="Do not compare the checkpoints with the checksums that were recorded in them.")
 @click.option("--force", is_flag=True, help="Merge again, and replace DST if it is a checkpoint.")
@@ -52,9 +52,9 @@ def merge(
 ) -> None:
     """Average checkpoints of one model, of any formats, into one.
 
-    Each SRC is what lt-convert takes, with its weight after =; weights are divided by their sum. The average is computed in fp32,
-    and rounded once, to the dtype of the result. Memory does not grow with the model, nor with the number of checkpoints. The
-    optimizer state is not merged. The same command resumes an interrupted merge.
+    Each SRC is a path as for lt-convert, with its weight after =; weights are divided by their sum. The average is computed in
+    fp32, and rounded once, to the dtype of the result. Memory does not grow with the model, nor with the number of checkpoints.
+    The optimizer state is not merged. The same command resumes an interrupted merge.
     """
     from lt_convert.commands import plan_table
     from lt_convert.commands.merge import merging

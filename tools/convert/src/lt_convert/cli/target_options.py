@@ -1,4 +1,4 @@
-"""The options that say what a checkpoint is written as, which several commands have."""
+"""The options for the format of the written checkpoint, shared by several commands."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -41,7 +41,7 @@ def legacy_options(function: Any) -> Any:
 
 
 def legacy_target(to: str, tensor: int | None, pipeline: int | None, virtual: int | None, impl: str | None) -> "LegacyTarget":
-    """Raises UsageError for another format than megatron-legacy with one of these options."""
+    """Build the target of a legacy checkpoint. Raises UsageError if another format gets one of these options."""
     from lt_convert.formats.checkpoint import LegacyTarget
 
     if not formats.FORMATS[to].has_target_options and (tensor or pipeline or virtual or impl):

@@ -14,9 +14,9 @@ READ_BYTES = 16 << 20
 
 
 def verify(directory: str) -> dict[str, Any]:
-    """Read a converted checkpoint again. `problems` in the result names what is missing or has changed.
+    """Read a converted checkpoint again. `problems` in the result names every missing or changed file.
 
-    Raises NoInput when there are no checksums.
+    Raises NoInput if the checkpoint has no checksums.
     """
     directory = directory.rstrip("/")
     record = ConversionRecord.read(directory)

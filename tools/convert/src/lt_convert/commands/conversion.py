@@ -28,7 +28,7 @@ SHOWN_FILES = 12
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What the user asks for. `dtype` None keeps every tensor's dtype; `legacy_target` is for the legacy format.
+    """The options of a conversion. `dtype` None keeps every tensor's dtype; `legacy_target` is for the legacy format.
 
     `optimizer` says whether the optimizer state is converted, where both formats have one; `verify`, whether the source is
     compared with the checksums that were recorded when it was written; `quantize`, whether weights are written in block fp8.
@@ -47,7 +47,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The files of the destination in the order in which they are published. `operations` says how each tensor is made."""
+    """The files of the destination, in the order of publication. `operations` describes how each tensor is made."""
 
     source: Source
     request: Request

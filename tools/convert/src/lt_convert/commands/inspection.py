@@ -1,4 +1,4 @@
-"""What a checkpoint is: format, architecture, size, and how it was trained."""
+"""Describe a checkpoint: format, architecture, size and training."""
 
 import math
 from typing import IO, Any
@@ -55,7 +55,7 @@ def inspect(argument: str) -> dict[str, Any]:
 
 
 def _record(directory: str) -> ConversionRecord | None:
-    """What a conversion or a merge says of its result: beside it, or in the directory of the run."""
+    """Read the record that a conversion or a merge left beside its result, or in the directory of the run."""
     run, _, name = directory.rpartition("/")
     return ConversionRecord.read(run if name == checkpoint_layout.RELEASE else directory)
 

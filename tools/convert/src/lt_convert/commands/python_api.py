@@ -1,7 +1,7 @@
-"""The commands as functions, for notebooks and scripts: they return what the command prints, and raise what it ends with.
+"""The commands as functions, for notebooks and scripts: they return the printed result, and raise the error of the command.
 
-Options have the names and the defaults of the command line. The environment's (LT_CONVERT_DTYPE) are not looked at: a function
-does what its arguments say.
+Options have the names and the defaults of the command line. Environment variables (LT_CONVERT_DTYPE) are not read: a function
+depends on its arguments alone.
 """
 
 import operator
@@ -41,12 +41,12 @@ def convert(
 ) -> Checkpoint:
     """Convert the checkpoint `src`, or the newest of the run `src`, into the directory or URL `dst`, as `lt-convert` does.
 
-    Returns the checkpoint at `dst`, what the command's line of JSON says: `path`, absolute; `format`, as `to`; `iteration` and
-    `loss` of the training, None where the source does not say. Without `dtype` and `quantize` no bit of a weight changes. A `dst`
-    that is up to date is left as it is, and a call that was interrupted is resumed by the same call; it may come from any thread.
+    Returns the checkpoint at `dst` with the fields of the command's JSON line: `path`, absolute; `format`, as `to`; `iteration`
+    and `loss` of the training, None if the source does not record them. Without `dtype` and `quantize` no bit of a weight
+    changes. If `dst` is up to date, it stays unchanged. The same call resumes an interrupted call; it may come from any thread.
 
-    Raises: UsageError for options that cannot be; NoInput without a checkpoint at `src`, BadData for one that is damaged;
-    CannotCreate when `dst` holds something else, TryAgain while another process writes it; OSError when the disk does.
+    Raises: UsageError for impossible options; NoInput without a checkpoint at `src`, BadData for a damaged checkpoint;
+    CannotCreate if `dst` holds something else, TryAgain while another process writes it; OSError if the disk fails.
     """
     _check_choice("to", to, WRITTEN)
     _check_choice("dtype", dtype, get_args(Dtype))
@@ -86,13 +86,13 @@ def merge(
     """Average checkpoints of one model, of any formats, into the directory or URL `dst`, as `lt-convert merge` does.
 
     `sources` are checkpoints, or a dict of checkpoints with their weights, which are divided by their sum; with `last`, one run,
-    whose newest checkpoints are meant. Without weights they are those of the schedule `weights`, the oldest checkpoint first:
+    and its newest checkpoints are merged. Without explicit weights the schedule `weights` sets them, the oldest checkpoint first:
     "uniform" (the default), "linear", "minus-sqrt" or "ema=0.9".
 
-    Returns the checkpoint at `dst` with the iteration of the newest source. It is resumed, and left as it is when it is up to
-    date, as by `convert`.
+    Returns the checkpoint at `dst` with the iteration of the newest source. Like `convert`, `merge` resumes an interrupted call,
+    and changes nothing if `dst` is up to date.
 
-    Raises as `convert`, BadData also for checkpoints of different models, and NoInput where a run has fewer than `last`.
+    Raises as `convert`, BadData also for checkpoints of different models, and NoInput if a run has fewer than `last`.
     """
     _check_choice("to", to, WRITTEN)
     _check_choice("dtype", dtype, get_args(Dtype))
@@ -123,7 +123,7 @@ def _chosen(sources: Path | Iterable[Path] | Mapping[Path, float], last: int | N
 
 
 def inspect(path: Path) -> dict[str, Any]:
-    """What the checkpoint at `path` is, or the newest of that run: the object that `lt-convert inspect --json` prints.
+    """Describe the checkpoint at `path`, or the newest of that run: the object that `lt-convert inspect --json` prints.
 
     Among its keys are `format`, `architecture`, `parameters`, `dtypes` (parameters of each), `bytes`, `iteration` and `loss`.
     Raises NoInput and BadData as `convert`.
@@ -132,12 +132,13 @@ def inspect(path: Path) -> dict[str, Any]:
 
 
 def verify(path: Path, other: Path | None = None, *, logits: bool = False) -> dict[str, Any]:
-    """Check a converted checkpoint against its checksums, or compare two of any formats: what `lt-convert verify --json` prints.
+    """Check a converted checkpoint against its checksums, or compare two checkpoints of any formats.
 
-    Without `other`, `problems` lists what is missing or has changed. With it, `same` says whether both hold one model,
-    `configuration` and `tensors` list the differences; `logits` compares the logits, too. Differences are no error.
+    Returns the object that `lt-convert verify --json` prints. Without `other`, `problems` lists missing and changed files. With
+    `other`, `same` says whether both hold one model, `configuration` and `tensors` list the differences; `logits` compares the
+    logits, too. Differences are no error.
 
-    Raises: NoInput without checksums or without a checkpoint, BadData for one that is damaged; UsageError for `logits` without
+    Raises: NoInput without checksums or without a checkpoint, BadData for a damaged checkpoint; UsageError for `logits` without
     `other`.
     """
     if other is not None:

@@ -1,7 +1,7 @@
-"""torch.distributed.checkpoint on disk, read and planned without torch: what Megatron's torch_dist and TorchTitan share.
+"""torch.distributed.checkpoint on disk, read and planned without torch: shared by Megatron's torch_dist and TorchTitan.
 
-A `.distcp` file is a sequence of `torch.save` archives, one for each chunk of a tensor or object; the pickle `.metadata` says in
-which file and at which offset each of them is. The tensors may have been sharded by any number of ranks, at any indices.
+A `.distcp` file is a sequence of `torch.save` archives, one for each chunk of a tensor or object; the pickle `.metadata` has the
+file and the offset of each archive. The tensors may have been sharded by any number of ranks, at any indices.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ _LAYOUT = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
 _CONTIGUOUS = Call(Global(_PACKAGE, "_MEM_FORMAT_ENCODING"), (0,))
 
 Offsets = tuple[int, ...]
-# What `.metadata` says of a tensor: dtype, shape, and (offsets, sizes) of its chunks; None for what is no tensor.
+# The entry of a tensor in `.metadata`: dtype, shape, and (offsets, sizes) of its chunks; None for another object.
 _Description = tuple[str, tuple[int, ...], list[tuple[Offsets, tuple[int, ...]]]] | None
 
 
@@ -51,9 +51,9 @@ _Stored = tuple[str, Offsets | None, ShardLocation]
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """A checkpoint: the metadata of its tensors, the locations of its other objects, and of all archives.
+    """A checkpoint: the metadata of its tensors, and the locations of its other objects and of every archive.
 
-    `locations` has every archive by (key, offsets of the chunk), with None for the offsets of what is no tensor.
+    `locations` has every archive by (key, offsets of the chunk). The offsets are None for an object that is no tensor.
     """
 
     directory: str
@@ -63,9 +63,9 @@ class Contents:
     locations: Mapping[tuple[str, tuple[int, ...] | None], ShardLocation]
 
     def tensor(self, key: str) -> Tensor:
-        """The tensor, located but not read.
+        """Locate the tensor without reading it.
 
-        Raises BadData when its chunks are missing, damaged, of another shape, or do not cover the tensor exactly once.
+        Raises BadData if its chunks are missing, damaged, have another shape, or do not cover the tensor exactly once.
         """
         entry = self.entries[key]
         path = f"{self.directory}/{METADATA}"
@@ -116,7 +116,7 @@ class Contents:
 
 
 def read(directory: str, files: Files) -> Contents:
-    """What a checkpoint holds. Raises BadData for metadata that is malformed or names files outside of it."""
+    """Read the metadata of a checkpoint. Raises BadData if it is malformed or names files outside of the checkpoint."""
     path = f"{directory}/{METADATA}"
     metadata = pickles.loads(files.read(path, 0, files.size_bytes(path)), path)
     locations = {}
@@ -139,7 +139,7 @@ def read(directory: str, files: Files) -> Contents:
 
 
 def _check_lengths(locations: Iterable[ShardLocation]) -> None:
-    """Raises BadData for a local file that ends before what the metadata place in it, whether that is read or not."""
+    """Raise BadData if a local file ends before the last byte that the metadata place in it, even if no tensor needs it."""
     ends: dict[str, int] = {}
     for location in locations:
         ends[location.file] = max(ends.get(location.file, 0), location.offset_bytes + location.length_bytes)

@@ -1,8 +1,8 @@
-"""The members of an uncompressed zip archive, read so that no other reader can find others in it.
+"""The members of an uncompressed zip archive, read so that no other reader can find other members in it.
 
 A zip archive has several readings: Python takes the directory that lies directly before the end record, torch's reader follows
 the offset stored there; names and sizes are both in the directory and before each member; names may be repeated, or differ in
-case, which torch ignores; other bytes may come first. Here all of them must agree, as they do in what `torch.save` writes.
+case, which torch ignores; other bytes may come first. Here all readings must agree, as they do in archives of `torch.save`.
 """
 
 import dataclasses
@@ -81,7 +81,7 @@ class Archive:
 
 
 def read(path: str, offset: int, length: int, files: Files, origin: str) -> Archive:
-    """The archive in a range of a file. Raises BadData, naming `origin`, unless there is one reading of it."""
+    """Read the archive in a range of a file. Raises BadData, naming `origin`, unless all readings agree."""
     place = _place(origin, offset)
     tail = files.read(path, offset + length - min(length, END_BYTES), min(length, END_BYTES))
     count, size, start = _directory(tail, length, place)

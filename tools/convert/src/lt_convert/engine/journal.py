@@ -1,7 +1,7 @@
-"""What an interrupted conversion has finished, so that the next run of the same plan goes on from there.
+"""The journal of an interrupted conversion: the finished tensors, so that the next run of the same plan resumes after them.
 
-The journal lies in the partial directory. It is used only if nobody else could have written it or what it lists: in a directory
-that others can write to, anyone could plant one.
+The journal lies in the partial directory. It is used only if no other user could have written it or the files that it lists: in a
+directory that others can write to, anyone could plant a journal.
 """
 
 import dataclasses
@@ -113,7 +113,7 @@ def _pieces(lines: Iterable[bytes]) -> Iterable[Piece]:
 
 
 def open_output(directory: PartialDirectory, name: str, size_bytes: int) -> None:
-    """Create a file of the final size, in which threads write at their offsets; one that a trusted journal lists is kept."""
+    """Create a file of the final size; threads write at their offsets. A file that a trusted journal lists is kept."""
     try:
         descriptor = directory.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     except FileExistsError:

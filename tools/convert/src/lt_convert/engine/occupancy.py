@@ -34,9 +34,9 @@ _RECORDS = rf"common\.pt|metadata\.json|{re.escape(checkpoint_layout.RECORD)}|{r
 _RANK = r"mp_rank_\d{2,}(?:_\d{3,}){0,2}/(?:model_optim_rng|model_rng|distrib_optim)\.pt"
 _SAFETENSORS = r"(?:model|padding|consolidated)(?:-\d+-of-\d+)?\.safetensors(?:\.index\.json)?"
 _TORCH = r"pytorch_model(?:-\d+-of-\d+)?\.bin(?:\.index\.json)?|consolidated\.\d+\.pth"
-# Any one of these makes a directory a checkpoint.
+# A directory with any of these files is a checkpoint.
 _CORE = re.compile(rf"{_SAFETENSORS}|{_TORCH}|(?:{_ITERATION}|step-\d+/)?(?:{_DCP})|(?:{_ITERATION})?{_RANK}")
-# What the Hub, its tools and Megatron put beside them.
+# Files that the Hub, its tools and Megatron put beside a checkpoint.
 _BESIDE = re.compile(
     rf"(?:{_ITERATION}|step-\d+/)?(?:{_RECORDS})|{re.escape(checkpoint_layout.TRACKER)}"
     rf"|(?:tokenizer/|original/)?(?:{_TOKENIZER})|config\.json|params\.json|preprocessor_config\.json"
@@ -59,9 +59,9 @@ def occupied(destination: str) -> CannotCreate:
 
 
 def check_replaceable(destination: str, journaled: Collection[str] = ()) -> None:
-    """Raises CannotCreate, naming some, for files and folders at the destination that are no part of a checkpoint.
+    """Raise CannotCreate, naming some, for files and folders at the destination that are no part of a checkpoint.
 
-    A conversion that was interrupted has `journaled` the names of all that it was to write, of which little may be there.
+    An interrupted conversion has `journaled` the names of all planned files, even if few of these files exist yet.
     """
     names = list(_names(destination))
     if not names:
@@ -94,7 +94,7 @@ def _foreign(destination: str, names: list[str], what: str) -> CannotCreate:
 
 
 def _names(destination: str) -> Iterator[str]:
-    """What is at the destination, below it too: files, and folders with a slash at the end. Links are not followed."""
+    """List the files and folders at and below the destination. Folders end with a slash; links are not followed."""
     if storage.is_remote(destination):
         yield from storage.sizes_below(destination)
         return
@@ -139,10 +139,10 @@ def check_links(destination: str) -> None:
 
 
 def _reason_for_distrust(destination: str, names: Iterable[str]) -> str | None:
-    """Why the finished result at a local destination may be another user's work, in words; None when it cannot.
+    """Return why the finished result at a local destination may be another user's work; None if it cannot be.
 
-    Whoever owns a result, or may write to it, decides what the next program reads: such a one is not "up to date". Root may
-    change everything anyway, and its results are taken.
+    A user who owns a result, or may write to it, decides which bytes the next program reads: such a result is not "up to date".
+    Root may change everything anyway, so root's results are accepted.
     """
     parts = {".", Checksums.RECORD}
     for name in names:

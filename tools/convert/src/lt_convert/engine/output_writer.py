@@ -5,8 +5,9 @@ and reads, hashes and writes it in blocks of 1 MiB. Finished tensors are synced,
 run of the same plan resumes; another plan starts over. Where the disk is the limit, two threads suffice. On a remote store each
 thread uploads one file at a time.
 
-Others may write to the directory that holds the destination. So every file is opened below the handle of the partial directory,
-never through a link, and what another user may have written there is not used. What is resumed is hashed again first.
+Other users may write to the directory that holds the destination. So every file is opened below the handle of the partial
+directory, never through a link, and a file that another user may have written is not used. Resumed tensors are hashed again
+first.
 """
 
 import contextlib
@@ -33,8 +34,8 @@ from lt_shared.files.local_files import PartialDirectory, writing
 THREADS = min(4, os.cpu_count() or 1)
 FLUSH_BYTES = 8 << 20
 READ_BYTES = 1 << 20
-# Threads count what they have written, and the progress is shown so often: waking the main thread for each block made two
-# threads wait for the interpreter ten times for each.
+# Threads count their bytes, and the main thread shows the sum at this interval: waking the main thread for each block made two
+# threads wait for the interpreter ten times for each block.
 PROGRESS_SECONDS = 0.2
 
 Work = tuple[str, int, Segment, Piece | None]
@@ -51,11 +52,11 @@ def write_outputs(
 ) -> None:
     """Write `outputs` to `destination`. A killed run with the same `identity` is resumed.
 
-    `finish` makes the content of `Checksums.RECORD` from the checksums; that file is written last. What is read is compared with
-    the checksums of the `source`.
+    `finish` makes the content of `Checksums.RECORD` from the checksums; that file is written last. Every byte that is read is
+    compared with the checksums of the `source`.
 
-    Raises: CannotCreate for an occupied destination (unless `replace` and it is a checkpoint), TryAgain when another process
-    writes it, IoFailure for a full or broken disk, BadData for what the sources turn out to be.
+    Raises: CannotCreate for an occupied destination (unless `replace` and it is a checkpoint), TryAgain while another process
+    writes it, IoFailure for a full or broken disk, BadData for damaged sources.
     """
     total = sum(output.size_bytes for output in outputs)
     write = remote_writer.write if storage.is_remote(destination) else _write_local
@@ -122,7 +123,7 @@ def _write_local(
 
 
 def _round_robin(outputs: Sequence[OutputFile]) -> Iterator[tuple[str, int, Segment]]:
-    """The segments of all files, one from each file in turn, because threads that write to one file wait for each other."""
+    """Yield the segments of all files, one file after the other, because threads that write to one file wait for each other."""
     by_file = [[(output.name, offset, segment) for offset, segment in output.segments_at()] for output in outputs]
     for turn in itertools.zip_longest(*by_file):
         yield from (entry for entry in turn if entry is not None)
@@ -173,7 +174,7 @@ class _Workers:
             thread.join()
 
     def finished(self, advance: Callable[[int], None]) -> Iterable[Piece]:
-        """Every piece as it is finished; `advance` is called with the bytes that were written since."""
+        """Yield every piece when it is finished; `advance` is called with the number of bytes written since the last call."""
         shown = 0
         while self._left:
             try:

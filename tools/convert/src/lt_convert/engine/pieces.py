@@ -1,4 +1,4 @@
-"""A segment of an output file as it is written: its bytes block by block, then the `Piece` with their checksums."""
+"""Write a segment of an output file: its bytes block by block, then the `Piece` with their checksums."""
 
 import hashlib
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,7 @@
-"""`lt-convert.json` beside a converted checkpoint: what it was converted from, and the checksum of every byte range.
+"""`lt-convert.json` beside a converted checkpoint: its sources, and the checksum of every byte range.
 
-With it the same command again is quick, and `lt-convert verify` finds later changes. A changed source is noticed by the path,
-size and modification time of its files, as in make, not by content: hashing would read the whole checkpoint again.
+With this record a repeated command is quick, and `lt-convert verify` finds later changes. A changed source is noticed by the
+path, size and modification time of its files, as in make, not by content: hashing would read the whole checkpoint again.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ MERGED = "merged"
 
 @dataclasses.dataclass(frozen=True)
 class ConversionRecord:
-    """`source` has the fingerprint of each source file, `files` the checksums of what was written.
+    """`source` has the fingerprint of each source file, `files` the checksums of the written files.
 
     `tokenizer_file` is the first of the tokenizer's original files; the conversion may have added others, such as tokenizer.json.
     """

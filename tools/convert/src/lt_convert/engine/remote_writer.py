@@ -1,7 +1,7 @@
-"""Write a list of `OutputFile` to a remote store, which has no rename: what is there is told apart by a journal.
+"""Write a list of `OutputFile` to a remote store, which has no rename: a journal tells complete objects from others.
 
-The journal is an object beside the others, written before them: it names all that the conversion writes and replaces, and has the
-checksums of what is finished. Without `--force` nothing is replaced or deleted that it does not name.
+The journal is an object beside the outputs, written before them: it names all objects that the conversion writes and replaces,
+and has the checksums of the finished ones. Without `--force` no object is replaced or deleted that the journal does not name.
 """
 
 import concurrent.futures
@@ -81,7 +81,7 @@ def _upload(output: OutputFile, destination: str, progress: Progress, source: Re
 class RemoteJournal:
     """The finished files of a plan on a remote store: an object that is rewritten after every file.
 
-    `names` are those of the objects that the conversion writes, and of those before it that it replaces.
+    `names` has the objects that the conversion writes, and the older objects that it replaces.
     """
 
     destination: str
@@ -139,7 +139,7 @@ class RemoteJournal:
         storage.write_bytes(f"{self.destination}/{JOURNAL}", json.dumps(record).encode())
 
     def withdraw(self) -> None:
-        """Delete what was uploaded, also by a thread that had begun before the error, then the journal."""
+        """Delete the uploaded objects, also those of a thread that began before the error, then the journal."""
         for name in set(self.names) & set(storage.sizes_below(self.destination)):
             storage.remove(f"{self.destination}/{name}")
         storage.remove(f"{self.destination}/{JOURNAL}")

@@ -1,6 +1,7 @@
-"""The result of a conversion or a merge: is it there already, may it be written there, and then it is written.
+"""The result of a conversion or a merge: compare it with the request, check the destination, and write it.
 
-It is recognised by its `lt-convert.json`: the options, and the path, size and modification time of all source files.
+An existing result is recognised by the content of `lt-convert.json`: the options, and the path, size and modification time of
+every source file.
 """
 
 import dataclasses
@@ -75,7 +76,7 @@ class Result:
     def write(
         self, plan: Planned, reader: Reader, iteration: int | None, loss: float | None, tokenizer_file: str | None
     ) -> Checkpoint:
-        """Write the planned files, and last the record of what they were made from. Raises as `write_outputs`."""
+        """Write the planned files, and last the record of their sources. Raises as `write_outputs`."""
         record = ConversionRecord(
             options=dict(self.options),
             source=self.fingerprint,
@@ -110,7 +111,7 @@ def check_destination(destination: str, source: str) -> None:
 
 
 def fingerprint(directory: str, source_format: str, destination: str) -> Fingerprint:
-    """Size and time (or ETag) of the source's files, by which changes are noticed, without a destination inside the source."""
+    """Return size and time (or ETag) of the source's files, which show a change. A destination inside the source is left out."""
     if storage.is_remote(directory):
         return [storage.fingerprint(f"{directory}/{name}", refresh=True) for name in sorted(storage.sizes_below(directory))]
     destination_prefixes = (destination, os.path.join(os.path.dirname(destination), f".{os.path.basename(destination)}."))

@@ -1,4 +1,4 @@
-"""The checkpoint formats: one `Format` record each, from which every list of formats in lt-convert is made.
+"""The checkpoint formats: one `Format` record each, the source of every list of formats in lt-convert.
 
 A format's module has
     recognise(names)                        whether a directory with these names in it holds such a checkpoint
@@ -109,7 +109,7 @@ MEGATRON_FSDP = Format(
     has_checksums=False,
 )
 
-# The order in which a directory is compared with them, and in which help and errors list them.
+# In the order in which a directory is compared with the formats, and in which help and errors list them.
 _ALL = (
     HUGGINGFACE,
     MEGATRON_DIST,

@@ -28,7 +28,7 @@ FLAGS = {
     "decoupled_weight_decay": True,
 }
 REMEDY = "save it once with Megatron-LM's --dist-ckpt-optim-fully-reshardable, or convert the weights alone with --no-optimizer"
-# Rows of each tensor that are compared with the main weights.
+# The number of rows of each tensor that are compared with the main weights.
 SAMPLED_ROWS = 8
 # Of the matrices that Muon updates; AdamW has the other parameters.
 _MUON = re.compile(r"(?:chained_\d+\.)?optimizer\.state\.momentum_buffer\..+")
@@ -53,5 +53,5 @@ def check_main_weights(state: OptimizerState, weights: Mapping[str, Tensor], fil
 
 
 def is_of_muon(keys: Iterable[str]) -> bool:
-    """Whether the training state with these keys is Muon's, for which no other format has a form."""
+    """Return whether the training state with these keys is Muon's. No other format can store it."""
     return any(_MUON.fullmatch(key) for key in keys)

@@ -1,7 +1,7 @@
-"""What lies beside the weights of a Hugging Face model and is no tokenizer: model card, licence, settings of generation.
+"""Files beside the weights of a Hugging Face model, apart from the tokenizer: model card, licence, settings of generation.
 
-The files are carried unchanged. Formats that have no place for them keep them in the directory `huggingface` of the run, together
-with the ids of special tokens in `config.json`. What is not carried is named for each format.
+The files are carried unchanged. Formats without a place for them keep them in the directory `huggingface` of the run, together
+with the ids of special tokens in `config.json`. Each format names the files that it does not carry.
 """
 
 import json

@@ -36,13 +36,13 @@ class Source:
     """A checkpoint that has been opened; no tensor has been read.
 
     `table` names the table of weight ops for its tensors. `tensors` are the model's under canonical names, with the padding rows.
-    `aliases` are tensors that must equal another one: (name, tensor, the other tensor). `left_out` has the keys of the training
-    state that are not converted, `other_parts` those of what is not the language model. `details` is what `inspect` shows of the
-    training. `special_ids` are the ids of special tokens in the model's configuration, None for a format that has no such ids;
-    `generation` is the content of its `generation_config.json`. `quantization` says how its weights are stored, where they are
-    quantized; `tensors` have their values. `is_partial` says that files of the format are missing (an index, config.json), so
-    that a conversion to the same format is of use. `beside` are files that are carried unchanged (model card, licence),
-    `not_carried` the names of those that are not.
+    `aliases` are pairs of tensors that must be equal: (name, tensor, the other tensor). `left_out` has the keys of the training
+    state that are not converted, `other_parts` the keys outside the language model. `details` is the training state that
+    `inspect` shows. `special_ids` are the ids of special tokens in the model's configuration, None for a format without such
+    ids; `generation` is the content of `generation_config.json`. `quantization` describes the storage of quantized weights;
+    `tensors` have their values. `is_partial` says that files of the format are missing (an index, config.json), so that a
+    conversion to the same format is useful. `beside` are files that are carried unchanged (model card, licence), `not_carried`
+    the names of all other files.
     """
 
     directory: str
@@ -75,7 +75,7 @@ class Source:
 class LegacyTarget:
     """The parallel sizes and the layers for which a legacy checkpoint is written.
 
-    Tensor names are those of TransformerEngine layers, Megatron-LM's default, or with `local_layers` those of its local ones.
+    Tensors are named as in TransformerEngine layers, Megatron-LM's default, or with `local_layers` as in its local layers.
     """
 
     tensor_parallel_size: int = 1
@@ -89,7 +89,7 @@ ONE_RANK = LegacyTarget()
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What a format's `outputs` gets: the source, its canonical tensors after any cast, and the destination.
+    """The input of a format's `outputs`: the source, its canonical tensors after any cast, and the destination.
 
     `destination` is the final directory, for files that name their own path. With `quantize`, weights are written in block fp8.
     """

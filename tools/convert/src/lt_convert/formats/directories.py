@@ -10,9 +10,9 @@ TORCHTITAN_STEP = re.compile(r"step-(\d+)")
 
 
 def normalized(path: str) -> str:
-    """A path as it is compared and recorded: absolute, with links resolved; a URL without a trailing slash.
+    """Make a path absolute and resolve links, for comparisons and records; remove a URL's trailing slash.
 
-    Raises UsageError for an empty path, as an unset shell variable leaves it: it must not mean the working directory.
+    Raises UsageError for an empty path, which an unset shell variable leaves: it must not mean the working directory.
     """
     if not path:
         raise UsageError("an empty path", "is a variable not set?")

@@ -95,7 +95,7 @@ def _tracked(run: str, files: Files) -> str:
 
 
 def _check_not_deepspeed(path: str, names: Sequence[str]) -> None:
-    """Raises BadData for a checkpoint of DeepSpeed, or a run of them. transformers keeps one beside a model that is complete."""
+    """Raise BadData for a DeepSpeed checkpoint or run, except beside a complete model, where transformers keeps one."""
     if any(_DEEPSPEED.fullmatch(name) for name in names) and formats.recognise(names) is None:
         raise BadData(
             f"{path}: a checkpoint of DeepSpeed (Megatron-DeepSpeed, GPT-NeoX), which is not read",

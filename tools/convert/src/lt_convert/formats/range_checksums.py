@@ -1,8 +1,8 @@
-"""The `checksums.json` of a checkpoint that is written: lt-train compares what it loads with it, object by object.
+"""The `checksums.json` of a written checkpoint: lt-train compares each object with it at loading.
 
-It is made from the checksums of what was written, so nothing is read again. The archives have none of their tensors: a zip
-member's precedes its values. Checksums have up to ten digits; spaces at the end make up for shorter ones, so that the plan knows
-the size of every file.
+The checksums are computed while the files are written, so nothing is read again. The zip archives have no checksums of their
+tensors, because a zip member's checksum precedes its values. Checksums have up to ten digits; spaces at the end of the file pad
+shorter ones, so that the plan knows the size of every file.
 """
 
 import bisect
@@ -39,7 +39,7 @@ def summary(directory: str, outputs: Sequence[OutputFile]) -> OutputFile:
 
 
 def _written(outputs: Sequence[OutputFile], pieces: Iterable[Piece]) -> Iterator[tuple[str, int, int, int]]:
-    """(file, offset, CRC-32, size in bytes) of what the outputs hold, in order; files without tensors may not be written yet."""
+    """Yield (file, offset, CRC-32, size in bytes) of the outputs' content, in order, even of unwritten files without tensors."""
     with_tensors = {output.name for output in outputs if output.has_tensors}
     for piece in sorted(pieces, key=lambda piece: piece.offset):
         if piece.file in with_tensors and piece.length:

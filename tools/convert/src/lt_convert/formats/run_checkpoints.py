@@ -1,17 +1,17 @@
 """The complete checkpoints of a training run, also while it trains.
 
-A checkpoint that is being written must not be read, and each trainer shows in another way that one is complete:
+A checkpoint that is being written must not be read, and each trainer marks complete checkpoints differently:
 
 - lt-train renames a complete directory to its final name; `run.json` in it has the size of every other file.
 - Megatron-LM writes into the final directory from the beginning, and the iteration into `latest_checkpointed_iteration.txt` when
-  all ranks have written. So what is newer than the tracker says is not complete, and neither is an older one that a crash left
-  without `.metadata`, which torch writes last.
+  all ranks have written. So a checkpoint newer than the tracker's iteration is not complete, and neither is an older one that a
+  crash left without `.metadata`, which torch writes last.
 - TorchTitan writes into the final directory, and `.metadata` appears by rename when all ranks have written. Its last checkpoint
   may be in Hugging Face's format, where the index of the safetensors files is last.
 - Megatron-Bridge writes as Megatron-LM does, then `train_state.pt`, its own tracker `latest_train_state.pt`, Megatron-LM's
   tracker and, last, `run_config.yaml`, without which the model is unknown. Its first versions had only their own tracker.
 - NeMo 2 has an empty file `NAME-unfinished` beside the directory NAME while it writes, and also while it deletes. NAME ends in
-  `-last` where it repeats another one, and in `-EMA` where it has other weights than the model's: those are left out.
+  `-last` for a repeated checkpoint, and in `-EMA` for averaged weights: both are left out.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ _SETTLED_SECONDS = 600
 
 @dataclasses.dataclass(frozen=True, order=True)
 class RunCheckpoint:
-    """A checkpoint that the run wrote at `iteration`. `name` is that of its directory; for NeMo it has the step: `step-100`."""
+    """A checkpoint that the run wrote at `iteration`. `name` names its directory; for NeMo it has the step: `step-100`."""
 
     iteration: int
     directory: str
@@ -88,7 +88,7 @@ def damaged(run: str, whole: Collection[RunCheckpoint]) -> list[RunCheckpoint]:
 
 
 def unfinished(run: str, whole: Collection[RunCheckpoint]) -> list[RunCheckpoint]:
-    """TorchTitan's checkpoints that are newer than the complete ones and lack what it writes last, `.metadata` or an index."""
+    """List TorchTitan's checkpoints that are newer than the complete ones and lack the last file, `.metadata` or an index."""
     newest = max((one.iteration for one in whole), default=-1)
     newer = [one for one in _numbered(run, listing(run)) if one.iteration > newest and TORCHTITAN_STEP.fullmatch(one.name)]
     return sorted(one for one in newer if not is_finished_step(one.directory))
@@ -107,7 +107,7 @@ def _is_finished(one: RunCheckpoint, tracked: int) -> bool:
 
 
 def _is_settled(one: RunCheckpoint, is_newer: bool) -> bool:
-    """Whether nothing in a directory has changed for a while. Megatron-LM leaves what it did not finish, and writes it again."""
+    """Return whether a directory has not changed for a while. Megatron-LM leaves unfinished checkpoints, and rewrites them."""
     if storage.is_remote(one.directory) or (is_newer and not TORCHTITAN_STEP.fullmatch(one.name)):
         return False
     try:

@@ -1,4 +1,4 @@
-"""What a directory holds that is not read: named for what it is, with the way to a checkpoint that is read."""
+"""Checkpoints in formats that lt-convert does not read: name the format, and say how to make a readable checkpoint."""
 
 import re
 from collections.abc import Sequence

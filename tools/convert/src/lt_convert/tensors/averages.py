@@ -21,7 +21,7 @@ from lt_convert.tensors.tensor import Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Average(Payload):
-    """The average of the `terms`, tensors with weights that sum to 1; `tensor` is one of them, in the dtype of the result."""
+    """The average of the `terms`, tensors with weights that sum to 1; `tensor` is a term in the dtype of the result."""
 
     terms: tuple[tuple[float, Tensor], ...]
 
@@ -41,7 +41,7 @@ class Average(Payload):
 def _summed(weights: Sequence[float], tensors: Sequence[Tensor], start: int, stop: int, reader: TensorReader) -> Bits:
     """The float32 bits of rows of a weighted sum."""
     total: Bits = numpy.zeros((stop - start, *tensors[0].shape[1:]))
-    # What is not finite in a checkpoint is not finite in the average, and no reason for a warning.
+    # A value that is not finite in a checkpoint is not finite in the average. That is no reason for a warning.
     with numpy.errstate(over="ignore", invalid="ignore"):
         for weight, tensor in zip(weights, tensors, strict=True):
             # Not in one call: NumPy would cast it in small pieces, which takes longer.

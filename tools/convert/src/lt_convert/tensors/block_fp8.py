@@ -1,9 +1,9 @@
-"""A weight as it is written in block fp8: the fp8 of its values, and a float32 scale for each block of 128 x 128.
+"""Encode a weight in block fp8: its values in fp8, and a float32 scale for each block of 128 x 128.
 
-The largest magnitude of a block becomes 448, the largest fp8. The arithmetic is that of transformers, so its results are the same
-bits: float32, times (1 / largest) x 448, rounded to nearest and ties to even; the scale that is stored is one over that factor. A
-file has all values of a tensor before its scales, so a weight is read twice, the second time from the page cache. A value is off
-by at most a sixteenth of itself, or by 1 / 458,752 of the largest in its block where that is more.
+The largest magnitude of a block becomes 448, the largest fp8. The arithmetic equals transformers', so its results are the same
+bits: float32, times (1 / largest) x 448, rounded to nearest and ties to even; the stored scale is one over that factor. A file
+has all values of a tensor before its scales, so a weight is read twice, the second time from the page cache. The error of a
+value is at most a sixteenth of the value, or 1 / 458,752 of the largest value in its block if that is more.
 """
 
 import dataclasses
@@ -29,9 +29,9 @@ _BLOCK_VALUES = 1 << 18
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BlockFp8:
-    """The fp8 of the weight `source`, whose rows and columns are multiples of BLOCK, or, with `scales`, the scales of its blocks.
+    """The weight `source` in fp8, or, with `scales`, the scales of its blocks. Rows and columns are multiples of BLOCK.
 
-    It has what a format needs of a `Tensor`.
+    A `BlockFp8` has the attributes of a `Tensor` that a format needs.
     """
 
     source: Tensor
@@ -75,7 +75,7 @@ class BlockFp8:
 
 
 def encoded(values: NDArray[numpy.float32], name: str) -> tuple[NDArray[numpy.uint8], NDArray[numpy.float32]]:
-    """The fp8 of float32 `values` [rows, columns], and the scale of each block. Raises BadData, naming the tensor `name`."""
+    """Encode float32 `values` [rows, columns]; return fp8 and the scale per block. Raises BadData, naming the tensor `name`."""
     rows, columns = values.shape
     blocks = values.reshape(rows // BLOCK, BLOCK, columns // BLOCK, BLOCK)
     largest: NDArray[numpy.float32] = numpy.abs(blocks).max(axis=(1, 3), initial=0)

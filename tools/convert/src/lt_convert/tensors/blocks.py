@@ -28,8 +28,8 @@ BITS: dict[int, type] = {1: numpy.uint8, 2: numpy.uint16, 4: numpy.uint32, 8: nu
 # Fits the processor's L2 cache: copying 2.5 GB in blocks of 16 MiB took three times as long as in blocks of 1 MiB. Blocks of
 # 512 KiB take the kernel less time, and Python more.
 BLOCK_BYTES = 1 << 20
-# A transposed matrix that is held in memory, and the blocks that are made of it: 128 rows or more, so that a block takes whole
-# cache lines of every source row.
+# The largest transposed matrix in memory. Its blocks have 128 rows or more, so that a block takes whole cache lines from every
+# source row.
 MATRIX_BYTES = 128 << 20
 OF_MATRIX_BYTES = 2 << 20
 # A block of a larger one reads a short range of every source row; larger blocks make the ranges longer.
@@ -49,7 +49,7 @@ TILE_GAP = 8
 
 
 def row_blocks(*tensors: Tensor) -> Iterator[tuple[int, int]]:
-    """Row ranges (start, stop) that cover tensors of one shape in order, each small enough to be held in memory."""
+    """Yield row ranges (start, stop) that cover tensors of one shape in order, each small enough for memory."""
     step = max(1, _limit(*tensors) // max(1, _row_bytes(*tensors)))
     for start in range(0, tensors[0].shape[0], step):
         yield start, min(start + step, tensors[0].shape[0])
@@ -66,9 +66,9 @@ def flat(tensor: Tensor) -> Tensor:
 
 
 def parts(tensor: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """`flat` tensors that are the tensor one after the other: its experts, where one alone is more than a block.
+    """Yield the consecutive `flat` parts of the tensor: its experts, if one expert alone is more than a block.
 
-    With others of the same shape, a part and theirs together.
+    With `others` in the same shape, yield each part with their parts.
     """
     tensors = [flat(one) for one in (tensor, *others)]
     if len(tensors[0].shape) < 3 or _row_bytes(*tensors) <= _limit(*tensors):
@@ -83,10 +83,10 @@ def _row_bytes(*tensors: Tensor) -> int:
 
 
 def _limit(*tensors: Tensor) -> int:
-    """The bytes of a block.
+    """Return the number of bytes in a block.
 
-    Of several tensors, a block of one and what was computed from the others are held at once, in fp32: their blocks are smaller.
-    One matrix is held at a time, so there it must be enough for many rows.
+    With several tensors, a block of one tensor and the sum over the others are in memory at once, in fp32: blocks are smaller.
+    One matrix is in memory at a time, so a block of a matrix must have room for many rows.
     """
     if len(tensors) > 1:
         return max(map(_block_bytes, tensors)) // SHARED

@@ -1,8 +1,8 @@
 """Casts between floating-point dtypes on raw bits, to nearest and ties to even, as IEEE 754 has them.
 
 Results equal torch's, except from float64 to 16 bits: torch rounds to float32 first and then again, which can miss the nearest
-16-bit number; here it is rounded once. A NaN stays a NaN of the same sign, but its payload may differ from torch's, which depends
-on the processor (AVX-512 code makes every NaN 0xFFFF, scalar code 0x7FC0).
+16-bit number; here the value is rounded once. A NaN keeps its sign, but its payload may differ from torch's payload, which
+depends on the processor (AVX-512 code makes every NaN 0xFFFF, scalar code 0x7FC0).
 """
 
 from typing import Any

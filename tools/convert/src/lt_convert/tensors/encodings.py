@@ -1,9 +1,9 @@
 """Values that are stored in fewer bits: a view's `Encoding` says how its bytes become float32 while a block is read.
 
-Block fp8 has a scale per block of 128 x 128 values, MXFP4 one per 32; both are in a tensor of their own. What scales which value
-is arithmetic on indices, as the view itself is: an encoded tensor can be sliced, transposed and stacked like any other, and
-nothing is decoded before a block of output is written. Products are float32, as those of DeepSeek's and of transformers' code,
-and are rounded once, to the dtype that was asked for.
+Block fp8 has a scale per block of 128 x 128 values, MXFP4 one per 32; the scales are a separate tensor. The scale of a value is
+found by arithmetic on indices, like the view itself: an encoded tensor can be sliced, transposed and stacked like any other, and
+nothing is decoded before a block of output is written. Products are float32, as in DeepSeek's and in transformers' code, and are
+rounded once, to the requested dtype.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ class ScaleAxis:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scales:
-    """Where the scale of each value of a view is; `axes` are in the order of the view's axes."""
+    """The location of the scale for each value in a view; `axes` are in the order of the view's axes."""
 
     file: str
     offset_bytes: int
@@ -57,7 +57,7 @@ class Scales:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Encoding:
-    """`dtype` is one of `ITEM_BYTES`; without `scales` a value is what the dtype says."""
+    """The stored form of values: `dtype` is a key of `ITEM_BYTES`; without `scales` the stored numbers are the values."""
 
     dtype: str
     scales: Scales | None = None
@@ -161,7 +161,7 @@ def _shared(axes: tuple[ScaleAxis, ...]) -> tuple[ScaleAxis, ...]:
 
 @functools.cache
 def table(dtype: str) -> NDArray[numpy.float32]:
-    """The float32 value of each of the 256 bytes of a dtype."""
+    """Return the float32 values of the 256 bytes in a dtype."""
     codes = numpy.arange(256)
     if dtype == E8M0:
         with numpy.errstate(over="ignore"):

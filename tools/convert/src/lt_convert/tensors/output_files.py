@@ -1,7 +1,7 @@
-"""The files that a conversion will write, and what is at which offset in them: decided before anything is written.
+"""The files that a conversion will write, and the content at each offset: decided before anything is written.
 
 A format only returns such a list. So one writer serves all formats, a dry run is exact to the byte, files are written in
-parallel, and after a kill it is known what has been written.
+parallel, and after a kill the finished parts are known.
 """
 
 import dataclasses
@@ -82,7 +82,7 @@ def size_of(segment: Segment) -> int:
 
 
 def views(outputs: Iterable[OutputFile]) -> Iterator[tuple[str, int, int]]:
-    """What the outputs are made from: (path, first byte, byte after the last) of every view."""
+    """Yield the source ranges of the outputs: (path, first byte, byte after the last) of every view."""
     for output in outputs:
         for segment in (payload for payload in output.segments if isinstance(payload, Payload)):
             for tensor in segment.read:

@@ -1,10 +1,10 @@
-"""Compare what is read from a checkpoint with the checksums that were recorded when it was written.
+"""Compare the bytes read from a checkpoint with the checksums that were recorded when it was written.
 
-The bytes pass through anyway. Every read is cut at the recorded ranges, and its CRC-32 is kept with the interval that it covers:
-a read that goes on where another ended extends its checksum, in any order and from any thread. When the intervals cover a range,
-their checksums together are those of the range, and a difference is an error at once. What remains at the end are the few bytes
-that no conversion needs, such as headers between tensors, and what an earlier, interrupted run has read: `finish` reads those.
-One checksum more costs 30 microseconds for a block that takes 500 to hash and write.
+The bytes pass through anyway. Every read is cut at the recorded ranges, and its CRC-32 is stored with the interval that it
+covers: a read that continues an interval extends its checksum, in any order and from any thread. When the intervals cover a
+range, their combined checksum is compared with the recorded one, and a difference is an error at once. A few bytes remain at
+the end: bytes that no conversion needs, such as headers between tensors, and bytes that an earlier, interrupted run has read.
+`finish` reads them. One checksum more costs 30 microseconds for a block that takes 500 to hash and write.
 """
 
 import bisect
@@ -17,7 +17,7 @@ from lt_convert.tensors.source_files import DAMAGED, Files, Reader
 from lt_shared.console import BadData
 from lt_shared.files.checksums import crc32, joined_all
 
-# Smaller ranges are checked as a whole as soon as one byte of them was read: they are configurations, metadata and objects.
+# Smaller ranges are checked as a whole after the first read: they are configurations, metadata and objects.
 SMALL_BYTES = 16 << 20
 READ_BYTES = 1 << 20
 # Joining the checksums of two intervals takes about as long as reading so many bytes again.
@@ -35,7 +35,7 @@ class Range:
     sha256: str = ""
     name: str = ""
     is_checked: bool = False
-    # (start, end, CRC-32) of what was read, in order, without overlaps.
+    # (start, end, CRC-32) of the bytes that were read, in order, without overlaps.
     intervals: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)
 
     @property
@@ -47,7 +47,7 @@ class SourceChecksums(Reader):
     """The recorded ranges of a source's files, by path, each file's in order and without gaps. Safe to use from many threads."""
 
     def __init__(self, recorded: Mapping[str, Sequence[Range]] | None = None, complete: Iterable[str] = ()):
-        """`complete` are directories of which every file is recorded."""
+        """`complete` are directories with a checksum for every file."""
         self._ranges = {path: [one for one in ranges if one.size_bytes] for path, ranges in (recorded or {}).items()}
         self._starts = {path: [one.start for one in ranges] for path, ranges in self._ranges.items()}
         self._complete = frozenset(complete)
@@ -128,7 +128,7 @@ class SourceChecksums(Reader):
             raise _changed(path, one)
 
     def planned(self, views: Iterable[tuple[str, int, int]], files: Files) -> None:
-        """Read what is short between the views and the ends of their ranges, and the rest of short ranges that were read.
+        """Read short gaps between the views and the ends of their ranges, and the remaining bytes of short ranges.
 
         On a remote store these bytes are in blocks that the planning has fetched.
         """
@@ -146,9 +146,9 @@ class SourceChecksums(Reader):
                 files.read(path, begin, end - begin)
 
     def finish(self, views: Iterable[tuple[str, int, int]]) -> None:
-        """Check what is left of all ranges that `views` touch, and of small ones that were read.
+        """Check the remaining bytes in every range that `views` touch, and in small ranges that were read.
 
-        Raises BadData for the first that is not as recorded.
+        Raises BadData for the first range that differs from its record.
         """
         if not self._ranges:
             return
@@ -199,7 +199,7 @@ def _long(one: Range) -> list[tuple[int, int, int]]:
 
 
 def _unread(one: Range) -> list[tuple[int, int]]:
-    """What is before, between and after the long intervals of a range; possibly nothing in each of these places."""
+    """Return the gaps before, between and after the long intervals of a range; a gap may be empty."""
     ends = [one.start, *(end for _, end, _ in _long(one))]
     return list(zip(ends, [*(begin for begin, _, _ in _long(one)), one.end], strict=True))
 

@@ -20,14 +20,14 @@ DAMAGED = "copy it again, or use another one; --no-verify takes it as it is"
 # The beginning of what git-lfs leaves in place of a file that was not downloaded, about 130 bytes.
 LFS_POINTER, LFS_POINTER_BYTES = b"version https://git-lfs.github.com/spec/", 1024
 OPEN_FILES = 64
-# The end of one archive and the beginning of the next are mostly in one block.
+# The end of an archive and the beginning of the next one are mostly in the same block.
 REMOTE_BLOCK_BYTES = 16 << 10
 CACHED_BLOCKS = 4096
 BLOCKS_PER_REQUEST = 64
 
 
 class Reader:
-    """Learns what is read from which files; `source_checksums` has the one that checks it. Each method may raise BadData."""
+    """Receives every read with its file; the one in `source_checksums` checks the bytes. Each method may raise BadData."""
 
     def opened(self, path: str, size_bytes: int) -> None:
         """A file is read for the first time."""
@@ -36,7 +36,7 @@ class Reader:
         """These bytes were read from `offset` of a file."""
 
     def is_recorded(self, path: str) -> bool:
-        """Whether it is known what the file should hold."""
+        """Return whether the file has a recorded checksum."""
         return False
 
     def named(self, path: str, offset: int, name: str) -> None:
@@ -49,7 +49,7 @@ class Reader:
         """These (path, first byte, byte after the last) are what will be read; `files` has what surrounds them at hand."""
 
     def finish(self, views: Iterable[tuple[str, int, int]]) -> None:
-        """All is read; what was made of it came from these (path, first byte, byte after the last)."""
+        """End the reading; the output was made from these ranges (path, first byte, byte after the last)."""
 
 
 class Files:

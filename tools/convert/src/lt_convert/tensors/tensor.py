@@ -1,4 +1,4 @@
-"""Tensors as strided views of files: what a conversion does to them is arithmetic on byte offsets, and no value is read.
+"""Tensors as strided views of files: a conversion does arithmetic on their byte offsets, and no value is read.
 
 A tensor is a shape and the chunks it is made of. A chunk says which of the tensor's indices it fills (a `range` per axis, with
 steps where rows are interleaved) and where its values are (a view: file, byte offset, and a byte stride per axis, as NumPy has
@@ -69,10 +69,10 @@ class Chunk:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor of `shape`. `dtype` is what a reader gets, `stored_dtype` that in the files; they differ only after `cast`.
+    """A tensor of `shape`. A reader gets `dtype`, the files have `stored_dtype`; they differ only after `cast`.
 
-    Encoded values count as stored in float32, which their views give. `name` is that of the stored tensors it comes from, for
-    messages and plans.
+    Encoded values count as stored in float32, the dtype of their views. `name` names the stored source tensors in messages and
+    plans.
     """
 
     name: str
@@ -91,11 +91,11 @@ class Tensor:
 
     @property
     def encodings(self) -> list[str]:
-        """The dtypes in which encoded values are stored; empty when no value is encoded."""
+        """Return the dtypes in which encoded values are stored; empty if no value is encoded."""
         return list(dict.fromkeys(chunk.view.encoding.dtype for chunk in self.chunks if chunk.view and chunk.view.encoding))
 
     def widened(self) -> Self:
-        """As an encoded tensor, where it has 16 bits: its values can then be joined with encoded ones."""
+        """Return a 16-bit tensor as an encoded one, so that its values can be joined with encoded values."""
         if self.stored_dtype not in ("bfloat16", "float16"):
             return self
         chunks = tuple(
@@ -213,10 +213,10 @@ def zeros(dtype: str, shape: Sequence[int]) -> Tensor:
 
 
 def assemble(name: str, shape: Sequence[int], pieces: Iterable[tuple[Sequence[range], Tensor]]) -> Tensor:
-    """A tensor made of `pieces`, each with the indices that it fills: a range per axis, as long as the piece's axis.
+    """Assemble a tensor from `pieces`, each with the indices that it fills: a range per axis, as long as the piece's axis.
 
-    Raises BadData when the pieces differ in dtype, because joining them would need a cast. Zeros take the dtype in which the
-    others are stored.
+    Raises BadData if the pieces differ in dtype, because joining them would need a cast. Zeros take the stored dtype of the other
+    pieces.
     """
     pieces = list(pieces)
     if len(pieces) == 1 and tuple(pieces[0][0]) == whole(shape):
@@ -259,7 +259,7 @@ def row_major(shape: Sequence[int], item_bytes: int) -> tuple[int, ...]:
 
 
 def whole(shape: Sequence[int]) -> tuple[range, ...]:
-    """The indices of all values of a tensor of this shape."""
+    """Return the indices that cover a tensor with this shape."""
     return shared_indices(tuple(map(range, shape)))
 
 
@@ -270,7 +270,7 @@ def shared(sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def shared_indices(indices: tuple[range, ...]) -> tuple[range, ...]:
-    """The same for indices. Ranges of the same members are equal, and may differ in their steps."""
+    """Return the shared object for equal indices. Ranges with equal members are equal, and may differ in their steps."""
     return _shared_indices(indices, tuple((index.start, index.step) for index in indices))
 
 

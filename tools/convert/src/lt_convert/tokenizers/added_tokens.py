@@ -31,7 +31,7 @@ def add(tokenizer: Any, beside: Configuration, configuration: Mapping[str, Any],
 
 
 def _set_template(tokenizer: Any, configuration: Mapping[str, Any]) -> None:
-    """Replace the post-processor if the configuration says which of both, begin and end of text, each text gets."""
+    """Replace the post-processor if the configuration says whether each text gets begin and end tokens."""
     from tokenizers import processors
 
     if not {"add_bos_token", "add_eos_token"} & set(configuration):

@@ -22,7 +22,7 @@ SUFFIXES = (".json", ".model", ".txt", ".tiktoken", ".bpe", ".py", ".jinja")
 
 
 def beside_model(directory: str, files: Files) -> TokenizerFiles | None:
-    """The tokenizer in a model's own directory; after a conversion the original files, not the tokenizer.json made of them."""
+    """Find the tokenizer in a model's directory; after a conversion the original files, not the derived tokenizer.json."""
     local_directory = _local(directory)
     record = local_directory / Checksums.RECORD
     original = ""
@@ -73,9 +73,9 @@ def recorded(tokenizer: TokenizerFiles | None, destination: str) -> Tokenizer | 
 
 
 def _checked(tokenizer: TokenizerFiles | None, directory: str, files: Files) -> TokenizerFiles | None:
-    """Raises BadData for a file that is not as the conversion that wrote it has recorded, and for JSON with two readings.
+    """Raise BadData if a file differs from the conversion's record, or if its JSON has two readings.
 
-    The files are copied as they are: whoever reads the copy must find in it what was read here.
+    The files are copied unchanged: a reader of the copy must find the same content as this function.
     """
     if tokenizer is None:
         return None

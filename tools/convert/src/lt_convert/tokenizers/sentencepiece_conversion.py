@@ -1,6 +1,6 @@
 """A SentencePiece model as the `tokenizer.json` of the same tokenizer.
 
-transformers does this itself when sentencepiece and protobuf are installed; the file that is made here loads without either.
+transformers does this itself if sentencepiece and protobuf are installed; this module's file loads without either.
 """
 
 from pathlib import Path

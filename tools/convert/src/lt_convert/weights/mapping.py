@@ -1,9 +1,9 @@
 """Convert tensors between checkpoint formats with tables of invertible weight ops.
 
-Canonical names and shapes are Hugging Face's: per layer, unfused, unpadded. A format's table says for each of its tensors which
-rows of which canonical tensors are which of its rows. `Family.from_canonical` and `Family.to_canonical` apply the same table in
-both directions, so the two cannot disagree. A model family is a set of such tables (`lt_convert.weights.families`). The table of
-the Hugging Face format is the identity.
+Canonical names and shapes are Hugging Face's: per layer, unfused, unpadded. A format's table maps the rows of each of its tensors
+to rows of canonical tensors. `Family.from_canonical` and `Family.to_canonical` apply the same table in both directions, so the
+two cannot disagree. A model family is a set of such tables (`lt_convert.weights.families`). The table of the Hugging Face
+format is the identity.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ TORCHTITAN, TORCHTITAN_2025 = "torchtitan", "torchtitan, 2025"
 
 # Buffers in old files that RoPE computes when it is constructed. TorchTitan 0.1 stored complex numbers.
 ROPE_BUFFERS = r".*\.rotary_emb\.inv_freq|freqs_cis|rope_cache"
-# Attention heads, or experts, of all layers together. Llama 3.1 405B has 16,128 heads, DeepSeek V3 15,616 experts.
+# Attention heads, or experts, summed over the layers. Llama 3.1 405B has 16,128 heads, DeepSeek V3 15,616 experts.
 MAXIMUM_HEADS_OR_EXPERTS = 1_000_000
 
 Shape = tuple[int, ...]
@@ -74,7 +74,7 @@ class Model:
 class Entry:
     """One tensor of a format in one model: its name, shape and weight op, and the rows of canonical tensors in it.
 
-    One that is not `primary` is an alias of another tensor of the format.
+    An entry that is not `primary` is an alias for another tensor in the format.
     """
 
     name: str
@@ -233,7 +233,7 @@ class Family:
         return keys
 
     def operations(self, source: str, target: str, model: Model) -> dict[str, str]:
-        """For each tensor of the table `target`, in words, what is done to those of the table `source` to get it."""
+        """Describe how each tensor of the table `target` is made from tensors of the table `source`, in words."""
         separated: dict[str, str] = {}
         for entry in self.entries(source, model).values():
             separated |= {one.name: entry.op.separate for one in entry.row_mappings if entry.primary}
@@ -259,7 +259,7 @@ class Family:
         }
 
     def _of_language_model(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Those of a file that are the language model's, under the names that they have in a file of it alone."""
+        """Select the language model's tensors, under their names in a file of the language model alone."""
         renamed: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
             if re.fullmatch(self.other_parts, name):
@@ -357,7 +357,7 @@ def _from_canonical(rows: RowMapping, source: Tensor, shape: Shape) -> tuple[tup
 
 
 def _to_canonical(rows: RowMapping, tensor: Tensor, shape: Shape) -> tuple[tuple[range, ...], Tensor]:
-    """The rows of the format's `tensor`, or expert's slice of it, and their indices in the canonical tensor of `shape`."""
+    """Return rows of the format's `tensor`, or of an expert's slice, and their indices in the canonical tensor of `shape`."""
     piece = tensor.take(0, rows.format_rows)
     if rows.canonical_expert is None:
         return _in_canonical(rows, piece, shape)
@@ -366,7 +366,7 @@ def _to_canonical(rows: RowMapping, tensor: Tensor, shape: Shape) -> tuple[tuple
 
 
 def _in_canonical(rows: RowMapping, piece: Tensor, shape: Shape) -> tuple[tuple[range, ...], Tensor]:
-    """The rows `piece` as they are in the canonical tensor, or expert's slice of it, of `shape`, and their indices there."""
+    """Return `piece` in the layout of the canonical tensor of `shape`, or of an expert's slice, and its indices there."""
     if rows.transposed:
         return (*map(range, shape[:-1]), rows.canonical_rows), piece.transposed()
     return (rows.canonical_rows, *map(range, shape[1:])), piece

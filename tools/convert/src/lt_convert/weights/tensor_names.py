@@ -1,4 +1,4 @@
-"""Names of tensors in messages: a model has thousands, most of which differ in a number alone."""
+"""Shorten lists of tensor names in messages: a model has thousands of names, and most differ in a number alone."""
 
 import re
 from collections.abc import Iterable

@@ -32,7 +32,7 @@ def axis(name: str, local: bool = False) -> int | None:
 
 
 def join(name: str, shards: Sequence[Tensor], gated: bool, local: bool = False) -> Tensor:
-    """The whole tensor from the shards of all ranks, in the order of the ranks. `gated` says that the model has SwiGLU."""
+    """Join the ranks' shards, in the order of the ranks, into the whole tensor. `gated` says that the model has SwiGLU."""
     along = axis(name, local)
     if along is None or len(shards) == 1:
         return shards[0]

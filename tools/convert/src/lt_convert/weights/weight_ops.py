@@ -1,4 +1,4 @@
-"""The operations of the tables: which rows of which canonical tensors lie at which rows of a format's tensor.
+"""The operations of the tables: they map rows of canonical tensors to rows of a format's tensor.
 
 A weight op gives row mappings, and a row mapping can be applied in both directions. So every op has its inverse by construction,
 and a conversion between two formats costs no more than its last step (`lt_convert.tensors.tensor`).
@@ -20,9 +20,9 @@ OUTPUT_WEIGHT = "lm_head.weight"
 class RowMapping:
     """The rows `canonical_rows` of the canonical tensor `name` are the rows `format_rows` of the format's tensor.
 
-    `transposed` means the rows of the canonical tensor's transpose. Where the format stacks all experts in one tensor,
-    `format_rows` are those of the expert `expert`; where the canonical tensor does, `canonical_rows` are those of the expert
-    `canonical_expert`, of whose slice `transposed` then speaks.
+    `transposed` means the rows of the canonical tensor's transpose. If the format stacks the experts in one tensor,
+    `format_rows` belong to the expert `expert`. If the canonical tensor stacks them, `canonical_rows` belong to the expert
+    `canonical_expert`, and `transposed` applies to the slice of that expert.
     """
 
     name: str
@@ -33,7 +33,7 @@ class RowMapping:
     canonical_expert: int | None = None
 
     def of_expert(self, expert: int) -> Self:
-        """The same of another expert than the first, for which an op is written where experts have tensors of their own."""
+        """Return the mapping of another expert: if each expert has its own tensor, an op is written for the first one."""
         name, of_stack = self.name.replace("{expert}", str(expert)), None if self.canonical_expert is None else expert
         return type(self)(name, self.canonical_rows, self.format_rows, self.expert, self.transposed, of_stack)
 
@@ -199,9 +199,9 @@ class GateAndUp:
 
 
 class Alias:
-    """A second name for a tensor of the format, from another version of it or another layer implementation.
+    """A second name for a tensor, from another version of the format or another layer implementation.
 
-    Either name is read, and where a checkpoint has both, they must be equal. With `written`, the alias is written, too.
+    Either name is read, and if a checkpoint has both, their values must be equal. With `written`, the alias is written, too.
     """
 
     def __init__(self, op: WeightOp, written: bool = False):

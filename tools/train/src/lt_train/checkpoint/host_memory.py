@@ -18,15 +18,17 @@ from lt_shared import memory
 from lt_shared.console import BadConfig, note
 from lt_train.config.settings.parallelism import Parallelism
 from lt_train.parallel.ddp import Chunk
-from lt_train.runtime import agreement
-from lt_train.runtime.interruption import Echo
+from lt_train.process import agreement
+from lt_train.process.interruption import Echo
 
 # Of what a node has: the page cache, data loaders and batches have the rest.
 USABLE_SHARE = 0.8
 GIB = 2**30
 
 
-def own_bytes(chunks: list[Chunk], parameter_bytes: tuple[int, int], parallelism: Parallelism, fully_sharded: bool) -> int:
+def local_checkpoint_bytes(
+    chunks: list[Chunk], parameter_bytes: tuple[int, int], parallelism: Parallelism, fully_sharded: bool
+) -> int:
     """About what this rank writes of a checkpoint, with so many bytes of a parameter for the weight and for the optimizer.
 
     The first of its data-parallel ranks has the weights, and all share the optimizer's state where it is sharded.
@@ -40,17 +42,17 @@ def own_bytes(chunks: list[Chunk], parameter_bytes: tuple[int, int], parallelism
     return int(1.01 * (weights + parameters * optimizer * shares))
 
 
-def allows_async_save(asked: bool | None, own: int, is_on_gpu: bool) -> bool:
+def allows_async_save(requested: bool | None, local_bytes: int, is_on_gpu: bool) -> bool:
     """Whether checkpoints are written beside training, the same on all ranks, which all call it. `own` is what this rank needs.
 
     Raises BadConfig when it is asked for, and a node has too little for its ranks.
     """
-    if not (is_on_gpu if asked is None else asked):
+    if not (is_on_gpu if requested is None else requested):
         return False
-    shortage = _shortage(agreement.of_all_ranks([socket.gethostname(), own, memory.available_bytes()]))
+    shortage = _shortage(agreement.gather_objects([socket.gethostname(), local_bytes, memory.available_bytes()]))
     if shortage is None:
         return True
-    if asked is None:
+    if requested is None:
         if not torch.distributed.get_rank():
             note(f"training waits for checkpoints, as with --no-async-save: {shortage}")
         return False
@@ -62,8 +64,10 @@ def allows_async_save(asked: bool | None, own: int, is_on_gpu: bool) -> bool:
 def _shortage(ranks: list[list[Any]]) -> str | None:
     """In words, of the node that has the least for what its ranks need; None where all have enough."""
     for host in sorted({host for host, _, _ in ranks}):
-        needed = sum(own for name, own, _ in ranks if name == host)
+        host_bytes = sum(rank_bytes for name, rank_bytes, _ in ranks if name == host)
         free = min(available for name, _, available in ranks if name == host)
-        if needed > USABLE_SHARE * free:
-            return f"its part of a checkpoint takes {needed / GIB:,.1f} GiB of host memory on {host}, {free / GIB:,.1f} are free"
+        if host_bytes > USABLE_SHARE * free:
+            return (
+                f"its part of a checkpoint takes {host_bytes / GIB:,.1f} GiB of host memory on {host}, {free / GIB:,.1f} are free"
+            )
     return None

@@ -63,10 +63,10 @@ def find_checkpoint(url: str) -> str:
         return url
     if f"{checkpoint_layout.RELEASE}/{RECORD}" in sizes and not _iterations(sizes):
         return find_checkpoint(f"{url}/{checkpoint_layout.RELEASE}")
-    found = newest(url)
-    if found is None:
+    checkpoint = newest(url)
+    if checkpoint is None:
         raise NoInput(f"{url}: neither a checkpoint nor a run: it has no {RECORD}")
-    return found
+    return checkpoint
 
 
 def _iterations(sizes: dict[str, int]) -> dict[int, str]:
@@ -84,9 +84,9 @@ def _damage(run: str, name: str, sizes: dict[str, int]) -> str | None:
     except BadData as error:
         return str(error)
     for file, size in files.items():
-        there = sizes.get(f"{name}/{file}")
-        if there != size:
-            return f"{directory}/{file}: {'missing' if there is None else f'{there} bytes'}, expected {size}"
+        stored_size = sizes.get(f"{name}/{file}")
+        if stored_size != size:
+            return f"{directory}/{file}: {'missing' if stored_size is None else f'{stored_size} bytes'}, expected {size}"
     return None
 
 
@@ -96,24 +96,24 @@ def fetch(url: str, run: str | None) -> Path:
     It has the checkpoint's name, and the same path on all nodes. Its shards stay where they are; `StoredShards` of that directory
     reads them. Objects that were replaced since are copied anew.
     """
-    there = object_versions.below(url)
-    spool_directory = Path(spool(json.dumps([url, run, sorted(there.items())])))
+    objects = object_versions.below(url)
+    spool_directory = Path(spool(json.dumps([url, run, sorted(objects.items())])))
     make_spool(spool_directory.parent)
-    return make_once(spool_directory, os.path.basename(url), lambda directory: _fetch(url, there, directory))
+    return make_once(spool_directory, os.path.basename(url), lambda directory: _fetch(url, objects, directory))
 
 
-def _fetch(url: str, there: dict[str, tuple[int, str]], directory: Path) -> None:
+def _fetch(url: str, objects: dict[str, tuple[int, str]], directory: Path) -> None:
     sizes = read_record(url).files
     checksums = [FileChecksums.NAME] if _is_there(f"{url}/{FileChecksums.NAME}") else []
     for file in dict.fromkeys([*sizes, RECORD, *checksums]):
         if not file.endswith(stored_shards.SUFFIX):
             (directory / file).parent.mkdir(parents=True, exist_ok=True)
             copy_file(f"{url}/{file}", directory / file)
-    shards = {file: StoredShard(*there.get(file, (0, ""))) for file in sizes if file.endswith(stored_shards.SUFFIX)}
+    shards = {file: StoredShard(*objects.get(file, (0, ""))) for file in sizes if file.endswith(stored_shards.SUFFIX)}
     for file, size in sizes.items():
-        found = shards[file].size_bytes if file in shards else (directory / file).stat().st_size
-        if found != size:
-            raise BadData(f"{url}/{file}: {found} bytes, expected {size}", f"{url} changed while it was copied")
+        copied_bytes = shards[file].size_bytes if file in shards else (directory / file).stat().st_size
+        if copied_bytes != size:
+            raise BadData(f"{url}/{file}: {copied_bytes} bytes, expected {size}", f"{url} changed while it was copied")
     StoredShards(url, shards).write(directory)
 
 
@@ -183,8 +183,8 @@ def prepare(directory: Path, run: str) -> None:
 def send_tokenizer(directory: Path, run: str) -> None:
     """Upload the tokenizer's files, unless they are there."""
     tokenizer = checkpoint_layout.tokenizer_directory(directory)
-    there = storage.sizes_below(f"{run.rstrip('/')}/{tokenizer.name}")
+    stored_files = storage.sizes_below(f"{run.rstrip('/')}/{tokenizer.name}")
     for path in sorted(tokenizer.rglob("*")):
         name = str(path.relative_to(tokenizer))
-        if path.is_file() and name not in there:
+        if path.is_file() and name not in stored_files:
             storage.upload(path, f"{run.rstrip('/')}/{tokenizer.name}/{name}")

@@ -49,9 +49,9 @@ from lt_train.kernels import split_master_weights
 from lt_train.metrics.log import Log
 from lt_train.planner import checkpoint_size
 from lt_train.planner.checkpoint_size import CheckpointSize
-from lt_train.runtime import agreement, device, run_files, signals
-from lt_train.runtime.failure_report import is_echo
-from lt_train.runtime.interruption import Echo
+from lt_train.process import agreement, device, run_files, signals
+from lt_train.process.failure_report import is_echo
+from lt_train.process.interruption import Echo
 
 FORMAT = "megatron-dist"
 # Makes the context of what may take longer than a step.
@@ -85,12 +85,12 @@ class Saver:
     """
 
     def __init__(
-        self, config: RunConfig, kernels: Kernels, state: TrainingState, where: torch.device, log: Log, arrivals: Arrivals
+        self, config: RunConfig, kernels: Kernels, state: TrainingState, device: torch.device, log: Log, arrivals: Arrivals
     ):
         self.config = config
         self.kernels = kernels
         self.state = state
-        self.where = where
+        self.device = device
         self.log = log
         self.arrivals = arrivals
         self._saves: Save | None = None
@@ -111,13 +111,15 @@ class Saver:
 
     def _open(self, directory: str) -> None:
         config = self.config
-        copies = device.host_copies(self.where)
+        copies = device.host_copies(self.device)
         bytes_each = checkpoint_size.parameter_bytes(config.precision, config.checkpointing)
-        own = host_memory.own_bytes(self.state.chunks, bytes_each, config.parallelism, config.memory.fully_sharded)
-        self.is_async = host_memory.allows_async_save(config.checkpointing.async_save, own, copies is not None)
+        local_bytes = host_memory.local_checkpoint_bytes(
+            self.state.chunks, bytes_each, config.parallelism, config.memory.fully_sharded
+        )
+        self.is_async = host_memory.allows_async_save(config.checkpointing.async_save, local_bytes, copies is not None)
         if self.is_async:
             writer_process.start()
-            self._staging = HostStaging(copies, own) if copies else LateStaging()
+            self._staging = HostStaging(copies, local_bytes) if copies else LateStaging()
         else:
             writer_process.stop()
         self.run = Path(directory)
@@ -153,8 +155,8 @@ class Saver:
         partial = self._partial()
         if not self._has_directory(partial):
             return
-        kept = first_rank_files.failures_kept()
-        with self._explained(partial, self.state.iteration), signals.held_back(), kept as self._kept:
+        first_rank_errors = first_rank_files.collect_failures()
+        with self._explained(partial, self.state.iteration), signals.held_back(), first_rank_errors as self._kept:
             self._saves = self._begun(loss, partial)
         if not self.is_async:
             self.finish()
@@ -173,7 +175,7 @@ class Saver:
                 is_full = run_files.is_full(error)
                 if not is_full:
                     raise
-        if agreement.largest(is_full, self.where):
+        if agreement.reduce_maximum(is_full, self.device):
             self._give_up(partial, self.state.iteration)
             return False
         return True
@@ -202,14 +204,14 @@ class Saver:
         if self._saves:
             with self._saves.waiting():
                 self._saves.writer.start()
-            if not agreement.largest(self._saves.writer.is_running(), self.where):
+            if not agreement.reduce_maximum(self._saves.writer.is_running(), self.device):
                 with slow():
                     self.finish()
         iteration = self.state.iteration
         is_due = self._retry_at is not None and iteration >= self._retry_at
         if is_due and iteration % self.config.checkpointing.save_interval:
             with slow():
-                device.release(self.where)
+                device.release(self.device)
                 self.save(loss, is_final=False)
 
     def _has_room(self, is_final: bool) -> bool:
@@ -221,9 +223,9 @@ class Saver:
         shortage = None
         if self.is_publisher:
             self.run.mkdir(parents=True, exist_ok=True)
-            needed = disk_space.needed_bytes(self._planned_bytes, self._last)
-            free = disk_space.make_room(self.run, needed, self.state.iteration, settings.keep_last, settings.keep_every)
-            shortage = disk_space.described(needed, free) if free < needed else None
+            required_bytes = disk_space.needed_bytes(self._planned_bytes, self._last)
+            free = disk_space.make_room(self.run, required_bytes, self.state.iteration, settings.keep_last, settings.keep_every)
+            shortage = disk_space.describe_shortage(required_bytes, free) if free < required_bytes else None
         shortage = agreement.from_first_rank(shortage)
         if shortage is not None:
             self._postpone(self.state.iteration, shortage, is_final)
@@ -252,10 +254,10 @@ class Saver:
             with self._explained(save.partial, save.record.iteration):
                 if not self._is_written(save):
                     return
-                with first_rank_files.failures_kept() as kept:
+                with first_rank_files.collect_failures() as errors:
                     for finalize in save.request.finalize_fns:
                         finalize()
-                self._kept += kept
+                self._kept += errors
                 path = self._publish(save)
                 if path is None:
                     return
@@ -279,7 +281,7 @@ class Saver:
         """Whether all ranks have written theirs, and none lacks room. Raises this rank's error, or Echo of another's."""
         error = save.writer.error
         lacks_room = save.writer.lacks_room()
-        worst = agreement.largest(1 if lacks_room else 2 if error is not None else 0, self.where)
+        worst = agreement.reduce_maximum(1 if lacks_room else 2 if error is not None else 0, self.device)
         if worst == 1:
             self._give_up(save.partial, save.record.iteration)
             return False
@@ -298,8 +300,8 @@ class Saver:
             shutil.rmtree(partial, ignore_errors=True)
         reason = "the disk became full while it was written"
         if self.is_publisher and not self.url:
-            needed, free = disk_space.needed_bytes(self._planned_bytes, self._last), disk_space.free_bytes(self.run)
-            reason += f": {disk_space.described(needed, free)}"
+            required_bytes, free = disk_space.needed_bytes(self._planned_bytes, self._last), disk_space.free_bytes(self.run)
+            reason += f": {disk_space.describe_shortage(required_bytes, free)}"
         self._postpone(iteration, reason, self._is_final)
 
     def _publish(self, save: Save) -> str | None:
@@ -323,7 +325,7 @@ class Saver:
                 is_full = run_files.is_full(error)
                 if not is_full:
                     raise
-        if agreement.largest(is_full, self.where):
+        if agreement.reduce_maximum(is_full, self.device):
             self._give_up(save.partial, iteration)
             return None
         if self.url:

@@ -30,9 +30,9 @@ class CheckedWriteResult(WriteResult):
 
 def finish(writer: Any, metadata: Any, results: list[list[CheckedWriteResult]]) -> None:
     """megatron-core's `finish` on rank 0, which has all ranks' results; remembers their ranges."""
-    found = [result for of_rank in results for result in of_rank]
+    all_results = [result for of_rank in results for result in of_rank]
     _collected.clear()
-    for result in sorted(found, key=lambda result: (result.storage_data.relative_path, result.storage_data.offset)):
+    for result in sorted(all_results, key=lambda result: (result.storage_data.relative_path, result.storage_data.offset)):
         info = result.storage_data
         _collected.setdefault(str(info.relative_path), []).append((info.length, result.crc32))
     _finish(writer, metadata, results)
@@ -55,5 +55,5 @@ def write(directory: Path) -> None:
         for path in sorted(directory.rglob("*"))
         if path.is_file() and path.name not in _collected and path.name != FileChecksums.NAME
     }
-    ranges = {name: tuple(found) for name, found in (_collected | beside).items()}
+    ranges = {name: tuple(file_checksums) for name, file_checksums in (_collected | beside).items()}
     storage.write_bytes(directory / FileChecksums.NAME, FileChecksums(ranges).to_bytes())

@@ -15,7 +15,7 @@ from lt_train.checkpoint.shards.host_staging import HostStaging
 from lt_train.checkpoint.shards.late_staging import LateStaging
 from lt_train.checkpoint.shards.shard_files import Bucket, WriteResults
 from lt_train.checkpoint.shards.writer_process import NO_ROOM, Failure, WriterProcess, failure_of
-from lt_train.runtime import run_files
+from lt_train.process import run_files
 
 Staging = HostStaging | LateStaging
 

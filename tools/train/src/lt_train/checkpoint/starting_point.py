@@ -30,7 +30,7 @@ def remedies() -> Iterator[None]:
         raise IoFailure(f"{error.filename}: {str(error.strerror).lower()}", READ_AGAIN) from error
 
 
-def fetched(config: RunConfig, ranks_decide: bool = True) -> RunConfig:
+def fetch_start(config: RunConfig, ranks_decide: bool = True) -> RunConfig:
     """The configuration with a local copy instead of a remote checkpoint to start from.
 
     With --save-local the ranks decide where to start, and call it without `ranks_decide` when that is in the store.
@@ -47,7 +47,7 @@ def fetched(config: RunConfig, ranks_decide: bool = True) -> RunConfig:
 
 
 def forget(settings: Checkpointing) -> None:
-    """Delete what `fetched` has copied, once the checkpoint is in memory: where the run saves, no other run uses it."""
+    """Delete what `fetch_start` has copied, once the checkpoint is in memory: where the run saves, no other run uses it."""
     if settings.start is not None and settings.directory is not None:
         remote_run.forget(Path(settings.start))
 

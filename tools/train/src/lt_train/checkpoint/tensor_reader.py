@@ -33,7 +33,7 @@ from lt_train.checkpoint import archive_reader, thread_switching
 from lt_train.checkpoint.archive_reader import Ends, StoredTensor
 from lt_train.checkpoint.shards.stored_shards import Place
 from lt_train.kernels.split_master_weights import Loading
-from lt_train.runtime import device
+from lt_train.process import device
 
 PIECE_BYTES = 16 << 20
 # Of 16 processors 8 are as fast as 16, in pieces of 32 MiB.
@@ -97,7 +97,7 @@ class TensorReader:
         self._pieces: list[_Piece] = []
 
     def __enter__(self) -> Self:
-        self._stack.enter_context(thread_switching.often())
+        self._stack.enter_context(thread_switching.switch_often())
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -138,14 +138,14 @@ class TensorReader:
 
     def wait(self) -> None:
         """Until all is read. Raises BadData where a shard ends too early or is not as it was written."""
-        for place, tensor, expected, pieces, found in self._readings:
-            parts = [(checksum.result(), piece.size_bytes) for checksum, piece in zip(found, pieces, strict=True)]
+        for place, tensor, expected, pieces, reads in self._readings:
+            parts = [(checksum.result(), piece.size_bytes) for checksum, piece in zip(reads, pieces, strict=True)]
             if self._recorded is not None:
                 ends = [(checksums.crc32(end), len(end)) for end in (tensor.head, tensor.tail)]
                 parts = [ends[0], *parts, ends[1]]
             if expected is not None and checksums.joined_all(parts) != expected:
-                known = FileChecksums.NAME if self._recorded is not None else "its archive"
-                reason = f"the checksum of {place.size_bytes} bytes at {place.offset} is another than {known} says"
+                checksum_source = FileChecksums.NAME if self._recorded is not None else "its archive"
+                reason = f"the checksum of {place.size_bytes} bytes at {place.offset} is another than {checksum_source} says"
                 raise BadData(f"{self._directory / place.shard}: {reason}", MISMATCHED)
         self._readings.clear()
 
@@ -191,13 +191,13 @@ class TensorReader:
             target.copy_(buffer.view(piece.dtype))
         return checksum
 
-    def _buffer(self, where: torch.device) -> torch.Tensor:
+    def _buffer(self, target_device: torch.device) -> torch.Tensor:
         """This thread's own, page-locked if a GPU copies from it."""
         buffers: dict[torch.device, torch.Tensor] = vars(self._of_thread).setdefault("buffers", {})
-        if where not in buffers:
-            device.use(where)
-            buffers[where] = torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=where.type != device.CPU)
-        return buffers[where]
+        if target_device not in buffers:
+            device.use(target_device)
+            buffers[target_device] = torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=target_device.type != device.CPU)
+        return buffers[target_device]
 
     def _fill(self, piece: _Piece, target: torch.Tensor) -> int:
         content: memoryview = target.numpy().data
@@ -207,7 +207,7 @@ class TensorReader:
             with naming(self._directory / piece.shard):
                 count = os.preadv(descriptor, [content[filled:]], piece.position + filled)
             if not count:
-                end, needed = piece.position + filled, piece.position + piece.size_bytes
-                raise BadData(f"{self._directory / piece.shard}: ends at {end} bytes, {needed} are needed", DAMAGED)
+                end, piece_end = piece.position + filled, piece.position + piece.size_bytes
+                raise BadData(f"{self._directory / piece.shard}: ends at {end} bytes, {piece_end} are needed", DAMAGED)
             filled += count
         return checksums.crc32(content) if self._verify else 0

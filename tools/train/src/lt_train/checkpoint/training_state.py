@@ -251,23 +251,31 @@ def _random_state(layers: Layers, settings: Checkpointing, parallel: Parallelism
     if not (layers.hidden_dropout or layers.attention_dropout) or (settings.no_load_rng and not settings.continues):
         return {}
     common = dist_checkpointing.load_common_state_dict(str(settings.start))
-    there = common.get("args", argparse.Namespace())
+    stored_arguments = common.get("args", argparse.Namespace())
     sizes = (parallel.tensor, parallel.pipeline)
-    same = (getattr(there, "tensor_model_parallel_size", 0), getattr(there, "pipeline_model_parallel_size", 0)) == sizes
-    if not same or getattr(there, "no_save_rng", False):
+    same = (
+        getattr(stored_arguments, "tensor_model_parallel_size", 0),
+        getattr(stored_arguments, "pipeline_model_parallel_size", 0),
+    ) == sizes
+    if not same or getattr(stored_arguments, "no_save_rng", False):
         return {}
     return {rng_state.KEY: rng_state.sharded()}
 
 
 def _restore_progress(
-    loaded: dict[str, Any], there: dict[str, Any], iteration: int, batches: Batches, state: TrainingState, start: str | None
+    loaded: dict[str, Any],
+    stored_arguments: dict[str, Any],
+    iteration: int,
+    batches: Batches,
+    state: TrainingState,
+    start: str | None,
 ) -> None:
     """Put the position in the data and in the schedule into `state`; `there` are the arguments of the run that saved it."""
     state.iteration = iteration
     try:
-        consumed = there.get("consumed_train_samples", batches.samples_after(iteration))
+        consumed = stored_arguments.get("consumed_train_samples", batches.samples_after(iteration))
         state.consumed_samples = int(loaded.get("consumed_samples", consumed))
-        state.ordered_samples = int(loaded.get("ordered_samples") or _ordered_samples(there))
+        state.ordered_samples = int(loaded.get("ordered_samples") or _ordered_samples(stored_arguments))
         state.unlogged = Unlogged(**loaded.get("unlogged", {}))
         steps = int(loaded.get("opt_param_scheduler", {}).get("num_steps", state.consumed_samples))
         if min(state.consumed_samples, steps) < 0:
@@ -279,11 +287,11 @@ def _restore_progress(
     state.scheduler.step(increment=steps)
 
 
-def _tell_changes(there: dict[str, Any], here: dict[str, Any], consumed_samples: int) -> None:
+def _tell_changes(stored_arguments: dict[str, Any], here: dict[str, Any], consumed_samples: int) -> None:
     """Warn where the steps that are left are others than the run whose arguments `there` are would have taken."""
-    for change in changes_of_order(there, here, consumed_samples):
+    for change in changes_of_order(stored_arguments, here, consumed_samples):
         warn(f"{change}: the samples that are left come in another order than before")
-    if changes := megatron_arguments.changes_of_updates(there, here):
+    if changes := megatron_arguments.changes_of_updates(stored_arguments, here):
         warn(f"{', '.join(changes)}: the steps that are left update the weights in another way than those before")
 
 

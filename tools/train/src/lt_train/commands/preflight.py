@@ -8,7 +8,7 @@ from lt_shared import console
 from lt_shared.console import ExitCode, note
 from lt_train.config import cluster
 from lt_train.config.options import CONFIG, SUBJECTS, RunCommand, settings_options
-from lt_train.runtime import rank_environment
+from lt_train.process import rank_environment
 
 EXAMPLES = """
 lt-train preflight --model tiny --save run1 data/web_text_document
@@ -41,7 +41,7 @@ def command(data: tuple[str, ...], network: bool, verify_data: bool, image: str 
     """
     from lt_train.preflight import bandwidth, check_runner, measuring, nodes
 
-    planned = cluster.named(options)
+    planned = cluster.planned_cluster(options)
     settings = {name: value for name, value in options.items() if name not in cluster.NAMES}
     result = check_runner.of_options(settings, data, planned, image, verify_data)
     if network:

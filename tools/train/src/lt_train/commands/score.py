@@ -19,7 +19,7 @@ from lt_train.config.settings.batches import LENGTHS
 from lt_train.config.settings.data_schedule import Phase
 from lt_train.config.settings.model.architecture import resolve_architecture
 from lt_train.config.settings.scoring import Scoring
-from lt_train.runtime import rank_environment
+from lt_train.process import rank_environment
 
 if TYPE_CHECKING:
     from lt_shared.data.sample_order.run_order import AttemptOrder, OrderedDataset

@@ -23,7 +23,7 @@ from lt_train.config.settings.memory import Memory
 from lt_train.config.settings.optimization import Optimization
 from lt_train.config.settings.parallelism import Parallelism
 from lt_train.config.settings.precision import FP8_MULTIPLE, Precision
-from lt_train.runtime import device
+from lt_train.process import device
 
 Capability = tuple[int, int] | None
 # Obstacle names, and whether the run has the obstacle. The first one that applies is reported. The GPU comes first because it

@@ -34,7 +34,7 @@ from lt_train.config.settings.checkpointing import Checkpointing
 from lt_train.config.settings.data import Data
 from lt_train.data import dataset_versions, remote_datasets
 from lt_train.data.arrival import Arrival
-from lt_train.runtime import stream_intake
+from lt_train.process import stream_intake
 
 POLL_SECONDS = 0.5
 # Entries of a blend that are searched at a time for the last of a stream.
@@ -109,16 +109,16 @@ class Stream:
         version = _version(self.path)
         if version is None or version == self._seen:
             return
-        found = shard_list.parse(storage.read_bytes(self.path).decode("utf-8", "surrogateescape"), self.path)
-        for shard in found.shards[: len(self._shards)]:
+        shard_names = shard_list.parse(storage.read_bytes(self.path).decode("utf-8", "surrogateescape"), self.path)
+        for shard in shard_names.shards[: len(self._shards)]:
             shard_list.check_follows(self._shards, shard, self.path)
-        for shard in found.shards[len(self._shards) :]:
+        for shard in shard_names.shards[len(self._shards) :]:
             if self._is_late(shard):
                 return
             self._add(shard)
         # The producer may have begun anew, and have fewer shards for a while.
-        if found.is_finished:
-            self._finish(len(found.shards))
+        if shard_names.is_finished:
+            self._finish(len(shard_names.shards))
         self._seen = version
 
     def _is_late(self, shard: Dataset) -> bool:
@@ -152,10 +152,10 @@ class Stream:
 
     def _add(self, shard: Dataset) -> None:
         number, data = len(self._shards), self._data
-        there = remote_datasets.local_copy(shard, Path(str(data.object_cache_path)))
+        local_shard = remote_datasets.local_copy(shard, Path(str(data.object_cache_path)))
         if self._expected is not None:
-            self._check(there, number)
-        sequences = remote_datasets.opened(data, there.prefix, is_shard=True)
+            self._check(local_shard, number)
+        sequences = remote_datasets.opened(data, local_shard.prefix, is_shard=True)
         count = len(sequences.lengths)
         share = split_ranges(data.split, count)[0] if number == 0 and data.split is not None else range(count)
         self._shards.append(shard)
@@ -262,15 +262,15 @@ class Arrivals:
 
     def new_epochs(self, end: int) -> list[str]:
         """What to say when the samples up to before `end`, which are there, begin another epoch of a stream."""
-        said = []
+        messages = []
         for member, stream in self._streams.items():
             drawn = self._drawn(member, end) if stream.is_finished else None
             epoch = drawn[0].epoch(drawn[1] - 1) if drawn else 0
             if epoch > self._epochs[member]:
                 shards = len(stream.tokens.shards)
-                said.append(f"{stream.name}: epoch {epoch + 1} begins: all {shards} shards again, shuffled anew")
+                messages.append(f"{stream.name}: epoch {epoch + 1} begins: all {shards} shards again, shuffled anew")
                 self._epochs[member] = epoch
-        return said
+        return messages
 
     @property
     def record(self) -> list[dict[str, Any]] | None:
@@ -282,9 +282,9 @@ def _drawn(samples: Samples, number: int, end: int) -> Drawn | None:
     """What of dataset `number`, a stream, is among `samples` up to before `end`, in their last phase that has some of it."""
     if isinstance(samples, PhasedSamples):
         parts = zip(samples.phases, samples.datasets, samples.begins, samples.begins[1:], strict=False)
-        for part, numbers, first, last in reversed([each for each in parts if each[2] < end and number in each[1]]):
-            if found := _drawn(part, numbers.index(number), min(end, last) - first):
-                return found
+        for part, numbers, first, last in reversed([row for row in parts if row[2] < end and number in row[1]]):
+            if documents := _drawn(part, numbers.index(number), min(end, last) - first):
+                return documents
         return None
     member = samples
     if isinstance(samples, BlendedSamples):
@@ -298,9 +298,9 @@ def _drawn_of_blend(samples: BlendedSamples, number: int, end: int) -> int:
     last = min(end, len(samples))
     while last > 0:
         first = max(0, last - LOOKED_BACK)
-        there = np.flatnonzero(samples.dataset_index[first:last] == number)
-        if len(there):
-            return int(samples.dataset_sample_index[first + there[-1]]) + 1
+        positions = np.flatnonzero(samples.dataset_index[first:last] == number)
+        if len(positions):
+            return int(samples.dataset_sample_index[first + positions[-1]]) + 1
         last = first
     return 0
 

@@ -29,7 +29,7 @@ from lt_train.config.settings.data import Data
 from lt_train.config.settings.data_schedule import Schedule
 from lt_train.data import index_cache, remote_datasets
 from lt_train.data.mock_sequences import MockSequences, RandomSequences
-from lt_train.runtime import agreement
+from lt_train.process import agreement
 
 # Samples times datasets that Python draws in 0.6 s. numba takes 4 s of processor time to import and to compile the loop.
 INTERPRETED_DRAWS = 500_000
@@ -62,8 +62,8 @@ class SampleOrder:
         One that was started with another batch size may need more than its steps would have taken at the present one.
         """
         batches = self.batches
-        left = batches.samples_between(consumed_samples, max(0, batches.train_iters - iteration))
-        return max(batches.train_samples, consumed_samples + left)
+        remaining_samples = batches.samples_between(consumed_samples, max(0, batches.train_iters - iteration))
+        return max(batches.train_samples, consumed_samples + remaining_samples)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,8 +105,8 @@ def build(order: SampleOrder, cache: str | None, train_samples: int | None = Non
                 for index, name in zip(indices, names, strict=True):
                     sample_index.check(index_cache.make_once(directory, name, index.make))
             _wait_for_all()
-        found = dict(zip(indices, (index_cache.location(directory, name) for name in names), strict=True))
-        training, test, *validation = [None if part is None else part.load(found) for part in parts]
+        paths = dict(zip(indices, (index_cache.location(directory, name) for name in names), strict=True))
+        training, test, *validation = [None if part is None else part.load(paths) for part in parts]
         _wait_for_all()
     finally:
         if cache is None and _is_first_on_node():
@@ -142,13 +142,13 @@ def _parts(order: SampleOrder, train_samples: int, streams: Mapping[int, Stream]
     data, batches = order.data, order.batches
     evaluated = data.eval_iters * batches.global_batch_size
     sets = data.validation_sets
-    wanted = [(0, data.datasets, train_samples), (2, data.datasets if data.split else data.test_datasets, evaluated)]
-    wanted += [(1, datasets, evaluated) for datasets in sets.values()]
+    requested_parts = [(0, data.datasets, train_samples), (2, data.datasets if data.split else data.test_datasets, evaluated)]
+    requested_parts += [(1, datasets, evaluated) for datasets in sets.values()]
     opened: dict[str, Sequences] = {}
     for dataset in data.all_datasets:
         opened.setdefault(dataset.prefix, remote_datasets.opened(data, dataset.prefix))
     parts: list[Part | None] = []
-    for number, datasets, samples in wanted:
+    for number, datasets, samples in requested_parts:
         named = [(dataset.prefix, opened[dataset.prefix], dataset.weight, dataset.packed is not None) for dataset in datasets]
         if order.mock is not None:
             named = [("mock data", order.mock, 1.0, False)]

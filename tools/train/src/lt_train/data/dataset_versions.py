@@ -31,7 +31,7 @@ BLOCK_BYTES = 1 << 14
 def versions(datasets: Iterable[Dataset]) -> dict[str, Version]:
     """By `origin`: `bin_bytes`, `idx_bytes`, `bin_samples_crc32`, `idx_samples_crc32` and, as far as recorded, `bin_crc32`,
     `idx_crc32`. Raises BadData."""
-    found = {}
+    version_by_dataset = {}
     for prefix in dict.fromkeys(dataset.prefix for dataset in datasets):
         recorded = manifest.recorded_checksums(prefix) or {}
         version = {}
@@ -43,8 +43,8 @@ def versions(datasets: Iterable[Dataset]) -> dict[str, Version]:
             if ending in recorded:
                 version[f"{ending}_crc32"] = recorded[ending].crc32
             version[f"{ending}_samples_crc32"] = _crc32(remote.url if remote else path, size)
-        found[origin(prefix)] = version
-    return found
+        version_by_dataset[origin(prefix)] = version
+    return version_by_dataset
 
 
 def _crc32(path: str, size: int) -> int:

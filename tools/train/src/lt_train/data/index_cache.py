@@ -97,21 +97,21 @@ def _make(target: Path, name: str, make: Callable[[Path], None], alone: bool) ->
     if alone:
         for abandoned in target.parent.glob(f"{prefix}*"):
             shutil.rmtree(abandoned, ignore_errors=True)
-    own = target.parent / f"{prefix}{socket.gethostname()}-{os.getpid()}"
-    shutil.rmtree(own, ignore_errors=True)
+    staging = target.parent / f"{prefix}{socket.gethostname()}-{os.getpid()}"
+    shutil.rmtree(staging, ignore_errors=True)
     try:
         with creating(str(target)):
-            own.mkdir(mode=0o700)
+            staging.mkdir(mode=0o700)
         if _can_be_renamed(target):
-            storage.write_bytes(own / NAME, name.encode())
+            storage.write_bytes(staging / NAME, name.encode())
         with filling(str(target)):
-            make(own)
+            make(staging)
         with writing(str(target)):
-            _make_readable(own)
-            storage.sync_directory(own)
-            _publish(own, target)
+            _make_readable(staging)
+            storage.sync_directory(staging)
+            _publish(staging, target)
     finally:
-        shutil.rmtree(own, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _make_readable(directory: Path) -> None:
@@ -125,9 +125,9 @@ def _make_readable(directory: Path) -> None:
         os.close(descriptor)
 
 
-def _publish(own: Path, target: Path) -> None:
+def _publish(staging: Path, target: Path) -> None:
     try:
-        os.rename(own, target)
+        os.rename(staging, target)
     except OSError:
         if not target.is_dir():
             raise

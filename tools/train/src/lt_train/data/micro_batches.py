@@ -49,9 +49,9 @@ def unskipped(size: int, rank: int, ranks: int, numbers: range) -> Iterator[Micr
 
 def _with_skipped(size: int, rank: int, ranks: int, numbers: range, skipped: list[int]) -> Iterator[MicroBatch]:
     left_out = set(skipped)
-    others = [number for number in numbers if number not in left_out]
-    in_place = {number: others[place % len(others)] for place, number in enumerate(skipped)}
+    included = [number for number in numbers if number not in left_out]
+    in_place = {number: included[place % len(included)] for place, number in enumerate(skipped)}
     for batch in unskipped(size, rank, ranks, numbers):
-        kept = [number not in left_out for number in batch.numbers]
-        weight = sum(kept) * len(numbers) / (size * len(others))
-        yield MicroBatch([in_place.get(number, number) for number in batch.numbers], kept, weight)
+        kept_mask = [number not in left_out for number in batch.numbers]
+        weight = sum(kept_mask) * len(numbers) / (size * len(included))
+        yield MicroBatch([in_place.get(number, number) for number in batch.numbers], kept_mask, weight)

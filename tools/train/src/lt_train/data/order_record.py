@@ -15,7 +15,7 @@ from lt_train.config.settings.data import Data
 from lt_train.config.settings.streaming import Streaming
 from lt_train.data import dataset_versions
 from lt_train.data.blended_dataset import SampleOrder
-from lt_train.runtime import run_files
+from lt_train.process import run_files
 
 # A shell's <(...) is such a file.
 PIPE = re.compile(r"-$|/dev/fd/\d+$|/proc/self/fd/\d+$")

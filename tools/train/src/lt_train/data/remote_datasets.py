@@ -56,10 +56,10 @@ def _cache_gib(data: Data) -> float:
     """As asked, but no more than the disk has; by default half of that. What is too much in the cache is deleted."""
     directory = Path(str(data.object_cache_path))
     used = BlockCache(directory, 1 << 62).count()
-    there = (shutil.disk_usage(directory).free + used) / GIB
-    if data.object_cache_gib is not None and data.object_cache_gib > there:
-        console.warn(f"{directory}: the disk has {there:,.1f} GiB for the cache of {data.object_cache_gib:g} GiB")
-    size = min(data.object_cache_gib or there / 2, there)
+    available_gib = (shutil.disk_usage(directory).free + used) / GIB
+    if data.object_cache_gib is not None and data.object_cache_gib > available_gib:
+        console.warn(f"{directory}: the disk has {available_gib:,.1f} GiB for the cache of {data.object_cache_gib:g} GiB")
+    size = min(data.object_cache_gib or available_gib / 2, available_gib)
     BlockCache(directory, int(size * GIB)).count()
     return size
 
@@ -106,12 +106,12 @@ def cached_bytes(data: Data) -> Mapping[str, int]:
     """How many bytes the cache has room for, from the beginning of each remote dataset on: the smallest ones are kept whole."""
     room = int((data.object_cache_gib or 0) * GIB)
     room -= _stream_bytes(data) if _keeps_streams(data) else 0
-    found = {}
+    bytes_by_dataset = {}
     sizes = {dataset.prefix: remote.size_bytes for dataset in data.all_datasets if (remote := RemoteBin.of(dataset.prefix))}
-    for prefix, size in sorted(sizes.items(), key=lambda each: (each[1], each[0])):
-        found[prefix] = size if size <= room else room // BLOCK_BYTES * BLOCK_BYTES
-        room -= found[prefix]
-    return found
+    for prefix, size in sorted(sizes.items(), key=lambda entry: (entry[1], entry[0])):
+        bytes_by_dataset[prefix] = size if size <= room else room // BLOCK_BYTES * BLOCK_BYTES
+        room -= bytes_by_dataset[prefix]
+    return bytes_by_dataset
 
 
 def _keeps_streams(data: Data) -> bool:

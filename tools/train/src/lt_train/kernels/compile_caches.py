@@ -1,10 +1,10 @@
 """Set private cache directories for the compilers of torch and of the GPU kernels.
 
 torch.compile, cutlass-dsl, flash-attn-4 and quack cache machine code in /tmp under predictable names, and load it from there:
-another user of the machine could have put code there. So each compiler gets a directory that only this user can write to, like
-all directories above it. torch.compile's is in the system's temporary directory, because it is large and fits only this machine. The
-remaining ones are in the user's cache directory, which nodes may share. A directory chosen by the user is refused, too, if another
-user could write to it.
+another user of the machine could have put code there. So each compiler gets a directory that only this user can write to,
+like all directories above it. torch.compile's is in the system's temporary directory, because it is large and fits only this
+machine. The remaining ones are in the user's cache directory, which nodes may share. A directory chosen by the user is refused,
+too, if another user could write to it.
 
 flash-attn-4 caches machine code only with a variable, which is set here. flash-attn-4 and quack lock the files that they load. On
 a filesystem without locks they wait 15 and 60 s for each kernel and then fail, so their directories are on this machine then.

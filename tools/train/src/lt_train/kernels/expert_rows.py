@@ -94,7 +94,7 @@ def weighted_swiglu_gradient(
 
 
 def sum_rows(rows: Tensor, chosen: Tensor) -> Tensor:
-    """Sum the rows of `rows` [m, n] that every line of `chosen` [t, k], int32, selects, in float32. Returns [t, n] in `rows.dtype`.
+    """Sum the rows of `rows` [m, n] that each line of `chosen` [t, k], int32, selects, in float32. Returns [t, n], `rows.dtype`.
 
     A negative number in `chosen` is no row.
     """

@@ -20,12 +20,12 @@ from typing import Self
 
 from lt_shared.console import ExitCode, Terminated, ToolError, note
 from lt_train.launch.control import Control
-from lt_train.runtime import rank_environment, signals, start_clock
-from lt_train.runtime.ports import free_port
-from lt_train.runtime.private_directory import private_directory
-from lt_train.runtime.process_lifetime import PARENT_VARIABLE
-from lt_train.runtime.rank_environment import Node
-from lt_train.runtime.restart_policy import NEXT_PHASE
+from lt_train.process import rank_environment, signals, start_clock
+from lt_train.process.ports import free_port
+from lt_train.process.private_directory import private_directory
+from lt_train.process.process_lifetime import PARENT_VARIABLE
+from lt_train.process.rank_environment import Node
+from lt_train.process.restart_policy import NEXT_PHASE
 
 Process = subprocess.Popen[bytes]
 POLL_SECONDS = 0.1
@@ -98,8 +98,8 @@ class Ranks:
 
         def pass_on(number: int, frame: FrameType | None) -> None:
             self.is_interrupted = number == signal.SIGINT
-            for each in numbers:
-                signal.signal(each, _end)
+            for signal_number in numbers:
+                signal.signal(signal_number, _end)
             for process in self._processes:
                 process.send_signal(number)
 
@@ -124,9 +124,9 @@ class Ranks:
         dead = [rank for rank, process in enumerate(self._processes) if process.poll() is not None]
         if self._control is None or self._spare is None or len(dead) != 1:
             return False
-        (replaced,), others = dead, [rank for rank in range(len(self._processes)) if rank not in dead]
+        (replaced,), live_ranks = dead, [rank for rank in range(len(self._processes)) if rank not in dead]
         self._control.forget(replaced)
-        if not self._control.are_ready(others) or not self._control.begin(others, replaced, str(config_file), port):
+        if not self._control.are_ready(live_ranks) or not self._control.begin(live_ranks, replaced, str(config_file), port):
             return False
         self._processes[replaced], self._spare = self._spare, None
         note(f"the other ranks go on in their processes, and a spare one is rank {replaced}")
@@ -167,10 +167,10 @@ class Ranks:
 
     def stop(self) -> None:
         """Kill those that are left, all at once: the end of a process that has much of a GPU's memory takes seconds."""
-        left = [process for process in (*self._processes, *([self._spare] if self._spare else [])) if process.poll() is None]
-        for process in left:
+        running = [process for process in (*self._processes, *([self._spare] if self._spare else [])) if process.poll() is None]
+        for process in running:
             process.kill()
-        for process in left:
+        for process in running:
             process.wait()
         if self._control:
             for rank in (None, *range(len(self._processes))):

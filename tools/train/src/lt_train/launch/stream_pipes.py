@@ -8,12 +8,12 @@ from pathlib import Path
 from lt_train.config.settings import streaming
 from lt_train.config.settings.checkpointing import Checkpointing
 from lt_train.config.settings.streaming import Streaming
-from lt_train.runtime import stream_intake
-from lt_train.runtime.private_directory import private_directory
+from lt_train.process import stream_intake
+from lt_train.process.private_directory import private_directory
 
 
 @contextlib.contextmanager
-def handed_on(streams: Streaming | None, checkpointing: Checkpointing, is_first: bool) -> Iterator[None]:
+def forward_pipes(streams: Streaming | None, checkpointing: Checkpointing, is_first: bool) -> Iterator[None]:
     """Ranks find the lists in the run's directory, which the first node fills, or without one in a directory of this node."""
     places = [place for place in streams.lists if place and place.startswith(streaming.PIPE)] if streams else []
     if not places:
@@ -21,13 +21,13 @@ def handed_on(streams: Streaming | None, checkpointing: Checkpointing, is_first:
         return
     is_shared = checkpointing.directory is not None and not checkpointing.is_remote
     with private_directory() as directory:
-        own = str(directory)
-        os.environ[stream_intake.DIRECTORY_VARIABLE] = own
+        private = str(directory)
+        os.environ[stream_intake.DIRECTORY_VARIABLE] = private
         for place, intake in zip(places, stream_intake.streams(), strict=True):
-            broken = streaming.broken_path(place, own)
+            broken = streaming.broken_path(place, private)
             assert broken is not None
             if is_first or not is_shared:
-                intake.hand_on(Path(streaming.list_path(place, checkpointing.directory, own)), broken)
+                intake.hand_on(Path(streaming.list_path(place, checkpointing.directory, private)), broken)
             else:
                 intake.discard()
         yield

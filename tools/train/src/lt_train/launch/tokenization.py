@@ -14,7 +14,7 @@ from typing import Any
 
 from lt_shared.console import Unavailable, UsageError
 from lt_shared.files import storage
-from lt_train.runtime import rank_environment, stream_intake
+from lt_train.process import rank_environment, stream_intake
 
 PROGRAM = "lt-preprocess"
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst", ".zstd")

@@ -26,9 +26,9 @@ from lt_train.config.settings.scoring import Scoring
 from lt_train.kernels import compile_caches
 from lt_train.launch import rank_imports
 from lt_train.launch.control import VARIABLE, Controlled
-from lt_train.runtime import flight_recorder, process_lifetime, rank_environment, signals
-from lt_train.runtime.rank_environment import RankEnvironment
-from lt_train.runtime.start_clock import clock
+from lt_train.process import flight_recorder, process_lifetime, rank_environment, signals
+from lt_train.process.rank_environment import RankEnvironment
+from lt_train.process.start_clock import clock
 
 
 @click.command(cls=console.Command)
@@ -51,7 +51,7 @@ def command(config_file: str, spare: bool) -> int:
 
 def _controlled(device_type: str, rank: int | None) -> Controlled:
     """The connection to the launcher, through which this process is interrupted."""
-    from lt_train.runtime import device, interruption
+    from lt_train.process import device, interruption
 
     device.outlive_aborted_collectives(device_type)
 
@@ -67,31 +67,31 @@ def _controlled(device_type: str, rank: int | None) -> Controlled:
 
 def _stand_by(config: RunConfig, control: Controlled) -> int:
     """Import all that a rank needs, then be the one that the launcher names."""
-    from lt_train.runtime import device
+    from lt_train.process import device
 
     ranks = config.parallelism.world_size
     prepare_process(config.parallelism, config.precision, config.memory, config.reporting)
     _import_torch(config.parallelism.device)
     any_rank = RankEnvironment(0, 0, ranks, ranks, rank_environment.LOOPBACK, 0, "lt-train")
     # A context on a GPU takes memory of whoever trains there: only once it is known which one.
-    where = device.prepare(device.CPU, any_rank) if config.parallelism.device == device.CPU else None
+    prepared = device.prepare(device.CPU, any_rank) if config.parallelism.device == device.CPU else None
     _imported(config.scoring)
     attempt = control.attempt()
     if attempt is None:
         return ExitCode.OK
     config, rank_env = _begun(attempt, ranks)
-    where = where or device.prepare(config.parallelism.device, rank_env)
+    prepared = prepared or device.prepare(config.parallelism.device, rank_env)
     clock.lap("device")
-    return start(config, rank_env, control, where)
+    return start(config, rank_env, control, prepared)
 
 
-def start(config: RunConfig, rank_env: RankEnvironment, control: Controlled | None = None, where: Any = None) -> int:
+def start(config: RunConfig, rank_env: RankEnvironment, control: Controlled | None = None, prepared_device: Any = None) -> int:
     """Prepare the device, unless it is `where`, and train; returns the exit code.
 
     When another rank dies, `control` may say to begin again. An error is raised by the rank that it belongs to, the others end
     silently. megatron-core is imported after the device is prepared: on a CPU it needs replacements to be in place.
     """
-    from lt_train.runtime import device
+    from lt_train.process import device
 
     signals.listen(config.checkpointing.save is not None)
     if config.checkpointing.may_save_async(config.parallelism.device == device.CUDA):
@@ -102,21 +102,21 @@ def start(config: RunConfig, rank_env: RankEnvironment, control: Controlled | No
         try:
             if run is None:
                 with rank_imports.uncollected():
-                    if where is None:
+                    if prepared_device is None:
                         prepare_process(config.parallelism, config.precision, config.memory, config.reporting)
-                        where = prepare_device(config.parallelism.device, rank_env)
+                        prepared_device = prepare_device(config.parallelism.device, rank_env)
                     run = _imported(config.scoring)
-            return run(config, rank_env, where)
+            return run(config, rank_env, prepared_device)
         except Exception as error:
-            from lt_train.runtime import failure_report, interruption
+            from lt_train.process import failure_report, interruption
 
             is_echo = failure_report.is_echo(error) or interruption.is_interrupted()
             if not (control and is_echo and control.is_held()):
                 raise failure_report.raised(error, rank_env) from error
         # Out of the block: the error's traceback has frames, and these the model.
         _leave_process_groups()
-        if where is not None:
-            device.release(where)
+        if prepared_device is not None:
+            device.release(prepared_device)
         control.say_ready()
         attempt = control.attempt()
         if attempt is None:
@@ -153,27 +153,27 @@ def _leave_process_groups() -> None:
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
     parallel_state.destroy_model_parallel()
-    kept = vars(parallel_state)
-    kept.update({name: None for name, value in kept.items() if isinstance(value, torch.distributed.ProcessGroup)})
+    state = vars(parallel_state)
+    state.update({name: None for name, value in state.items() if isinstance(value, torch.distributed.ProcessGroup)})
     gc.collect()
 
 
 def prepare_device(device_type: str, rank_env: RankEnvironment) -> Any:
     """Import torch beside the beginning of the device's context; returns the device."""
-    from lt_train.runtime import device
+    from lt_train.process import device
 
     device.begin_context(device_type, rank_env)
     _import_torch(device_type)
-    where = device.prepare(device_type, rank_env)
+    prepared = device.prepare(device_type, rank_env)
     clock.lap("device")
-    return where
+    return prepared
 
 
 def _import_torch(device_type: str) -> None:
     import torch  # noqa: F401
 
     from lt_train.megatron import torch_compile, torch_optimizer
-    from lt_train.runtime import device
+    from lt_train.process import device
 
     clock.lap("torch")
     torch_optimizer.undo_marks()
@@ -189,7 +189,7 @@ def prepare_process(parallelism: Parallelism, precision: Precision, memory: Memo
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     flight_recorder.keep_calls()
     compile_caches.use_private_directories()
-    from lt_train.runtime import device
+    from lt_train.process import device
 
     quiet()
     if precision.deterministic:

@@ -32,7 +32,7 @@ from lt_train.metrics.recorded_steps import METRICS, Attempt
 from lt_train.metrics.step_table import StepTable
 from lt_train.metrics.step_timer import Lap
 from lt_train.metrics.trackers import Tracker
-from lt_train.runtime.run_files import AppendedLines
+from lt_train.process.run_files import AppendedLines
 
 TRAIN_LOG = "train.log"
 

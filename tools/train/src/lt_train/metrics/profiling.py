@@ -14,11 +14,11 @@ import torch
 
 from lt_shared.console import note
 from lt_train.config.settings.reporting import Profile
-from lt_train.runtime import device
+from lt_train.process import device
 
 
 class Profiler:
-    """Record traces and memory snapshots around the training loop, which calls `step` after every step. Other ranks record nothing."""
+    """Record traces and memory snapshots on the chosen ranks. The training loop calls `step` after every step."""
 
     def __init__(self, settings: Profile | None, rank: int, rank_device: torch.device, steps_done: int):
         """Profile steps after `steps_done` finished ones."""

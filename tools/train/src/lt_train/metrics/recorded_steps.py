@@ -12,7 +12,7 @@ from typing import Any
 from lt_shared.console import BadData, NoInput
 from lt_shared.files import storage
 from lt_train.config.run_config import RunConfig
-from lt_train.runtime import run_files
+from lt_train.process import run_files
 
 METRICS = "metrics.jsonl"
 # As lt-monitor names them: `first_step` and `arguments`, which are Megatron's, are for it.

@@ -1,6 +1,6 @@
 """Where the time of the steps goes: waiting for data, the step itself, the loop's own Python.
 
-A step ends for the host when it has loss and norm. On a GPU the optimizer still runs then (`lt_train.runtime.reading`): what the
+A step ends for the host when it has loss and norm. On a GPU the optimizer still runs then (`lt_train.process.reading`): what the
 loop does between two steps is hidden while it takes less than that, and is otherwise time in which the GPU idles. It is measured
 in every run and shown by `lt-train bench`, so that it cannot grow unseen.
 """

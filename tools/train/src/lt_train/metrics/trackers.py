@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from lt_shared.console import Unavailable, warn
 from lt_shared.contracts.run_log import SOURCE_LOSS, STEP_TAGS, Evaluation, Step, evaluation_tags
 from lt_train.config.settings.reporting import Reporting, Wandb
-from lt_train.runtime import run_files
+from lt_train.process import run_files
 
 WANDB_ID = "wandb-run-id"
 

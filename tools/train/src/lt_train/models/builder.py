@@ -36,7 +36,7 @@ from lt_train.parallel.initialization import clear, initialize
 from lt_train.parallel.peer_buffers import SymmetricBuffer
 from lt_train.parallel.shard_collectives import Collectives
 from lt_train.planner.rank_parameters import layer_parameters
-from lt_train.runtime.device import CUDA
+from lt_train.process.device import CUDA
 
 
 def build(run_config: RunConfig, kernels: Kernels, device: torch.device) -> list[Chunk]:

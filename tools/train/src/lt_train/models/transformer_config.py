@@ -19,7 +19,7 @@ from lt_train.config.settings.memory import SWIGLU, Memory, Recompute
 from lt_train.config.settings.parallelism import Parallelism
 from lt_train.config.settings.precision import Precision
 from lt_train.models.mixers import rope
-from lt_train.runtime.device import CPU
+from lt_train.process.device import CPU
 
 
 def transformer_config(run_config: RunConfig, device: torch.device) -> TransformerConfig:

@@ -35,7 +35,7 @@ LARGEST_SUM = 2.0**96
 def output_losses(rows: Tensor, weight: Tensor, labels: Tensor, exchange: Exchange, vocabulary: int) -> Tensor:
     """Return the loss in nats, float32 [m], for `labels`, int64 [m]. Logits are the gathered rows times the transposed weight.
 
-    The local `rows` [..., h] and `weight` [n, h] are contiguous and bfloat16. The weights, concatenated in the order of the ranks,
+    The local `rows` [..., h] and `weight` [n, h] are contiguous and bfloat16. The weights, in the order of the ranks,
     hold a row per token of the `vocabulary`, then padding. The weight's gradient is added to `main_grad` if it has one.
     """
     losses: Tensor = _FusedLinearCrossEntropy.apply(  # type: ignore[no-untyped-call]

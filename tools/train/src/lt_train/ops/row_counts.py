@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lt_train.runtime.device import CPU
+from lt_train.process.device import CPU
 
 
 class RowCounts:

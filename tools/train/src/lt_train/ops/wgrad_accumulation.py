@@ -22,7 +22,7 @@ from torch import Tensor
 from lt_train.megatron import param_and_grad_buffer, tensor_parallel_layers
 from lt_train.megatron.tensor_parallel_layers import WeightGradientExtension
 from lt_train.ops.deferred_gradients import is_open, later
-from lt_train.runtime.device import CPU
+from lt_train.process.device import CPU
 
 # By address: megatron-core passes the GEMM the buffer, not its weight.
 _stale: dict[int, Tensor] = {}

@@ -27,8 +27,8 @@ from lt_train.kernels import split_master_weights
 from lt_train.megatron import distrib_optimizer, optimizer_optimizer
 from lt_train.parallel.fsdp import FullySharded, ShardOptimizer
 from lt_train.parallel.shard_collectives import UpdatedPart
-from lt_train.runtime.device import CPU
-from lt_train.runtime.reading import Reading
+from lt_train.process.device import CPU
+from lt_train.process.reading import Reading
 
 SMALLEST_NORM = 1e-6
 # megatron-core's name for the masters in its optimizer's state.

@@ -27,7 +27,7 @@ from lt_train.optim.fused_adamw import FusedAdamW
 from lt_train.parallel.ddp import Chunk
 from lt_train.parallel.flat_shards import local_sharded_state
 from lt_train.parallel.fsdp import FullySharded, ShardOptimizer
-from lt_train.runtime.device import CPU
+from lt_train.process.device import CPU
 
 # Whether the step was made, and the norm of the gradients before clipping, None for too high a loss scale.
 Outcome: TypeAlias = tuple[bool, float | None]

@@ -16,7 +16,7 @@ from lt_train.ops import wgrad_accumulation
 from lt_train.parallel.fsdp import FullySharded
 from lt_train.parallel.initialization import tensors_of
 from lt_train.parallel.shard_collectives import Collectives
-from lt_train.runtime.device import CUDA
+from lt_train.process.device import CUDA
 
 # megatron-core's default bucket size, which grows with the number of data- and context-parallel ranks.
 LEAST_BUCKET_ELEMENTS, BUCKET_ELEMENTS_OF_A_RANK = 40_000_000, 1_000_000

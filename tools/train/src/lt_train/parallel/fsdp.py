@@ -32,7 +32,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from lt_train.megatron.upstream import refuse_unknown
 from lt_train.parallel import flat_shards
 from lt_train.parallel.shard_collectives import Collectives, ShardCollectives, UpdatedPart
-from lt_train.runtime.device import CPU
+from lt_train.process.device import CPU
 
 # Options with which torch's `named_parameters` yields all parameters by their names. torch's `parameters` passes `recurse`.
 ALL_PARAMETERS = {"prefix": "", "recurse": True, "remove_duplicate": True}

@@ -17,7 +17,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factor
 from megatron.core.transformer.module import MegatronModule
 
 from lt_shared.models.architecture import Architecture
-from lt_train.runtime.device import CPU
+from lt_train.process.device import CPU
 
 RESIDUAL_OUTPUTS = ("linear_proj.weight", "linear_fc2.weight")
 EMBEDDINGS = ("word_embeddings.weight", "output_layer.weight")

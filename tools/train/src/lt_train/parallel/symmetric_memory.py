@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from lt_train.ops.peer_exchange import SLOTS
-from lt_train.runtime import agreement, device
-from lt_train.runtime.device import CUDA
+from lt_train.process import agreement, device
+from lt_train.process.device import CUDA
 
 
 def allocate(size_bytes: int, group: ProcessGroup) -> tuple[Tensor, Any]:
@@ -70,7 +70,7 @@ class SymmetricMemory:
 
 def check(group: ProcessGroup) -> None:
     """Raise RuntimeError if the ranks of `group` cannot read each other's memory. All ranks of the world call it."""
-    places = agreement.of_all_ranks([socket.gethostname(), torch.cuda.current_device()])
+    places = agreement.gather_objects([socket.gethostname(), torch.cuda.current_device()])
     peers = [places[rank] for rank in torch.distributed.get_process_group_ranks(group)]
     local_host, local_gpu = places[torch.distributed.get_rank()]
     problem = None
@@ -78,7 +78,7 @@ def check(group: ProcessGroup) -> None:
         problem = "ranks that share weights are on several nodes"
     elif blind := [peer for _, peer in peers if peer != local_gpu and not torch.cuda.can_device_access_peer(local_gpu, peer)]:
         problem = f"GPU {local_gpu} cannot read the memory of GPU {blind[0]}"
-    problems = agreement.of_all_ranks(problem)
+    problems = agreement.gather_objects(problem)
     # All ranks raise, or none, because a rank that went on would wait for the ranks that raised.
     for first in filter(None, problems):
         raise RuntimeError(first)

@@ -11,14 +11,14 @@ from lt_train.config.run_config import RunConfig
 from lt_train.config.settings import parallelism
 from lt_train.planner import search
 from lt_train.planner.search import Choice
-from lt_train.runtime import rank_environment
+from lt_train.process import rank_environment
 
 
 def resolve_run_config(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> RunConfig:
     """Raises UsageError or BadConfig for what cannot run, the first of its problems."""
     config = assemble(options, datasets)
     if options["parallel"] == parallelism.AUTO:
-        choice = search.choose(config, options, cluster.here(config.parallelism.device, config.parallelism.world_size))
+        choice = search.choose(config, options, cluster.local_cluster(config.parallelism.device, config.parallelism.world_size))
         config = search.require(choice)
         _note_layout(choice)
     for problem in (*problems(config), *problems_here(vars(config))):

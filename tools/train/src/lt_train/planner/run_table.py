@@ -13,7 +13,7 @@ from lt_train.planner import memory_estimate, search
 from lt_train.planner.checkpoint_size import CheckpointSize
 from lt_train.planner.memory_estimate import Estimate
 from lt_train.planner.stage_work import PipelineWork
-from lt_train.runtime.device import CUDA
+from lt_train.process.device import CUDA
 
 
 def table(config: RunConfig, cluster: Cluster, is_finished: bool) -> str:

@@ -25,9 +25,9 @@ from typing import Any
 from lt_shared.console import Unavailable
 from lt_shared.files import storage
 from lt_train.preflight.check_interface import Finding, error
-from lt_train.runtime import device, process_lifetime
-from lt_train.runtime.ports import free_port
-from lt_train.runtime.rank_environment import LOOPBACK, Node, RankEnvironment
+from lt_train.process import device, process_lifetime
+from lt_train.process.ports import free_port
+from lt_train.process.rank_environment import LOOPBACK, Node, RankEnvironment
 
 TIMEOUT_SECONDS = 120
 MESSAGE_BYTES = {device.CPU: 8 * 2**20, device.CUDA: 256 * 2**20}
@@ -97,7 +97,7 @@ def _measure(rank_env: RankEnvironment, where: str, save: str | None) -> Measure
     import torch
     import torch.distributed as dist
 
-    from lt_train.runtime import agreement, rendezvous
+    from lt_train.process import agreement, rendezvous
 
     os.environ.update(rank_env.variables())
     device.communicate_on_loopback(rank_env)
@@ -117,7 +117,7 @@ def _measure(rank_env: RankEnvironment, where: str, save: str | None) -> Measure
             if player is not None and (peer := opponents.get(player)) is not None:
                 rank = peer * (rank_env.world_size // len(names))
                 own[names[peer]] = _exchange(rank, rank_env.rank < rank, where, on)
-        everything = agreement.of_all_ranks(own if player is not None else None)
+        everything = agreement.gather_objects(own if player is not None else None)
         seen = _seen_by(rank_env, names, player, save)
         if rank_env.rank:
             return None
@@ -141,10 +141,10 @@ def rounds(players: int) -> list[dict[int, int]]:
 
 def _players(rank_env: RankEnvironment) -> tuple[list[str], int | None]:
     """Names of those who play, nodes or ranks of one node, and this rank's number among them, None for a bystander."""
-    from lt_train.runtime import agreement
+    from lt_train.process import agreement
 
     nodes = rank_env.world_size // rank_env.local_world_size
-    hosts = agreement.of_all_ranks(socket.gethostname())
+    hosts = agreement.gather_objects(socket.gethostname())
     if nodes == 1:
         return [f"rank {rank} on {hosts[rank]}" for rank in range(rank_env.world_size)], rank_env.rank
     firsts = range(0, rank_env.world_size, rank_env.local_world_size)
@@ -194,7 +194,7 @@ def _exchange(peer: int, is_first: bool, where: str, on: Any) -> float:
 
 def _seen_by(rank_env: RankEnvironment, names: list[str], player: int | None, save: str | None) -> list[str] | None:
     """The players that see a file which the first rank wrote into the part of SAVE that exists."""
-    from lt_train.runtime import agreement
+    from lt_train.process import agreement
 
     if not save or storage.is_remote(save):
         return None
@@ -211,7 +211,7 @@ def _seen_by(rank_env: RankEnvironment, names: list[str], player: int | None, sa
             pass
     try:
         written = agreement.from_first_rank(written)
-        seen = agreement.of_all_ranks(written is not None and os.path.exists(written))
+        seen = agreement.gather_objects(written is not None and os.path.exists(written))
     finally:
         if rank_env.rank == 0 and written is not None:
             probe.unlink(missing_ok=True)
@@ -244,7 +244,7 @@ def on_this_machine(node: Node | None, ranks: int, where: str, save: str | None)
 
 
 def main() -> None:
-    from lt_train.runtime import rank_environment
+    from lt_train.process import rank_environment
 
     rank_env = rank_environment.find()
     assert rank_env

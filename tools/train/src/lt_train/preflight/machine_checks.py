@@ -13,7 +13,7 @@ from pathlib import Path
 from lt_train.config.cluster import GIB
 from lt_train.config.optional_packages import is_installed
 from lt_train.preflight.check_interface import Finding, NotChecked, Situation, error, warning
-from lt_train.runtime import device, rank_environment
+from lt_train.process import device, rank_environment
 
 OPEN_FILES = 16384
 SHARED_MEMORY_BYTES = 1 * GIB

@@ -7,7 +7,7 @@ from lt_train.preflight import bandwidth
 from lt_train.preflight.bandwidth import GIGA, Measurement
 from lt_train.preflight.check_interface import of
 from lt_train.preflight.check_runner import Result
-from lt_train.runtime import device, rank_environment
+from lt_train.process import device, rank_environment
 
 NAME = "bandwidth.measure"
 # Two ranks are the fewest that exchange data.

@@ -4,7 +4,7 @@ import socket
 from collections.abc import Iterator
 
 from lt_train.preflight.check_interface import Finding, NotChecked, Situation, error, warning
-from lt_train.runtime import device
+from lt_train.process import device
 
 DEPRECATED = {
     "NCCL_ASYNC_ERROR_HANDLING": "TORCH_NCCL_ASYNC_ERROR_HANDLING",

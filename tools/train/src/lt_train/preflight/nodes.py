@@ -20,7 +20,7 @@ from typing import Any
 from lt_shared.console import warn
 from lt_train.preflight.check_interface import Finding, error, warning
 from lt_train.preflight.check_runner import Result
-from lt_train.runtime.rank_environment import LOOPBACK, Node, RankEnvironment, shown
+from lt_train.process.rank_environment import LOOPBACK, Node, RankEnvironment, shown
 
 # Python's start from a shared filesystem can take a minute on many nodes.
 WAIT_SECONDS = 120.0

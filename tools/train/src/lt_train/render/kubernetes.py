@@ -17,11 +17,11 @@ from typing import Any
 from lt_shared.console import UsageError, note
 from lt_shared.credentials import covered
 from lt_shared.files import storage
+from lt_train.process import restart_policy
 from lt_train.render import container_paths, shell, training_jobs
 from lt_train.render.job_spec import Job, check_value
 from lt_train.render.pods import JOB_NAME, LABEL, PodOptions, batch_job, check_name, container, labels, metadata, pod, script
 from lt_train.render.training_jobs import KINDS, Kind
-from lt_train.runtime import restart_policy
 
 AGAIN_CODES = (*restart_policy.CONTINUED, *restart_policy.FAILED)
 MONITOR_SCHEDULE = "*/5 * * * *"

@@ -5,7 +5,7 @@ exit code 75 when it has saved and can continue, and goes back into the queue th
 when one fails. It would also end those that still save when the first is done with 75, so that code is kept from srun, and known
 by the missing last line of the manifest. An attempt that failed, as after a rank was killed, has saved nothing more, but the
 nodes are there, so the step starts again within the job. A run that does not move is ended with 76: srun ends the other nodes,
-stopped processes too, and the job goes back into the queue. Which code says what is in `runtime/restart_policy.py`.
+stopped processes too, and the job goes back into the queue. Which code says what is in `process/restart_policy.py`.
 """
 
 import dataclasses
@@ -15,9 +15,9 @@ from collections.abc import Sequence
 
 from lt_shared.console import ExitCode, UsageError
 from lt_shared.files import storage
+from lt_train.process import restart_policy
 from lt_train.render import container_paths, shell
 from lt_train.render.job_spec import Job, check_value
-from lt_train.runtime import restart_policy
 
 # Before the time limit; of a short limit a fifth.
 SIGNAL_SECONDS = 300

@@ -8,9 +8,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from lt_train.process import restart_policy
 from lt_train.render.job_spec import Job
 from lt_train.render.pods import PodOptions, labels, metadata, training_pod
-from lt_train.runtime import restart_policy
 
 # Of a run that is continued again and again; a failure that repeats at the same step ends with another code.
 RESTARTS = 100

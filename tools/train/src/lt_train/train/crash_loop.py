@@ -20,7 +20,7 @@ from lt_shared.contracts.recovery_notes import Recovery
 from lt_shared.files.local_files import write_at
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.checkpointing import Checkpointing
-from lt_train.runtime import run_files
+from lt_train.process import run_files
 
 FILE = "attempts.jsonl"
 STEP_FILE = ".step"

@@ -18,7 +18,7 @@ from lt_train.models.mixers.core_attention import document_numbers, sequence_sha
 from lt_train.models.multi_token_prediction import prediction_targets
 from lt_train.ops import wgrad_accumulation
 from lt_train.parallel.ddp import Chunk, gathered
-from lt_train.runtime.reading import Reading
+from lt_train.process.reading import Reading
 from lt_train.train import pipeline_schedule
 
 LM_LOSS, MTP_LOSS = "lm loss", "mtp loss"

@@ -22,8 +22,8 @@ from lt_train.config.settings.layers import FUSED_LINEAR, GEMM_EPILOGUE, TRITON
 from lt_train.config.settings.memory import Memory
 from lt_train.kernels import gemm_epilogues, grouped_gemm_epilogues
 from lt_train.parallel import symmetric_memory
-from lt_train.runtime import agreement, device
-from lt_train.runtime.start_clock import clock
+from lt_train.process import agreement, device
+from lt_train.process.start_clock import clock
 from lt_train.train import trial_memory
 from lt_train.train.trial_shapes import Shapes
 
@@ -52,7 +52,7 @@ class Trials:
 
     def _import(self) -> None:
         # A failing import fails again in the trial of its package, which reports it.
-        with thread_switching.often():
+        with thread_switching.switch_often():
             for name, load in _imports(self._choose()).items():
                 with clock.beside(f"import of {name}"), contextlib.suppress(Exception):
                     load()
@@ -116,7 +116,7 @@ def failures(shapes: Shapes, memory: Memory, chosen: Kernels, rank_device: torch
         if reason := _failure(trial, rank_device):
             local_failures[package.distribution] = reason
         clock.lap(f"trial of {package.name}")
-    answers = agreement.of_all_ranks(local_failures)
+    answers = agreement.gather_objects(local_failures)
     failed = {}
     for package in COSTS:
         reasons = [(rank, answer[package.distribution]) for rank, answer in enumerate(answers) if package.distribution in answer]

@@ -9,8 +9,8 @@ from megatron.core import parallel_state
 from lt_train.config.settings.faults import Faults
 from lt_train.config.settings.memory import Memory
 from lt_train.config.settings.parallelism import Parallelism
-from lt_train.runtime import device, rendezvous
-from lt_train.runtime.rank_environment import RankEnvironment
+from lt_train.process import device, rendezvous
+from lt_train.process.rank_environment import RankEnvironment
 
 # megatron-core's default timeout.
 TIMEOUT = datetime.timedelta(minutes=30)

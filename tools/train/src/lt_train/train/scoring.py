@@ -17,7 +17,7 @@ from lt_train.data.loader import Loader
 from lt_train.models import builder
 from lt_train.optim import optimizer
 from lt_train.parallel.ddp import gathered
-from lt_train.runtime.rank_environment import RankEnvironment
+from lt_train.process.rank_environment import RankEnvironment
 from lt_train.train import kernel_trials, process_groups
 from lt_train.train.forward_backward import ForwardBackward
 

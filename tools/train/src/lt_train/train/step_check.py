@@ -32,8 +32,8 @@ from lt_train.data.batch import Batch
 from lt_train.models.chunks import unwrapped
 from lt_train.ops import wgrad_accumulation
 from lt_train.parallel.ddp import Chunk
-from lt_train.runtime import agreement, device, process_lifetime
-from lt_train.runtime.interruption import Echo
+from lt_train.process import agreement, device, process_lifetime
+from lt_train.process.interruption import Echo
 
 if TYPE_CHECKING:
     from lt_train.checkpoint.training_state import TrainingState
@@ -130,7 +130,7 @@ class StepCheck:
         )
         answers = [
             Answer(answer["rank"], answer["host"], answer["problem"], tuple(answer["dense"]), tuple(answer["expert"]))
-            for answer in agreement.of_all_ranks(dataclasses.asdict(local_answer))
+            for answer in agreement.gather_objects(dataclasses.asdict(local_answer))
         ]
         problems = verdict(answers, step)
         for rank, text in sorted(problems.items()):

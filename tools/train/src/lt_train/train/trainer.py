@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from lt_train.runtime.signals import Limits, Reason
+from lt_train.process.signals import Limits, Reason
 from lt_train.train.hooks.hook import Hook
 
 if TYPE_CHECKING:

@@ -37,13 +37,13 @@ from lt_train.metrics.throughput import Speedometer
 from lt_train.models import builder
 from lt_train.optim import optimizer
 from lt_train.parallel import ddp
-from lt_train.runtime import agreement, device
-from lt_train.runtime.failure_watch import FailureWatch
-from lt_train.runtime.rank_environment import RankEnvironment
-from lt_train.runtime.restart_policy import NEXT_PHASE
-from lt_train.runtime.signals import Limits, Reason
-from lt_train.runtime.start_clock import clock
-from lt_train.runtime.watchdog import Watchdog
+from lt_train.process import agreement, device
+from lt_train.process.failure_watch import FailureWatch
+from lt_train.process.rank_environment import RankEnvironment
+from lt_train.process.restart_policy import NEXT_PHASE
+from lt_train.process.signals import Limits, Reason
+from lt_train.process.start_clock import clock
+from lt_train.process.watchdog import Watchdog
 from lt_train.train import crash_loop, process_groups
 from lt_train.train.bench import Measurement
 from lt_train.train.crash_loop import Attempt
@@ -90,7 +90,7 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, rank_device: to
     )
     unused = None if copies else UnusedCopies(config.checkpointing)
     if copies:
-        config = starting_point.fetched(copies.starting(config), ranks_decide=False)
+        config = starting_point.fetch_start(copies.starting(config), ranks_decide=False)
         start = config.checkpointing.start
     chosen = trials.chosen(is_first)
     model_parallel_cuda_manual_seed(config.seed)
@@ -219,7 +219,7 @@ class Run:
             self.hooks(after_first_step, profiler),
         )
         with self.saver, self.local_saver or contextlib.nullcontext(), self.watchdog:
-            stop = trainer.run(lambda number: agreement.largest(number, self.device))
+            stop = trainer.run(lambda number: agreement.reduce_maximum(number, self.device))
         trainer.finish(stop)
         if stop:
             is_saved = config.checkpointing.save and not config.checkpointing.no_save_optim

@@ -25,7 +25,7 @@ from lt_shared.files import local_files
 from lt_train.config import optional_packages
 from lt_train.config.kernels import Kernels
 from lt_train.kernels.compile_caches import TRIALS
-from lt_train.runtime import device
+from lt_train.process import device
 from lt_train.train.trial_shapes import Shapes
 
 ROOT = Path(__file__).parents[1]

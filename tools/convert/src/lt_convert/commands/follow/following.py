@@ -1,7 +1,7 @@
 """Follow a run: convert each of its complete checkpoints once, in order, run a command on each, and keep the newest.
 
-A pass that fails at one checkpoint, or whose command does, goes on with the next one; the next pass tries again. The order is
-that of the iterations. A checkpoint that the run deletes before it was converted is passed over.
+If a conversion or a command fails, the pass goes on with the next checkpoint, and the next pass tries again. Checkpoints are
+converted in the order of their iterations. A checkpoint that the run deletes before its conversion is passed over.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from lt_shared.contracts.manifest import Checkpoint
 from lt_shared.files import storage
 
 PASSING = (BadData, NoInput, IoFailure, TryAgain, CannotCreate)
-# What a trainer writes last in a checkpoint, or as good as.
+# The file that a trainer writes last in a checkpoint, or almost last.
 _LAST_WRITTEN = (
     ".metadata",
     "weights/.metadata",
@@ -35,7 +35,7 @@ _LAST_WRITTEN = (
 
 @dataclasses.dataclass(frozen=True)
 class FollowRequest:
-    """What the user asks for: checkpoints of `run` become `directory`/NAME in the format `to`, and `each` is run on them."""
+    """The options of `follow`: checkpoints of `run` become `directory`/NAME in the format `to`, and `each` is run on them."""
 
     run: str
     to: str
@@ -56,9 +56,10 @@ class Follower:
         self._told: set[str] = set()
 
     def make_pass(self) -> bool:
-        """Convert what is new, run the command where it has not succeeded, and delete what is not kept; whether all went well.
+        """Convert new checkpoints, run the command that has not succeeded on one yet, and delete old conversions.
 
-        Raises NoInput when the run is not there, BadData for a tracker that names no iteration.
+        Returns whether everything succeeded. Raises NoInput if the run does not exist, BadData for a tracker that names no
+        iteration.
         """
         complete = {one.name: one for one in run_checkpoints.complete(self.request.run)}
         for name, one in complete.items():
@@ -79,9 +80,9 @@ class Follower:
             self.state.entries[name] = Entry(one.iteration, written)
 
     def _tell_of_damaged(self, whole: Collection[RunCheckpoint]) -> bool:
-        """Warn once of each checkpoint that is not complete and that nobody writes any more; return whether there is none.
+        """Warn once of each incomplete checkpoint that nobody writes any more; return whether there is none.
 
-        Also warn of a newest checkpoint of TorchTitan that is not complete, which may still be written.
+        Also warn if TorchTitan's newest checkpoint is incomplete: it may still be written.
         """
         broken = {one.directory: one.iteration for one in run_checkpoints.damaged(self.request.run, whole)}
         pending = {one.directory for one in run_checkpoints.unfinished(self.request.run, whole)} - broken.keys()
@@ -100,7 +101,7 @@ class Follower:
         return written is not None and (not tracker.is_file() or tracker.stat().st_mtime_ns >= written)
 
     def _put_aside(self, name: str) -> None:
-        """Rename what became of an older checkpoint of the same name."""
+        """Rename the conversion of an older checkpoint with the same name."""
         place = self.directory / name
         if place.exists():
             number = next(number for number in range(1, 1 << 20) if not (self.directory / f"{name}.{number}").exists())
@@ -202,7 +203,7 @@ def follow(request: FollowRequest, interval_seconds: float | None, converted: Ca
 
 
 def _written(directory: str) -> int | None:
-    """When a checkpoint was finished, in nanoseconds; None on a remote store, where none is taken to be written again."""
+    """Return when a checkpoint was finished, in nanoseconds. None on a remote store: its checkpoints count as never rewritten."""
     for name in _LAST_WRITTEN:
         with contextlib.suppress(OSError):
             return os.stat(f"{directory}/{name}").st_mtime_ns

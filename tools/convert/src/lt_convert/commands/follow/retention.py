@@ -1,6 +1,6 @@
-"""Delete converted checkpoints that are not kept: the files that the conversion wrote, and nothing else.
+"""Delete old conversions: the files that the conversion wrote, and nothing else.
 
-What the command has put beside them, such as the scores of an evaluation, stays.
+Files that the command has put beside them, such as the scores of an evaluation, stay.
 """
 
 import contextlib

@@ -26,10 +26,10 @@ _NAME = re.compile(r"iter_\d{7,}|step-\d+")
 
 @dataclasses.dataclass
 class Entry:
-    """A checkpoint of the run: what was done with it.
+    """The progress on one checkpoint of the run.
 
-    `written` is the time at which the run finished it, by which one that is written again is noticed. `attempts` counts the runs
-    of the command and `exit_code` is that of the last one; `succeeded` is whether one of them did.
+    `written` is the time at which the run finished the checkpoint; a later time shows that the run has written it again.
+    `attempts` counts the runs of the command, `exit_code` belongs to the last run, and `succeeded` is whether any run succeeded.
     """
 
     iteration: int
@@ -43,7 +43,7 @@ class Entry:
 
 @dataclasses.dataclass
 class State:
-    """The entries by the name of the checkpoint. `options` say what is converted to what: they cannot change in one directory."""
+    """The entries by checkpoint name. `options` name the run and the target format, which cannot change in one directory."""
 
     path: Path
     options: Mapping[str, Any]
@@ -52,10 +52,10 @@ class State:
     @classmethod
     @contextlib.contextmanager
     def open(cls, directory: Path, options: Mapping[str, Any]) -> Iterator[Self]:
-        """The state in a directory, which is made if there is none, locked until the block ends.
+        """Open the state in a directory, and lock it until the block ends. A missing directory is created.
 
-        Raises: TryAgain while another process follows there, UsageError when it is of another run or other options, BadData for
-        a file that is no such state, CannotCreate for one that others may have written.
+        Raises: TryAgain while another process follows into the directory, UsageError if the state belongs to another run or to
+        other options, BadData for a malformed file, CannotCreate if another user may have written the file.
         """
         directory.mkdir(parents=True, exist_ok=True)
         with resumable_files.locked(str(directory / LOCK), str(directory)):

@@ -1,7 +1,7 @@
 """Merge checkpoints: choose them, plan the average, and write it as a conversion is written: resumable and checked.
 
 Optimizer states are not merged: moments belong to the weights at which they were taken. The result has the iteration of the
-newest checkpoint, and `lt-convert.json` names all of them with their weights.
+newest checkpoint, and `lt-convert.json` names all checkpoints with their weights.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from lt_shared.contracts.manifest import Checkpoint, absolute
 
 @dataclasses.dataclass(frozen=True)
 class MergeRequest:
-    """What the user asks for; `schedule` is for checkpoints without weights of their own. Other fields as in `Request`."""
+    """The options of a merge; `schedule` is for checkpoints without explicit weights. Other fields as in `Request`."""
 
     chosen: Sequence[Chosen]
     to: str
@@ -77,10 +77,10 @@ def merge(request: MergeRequest) -> Checkpoint:
 
 
 def planned(request: MergeRequest, files: Files) -> MergePlan:
-    """The plan of a merge, for --dry-run.
+    """Plan a merge, for --dry-run.
 
-    Raises: NoInput for a missing checkpoint, BadData for one that is damaged or of another model, UsageError where the weights or
-    the dtype of the result cannot be.
+    Raises: NoInput for a missing checkpoint, BadData for a checkpoint that is damaged or holds another model, UsageError for
+    impossible weights or an impossible dtype of the result.
     """
     shares = sources.weigh(request.chosen, request.schedule)
     located = _located(request.chosen, files)
@@ -89,7 +89,7 @@ def planned(request: MergeRequest, files: Files) -> MergePlan:
 
 
 def _located(chosen: Sequence[Chosen], files: Files) -> list[tuple[str, str]]:
-    """Directory and format of each checkpoint. Raises UsageError for fewer than two, or one that is named twice."""
+    """Find the directory and format of each checkpoint. Raises UsageError for fewer than two, or for a repeated one."""
     located = [location.locate(one.path, files) for one in chosen]
     directories = [directory for directory, _ in located]
     if len(located) < 2:

@@ -1,8 +1,8 @@
 """The plan of a merge: each source is planned as if it were converted alone, then the same tensors of all are averaged.
 
-So sources of any formats merge to any format, and the formats know nothing of it. All that is not a tensor comes from the newest
-source: the tokenizer, the ids of special tokens, the order of the layers in files. Planning takes as long as planning each
-conversion.
+So sources of any formats merge to any format, and the formats know nothing about merging. Everything except tensors comes from
+the newest source: the tokenizer, the ids of special tokens, the order of the layers in files. Planning takes as long as planning
+each conversion.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from lt_shared.contracts.manifest import absolute
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A source of a merge. The `weight`s of all parts sum to 1; `iteration` is None where the source does not say it."""
+    """A source of a merge. The `weight`s of all parts sum to 1; `iteration` is None if the source does not record it."""
 
     source: Source
     weight: float
@@ -57,7 +57,7 @@ class MergePlan:
 
 
 def newest_of(parts: Sequence[Part]) -> Part:
-    """The part of the highest iteration, the last one of those or, where an iteration is not known, of all."""
+    """Return the part with the highest iteration. The last part wins a tie, and if any iteration is unknown."""
     iterations = [part.iteration for part in parts]
     if any(iteration is None for iteration in iterations):
         return parts[-1]
@@ -124,7 +124,7 @@ def _padding(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]
 
 
 def _dtype(name: str, parts: Sequence[Part], newest: Part, chosen: str | None) -> str:
-    """The dtype of a tensor of the result: the chosen one, or that of all parts."""
+    """Return the dtype of a tensor in the result: the chosen dtype, or the dtype that all parts share."""
     for part in parts:
         dtype = part.source.tensors[name].dtype
         if dtype not in CASTABLE:
@@ -140,7 +140,7 @@ def _dtype(name: str, parts: Sequence[Part], newest: Part, chosen: str | None) -
 
 
 def _common(newest: Source, parts: Sequence[Part]) -> Source:
-    """What the result has apart from the averages. The newest checkpoint's loss is not that of the average.
+    """Return the parts of the result apart from the averages, without a loss: the newest checkpoint's loss is not the average's.
 
     All tokenizers are the same; a checkpoint that was copied without its run may have none.
     """
@@ -149,7 +149,7 @@ def _common(newest: Source, parts: Sequence[Part]) -> Source:
 
 
 def _averaged(file: OutputFile, outputs_by_part: Sequence[tuple[Part, Sequence[OutputFile]]]) -> OutputFile:
-    """The newest part's file with the averages of what the files of this name hold that would be made of each part."""
+    """Return the newest part's file with its tensors averaged over the files of the same name that each part would produce."""
     payloads_of_file = _payloads([file])
     if not payloads_of_file:
         return file

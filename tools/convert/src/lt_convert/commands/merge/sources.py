@@ -22,9 +22,9 @@ class Chosen:
 
 
 def chosen(words: Sequence[str], last: int | None) -> list[Chosen]:
-    """PATH or PATH=WEIGHT, one a word; with `last`, the one path of a run, of which the newest checkpoints are meant.
+    """Parse words PATH or PATH=WEIGHT. With `last`, the only word is a run, and its newest checkpoints are chosen.
 
-    A word that names something that is there is a path, whatever is in it.
+    A word that names an existing file or directory is a path, whatever characters it has.
     """
     if last is None:
         return [_from_word(word) for word in words]
@@ -80,7 +80,7 @@ def weigh(those: Sequence[Chosen], schedule: str | None) -> list[float]:
 
 
 def check_order(iterations: Sequence[int | None], paths: Sequence[str]) -> None:
-    """Raises UsageError for checkpoints that are not named in the order of training, as far as it is known."""
+    """Raise UsageError if the checkpoints are not in the order of training. Unknown iterations are passed over."""
     numbered = [(iteration, path) for iteration, path in zip(iterations, paths, strict=True) if iteration is not None]
     for (before, one), (after, other) in itertools.pairwise(numbered):
         if after < before:

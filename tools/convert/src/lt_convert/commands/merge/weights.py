@@ -1,10 +1,11 @@
-"""The weights of the checkpoints in a merge: given for each, or by the name of a schedule.
+"""The weights of the checkpoints in a merge: one number for each checkpoint, or the name of a schedule.
 
-`minus-sqrt` and `linear` are those of Megatron-LM's tools/checkpoint/weighted_merge.py (WSM, warmup-stable-merge). A merge of
-checkpoints that were trained with a constant learning rate emulates one that decays: the updates between two checkpoints are in
-all that follow, so they count as much as those weigh together. With weights `D(i/n) - D((i+1)/n)` for checkpoint i of n, oldest
-first, that is the schedule D, which falls from 1 to 0. For a linear one all weights are equal, for `1 - sqrt(x)` the oldest
-checkpoint has the largest weight. `ema` is an exponential moving average, which keeps a share DECAY of itself at each checkpoint.
+`minus-sqrt` and `linear` equal the schedules in Megatron-LM's tools/checkpoint/weighted_merge.py (WSM, warmup-stable-merge). A
+merge of checkpoints that were trained with a constant learning rate emulates a learning rate decay: the updates between two
+checkpoints are part of all later checkpoints, so they count with the sum of the later weights. With weights `D(i/n) - D((i+1)/n)`
+for checkpoint i of n, oldest first, this sum follows the schedule D, which falls from 1 to 0. For a linear D all weights are
+equal; for `1 - sqrt(x)` the oldest checkpoint has the largest weight. `ema` is an exponential moving average that keeps a share
+DECAY of itself at each checkpoint.
 """
 
 import math
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 
 from lt_shared.console import UsageError
 
-# Both are the mean: that of OLMo-core's merge scripts, and Megatron-LM's name for what it emulates.
+# Both are the mean: OLMo-core's merge scripts call it uniform, Megatron-LM names it after the schedule that it emulates.
 MEANS = ("uniform", "linear")
 MINUS_SQRT, EMA = "minus-sqrt", "ema"
 NAMES = (*MEANS, MINUS_SQRT, f"{EMA}=DECAY")
@@ -32,7 +33,7 @@ def scheduled(name: str, count: int) -> list[float]:
 
 
 def normalized(weights: Sequence[float]) -> list[float]:
-    """The weights divided by their sum. Raises UsageError for what is not finite, or a sum that is not positive."""
+    """Divide the weights by their sum. Raises UsageError for a weight that is not finite, or a sum that is not positive."""
     total = sum(weights)
     if not (math.isfinite(total) and all(map(math.isfinite, weights)) and total > 0):
         raise UsageError(

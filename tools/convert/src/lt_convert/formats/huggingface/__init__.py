@@ -130,7 +130,7 @@ def _tokenizer(directory: str, place: str, is_original: bool, files: Files) -> T
 
 
 def _without_absent_layers(architecture: Architecture, tensors: Mapping[str, Tensor], origin: str) -> Architecture:
-    """Without multi-token prediction layers where the files have none of them: transformers drops them when it saves a model."""
+    """Remove multi-token prediction layers that the files lack: transformers drops them when it saves a model."""
     layers = range(architecture.num_layers, architecture.num_layers + architecture.mtp_num_layers)
     if not layers or any(f"layers.{layer}." in name for layer in layers for name in tensors):
         return architecture
@@ -177,9 +177,9 @@ def outputs(target: Target) -> list[OutputFile]:
 
 
 def _dtype(tensors: Mapping[str, Tensor], origin: str) -> str:
-    """The dtype of most bytes, in which transformers loads all of them; warns of other ones.
+    """Return the dtype of most bytes, in which transformers loads all tensors; warn of other dtypes.
 
-    Balancing biases are float32 in every model, and stay so when transformers loads them.
+    Balancing biases are float32 in every model, and stay float32 when transformers loads them.
     """
     sizes: dict[str, int] = {}
     for name, tensor in tensors.items():
@@ -206,9 +206,9 @@ def _special_ids(
 ) -> tuple[dict[str, Any], bytes]:
     """The ids of special tokens for `config.json`, and the content of `generation_config.json`.
 
-    A model of this format keeps its own ids. Other models get those of `tokenizer_generation`, the file beside the
-    tokenizer, then those in the tokenizer's files. An id outside the vocabulary is not written: transformers would look up an
-    embedding row that does not exist.
+    A model of this format keeps its own ids. Other models get the ids in `tokenizer_generation`, the file beside the tokenizer,
+    then the ids in the tokenizer's files. An id outside the vocabulary is not written: transformers would look up an embedding
+    row that does not exist.
     """
     vocab_size = source.model.architecture.vocab_size
     content = source.generation or tokenizer_generation

@@ -1,8 +1,8 @@
-"""Quantized tensors of a Hugging Face model under the names, and in the shapes, of the model as it was before.
+"""Quantized tensors of a Hugging Face model under the names, and in the shapes, of the model before quantization.
 
-Block fp8 stores `X.weight` in fp8 and `X.weight_scale_inv`: a value is what the fp8 says times the scale of its block; the blocks
-at the lower and the right edge may be partial. MXFP4 stores `X_blocks` and `X_scales`, with the rows of X as columns, as a matrix
-product wants them; X itself is their transpose, as in what transformers saves of that model. All other tensors are as they are.
+Block fp8 stores `X.weight` in fp8 and `X.weight_scale_inv`: a value is the fp8 number times the scale of its block; the blocks at
+the lower and the right edge may be partial. MXFP4 stores `X_blocks` and `X_scales`, with the rows of X as columns, the layout for
+a matrix product; X is their transpose, as in files that transformers saves. All other tensors stay unchanged.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ _SCALE_DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float
 
 
 def dequantized(tensors: Mapping[str, Tensor], quantization: Quantization | None, origin: str) -> dict[str, Tensor]:
-    """The tensors as bfloat16, or as they are. Raises BadData, naming `origin`, where weights and scales do not fit."""
+    """Return the tensors as bfloat16, or unchanged. Raises BadData, naming `origin`, if weights and scales do not fit."""
     if quantization is None:
         return dict(tensors)
     decoded = _fp8(tensors, quantization.block, origin) if quantization.method == "fp8" else _mxfp4(tensors, origin)

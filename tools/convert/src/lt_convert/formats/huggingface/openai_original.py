@@ -1,9 +1,9 @@
 """gpt-oss as OpenAI publishes it in `original/`: the numbers of its own model in `config.json`, other names, queries, keys and
 values in one matrix.
 
-What is stored is the same as in the files for transformers, which are beside that directory: MXFP4 blocks and scales, gates and
-ups in alternating rows. So the tensors get those names, and everything else is done as for them. OpenAI's loader takes each
-safetensors file of the directory, and so it is here where there is no index.
+The values are the same as in the files for transformers beside that directory: MXFP4 blocks and scales, gates and ups in
+alternating rows. So the tensors are renamed, and everything else follows transformers' format. OpenAI's loader takes each
+safetensors file of the directory, and so does this module if there is no index.
 """
 
 import re

@@ -65,7 +65,7 @@ def _fits(tensor: Tensor) -> bool:
 
 
 def _group(name: str) -> str:
-    """What is stored in the same way: all experts of a layer, modules that are fused, or the module alone."""
+    """Return the group of modules that are stored alike: all experts of a layer, fused modules, or the module alone."""
     module = _module(name)
     if module.endswith(".experts"):
         return module

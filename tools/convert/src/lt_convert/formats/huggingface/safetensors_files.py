@@ -108,9 +108,9 @@ def _check_all_numbered(directory: str, stored: Sequence[str]) -> None:
 
 
 def _joined_slices(directory: str, stored: Sequence[str], files: Files) -> dict[str, Tensor]:
-    """Tensors of which each file holds a slice, as torch's HuggingFaceStorageWriter writes them for the ranks of a run.
+    """Join tensors whose slices lie in several files: torch's HuggingFaceStorageWriter writes one file for each rank of a run.
 
-    Raises BadData where the slices do not cover a tensor exactly once.
+    Raises BadData if the slices do not cover a tensor exactly once.
     """
     counts = {match["count"] for name in stored if (match := _SLICE.fullmatch(name))}
     pieces: dict[str, list[tuple[tuple[int, ...], Tensor]]] = {}
@@ -166,12 +166,12 @@ def _joined(directory: str, shards: Sequence[str], files: Files) -> dict[str, Te
 
 
 def read_file(path: str, files: Files) -> dict[str, Tensor]:
-    """The tensors of one file. Raises BadData when the header is malformed or does not describe the file from end to end."""
+    """Locate the tensors of a file. Raises BadData if the header is malformed or does not describe the whole file."""
     return read_described(path, files)[0]
 
 
 def read_described(path: str, files: Files) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of one file, and the metadata in its header. Raises as `read_file`."""
+    """Locate the tensors of a file, and read the metadata in its header. Raises as `read_file`."""
     file_bytes = files.size_bytes(path)
     if file_bytes < 8:
         raise BadData(f"{path}: not a safetensors file, or cut off inside its header")

@@ -2,9 +2,9 @@
 
 Every model parallel rank stores its parameters' fp32 main weights and moments one after the other in buckets, without names: in
 reverse order of registration (`parameter_order`), each at a multiple of 64 values. Ranks, and with virtual pipeline parallelism
-their model chunks, are told apart by numbers. What a checkpoint does not say is derived, and must fit without a remainder: the
-buckets' sizes say how many layers a stage has, however they were distributed. A wrong order would still fit where parameters have
-one size, so `check_main_weights` compares main weights with the model's own, which are the same values rounded.
+their model chunks, are told apart by numbers. Facts that a checkpoint does not store are derived, and must fit without a
+remainder: the buckets' sizes give the number of layers in a stage, however the layers were distributed. A wrong order would still
+fit if parameters have one size, so `check_main_weights` compares main weights with the model's own, the same values rounded.
 
 megatron-core's own conversion to `fully_reshardable` shifts values wherever a bucket is padded before its end (0.16 and 0.19:
 "param range exceeds unpadded buffer"); here buckets are placed one by one.
@@ -42,7 +42,7 @@ Rank = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class Buffer:
-    """The parameters of one dtype in one model chunk of one rank: the sizes of its buckets, and their flat tensors by kind."""
+    """A buffer: one rank's parameters of one dtype in one model chunk. Holds the bucket sizes, and flat tensors by kind."""
 
     dtype: str
     sizes: tuple[int, ...]
@@ -57,7 +57,7 @@ def is_stored(contents: Contents) -> bool:
 def read(
     contents: Contents, model: Model, weights: Mapping[str, Tensor], arguments: Mapping[str, Any], origin: str
 ) -> dict[str, dict[str, Tensor]]:
-    """The canonical tensors of each kind (`param`, `exp_avg`, `exp_avg_sq`).
+    """Read the canonical tensors by kind (`param`, `exp_avg`, `exp_avg_sq`).
 
     `weights` are the model's canonical tensors, whose dtypes say in which buffer a parameter is. Raises BadData for buffers that
     do not fit the model or the parallel sizes in `arguments`.
@@ -127,7 +127,7 @@ def _gathered_buffers(contents: Contents) -> dict[Rank, list[Buffer]]:
 
 
 def _sizes(buffers: Mapping[Rank, Sequence[Buffer]], model: Model, arguments: Mapping[str, Any], origin: str) -> ParallelSizes:
-    """The parallel sizes. Raises BadData where the arguments do not have them, or the buffers are those of other ranks."""
+    """Return the parallel sizes. Raises BadData if the arguments lack them or do not fit the buffers' ranks."""
     if not buffers:
         raise BadData(f"{origin}: its optimizer state is stored as flat buffers under names that are not known here")
     stored = {name: arguments.get(f"{name}_model_parallel_size") for name in ("tensor", "pipeline", "expert")}
@@ -161,7 +161,7 @@ class _Reader:
     origin: str
 
     def parameters(self) -> dict[str, dict[str, list[Tensor]]]:
-        """The shards of all tensor parallel ranks by kind and by name in the whole model."""
+        """Return the shards from the tensor parallel ranks, by kind and by name in the whole model."""
         pieces_by_kind: dict[str, dict[str, list[Tensor]]] = {}
         following = dict.fromkeys(self.buffers, 0)
         start = 0
@@ -190,7 +190,7 @@ class _Reader:
                 yield (1, rank + tensor * (number + expert * pipeline)), rank_names
 
     def _last_layer(self, start: int, is_first: bool, is_last: bool, following: Mapping[Rank, int], pipeline: int) -> int:
-        """Up to which layer a stage goes: its parameters fill the buckets of its first rank exactly."""
+        """Return the last layer of a stage: the parameters up to it fill the buckets of the stage's first rank exactly."""
         for stop in range(start, len(self.order.layers) + 1):
             names = self.order.stage(start, stop, is_first, is_last)
             rank, rank_names = next(iter(self._ranks(names, pipeline)))

@@ -1,8 +1,8 @@
 """Megatron-FSDP's `fsdp_dtensor`: a DCP checkpoint of the state dicts of Megatron-LM or Megatron-Bridge, read only.
 
 Keys are paths in nested dicts: `model.` and a parameter's name, `optimizer.state.` with a name and the kind of state, `args`.
-Names are those of the layers in use, local or TransformerEngine, one per layer, behind a `module.` for each wrapper. With SwiGLU,
-`linear_fc1` is two tensors: `weight_w` is the gate, `weight_v` the up projection. The weights are the optimizer's fp32 ones.
+Each layer has its own names, as local or TransformerEngine layers have them, behind a `module.` for each wrapper. With SwiGLU,
+`linear_fc1` is two tensors: `weight_w` is the gate, `weight_v` the up projection. The weights are the optimizer's fp32 weights.
 """
 
 import re

@@ -1,9 +1,9 @@
 """Megatron's legacy format: one `mp_rank_TT[_PPP][_EEE]/model_optim_rng.pt` for each tensor, pipeline and expert parallel rank.
 
 Each file is one `torch.save` of the arguments, the rank's shard of the model and its training state. Layers are numbered from 0
-in each pipeline stage, or in each model chunk (`model0`, `model1` ...) with virtual pipeline parallelism: the first chunks of
-all ranks have the first layers, then the second chunks follow. Tensor names are those of the layers in use, local or
-TransformerEngine; they are kept when a legacy checkpoint is resharded.
+in each pipeline stage, or in each model chunk (`model0`, `model1` ...) with virtual pipeline parallelism: the ranks' first chunks
+have the first layers, then the second chunks follow. Tensors are named as in local or in TransformerEngine layers, and keep their
+names when a legacy checkpoint is resharded.
 """
 
 import dataclasses
@@ -56,7 +56,10 @@ class RankFile:
     locate: Callable[[Any], torch_archive.StoredValues]
 
     def model_chunks(self) -> list[dict[str, Tensor]]:
-        """The tensors of each model chunk; one chunk without virtual pipeline parallelism. Raises BadData for anything else."""
+        """Return the tensors per model chunk; one chunk without virtual pipeline parallelism.
+
+        Raises BadData for other content.
+        """
         chunks = [
             (int(match[1] or 0), state) for key, state in self.content.items() if (match := _MODEL_CHUNK.fullmatch(str(key)))
         ]
@@ -128,7 +131,7 @@ def open_source(directory: str, files: Files) -> Source:
 
 
 def _rank_files(directory: str, files: Files) -> dict[RankCoordinates, RankFile]:
-    """The files of all ranks by (tensor, pipeline, expert) rank. Raises BadData when one of them is missing."""
+    """Find the ranks' files by (tensor, pipeline, expert) rank. Raises BadData if a rank's file is missing."""
     names = {name: match for name in listing(directory) if (match := _RANK.fullmatch(name))}
     opened: dict[str, RankFile] = {}
     for name in sorted(names):
@@ -214,9 +217,9 @@ def _renumbered(name: str, first_layer: int, first_expert: int) -> str:
 
 
 def outputs(target: Target) -> list[OutputFile]:
-    """A run with a `release` checkpoint of one file per rank, the tracker last.
+    """Plan a run with a `release` checkpoint: one file per rank, the tracker last.
 
-    Raises UsageError when a parallel size does not divide the model.
+    Raises UsageError if a parallel size does not divide the model.
     """
     source, parallel = target.source, target.legacy_target
     architecture = target.model.architecture
@@ -295,7 +298,7 @@ def _padded_for(target: Target, tensor_size: int) -> tuple[Model, dict[str, Tens
 
 
 def _divisible_by(model: Model, tensor_size: int) -> int:
-    """The `--make-vocab-size-divisible-by` with which Megatron pads the vocabulary to the model's padded size."""
+    """Return the `--make-vocab-size-divisible-by` that pads the vocabulary to the model's padded size in Megatron."""
     candidates = (VOCAB_MULTIPLE << power for power in range(12))
     divisors = (
         divisor for divisor in candidates if model.architecture.padded_vocab_size(divisor, tensor_size) == model.padded_vocab_size

@@ -40,10 +40,10 @@ _MEGATRON = re.compile(r"(?:chained_\d+\.)?optimizer\.state\.(?P<kind>exp_avg|ex
 def from_megatron(
     contents: Contents, model: Model, weights: Mapping[str, Tensor], arguments: Mapping[str, Any], origin: str
 ) -> OptimizerState | None:
-    """The optimizer state in a torch_dist checkpoint, None when it has none, or that of Muon.
+    """Read the optimizer state of a torch_dist checkpoint. None if it has no state, or Muon's.
 
-    `weights` are the model's canonical tensors, `arguments` Megatron's, as far as they are stored.
-    Flat buffers that cannot be taken apart have only their `problem`. Raises BadData for tensors that do not fit the model.
+    `weights` are the model's canonical tensors, `arguments` the stored arguments of Megatron. Flat buffers that cannot be taken
+    apart have only their `problem`. Raises BadData for tensors that do not fit the model.
     """
     if flat_optimizer_state.is_stored(contents):
         return _from_flat_buffers(contents, model, weights, arguments, origin)
@@ -64,7 +64,7 @@ def from_megatron(
         joined = {name: _joined_fragments(tensor, shapes.get(name, tensor.shape)) for name, tensor in named.items()}
         by_kind[kind] = family.to_canonical(MEGATRON, model, joined, f"{origin}: {kind}")
     common, locate = _common(contents)
-    # Where run.json says what the model is, nobody has read the arguments.
+    # If run.json describes the model, the arguments were not read yet.
     stored = vars(common["args"]) if isinstance(common.get("args"), Record) else {}
     return OptimizerState(by_kind, *_counters(common, arguments or stored, common.get("optimizer"), locate, contents, origin))
 
@@ -84,10 +84,10 @@ def _from_flat_buffers(
 
 
 def _joined_fragments(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A tensor of `fully_sharded_model_space`, which megatron-core wrote up to 0.15, in its own shape.
+    """Give a tensor of `fully_sharded_model_space`, which megatron-core wrote up to 0.15, its own shape.
 
-    It has the axes (fragments along each axis of the weight ..., values of one fragment): shards of 2 tensor parallel ranks
-    of a weight [8, 6] are [2, 1, 24]. Any other tensor is returned as it is.
+    The stored axes are (fragments along each axis of the weight ..., values per fragment): a weight [8, 6] on 2 tensor parallel
+    ranks is stored as [2, 1, 24]. Other tensors are returned unchanged.
     """
     *counts, size = tensor.shape
     if tensor.shape == shape or len(counts) != len(shape) or math.prod(counts) * size != math.prod(shape):

@@ -1,8 +1,8 @@
 """The parameters of one rank of megatron-core's GPTModel, in the order in which its modules register them.
 
 The distributed optimizer lays its flat buffers out in this order, reversed, and stores no names. Layers are built alike in
-megatron-core 0.16 and 0.19: attention registers its output projection before `linear_qkv`, and a TransformerEngine layer its norm
-before its weight.
+megatron-core 0.16 and 0.19: attention registers its output projection before `linear_qkv`, and a TransformerEngine layer
+registers its norm before its weight.
 """
 
 import dataclasses
@@ -52,7 +52,7 @@ class ParallelSizes:
 class ParameterOrder:
     """The parameters of a model by name, and the parts they are in.
 
-    `shapes` are what one tensor parallel rank has of each, `canonical` the first canonical tensor in each.
+    `shapes` has the shape of each parameter on a tensor parallel rank, `canonical` its first canonical tensor.
     """
 
     first: tuple[str, ...]

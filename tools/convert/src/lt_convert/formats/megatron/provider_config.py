@@ -1,10 +1,9 @@
 """The model configuration in a checkpoint of Megatron-Bridge (`run_config.yaml`) or NeMo 2 (`context/model.yaml`).
 
-Both write all fields of a configuration class, defaults included: those of megatron-core's TransformerConfig and of GPTModel
-under their own names, and `_target_`, the class. They become the arguments that Megatron-LM would store. A class of another
-family may do in Python what no field says, and a field may change the model in a way that no other format has: both are refused
-by name.
-No object of a file is constructed.
+Both write all fields of a configuration class, defaults included: the fields of megatron-core's TransformerConfig and GPTModel
+under their own names, and `_target_`, the class. The fields become the arguments that Megatron-LM would store. The class of
+another family may change the model in Python code, and a field may change the model in a way that no other format has: both are
+refused by name. No object in a file is constructed.
 """
 
 import re
@@ -20,7 +19,7 @@ from lt_shared.models.megatron_arguments.known_fields import READ
 RUN_CONFIG = "run_config.yaml"
 WEIGHTS, CONTEXT, MODEL_YAML = "weights", "context", "model.yaml"
 
-# Megatron-LM's names of TransformerConfig's and GPTModel's fields, where they differ.
+# Megatron-LM's names for fields of TransformerConfig and GPTModel, if they differ.
 RENAMED = {
     "layernorm_epsilon": "norm_epsilon",
     "layernorm_zero_centered_gamma": "apply_layernorm_1p",
@@ -51,7 +50,7 @@ _NUMBER = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
 def read(directory: str, files: Files) -> tuple[dict[str, Any], str] | None:
-    """Megatron's arguments and the file that they are from, None for a checkpoint of another program.
+    """Read Megatron's arguments; return them with their file, or None for the checkpoint of another program.
 
     Raises BadData for a malformed file, and for a model that no other format has.
     """
@@ -73,7 +72,7 @@ def read(directory: str, files: Files) -> tuple[dict[str, Any], str] | None:
 
 
 def _arguments(fields: Mapping[str, Any], path: str) -> dict[str, Any]:
-    # Megatron-Bridge's newer configurations keep TransformerConfig's fields apart from those of GPTModel.
+    # Megatron-Bridge's newer configurations keep the fields of TransformerConfig apart from GPTModel's fields.
     inner = fields.get("transformer")
     merged = {**(inner if isinstance(inner, dict) else {}), **fields}
     _check_class(str(merged.get("_target_", "")), path)
@@ -128,7 +127,7 @@ def _number(value: Any) -> Any:
 
 
 def _activation(fields: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """The arguments for `activation_func`: a function's name, or the object of one."""
+    """Return the arguments for `activation_func`, which is the name of a function or an object that holds it."""
     activation = fields.get("activation_func")
     function = str(activation.get("_target_") if isinstance(activation, dict) else activation).rpartition(".")[2]
     gated = bool(fields.get("gated_linear_unit"))

@@ -1,7 +1,7 @@
-"""Megatron's stacked layers: torch_dist stores a weight of all layers under one key, with the layers as first axis.
+"""Megatron's stacked layers: torch_dist stores one weight for the whole decoder under one key, with the layers as first axis.
 
-`decoder.layers.mlp.linear_fc2.weight` of shape (layers, rows, columns) has a chunk per layer. In the rest of lt-convert it is one
-tensor per layer, `decoder.layers.3.mlp.linear_fc2.weight`. The optimizer's moments are stacked, too.
+`decoder.layers.mlp.linear_fc2.weight` of shape (layers, rows, columns) has a chunk per layer. The other modules of lt-convert see
+one tensor per layer, `decoder.layers.3.mlp.linear_fc2.weight`. The optimizer's moments are stacked, too.
 """
 
 import re
@@ -23,7 +23,7 @@ def prefix_of(names: Iterable[str]) -> str:
 
 
 def unstacked(stacked: Tensor) -> dict[str, Tensor]:
-    """The layers of a stacked tensor by name; any other tensor as it is. Raises BadData for a stacked tensor without values."""
+    """Split a stacked tensor into layers by name; keep another tensor whole. Raises BadData if it has no layers or no values."""
     match = _STACKED.fullmatch(stacked.name)
     if not match:
         return {stacked.name: stacked}

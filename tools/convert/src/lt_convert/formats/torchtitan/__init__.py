@@ -227,7 +227,7 @@ def _check_supported(architecture: Architecture, origin: str) -> None:
 
 
 def _lacking(architecture: Architecture) -> str | None:
-    """What the model does that TorchTitan's model of its family does not, as a sentence."""
+    """Return a sentence on the part of the architecture that TorchTitan's model of the family lacks, or None."""
     scaling, theirs = architecture.rope_scaling, f"TorchTitan's {huggingface.model_type(architecture)}"
     if architecture.sliding_window is not None and not architecture.attention_sinks:
         return f"attends to {architecture.sliding_window} tokens, and in TorchTitan only gpt-oss has a sliding window"
@@ -252,7 +252,7 @@ def _yarn_magnitude(architecture: Architecture, scaling: YarnScaling) -> float:
 
 
 def _pairs_adjacent_channels(architecture: Architecture) -> bool:
-    """Whether RoPE pairs adjacent channels, as in TorchTitan's Llama and DeepSeek, where it has Llama 3.1's scaling."""
+    """Return whether RoPE pairs adjacent channels, as TorchTitan's Llama and DeepSeek do with Llama 3.1's scaling."""
     return not (architecture.qk_layernorm or architecture.attention_sinks)
 
 

@@ -21,7 +21,7 @@ _SEPARATE = re.compile(r"(?P<stem>.*attention\.(?:qkv_linear\.)?)w(?P<which>[qkv
 
 
 def from_torchtitan(contents: Contents, table: str, model: Model, origin: str) -> OptimizerState | None:
-    """The optimizer state in a TorchTitan checkpoint, None when it has none, or that of another optimizer than AdamW."""
+    """Read the optimizer state of a TorchTitan checkpoint. None if it has no state, or one that is not AdamW's."""
     stored: dict[str, dict[str, Tensor]] = {kind: {} for kind in MOMENTS}
     step = None
     for key in contents.entries:
@@ -116,7 +116,7 @@ def _fused(tensors: Mapping[str, Tensor], architecture: Architecture) -> dict[st
 
 
 def _separated(tensors: Mapping[str, Tensor], architecture: Architecture) -> dict[str, Tensor]:
-    """The inverse of `_fused`; tensors that are not fused are returned as they are."""
+    """Separate fused tensors, the inverse of `_fused`; other tensors are returned unchanged."""
     result: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         match = _FUSED.fullmatch(name)

@@ -1,7 +1,7 @@
-"""The feed-forward part of a layer in models with dense layers first and experts behind them, of which some are shared.
+"""The feed-forward part of a layer in models that begin with dense layers, then have routed and shared experts.
 
-DeepSeek and its relatives share it, whatever their attention is. Tables are made for a layer by its prefix in the format and its
-prefix in canonical names, so that decoder layers and multi-token prediction layers have the same ones. A router's balancing bias
+DeepSeek and its relatives share it, with any attention. Tables are made for a layer by its prefix in the format and its prefix in
+canonical names, so that decoder layers and multi-token prediction layers have the same tables. A router's balancing bias
 is a tensor of its own in all formats; a model without one has no rows for it.
 """
 

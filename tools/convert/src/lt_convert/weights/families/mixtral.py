@@ -38,15 +38,16 @@ EXTRA_STATE_MODULES = (
 
 
 def megatron_tables(router: str, gate: str, up: str, down: str, attention: Table) -> dict[str, Table]:
-    """Megatron's tables of a model in which every layer has experts, from the canonical names of theirs; `attention` is what its
-    attention has beside Llama's."""
+    """Return Megatron's tables for a model with experts in every layer, from the experts' canonical names.
+
+    `attention` has the rows that its attention adds to Llama's."""
     common: Table = {
         **{pattern: op for pattern, op in llama.MEGATRON_TABLE.items() if ".mlp." not in pattern},
         **attention,
         f"{MEGATRON_LAYER}pre_mlp_layernorm.weight": Rows(MLP_NORM),
         f"{MEGATRON_LAYER}mlp.router.weight": Rows(router),
     }
-    # In the legacy file of a rank: the names of SequentialMLP, and those of grouped GEMM.
+    # In the legacy file of a rank: the names in SequentialMLP, and in grouped GEMM.
     legacy_experts: Table = {
         f"{MEGATRON_LAYER}mlp.experts.local_experts.{{expert}}.linear_fc1.weight": Rows(gate, up),
         f"{MEGATRON_LAYER}mlp.experts.local_experts.{{expert}}.linear_fc2.weight": Rows(down),

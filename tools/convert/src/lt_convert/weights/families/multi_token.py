@@ -23,14 +23,14 @@ _JOINTS = {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "shared_hea
 
 
 def shapes(architecture: Architecture) -> dict[str, Shape]:
-    """What a prediction layer has beside a layer."""
+    """Return the tensors that a prediction layer adds to a decoder layer."""
     hidden = architecture.hidden_size
     sizes: dict[str, Shape] = dict.fromkeys(_JOINTS, (hidden,)) | {"eh_proj": (hidden, 2 * hidden)}
     return {f"{PREDICTION}{name}.weight": shape for name, shape in sizes.items()} if architecture.mtp_num_layers else {}
 
 
 def decoder_shapes(architecture: Architecture, attention: Callable[[Architecture, str], dict[str, Shape]]) -> dict[str, Shape]:
-    """A decoder of dense layers, layers with experts and prediction layers; `attention` has the shapes of all but the MLP."""
+    """Return the shapes of dense, expert and prediction layers; `attention` gives a layer's shapes without the MLP."""
     layers = attention(architecture, LAYER) | expert_layers.dense_shapes(architecture) | expert_layers.expert_shapes(architecture)
     if architecture.mtp_num_layers:
         block = attention(architecture, PREDICTION) | expert_layers.expert_shapes(architecture, PREDICTION)
@@ -39,7 +39,9 @@ def decoder_shapes(architecture: Architecture, attention: Callable[[Architecture
 
 
 def extra_state_modules(dense: str, experts: str, modules: Callable[[str, str], tuple[str, ...]]) -> tuple[str, ...]:
-    """Those of such a decoder; `modules` has those of a layer but its MLP, by its prefix and that of a layer with experts."""
+    """Return the modules with extra state in the decoder of `decoder_shapes`.
+
+    `modules` gives a layer's modules without the MLP, from the prefixes of dense layers and of layers with experts."""
     return (
         *modules(DECODER_LAYER, experts),
         *expert_layers.dense_extra_states(dense),
@@ -52,7 +54,7 @@ def extra_state_modules(dense: str, experts: str, modules: Callable[[str, str], 
 
 
 def megatron_table(block: Table) -> Table:
-    """The table of the prediction layers, of which `block` is the layer inside under the older name."""
+    """Return the table of the prediction layers; `block` is the table of the inner layer under its older name."""
     joints: Table = {f"{MEGATRON_LAYER}{theirs}.weight": Rows(f"{PREDICTION}{ours}.weight") for ours, theirs in _JOINTS.items()}
     newer = {name.replace(MEGATRON_BLOCK, NEWER_BLOCK): Alias(op, written=True) for name, op in block.items()}
     return {**joints, **block, **newer}

@@ -1,6 +1,6 @@
 """The family of Qwen3's mixtures of experts: Qwen3's attention, Mixtral's experts under other names.
 
-TorchTitan stacks a layer's gates, ups and downs of all experts in a tensor each.
+TorchTitan stacks the experts' gates, ups and downs of a layer in three tensors.
 """
 
 from collections.abc import Mapping

@@ -13,23 +13,23 @@ from lt_train.megatron import dist_checkpointing_serialization, filesystem_async
 
 
 @contextlib.contextmanager
-def failures_kept() -> Iterator[list[BaseException]]:
+def collect_failures() -> Iterator[list[BaseException]]:
     """Within, what goes wrong with these files is put into the list, and whoever writes them goes on."""
-    kept: list[BaseException] = []
+    errors: list[BaseException] = []
     # What is put back afterwards must be lt-train's, not megatron-core's own.
     shard_checksums.install()
-    keep = partial(_write_or_keep, kept)
+    keep = partial(_write_or_keep, errors)
     with (
         filesystem_async.finishing_by(keep),
         dist_checkpointing_serialization.saving_config_by(keep),
         strategies_common.saving_common_by(keep),
     ):
-        yield kept
+        yield errors
 
 
-def _write_or_keep(kept: list[BaseException], write: Any, *arguments: Any) -> None:
+def _write_or_keep(errors: list[BaseException], write: Any, *arguments: Any) -> None:
     try:
         write(*arguments)
     # torch's archives say of a full disk that a position is wrong.
     except (OSError, RuntimeError) as error:
-        kept.append(error)
+        errors.append(error)

@@ -46,7 +46,7 @@ SMALL_BYTES = 1 << 20
 
 
 class Copies(Protocol):
-    """How a device copies to host memory beside its computation; `lt_train.runtime.device` has that of a GPU."""
+    """How a device copies to host memory beside its computation; `lt_train.process.device` has that of a GPU."""
 
     def lock(self, memory: torch.Tensor) -> bool:
         """Make host memory reachable by the device, which may fail; called from any thread."""
@@ -95,9 +95,9 @@ class HostStaging:
         """Begin to copy; returns the buckets with the tensors as they will be once `wait` has returned."""
         self._locking.join()
         tensors = [tensor for _, _, (_, tensors) in buckets for _, tensor in tensors]
-        needed = sum(aligned(tensor.nbytes) for tensor in tensors)
-        if needed > len(self.memory):
-            self._make(needed)
+        total_bytes = sum(aligned(tensor.nbytes) for tensor in tensors)
+        if total_bytes > len(self.memory):
+            self._make(total_bytes)
         places = self._places(tensors)
         large: list[tuple[Callable[[], object], tuple[torch.Tensor, ...]]] = []
         for source, target in zip(tensors, places, strict=True):
@@ -114,8 +114,11 @@ class HostStaging:
         self.copies.end()
         self._is_copying = True
         self._halves.clear()
-        left = iter(places)
-        return [(path, name, (objects, [(item, next(left)) for item, _ in those])) for path, name, (objects, those) in buckets]
+        remaining_places = iter(places)
+        return [
+            (path, name, (objects, [(item, next(remaining_places)) for item, _ in those]))
+            for path, name, (objects, those) in buckets
+        ]
 
     def _halves_of(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Of a part of what `joined` has returned; None of any other tensor."""
@@ -167,8 +170,8 @@ class HostStaging:
         return [file_of(bucket, [tensor.data_ptr() - self.memory.data_ptr() for _, tensor in bucket[2][1]]) for bucket in buckets]
 
     def _places(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        found, offset = [], 0
+        places, offset = [], 0
         for tensor in tensors:
-            found.append(self.memory[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape))
+            places.append(self.memory[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape))
             offset += aligned(tensor.nbytes)
-        return found
+        return places

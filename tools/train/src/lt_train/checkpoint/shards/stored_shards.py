@@ -72,7 +72,7 @@ class StoredShards:
             record = strict_json.loads(storage.read_record(path), has_paths=True)
             if record["v"] != VERSION:
                 raise ValueError(f"version {record['v']}, known is {VERSION}")
-            shards = {str(name): StoredShard(**found) for name, found in record["shards"].items()}
+            shards = {str(name): StoredShard(**fields) for name, fields in record["shards"].items()}
             return cls(str(record["url"]), shards)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             reason = f"{path}: does not say where the shards are: {error}"

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from lt_shared.console import IoFailure, ToolError
 from lt_train.checkpoint.shards.archives import Frame, Written
-from lt_train.runtime import run_files, signals
+from lt_train.process import run_files, signals
 
 NO_ROOM = "no room"
 LENGTH = struct.Struct("<Q")

@@ -16,7 +16,7 @@ from lt_shared.console import ToolError, output
 from lt_train.checkpoint.shards import archives
 from lt_train.checkpoint.shards.archives import Archive
 from lt_train.checkpoint.shards.writer_process import LENGTH, Answer, File, Request, StagedTensor, failure_of
-from lt_train.runtime import process_lifetime
+from lt_train.process import process_lifetime
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from lt_shared.console import BadConfig, ToolError, UsageError
 from lt_shared.models.architecture import Architecture
 from lt_train.config.settings.parallelism import Parallelism
 from lt_train.kernels import FP8_BLOCK
-from lt_train.runtime import device
+from lt_train.process import device
 
 FP8_FORMATS = ("e4m3", "hybrid")
 FP8_RECIPES = ("tensorwise", "rowwise", "blockwise")

@@ -29,7 +29,7 @@ from megatron.core.transformer.utils import is_layer_window_attention, make_shar
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lt_train.runtime.device import CPU
+from lt_train.process.device import CPU
 
 # On an H200, cuDNN takes three quarters of the time of PyTorch's flash attention for Llama 3's heads at 8192 tokens.
 FASTEST_FIRST = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from lt_shared.console import BadConfig
 from lt_shared.contracts import run_log
 from lt_shared.data.sample_order.loss_level import LossLevel
-from lt_train.runtime.signals import Reason
+from lt_train.process.signals import Reason
 from lt_train.train.hooks.hook import Hook
 
 if TYPE_CHECKING:

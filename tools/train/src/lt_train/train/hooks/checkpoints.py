@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from lt_train.runtime import device
-from lt_train.runtime.signals import Reason
+from lt_train.process import device
+from lt_train.process.signals import Reason
 from lt_train.train.hooks.hook import Hook
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from lt_train.checkpoint.local.local_saver import LocalSaver
     from lt_train.checkpoint.saver import Saver
     from lt_train.checkpoint.training_state import TrainingState
-    from lt_train.runtime.watchdog import Watchdog
+    from lt_train.process.watchdog import Watchdog
     from lt_train.train.train_step import StepResult
 
 

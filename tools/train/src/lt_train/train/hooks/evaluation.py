@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lt_shared.contracts.run_log import Evaluation as Evaluated
-from lt_train.runtime.signals import Reason
+from lt_train.process.signals import Reason
 from lt_train.train.hooks.hook import Hook
 
 if TYPE_CHECKING:
     from lt_shared.data.sample_order.samples import Samples
     from lt_train.checkpoint.training_state import TrainingState
     from lt_train.metrics.log import Log
-    from lt_train.runtime.watchdog import Watchdog
+    from lt_train.process.watchdog import Watchdog
     from lt_train.train.forward_backward import ForwardBackward
     from lt_train.train.train_step import StepResult
 

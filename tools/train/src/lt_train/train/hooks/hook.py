@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lt_train.runtime.signals import Reason
+from lt_train.process.signals import Reason
 
 if TYPE_CHECKING:
     from lt_train.train.train_step import StepResult

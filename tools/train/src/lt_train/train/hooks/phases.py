@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lt_shared.data.sample_order.log_notes import PhaseBegins
-from lt_train.runtime.signals import Reason
+from lt_train.process.signals import Reason
 from lt_train.train.hooks.hook import Hook
 
 if TYPE_CHECKING:

@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from lt_train.runtime.signals import Reason
-from lt_train.runtime.start_clock import clock
+from lt_train.process.signals import Reason
+from lt_train.process.start_clock import clock
 from lt_train.train.hooks.hook import Hook
 
 if TYPE_CHECKING:
     from lt_train.checkpoint.training_state import TrainingState
     from lt_train.metrics.log import Log
-    from lt_train.runtime.watchdog import Watchdog
+    from lt_train.process.watchdog import Watchdog
     from lt_train.train.train_step import StepResult
 
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from lt_train.runtime.signals import Reason
+from lt_train.process.signals import Reason
 from lt_train.train.hooks.hook import Hook
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from lt_shared.contracts.run_log import Step
 from lt_shared.data.sample_order.log_notes import Skipped
 from lt_train.metrics.throughput import Speedometer
 from lt_train.metrics.unlogged import Unlogged
-from lt_train.runtime import device
-from lt_train.runtime.signals import Reason
+from lt_train.process import device
+from lt_train.process.signals import Reason
 from lt_train.train.hooks import timers
 from lt_train.train.hooks.hook import Hook
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from lt_shared.console import TryAgain
 from lt_shared.contracts import run_log
 from lt_train.data.arrival import Arrival
-from lt_train.runtime import agreement
-from lt_train.runtime.signals import Limits, Reason
+from lt_train.process import agreement
+from lt_train.process.signals import Limits, Reason
 from lt_train.train.hooks.hook import Hook
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from lt_train.data.arrivals import Arrivals
     from lt_train.metrics.log import Log
     from lt_train.metrics.step_timer import Clock
-    from lt_train.runtime.watchdog import Watchdog
+    from lt_train.process.watchdog import Watchdog
 
 POLL_SECONDS = 0.5
 # The first warning comes when a shard is later than usual; later warnings are rare.
@@ -88,7 +88,7 @@ class Streams(Hook):
         started = time.monotonic()
         warning = started + FIRST_WARNING_SECONDS
         while True:
-            arrival, reason = agreement.asked([self.arrivals.of(end), self.limits.reached(iteration)], self.device)()
+            arrival, reason = agreement.start_maximum([self.arrivals.of(end), self.limits.reached(iteration)], self.device)()
             if reason or arrival == Arrival.READY:
                 break
             if arrival == Arrival.FAILED:

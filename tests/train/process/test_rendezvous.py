@@ -1,0 +1,72 @@
+"""Ranks that meet, and those that do not come."""
+
+import datetime
+import threading
+
+import pytest
+import torch
+
+from lt_shared.console import ExitCode, Unavailable
+from lt_train.process import rendezvous
+from lt_train.process.rank_environment import RankEnvironment
+
+
+def meet(ranks: list[int], world_size: int, seconds: float) -> dict[int, BaseException | None]:
+    """How the meeting ends for each of `ranks`."""
+    store = torch.distributed.HashStore()
+    ends: dict[int, BaseException | None] = {}
+
+    def come(rank: int) -> None:
+        try:
+            rank_env = RankEnvironment(rank, rank, world_size, world_size, "127.0.0.1", 0, "srun")
+            rendezvous.meet(store, rank_env, datetime.timedelta(seconds=seconds))
+            ends[rank] = None
+        except (Unavailable, SystemExit) as end:
+            ends[rank] = end
+
+    threads = [threading.Thread(target=come, args=(rank,)) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return ends
+
+
+def test_all_come() -> None:
+    assert meet([0, 1, 2], 3, seconds=20) == {0: None, 1: None, 2: None}
+
+
+def test_the_first_names_those_who_do_not_come_and_the_others_end_silently() -> None:
+    ends = meet([0, 2], 4, seconds=0.3)
+    assert isinstance(ends[0], Unavailable)
+    assert "of 4 ranks, number 1, 3 did not come within 0.005 minutes" in str(ends[0])
+    assert isinstance(ends[2], SystemExit)
+    assert ends[2].code == ExitCode.UNAVAILABLE
+
+
+def test_a_rank_that_was_started_again_waits_for_the_store_of_this_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = torch.distributed.HashStore(), torch.distributed.HashStore()
+    found = iter((old, old, old, new))
+    monkeypatch.setattr(rendezvous, "open_store", lambda rank_env, timeout: next(found))
+    monkeypatch.setattr(rendezvous, "POLL_SECONDS", 0.0)
+    rank_env = RankEnvironment(1, 1, 2, 2, "127.0.0.1", 0, "srun")
+    long, short = datetime.timedelta(seconds=20), datetime.timedelta(seconds=-1)
+    assert rendezvous.open_own_store(rank_env, long) is old
+    assert rendezvous.open_own_store(rank_env, long) is new
+    monkeypatch.setattr(rendezvous, "open_store", lambda rank_env, timeout: new)
+    with pytest.raises(Unavailable, match="has a rank 1 already"):
+        rendezvous.open_own_store(rank_env, short)
+
+
+def test_groups_of_a_process_group_with_a_device_are_not_connected_at_once() -> None:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        everyone = torch.distributed.group.WORLD
+        assert everyone
+        everyone.bound_device_id = torch.device("cuda:0")
+        with rendezvous.connecting_when_used():
+            # With a device, torch would connect it, and there is none.
+            assert torch.distributed.new_group([0]).bound_device_id is None
+        assert everyone.bound_device_id == torch.device("cuda:0")
+    finally:
+        torch.distributed.destroy_process_group()

@@ -1,0 +1,383 @@
+"""The devices that lt-train runs on: the one file that names CUDA and its communication backend.
+
+`auto` takes CUDA when a GPU is there and the CPU otherwise. torch is imported inside functions: the launcher counts GPUs without
+it.
+"""
+
+import contextlib
+import ctypes
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lt_shared import memory
+from lt_shared.console import Unavailable
+from lt_train.process.rank_environment import RankEnvironment
+from lt_train.process.start_clock import clock
+
+if TYPE_CHECKING:
+    import torch
+
+CPU = "cpu"
+CUDA = "cuda"
+DEVICES = ("auto", CPU, CUDA)
+BACKENDS = {CPU: "gloo", CUDA: "nccl"}
+# NCCL's algorithms that sum in the same order every time; NVLS leaves the order to the switch.
+DETERMINISTIC_COLLECTIVES = ("Ring", "Tree", "^NVLS")
+# Of the driver's cuDeviceGetAttribute.
+CAPABILITY_MAJOR, CAPABILITY_MINOR = 75, 76
+
+
+def gpu_count() -> int:
+    """GPUs that this process may use, seen without importing torch."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([entry for entry in visible.split(",") if entry.strip() not in ("", "-1")])
+    return sum(path.name[6:].isdigit() for path in Path("/dev").glob("nvidia[0-9]*"))
+
+
+def compute_capability() -> tuple[int, int] | None:
+    """Of the first GPU that this process may use, from the driver, without torch; None without a driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0):
+        return None
+    driver.cuDeviceGetAttribute(ctypes.byref(major), CAPABILITY_MAJOR, device)
+    driver.cuDeviceGetAttribute(ctypes.byref(minor), CAPABILITY_MINOR, device)
+    return major.value, minor.value
+
+
+def begin_driver() -> None:
+    """Have the driver set itself up in a thread: `compute_capability` waits for it, and what comes before does not."""
+
+    def begin() -> None:
+        with contextlib.suppress(OSError):
+            ctypes.CDLL("libcuda.so.1").cuInit(0)
+
+    if gpu_count():
+        threading.Thread(target=begin, name="driver", daemon=True).start()
+
+
+def capability_text(capability: tuple[int, int]) -> str:
+    """For messages about a GPU."""
+    return f"its compute capability is {capability[0]}.{capability[1]}"
+
+
+def capability_of(device: "torch.device") -> tuple[int, int] | None:
+    """That of the GPU of a rank, as torch tells it; None on a CPU."""
+    import torch
+
+    return torch.cuda.get_device_capability(device) if device.type == CUDA else None
+
+
+def gpu_memory() -> int | None:
+    """Bytes of memory of the first GPU that this process may use, from the driver, without torch; None without a driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    device, total = ctypes.c_int(), ctypes.c_size_t()
+    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0):
+        return None
+    return None if driver.cuDeviceTotalMem_v2(ctypes.byref(total), device) else total.value
+
+
+def host_memory() -> int:
+    """Bytes of this machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def make_deterministic(device: str) -> None:
+    """Let this rank compute the same numbers every time. Call before torch touches the GPU; a CPU does so anyway."""
+    if device != CUDA:
+        return
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    os.environ.setdefault("NCCL_ALGO", "Ring")
+    import torch
+
+    torch.use_deterministic_algorithms(True)
+    # Writing NaN into every new tensor finds reads of what nobody wrote; it takes time and changes no result.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def resolve_device(choice: str) -> str:
+    """Turn `auto` into a device. Raises Unavailable when CUDA is asked for and no GPU is there."""
+    if choice == "auto":
+        return CUDA if gpu_count() else CPU
+    if choice == CUDA and not gpu_count():
+        raise Unavailable("no GPU is visible to this process", "use --device cpu, or check CUDA_VISIBLE_DEVICES")
+    return choice
+
+
+def default_ranks(device: str, model_parallel: int) -> int:
+    """Ranks to start on this node: one per GPU, or on a CPU as many as the model needs."""
+    return gpu_count() if device == CUDA else model_parallel
+
+
+def launch_in_order() -> None:
+    """Let a GPU start kernels in the order of their launch; call before it is used.
+
+    Tensor-parallel layers launch a collective and then the GEMM that hides it: a GEMM that started first would delay it.
+    """
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+
+
+def allocate_in_expandable_segments() -> None:
+    """Let torch grow its pieces of GPU memory instead of leaving holes between them; call before it allocates.
+
+    Llama 3.1 8B on two H200 had 4.6 GiB of holes, and ran out of memory for 2.0 more.
+    """
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+
+
+def begin_context(device: str, rank_env: RankEnvironment) -> None:
+    """Have the driver make this process's context on its GPU in a thread, beside imports; torch then finds it.
+
+    Call when all that is for the driver stands in the environment. What fails is left to torch, which says it better.
+    """
+    if device != CUDA:
+        return
+
+    def begin() -> None:
+        gpu, context = ctypes.c_int(), ctypes.c_void_p()
+        with clock.beside("context"), contextlib.suppress(OSError):
+            driver = ctypes.CDLL("libcuda.so.1")
+            if not driver.cuInit(0) and not driver.cuDeviceGet(ctypes.byref(gpu), rank_env.local_rank):
+                driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), gpu)
+
+    # As torch does before it calls the driver.
+    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
+    threading.Thread(target=begin, name="context", daemon=True).start()
+
+
+def prepare(device: str, rank_env: RankEnvironment) -> "torch.device":
+    """Make `device` ready for this rank and return it. On the CPU, cores are divided among the ranks of this node."""
+    import torch
+
+    if device == CUDA:
+        if not torch.cuda.is_available():
+            raise Unavailable("torch cannot use a GPU here", "install a torch build with CUDA, or use --device cpu")
+        torch.cuda.set_device(rank_env.local_rank)
+        return torch.device(CUDA, rank_env.local_rank)
+    from lt_train.megatron import cpu_backend
+
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(max(1, cores // rank_env.local_world_size))
+    cpu_backend.install(CUDA)
+    return torch.device(CPU)
+
+
+def outlive_aborted_collectives(device: str) -> None:
+    """Let a process go on after `abort_collectives`; call before its first process group.
+
+    Otherwise torch's watchdog of NCCL ends the process when it finds an error first, and waits a minute for a dump of the
+    collectives, which `process.watchdog` writes.
+    """
+    if device == CUDA:
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+        os.environ.setdefault("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")
+        os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
+        os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "250")
+
+
+def abort_collectives(device: str) -> None:
+    """End the kernels of all collectives of this process, also those that wait for a rank which has died; waits for their end.
+
+    Called from another thread than the one that waits for them. Of all groups at once: a kernel of one may stand in a queue
+    behind that of another, and each abort waits for its own. What is read or sent through these groups afterwards fails.
+    """
+    if device != CUDA:
+        return
+    import torch
+    from torch.distributed import distributed_c10d
+
+    backends = []
+    for group in list(distributed_c10d._world.pg_names):
+        # Groups of gloo have none.
+        with contextlib.suppress(RuntimeError):
+            backends.append(group._get_backend(torch.device(CUDA)))
+    threads = [threading.Thread(target=backend.abort, name="abort") for backend in backends]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def use(device: "torch.device") -> None:
+    """Let this thread work on `device`: without it, a new thread's pinned memory would take a context on the first GPU."""
+    import torch
+
+    if device.type == CUDA:
+        torch.cuda.set_device(device)
+
+
+def communicate_on_loopback(rank_env: RankEnvironment) -> None:
+    """Let gloo and NCCL use the loopback interface when every rank is on this machine.
+
+    The host name may not resolve, and nobody else can connect to loopback. NCCL only sets up its connections this way.
+    """
+    if rank_env.local_world_size == rank_env.world_size:
+        names = [name for _, name in socket.if_nameindex()]
+        if "lo" in names:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+
+
+def synchronize(device: "torch.device") -> None:
+    """Wait for the device, so that a wall clock read next means something."""
+    import torch
+
+    if device.type == CUDA:
+        torch.cuda.synchronize(device)
+
+
+def name(device: "torch.device") -> str:
+    """The device as its vendor calls it, for example "NVIDIA H100 80GB HBM3"; "cpu" for a CPU."""
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == CUDA else CPU
+
+
+def identity(device: "torch.device") -> dict[str, object]:
+    """What kernels that have worked on a GPU depend on: which it is, and its driver, whose version its library's name has."""
+    import torch
+
+    if device.type != CUDA:
+        return {"name": CPU}
+    maps = Path("/proc/self/maps").read_text()
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "name": name(device),
+        # Its index is no name: a task that may use one GPU sees that as the first.
+        "uuid": str(properties.uuid),
+        "capability": capability_of(device),
+        "memory_bytes": properties.total_memory,
+        "toolkit": torch.version.cuda,
+        "driver": sorted({line.split()[-1] for line in maps.splitlines() if "/libcuda.so" in line}),
+        "module": _text_of(Path("/proc/driver/nvidia/version")),
+    }
+
+
+def _text_of(path: Path) -> str | None:
+    try:
+        return path.read_text()
+    except OSError:
+        return None
+
+
+def count_outside_allocator(owner: object, size_bytes: int) -> None:
+    """Count memory of a GPU that torch's allocator does not know of, such as symmetric memory, for as long as `owner` lives."""
+    _outside_allocator.add(size_bytes)
+    weakref.finalize(owner, _outside_allocator.add, -size_bytes)
+
+
+class _Outside:
+    """Bytes beside torch's allocator: now, and the most so far."""
+
+    def __init__(self) -> None:
+        self.bytes = self.peak_bytes = 0
+
+    def add(self, size_bytes: int) -> None:
+        self.bytes += size_bytes
+        self.peak_bytes = max(self.peak_bytes, self.bytes)
+
+
+_outside_allocator = _Outside()
+
+
+def peak_memory(device: "torch.device") -> tuple[int, int | None]:
+    """The most bytes that this process needed so far: in tensors and in torch's reserve on a GPU, resident on a CPU.
+
+    On a GPU both are sums with the most symmetric memory, which torch's allocator leaves out. Buffers of symmetric memory live as
+    long as the model, so the sum is no more than was needed at one time.
+    """
+    import torch
+
+    if device.type == CUDA:
+        outside = _outside_allocator.peak_bytes
+        return torch.cuda.max_memory_allocated(device) + outside, torch.cuda.max_memory_reserved(device) + outside
+    return memory.peak_resident_bytes(), None
+
+
+def record_memory_history() -> None:
+    """Remember from here on where each piece of GPU memory is taken and given back."""
+    import torch
+
+    torch.cuda.memory._record_memory_history()
+
+
+def dump_memory_history(path: str) -> None:
+    """Write what was remembered as a pickle for torch's memory viewer, and stop remembering."""
+    import torch
+
+    torch.cuda.memory._dump_snapshot(path)  # type: ignore[no-untyped-call]
+    torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def release(device: "torch.device") -> None:
+    """Give cached memory back before a checkpoint is written."""
+    import torch
+
+    if device.type == CUDA:
+        torch.cuda.empty_cache()
+
+
+class HostCopies:
+    """Copies to page-locked host memory on a stream of their own, beside what a GPU computes."""
+
+    def __init__(self, device: "torch.device"):
+        import torch
+
+        self.device = device
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.made = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def lock(self, memory: "torch.Tensor") -> bool:
+        import torch
+
+        use(self.device)
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        return int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0
+
+    def unlock(self, memory: "torch.Tensor") -> None:
+        import torch
+
+        torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())  # type: ignore[no-untyped-call]
+
+    def begin(self) -> None:
+        import torch
+
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+
+    def run(self, work: Callable[[], object], sources: "Iterable[torch.Tensor]") -> None:
+        import torch
+
+        with torch.cuda.stream(self.stream):
+            work()
+        # What was made for the checkpoint alone is freed at once: not before it is read.
+        for source in sources:
+            if source.device.type == CUDA:
+                source.record_stream(self.stream)
+
+    def end(self) -> None:
+        self.made.record(self.stream)
+
+    def hold_back(self) -> None:
+        import torch
+
+        torch.cuda.current_stream(self.device).wait_event(self.made)
+
+    def wait(self) -> None:
+        self.made.synchronize()
+
+
+def host_copies(device: "torch.device") -> HostCopies | None:
+    """How tensors get to host memory beside the computation; None on a CPU, where they are."""
+    return HostCopies(device) if device.type == CUDA else None

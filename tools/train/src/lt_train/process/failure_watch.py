@@ -1,0 +1,62 @@
+"""A thread in every rank that ends it when another rank has failed and this one does not notice.
+
+gloo closes the connections of a rank that ends, and who waits for it fails. NCCL's kernels wait on for ten minutes and more.
+lt-train ends the ranks of its own node then, and `srun --kill-on-bad-exit` those of all; torchrun first sends SIGTERM, which asks
+a rank for a last step, and waits 30 seconds. So each rank asks once a second whether a failure has been reported
+(`lt_train.process.failure_report`), through a connection of its own to the ranks' store. It then has some seconds to end by
+itself, as it does when the error reaches it, and ends with the code of the rank that has failed.
+"""
+
+import os
+import threading
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.distributed.distributed_c10d import _get_default_store
+
+from lt_train.process import failure_report
+
+POLL_SECONDS = 1.0
+# Longer than a rank waits for the one that its error may come from.
+GRACE_SECONDS = failure_report.ECHO_SECONDS + 4.0
+# How long the last answer of a busy store is waited for.
+ANSWER_SECONDS = 30.0
+
+
+class FailureWatch:
+    """Watches while the context lasts, in which the process group of all ranks is there.
+
+    Python ends a thread that comes back from torch while the interpreter does, and torch then aborts the process: a run that is
+    complete waits for the thread. One that has failed ends in another way (`failure_report`), or goes on in this process, without
+    waiting for a store that may be stopped.
+    """
+
+    def __init__(self) -> None:
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> "FailureWatch":
+        if torch.distributed.get_world_size() > 1:
+            ranks_store: Any = _get_default_store()
+            store = ranks_store.clone()
+            self._thread = threading.Thread(target=self._watch, args=(store,), name="failure-watch", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stop.set()
+        if self._thread and error is None:
+            self._thread.join(ANSWER_SECONDS)
+
+    def _watch(self, store: Any) -> None:
+        try:
+            while not store.check([failure_report.CODE]):
+                if self._stop.wait(POLL_SECONDS):
+                    return
+            code = int(store.get(failure_report.CODE))
+        except (RuntimeError, OSError):
+            # The store goes with rank 0, whose end its launcher sees.
+            return
+        if not self._stop.wait(GRACE_SECONDS):
+            os._exit(code)

@@ -1,0 +1,150 @@
+"""All ranks meet, or those that do not come are named.
+
+The process group's own time limit must be longer than the watchdog's, and would be that of a rank which never comes, too: an hour
+by default. So the ranks first meet in the key-value store, within the time limit of a step.
+
+The store has no authentication: whoever reaches it can end the run, and torch unpickles some of what the ranks tell each other.
+So it listens on loopback when all ranks are on one machine, and otherwise on the address of MASTER_ADDR alone, if that is one of
+this machine's. torch's own store listens on all interfaces.
+"""
+
+import contextlib
+import datetime
+import errno
+import ipaddress
+import os
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.rendezvous import rendezvous
+
+from lt_shared.console import ExitCode, Unavailable, warn
+from lt_train.megatron import distributed_c10d
+from lt_train.process import device, watchdog
+from lt_train.process.rank_environment import LOOPBACK, RankEnvironment, shown
+
+# What the communication libraries wait beyond the watchdog.
+LATER_SECONDS = 60.0
+# Ranks import torch and megatron-core at speeds of their own.
+LEAST_SECONDS = 120.0
+KEY = "lt-train/joined"
+POLL_SECONDS = 0.5
+
+
+def join(rank_env: RankEnvironment, local_device: torch.device, timeout_seconds: float) -> None:
+    """Make the process group of all ranks. Raises Unavailable in rank 0 when others do not come; those that came end silently."""
+    device.communicate_on_loopback(rank_env)
+    joining = datetime.timedelta(seconds=max(timeout_seconds, LEAST_SECONDS))
+    store = open_own_store(rank_env, joining)
+    meet(store, rank_env, joining)
+    # Longer than the watchdog's, which knows more.
+    timeout = datetime.timedelta(seconds=watchdog.SLOW * timeout_seconds + LATER_SECONDS)
+    store.set_timeout(timeout)
+    torch.distributed.init_process_group(
+        backend=device.BACKENDS[local_device.type],
+        store=store,
+        rank=rank_env.rank,
+        world_size=rank_env.world_size,
+        device_id=local_device if local_device.type == device.CUDA else None,
+        timeout=timeout,
+    )
+
+
+def open_own_store(rank_env: RankEnvironment, timeout: datetime.timedelta) -> Any:
+    """The store of this attempt, in which this rank is for the first time. Raises as `open_store`, and Unavailable.
+
+    A rank that was started again by itself, as in a pod, may be back before rank 0 of the attempt before has ended.
+    """
+    deadline = time.monotonic() + timeout.total_seconds()
+    while (store := open_store(rank_env, timeout)).add(f"{KEY}/starts/{rank_env.rank}", 1) > 1:
+        if time.monotonic() > deadline:
+            endpoint = f"{rank_env.master_address}:{rank_env.master_port}"
+            raise Unavailable(f"{endpoint} has a rank {rank_env.rank} already", "see whether two runs have the same rendezvous")
+        time.sleep(POLL_SECONDS)
+    return store
+
+
+def open_store(rank_env: RankEnvironment, timeout: datetime.timedelta) -> Any:
+    """The key-value store of all ranks, which rank 0 serves; torchrun serves one of its own.
+
+    Raises DistNetworkError, also when the port is taken.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
+        return next(rendezvous("env://", timeout=timeout))[0]
+    is_one_machine = rank_env.local_world_size == rank_env.world_size
+    host = LOOPBACK if is_one_machine else rank_env.master_address
+    serving: dict[str, Any] = {"is_master": rank_env.rank == 0}
+    if rank_env.rank == 0 and (listener := _listener(host, rank_env.master_port)):
+        serving["master_listen_fd"] = listener.detach()
+    # `meet` waits for the others, and names those that do not come.
+    return TCPStore(host, rank_env.master_port, rank_env.world_size, timeout=timeout, wait_for_workers=False, **serving)
+
+
+def _listener(host: str, port: int) -> socket.socket | None:
+    """A socket bound to the address that `host` has on this machine; None, with a warning, where that is not what others see."""
+    for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        if ipaddress.ip_address(address[0]).is_loopback and host != LOOPBACK:
+            continue
+        listener = socket.socket(family, kind)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(address)
+        except OSError as error:
+            listener.close()
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise torch.distributed.DistNetworkError(f"{host}:{port}: {error.strerror}") from error
+        else:
+            return listener
+    warn(f"MASTER_ADDR {host} is no address of this machine's interfaces: the rendezvous listens on all of them, port {port}")
+    return None
+
+
+@contextlib.contextmanager
+def connecting_when_used() -> Iterator[None]:
+    """Process groups made within are connected when they first send something.
+
+    A process group that has a device has others connected when they are made. megatron-core makes 20, of which a run uses a few,
+    and each takes 0.38 GiB of an H200's memory.
+    """
+    everyone = torch.distributed.group.WORLD
+    assert everyone is not None
+    bound, everyone.bound_device_id = everyone.bound_device_id, None
+    try:
+        yield
+    finally:
+        everyone.bound_device_id = bound
+
+
+@contextlib.contextmanager
+def sharing_gloo_devices() -> Iterator[None]:
+    """Gloo process groups made within have the event loop of the group of all ranks, if that is a gloo group."""
+    everyone = torch.distributed.group.WORLD
+    assert everyone is not None
+    if torch.distributed.get_backend(everyone) != device.BACKENDS[device.CPU]:
+        yield
+        return
+    devices = everyone._get_backend(torch.device(device.CPU)).options._devices  # type: ignore[attr-defined]
+    with distributed_c10d.sharing_devices(devices):
+        yield
+
+
+def meet(store: Any, rank_env: RankEnvironment, joining: datetime.timedelta) -> None:
+    """Wait until all ranks have called this. Raises as `join`."""
+    store.set(f"{KEY}/{rank_env.rank}", "")
+    if store.add(KEY, 1) == rank_env.world_size:
+        store.set(f"{KEY}/all", "")
+    try:
+        store.wait([f"{KEY}/all"], joining)
+    except torch.distributed.DistStoreError:
+        if rank_env.rank:
+            raise SystemExit(ExitCode.UNAVAILABLE) from None
+        missing = [rank for rank in range(rank_env.world_size) if not store.check([f"{KEY}/{rank}"])]
+        minutes = joining.total_seconds() / 60
+        raise Unavailable(
+            f"of {rank_env.world_size} ranks, number {shown(missing)} did not come within {minutes:g} minutes",
+            "see what they say, and whether their nodes reach this one: srun lt-train preflight --network",
+        ) from None
