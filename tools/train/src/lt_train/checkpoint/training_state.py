@@ -59,8 +59,8 @@ CONTENT_METADATA = {
 class TrainingState:
     """The content of a checkpoint: the model, the optimizer with its schedule, and the position in the data.
 
-    `unlogged` are the steps since the last log line, so that a resumed run logs the same line. `ordered_samples` counts the samples
-    that were put into an order, 0 if unknown.
+    `unlogged` are the steps since the last log line, so that a resumed run logs the same line. `ordered_samples` counts the
+    samples that were put into an order, 0 if unknown.
     """
 
     chunks: list[Chunk]
@@ -83,7 +83,7 @@ class TrainingState:
             return dict(self.optimizer.sharded_state_dict(model, is_loading=loading, metadata=dict(CONTENT_METADATA)))
 
     def sharded_model(self) -> dict[str, Any]:
-        """Return the weights under Megatron's names: `model`, or `model0`, `model1` ... for the stages of an interleaved pipeline."""
+        """Return the weights under Megatron's names: `model`, or `model0`, `model1` ... for interleaved pipeline stages."""
         return {
             name: dict(checkpointed(chunk).sharded_state_dict(metadata=dict(CONTENT_METADATA)))
             for name, chunk in self.named_chunks()
@@ -301,7 +301,7 @@ def _ordered_samples(arguments: dict[str, Any]) -> int:
 
 
 def _read(sharded: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """Read the tensors that `sharded` requests. megatron-core's `_extra_state` placeholders may be missing: they hold nothing here."""
+    """Read the tensors that `sharded` requests. megatron-core's `_extra_state` placeholders may be missing: they are empty."""
     merge_in_place(sharded)
     loaded: dict[str, Any]
     try:
