@@ -70,7 +70,7 @@ class TritonCasts:
     def __init__(self) -> None:
         from lt_train.kernels import amax_reduction, fp8, swiglu
 
-        self._cast, self.transposed, self.find_amax = fp8.cast, fp8.transposed, amax_reduction.of
+        self._cast, self.transposed, self.find_amax = fp8.cast, fp8.transposed, amax_reduction.amax_parts
         self._swiglu, self._swiglu_gradient = swiglu.activation, swiglu.gradient_and_transpose
         amax_reduction.want(True)
 
