@@ -25,21 +25,21 @@ def available_bytes(system: Path = Path("/")) -> int:
     A container and a job of Slurm have a control group (version 2) with a limit. Its page cache counts as free.
     """
     lines = (system / "proc/meminfo").read_text().splitlines()
-    found = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    available = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
     groups = (system / "proc/self/cgroup").read_text().splitlines()
-    own = next((line.removeprefix("0::/") for line in groups if line.startswith("0::/")), "")
+    cgroup = next((line.removeprefix("0::/") for line in groups if line.startswith("0::/")), "")
     root = system / "sys/fs/cgroup"
-    group = root / own
+    group = root / cgroup
     for directory in (group, *group.parents):
         with contextlib.suppress(OSError, ValueError):
             limit, used = (int((directory / f"memory.{name}").read_text()) for name in ("max", "current"))
             cached = next(
                 int(line.split()[1]) for line in (directory / "memory.stat").read_text().splitlines() if line[:5] == "file "
             )
-            found = min(found, max(0, limit - used + cached))
+            available = min(available, max(0, limit - used + cached))
         if directory == root:
             break
-    return found
+    return available
 
 
 @contextlib.contextmanager

@@ -192,8 +192,8 @@ def checkpoints(run: Path) -> list[Path]:
     """Iteration directories of a run, newest first, complete or not."""
     if not run.is_dir():
         return []
-    found = [(iteration, path) for path in run.iterdir() if (iteration := iteration_of(path)) is not None]
-    return [path for _, path in sorted(found, reverse=True)]
+    checkpoint_paths = [(iteration, path) for path in run.iterdir() if (iteration := iteration_of(path)) is not None]
+    return [path for _, path in sorted(checkpoint_paths, reverse=True)]
 
 
 def newest_before(run: Path, step: int) -> Path | None:

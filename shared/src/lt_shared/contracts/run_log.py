@@ -195,15 +195,15 @@ class Step:
     @classmethod
     def parse(cls, line: str) -> Self | None:
         """Read a step line; None when it is not one."""
-        found = find_step(line.encode(errors="replace"))
-        if found is None:
+        matches = find_step(line.encode(errors="replace"))
+        if matches is None:
             return None
-        head, pairs = found
-        known = [(STEP_PAIRS.get(pair["key"].decode()), pair["value"]) for pair in pairs]
-        values: dict[str, Any] = {pair.field: pair.value(text) for pair, text in known if pair is not None}
+        head, pairs = matches
+        step_pairs = [(STEP_PAIRS.get(pair["key"].decode()), pair["value"]) for pair in pairs]
+        values: dict[str, Any] = {pair.field: pair.value(text) for pair, text in step_pairs if pair is not None}
         sources = [pair for pair in pairs if pair["key"].startswith(SOURCE_LOSS.encode())]
-        own = {pair["key"].decode().removeprefix(SOURCE_LOSS): _number(pair["value"]) for pair in sources}
-        losses = {name: loss for name, loss in own.items() if loss is not None} or None
+        loss_by_source = {pair["key"].decode().removeprefix(SOURCE_LOSS): _number(pair["value"]) for pair in sources}
+        losses = {name: loss for name, loss in loss_by_source.items() if loss is not None} or None
         return cls(int(head["step"]), int(head["total"]), time=_time(head["time"]), source_losses=losses, **values)
 
 

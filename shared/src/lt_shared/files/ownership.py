@@ -66,11 +66,11 @@ def _check_opened(path: str, descriptor: int) -> None:
 
 def _followed(path: str) -> tuple[str, bool]:
     """The path without links, and whether another user could exchange a part of it. Raises as `check_link`."""
-    left = path.split("/")[::-1]
+    components = path.split("/")[::-1]
     followed = "" if path.startswith("/") else os.getcwd().rstrip("/")
     is_exposed, links = False, 0
-    while left:
-        part = left.pop()
+    while components:
+        part = components.pop()
         if part in ("", "."):
             continue
         if part == "..":
@@ -95,7 +95,7 @@ def _followed(path: str) -> tuple[str, bool]:
                 f"{here}: is a link that another user (uid {status.st_uid}) has made to what is not his",
                 "copy the file itself if you trust it",
             )
-        left += target.split("/")[::-1]
+        components += target.split("/")[::-1]
         followed = "" if target.startswith("/") else followed
     return followed or "/", is_exposed
 
@@ -130,13 +130,13 @@ def reason_for_distrust_of_path(directory: str | os.PathLike[str]) -> str | None
     They may also belong to root, and those above may be writable by others if they are sticky, as /tmp is. Links are resolved.
     """
     path = Path(directory).resolve()
-    for each in (path, *path.parents):
-        status = os.stat(each)
+    for ancestor in (path, *path.parents):
+        status = os.stat(ancestor)
         if status.st_uid != 0 and belongs_to_other(status, path):
-            return f"{each} belongs to another user (uid {status.st_uid})"
-        is_sticky_ancestor = each != path and status.st_mode & stat.S_ISVTX
+            return f"{ancestor} belongs to another user (uid {status.st_uid})"
+        is_sticky_ancestor = ancestor != path and status.st_mode & stat.S_ISVTX
         if status.st_mode & _OTHERS_WRITE and not is_sticky_ancestor and not _modes_are_not_kept(path):
-            return f"{each} can be written to by others (mode {stat.S_IMODE(status.st_mode):04o})"
+            return f"{ancestor} can be written to by others (mode {stat.S_IMODE(status.st_mode):04o})"
     return None
 
 

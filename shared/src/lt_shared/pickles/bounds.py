@@ -74,7 +74,7 @@ def check(data: bytes, number_bytes_limit: int = _NUMBER_BYTES, large_limit: int
         position += 1
         if operation is None:
             break
-        action, taken, size, lines = operation
+        action, popped, size, lines = operation
         if action == _MEMOIZE:
             numbered.append(stack[-1])
             continue
@@ -96,7 +96,7 @@ def check(data: bytes, number_bytes_limit: int = _NUMBER_BYTES, large_limit: int
             stack.append(numbered[number] if numbered else put[number])
         elif action == _JOIN:
             tuples = 1
-            for _ in range(taken):
+            for _ in range(popped):
                 tuples += stack.pop()
             if tuples > MAX_TUPLES:
                 raise pickle.UnpicklingError(_TOO_MANY)
@@ -109,7 +109,7 @@ def check(data: bytes, number_bytes_limit: int = _NUMBER_BYTES, large_limit: int
             if marks and marks[-1] == len(stack):
                 marks.pop()
             else:
-                del stack[-taken:]
+                del stack[-popped:]
         elif action == _JOIN_TO_MARK:
             bottom = marks.pop()
             tuples = 1 + sum(stack[bottom:])

@@ -166,17 +166,17 @@ def find(path: str | Path) -> TokenizerFiles:
         raise BadData(f"{place}: not a regular file")
     companions = _companions(place.parent)
     if place.name == "tokenizer.json":
-        return _own(TokenizerFiles("tokenizer.json", (place,), companions))
+        return _with_other_forms(TokenizerFiles("tokenizer.json", (place,), companions))
     if place.suffix == ".json":
         kind = _json_kind(place)
         if kind is not None:
-            return _own(TokenizerFiles(kind, (place,), companions))
+            return _with_other_forms(TokenizerFiles(kind, (place,), companions))
     if place.suffix in (".json", ".txt", ".bpe"):
-        return _own(TokenizerFiles("gpt2", _gpt2_pair(place), companions))
+        return _with_other_forms(TokenizerFiles("gpt2", _gpt2_pair(place), companions))
     kind = _model_kind(place)
     # The code beside a tiktoken file says how the text is cut, which the file itself does not.
     code = sorted(place.parent.glob("tokenization_*.py")) if kind == "tiktoken" else []
-    return _own(TokenizerFiles(kind, (place, *code), companions))
+    return _with_other_forms(TokenizerFiles(kind, (place, *code), companions))
 
 
 def find_made_with(path: str | Path, sha256: str) -> TokenizerFiles:
@@ -184,17 +184,17 @@ def find_made_with(path: str | Path, sha256: str) -> TokenizerFiles:
 
     Before 2026-11-29 a SentencePiece model came before a tokenizer.json beside it.
     """
-    found = find(path)
+    preferred = find(path)
     place = Path(path)
-    if not place.is_dir() or found.sha256() == sha256:
-        return found
+    if not place.is_dir() or preferred.sha256() == sha256:
+        return preferred
     for name in NAMED_FILES:
         if (place / name).is_file():
             with contextlib.suppress(BadData, NoInput):
                 other = find(place / name)
                 if other.sha256() == sha256:
                     return other
-    return found
+    return preferred
 
 
 def _is_replaced(directory: Path) -> bool:
@@ -207,13 +207,18 @@ def _is_replaced(directory: Path) -> bool:
         return False
 
 
-def _own(found: TokenizerFiles) -> TokenizerFiles:
-    """Raises BadData for a link of a stranger: all files are copied into checkpoints, which others may read."""
-    paths = (found.directory / name for name in _OTHER_FORMS)
-    found = dataclasses.replace(found, other_forms=tuple(path for path in paths if path.is_file() and path not in found.files))
-    for path in found.all_files:
+def _with_other_forms(tokenizer: TokenizerFiles) -> TokenizerFiles:
+    """Add the files of other libraries to `tokenizer` and check the links among all files.
+
+    Raises BadData for a link that another user made, because all files are copied into checkpoints that others may read.
+    """
+    paths = (tokenizer.directory / name for name in _OTHER_FORMS)
+    tokenizer = dataclasses.replace(
+        tokenizer, other_forms=tuple(path for path in paths if path.is_file() and path not in tokenizer.files)
+    )
+    for path in tokenizer.all_files:
         ownership.check_link(path)
-    return found
+    return tokenizer
 
 
 def _companions(directory: Path) -> tuple[Path, ...]:
@@ -225,9 +230,9 @@ def _companions(directory: Path) -> tuple[Path, ...]:
 
 def search_path() -> list[Path]:
     """The directories in which a tokenizer is looked up by name: those of LT_TOKENIZERS, then the user's own."""
-    given = [Path(part).expanduser() for part in os.environ.get("LT_TOKENIZERS", "").split(os.pathsep) if part]
+    directories = [Path(part).expanduser() for part in os.environ.get("LT_TOKENIZERS", "").split(os.pathsep) if part]
     data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share")
-    return [*given, data / "lt/tokenizers"]
+    return [*directories, data / "lt/tokenizers"]
 
 
 def hub_directory() -> Path:

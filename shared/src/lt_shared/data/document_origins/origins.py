@@ -121,7 +121,7 @@ class TokenizedLines(Origins):
         files = record["files"] if record["files"] is not None else sources
         documents, files_of_runs, lines = record["runs"]
         files_of_marks, marked, offsets = map(unpack, record["marks"])
-        found = cls(
+        table = cls(
             _count(record),
             list(files or ()),
             unpack_ascending(documents),
@@ -133,10 +133,10 @@ class TokenizedLines(Origins):
             {int(file): kind for file, kind in record["kinds"]},
             {int(file): int(offset) for file, offset in record["counted_from"]},
         )
-        if not all(isinstance(file, dict) and isinstance(file.get("path"), str) for file in found.files):
+        if not all(isinstance(file, dict) and isinstance(file.get("path"), str) for file in table.files):
             raise ValueError("a file without a path")
-        found._check()
-        return found
+        table._check()
+        return table
 
     def _check(self) -> None:
         runs = len(self.documents_of_runs)
@@ -167,14 +167,14 @@ class Joined(Origins):
     def locate(self, numbers: Numbers) -> "list[Place | None]":
         ends = np.cumsum(self.counts)
         of_part = np.searchsorted(ends, numbers, side="right")
-        found: list[Place | None] = [None] * len(numbers)
+        places: list[Place | None] = [None] * len(numbers)
         for number in np.unique(of_part).tolist():
-            part, wanted = self.parts[number], np.flatnonzero(of_part == number)
+            part, positions = self.parts[number], np.flatnonzero(of_part == number)
             if part is not None:
                 begin = int(ends[number]) - self.counts[number]
-                for index, place in zip(wanted.tolist(), part.locate(numbers[wanted] - begin), strict=True):
-                    found[index] = place
-        return found
+                for index, place in zip(positions.tolist(), part.locate(numbers[positions] - begin), strict=True):
+                    places[index] = place
+        return places
 
     def to_record(self) -> dict[str, Any]:
         parts = [None if part is None else part.to_record() for part in self.parts]

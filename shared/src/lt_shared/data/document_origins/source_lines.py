@@ -57,7 +57,7 @@ class SourceLine(NamedTuple):
 
 def read(places: Sequence[Place | None]) -> list[SourceLine]:
     """What is at each place."""
-    found: list[SourceLine] = [SourceLine(None, problem="not known where it comes from")] * len(places)
+    source_lines: list[SourceLine] = [SourceLine(None, problem="not known where it comes from")] * len(places)
     by_path: dict[str, list[int]] = {}
     for index, place in enumerate(places):
         if place is not None:
@@ -65,8 +65,8 @@ def read(places: Sequence[Place | None]) -> list[SourceLine]:
     for indexes in by_path.values():
         of_file = [place for index in indexes if (place := places[index]) is not None]
         for index, line in zip(indexes, _of_file(of_file), strict=True):
-            found[index] = line
-    return found
+            source_lines[index] = line
+    return source_lines
 
 
 def _of_file(places: Sequence[Place]) -> list[SourceLine]:
@@ -95,7 +95,7 @@ def change(file: File) -> str | None:
 
 def _lines(places: Sequence[Place], numbers: Sequence[int | None]) -> list[SourceLine]:
     order = sorted(range(len(places)), key=lambda index: places[index].line)
-    found: list[SourceLine] = [SourceLine(number) for number in numbers]
+    source_lines: list[SourceLine] = [SourceLine(number) for number in numbers]
     with storage.open_read(places[0].path) as stored:
         content, can_seek = _decompressed(stored)
         if places[0].kind == "text":
@@ -103,8 +103,8 @@ def _lines(places: Sequence[Place], numbers: Sequence[int | None]) -> list[Sourc
             return [SourceLine(1, 0, text.removeprefix(BYTE_ORDER_MARK))] * len(places)
         lines = _LineReader(content, can_seek)
         for index in order:
-            found[index] = SourceLine(numbers[index], *lines.at(places[index].line, places[index].near))
-    return found
+            source_lines[index] = SourceLine(numbers[index], *lines.at(places[index].line, places[index].near))
+    return source_lines
 
 
 def _decompressed(stored: IO[bytes]) -> tuple[IO[bytes], bool]:
@@ -149,17 +149,17 @@ class _LineReader:
             self._go_to(near)
         while self._last[0].line < line:
             self._read()
-        known, content = self._last
-        has_mark = known.offset == 0 and content.startswith(BYTE_ORDER_MARK)
+        position, content = self._last
+        has_mark = position.offset == 0 and content.startswith(BYTE_ORDER_MARK)
         skipped = len(BYTE_ORDER_MARK) if has_mark else 0
-        return known.offset + skipped, content[skipped:].rstrip(b"\r\n")
+        return position.offset + skipped, content[skipped:].rstrip(b"\r\n")
 
     def _go_to(self, near: Known) -> None:
         if self._can_seek:
             self._file.seek(near.offset)
         else:
-            while (left := near.offset - self._next.offset) > 0:
-                skipped = len(self._file.read(min(left, READ_BYTES)))
+            while (remaining_bytes := near.offset - self._next.offset) > 0:
+                skipped = len(self._file.read(min(remaining_bytes, READ_BYTES)))
                 self._next = self._next._replace(offset=self._next.offset + skipped)
                 if not skipped:
                     raise IoFailure("ends before the line that a document was made of")

@@ -64,8 +64,8 @@ class DatasetPart:
     def make(self, directory: Path) -> None:
         sample_index.write(directory, self.sequences.lengths, self.reading)
 
-    def load(self, found: Mapping[Any, Path]) -> DatasetSamples:
-        return DatasetSamples.load(self.sequences, found[self])
+    def load(self, directory_by_index: Mapping[Any, Path]) -> DatasetSamples:
+        return DatasetSamples.load(self.sequences, directory_by_index[self])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -89,7 +89,7 @@ class StreamPart:
     def indices(self) -> "list[DatasetPart | Blend]":
         return []
 
-    def load(self, found: Mapping[Any, Path]) -> StreamSamples:
+    def load(self, directory_by_index: Mapping[Any, Path]) -> StreamSamples:
         return StreamSamples(self.stream, self.sequence_length, self.samples, self.begin, self.end)
 
 
@@ -116,8 +116,8 @@ class Blend:
     def make(self, directory: Path) -> None:
         sample_index.write_blend(directory, self.weights, self.samples, self.draw)
 
-    def load(self, found: Mapping[Any, Path]) -> BlendedSamples:
-        return BlendedSamples.load([member.load(found) for member in self.members], found[self])
+    def load(self, directory_by_index: Mapping[Any, Path]) -> BlendedSamples:
+        return BlendedSamples.load([member.load(directory_by_index) for member in self.members], directory_by_index[self])
 
 
 def _digest(kind: str, described: dict[str, Any]) -> str:
