@@ -20,7 +20,7 @@ def peak_resident_bytes() -> int:
 
 
 def available_bytes(system: Path = Path("/")) -> int:
-    """What this process could take without swapping: of the machine's memory, or of its control group's, which may have less.
+    """Return the bytes that this process could allocate without swapping, limited by the machine or the control group.
 
     A container and a job of Slurm have a control group (version 2) with a limit. Its page cache counts as free.
     """
@@ -44,7 +44,7 @@ def available_bytes(system: Path = Path("/")) -> int:
 
 @contextlib.contextmanager
 def garbage_collection_paused() -> Iterator[None]:
-    """Nothing is collected in the block; after it as before. For where many objects are made and none of them is garbage.
+    """Disable garbage collection in the block, which allocates many objects and frees none.
 
     The collector looks at all objects again and again while they become more: for a checkpoint's index of 63 MB for 9.9 s of
     11.2 s (2 cores, 2026-11-23), at a tokenizer's vocabulary for a quarter of the time.

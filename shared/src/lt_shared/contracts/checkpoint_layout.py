@@ -135,7 +135,7 @@ def iteration_of(directory: Path) -> int | None:
 
 
 def check_shard_name(name: object, origin: str) -> None:
-    """Raises BadData for what is not the name of a file directly in a checkpoint's directory, where all shards are."""
+    """Raises BadData if a shard's name leads out of the checkpoint's directory or into a subfolder."""
     if not isinstance(name, str):
         raise BadData(f"{origin}: names a shard that is no text")
     if name in ("", ".", "..") or "/" in name or "\0" in name:

@@ -63,7 +63,7 @@ class Dataset:
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:
-        """Raises KeyError, TypeError and ValueError for what is no dataset line."""
+        """Build a Dataset from a JSON object. Raises KeyError, TypeError or ValueError if it is not a dataset line."""
         if not isinstance(record, dict):
             raise ValueError(f"it is {record!r}, expected an object")
         tokenizer = record.get("tokenizer")
@@ -216,7 +216,7 @@ def parse(lines: Iterable[str], source: str) -> list[Entry]:
 
 
 def record_in(text: str, source: str, number: int) -> dict[str, Any]:
-    """The JSON object of line `number` of `source`. Raises BadData for what is no manifest line."""
+    """The JSON object of line `number` of `source`. Raises BadData if the line is not of a manifest."""
     try:
         record: dict[str, Any] = json.loads(text, object_pairs_hook=strict_json.object_of)
     except (ValueError, RecursionError) as error:
@@ -230,7 +230,7 @@ def record_in(text: str, source: str, number: int) -> dict[str, Any]:
 
 
 def entry_in(record: dict[str, Any], source: str, number: int) -> Entry:
-    """What the line says. Raises BadData when it is malformed."""
+    """Parse a manifest line. Raises BadData when it is malformed."""
     for entry_type in (Dataset, Checkpoint):
         if record["kind"] == entry_type.kind:
             try:
@@ -290,7 +290,7 @@ def check_sidecar_version(record: dict[str, Any], path: str) -> None:
 
 
 def sidecar_content(record: dict[str, Any]) -> bytes:
-    """The content of a sidecar, with the CRC-32 of all of it but that number itself at its end."""
+    """Serialize a sidecar. Its last field is the CRC-32 of the content without that field."""
     text = json.dumps(record | {SEAL: UNSEALED}, indent=2, ensure_ascii=False) + "\n"
     content = text.encode(errors="backslashreplace")
     return _with_seal(content, f"{crc32(content):08x}")
@@ -307,7 +307,7 @@ def _with_seal(content: bytes, seal: str) -> bytes:
 
 
 def read_sidecar(prefix: str) -> dict[str, Any] | None:
-    """What is beside a dataset, or None when there is nothing. Raises BadData for what is no sidecar, or a newer one's."""
+    """Read the sidecar of a dataset, or return None if there is none. Raises BadData for an invalid or newer sidecar."""
     path = sidecar_path(prefix)
     return parse_sidecar(storage.read_record(path), path) if storage.exists(path) else None
 
@@ -340,9 +340,9 @@ def describe(prefix: str) -> Dataset:
 
 
 def recorded_checksums(prefix: str) -> dict[str, FileChecksum] | None:
-    """Size and CRC-32 of a dataset's files by their ending, "bin" and "idx", as its writer saw them.
+    """Return the sizes and CRC-32s that the writer recorded for a dataset's files, by their ending ("bin", "idx").
 
-    None when there is no sidecar, or one that says nothing of them, as those of older versions. Raises as `describe`.
+    None when there is no sidecar or an older version wrote it without checksums. Raises as `describe`.
     """
     return checksums_in(read_sidecar(prefix) or {}, sidecar_path(prefix))
 

@@ -1,4 +1,4 @@
-"""Ranges of one version of a remote object, so that one which is replaced while it is read is noticed and never mixed."""
+"""Read ranges of one version of a remote object, so that bytes of two versions are never mixed."""
 
 import asyncio
 import os

@@ -1,7 +1,7 @@
-"""Whether a file or directory that a process finds is its own: made by the same user, and writable by nobody else.
+"""Check that a file or directory was made by the same user and is writable by nobody else.
 
 In a directory that others can write to, anyone can plant a half-written output, a journal or a cache under the name that a tool
-will look for. What is found there is used only if it is as if this process had made it. On most filesystems that is: the owner
+will look for. A tool uses such a file only if this process could have made it. On most filesystems this means that the owner
 is the effective user and the mode lets no one else write. Some mounts change owners or modes (NFS with root_squash, EFS access
 points, filesystems without modes); there it is compared with a file that is made for the purpose, which costs one creation and
 only where the first comparison fails.
@@ -65,7 +65,7 @@ def _check_opened(path: str, descriptor: int) -> None:
 
 
 def _followed(path: str) -> tuple[str, bool]:
-    """The path without links, and whether another user could exchange a part of it. Raises as `check_link`."""
+    """Resolve the links in a path, and tell whether another user could exchange a component. Raises as `check_link`."""
     components = path.split("/")[::-1]
     followed = "" if path.startswith("/") else os.getcwd().rstrip("/")
     is_exposed, links = False, 0
@@ -125,7 +125,7 @@ def writable_by_others(status: os.stat_result, directory: str | os.PathLike[str]
 
 
 def reason_for_distrust_of_path(directory: str | os.PathLike[str]) -> str | None:
-    """As `reason_for_distrust` for a directory and all above it: who may write to one of those may replace what is in it.
+    """As `reason_for_distrust`, for a directory and its ancestors: whoever may write to an ancestor may replace its content.
 
     They may also belong to root, and those above may be writable by others if they are sticky, as /tmp is. Links are resolved.
     """

@@ -206,7 +206,7 @@ def read_range(path: str | os.PathLike[str], begin: int, end: int) -> bytes:
 
 
 def read_ranges(ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
-    """`read_range` of many (path, begin, end) of one store, at the same time where the store allows it."""
+    """Read many ranges (path, begin, end) of one store, concurrently if the store allows it."""
     if not ranges:
         return []
     filesystem, _ = store_of(ranges[0][0])

@@ -12,7 +12,7 @@ from typing import Any
 
 
 def loads(content: bytes | str, has_paths: bool = False) -> Any:
-    """What `content` says. Raises ValueError (as `json.loads` does) for what is malformed, ambiguous or nested too deeply.
+    """Parse JSON. Raises ValueError (as `json.loads` does) if `content` is malformed, ambiguous or nested too deeply.
 
     Half a surrogate pair is malformed, but where it `has_paths` stands for a byte that is not UTF-8, as in Python's own paths.
     """

@@ -1,4 +1,4 @@
-"""`quantization_config` in a Hugging Face `config.json`: what the weights are stored as.
+"""Read `quantization_config` of a Hugging Face `config.json`: the format in which the weights are stored.
 
 transformers has twenty methods. Two are read, because large models are published in nothing else: fp8 with a scale per block
 (DeepSeek-V3 and R1, Kimi K2, Qwen3-FP8) and MXFP4 (gpt-oss). The others are refused by name, each with what to do instead: what
@@ -44,7 +44,7 @@ MXFP4 = Quantization("mxfp4", (1, MXFP4_BLOCK))
 
 
 def of_config(config: Mapping[str, Any], name: str) -> Quantization | None:
-    """What the configuration of the model `name` says; None for weights as they are. Raises BadConfig for other methods."""
+    """Read the quantization of the model `name`. None for unquantized weights; raises BadConfig for other methods."""
     quantization = config.get(FIELD) or config.get(FORMER_FIELD)
     if not quantization:
         return None

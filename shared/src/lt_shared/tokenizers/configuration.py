@@ -1,4 +1,4 @@
-"""What the files beside a tokenizer's main file say: added tokens, the end of a text, a space before it, the class.
+"""Read the files beside a tokenizer's main file: added tokens, end of text, prefix space and class.
 
 `tokenizer_config.json`, `special_tokens_map.json` and `added_tokens.json` are read with the precedence of transformers 5: the two
 others count only where tokenizer_config.json has no `added_tokens_decoder`.

@@ -1,4 +1,4 @@
-"""Which files make a tokenizer, what kind it is, and the hash that identifies it.
+"""Recognise the files and the kind of a tokenizer, and compute the hash that identifies it.
 
 A dataset's tokens mean nothing without the tokenizer that made them. The hash travels in every manifest and checkpoint, so a
 run on data from another tokenizer is refused instead of trained. It covers the content of the files that define the encoding,
@@ -63,7 +63,7 @@ REPOSITORIES = {
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerFiles:
-    """The files of one tokenizer. `files` define the encoding, in a fixed order; `companions` describe it, and may add tokens.
+    """A tokenizer on disk. `files` define the encoding, in a fixed order; `companions` describe it, and may add tokens.
 
     `other_forms` hold the same tokenizer for other libraries. They are copied with the tokenizer and never read.
     """
@@ -83,18 +83,18 @@ class TokenizerFiles:
 
     @property
     def name(self) -> str:
-        """A short name for people: that of the directory, or of the repository that the Hub's cache keeps in it."""
+        """A short name for people: the directory's name, or the repository's name in the Hub's cache."""
         directory = self.directory.resolve()
         if directory.parent.name == "snapshots" and directory.parent.parent.name.startswith("models--"):
             return directory.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
         return directory.name or self.files[0].name
 
     def relative_name(self, path: Path) -> str:
-        """The name of one of the files below `directory`."""
+        """Return the path of a file relative to `directory`."""
         return path.relative_to(self.directory).as_posix()
 
     def sha256(self) -> str:
-        """Hash of the kind, of every defining file's content and of what the companions add to it, if anything."""
+        """Hash the kind, every defining file's content and the companions' additions."""
         digest = hashlib.sha256(self.kind.encode())
         for path in self.files:
             digest.update(hashlib.sha256(path.read_bytes()).digest())
@@ -103,7 +103,7 @@ class TokenizerFiles:
         return digest.hexdigest()
 
     def _additions(self) -> list[Any]:
-        """What the companions add to the encoding. Those that only repeat the main file leave the hash as it is."""
+        """List the companions' additions to the encoding. Companions that repeat the main file do not change the hash."""
         if self.kind not in ("gpt2", "sentencepiece", "tokenizer.json"):
             return []
         config = self.configuration()
@@ -125,7 +125,7 @@ class TokenizerFiles:
         return [*added, *prefix]
 
     def configuration(self) -> Configuration:
-        """What the files beside the main one say. Raises BadData as `configuration.read`."""
+        """Read the settings in the companions. Raises BadData as `configuration.read`."""
         return configuration.read(self.companions, self.kind == "sentencepiece")
 
     def copy_to(self, directory: Path) -> None:
@@ -229,7 +229,7 @@ def _companions(directory: Path) -> tuple[Path, ...]:
 
 
 def search_path() -> list[Path]:
-    """The directories in which a tokenizer is looked up by name: those of LT_TOKENIZERS, then the user's own."""
+    """Return the directories for look-ups by name: LT_TOKENIZERS, then the user's data directory."""
     directories = [Path(part).expanduser() for part in os.environ.get("LT_TOKENIZERS", "").split(os.pathsep) if part]
     data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share")
     return [*directories, data / "lt/tokenizers"]
@@ -262,7 +262,7 @@ def _named(name: str) -> Path:
 
 
 def _snapshots(repository: str) -> Iterator[Path]:
-    """The downloaded versions of a repository: that of its main branch first, the others from the newest."""
+    """List the downloaded versions of a repository: the main branch first, then from the newest."""
     directory = hub_directory() / f"models--{repository.replace('/', '--')}"
     main = directory / "refs/main"
     if main.is_file():
@@ -272,7 +272,7 @@ def _snapshots(repository: str) -> Iterator[Path]:
 
 
 def _json_kind(path: Path) -> Kind | None:
-    """What a JSON file is by its content; None for what may be a vocabulary."""
+    """Return the tokenizer kind of a JSON file by its content, or None if it may be a vocabulary."""
     if _begins_as_tekken(path):
         return "tekken"
     try:

@@ -1,8 +1,8 @@
-"""The lines themselves, from the files that documents come from: where each begins, and what it holds.
+"""Read the source lines that documents were tokenized from, with the byte at which each line begins.
 
-A file is read once for all lines that are wanted of it. A plain file is read from the nearest known byte, at most 16 MiB before
+Each file is read once for all requested lines. A plain file is read from the nearest known byte, at most 16 MiB before
 the line; a compressed one from its beginning, since nothing in it can be found otherwise: gzip, bzip2 and xz everywhere, zstd
-where Python or backports.zstd has it. A file that was changed since its documents were tokenized is not looked into.
+if Python or backports.zstd supports it. A file that was changed since its documents were tokenized is not read.
 """
 
 import bz2
@@ -28,7 +28,7 @@ ZSTD_MODULES = ("compression.zstd", "backports.zstd")
 
 
 class SourceLine(NamedTuple):
-    """What is at a place: the first byte of the line in the decompressed content, and the line without its line break.
+    """A source line: its first byte in the decompressed content, and its text without the line break.
 
     `row` is a Parquet file's. `problem` says why the source could not be looked into. `line` is its number, None where the file
     was cut between shards.
@@ -56,7 +56,7 @@ class SourceLine(NamedTuple):
 
 
 def read(places: Sequence[Place | None]) -> list[SourceLine]:
-    """What is at each place."""
+    """Read the source line at each place."""
     source_lines: list[SourceLine] = [SourceLine(None, problem="not known where it comes from")] * len(places)
     by_path: dict[str, list[int]] = {}
     for index, place in enumerate(places):
@@ -85,7 +85,7 @@ def _of_file(places: Sequence[Place]) -> list[SourceLine]:
 
 
 def change(file: File) -> str | None:
-    """How a file differs from what was read when its documents were tokenized, or None. Raises NoInput when it is gone."""
+    """Say how a file has changed since its documents were tokenized, or return None. Raises NoInput when it is gone."""
     if len(file) == 1:
         return f"{file['path']}: cannot be read again"
     now = storage.fingerprint(file["path"])
@@ -108,7 +108,7 @@ def _lines(places: Sequence[Place], numbers: Sequence[int | None]) -> list[Sourc
 
 
 def _decompressed(stored: IO[bytes]) -> tuple[IO[bytes], bool]:
-    """The content, and whether it is the file as it is."""
+    """Open the content of a file. The second value is True if the file is not compressed."""
     start = stored.read(RECOGNISED_BYTES)
     stored.seek(0)
     if start.startswith(b"\x1f\x8b"):

@@ -97,7 +97,7 @@ class Reader:
         return len(self.document_indices) - 1
 
     def document(self, number: int) -> npt.NDArray[np.generic]:
-        """The tokens of one document, all its sequences joined, shape [length]."""
+        """Return the tokens of one document with its sequences joined, shape [length]."""
         first, last = self.document_indices[number : number + 2]
         if first == last:
             return self.tokens[:0]

@@ -88,7 +88,7 @@ class IndexedDataset(TokenArrays):
         return reader.tokens[start : start + int(reader.sequence_lengths[number])].view(np.ndarray)
 
     def close(self) -> None:
-        """Give the memory maps back, as soon as no array of them is left."""
+        """Close the memory maps once no array refers to them."""
         self._open = None
 
     def __enter__(self) -> Self:

@@ -19,7 +19,7 @@ class RampUp:
 
 @dataclasses.dataclass(frozen=True)
 class PhaseSize:
-    """From sample `begin` of the run on, until the next phase, steps have `size` samples; None for those of the run."""
+    """From sample `begin` of the run on, until the next phase, steps have `size` samples. None is the run's batch size."""
 
     begin: int
     size: int | None

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 LONGEST = 60
-# What separates the pairs of a log line, and what a terminal would obey.
+# Separators of the pairs in a log line, and control characters of terminals.
 _UNFIT = re.compile(r"[^\w./+@-]", re.ASCII)
 
 

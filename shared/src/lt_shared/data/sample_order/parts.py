@@ -72,7 +72,7 @@ class DatasetPart:
 class StreamPart:
     """A stream from which `samples` samples are drawn, from token `begin` on; `end` is as in `StreamSamples`.
 
-    It has no index: its order is found as its shards arrive.
+    A stream has no index, because its order follows as its shards arrive.
     """
 
     stream: Stream
@@ -130,7 +130,7 @@ def _digest(kind: str, described: dict[str, Any]) -> str:
 class Source:
     """The `share` of a dataset's sequences that belongs to a part, and its weight in the blend.
 
-    Of a packed dataset each sequence is a sample.
+    Each sequence of a packed dataset is one sample.
     """
 
     origin: str
@@ -164,7 +164,7 @@ def part_of(
 
 
 def member(source: Source | StreamSource, samples: int, sequence_length: int, seed: int) -> DatasetPart | PackedPart | StreamPart:
-    """`samples` samples of one dataset or stream."""
+    """Build the part that draws `samples` samples from one dataset or stream."""
     if isinstance(source, StreamSource):
         return StreamPart(source.stream, samples, sequence_length)
     if not source.is_packed:

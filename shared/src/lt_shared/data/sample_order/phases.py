@@ -35,7 +35,7 @@ SPARE_SAMPLES = 2
 class Phase:
     """`samples` samples of `sequence_length` + 1 tokens, from datasets in the proportion of `weights`, 0 for those it lacks.
 
-    `global_batch_size`, of which the order does not depend, is None for that of the run.
+    The order does not depend on `global_batch_size`; None is the run's batch size.
     """
 
     samples: int
@@ -70,7 +70,7 @@ class StretchPart:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PhasedPart:
-    """A phase after the other: the blend or the one stretch of each, and the numbers of its datasets among all."""
+    """Phases in sequence: the blend or the single stretch of a phase, and the dataset numbers of its members."""
 
     phases: Sequence[tuple[Phase, Any, tuple[int, ...]]]
 

@@ -1,8 +1,8 @@
-"""The samples of a run's steps, found again from what the run has written down.
+"""Reconstruct the samples of a run's steps from the data order that the run recorded.
 
 `SAVE/data-order.jsonl` has a line for each attempt of a run, written before its first step: from which step and sample it goes
 on, the arguments that decide the order of the samples under Megatron's names, the datasets with their weights, and the command.
-Where a run was continued with other arguments, each step belongs to the latest attempt that began before it.
+If a run was continued with other arguments, a step belongs to the latest attempt that began before the step.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ class OrderedDataset:
 
     @property
     def shards(self) -> list[str]:
-        """The prefixes of all shards so far; its own where it is no stream."""
+        """The prefixes of a stream's shards so far, or the prefix of a dataset."""
         return [self.prefix] if self.shard_list is None else [shard.prefix for shard in _listed(self.shard_list).shards]
 
 
@@ -78,7 +78,7 @@ class AttemptOrder:
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:
-        """Raises ValueError, KeyError and TypeError for what is no such record."""
+        """Build an attempt from its record. Raises ValueError, KeyError or TypeError if the record is malformed."""
         if record["v"] != VERSION:
             raise ValueError(f"version {record['v']}, known is {VERSION}")
         fields = {field.name: record[field.name] for field in dataclasses.fields(cls)}
@@ -185,7 +185,10 @@ def _listed(path: str) -> ShardList:
 
 
 def _index_directory(index: Any, name: str, caches: Sequence[str], temporary_directory: Path) -> Path:
-    """The directory of an index; what is in `made` stays readable through the maps that are open."""
+    """Return the directory of an index, built in `temporary_directory` if no cache has it.
+
+    Open memory maps stay readable after the temporary directory is deleted.
+    """
     for cache in caches:
         directory = Path(cache, name)
         if directory.is_dir():
@@ -198,7 +201,7 @@ def _index_directory(index: Any, name: str, caches: Sequence[str], temporary_dir
 
 
 def read(run: str | os.PathLike[str]) -> list[AttemptOrder]:
-    """The attempts of a run, in the order in which they began. Raises NoInput when there is no such file, BadData.
+    """Read the attempts of a run in their order. Raises NoInput without a data order, BadData if it is malformed.
 
     A line that was cut off is passed over: its attempt has trained nothing.
     """

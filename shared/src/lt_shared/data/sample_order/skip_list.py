@@ -53,7 +53,7 @@ class SkipList:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From numbers and ranges with commas between them. Raises ValueError with what is none."""
+        """Parse numbers and ranges separated by commas. Raises ValueError with the first invalid item."""
         return cls.of(_range(word.strip()) for word in text.split(","))
 
     def __bool__(self) -> bool:

@@ -10,7 +10,7 @@ before, so a run can start with the first shard, and one that is given the finis
 mixing: samples of different windows never change places. Memory is 16 bytes a sequence and 8 a sample of three windows.
 
 The tokens of the stream do not depend on how they are cut: `Stream` has them, and each phase of a run cuts samples of its own
-length from the token on at which the phase before has ended, `StreamSamples`. Where a phase ends within a window, its samples
+length from the token on at which the phase before has ended, `StreamSamples`. If a phase ends within a window, its samples
 are shuffled without those of the next.
 """
 
@@ -64,7 +64,7 @@ class _Layout:
 
 
 class Windows:
-    """The windows of one epoch, as far as they are known."""
+    """The windows of one epoch whose shards have arrived."""
 
     def __init__(self, window_tokens: int = 1):
         self.window_tokens = window_tokens
@@ -105,7 +105,7 @@ class Windows:
 
 
 class _Newest(Generic[Found]):
-    """What is made for visits, as long as it is needed: readers are in several threads."""
+    """Cache the results for the newest visits. Readers in several threads share it."""
 
     def __init__(self, make: Callable[[Visit], Found]):
         self._make = make
@@ -133,12 +133,12 @@ class Stream:
         self.layout = _Newest(self._laid_out)
 
     def add(self, shard: Shard) -> None:
-        """The next shard of the stream is there."""
+        """Append the next shard of the stream."""
         self.shards.append(shard)
         self.windows.add(int(_lengths(shard).sum()))
 
     def finish(self) -> None:
-        """The shard that was added last is the last one."""
+        """Declare the shard that was added last the end of the stream."""
         self.windows.finish()
 
     def pieces(self, token: int, end: int) -> list[tuple[int, npt.NDArray[np.int64], int, int]]:
@@ -152,7 +152,7 @@ class Stream:
         return pieces
 
     def _pieces_of(self, visit: Visit, token: int, end: int) -> list[tuple[int, npt.NDArray[np.int64], int, int]]:
-        """The same of tokens that are all of one visit."""
+        """As `pieces`, for tokens within one visit."""
         layout = self.layout(visit)
         first, last = np.searchsorted(layout.ends, (token - visit.start, end - visit.start - 1), side="right").tolist()
         packed = layout.order[first : last + 1]

@@ -67,7 +67,7 @@ def _keeps(kind: ModelType, architecture: Architecture) -> bool:
 
 
 def _read_back(kind: ModelType, architecture: Architecture) -> Architecture | None:
-    """What the config.json of a type says of the architecture; None where there is none."""
+    """Write the config.json of type `kind` and read it again. None if the type cannot express the architecture."""
     try:
         return kind.read(_config(kind, architecture, "float32"), architecture.name)
     except (BadConfig, KeyError, TypeError, ValueError, ArithmeticError):
@@ -155,7 +155,7 @@ def _check_one_reading(config: dict[str, Any], name: str, kind: ModelType) -> No
 
 
 def _check_layer_types(config: dict[str, Any], architecture: Architecture, kind: ModelType) -> None:
-    """Raises BadConfig where the list of layers says something else than what was read."""
+    """Raise BadConfig if `layer_types` contradicts the layers that were read."""
     layer_types = config.get("layer_types")
     if not layer_types:
         return
@@ -165,5 +165,5 @@ def _check_layer_types(config: dict[str, Any], architecture: Architecture, kind:
         actual = layer_types[first] if first < len(layer_types) else "missing"
         raise BadConfig(
             f"{architecture.name}: layer_types has {sorted(set(map(str, layer_types)))}; layer {first} is {actual}, "
-            f"which it is {read[first] if first < len(read) else 'missing'} are known here"
+            f"and only models in which it is {read[first] if first < len(read) else 'missing'} are known here"
         )

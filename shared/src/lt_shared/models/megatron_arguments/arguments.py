@@ -17,7 +17,7 @@ from lt_shared.models.architecture.sizes import NEWER
 from lt_shared.models.megatron_arguments import known_fields, rope
 
 PREFIX = "lt_"
-# Of transformers' DeepSeek models, whatever that of their other norms is.
+# transformers' DeepSeek models use this epsilon for the latents, whatever epsilon their other norms have.
 LATENT_NORM_EPSILON = 1e-6
 # Fields that a model may lack, and Megatron's argument of the same meaning.
 _FEATURES = {
@@ -75,7 +75,7 @@ def to_arguments(architecture: Architecture) -> dict[str, Any]:
 
 
 def absent_in_megatron(architecture: Architecture) -> list[str]:
-    """What of the model Megatron-LM has no argument for, and would leave out: none of it changes the tensors' names."""
+    """List the features that Megatron-LM has no argument for and would ignore. They do not change the tensors' names."""
     scaling = architecture.rope_scaling
     absent = []
     if scaling and not rope.is_computable_by_megatron(scaling):
@@ -91,7 +91,7 @@ def absent_in_megatron(architecture: Architecture) -> list[str]:
 
 
 def _features(architecture: Architecture) -> dict[str, Any]:
-    """The arguments of what the model has and a Llama has not."""
+    """Return the arguments of the features that Llama lacks."""
     features = {name: getattr(architecture, name) for name in (*_FEATURES, *_WITHOUT_ARGUMENT)}
     arguments = {_FEATURES.get(name, PREFIX + name): value for name, value in features.items() if value != _DEFAULTS[name]}
     arguments.pop("window_size", None)
@@ -163,7 +163,7 @@ def _read_features(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
         if value is not None and (not field.startswith("moe_") or arguments.get("num_experts")):
             features[field] = value
     if features.get("moe_router_num_groups") == features.get("moe_router_group_topk") == 1:
-        # One group of all experts is none.
+        # A single group that holds every expert means no grouping.
         features |= {"moe_router_num_groups": None, "moe_router_group_topk": None}
     clamped = _is_clamped_swiglu(arguments, name)
     softmax = arguments.get("softmax_type") or "vanilla"
@@ -179,7 +179,7 @@ def _read_features(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _is_clamped_swiglu(arguments: Mapping[str, Any], name: str) -> bool:
-    """Whether the activation is gpt-oss's. Raises BadConfig for a part of it, or other numbers."""
+    """Return whether the activation is gpt-oss's. Raises BadConfig if only some arguments match."""
     stored_arguments = {key: arguments.get(key) for key in _CLAMPED_SWIGLU}
     if any(stored_arguments.values()) and stored_arguments != _CLAMPED_SWIGLU:
         stored_text = ", ".join(f"{key} {value!r}" for key, value in stored_arguments.items())
@@ -204,7 +204,7 @@ def _read_experts(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _first(value: Any) -> Any:
-    """Megatron-LM has lists of one where several kinds of balancing may be combined."""
+    """Unwrap a list of one value: Megatron-LM stores a list because several kinds of balancing may be combined."""
     return value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
 
 

@@ -187,7 +187,7 @@ def _function_names(value: Any) -> list[str]:
 
 
 def is_known(field: str) -> bool:
-    """Whether it is known what the field does to a model."""
+    """Return whether the field, or its prefix, is in one of the lists."""
     listed = any(field in fields for fields in (READ, _OFF, _HYBRIDS, _SPECS, WITHOUT_EFFECT, TRAINING_ONLY))
     return listed or field.startswith(WITHOUT_EFFECT_PREFIXES)
 
