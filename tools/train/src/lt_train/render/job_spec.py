@@ -102,7 +102,8 @@ def make(
 ) -> Job:
     """Build and check a job. Raises UsageError for unknown arguments, BadConfig for a run that cannot work on the nodes.
 
-    `program` is the command in messages. `least_nodes` is set for an elastic job only. `sizes` may have values for the names in `SIZES` and `BATCHES`.
+    `program` is the command in messages. `least_nodes` is set for an elastic job only. `sizes` may have values for
+    the names in `SIZES` and `BATCHES`.
     """
     if not NAME.fullmatch(name):
         raise UsageError(f"--job-name {name!r}", "take letters, digits, -, _ and .")

@@ -2,8 +2,8 @@
 
 Kubernetes starts all objects at once. If a Job preprocesses data first, the training object is suspended so that no GPU waits;
 the last container of that Job resumes it. The training shell adds 128 to the exit codes after which the pods restart. All objects
-have the label of the run, so one command deletes them. The manifests hold no secrets; if a Secret named lt-secrets exists, it becomes
-environment variables of every container.
+have the label of the run, so one command deletes them. The manifests hold no secrets; a Secret named lt-secrets, if it exists,
+becomes environment variables of every container.
 """
 
 import dataclasses
