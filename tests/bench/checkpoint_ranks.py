@@ -62,7 +62,7 @@ def ours(directory: Path, settings: dict[str, Any]) -> dict[str, Any]:
         Trainer.run = rhythm.watched(Trainer.run)  # type: ignore[method-assign]
         Checkpoints.after_step = rhythm.after_step  # type: ignore[method-assign]
         found["save_seconds"] = rhythm.seconds
-    code = worker.start(plan, place, where=where)
+    code = worker.start(plan, place, prepared_device=where)
     if code:
         raise SystemExit(code)
     return found

@@ -238,7 +238,7 @@ def serve(work_file: str, rank: int) -> None:
             torch.cuda.reset_peak_memory_stats()
         faulthandler.dump_traceback_later(LONGEST_LAYOUT_SECONDS[on], exit=True)
         try:
-            training_run.train(starting_point.fetched(launcher.prepare(plan)), place, where)
+            training_run.train(starting_point.fetch_start(launcher.prepare(plan)), place, where)
         except Echo:
             (directory / f"error-{rank}{ECHO}").write_text(traceback.format_exc()[-3000:])
             sys.exit(ECHO_CODE)

@@ -159,7 +159,7 @@ def test_a_node_without_memory_for_its_ranks_is_named() -> None:
 
 
 def test_too_little_memory_ends_a_run_that_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lt_train.process.agreement.of_all_ranks", lambda value: [value])
+    monkeypatch.setattr("lt_train.process.agreement.gather_objects", lambda value: [value])
     monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
     assert host_memory.allows_async_save(True, 1 << 20, is_on_gpu=False)
     with pytest.raises(BadConfig, match=r"--async-save: its part of a checkpoint takes 1,048,576\.0 GiB"):
@@ -170,7 +170,7 @@ def test_too_little_memory_ends_a_run_that_asks_for_it(monkeypatch: pytest.Monke
 def test_memory_is_taken_unasked_on_gpus_that_have_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("lt_train.process.agreement.of_all_ranks", lambda value: [value])
+    monkeypatch.setattr("lt_train.process.agreement.gather_objects", lambda value: [value])
     monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
     assert host_memory.allows_async_save(None, 1 << 20, is_on_gpu=True)
     assert not host_memory.allows_async_save(None, 1 << 20, is_on_gpu=False)

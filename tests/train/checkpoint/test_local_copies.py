@@ -142,7 +142,7 @@ def test_the_first_ranks_own_files_fail(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
-        with first_rank_files.failures_kept() as kept:
+        with first_rank_files.collect_failures() as kept:
             if has_common:
                 dist_checkpointing.save({"iteration": 4}, str(tmp_path), async_sharded_save=True)
             serialization.save_config(CheckpointingConfig("torch_dist", 1), str(tmp_path))

@@ -181,7 +181,7 @@ def test_ranks_wait_no_longer_for_the_question_whether_all_have_written_than_for
     monkeypatch.setattr(saver.agreement, "largest", ask)
     writer = SimpleNamespace(start=lambda: None, is_running=lambda: False)
     writing = SimpleNamespace(waiting=contextlib.nullcontext, writer=writer)
-    saving = SimpleNamespace(_saves=writing, where=None, state=SimpleNamespace(iteration=4), _retry_at=None)
+    saving = SimpleNamespace(_saves=writing, device=None, state=SimpleNamespace(iteration=4), _retry_at=None)
     saving.finish = lambda: happened.append("finished")
     saver.Saver.poll(saving, slow=slow)  # type: ignore[arg-type]
     assert happened == ["asked", *(["slow", "finished", "as before"] if is_written else [])]

@@ -14,7 +14,7 @@ def is_short() -> bool:
 
 def test_the_usual_time_comes_back_with_the_last_of_several() -> None:
     usual = sys.getswitchinterval()
-    first, second = thread_switching.often(), thread_switching.often()
+    first, second = thread_switching.switch_often(), thread_switching.switch_often()
     with first:
         assert is_short()
         second.__enter__()
@@ -25,7 +25,7 @@ def test_the_usual_time_comes_back_with_the_last_of_several() -> None:
 
 def test_it_comes_back_after_an_error() -> None:
     usual = sys.getswitchinterval()
-    with contextlib.suppress(ZeroDivisionError), thread_switching.often():
+    with contextlib.suppress(ZeroDivisionError), thread_switching.switch_often():
         raise ZeroDivisionError
     assert sys.getswitchinterval() == usual
 
@@ -34,12 +34,12 @@ def test_it_holds_for_the_time_in_which_any_thread_is_within() -> None:
     usual, left, done = sys.getswitchinterval(), threading.Event(), threading.Event()
 
     def read() -> None:
-        with thread_switching.often():
+        with thread_switching.switch_often():
             left.wait()
         done.set()
 
     thread = threading.Thread(target=read)
-    with thread_switching.often():
+    with thread_switching.switch_often():
         thread.start()
     assert not done.is_set()
     left.set()

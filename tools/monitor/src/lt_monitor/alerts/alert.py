@@ -1,8 +1,8 @@
-"""`lt-monitor alert`: what is wrong with the runs in the logs, each finding once.
+"""`lt-monitor alert`: report each problem of the runs in the logs once.
 
-A pass takes the records that are new, asks the rules, prints the findings that the state file does not know yet, delivers them,
-and publishes the state last. A pass that is killed before that repeats its findings the next time; none is lost. Two passes
-with one state exclude each other (exit code 75).
+A pass takes new records, evaluates the rules, prints the findings that are not in the state file, delivers them, and writes the
+state last. If a pass is killed before it writes the state, the next pass repeats its findings; none is lost. Two passes with one
+state exclude each other (exit code 75).
 """
 
 import dataclasses
@@ -110,7 +110,7 @@ class AlertPass:
 
 
 def observe(states: Iterable[RunState], now: float) -> rules.Snapshot:
-    """What the rules need to know of the file system."""
+    """Collect the facts about the file system that the rules need."""
     modified: dict[str, float] = {}
     damaged: dict[str, rules.Damage] = {}
     for state in states:
@@ -126,9 +126,9 @@ def observe(states: Iterable[RunState], now: float) -> rules.Snapshot:
 
 
 def checkpoint_damage(state: RunState) -> rules.Damage | None:
-    """What is wrong on disk with the newest checkpoint that the log claims; None too where that cannot be told from here.
+    """Check on disk the newest checkpoint that the log claims. None if it is good or cannot be checked from this machine.
 
-    Relative paths and object stores are not looked at, nor is a checkpoint of a run that is over: it may have been moved.
+    Relative paths, object stores and checkpoints of finished runs are not checked; the latter may have been moved.
     """
     path = state.checkpoint.get("path")
     if not isinstance(path, str) or not path.startswith("/") or "\0" in path or state.is_over:
@@ -146,7 +146,7 @@ def checkpoint_damage(state: RunState) -> rules.Damage | None:
 
 
 def _problem(directory: Path, step: int) -> str | None:
-    """`directory` is the checkpoint's or, as in Megatron's logs, the one in which it has a directory of its own."""
+    """`directory` is the checkpoint's directory or, in Megatron's logs, its parent directory."""
     numbered = checkpoint_layout.iteration_directory(directory, step)
     if numbered.is_dir():
         directory = numbered
@@ -202,7 +202,7 @@ def _pending(finding: Finding, channels: Channels) -> Record:
 
 
 def _deliver(pending: Sequence[Record], channels: Channels) -> list[Record]:
-    """Deliver; what is left for the next pass. Warns of what went wrong."""
+    """Deliver the pending findings. Return the findings that remain for the next pass; warn about failures."""
     problems: dict[str, None] = {}
     remaining = []
     for one in pending:

@@ -34,7 +34,7 @@ MAXIMUM_FINDINGS = 50
 
 
 def check_webhook(url: str) -> str:
-    """The URL as it is. Raises UsageError when it is none for HTTP or carries a password."""
+    """Return the URL unchanged. Raises UsageError if it is no HTTP URL or contains a password."""
     parts = _parts(url)
     if parts is None:
         raise UsageError("--webhook needs a URL that begins with https:// or http://")
@@ -71,7 +71,7 @@ def run_command(command: str, finding: Finding) -> str | None:
             return f"--exec: {KILLED} after {COMMAND_SECONDS} s"
         finally:
             if process.poll() is None:
-                # The whole group: a shell would leave what it started.
+                # Kill the whole process group: a killed shell leaves its children running.
                 os.killpg(process.pid, signal.SIGKILL)
     return f"--exec: exit code {process.returncode}" if process.returncode else None
 
@@ -129,7 +129,7 @@ def body(findings: Sequence[Finding]) -> bytes:
 
 
 def _plain(text: str) -> str:
-    """Text without mark-up for chat services: they read &, < and > as such, and expand what they are escaped to."""
+    """Escape mark-up for chat services, which interpret &, < and > and display the escaped forms as these characters."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 

@@ -1,7 +1,7 @@
-"""The alert rules: pure functions from what is known of a run to findings.
+"""The alert rules: pure functions from the state of a run to findings.
 
-`on_record` looks at a record that was just taken, `on_pass` at the run after all records of a pass. What a rule needs from
-outside (the clock, whether a checkpoint exists) comes in a `Snapshot`, so a rule gives the same answer for the same input.
+`on_record` checks a record that was just taken, `on_pass` checks the run after all records of a pass. External facts (the clock,
+whether a checkpoint exists) come in a `Snapshot`, so a rule gives the same answer for the same input.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ SLOWDOWNS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "s
 
 @dataclasses.dataclass(frozen=True)
 class Damage:
-    """What is wrong with a checkpoint, and whether this machine sees the directory that it should be in."""
+    """The problem of a checkpoint, and whether this machine sees the checkpoint's parent directory."""
 
     problem: str
     is_visible: bool = True
@@ -39,7 +39,10 @@ class Damage:
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """The world at the time of a pass: `modified` are times of logs, `damaged` says by run what is wrong with its checkpoint."""
+    """External facts at the time of a pass.
+
+    `modified` has the modification times of logs, `damaged` maps runs to the damage of their checkpoint.
+    """
 
     now: float
     modified: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -147,7 +150,7 @@ def _value_and_rank(field: object) -> tuple[float, int] | None:
 
 
 def _job(state: RunState, record: Record, thresholds: Thresholds) -> Iterator[Finding]:
-    # With what the controller told of the job before.
+    # Includes the fields that Slurm's controller reported earlier.
     record = record | state.job
     stopped = STOPPED_JOB_STATES.get(record["state"])
     if stopped is None or (stopped[0] == "job-failed" and state.has_failed):
@@ -265,7 +268,7 @@ def _straggling(state: RunState, snapshot: Snapshot, thresholds: Thresholds) -> 
 
 
 def _slow_gpus(state: RunState, snapshot: Snapshot, thresholds: Thresholds) -> Iterator[Finding]:
-    """Among the busy devices of a node the slowest one sets the pace of all."""
+    """Compare the clocks of a node's busy devices: the slowest device sets the pace."""
     busy = {name: sample for name, sample in state.gpus.items() if (sample.get("utilization") or 0) >= 0.5}
     clocks = {name: sample["sm_clock_hertz"] for name, sample in busy.items() if sample.get("sm_clock_hertz")}
     if len(clocks) < 2:

@@ -72,9 +72,9 @@ class Thresholds:
 
 
 def read(name: str) -> Thresholds:
-    """The thresholds of a rules file, or the built-in ones for `default`.
+    """Read the thresholds of a rules file, or the built-in thresholds for `default`.
 
-    Raises NoInput when there is no such file, BadConfig for what is no rule, no threshold of it, or out of range.
+    Raises NoInput if the file is missing, BadConfig for an unknown rule, an unknown threshold, or a value out of range.
     """
     if name == DEFAULT:
         return Thresholds({})
@@ -100,7 +100,7 @@ def read(name: str) -> Thresholds:
 
 
 def _content(name: str) -> bytes:
-    """What a rules file holds. A device or a pipe might have no end."""
+    """Read a rules file up to a limit, because a device or a pipe may be endless."""
     if not storage.is_remote(name) and os.path.exists(name) and not os.path.isfile(name):
         raise BadConfig(f"{name}: is not a regular file", _EXAMPLE)
     with storage.open_read(name) as file:

@@ -1,4 +1,4 @@
-"""One call of blame: which steps, whose losses, what is shown and written."""
+"""One call of `lt-monitor blame`: choose the steps, get the losses of their samples, report and write the result."""
 
 import dataclasses
 import shutil
@@ -23,7 +23,7 @@ LOGGED, GIVEN, SCORED = "as logged while training", "as given", "of the checkpoi
 
 @dataclasses.dataclass(frozen=True)
 class Investigation:
-    """What was found about `run`. `attempt` is that of the first steps."""
+    """The result for `run`. `attempt` is the attempt of the first steps."""
 
     run: str
     found: list[Blame]
@@ -91,7 +91,7 @@ def _spikes(run: str) -> list[StepRange]:
 def _losses(
     run: str, ranges: Sequence[StepRange], numbers: Sequence[range], losses: str | None, score: bool
 ) -> tuple[Mapping[int, float], str]:
-    """The losses of the samples `numbers` of these steps and of some before, as far as they are known, and how they are."""
+    """Get the known losses of the samples `numbers` and of some earlier samples, and the origin of these losses."""
     sample_numbers = {number for some in numbers for number in sample_losses.with_those_before(some)}
     if losses == STANDARD_INPUT:
         return sample_losses.parse(sys.stdin.buffer, sample_numbers, "standard input"), GIVEN
@@ -104,7 +104,7 @@ def _losses(
 
 
 def _scored(run: str, steps: StepRange, sample_numbers: set[int]) -> dict[int, float]:
-    """What `lt-train score` says of the samples of these steps and of those before, with the checkpoint before them."""
+    """Run `lt-train score` for the samples of these steps and of earlier steps, with the checkpoint before the steps."""
     program = shutil.which("lt-train")
     if program is None:
         raise Unavailable("lt-train is not installed here", "run lt-train score where it is, and pass its output to --losses")

@@ -15,7 +15,7 @@ VERSION = 1
 
 
 def skip_lines(samples: Iterable[int], skipped: SkipList) -> str:
-    """What `lt-train --skip-samples` reads, a line of JSON for each range: also what the run has `skipped` before."""
+    """Format `samples` and the run's earlier `skipped` samples for `lt-train --skip-samples`: a line of JSON for each range."""
     skip_list = SkipList.of([*_alone(samples), *skipped.ranges])
     records = [{"v": VERSION, "kind": "skip", "samples": one} for one in skip_list.ranges]
     return "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records)
@@ -27,7 +27,7 @@ def _alone(samples: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def skipped_by(attempt: AttemptOrder) -> SkipList:
-    """The samples that the attempt itself was told to leave out. Raises as `SkipList.read`."""
+    """Read the attempt's skip list. Raises as `SkipList.read`."""
     words = iter(attempt.command)
     named = [word.partition("=")[2] or next(words, "") for word in words if word.partition("=")[0] == "--skip-samples"]
     return SkipList.read(named[-1]) if named else SkipList()

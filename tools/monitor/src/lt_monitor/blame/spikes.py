@@ -1,9 +1,9 @@
-"""The steps of a run at which the loss jumped: those that lt-train noted, and those that stand out of the logged losses.
+"""Find the steps at which the loss jumped: steps that lt-train noted, and outliers among the logged losses.
 
-lt-train looks at every step and names it. A log line is the mean of the steps since the line before, so a line that stands out
-means all of them. Steps that follow each other are one spike, of which the first are looked at: the loss stays up after what
-raised it. Where it has come back between two steps, each was raised by samples of its own. Text that repeats itself may lower the
-loss of a step, too: a dip.
+lt-train checks every step and names the step. A log line is the mean of the steps since the line before, so an outlier means
+all these steps. Neighbouring steps are one spike, and only its first steps are examined, because the loss stays up after bad
+samples. If the loss has come back between two steps, different samples raised them. Repetitive text may lower the loss of a
+step: a dip.
 """
 
 import itertools
@@ -37,7 +37,7 @@ def find(run: Run) -> list[StepRange]:
     noted = [fault["step"] for fault in run.of_kind("fault") if fault["fault"] == "loss-spike" and fault.get("step")]
     ranges = [StepRange(step, step) for step in sorted(set(noted))]
     line_ranges = _of_lines(run)
-    # What a line says as a whole, lt-train may have said of its steps.
+    # Skip a line if lt-train has noted one of its steps already.
     ranges += [line for line in line_ranges if not any(line.first <= step <= line.last for step in noted)]
     return list(_joined(sorted(ranges)))
 

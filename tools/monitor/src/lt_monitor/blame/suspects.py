@@ -59,8 +59,11 @@ class BlamedSample:
 
 @dataclasses.dataclass(frozen=True)
 class Blame:
-    """The samples of `steps`, those first whose losses stand out most. Beyond `loss_limit` one is suspect, None without losses;
-    `median_loss` is that of the samples they are compared with."""
+    """The samples of `steps`, the most outlying loss first.
+
+    A sample with a loss beyond `loss_limit` is suspect. `median_loss` is the median of the samples for comparison. Both are None
+    without losses.
+    """
 
     steps: StepRange
     samples: list[BlamedSample]
@@ -96,12 +99,12 @@ class RunSamples:
         self._opened: dict[int, Samples] = {}
 
     def of_steps(self, steps: StepRange) -> tuple[AttemptOrder, range]:
-        """The attempt of these steps, and the numbers of their samples. Raises BadData for steps that the run does not have."""
+        """The attempt that did `steps`, and the numbers of their samples. Raises BadData for steps that the run lacks."""
         attempt = run_order.of_step(self.attempts, steps.last)
         return attempt, run_order.samples_of(self.attempts, steps.first, steps.last)
 
     def samples(self, attempt: AttemptOrder) -> Samples:
-        """Those of an attempt, opened once."""
+        """The samples of an attempt, opened once."""
         number = self.attempts.index(attempt)
         if number not in self._opened:
             self._opened[number] = attempt.training_samples(Path(self.run))
@@ -136,14 +139,14 @@ def blame(run: RunSamples, steps: StepRange, losses: Mapping[int, float], shown:
 
 
 def _or_none(loss: float | None, sign: int = 1) -> float:
-    """A loss that is not known comes last."""
+    """Sort an unknown loss last."""
     return -sign * math.inf if loss is None else loss
 
 
 def _raised_by(losses: Iterable[float | None], median: float) -> float:
-    """By how much the lower quarter of a step's losses is above the `median` of those before.
+    """By how much the lower quartile of a step's losses is above the `median` of earlier losses.
 
-    What a step has learned from bad samples raises the losses of all samples of the next ones, which are not bad for that.
+    A step that learns from bad samples raises the losses of all samples in the next steps, although those samples are good.
     """
     finite = [loss for loss in losses if loss is not None and math.isfinite(loss)]
     if len(finite) < FEWEST_IN_STEP:
@@ -152,7 +155,10 @@ def _raised_by(losses: Iterable[float | None], median: float) -> float:
 
 
 def _usual(numbers: range, losses: Mapping[int, float]) -> tuple[float, float] | None:
-    """The median of those before `numbers`, or of all where few are known, and how far from it a sample is suspect."""
+    """The usual loss, and the distance from it at which a sample is suspect.
+
+    The usual loss is the median of earlier samples, or the median of `numbers` if few earlier losses are known.
+    """
     if not any(number in losses for number in numbers):
         return None
     before = [
@@ -163,14 +169,17 @@ def _usual(numbers: range, losses: Mapping[int, float]) -> tuple[float, float] |
 
 
 class _Lookup:
-    """Finds the documents of spans; opens each shard and each source file once. `shards` has the prefixes of each dataset's."""
+    """Finds the documents of spans; opens each shard and each source file once.
+
+    `shards` has the shard prefixes of each dataset.
+    """
 
     def __init__(self, shards: Sequence[Sequence[str]]):
         self._shards = shards
         self._opened: dict[tuple[int, int], _OpenedDataset] = {}
 
     def documents(self, spans: Sequence[Sequence[Span]]) -> list[list[DocumentPart]]:
-        """Of each sample."""
+        """The documents of every sample."""
         flat_spans = [span for of_sample in spans for span in of_sample]
         parts_by_index: list[DocumentPart | None] = [None] * len(flat_spans)
         for place in sorted({(span.dataset, span.shard) for span in flat_spans}):
@@ -197,7 +206,7 @@ class _OpenedDataset:
         self._json_key = str(options.get("json_key", "text")) if isinstance(options, dict) else "text"
 
     def parts(self, spans: Sequence[Span]) -> list[DocumentPart]:
-        """The document of each span."""
+        """Find the document of every span."""
         if not spans:
             return []
         bounds, lengths = self._reader.document_indices, self._reader.sequence_lengths
@@ -229,7 +238,7 @@ class _OpenedDataset:
 
 
 def _excerpt(texts: list[str] | None, share: float) -> str | None:
-    """The text about where the sample's part of the document begins: tokens are not all of a length."""
+    """The text near the beginning of the sample's part; only near, because tokens differ in length."""
     if texts is None:
         return None
     text = "".join(texts)

@@ -1,5 +1,5 @@
-"""Which rank holds a run up, from dumps of its ranks: torch's flight recorder, py-spy, the stacks of lt-train's watchdog.
+"""Find the rank that holds a run up, from dumps of torch's flight recorder, py-spy, or lt-train's watchdog.
 
-What comes in are files that one rank each has written; what goes out is a report, as lines and as an object. `stuck` of the
-command line calls it. The dumps are anybody's files, so they are read within bounds and without executing any of them.
+The input is one file per rank, the output a report, as lines and as an object. `lt-monitor stuck` calls it. Dumps are untrusted
+files, so they are read within bounds and never executed.
 """

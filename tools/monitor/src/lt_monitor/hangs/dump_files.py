@@ -1,9 +1,9 @@
-"""The dumps among files, by rank. The rank is what the dump says, else the number after `rank` in its name, else the last number.
+"""Read dump files by rank. The dump gives the rank, else the number after `rank` in its name, else the last number in it.
 
-A directory means the files in it and in its `stacks`, where lt-train's watchdog writes; what there is no dump is left out with
-a note, and a file that is named itself must be one. Two dumps of one kind and rank are of two jobs or two moments, which must
-not be mixed. A dump is read whole: 20,000 calls take 5 MB, so more than 32 MiB is not read, nor a pickle of more containers
-than fit into some hundred megabytes, as an empty one is a byte there.
+A directory stands for the files in it and in its `stacks`, where lt-train's watchdog writes. A file there that is no dump is
+skipped with a note; a file that is named directly must be a dump. Two dumps of one kind and rank come from two jobs or two
+moments and must not be mixed. A dump is read whole: 20,000 calls take 5 MB, so more than 32 MiB is refused. A pickle is also
+refused if its containers would need more than some hundred megabytes, because an empty container takes one byte in the file.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ class _File:
 
 
 def read(patterns: Sequence[str]) -> Job:
-    """The dumps of one job. Raises BadData for a named file that is no dump, NoInput when there is none at all."""
+    """Read the dumps of one job. Raises BadData for a named file that is no dump, NoInput if there is no dump."""
     file_by_kind_and_rank: dict[tuple[str, int], _File] = {}
     for file in _files(patterns):
         other = file_by_kind_and_rank.setdefault((file.kind, file.rank), file)
@@ -60,7 +60,7 @@ def read(patterns: Sequence[str]) -> Job:
 
 
 def _files(patterns: Sequence[str]) -> Iterator[_File]:
-    """What the arguments mean, each file once; those of a directory only when they are dumps."""
+    """Read each file that the patterns match once. Files in a directory that are no dumps are skipped."""
     read_paths: set[str] = set()
     for pattern in patterns:
         for path in storage.expand([pattern]):

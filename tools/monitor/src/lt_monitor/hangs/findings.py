@@ -1,11 +1,10 @@
-"""What is wrong in each process group, and which of it is the cause of the rest.
+"""Find what is wrong in each process group, and separate causes from consequences.
 
-In a group, the first collective that is not finished decides: a rank that has not enqueued it is missing, a rank without a dump
-may be. Calls of one number that differ are a mismatch, finished or not. A rank whose first unfinished call others have finished
-is behind: its own GPU does not go on. torch's own analyzer asks the same of every group alone; a job with several kinds of
-parallelism then shows a missing rank in each of them. Here, what a missing rank itself waits for is followed: a finding whose
-missing ranks all wait in another one is its consequence. When nothing is left after that, the ranks wait for each other in a
-circle, which is a different order of calls.
+In a group, the first unfinished collective decides: a rank that has not enqueued it is missing, a rank without a dump may be
+missing. Calls with the same number that differ are a mismatch, finished or not. If other ranks have finished a rank's first
+unfinished call, that rank is behind: its GPU has stopped. torch's analyzer looks at every group separately, so a job with several
+kinds of parallelism shows a missing rank in each group. Here, a finding is a consequence if all its missing ranks wait in another
+finding. If every finding is a consequence, the ranks wait for each other in a circle: they call collectives in different orders.
 """
 
 import collections
@@ -62,7 +61,7 @@ class Finding:
 
     @property
     def odd(self) -> tuple[int, ...]:
-        """Of a mismatch, the ranks that do not call what more than half of them call."""
+        """The ranks of a mismatch that differ from the majority; empty if no call has a majority."""
         counts = [len(ranks) for ranks, _ in self.variants]
         if not counts or 2 * counts[0] <= sum(counts):
             return ()
@@ -70,7 +69,7 @@ class Finding:
 
 
 def find(job: Job) -> list[Finding]:
-    """All findings: causes first, and of these mismatches, then what names the fewest ranks, then what names none."""
+    """All findings: causes first, mismatches before others, then by the number of blocking ranks, unfinished calls last."""
     findings = [finding for group in job.groups() for finding in _of_group(group, job)]
     if not job.flights:
         findings = list(_elsewhere(job))
@@ -136,7 +135,7 @@ def _timed(finding: Finding, calls: Sequence[Call], job: Job) -> Finding:
 
 
 def _last_calls(group: GroupCalls, ranks: Sequence[int]) -> tuple[tuple[tuple[int, ...], int | None, str], ...]:
-    """The number and state of the last collective of these ranks in the group, those that agree together."""
+    """The number and state of each rank's last collective in the group; ranks with the same number and state share an entry."""
     ranks_by_state: dict[tuple[int | None, str], list[int]] = {}
     for rank in ranks:
         last = group.last(rank)
@@ -147,7 +146,10 @@ def _last_calls(group: GroupCalls, ranks: Sequence[int]) -> tuple[tuple[tuple[in
 
 
 def _mismatch(group: GroupCalls, job: Job) -> Finding | None:
-    """The first number for which the ranks called something else. The first entries of a ring may be half of a coalesced call."""
+    """Find the first number at which the ranks' calls differ.
+
+    The oldest entry of a full ring is skipped, because it may be half of a coalesced call.
+    """
     by_rank = group.collectives
     last_partial = max((min(by_number) for rank, by_number in by_rank.items() if by_number and job.wrapped(rank)), default=-1)
     numbers = sorted({number for by_number in by_rank.values() for number in by_number if number > last_partial})
@@ -186,7 +188,7 @@ def _mismatch_at(
 
 
 def _signature(calls: list[Call]) -> _Signature:
-    """What has to agree; the types of empty inputs or outputs need not."""
+    """The properties of a call that must agree on all ranks. The types of empty inputs or outputs may differ."""
     call_signatures = []
     for call in operations(calls):
         is_uneven = "coalesced" in call.operation.lower() or len(calls) > 1
@@ -218,7 +220,7 @@ def _sizes(sizes: tuple[tuple[int, ...], ...]) -> str:
 
 
 def _order(group: GroupCalls, number: int, usual: int, odd: int) -> str:
-    """Whether the two ranks agree again when one of them is moved by a call."""
+    """Say whether the two ranks' calls match again when one rank's calls are shifted by one."""
 
     def signature(rank: int, at: int) -> _Signature | None:
         calls = group.collectives[rank].get(at)
@@ -257,14 +259,14 @@ def _unmatched(group: GroupCalls, job: Job) -> Iterator[Finding]:
 
 
 def _without_dump(job: Job) -> Iterator[Finding]:
-    """A dump that is not there may be that of the rank for which somebody took the others."""
+    """If a rank has no dump, it may be the rank that hangs."""
     absent = tuple(rank for rank in job.ranks if rank not in job.flights)
     if absent:
         yield Finding(ABSENT, GroupName("", "", ()), members=tuple(job.ranks), absent=absent)
 
 
 def _elsewhere(job: Job) -> Iterator[Finding]:
-    """From stacks alone: ranks that are not where most of them are."""
+    """From stacks alone: find ranks whose place differs from the majority's."""
     places: dict[str, list[int]] = {}
     for rank, dump in sorted(job.stacks.items()):
         frame = place(dump.main.frames) if dump.main else None
@@ -277,7 +279,7 @@ def _elsewhere(job: Job) -> Iterator[Finding]:
 
 
 def _held_by(behind: set[int], job: Job) -> set[int]:
-    """The ranks that are behind, and those that wait for one of them, or for a rank that does."""
+    """The ranks that are behind, and every rank that waits for them, directly or through other ranks."""
     firsts = {rank: call for rank in job.flights if (call := job.first_unfinished(rank)) is not None}
     members = {(group.name.name, group.name.description): set(group.members) for group in job.groups()}
     held = set(behind)
@@ -291,7 +293,7 @@ def _held_by(behind: set[int], job: Job) -> set[int]:
 def _with_causes(findings: list[Finding], job: Job) -> list[Finding]:
     behind = {rank for finding in findings if finding.kind == BEHIND and finding.is_stuck for rank in finding.waiting}
     holding = [finding for finding in findings if finding.blocking or finding.kind == MISMATCH]
-    # By rank, in how many of them it waits.
+    # For each rank, the number of holding findings in which it waits.
     waits = collections.Counter(rank for finding in holding for rank in finding.waiting)
     if behind:
         waits.update(_held_by(behind, job))
@@ -315,7 +317,7 @@ def _with_suspects(finding: Finding, waits: collections.Counter[int]) -> Finding
 
 
 def _with_held(findings: list[Finding], held: set[int]) -> list[Finding]:
-    """A call that all ranks have joined does not end while one of them is held up, which holds the others up in turn."""
+    """Mark unfinished calls as consequences: a call that all ranks joined cannot end while one rank is held up elsewhere."""
     marked = dict(enumerate(findings))
     unfinished = {at for at, finding in marked.items() if finding.kind == UNFINISHED}
     while reached := {at for at in unfinished if held.intersection(marked[at].waiting)}:

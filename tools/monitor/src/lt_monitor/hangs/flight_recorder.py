@@ -1,6 +1,6 @@
-"""Dumps of torch's flight recorder: the last collectives that a rank enqueued, and how far each of them came.
+"""Read dumps of torch's flight recorder: the last collectives that a rank enqueued, and their states.
 
-The format is that of FlightRecorder.hpp and, before torch 2.7, TraceUtils.h: an object with `version`, `pg_config`, `pg_status`
+FlightRecorder.hpp (before torch 2.7, TraceUtils.h) defines the format: an object with `version`, `pg_config`, `pg_status`
 and `entries`, as a pickle of plain values or as JSON. The oldest dumps (torch 2.2) are the list of entries alone, and have
 `seq_id` for `collective_seq_id`. JSON has no frames, 0 for a time that has not come, and texts for the numbers in `pg_status`.
 
@@ -18,7 +18,7 @@ from lt_monitor.hangs.stack_dumps import MAX_FRAMES, TEXT_CHARACTERS, Frame
 
 MAX_CALLS = 200_000
 MAX_GROUPS = 1000
-# Of a job, and of all groups together.
+# For a job, and for all groups together.
 MAX_RANKS, MAX_MEMBERS = 1 << 17, 1 << 20
 MAX_TENSORS, MAX_DIMENSIONS = 64, 16
 MAX_NUMBER = 1 << 62
@@ -86,7 +86,7 @@ class FlightDump:
 
 
 def of_value(value: Any) -> FlightDump | None:
-    """What a dump says, from its pickle or JSON; None when the value is something else."""
+    """Convert the value of a pickle or JSON file to a dump; None if the value is something else."""
     if isinstance(value, list) and value and isinstance(value[0], dict) and "profiling_name" in value[0]:
         value = {"entries": value}
     if not isinstance(value, dict) or not ("pg_config" in value or "entries" in value):
@@ -108,7 +108,7 @@ def of_value(value: Any) -> FlightDump | None:
 
 
 class _CallReader:
-    """Entries as calls. Frames and the names in them are shared by many entries, and so are the objects made of them."""
+    """Convert entries to calls. Many entries share frames and names, so equal frames and names become one object."""
 
     def __init__(self, status: dict[int, tuple[int, int]]):
         self.group_numbers: dict[tuple[str, str], int] = {}

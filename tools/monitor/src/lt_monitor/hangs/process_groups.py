@@ -1,8 +1,8 @@
-"""The dumps of all ranks side by side: for each process group its ranks, and what each of them called there.
+"""Join the dumps of all ranks: for each process group, its ranks and their calls.
 
-A group is known by its name and its ranks: groups that `split_group` makes have one name on all ranks, and other ranks on each
-side. Where a dump names no ranks (gloo), the ranks of a group are those that called something in it, and a rank that never did
-is not missed. A dump is a ring: what a rank called before its first entry is unknown, not absent.
+A group is identified by its name and its ranks, because `split_group` gives all its groups one name. If a dump names no ranks
+(gloo), the ranks of a group are the ranks that called a collective in it, so a rank that never did cannot be missing. A dump is a
+ring buffer: calls before a rank's first entry are unknown, not absent.
 """
 
 import dataclasses
@@ -25,7 +25,10 @@ class GroupName:
 
 @dataclasses.dataclass
 class GroupCalls:
-    """`enqueued` is the number of each rank's last collective there. A coalesced collective is several calls of one number."""
+    """The calls in one group. A coalesced collective is several calls with the same number.
+
+    `enqueued` has the number of each rank's last collective.
+    """
 
     name: GroupName
     collectives: dict[int, dict[int, list[Call]]] = dataclasses.field(default_factory=dict)

@@ -1,7 +1,7 @@
-"""`lt-monitor stuck`: the findings in a line each, and where the ranks stand, those that stand together in one line.
+"""`lt-monitor stuck`: a line for each finding, and a line for each place where ranks stand.
 
-Of a rank with a stack its main thread is shown, of another the call that it waits in, or its last one. The frames of libraries
-are passed over, since every rank that waits is in the same lines of torch; `--json` has all of them.
+A rank with a stack is shown by its main thread, a rank without one by the call it waits in, or by its last call. Frames of
+libraries are skipped, because all waiting ranks are in the same lines of torch; `--json` has all frames.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
-"""Where the threads of a process stand: dumps of py-spy (text, --json, --native, --locals) and of Python's faulthandler.
+"""Read stacks of threads from dumps of py-spy (text, --json, --native, --locals) and of Python's faulthandler.
 
-lt-train's watchdog writes the latter to SAVE/stacks, below a line with the rank. A frame of --native has no line, and its file
-is a shared library. Of a process only the thread matters that runs the program, not those of the libraries.
+lt-train's watchdog writes faulthandler's dumps to SAVE/stacks, below a line with the rank. A frame of --native has no line
+number, and its file is a shared library. Only the thread that runs the program matters, not the threads of libraries.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ _FAULT_RANK = re.compile(r"rank (\d{1,7}) on \S{1,255}, after step \d{1,18}$")
 _FILE_LINE = re.compile(r"(.{1,990}):(\d{1,8})")
 _PACKAGES = re.compile(r".{0,2000}/(?:site|dist)-packages/")
 _STANDARD_LIBRARY = re.compile(r"(?:.{0,2000}/)?lib/python3\.\d{1,2}/(?!site-packages|dist-packages)")
-# py-spy leaves out the directory of these.
+# py-spy omits the directory of these files.
 _STANDARD_FILES = frozenset(
     ("contextlib.py", "queue.py", "selectors.py", "socket.py", "subprocess.py", "threading.py", "multiprocessing/connection.py",
      "multiprocessing/queues.py", "multiprocessing/popen_fork.py", "concurrent/futures/_base.py", "ssl.py", "runpy.py")
@@ -90,7 +90,7 @@ def place(frames: tuple[Frame, ...]) -> Frame | None:
 
 
 def parse(text: str) -> StackDump | None:
-    """What a dump of py-spy or faulthandler says; None when the text is neither."""
+    """Parse a text dump of py-spy or faulthandler; None if the text is neither."""
     if _SPY_PROCESS.match(text):
         threads = _threads(text, _SPY_THREAD, _spy_name, _spy_frame)
         return StackDump("py-spy", threads) if threads else None

@@ -85,7 +85,7 @@ ALERTS = (
 
 
 def render() -> str:
-    """The rules file. Texts are JSON strings, which YAML reads as they are."""
+    """Format the rules file. Texts are JSON strings, which are valid YAML."""
     lines = ["groups:", "  - name: lt-train", "    rules:"]
     for alert in ALERTS:
         lines += [

@@ -1,6 +1,6 @@
 """`lt-monitor dashboard`: a Grafana dashboard for the metrics that `lt-monitor prom` writes.
 
-To be imported as it is: the data source and the runs are chosen in the dashboard. Written for Grafana 10 and later.
+Import it unchanged: the user chooses the data source and the runs in the dashboard. Written for Grafana 10 and later.
 """
 
 import dataclasses

@@ -91,7 +91,7 @@ LIKE_AN_ESCAPE = re.compile(r"\\(?=u[0-9a-f]{4}|U[0-9a-f]{8})")
 
 
 def samples(state: RunState, now: float, run_facts: RunFacts) -> Iterator[Sample]:
-    """The metrics of one run as (name, value of the metric's own label, value), known ones only."""
+    """Yield the known metrics of one run as (name, label value or None, value)."""
     worked_out = _worked_out(state, run_facts)
     last = state.last
     limits = Thresholds({})
@@ -174,10 +174,10 @@ def render(
 def blocks(
     states: Iterable[RunState], now: float, run_facts: RunFacts = NO_FACTS, monitor: str = "", is_file: bool = False
 ) -> Iterator[str]:
-    """The lines of one metric after the other: of 10,000 runs they are 60 MB in all, which need not be in memory three times.
+    """Yield the lines of one metric after the other: 10,000 runs take 60 MB, which should not be in memory three times.
 
-    Runs that ended an hour ago are left out: node_exporter would serve their last values for ever. `monitor` names the writer. In
-    a file, which may lie beside the files of other monitors, the series of runs have that label.
+    Runs that ended an hour ago are omitted, because node_exporter would serve their last values for ever. `monitor` names the
+    writer. In a file, which may lie beside the files of other monitors, the series of runs carry this label.
     """
     writer = f'monitor="{escape(monitor)}"'
     last_label = f",{writer}" if is_file else ""

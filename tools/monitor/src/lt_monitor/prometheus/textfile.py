@@ -1,7 +1,7 @@
 """`lt-monitor prom`: the metrics of runs as a file for node_exporter's textfile collector.
 
-With an output file the command remembers what it has read in `FILE.state` beside it: in a pipeline it gets only the new events,
-and a run that hangs gives none at all, just when its metrics matter most. The collector reads `*.prom` only.
+With an output file, the command keeps the state of the runs in `FILE.state` beside it, because in a pipeline it gets only new
+events, and a run that hangs produces none, just when its metrics matter most. The collector reads `*.prom` only.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""What to do about each fault, for the user and for a job script: the one table of it.
+"""The table of remedies: what the user and a job script should do about each fault.
 
-`action` says whether the job may start again: as it is, on other nodes, or not before somebody has changed something. A fault
-whose cause another process knows has the action of a cause that is not known.
+`action` says whether the job may start again: unchanged, on other nodes, or only after somebody has changed something. If another
+process reports the cause of a fault, the fault has the action of an unknown cause.
 """
 
 import dataclasses

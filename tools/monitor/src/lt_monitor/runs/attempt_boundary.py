@@ -1,8 +1,9 @@
 """Where an attempt begins and from which step it resumed: decided only here, for whole logs and for records one at a time.
 
 An attempt begins where the trainer starts, where a checkpoint is loaded after steps, or where the steps of one process go back.
-Most logs show the step from which the trainer resumed. If one does not, it is taken to be the last checkpoint within a log
-interval before the first step line, or else the beginning of that line's interval.
+Most logs show the step from which the trainer resumed. If a log does not, the attempt is assumed to have resumed from the last
+checkpoint within one log interval before the first step line. If there is no such checkpoint, it is assumed to have resumed at
+the beginning of the first line's interval.
 """
 
 from collections.abc import Collection, Hashable, Iterable, Mapping
@@ -19,7 +20,7 @@ Stream = TypeVar("Stream", bound=Hashable)
 def begins_attempt(record: Record, stream: Stream, last_steps: Mapping[Stream, int], started: Collection[str]) -> bool:
     """Whether `record`, printed by the process `stream`, begins a new attempt in its log.
 
-    `last_steps` is the last step of each process in the present attempt, `started` what `start_key` gave for its starts.
+    `last_steps` has the last step of each process in the present attempt, `started` the `start_key` of each start line in it.
     """
     if record["kind"] == "step":
         return bool(record["step"] < last_steps.get(stream, 0))
@@ -40,7 +41,7 @@ def log_interval(argument: int | None, measured: int | None, earlier: Iterable[i
 
 
 def interval_begin(first_step: int, interval: int, resumed_at: int | None = None) -> int:
-    """The step after which the interval of an attempt's first step line began: `resumed_at`, where that is known."""
+    """The step before the interval of an attempt's first step line: `resumed_at`, if the log shows it."""
     if resumed_at is not None and resumed_at < first_step:
         return resumed_at
     return first_step - interval if first_step >= interval and first_step % interval == 0 else first_step - 1
@@ -49,7 +50,7 @@ def interval_begin(first_step: int, interval: int, resumed_at: int | None = None
 def guessed_resume(first_step: int, interval: int, saved: Iterable[int], is_first: bool) -> int | None:
     """Step from which an attempt probably resumed, if its log does not show it; None if the first attempt may be a later one.
 
-    `saved` are the steps of the checkpoints of earlier attempts.
+    `saved` has the checkpoint steps of earlier attempts.
     """
     if is_first:
         return 0 if first_step <= interval else None

@@ -1,7 +1,7 @@
-"""Runs and their attempts: what happened when, and which steps were done again. `run_loader.read` makes them from logs.
+"""Runs and their attempts: the events in order, and the steps that were repeated. `run_loader.read` builds them from logs.
 
-A job that dies after its last checkpoint repeats steps when it is resumed. Each step counts once in an attempt; in the run that
-of the latest attempt counts. Steps of an attempt after the step from which a later attempt resumed are lost work.
+A job that dies after its last checkpoint repeats steps when it resumes. An attempt counts each step once. If several attempts did
+a step, the run counts the latest attempt. If a later attempt resumed from step N, the earlier attempts' steps after N are lost.
 """
 
 import dataclasses
@@ -14,8 +14,9 @@ from lt_monitor.events.steps import Steps
 
 @dataclasses.dataclass
 class Attempt:
-    """The trainer from one start to its end. `number` counts from 1; `events` are all records but the steps, in the log's order,
-    `closing` those of them after its last step.
+    """One attempt: the trainer from its start to its end. `number` counts from 1.
+
+    `events` has all records except steps, in the log's order. `closing` has the events after the last step.
 
     `resumed_at` is the step of the checkpoint it resumed from: 0 from scratch, None when the log does not show it. `lost_steps`
     counts steps that a later attempt repeated. `begin_time` and `end_time` are the first and the last time in
@@ -38,7 +39,7 @@ class Attempt:
 
     @property
     def arguments(self) -> Record:
-        """What the attempt's argument dumps say, the later one first."""
+        """The arguments that the attempt printed. If two dumps differ, the later one counts."""
         merged: Record = {}
         for event in self.of_kind("start"):
             merged |= event["arguments"]
@@ -62,7 +63,7 @@ class Attempt:
 class Run:
     """One run: its attempts in order, and the logs that they came from.
 
-    `scores` are those of its checkpoints on benchmarks, by step, and `main_scores` the names of those that stand for a benchmark.
+    `scores` has the benchmark scores of the run's checkpoints, by step. `main_scores` names one score for each benchmark.
     """
 
     name: str
@@ -98,7 +99,7 @@ class Run:
 
     @property
     def validation_sets(self) -> dict[str, list[Record]]:
-        """The same of each of several validation sets, by its name; the first of them counts as the validation split, too."""
+        """Evaluations of each named validation set, by step. The first set counts as the validation split, too."""
         of_set: dict[str, str] = {}
         for event in self.of_kind("eval"):
             split = event.get("split", "validation")
@@ -129,7 +130,7 @@ class Run:
         return [event for attempt in self.attempts for event in attempt.of_kind(kind)]
 
     def _kept(self) -> list[tuple[Attempt, float]]:
-        """Each attempt with the last step of it that counts."""
+        """Pairs of an attempt and its last step that counts."""
         bound = float("inf")
         attempts_and_bounds = []
         for attempt in reversed(self.attempts):

@@ -28,17 +28,17 @@ Series = tuple[np.ndarray, np.ndarray]
 
 
 def finite(steps: np.ndarray, values: np.ndarray) -> Series:
-    """The points whose value is a number that can be drawn: sums and differences of it have to be numbers, too."""
+    """Drop points that cannot be drawn: NaN, and values so large that their sums and differences overflow."""
     with np.errstate(invalid="ignore"):
         plottable = np.abs(values) <= LARGEST
     return steps[plottable], values[plottable]
 
 
 def smoothed(curve: Series, window_share: float, window_steps: int | None = None, points: int = SMOOTH_POINTS) -> Series:
-    """Trailing medians over `window_share` of the points, or over `window_steps` where these are given; at most `points` of them.
+    """Compute trailing medians over `window_share` of the points, or over `window_steps` if given; at most `points` medians.
 
-    More points than that become medians of stretches first. Each is put at the last step of its stretch, so no event appears
-    before its step.
+    If the curve has more points, each stretch of points is first replaced by its median. The median stands at the last step of
+    the stretch, so no event appears before its step.
     """
     steps, values = _stretch_medians(curve, points)
     size = len(values)
@@ -69,7 +69,7 @@ def settled_limits(
 ) -> tuple[float, float] | None:
     """The lowest and the highest value of the curves between two steps, without the steep beginning: the scale of a loss.
 
-    Where all points are in the beginning, all of them count; None without any.
+    If all points are in the steep beginning, they all count. None if there are no points.
     """
     begin = first + early_share * (last - first)
     within = [values[(steps >= first) & (steps <= last)] for steps, values in curves]
@@ -79,7 +79,7 @@ def settled_limits(
 
 
 def envelope(curve: Series, points: int) -> Series:
-    """At most `points` of the curve's own points: of each stretch the lowest and the highest, so that no spike is lost."""
+    """Thin the curve to at most `points` points: the lowest and the highest point of each stretch, so no spike is lost."""
     steps, values = curve
     if len(values) <= points:
         return curve
@@ -103,9 +103,9 @@ def thinned(curve: Series, points: int) -> Series:
 def sparkline(curve: Series, first: int, last: int, width: int) -> str:
     """The curve over the steps `first` to `last` in `width` characters, low to high; blank where it has no point.
 
-    Each character is the mean of its steps. The height is scaled by the smoothed curve after the steep beginning, as that of the
-    loss in a picture, or by its own characters where that is level; what is higher or lower has the highest or the lowest one.
-    Every line has a scale of its own, so two lines cannot be compared by height.
+    A character shows the mean of its steps. The smoothed curve after the steep beginning sets the scale, as for the loss in a
+    picture. If the smoothed curve is level, the means set the scale. A value outside the scale gets the highest or the lowest
+    character. Each line has a separate scale, so the heights of two lines cannot be compared.
     """
     steps, values = curve
     if not len(values):

@@ -1,10 +1,10 @@
-"""Why a run stopped: the faults since its last step, causes before what follows from them.
+"""Why a run stopped: the faults since its last step, causes before consequences.
 
-When one rank dies the others wait for it, and ten minutes later all of them print a time-out, srun an exit code and torchrun a
-report. All that is one failure. Its headline is what came first and explains the rest; the rest is counted behind it.
+When one rank dies, the other ranks wait for it. Ten minutes later they all print a time-out, srun prints an exit code and
+torchrun a report. These lines are one failure. Its headline is the cause; the consequences are counted after it.
 
-What came first is told by the order of the lines only among faults of one kind: Slurm notices minutes later that a node is gone,
-and the kernel's lines are in another file than the exceptions that followed. So `PRECEDENCE` puts what explains the others first.
+The order of the lines shows the cause only among faults of one kind: Slurm notices minutes later that a node is gone, and the
+kernel writes to another file than the exceptions that follow. So `precedence` ranks the kinds of faults by how much they explain.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,9 +26,9 @@ EXPLAINING = frozenset(
     }
 )
 _DEVICES = frozenset({"xid", "sxid", "hung-task"})
-# Signals by which a job is asked to end.
+# Signals that ask a job to end.
 ASKED = frozenset({1, 2, 10, 12, 15})
-# What a part of a job says when it fails by itself, though it may be a consequence for others.
+# Faults that show a failure in one part of a job, although they may be consequences in another part.
 _FAILING = frozenset({"exit", "rendezvous", "traceback"})
 # Operations that two ranks call differently for one transfer, or that stand for several.
 _MESSAGES = ("SEND", "RECV", "COALESCED", "UNKNOWN")
@@ -62,14 +62,14 @@ def root_cause(faults: Iterable[Record]) -> Record | None:
 
 
 def _failed_before(faults: Sequence[Record], cancelled: Record) -> list[Record]:
-    """What ended before the job was cancelled: a script, or srun, cancels what is left of a job of which a part has failed."""
+    """The failures before `cancelled`: when one part of a job fails, srun or a script cancels the other parts."""
     before = faults[: next(index for index, fault in enumerate(faults) if fault is cancelled)]
     ended = [fault for fault in before if fault["severity"] == "critical" and fault.get("signal") not in ASKED]
     return ended if any(fault["fault"] in _FAILING or fault["cause"] != "cascade" for fault in ended) else []
 
 
 def with_mismatches(faults: Sequence[Record]) -> list[Record]:
-    """The faults, with time-outs of ranks that were in different collectives at one number of one process group told as that."""
+    """Turn time-outs into mismatches if ranks of one process group were in different collectives at the same sequence number."""
     group_of = {
         fault["rank"]: fault["process_group"] for fault in faults if type(fault.get("rank")) is int and "process_group" in fault
     }
@@ -117,7 +117,7 @@ def _grouped(faults: Sequence[Record]) -> list[list[Record]]:
 
 
 def _count(group: Sequence[Record]) -> int:
-    """On how many ranks a fault was; how many lines tell of it where they name no ranks."""
+    """The number of ranks with this fault, or the number of its lines if the lines name no ranks."""
     return len({fault["rank"] for fault in group if "rank" in fault}) or len(group)
 
 
@@ -147,7 +147,7 @@ def suspect_ranks(timeouts: Iterable[Record], world_size: int | None) -> tuple[l
     by_rank: dict[int, Record] = {}
     for fault in timeouts:
         if type(fault.get("rank")) is int:
-            # A rank may report in several lines, each with a part of it.
+            # A rank may spread its report over several lines.
             by_rank[fault["rank"]] = by_rank.get(fault["rank"], {}) | fault
     for field, measure in (("last_completed", "last completed collective"), ("sequence", "timed out in collective")):
         numbers = {rank: fault[field] for rank, fault in by_rank.items() if type(fault.get(field)) is int}

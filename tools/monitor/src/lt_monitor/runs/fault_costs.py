@@ -17,9 +17,9 @@ SHARED, LOCAL = "shared", "local"
 
 @dataclasses.dataclass
 class FaultCosts:
-    """Sums. `stall_seconds` and `write_seconds` are of the `checkpoints` in each store; a store that was not used is absent.
+    """Sums. `stall_seconds` and `write_seconds` add up all `checkpoints` in a store. A store without checkpoints is absent.
 
-    `local_step` is that of the newest local checkpoint.
+    `local_step` is the step of the newest local checkpoint.
     """
 
     checkpoints: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -39,7 +39,7 @@ class FaultCosts:
 
     @classmethod
     def joined(cls, parts: Iterable[Self]) -> Self:
-        """The sums of the jobs of one run, in their order."""
+        """Add up the costs of a run's jobs, in their order."""
         total = cls()
         for part in parts:
             for sums, more in ((total.stall_seconds, part.stall_seconds), (total.write_seconds, part.write_seconds)):
@@ -75,7 +75,7 @@ class FaultCosts:
         self.write_seconds[store] = self.write_seconds.get(store, 0.0) + seconds
 
     def per_checkpoint(self) -> dict[str, dict[str, float]]:
-        """For each store the number of checkpoints, and the mean seconds of one."""
+        """The number of checkpoints in each store, and the mean seconds per checkpoint."""
         return {
             store: {
                 "count": count,

@@ -1,9 +1,8 @@
 """How far the records of a log were taken, and which records are repetitions.
 
-In `scrape | alert` each of the two has a state file of its own. When the pipe breaks, scrape prints the same records again in
-its next pass, and alert may have taken some of them. It recognises them by the begin of the pass: the same offset with the same
-record. A log that was overwritten may begin like the earlier one, with the same arguments; its note `replaced`, which comes
-first, distinguishes them.
+In `scrape | alert`, each command has a state file. When the pipe breaks, scrape prints the same records again in its next pass,
+and alert may have taken some of them already. alert recognises a repeated pass by its first record: same offset, same content. An
+overwritten log may begin like the earlier one, with the same arguments. Its first note, `replaced`, distinguishes the two.
 """
 
 import dataclasses
@@ -18,10 +17,10 @@ from lt_monitor.events.records import Record
 class LogState:
     """How far the records of one log were taken.
 
-    `attempt` is the index of the attempt that the log is in, `steps` the last step of each process, `started` the start lines
-    of this attempt. `head` and `batch` are offset and digest of the first record of the log and of the first one of the
-    last pass, `offset` is that of the last record. A pass that begins with one of the two repeats an earlier one, which its
-    reader did not finish (`repeats`), and its records up to `offset` are not taken again.
+    `attempt` is the index of the log's present attempt, `steps` has the last step of each process, `started` the start lines of
+    the attempt. `head` is the offset and digest of the log's first record, `batch` of the last pass's first record. `offset` is
+    the offset of the last record. A pass that begins with `head` or `batch` repeats a pass that its reader did not finish
+    (`repeats`); its records up to `offset` are not taken again.
     """
 
     attempt: int

@@ -1,6 +1,7 @@
-"""The numbers of a step that can be drawn: what they are called, and how they are worked out where the log lacks them.
+"""The metrics of a step: their names, and how to compute them if the log lacks them.
 
-METRICS are those that this tool knows. Every other number in a step line is a metric too, under the name that its log gives it.
+METRICS lists the metrics that lt-monitor can compute. Every other number in a step line is a metric, too, under its name in the
+log.
 """
 
 import dataclasses
@@ -125,7 +126,7 @@ def _of_set(name: str) -> str:
 
 
 def _other_sets(runs: Sequence[Run]) -> list[str]:
-    """The validation sets but the first of each run, which is drawn with the loss."""
+    """All validation sets except each run's first, which is drawn with the loss."""
     return list(dict.fromkeys(name for run in runs for name in list(run.validation_sets)[1:]))
 
 

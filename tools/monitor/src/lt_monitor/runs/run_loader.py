@@ -1,4 +1,4 @@
-"""From logs to runs: the attempts of each log (`log_attempts`), and those of several logs of one run merged."""
+"""Read logs into runs: collect the attempts of each log (`log_attempts`), then merge the logs of one run."""
 
 import dataclasses
 from bisect import bisect_left, insort
@@ -20,7 +20,7 @@ SAME_ATTEMPT_TOLERANCE = 1e-3
 
 
 class RunLoader:
-    """Runs while their logs are read: a history for each run and log."""
+    """Collects runs while their logs are read: one `LogAttempts` for each run and log."""
 
     def __init__(self) -> None:
         self._attempts_by_source: dict[tuple[str, str], LogAttempts] = {}
@@ -29,7 +29,7 @@ class RunLoader:
         self._log_attempts(event["run"], event["src"]["file"]).take(event)
 
     def add_block(self, block: ParsedBlock, path: str, run: str) -> bool:
-        """Add what a block of the log `path` says, its step lines as columns; whether it says anything."""
+        """Add the records of one block of the log `path`, step lines as columns. Return whether the block has any."""
         steps = block.step_block()
         begin = 0
         for order, record in block.ordered_items():
@@ -49,7 +49,7 @@ class RunLoader:
         return self._attempts_by_source[source]
 
     def runs(self) -> list[Run]:
-        """In order of appearance; a run in several logs has the attempts of all of them."""
+        """All runs in order of appearance. The attempts of a run's logs are merged."""
         by_run: dict[str, list[list[Attempt]]] = {}
         for (name, _), history in self._attempts_by_source.items():
             by_run.setdefault(name, []).append(history.attempts())
@@ -65,7 +65,9 @@ def assemble(events: Iterable[Record]) -> list[Run]:
 
 
 def read(patterns: Sequence[str], need_steps: bool = True, or_faults: bool = False) -> list[Run]:
-    """The runs in the logs that the arguments mean; with `need_steps` only those that trained, `or_faults`: or say why not.
+    """Read the runs in the logs that match `patterns`.
+
+    With `need_steps`, only runs that have steps; with `or_faults`, runs that have faults, too.
 
     Raises: NoInput when a log is missing, BadData when no log has what is needed. Warns about a log without events.
     """
@@ -117,8 +119,8 @@ class Job:
 def jobs_of_one_run(jobs: Sequence[Job]) -> list[list[int]]:
     """Indexes of the jobs of each run: they save into the same directory, and each later one resumed from a step.
 
-    They are in the order in which they began, in the given order where a log has no times. A job that began from scratch is a run
-    of its own, though it may have used the directory again.
+    Jobs are sorted by begin time, or keep their order if a log has no times. A job that began from scratch begins a new run,
+    even if it saves into the directory of an earlier one.
     """
     by_directory: dict[str | int, list[int]] = {}
     for index, job in enumerate(jobs):
@@ -160,7 +162,7 @@ def _run(name: str, logs: Sequence[list[Attempt]]) -> Run:
     arguments: Record = {}
     interval_before: int | None = None
     begins: list[int | None] = []
-    # Of earlier attempts, in order: a job that restarts a thousand times has a thousand of them.
+    # Sorted, for bisection: a job that restarts a thousand times has saved in a thousand earlier attempts.
     saved_steps: list[int] = []
     is_first = True
     for index, attempt in enumerate(attempts):
@@ -190,7 +192,7 @@ def _run(name: str, logs: Sequence[list[Attempt]]) -> Run:
 
 
 def _merged(attempts: list[Attempt], other_attempts: list[Attempt]) -> list[Attempt]:
-    """The attempts of two logs of one run in order. Those that are the same one become one."""
+    """Merge the attempts of two logs of one run, in order. An attempt that both logs show becomes one."""
     merged = list(attempts)
     position = 0
     for other in other_attempts:

@@ -4,7 +4,7 @@ Everything that is printed for machines (alerts, metrics, goodput) is computed f
 only. The state of a run is about 10 kB, whatever its length: the recent steps, sums, the last checkpoint, the faults since the
 last step, and the totals of each attempt (`time_accounting`).
 
-Attempts begin as `attempt_boundary` says. Logs of several ranks and several files are merged, a step counts once in an attempt.
+`attempt_boundary` decides where an attempt begins. Logs of several ranks and files are merged. A step counts once in an attempt.
 """
 
 import dataclasses
@@ -174,7 +174,7 @@ class RunState:
         return self._loss_median
 
     def save_interval_seconds(self) -> float | None:
-        """How often the run saves: the median of what it did, or the interval in its arguments."""
+        """Seconds between checkpoints: the median of the measured intervals, else the interval in the arguments."""
         if self.save_seconds:
             return statistics.median(self.save_seconds)
         interval, seconds = positive(self.arguments.get("save_interval")), self.median_step_seconds()
@@ -366,7 +366,7 @@ def state_for(runs: dict[str, RunState], record: Record) -> RunState:
 
 
 def _with_earlier(earlier: Record, record: Record) -> Record:
-    """A job with what Slurm's controller told of it and accounting does not."""
+    """Add to a job's record the fields that Slurm's controller reported earlier and that Slurm's accounting lacks."""
     job = {key: value for key, value in record.items() if key not in ("v", "kind", "run", "src")}
     names = ("log", "restarts", "gpus", *(("exit_code", "signal", "reason") if earlier.get("state") == job["state"] else ()))
     inherited = {name: earlier[name] for name in names if name in earlier and earlier.get("job") == job["job"]}
@@ -380,7 +380,7 @@ def forget_oldest(entries: dict[str, Any], most: int) -> None:
 
 
 def _fault(record: Record) -> Record:
-    """What is kept of a fault. Unknown names, from a newer version or a forged log, become ones that the rules know."""
+    """Reduce a fault to the state's fields. Names that the rules lack (newer version, forged log) become `other` and the like."""
     fault = {key: value for key, value in record.items() if key not in ("v", "kind", "run")}
     fault["fault"] = record["fault"] if record["fault"] in FAULTS else "other"
     fault["cause"] = record["cause"] if record["cause"] in CAUSES else "unknown"
@@ -389,7 +389,7 @@ def _fault(record: Record) -> Record:
 
 
 def seconds_of(time: object) -> float | None:
-    """Seconds since 1970 of a record's time; None for what is none."""
+    """Convert a record's time to seconds since 1970; None if it is no time."""
     seconds = epoch_seconds(time)
     return None if math.isnan(seconds) else seconds
 

@@ -1,4 +1,4 @@
-"""Scores of a run's checkpoints on benchmarks, beside its steps: which directory has those of which run."""
+"""Read the benchmark scores of checkpoints, a directory for each run."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ def attach(runs: Sequence[Run], directories: Sequence[str]) -> None:
 
 
 def newest(run: Run) -> dict[str, dict[str, float]]:
-    """The last value of each main score, and its step."""
+    """The newest value of every main score, with its step."""
     latest: dict[str, dict[str, float]] = {}
     for name in run.main_scores:
         steps, values = run.scores.finite(name)

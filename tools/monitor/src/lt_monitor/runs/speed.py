@@ -21,7 +21,7 @@ from lt_shared.models.architecture import Architecture
 
 @dataclasses.dataclass(frozen=True)
 class RunFacts:
-    """What the user says about runs whose logs do not: the model, tokens a sequence, the number of GPUs and their name."""
+    """Facts that the user gives because the logs lack them: model, sequence length, number of GPUs, GPU name."""
 
     model: Architecture | None = None
     seq_length: int | None = None
@@ -62,7 +62,7 @@ class Sizes:
 
 
 def positive(value: object) -> int | None:
-    """A positive whole number from an argument dump, where it is one."""
+    """Parse a positive whole number from an argument dump; None if it is something else."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
         value = int(value)
     return value if type(value) is int and value > 0 else None
@@ -106,7 +106,7 @@ def step_seconds(steps: Steps) -> np.ndarray:
 
 
 def tokens_per_second(steps: Steps, sizes: Sizes) -> np.ndarray:
-    """Tokens per second of all GPUs, shape (points,); the batch size in a step's line comes before that of the arguments."""
+    """Total tokens per second, shape (points,). The batch size in a step line takes precedence over the arguments."""
     candidates = [steps.column("tokens_per_second")]
     if sizes.gpus:
         candidates.append(steps.column("tokens_per_second_per_gpu") * sizes.gpus)
@@ -124,7 +124,7 @@ def tokens_per_second_per_gpu(steps: Steps, sizes: Sizes) -> np.ndarray:
 
 
 def tflops_per_gpu(steps: Steps, sizes: Sizes) -> np.ndarray:
-    """TFLOP/s of one GPU, shape (points,)."""
+    """TFLOP/s per GPU, shape (points,)."""
     counted = tokens_per_second_per_gpu(steps, sizes) * (sizes.flops_per_token or np.nan) / 1e12
     return _first_finite(steps.column("tflops_per_gpu"), counted)
 

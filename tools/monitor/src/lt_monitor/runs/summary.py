@@ -31,16 +31,16 @@ FAULT_FIELDS = ("fault", "cause", "severity", "message", "time", "rank", "node",
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """Fields are None where the log does not show them. Losses are nats per token.
+    """A field is None if the log does not show it. Losses are nats per token.
 
-    `loss` is the last logged one, `loss_mean` the mean over the last tenth of the logged steps, `loss_change` its difference to
-    the mean over the tenth before. Speeds are medians over the last RECENT_STEPS logged steps, `memory_bytes` is the most of
-    these. `validation_losses` has the newest loss of each of several validation sets, `source_losses` that of each dataset of a
-    blend. `scores` has the newest value of each benchmark and its step. `skipped_steps` and `nan_steps` are sums over the run.
-    `lost_seconds` are those of the `lost_steps` at the present speed; `checkpoints` and `recovery_seconds` are means of what
-    lt-train says that these cost. `fault` is the fault that `main_fault` chooses, `ended` how the last attempt did (`ending`).
-    `silent`: it has written nothing for long and is not over, so it is probably dead. Such a run has no time left, nor has one
-    that ended early.
+    `loss` is the last logged loss, `loss_mean` the mean over the last tenth of the logged steps, `loss_change` its difference
+    to the mean over the tenth before. Speeds are medians over the last RECENT_STEPS logged steps, `memory_bytes` is their
+    maximum. `validation_losses` maps validation sets to their newest loss, `source_losses` does so for the datasets of a blend.
+    `scores` has the newest value of each benchmark and its step. `skipped_steps` and `nan_steps` are sums over the run.
+    `lost_seconds` is the duration of the `lost_steps` at the present speed. `checkpoints` and `recovery_seconds` are means of
+    the costs that lt-train logs. `fault` is the result of `main_fault`, `ended` the result of `ending` for the last attempt. A
+    `silent` run has not ended but has written nothing for long, so it is probably dead. Neither a silent run nor one that ended
+    early has an ETA.
     """
 
     run: str
@@ -82,7 +82,7 @@ class Summary:
 
     @property
     def done_share(self) -> float | None:
-        """Of all steps, 0 to 1 and above after more of them."""
+        """The share of all steps that are done: 0 to 1, or above 1 if the run goes on after its last step."""
         return self.step / self.total_steps if self.step is not None and self.total_steps else None
 
     def to_record(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class Summary:
 
 
 def summarize(run: Run, run_facts: RunFacts | None = None, now: float | None = None) -> Summary:
-    """The summary at the time `now`, else at present; `run_facts` is what the user gave."""
+    """Summarize the run at the time `now`, by default the current time. `run_facts` fill in sizes that the log lacks."""
     arguments = run.arguments
     sizes = Sizes.of(arguments, run_facts or RunFacts())
     steps = run.steps
@@ -155,7 +155,7 @@ def summarize(run: Run, run_facts: RunFacts | None = None, now: float | None = N
 
 
 def ending(attempt: Attempt) -> str | None:
-    """How an attempt ended: as its trainer says, or by what the scheduler did, or `failed`. None where nothing says so."""
+    """How an attempt ended: the trainer's reason, or the scheduler's action, or `failed`. None if the log shows no end."""
     end = attempt.end
     if end is not None:
         return str(end["reason"])
@@ -164,12 +164,11 @@ def ending(attempt: Attempt) -> str | None:
 
 
 def main_fault(run: Run) -> Record | None:
-    """The fault to look at first: of the last attempt that faults ended the one that explains the others.
+    """The fault to look at first: the root cause in the last attempt that ended by faults.
 
-    Where faults ended none: losses at the end that are not numbers, else the last critical one that steps follow, else the last
-    warning. An exception or an exit that steps follow was caught, and does not count. Has an `advice`, and holds those of
-    FAULT_FIELDS that the line told, the number of the `attempt`, and of a collective's time-out the `suspect_ranks` where they
-    can be told.
+    If no attempt ended by faults, it is a NaN loss at the end of the run, else the last critical fault before a step, else the
+    last warning. An exception or an exit before a step was caught and does not count. The record has `advice`, the number of
+    the `attempt`, and the FAULT_FIELDS that its line shows. A collective's time-out has `suspect_ranks`, if the log shows them.
     """
     for attempt in reversed(run.attempts):
         faults = _ending_faults(attempt)
@@ -191,7 +190,7 @@ def main_fault(run: Run) -> Record | None:
 
 
 def _ending_faults(attempt: Attempt) -> list[Record]:
-    """Those after the last step of an attempt that end a job; behind its word that it is done only a root cause is one."""
+    """The faults after the last step that end a job. Once the log says that training is complete, only a root cause counts."""
     faults = [event for event in attempt.closing if event["kind"] == "fault" and ends_job(event)]
     if attempt.end is None or attempt.end["reason"] != "completed":
         return faults
@@ -204,7 +203,7 @@ def _of_attempt(fault: Record, attempt: Attempt) -> Record:
 
 
 def _suspects(chosen: Record, critical: Sequence[Record], world_size: int | None) -> Record:
-    """Of a collective's time-out, which those report that waited, the ranks that they probably waited for."""
+    """For a collective's time-out, find the ranks that the reporting ranks probably waited for."""
     if chosen["fault"] != "nccl-timeout":
         return {}
     timeouts = [fault for fault in critical if fault["fault"] == "nccl-timeout" and fault["cause"] == chosen["cause"]]
@@ -219,7 +218,7 @@ def nan_steps(steps: Steps) -> np.ndarray:
 
 
 def median(values: np.ndarray) -> float | None:
-    """Of the finite values; None without any."""
+    """The median of the finite values, or None if there are none."""
     finite = values[np.isfinite(values)]
     return float(np.median(finite)) if len(finite) else None
 
@@ -285,6 +284,6 @@ def _newest_of_sets(run: Run) -> dict[str, float]:
 
 
 def _newest_of_sources(steps: Steps) -> dict[str, float]:
-    """Of a dataset that few samples are drawn from it may be that of an earlier line than the last."""
+    """The newest loss of each dataset. A rarely sampled dataset has its newest loss in an earlier line than the last."""
     losses_by_source = {name: steps.finite(name)[1] for name in source_columns(steps)}
     return {name.removeprefix(SOURCE_LOSS): float(losses[-1]) for name, losses in losses_by_source.items() if len(losses)}

@@ -1,8 +1,8 @@
-"""Why a job ended, from the end of its output: one fault, the nodes and ranks that it was on, and what to do about it.
+"""Why a job ended, from the end of its output: one fault, its nodes and ranks, and the remedy.
 
-Several logs, one for each rank or node, are one job. A fault counts when it is at the end: one that steps follow was caught, or
-belongs to an earlier attempt. What comes after the word that the training is done counts only when it is a root, such as a full
-disk under the last checkpoint: at their exit processes complain of each other.
+Several logs, one for each rank or node, are one job. Only a fault at the end counts: a fault before a step was caught, or
+belongs to an earlier attempt. After the log says that training is complete, only a root fault counts, such as a full disk under
+the last checkpoint, because processes complain of each other when they exit.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from lt_shared import credentials
 # Of those that steps follow: a dying process writes its buffered step lines after its traceback.
 LATE_OUTPUT_BYTES = 1 << 16
 CONTEXT_BYTES = 1 << 13
-# A log that is rotated meanwhile is read to its end as long as it is open.
+# Keep the log open: if it is rotated meanwhile, the open file still has its end.
 MAXIMUM_OPEN_LOGS = 64
 _EARLY_ENDS = ("signal", "duration")
 _COMPLETED = re.compile(
@@ -162,7 +162,7 @@ def _is_completed(tail: LogTail) -> bool:
 
 
 def _recovered(tail: LogTail) -> tuple[int, int]:
-    """Before which offset faults are over, since two steps or bars follow, and where the last of those is."""
+    """The offset before which faults are over (two steps or bars follow), and the offset of the last step or bar."""
     steps = [(record["src"]["offset"], record["step"]) for record in tail.records if record["kind"] == "step"]
     pairs = [_last_two(steps), _last_two(tail.progress)]
     return max(pair[0] for pair in pairs), max(pair[1] for pair in pairs)
@@ -187,14 +187,14 @@ def _open_faults(tail: LogTail) -> list[Record]:
     open_faults = [fault for fault in faults if fault.get("is_notice") and started < fault["src"]["offset"] <= over] + open_faults
     open_faults += _last_word(tail, open_faults)
     if open_faults and all(precedence(fault) >= 4 for fault in open_faults):
-        # It failed, and what it says of that is in lines that buffered steps follow.
+        # The job failed, but buffered step lines come after the lines that say why.
         late = [fault for fault in faults if max(started, over - LATE_OUTPUT_BYTES) < fault["src"]["offset"] <= over]
         open_faults = [fault for fault in late if precedence(fault) <= 1] + open_faults
     return open_faults
 
 
 def _last_word(tail: LogTail, faults: Sequence[Record]) -> list[Record]:
-    """What a shell says of a program that a signal has ended, where it is the last line."""
+    """The shell's message about a program that a signal ended, if it is the last line."""
     begin = tail.size - CONTEXT_BYTES
     signalled = last_words.signalled(tail.context(begin, tail.size))
     if signalled is None or any(fault["fault"] == "killed" for fault in faults):
@@ -330,7 +330,7 @@ def _ranks(alike: Sequence[Record], chosen: Record) -> list[int]:
 
 
 def _nodes(alike: Sequence[Record], faults: Sequence[Record], tails: dict[str, LogTail]) -> set[str]:
-    """The nodes that the lines name; else those of srun's tasks and torchelastic's ranks with the same numbers."""
+    """The nodes that the lines name, else the nodes of the srun tasks and torchelastic ranks with the same numbers."""
     named = {fault["node"] for fault in alike if isinstance(fault.get("node"), str)}
     if named:
         return named

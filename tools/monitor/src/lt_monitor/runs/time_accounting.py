@@ -1,9 +1,10 @@
-"""Time accounting: where the seconds of an attempt went, as totals that are updated with each event and fit into a state file.
+"""Time accounting: totals of an attempt's seconds by cause. Each event updates them, and they fit into a state file.
 
-An attempt of a million steps is a few hundred numbers here: durations of steps are counted in bins 2% wide, so the median and the
-time above it are accurate to 1%, whatever the number of steps. For work that a later attempt repeats, `marks` keep the seconds of
-training up to each checkpoint, and how many of them were slow by the median at that moment. Whole histograms would be exact
-where the median drifts, and take 10 kB per attempt. All this needs only step lines; times in them add the seconds in between.
+An attempt of a million steps is a few hundred numbers here: durations of steps are counted in bins 2% wide, so the median and
+the time above it are accurate to 1%, whatever the number of steps. For work that a later attempt repeats, `marks` keep the
+seconds of training up to each checkpoint, and how many of them were slow by the median at that moment. Whole histograms would
+be exact even if the median drifts, but take 10 kB per attempt. Step lines are enough; if they have times, the seconds between
+steps count, too.
 """
 
 import dataclasses
@@ -23,14 +24,14 @@ HANG_STEP_FACTOR = 10.0
 
 @dataclasses.dataclass
 class AttemptTotals:
-    """One attempt. Times are seconds since 1970, None where the log has none.
+    """The totals of one attempt. Times are seconds since 1970, None if the log has no times.
 
-    `histogram` maps a bin of step durations to [steps, seconds], `marks` are [step, seconds of training so far, those of them in
-    slow steps], `gaps` are seconds between step lines by cause, `waiting` is what happened since the last step line, the last of
-    it complete at `waited_until`. `first_seconds` and `first_steps` are those of the first step line, which holds the
-    compilation. `interval` are the steps between the first two step lines, None before the second; `is_guessed` says that no
-    line has told `resumed_at`. `failed`: a critical fault followed the last step. `launched`: lt-train was started for it, as it
-    says itself, or, false, replaced ranks within a job that it was started for; None where it says nothing.
+    `histogram` maps a bin of step durations to [steps, seconds]. `marks` are [step, seconds of training so far, seconds in slow
+    steps so far]. `gaps` has the seconds between step lines by cause. `waiting` has the events since the last step line; the
+    last one was complete at `waited_until`. `first_seconds` and `first_steps` describe the first step line, which includes the
+    compilation. `interval` is the number of steps between the first two step lines, None before the second. `is_guessed`: no
+    line shows `resumed_at`. `failed`: a critical fault followed the last step. `launched`: lt-train logged that it was started
+    for this attempt (True) or that it replaced ranks within a running job (False); None without such a line.
     """
 
     begin: float | None = None
@@ -96,7 +97,7 @@ class AttemptTotals:
             self.first_step_begin -= more
 
     def take_pause(self, cause: str, seconds: float | None, until: float | None = None) -> None:
-        """A checkpoint or an evaluation; `seconds` is what its line says it took, `until` the time at which it was complete."""
+        """Take a checkpoint or an evaluation that took `seconds` by its line and was complete at the time `until`."""
         self.waiting[cause] = self.waiting.get(cause, 0.0) + (seconds or 0.0)
         self.waited_until = until if until is not None else self.waited_until
 
@@ -124,7 +125,7 @@ class AttemptTotals:
         return sum(seconds - steps * median for steps, seconds in entries if seconds > SLOW_FACTOR * median * steps)
 
     def compile_seconds(self) -> float:
-        """What the first step line took above the median."""
+        """The seconds of the first step line above the median."""
         median = self.median_seconds()
         return 0.0 if median is None else max(0.0, self.first_seconds - median) * self.first_steps
 
@@ -209,7 +210,7 @@ class Account:
 
 
 def account(attempts: Sequence[AttemptTotals]) -> Account:
-    """Add up the attempts of one run, in their order."""
+    """Add up a run's attempts, in their order."""
     lost = dict.fromkeys(CAUSES, 0.0)
     productive = 0.0
     lost_steps = 0
@@ -245,7 +246,7 @@ def _edges(attempt: AttemptTotals) -> Iterable[tuple[str, float]]:
 
 
 def _tail(attempt: AttemptTotals, last_step_time: float, end: float) -> Iterable[tuple[str, float]]:
-    """The seconds after the last step: what was saved or evaluated then, and the rest."""
+    """The seconds after the last step by cause: checkpoints, evaluations, then the remaining time."""
     tail = max(0.0, end - last_step_time)
     remainder = "hang" if attempt.failed else "stop"
     if not attempt.waiting:

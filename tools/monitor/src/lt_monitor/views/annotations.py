@@ -1,7 +1,8 @@
-"""What happened to a run and at which step: restarts, faults and NaN losses, as plots and the report annotate them.
+"""Annotations for plots and the report: restarts, faults and NaN losses, each at a step.
 
-Log lines of faults carry no step. A fault is put at the last step that its attempt had logged by then: by the times of the lines,
-else by the steps that events before it name, else at the end of its attempt, where most faults are.
+Log lines of faults carry no step. A fault is put at the last step that its attempt had logged before it, by the times of the
+lines. Without times, the fault is put at the step that earlier events name, or else at the end of its attempt, where most
+faults are.
 """
 
 import dataclasses
@@ -63,7 +64,10 @@ def _restarts(run: Run) -> list[Annotation]:
 
 
 def _faults(attempt: Attempt) -> list[Annotation]:
-    """One annotation per step: the root cause or first fault there, and how many others. Very many steps share annotations."""
+    """One annotation per step: the root cause or first fault, and the number of further faults.
+
+    Very many steps share annotations.
+    """
     by_step: dict[int, list[Record]] = {}
     for fault in attempt.of_kind("fault"):
         step = fault_step(fault, attempt)
@@ -85,7 +89,7 @@ def _fault_annotation(step: int, faults: Sequence[Record]) -> Annotation:
 
 
 def _without_number(run: Run) -> list[Annotation]:
-    """Losses that are not a number; neighbours share an annotation where there are very many."""
+    """Losses that are not a number. If there are very many, neighbours share an annotation."""
     steps = run.steps
     numbers = steps.numbers[summary.nan_steps(steps) > 0]
     return [_group(part) for part in np.array_split(numbers, min(NAN_GROUPS, len(numbers)) or 1) if len(part)]

@@ -1,6 +1,6 @@
 """The curves of runs as one PNG, SVG or PDF: a large panel for the first metric, which is the loss by default, small ones below.
 
-What was logged is drawn faint and its running median strong. Where steps were lost and done again, the later attempt is drawn.
+Logged values are drawn faint, their running median strong. If steps were lost and repeated, the later attempt is drawn.
 Checkpoints, restarts and faults are marked.
 """
 
@@ -28,7 +28,7 @@ DPI = 150
 MANY_CHECKPOINTS = 30
 LEGEND_WIDTH = 100
 X_TITLES = {"step": "step", "tokens": "tokens", "hours": "hours since the run began"}
-# What would differ between two files of the same picture.
+# Dates, without which two files of one picture are identical.
 DATES = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
 
@@ -38,7 +38,7 @@ def render(form: str, runs: Sequence[Run], names: Sequence[str], run_facts: RunF
 
     picture = io.BytesIO()
     with warnings.catch_warnings(), rc_context():
-        # Not those of a matplotlibrc in the current directory, which may have every text set by LaTeX.
+        # Ignore a matplotlibrc in the current directory, which may set every text by LaTeX.
         rcdefaults()
         rcParams["svg.hashsalt"] = "lt-monitor"
         # A name in a script that the font lacks is drawn as boxes; nothing can be done about it here.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 POINTS = 6000
-# A range of a few steps of a long run is smoothed with more points, of which most are outside.
+# If only a few steps of a long run are visible, smooth with more points; most of them are outside the picture.
 MAXIMUM_DETAIL = 8
 
 
@@ -51,7 +51,7 @@ class Drawn:
 
 
 class Panel:
-    """`curves` are those of `metric`, one for each of the runs."""
+    """A panel for one metric. `curves` has one curve of `metric` for each run."""
 
     def __init__(
         self, metric: Metric, curves: Sequence[Series], drawn: Sequence[Drawn], options: PlotOptions, colours: Palette
@@ -68,7 +68,7 @@ class Panel:
 
     @property
     def x_limits(self) -> tuple[float, float]:
-        """As given, else those of all steps; on a logarithmic axis without what is not above zero."""
+        """The requested limits, else the limits of all steps. A logarithmic axis ignores positions that are not above zero."""
         low, high = self._options.x_range
         places = np.concatenate([one.x.positions for one in self._drawn])
         if self._options.log_x:
@@ -90,7 +90,7 @@ class Panel:
             _refuse("--y-range", self.metric.short, values[is_shown])
 
     def draw(self, axis: "Axes", is_first: bool) -> None:
-        """Everything but what is marked on all panels. A panel that is not the first is small."""
+        """Draw everything except the marks that all panels share. All panels except the first are small."""
         shown: list[Series] = []
         logged: list[np.ndarray] = []
         for one, curve in zip(self._drawn, self._curves, strict=True):
@@ -113,7 +113,7 @@ class Panel:
         axis.set_title(self.metric.label, loc="left", fontsize=9.5)
 
     def legend_entries(self) -> list["Line2D"]:
-        """The runs with the mean of the last tenth of their lines, and what the circles are."""
+        """The legend: each run with the mean of the last tenth of its lines, and the meaning of the circles."""
         from matplotlib.lines import Line2D
 
         single = len(self._drawn) == 1

@@ -1,7 +1,7 @@
-"""`lt-monitor goodput`: the share of a run's allocated time that went into steps that counted, and where the rest went.
+"""`lt-monitor goodput`: the share of a run's allocated time that went into productive steps, and the causes of lost time.
 
-Logs of one run in several files, a job each, are joined as `runs` joins them. Without times in the lines only what lies within
-steps is known: compilation, slow steps, and work that was done again.
+If a run has several logs, one for each job, they are joined as in `lt-monitor runs`. If log lines have no times, only losses
+within steps are known: compilation, slow steps, and repeated work.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ NO_TIMES = "the lines of this log have no times: only losses within steps are kn
 
 @dataclasses.dataclass(frozen=True)
 class Goodput:
-    """`gpus` is the world size; `cost` of the allocated time and `lost_cost` of what was not productive have the price's unit."""
+    """`gpus` is the world size. `cost` (of the allocated time) and `lost_cost` (of the lost time) have the price's unit."""
 
     run: str
     account: Account
@@ -35,7 +35,7 @@ class Goodput:
     costs: FaultCosts
 
     def to_record(self) -> dict[str, Any]:
-        """One JSON object: seconds rounded to milliseconds, causes with none of them left out."""
+        """One JSON object: seconds are rounded to milliseconds, causes without seconds are omitted."""
         account = self.account
         return {
             "v": 1,
@@ -58,9 +58,9 @@ class Goodput:
 
 
 def goodput(patterns: Sequence[str], price_per_gpu_hour: float | None = None, gpus: int | None = None) -> list[Goodput]:
-    """The goodput of each run in the logs. `gpus` is for logs that do not show how many there were.
+    """Compute the goodput of each run in the logs. `gpus` is used if the logs do not show the number of GPUs.
 
-    Raises NoInput when a log is missing, BadData when no log has a training step.
+    Raises NoInput if a log is missing, BadData if no log has a training step.
     """
     runs: dict[str, RunState] = {}
     times = PlausibleTimes(time.time())
@@ -106,7 +106,7 @@ def _goodput(group: Sequence[RunState], price: float | None, gpus: int | None) -
 
 
 def _cost_lines(costs: FaultCosts) -> list[str]:
-    """What a checkpoint and a failure cost on average, in words."""
+    """The mean cost of a checkpoint and of a failure, in words."""
     lines = [
         f"{counted(int(mean['count']), f'{store} checkpoint')}: stall {mean['stall_seconds']:.3g} s,"
         f" complete after {mean['write_seconds']:.3g} s"

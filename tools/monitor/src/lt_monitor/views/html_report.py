@@ -1,9 +1,9 @@
 """`lt-monitor plot -o FILE.html`: a report in one file, to be opened from a disk, mailed, or read on a phone.
 
-The page has its figures and tables as plain HTML; a script of its own draws the curves as SVG. Nothing is loaded from anywhere.
-Text from logs is escaped where it enters the page, and the page's content security policy runs only the script that is named by
-its hash, so even a name that slipped through could not run. A curve has at most RAW_POINTS points, the extremes of each stretch:
-the page of a run of a million steps has 200 kB and still shows every spike.
+Figures and tables are plain HTML; an inline script draws the curves as SVG. The page loads nothing. Text from logs is escaped
+where it enters the page, and the page's content security policy allows only the script with the right hash, so even an
+unescaped name could not run. A curve has at most RAW_POINTS points, the extremes of each stretch: the page of a run with a
+million steps takes 200 kB and still shows every spike.
 """
 
 import base64
@@ -159,7 +159,7 @@ def _run_data(run: Run, name: str) -> dict[str, Any]:
 
 
 def _curve(raw: Series, metric: Metric, options: PlotOptions) -> dict[str, Any]:
-    """`held`: the smoothed points stand for stretches of steps. A line between two of them would rise before it should."""
+    """`held`: a smoothed point stands for a stretch of steps, so a line drawn between two points would rise too early."""
     if options.smooth_steps == 0:
         return {"raw": _points(envelope(raw, RAW_POINTS)), "smooth": _points(envelope(raw, SMOOTH_POINTS)), "held": False}
     share = LOSS_WINDOW_SHARE if metric is metrics.LOSS else WINDOW_SHARE

@@ -21,14 +21,14 @@ FORMATS = ("png", "svg", "pdf", "html")
 def plot(
     patterns: Sequence[str], output: str | None, run_facts: RunFacts, options: PlotOptions, evals: Sequence[str] = ()
 ) -> None:
-    """Draw the runs in the logs: to the file `output`, whose ending says what it is, or as a PNG to stdout for `-`.
+    """Draw the runs in the logs to the file `output`, in the format of its suffix, or as a PNG to stdout for `-`.
 
     `evals` are directories with the scores of checkpoints, one for each run.
     Without an output, print sparklines; with one, they go to a stderr that is a terminal.
 
-    Raises: NoInput when a log is missing, BadData when no run has a loss and no other metric is asked for, or a log does not show
-    what the x axis counts; UsageError for a metric that no run has and options that the output cannot show; CannotCreate when it
-    cannot be written.
+    Raises: NoInput if a log is missing; BadData if no run has a loss and no other metric is requested, or if a log lacks the
+    unit of the x axis; UsageError for a metric that no run has, and for options that the output cannot show; CannotCreate if
+    the output cannot be written.
     """
     form = _format(output) if output is not None else ""
     unused = options.of_pictures_only()
@@ -53,7 +53,10 @@ def plot(
 
 
 def _sparklines(runs: Sequence[Run], names: Sequence[str], run_facts: RunFacts, options: PlotOptions) -> list[str]:
-    """Of each run. Those metrics that were chosen have to be of any run, others are of each run what it has."""
+    """Sparklines for each run.
+
+    A requested metric must exist in some run. Without a request, each run shows the metrics that it has.
+    """
     if options.metrics:
         run_curves = metrics.curves_of(runs, run_facts, options.metrics)
         of_runs = [[(metric, curves[index]) for metric, curves in run_curves] for index in range(len(runs))]
@@ -84,7 +87,7 @@ def _content(form: str, runs: Sequence[Run], names: Sequence[str], run_facts: Ru
 
 
 def short_names(names: list[str]) -> list[str]:
-    """Names without the directories that all of them share."""
+    """Names without their common directories."""
     directories = [os.path.dirname(name) for name in names]
     if len(names) < 2 or len({os.path.isabs(name) for name in names}) > 1 or any(storage.is_remote(name) for name in names):
         return names

@@ -1,11 +1,11 @@
-"""What the options of `lt-monitor plot` say about a picture, and how they are written."""
+"""The picture options of `lt-monitor plot`, and their syntax."""
 
 import dataclasses
 
 X_AXES = ("step", "tokens", "hours")
 
 Reference = tuple[str, float]
-# The lower and the upper end, None where it is left to the curves.
+# The lower and the upper end; None means the end of the curves.
 Range = tuple[float | None, float | None]
 NO_RANGE: Range = (None, None)
 
@@ -14,8 +14,8 @@ NO_RANGE: Range = (None, None)
 class PlotOptions:
     """`metrics` by name, empty for loss, gradient norm and speed. `references` are labelled lines at losses.
 
-    `x` is one of X_AXES, `x_range` in its unit. `y_range` is that of the first metric. `smooth_steps` is the window of the
-    smoothed curves: None for the usual share of the run, 0 for none.
+    `x` is one of X_AXES, `x_range` has its unit. `y_range` applies to the first metric. `smooth_steps` is the window of the
+    smoothed curves: None for the usual share of the run, 0 for no smoothing.
     """
 
     metrics: tuple[str, ...] = ()
@@ -29,7 +29,7 @@ class PlotOptions:
     dark: bool = False
 
     def of_pictures_only(self) -> list[str]:
-        """The options that were given and that only pictures have."""
+        """The requested options that only pictures have."""
         is_given_by_option = {
             "--x": self.x != "step",
             "--x-range": self.x_range != NO_RANGE,
@@ -51,7 +51,7 @@ def parse_reference(text: str) -> Reference:
 
 
 def parse_range(text: str) -> Range:
-    """`LOW:HIGH`, either of which may be left out. Raises ValueError when it is something else."""
+    """Parse `LOW:HIGH`; either end may be empty. Raises ValueError for other text."""
     low, colon, high = text.partition(":")
     ends = tuple(_number(end) if end.strip() else None for end in (low, high))
     is_number = all(number is not None for number, end in zip(ends, (low, high), strict=True) if end.strip())

@@ -55,7 +55,7 @@ def main_fault(summary: Summary) -> str:
 
 
 def tiles(summary: Summary) -> str:
-    """The figures of one run."""
+    """Tiles with the figures of one run."""
     cells = [
         _tile("Loss", _number(summary.loss_mean, ".3f"), _loss_note(summary)),
         _tile("Validation loss", _number(summary.validation_loss, ".3f"), _validation_note(summary)),
@@ -163,7 +163,7 @@ def toggles(names: Sequence[str]) -> str:
 
 
 def legend(runs: Sequence[Run], references: bool) -> str:
-    """The legend of the markers in the curves; only of those that are present."""
+    """The legend of the markers in the curves, without absent markers."""
     entries = [
         (True, '<path class="raw" d="M0,8l4,-5l4,7l4,-6l6,3"/>', "as logged"),
         (True, '<path class="smooth" d="M0,9q8,-7 18,-4"/>', "smoothed"),
@@ -248,7 +248,7 @@ def faults(runs: Sequence[Run], names: Sequence[str]) -> str:
 
 
 def _grouped(faults: Sequence[Record]) -> list[list[Record]]:
-    """Faults of one kind and cause together; root causes first, cascades last, otherwise as they came."""
+    """Group faults by kind and cause: root causes first, cascades last, else in the order of the log."""
     groups: dict[tuple[object, ...], list[Record]] = {}
     for fault in faults:
         groups.setdefault(tuple(fault.get(field) for field in ("fault", "cause", "severity", "xid")), []).append(fault)

@@ -15,7 +15,7 @@ NEVER_SHOWN = ("save", "load")
 
 
 def columns(summaries: Sequence[Summary]) -> dict[str, list[str]]:
-    """The cells of each column; a column that no run has anything for is left out."""
+    """The cells of each column. A column without any value is omitted."""
     cells_by_title = {
         "step": ["" if one.step is None else f"{one.step:,}" for one in summaries],
         "done": [_share(one) for one in summaries],
@@ -34,7 +34,7 @@ def columns(summaries: Sequence[Summary]) -> dict[str, list[str]]:
 
 
 def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """The arguments that not all runs have alike, with the value of each run; "" where a log does not show it."""
+    """The arguments that differ between runs, with each run's value; "" if a log does not show it."""
     arguments = [run.arguments for run in runs]
     names = dict.fromkeys(name for one in arguments for name in one if name not in NEVER_SHOWN)
     values = {name: [one.get(name) for one in arguments] for name in names}
@@ -84,7 +84,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _per_gpu(summary: Summary) -> str:
-    """Only where the number of GPUs, and so the speed of all, is not known."""
+    """Speed per GPU, only if the number of GPUs is unknown, and so the total speed."""
     return _number(summary.tokens_per_second_per_gpu, ",.0f") if summary.tokens_per_second is None else ""
 
 

@@ -1,4 +1,4 @@
-"""The curves of a run as lines of text: what a terminal over ssh can show.
+"""The curves of a run as lines of text, for a terminal over ssh.
 
 llama3-8b  step 17,420 of 20,000
 loss          12.72 █▅▄▃▂▂▂▁▁▁▁▁▁▁▁▁▁▁▁▁ 1.859

@@ -180,7 +180,7 @@ def _fault(summary: Summary) -> str:
 
 
 def describe_fault(fault: Record) -> str:
-    """What it is, where, and when in the run: `out-of-memory on rank 3 in attempt 2`."""
+    """Describe a fault by kind, place and attempt: `out-of-memory on rank 3 in attempt 2`."""
     number = f" {fault['xid']}" if "xid" in fault else ""
     if "suspect_ranks" in fault:
         return f"{printable(fault['fault'])}, first suspect {ranks_text(fault['suspect_ranks'])}, in attempt {fault['attempt']}"

@@ -1,6 +1,6 @@
-"""What a picture's horizontal axis counts: steps, tokens, or hours since the run began.
+"""The unit of a picture's horizontal axis: steps, tokens, or hours since the run began.
 
-Steps compare runs of one batch size, tokens those of several, hours those on different machines.
+Steps compare runs with equal batch sizes, tokens runs with different batch sizes, hours runs on different machines.
 """
 
 import dataclasses

@@ -111,23 +111,23 @@ def find_tensor(ends: Ends, origin: str, verify: bool) -> StoredTensor | None:
 
     `verify`: compare all that is at the ends with the checksums in the archive.
     """
-    found: list[zipfile.ZipInfo] = []
+    entries: list[zipfile.ZipInfo] = []
     try:
         with zipfile.ZipFile(BytesFile(ends, origin)) as archive:
             members = Members(archive, ends, verify)
 
             def without_memory(members: Members, name: str) -> torch.UntypedStorage:
-                found.append(members.archive.getinfo(name))
-                return torch.UntypedStorage(found[-1].file_size, device=META)  # type: ignore[no-untyped-call]
+                entries.append(members.archive.getinfo(name))
+                return torch.UntypedStorage(entries[-1].file_size, device=META)  # type: ignore[no-untyped-call]
 
             tensor = _load(members, origin, without_memory)
-            if len(found) != 1 or type(tensor) is not torch.Tensor or not tensor.is_contiguous():
+            if len(entries) != 1 or type(tensor) is not torch.Tensor or not tensor.is_contiguous():
                 return None
-            begin, size_bytes = members.place(found[0].filename)
+            begin, size_bytes = members.place(entries[0].filename)
             if tensor.storage_offset() or tensor.nbytes != size_bytes or begin + size_bytes > len(ends):
                 return None
             return StoredTensor(
-                tensor.dtype, tensor.shape, ends[:begin], begin, size_bytes, ends[begin + size_bytes :], found[0].CRC
+                tensor.dtype, tensor.shape, ends[:begin], begin, size_bytes, ends[begin + size_bytes :], entries[0].CRC
             )
     except (*pickles.NOT_AN_ARCHIVE, BadData):
         return None

@@ -16,12 +16,12 @@ from lt_shared.console import ToolError
 from lt_shared.contracts import checkpoint_layout
 from lt_train.process.run_files import is_full
 
-# Of what is no tensor: metadata, checksums, random states. And filesystems count whole blocks.
+# Room for metadata, checksums and random states, and for filesystems that count whole blocks.
 MORE_BYTES, MORE_SHARE = 2**20, 0.01
 
 
 def needed_bytes(planned_bytes: int, last: Path | None) -> int:
-    """What the next checkpoint needs: as much as the `last` one, which is of the same run, or by the plan."""
+    """Estimate the size of the next checkpoint from the `last` checkpoint of this run, or else from `planned_bytes`."""
     size = directory_bytes(last) if last is not None else planned_bytes
     return int(size * (1 + MORE_SHARE)) + MORE_BYTES
 
@@ -34,52 +34,52 @@ def free_bytes(directory: Path) -> int:
     return shutil.disk_usage(directory).free
 
 
-def described(needed: int, free: int) -> str:
-    return f"it needs {needed / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free{'' if free < needed else ' now'}"
+def describe_shortage(needed_bytes: int, free: int) -> str:
+    return f"it needs {needed_bytes / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free{'' if free < needed_bytes else ' now'}"
 
 
-def make_room(run: Path, needed: int, next_iteration: int, keep_last: int | None, keep_every: int | None) -> int:
-    """Delete checkpoints, oldest first, that the one of `next_iteration` would let expire, until `needed` bytes are free.
+def make_room(run: Path, required_bytes: int, next_iteration: int, keep_last: int | None, keep_every: int | None) -> int:
+    """Delete checkpoints, oldest first, that expire with `next_iteration`, until `required_bytes` are free.
 
-    The newest complete one always stays: until the next is complete, it is what the run continues from. Returns the free bytes.
+    The newest complete checkpoint always stays: the run resumes from it until the next one is complete. Returns the free bytes.
     """
-    found = {checkpoint_layout.iteration_of(path) or 0: path for path in checkpoint_layout.checkpoints(run)}
-    complete = sorted(iteration for iteration, path in found.items() if checkpoint_layout.damage(path) is None)
+    path_by_iteration = {checkpoint_layout.iteration_of(path) or 0: path for path in checkpoint_layout.checkpoints(run)}
+    complete = sorted(iteration for iteration, path in path_by_iteration.items() if checkpoint_layout.damage(path) is None)
     doomed = checkpoint_layout.expired([*complete, next_iteration], keep_last, keep_every)
     for iteration in doomed:
-        if free_bytes(run) >= needed:
+        if free_bytes(run) >= required_bytes:
             break
         if iteration != complete[-1]:
-            _delete(found[iteration])
+            _delete(path_by_iteration[iteration])
     return free_bytes(run)
 
 
 def _delete(checkpoint: Path) -> None:
-    """It disappears by rename: what is left of it after a kill does not look like a checkpoint."""
+    """Rename the checkpoint before deleting it, so that a kill leaves nothing that looks like a checkpoint."""
     hidden = checkpoint.with_name(f".{checkpoint.name}.deleted")
     os.rename(checkpoint, hidden)
     shutil.rmtree(hidden, ignore_errors=True)
 
 
 def delete_expired(run: Path, newest: int, keep_last: int | None, keep_every: int | None) -> None:
-    """Delete the checkpoints that `keep_last` and `keep_every` do not keep; the newest, which is complete, always stays.
+    """Delete checkpoints that `keep_last` and `keep_every` do not keep. The `newest`, complete checkpoint always stays.
 
-    They disappear by rename; the files are deleted while training continues.
+    Renaming hides them at once; a thread deletes the files while training continues.
     """
-    found = {checkpoint_layout.iteration_of(path) or 0: path for path in checkpoint_layout.checkpoints(run)}
-    complete = [iteration for iteration, path in found.items() if checkpoint_layout.damage(path) is None]
+    path_by_iteration = {checkpoint_layout.iteration_of(path) or 0: path for path in checkpoint_layout.checkpoints(run)}
+    complete = [iteration for iteration, path in path_by_iteration.items() if checkpoint_layout.damage(path) is None]
     if newest not in complete:
         return
     for iteration in checkpoint_layout.expired(complete, keep_last, keep_every):
-        doomed = run / f".{found[iteration].name}.deleted"
-        os.rename(found[iteration], doomed)
+        doomed = run / f".{path_by_iteration[iteration].name}.deleted"
+        os.rename(path_by_iteration[iteration], doomed)
         threading.Thread(target=shutil.rmtree, args=(doomed,), kwargs={"ignore_errors": True}).start()
 
 
 def write_tracker(run: Path, iteration: int) -> str | None:
-    """Name the newest checkpoint for Megatron's loader; returns a warning where there is no room for that.
+    """Name the newest checkpoint in the tracker for Megatron's loader. Return a warning if the disk is full.
 
-    A run continues from the newest one without it.
+    lt-train resumes from the newest checkpoint without the tracker.
     """
     try:
         checkpoint_layout.write_tracker(run, iteration)

@@ -1,14 +1,14 @@
-"""Read the objects and tensors of a torch_dist checkpoint without torch's unpickler, and check that they are undamaged.
+"""Read the objects and tensors of a torch_dist checkpoint without torch's unpickler, and verify their checksums.
 
 torch's checkpoint reader unpickles `.metadata`, and each object with `torch.load`, which calls whatever a pickle names.
-A check beforehand is no remedy: a zip archive can be made so that Python's reader finds one `data.pkl` and torch's another, and
-a file can change between check and use. Within `known_objects_only` all go through this module instead: one reader of the
-archive, and `lt_shared.pickles.load_known`, which looks up the names of `pickle_allowlist` only. `common.pt` goes to torch's own
-restricted unpickler (`weights_only=True`), if its archive has one reading.
+A check beforehand does not help: a zip archive can show Python's reader one `data.pkl` and torch's reader another, and a file can
+change between check and use. Within `known_objects_only`, this module reads everything: with one archive reader and
+`lt_shared.pickles.load_known`, which looks up the names in `pickle_allowlist` only. torch's restricted unpickler
+(`weights_only=True`) reads `common.pt`, if its archive has one reading.
 
-What is read is compared with `checksums.json`; where a checkpoint has none, with the CRC-32 that torch stores for each member of
-an archive (0 is none). Large tensors that are needed whole are read to where they belong (`tensor_reader.py`). Of another,
-as a rank of another layout needs its rows, the buffer into which it was read is the tensor, and then that of the next one.
+Objects are compared with `checksums.json`, or without it with the CRC-32 that torch stores for each archive member (0 is none).
+Large tensors that are needed whole are read into place (`tensor_reader.py`). A smaller or partial tensor is a view of the read
+buffer, which the next object reuses.
 """
 
 import argparse
@@ -54,37 +54,37 @@ _lock = threading.Lock()
 
 @contextlib.contextmanager
 def known_objects_only(directory: Path | None = None, verify: bool = True, replicas: Replicas | None = None) -> Iterator[None]:
-    """Within, torch's checkpoint readers in this process get what they read from this module.
+    """Within the context, torch's checkpoint readers in this process read through this module.
 
-    With `verify` it is compared with the checksums in `directory`, or with those in the archives. From a store the ranks of
-    `replicas` read together, and all of them call it. Raises what this rank has met with, which torch wraps with those of others.
+    With `verify`, objects are compared with the checksums in `directory`, or else in the archives. The ranks of `replicas` read
+    from a store together, and all of them call it. Raises this rank's error, which torch wraps together with other ranks' errors.
     """
     recorded = FileChecksums.read(directory) if directory and verify else None
     stored = StoredShards.of(directory) if directory else None
     if directory:
-        # torch's reader does not say why it cannot be read.
+        # Open the index here first, because torch's reader hides the reason of a failure.
         (directory / INDEX).open("rb").close()
     torch_load = torch.load
 
     def load(file: Any, weights_only: bool | None) -> Any:
         if isinstance(file, _Slice) or weights_only is False:
-            # What is recorded of a slice was compared when it was read.
+            # A slice was compared with its recorded checksum when it was read.
             return read_object(file, verify and not (recorded and isinstance(file, _Slice)))
-        # Only common.pt, which launch has compared with what is recorded of it.
+        # This is common.pt only: the launcher has compared it with its recorded checksum.
         return _read_common(file, torch_load, verify and recorded is None)
 
-    # In another layout a rank has several parts of what was one object, mostly one after the other: it is read once.
+    # After a change of layout, a rank needs several parts of one object, mostly in succession: read the object once.
     last: dict[tuple[str, int], _Slice] = {}
     memory = _Memory()
 
     def read_slice(reader: Any, file: IO[bytes], info: Any) -> _Slice:
         place = (str(info.relative_path), int(info.offset))
-        found = last.get(place)
-        if found is None:
+        last_read = last.get(place)
+        if last_read is None:
             last.clear()
-            found = last[place] = _Slice(file, info.offset, info.length, str(info.relative_path), recorded, memory)
-        found.seek(0)
-        return found
+            last_read = last[place] = _Slice(file, info.offset, info.length, str(info.relative_path), recorded, memory)
+        last_read.seek(0)
+        return last_read
 
     with (
         _lock,
@@ -99,23 +99,23 @@ def known_objects_only(directory: Path | None = None, verify: bool = True, repli
 
 
 def _cause(error: CheckpointException) -> BaseException:
-    """Of the failures of all ranks, this one's; where only others have failed, an Echo, so that the message names their node.
+    """Return this rank's error. If only other ranks have failed, return an Echo, so that the message names their node.
 
-    megatron-core 0.19 loads each rank for itself, as if it was rank 0: what was raised here has a traceback.
+    megatron-core 0.19 loads on each rank as if it was rank 0: an error that was raised here has a traceback.
     """
     causes = {rank: cause for rank, (cause, _) in error.failures.items()}
     this = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-    own = [cause for rank, cause in causes.items() if rank == this or cause.__traceback__]
-    others = [Echo(str(cause)) for cause in causes.values() if not isinstance(cause, Echo)]
-    return next(iter([*own, *others]), error)
+    local_causes = [cause for rank, cause in causes.items() if rank == this or cause.__traceback__]
+    echoes = [Echo(str(cause)) for cause in causes.values() if not isinstance(cause, Echo)]
+    return next(iter([*local_causes, *echoes]), error)
 
 
 def _in_order(
     stored: StoredShards | None, recorded: FileChecksums | None, verify: bool, replicas: Replicas | None
 ) -> Callable[[Any, Any, Any], Any]:
-    """torch's `read_data`, to which is left what is no large tensor that is needed whole; in the order of the files.
+    """Return a `read_data` for torch that reads large whole tensors by `tensors`, and all other objects by torch, in file order.
 
-    From a store all comes in its order, ahead: first what `replicas` read together, then what this rank alone needs.
+    From a store, all objects are read ahead in order: first the objects that `replicas` read together, then this rank's.
     """
     read_data = FileSystemReader.read_data
 
@@ -126,11 +126,11 @@ def _in_order(
         items = sorted(plan.items, key=place)
         if stored is None:
             with clock.beside("reading of tensors"), TensorReader(Path(reader.path), recorded, verify) as tensors:
-                begun = [_begun(tensors, place(item), item, reader, planner) for item in items]
-                left = [item for item, target in zip(items, begun, strict=True) if target is None]
-                future = read_data(reader, dataclasses.replace(plan, items=left), planner)
+                targets = [_begun(tensors, place(item), item, reader, planner) for item in items]
+                remaining_items = [item for item, target in zip(items, targets, strict=True) if target is None]
+                future = read_data(reader, dataclasses.replace(plan, items=remaining_items), planner)
                 tensors.wait()
-            for item, target in zip(items, begun, strict=True):
+            for item, target in zip(items, targets, strict=True):
                 if target is not None:
                     planner.commit_tensor(item, target)
             return future
@@ -140,9 +140,9 @@ def _in_order(
                 part = [item for item in items if chosen(place(item))]
                 return read_data(reader, dataclasses.replace(plan, items=part), planner)
 
-        wanted = [each for each in map(place, items) if each.shard in stored.shards]
-        known = {_place(info) for info in reader.storage_data.values()}
-        exchanges = replicas.exchanges(stored, known, wanted) if replicas else []
+        stored_places = [candidate for candidate in map(place, items) if candidate.shard in stored.shards]
+        all_places = {_place(info) for info in reader.storage_data.values()}
+        exchanges = replicas.exchanges(stored, all_places, stored_places) if replicas else []
         with contextlib.ExitStack() as failing:
             for exchange in reversed(exchanges):
                 failing.callback(exchange.give_up)
@@ -150,9 +150,9 @@ def _in_order(
                 with Objects(stored, exchange.own) as objects:
                     read_part(set(exchange.places).__contains__, partial(exchange.take, read=objects.take))
                     exchange.finish(objects.take)
-            shared = {each for exchange in exchanges for each in exchange.places}
-            with Objects(stored, [each for each in wanted if each not in shared]) as objects:
-                return read_part(lambda each: each not in shared, objects.take)
+            shared = {candidate for exchange in exchanges for candidate in exchange.places}
+            with Objects(stored, [candidate for candidate in stored_places if candidate not in shared]) as objects:
+                return read_part(lambda candidate: candidate not in shared, objects.take)
 
     return read
 
@@ -162,7 +162,7 @@ def _place(info: Any) -> Place:
 
 
 def _opening(filesystem: Any, stored: StoredShards, take: Take) -> contextlib.AbstractContextManager[None]:
-    """Within, the shards on the store are opened as files whose objects `take` gives."""
+    """Within the context, shards on the store open as files whose objects come from `take`."""
     create_stream = filesystem.create_stream
 
     def opened(path: Any, mode: str) -> Any:
@@ -173,12 +173,12 @@ def _opening(filesystem: Any, stored: StoredShards, take: Take) -> contextlib.Ab
 
 
 def _begun(tensors: TensorReader, place: Place, item: Any, reader: Any, planner: Any) -> torch.Tensor | None:
-    """The tensor into which `tensors` now reads the object; None where that does not fit."""
+    """Start to read the object into its tensor. Return the tensor, or None if its layout or type does not fit."""
     transforms = getattr(reader.storage_data[item.storage_index], "transform_descriptors", None)
     is_small = item.type == LoadItemType.BYTE_IO or place.size_bytes < LEAST_BYTES
     if is_small or transforms or any(item.storage_offsets):
         return None
-    # Others may be quantized, and are given by `resolve_tensor` in another form.
+    # Other tensor types may be quantized: `resolve_tensor` returns them in another form.
     if type(planner.lookup_tensor(item.dest_index)) not in (torch.Tensor, torch.nn.Parameter):
         return None
     target = planner.resolve_tensor(item).detach()
@@ -186,13 +186,13 @@ def _begun(tensors: TensorReader, place: Place, item: Any, reader: Any, planner:
 
 
 class _Memory:
-    """What objects are read into, one after the other: the kernel clears pages that are new."""
+    """A buffer that is reused for one object after the other, because the kernel clears new pages."""
 
     def __init__(self) -> None:
         self.buffer = np.empty(0, np.uint8)
 
     def of(self, size_bytes: int) -> memoryview:
-        """Until it is called again."""
+        """Return a view of the buffer that is valid until the next call."""
         if len(self.buffer) < size_bytes:
             self.buffer = np.empty(size_bytes, np.uint8)
         return self.buffer[:size_bytes].data
@@ -214,17 +214,17 @@ class _Slice(BytesFile):
             raise BadData(f"{origin}: {FileChecksums.NAME} has no checksum of the object at {offset}", MISMATCHED)
         for start, size, crc in ranges:
             part = content[start - offset : start - offset + size]
-            found = _read(file, part, origin, crc is not None)
-            if crc is not None and found != crc:
+            object_read = _read(file, part, origin, crc is not None)
+            if crc is not None and object_read != crc:
                 reason = f"the checksum of {size} bytes at {start} is another than {FileChecksums.NAME} says"
                 raise BadData(f"{origin}: {reason}", MISMATCHED)
         super().__init__(content, f"{origin}, object at {offset}")
 
 
 def _read(file: Any, content: memoryview, origin: str, verify: bool) -> int:
-    """Fill `content` from an open file; with `verify` returns the CRC-32. A large object is read in several pieces at a time.
+    """Fill `content` from an open file, a large object in several pieces at a time. With `verify`, return the CRC-32.
 
-    What came from a store is in it already.
+    An object from a store is in `content` already.
     """
     if isinstance(file, OpenShard):
         return checksums.crc32(content) if verify else 0
@@ -244,7 +244,7 @@ def _read(file: Any, content: memoryview, origin: str, verify: bool) -> int:
 
 
 class _Placed:
-    """A place in an open file, of which others read other places."""
+    """A position in an open file that other threads read at other positions."""
 
     def __init__(self, descriptor: int, position: int):
         self.descriptor, self.position = descriptor, position
@@ -259,7 +259,7 @@ class _Placed:
 
 
 def _read_piece(file: Any, content: memoryview, origin: str, verify: bool) -> int:
-    """The CRC-32 is that of each block while it is in cache."""
+    """Read a piece. The CRC-32 of each block is computed while the block is in the processor's cache."""
     checksum = filled = 0
     while filled < len(content):
         with naming(origin):
@@ -273,9 +273,9 @@ def _read_piece(file: Any, content: memoryview, origin: str, verify: bool) -> in
 
 
 class _TensorProperties(TensorProperties):
-    """Without the strides that torch writes since 2.15, and which are those of contiguous tensors in what Megatron saves.
+    """torch's tensor properties without strides, which torch writes since 2.15; Megatron saves contiguous tensors only.
 
-    Earlier versions of torch cannot read them, and megatron-core, to 0.19.2 at least, passes all of these to `torch.empty`.
+    Earlier versions of torch cannot read strides, and megatron-core, to 0.19.2 at least, passes all properties to `torch.empty`.
     """
 
     def __setstate__(self, state: Any) -> None:
@@ -288,7 +288,7 @@ _INDEX_STAND_INS = {f"{TensorProperties.__module__}.{TensorProperties.__qualname
 
 
 def read_index(file: IO[bytes]) -> Any:
-    """The `Metadata` in an open `.metadata` file. Raises BadData for a pickle that names anything else."""
+    """Read the `Metadata` in an open `.metadata` file. Raise BadData for a pickle that names any other class."""
     origin = str(getattr(file, "name", INDEX))
     index = pickles.load_known(file.read(), INDEX_NAMES, origin, stand_ins=_INDEX_STAND_INS)
     for stored in getattr(index, "storage_data", {}).values():
@@ -297,7 +297,7 @@ def read_index(file: IO[bytes]) -> Any:
 
 
 def _read_common(file: Any, torch_load: Callable[..., Any], verify: bool) -> dict[str, Any]:
-    """The content of a `common.pt`, read by torch's own restricted unpickler after a look at the archive. Raises BadData."""
+    """Check the archive of `common.pt`, and read it with torch's restricted unpickler. Raise BadData."""
     origin = os.fspath(file)
     try:
         with open(file, "rb", opener=ownership.open_checked) as opened:
@@ -320,7 +320,7 @@ def _read_common(file: Any, torch_load: Callable[..., Any], verify: bool) -> dic
 
 
 def _load_common(load_common: Callable[[Any], Any], directory: Any) -> dict[str, Any]:
-    """By megatron-core's function, for a state that 0.19 has among the tensors, in a list. Raises BadData for another."""
+    """Load a state that megatron-core 0.19 stores among the tensors, in a list, by its function. Raise BadData for another."""
     origin = f"{directory}: the state beside the tensors"
     try:
         return _common_state(load_common(directory), origin)
@@ -335,6 +335,6 @@ def _common_state(common: Any, origin: str) -> dict[str, Any]:
 
 
 def _reason(error: Exception) -> str:
-    """In one line; torch begins with advice to let the pickle run what it names."""
+    """Return the error in one line, without torch's advice to let the pickle call what it names."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return next((line for line in lines if "GLOBAL" in line), lines[0])[:200]

@@ -65,10 +65,10 @@ def _bases(tree: dict[str, Any]) -> list[ShardedBase]:
 
 def assemble(sharded: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any]:
     """The state for the present optimizer: the tensors that `requests` asked for, and its own small values."""
-    _, own = extract_matching_values(
+    _, local_state = extract_matching_values(
         sharded["optimizer"], lambda value: isinstance(value, ShardedBase | LocalNonpersistentObject)
     )
-    state: dict[str, Any] = merge(own, loaded[TENSORS])
+    state: dict[str, Any] = merge(local_state, loaded[TENSORS])
     saved = loaded["optimizer"]
     _set_steps(state, _steps(saved))
     scaler = _find(saved, "grad_scaler")
@@ -146,7 +146,7 @@ def _find(tree: Any, name: str) -> Any:
     if isinstance(tree, dict) and tree.get(name) is not None:
         return tree[name]
     parts = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
-    return next((found for part in parts if (found := _find(part, name)) is not None), None)
+    return next((value for part in parts if (value := _find(part, name)) is not None), None)
 
 
 def _set_steps(tree: dict[str, Any], steps: float) -> None:

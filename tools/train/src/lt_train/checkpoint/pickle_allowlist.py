@@ -126,7 +126,7 @@ def _check_object(content: bytes | memoryview, origin: str) -> None:
     _require(pickles.names(pickles.torch_pickle(io.BytesIO(content), origin), origin), OBJECT_NAMES, origin)
 
 
-def _require(found: set[str], known: set[str], origin: str) -> None:
-    strange = sorted(found - known)
+def _require(named: set[str], allowed: set[str], origin: str) -> None:
+    strange = sorted(named - allowed)
     if strange:
         raise BadData(f"{origin}: refers to {', '.join(strange)}, which no checkpoint needs", "do not load it: it may run code")

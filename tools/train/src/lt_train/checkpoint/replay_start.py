@@ -42,7 +42,7 @@ def configuration(
             "choose other --steps",
         )
     changed = dataclasses.replace(attempt.config, parallelism=_layout(attempt.config.parallelism, ranks))
-    attempts = [each.attempt for each in recorded.values() if begin < each.step <= last]
+    attempts = [record.attempt for record in recorded.values() if begin < record.step <= last]
     exact, why = _exactness(changed.parallelism, changed.precision.deterministic, attempts)
     if why == OTHER_LAYOUT and changed.layers.dropout and tolerance is None:
         raise BadConfig(
@@ -84,24 +84,24 @@ def _attempt(recorded: dict[int, RecordedStep], run: str, first: int, last: int)
 
 def _named(start: str, first: int) -> str:
     """A checkpoint, or the newest of a run, that somebody named."""
-    found = remote_run.find_checkpoint(start) if storage.is_remote(start) else None
-    found = found or str(checkpoint_layout.resolve_checkpoint_directory(Path(start)))
-    iteration = checkpoint_layout.iteration_of(Path(found))
+    checkpoint = remote_run.find_checkpoint(start) if storage.is_remote(start) else None
+    checkpoint = checkpoint or str(checkpoint_layout.resolve_checkpoint_directory(Path(start)))
+    iteration = checkpoint_layout.iteration_of(Path(checkpoint))
     if iteration is None or iteration >= first:
         raise UsageError(f"--from {start}: is not a checkpoint before step {first}", "name one whose iteration is smaller")
-    return found
+    return checkpoint
 
 
 def _before(run: str, first: int, attempt: Attempt) -> str | None:
     """The run's newest complete checkpoint before a step; None is the beginning, or what --load names. Raises NoInput."""
     if storage.is_remote(run):
-        found = remote_run.newest(run, below=first)
+        checkpoint = remote_run.newest(run, below=first)
     else:
         candidates = [path for path in checkpoint_layout.checkpoints(Path(run)) if _iteration(path) < first]
-        found = next((str(path) for path in candidates if checkpoint_layout.damage(path) is None), None)
-    if found is None and attempt.start and attempt.config.checkpointing.continues:
+        checkpoint = next((str(path) for path in candidates if checkpoint_layout.damage(path) is None), None)
+    if checkpoint is None and attempt.start and attempt.config.checkpointing.continues:
         raise NoInput(f"{run}: no complete checkpoint before step {first}", "--keep-every keeps some of the older ones")
-    return found
+    return checkpoint
 
 
 def _iteration(path: Path) -> int:
@@ -129,25 +129,25 @@ def _numeric(attempt: Attempt) -> dict[str, Any]:
 def _layout(parallelism: Parallelism, ranks: int | None) -> Parallelism:
     """The run's, with as many ranks as there are here under a launcher, or as were asked for."""
     here, node = rank_environment.find(), rank_environment.find_node()
-    there = parallelism.world_size
+    stored_world_size = parallelism.world_size
     if here is not None:
         size = here.world_size
     elif node is not None:
-        size = node.nodes * (ranks or node.ranks or -(-there // node.nodes))
+        size = node.nodes * (ranks or node.ranks or -(-stored_world_size // node.nodes))
     else:
-        size = ranks or there
+        size = ranks or stored_world_size
     return dataclasses.replace(parallelism, world_size=size)
 
 
 def _exactness(parallelism: Parallelism, deterministic: bool, attempts: list[Attempt | None]) -> tuple[bool, str]:
     """Whether the numbers must be the same bit for bit, and why."""
-    others = [other for other in attempts if other is not None]
-    if any(other.config.parallelism != parallelism for other in others):
+    known_attempts = [other for other in attempts if other is not None]
+    if any(other.config.parallelism != parallelism for other in known_attempts):
         return False, OTHER_LAYOUT
-    if any(other.other_layers for other in others):
+    if any(other.other_layers for other in known_attempts):
         return False, "trained with TransformerEngine's layers, which lt-train no longer has"
     here = optional_packages.versions()
-    if changed := sorted({name for other in others for name in here if other.versions.get(name) != here[name]}):
+    if changed := sorted({name for other in known_attempts for name in here if other.versions.get(name) != here[name]}):
         return False, f"another version of {', '.join(changed)}"
     if parallelism.device == device.CUDA and not deterministic:
         return False, "trained without --deterministic"

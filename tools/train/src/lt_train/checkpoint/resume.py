@@ -31,16 +31,18 @@ def starting(config: RunConfig, is_first: bool = True) -> RunConfig:
     complete, or another user's.
     """
     save, load = config.checkpointing.save, config.checkpointing.load
-    own = None
+    run_start = None
     if save:
-        own = remote_run.newest(save) if storage.is_remote(save) else _newest(save, is_first)
-    if own is not None:
-        return config.starting_at(own, continues=True)
+        run_start = remote_run.newest(save) if storage.is_remote(save) else _newest(save, is_first)
+    if run_start is not None:
+        return config.starting_at(run_start, continues=True)
     if load is None:
         return config
     is_remote = storage.is_remote(load)
-    found = remote_run.find_checkpoint(load) if is_remote else str(checkpoint_layout.resolve_checkpoint_directory(Path(load)))
-    return config.starting_at(found, continues=False)
+    checkpoint = (
+        remote_run.find_checkpoint(load) if is_remote else str(checkpoint_layout.resolve_checkpoint_directory(Path(load)))
+    )
+    return config.starting_at(checkpoint, continues=False)
 
 
 def _newest(run: str, is_first: bool) -> str | None:
@@ -88,10 +90,12 @@ def check_compatible(config: RunConfig, checkpoint: str) -> None:
     if saved is None:
         return
     if saved.iteration != named:
-        own = checkpoint_layout.iteration_directory(Path(checkpoint).parent, saved.iteration)
+        local_directory = checkpoint_layout.iteration_directory(Path(checkpoint).parent, saved.iteration)
         raise BadConfig(
             f"{checkpoint}: is the checkpoint of iteration {saved.iteration}, which its name does not say",
-            f"move it away: {own} is there, too" if own.exists() else f"name the directory {own.name}",
+            f"move it away: {local_directory} is there, too"
+            if local_directory.exists()
+            else f"name the directory {local_directory.name}",
         )
     _check_version(checkpoint, saved)
     check_same_tokenizer(config.data.tokenizer, "the data", saved.tokenizer, checkpoint)
@@ -146,16 +150,16 @@ def check_arguments(
     """
     if "num_layers" not in arguments or "hidden_size" not in arguments:
         return []
-    known = dict(arguments)
-    if known.get("vocab_size") is None:
-        known["vocab_size"] = known.get("padded_vocab_size") or architecture.vocab_size
+    stored_arguments = dict(arguments)
+    if stored_arguments.get("vocab_size") is None:
+        stored_arguments["vocab_size"] = stored_arguments.get("padded_vocab_size") or architecture.vocab_size
     try:
-        theirs = megatron_arguments.from_arguments(known, checkpoint)
+        theirs = megatron_arguments.from_arguments(stored_arguments, checkpoint)
     except TypeError as error:
         raise BadData(f"{checkpoint}: malformed Megatron arguments: {error}") from None
     anew = settings.finetune and not settings.continues
     _check_same(architecture, theirs, checkpoint, anew, _OF_TRAINING | _OPEN_IN_ARGUMENTS)
-    return megatron_arguments.remarks(known)
+    return megatron_arguments.remarks(stored_arguments)
 
 
 def _check_same(architecture: Architecture, saved: Architecture, checkpoint: str, anew: bool, ignored: set[str]) -> None:

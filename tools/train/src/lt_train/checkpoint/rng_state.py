@@ -36,11 +36,11 @@ def sharded() -> ShardedObject:
     )
 
 
-def restore(saved: list[dict[str, Any]], where: torch.device) -> None:
+def restore(saved: list[dict[str, Any]], target_device: torch.device) -> None:
     (states,) = saved
     random.setstate(states["random_rng_state"])
     np.random.set_state(states["np_rng_state"])
     torch.set_rng_state(states["torch_rng_state"])
-    if where.type == device.CUDA:
-        torch.cuda.set_rng_state(states["cuda_rng_state"], where)
+    if target_device.type == device.CUDA:
+        torch.cuda.set_rng_state(states["cuda_rng_state"], target_device)
     get_cuda_rng_tracker().set_states(states["rng_tracker_states"])

@@ -54,9 +54,9 @@ from lt_train.process.failure_report import is_echo
 from lt_train.process.interruption import Echo
 
 FORMAT = "megatron-dist"
-# Makes the context of what may take longer than a step.
+# Returns a context for work that may take longer than a step.
 Slow = Callable[[], contextlib.AbstractContextManager[Any]]
-# In a save interval, of a checkpoint for which there is no room.
+# Retries per save interval when the disk has no room for a checkpoint.
 RETRIES = 10
 
 
@@ -79,18 +79,18 @@ class Save:
 
 
 class Saver:
-    """Saves the checkpoints of a run, on every rank; without SAVE it does nothing.
+    """A context that saves the checkpoints of a run, on every rank. Without SAVE it does nothing.
 
-    A context: at its end the last checkpoint is complete, or, when an error ends it, no longer written.
+    When the context ends, the last checkpoint is complete. After an error, its writing is stopped instead.
     """
 
     def __init__(
-        self, config: RunConfig, kernels: Kernels, state: TrainingState, where: torch.device, log: Log, arrivals: Arrivals
+        self, config: RunConfig, kernels: Kernels, state: TrainingState, device: torch.device, log: Log, arrivals: Arrivals
     ):
         self.config = config
         self.kernels = kernels
         self.state = state
-        self.where = where
+        self.device = device
         self.log = log
         self.arrivals = arrivals
         self._saves: Save | None = None
@@ -100,24 +100,26 @@ class Saver:
         self._is_final = True
         self._retry_at: int | None = None
         self._planned_bytes = CheckpointSize.from_config(config).total
-        # What kept the first rank from writing its files of the checkpoint that is being written.
+        # Errors that stopped the first rank's files of the checkpoint that is being written.
         self._kept: list[BaseException] = []
         self._staging: Staging | None = None
         self.is_async = False
-        # Whoever writes checkpoints elsewhere must have written them before one of this saver begins.
+        # Another saver sets this to end its checkpoint before a checkpoint of this saver begins.
         self.before_saving: Callable[[], None] = lambda: None
         if config.checkpointing.directory is not None:
             self._open(config.checkpointing.directory)
 
     def _open(self, directory: str) -> None:
         config = self.config
-        copies = device.host_copies(self.where)
+        copies = device.host_copies(self.device)
         bytes_each = checkpoint_size.parameter_bytes(config.precision, config.checkpointing)
-        own = host_memory.own_bytes(self.state.chunks, bytes_each, config.parallelism, config.memory.fully_sharded)
-        self.is_async = host_memory.allows_async_save(config.checkpointing.async_save, own, copies is not None)
+        local_bytes = host_memory.local_checkpoint_bytes(
+            self.state.chunks, bytes_each, config.parallelism, config.memory.fully_sharded
+        )
+        self.is_async = host_memory.allows_async_save(config.checkpointing.async_save, local_bytes, copies is not None)
         if self.is_async:
             writer_process.start()
-            self._staging = HostStaging(copies, own) if copies else LateStaging()
+            self._staging = HostStaging(copies, local_bytes) if copies else LateStaging()
         else:
             writer_process.stop()
         self.run = Path(directory)
@@ -153,8 +155,8 @@ class Saver:
         partial = self._partial()
         if not self._has_directory(partial):
             return
-        kept = first_rank_files.failures_kept()
-        with self._explained(partial, self.state.iteration), signals.held_back(), kept as self._kept:
+        first_rank_errors = first_rank_files.collect_failures()
+        with self._explained(partial, self.state.iteration), signals.held_back(), first_rank_errors as self._kept:
             self._saves = self._begun(loss, partial)
         if not self.is_async:
             self.finish()
@@ -173,7 +175,7 @@ class Saver:
                 is_full = run_files.is_full(error)
                 if not is_full:
                     raise
-        if agreement.largest(is_full, self.where):
+        if agreement.reduce_maximum(is_full, self.device):
             self._give_up(partial, self.state.iteration)
             return False
         return True
@@ -195,25 +197,25 @@ class Saver:
             self._staging.hold_back()
 
     def poll(self, loss: float | None = None, slow: Slow = contextlib.nullcontext) -> None:
-        """Publish the checkpoint that is being written, if all ranks have written theirs; write one for which there was no room.
+        """Publish the checkpoint if all ranks have written their shards, or retry a checkpoint for which there was no room.
 
-        All ranks call it. What takes longer than asking them is done in a context of `slow`.
+        All ranks call it. Work that takes longer than asking the ranks runs in a context of `slow`.
         """
         if self._saves:
             with self._saves.waiting():
                 self._saves.writer.start()
-            if not agreement.largest(self._saves.writer.is_running(), self.where):
+            if not agreement.reduce_maximum(self._saves.writer.is_running(), self.device):
                 with slow():
                     self.finish()
         iteration = self.state.iteration
         is_due = self._retry_at is not None and iteration >= self._retry_at
         if is_due and iteration % self.config.checkpointing.save_interval:
             with slow():
-                device.release(self.where)
+                device.release(self.device)
                 self.save(loss, is_final=False)
 
     def _has_room(self, is_final: bool) -> bool:
-        """Whether the next checkpoint fits, once what --keep-last lets expire is deleted. Of a URL, only writing tells."""
+        """Whether the next checkpoint fits, after deleting expired checkpoints. A URL has room until a write fails."""
         self._retry_at = None
         settings = self.config.checkpointing
         if self.url:
@@ -221,16 +223,16 @@ class Saver:
         shortage = None
         if self.is_publisher:
             self.run.mkdir(parents=True, exist_ok=True)
-            needed = disk_space.needed_bytes(self._planned_bytes, self._last)
-            free = disk_space.make_room(self.run, needed, self.state.iteration, settings.keep_last, settings.keep_every)
-            shortage = disk_space.described(needed, free) if free < needed else None
+            required_bytes = disk_space.needed_bytes(self._planned_bytes, self._last)
+            free = disk_space.make_room(self.run, required_bytes, self.state.iteration, settings.keep_last, settings.keep_every)
+            shortage = disk_space.describe_shortage(required_bytes, free) if free < required_bytes else None
         shortage = agreement.from_first_rank(shortage)
         if shortage is not None:
             self._postpone(self.state.iteration, shortage, is_final)
         return shortage is None
 
     def _postpone(self, iteration: int, reason: str, is_final: bool) -> None:
-        """There is no room for a checkpoint: try again later, or raise IoFailure when there is no later."""
+        """Try again later when the disk has no room, or raise IoFailure if the run has no later step."""
         if not is_final:
             self._retry_at = self.state.iteration + max(1, self.config.checkpointing.save_interval // RETRIES)
             self.log.checkpoint_postponed(iteration, self._retry_at, reason)
@@ -252,10 +254,10 @@ class Saver:
             with self._explained(save.partial, save.record.iteration):
                 if not self._is_written(save):
                     return
-                with first_rank_files.failures_kept() as kept:
+                with first_rank_files.collect_failures() as errors:
                     for finalize in save.request.finalize_fns:
                         finalize()
-                self._kept += kept
+                self._kept += errors
                 path = self._publish(save)
                 if path is None:
                     return
@@ -276,10 +278,10 @@ class Saver:
             self._staging.close()
 
     def _is_written(self, save: Save) -> bool:
-        """Whether all ranks have written theirs, and none lacks room. Raises this rank's error, or Echo of another's."""
+        """Whether all ranks have written their shards and none lacks room. Raise this rank's error, or Echo."""
         error = save.writer.error
         lacks_room = save.writer.lacks_room()
-        worst = agreement.largest(1 if lacks_room else 2 if error is not None else 0, self.where)
+        worst = agreement.reduce_maximum(1 if lacks_room else 2 if error is not None else 0, self.device)
         if worst == 1:
             self._give_up(save.partial, save.record.iteration)
             return False
@@ -293,19 +295,19 @@ class Saver:
         return True
 
     def _give_up(self, partial: Path, iteration: int) -> None:
-        """The disk became full while a checkpoint was written. All ranks call it."""
+        """Delete the partial checkpoint after the disk became full. All ranks call it."""
         if self._makes_directory:
             shutil.rmtree(partial, ignore_errors=True)
         reason = "the disk became full while it was written"
         if self.is_publisher and not self.url:
-            needed, free = disk_space.needed_bytes(self._planned_bytes, self._last), disk_space.free_bytes(self.run)
-            reason += f": {disk_space.described(needed, free)}"
+            required_bytes, free = disk_space.needed_bytes(self._planned_bytes, self._last), disk_space.free_bytes(self.run)
+            reason += f": {disk_space.describe_shortage(required_bytes, free)}"
         self._postpone(iteration, reason, self._is_final)
 
     def _publish(self, save: Save) -> str | None:
-        """Make the checkpoint visible; returns its path or URL. On return it is complete for every rank.
+        """Publish the checkpoint; return its path or URL. On return it is complete for every rank.
 
-        None when the disk became full: rank 0 writes the last of a checkpoint alone.
+        Returns None if the disk became full, because rank 0 alone writes the last files.
         """
         iteration, settings = save.record.iteration, self.config.checkpointing
         target = checkpoint_layout.iteration_directory(self.run, iteration)
@@ -323,7 +325,7 @@ class Saver:
                 is_full = run_files.is_full(error)
                 if not is_full:
                     raise
-        if agreement.largest(is_full, self.where):
+        if agreement.reduce_maximum(is_full, self.device):
             self._give_up(save.partial, iteration)
             return None
         if self.url:
@@ -351,7 +353,7 @@ class Saver:
 
     @contextlib.contextmanager
     def _explained(self, partial: Path, iteration: int) -> Iterator[None]:
-        """torch's writers report a full disk as a wrong position in a file: the free space tells."""
+        """Add the free space to errors, because torch's writers report a full disk as a wrong file position."""
         try:
             yield
         except ToolError:
@@ -371,7 +373,7 @@ class Saver:
 
 
 def complete_files(save: Save) -> dict[str, int]:
-    """Add `run.json` and `checksums.json`, by the first rank; returns the sizes of all shards. Raises OSError, IoFailure."""
+    """Write `run.json` and `checksums.json` on the first rank. Return the sizes of all shards. Raise OSError, IoFailure."""
     shards = shard_checksums.sizes()
     save.record.write(save.partial, shards)
     shard_checksums.write(save.partial)
@@ -387,12 +389,12 @@ def reason(error: BaseException) -> str:
 
 
 def _request(content: dict[str, Any], partial: Path, files: int) -> Any:
-    """megatron-core's request: what this rank writes, into so many files, and what all ranks do together afterwards."""
+    """Plan with megatron-core: what this rank writes into `files` files, and what all ranks then do together."""
     shard_checksums.install()
     shard_files.install()
     strategy = TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=files)
     options: dict[str, Any] = {"async_sharded_save": True, "sharded_strategy": strategy}
     if "async_strategy" in inspect.signature(dist_checkpointing.save).parameters:
-        # The other one needs nvidia-resiliency-ext.
+        # The other strategy needs nvidia-resiliency-ext.
         options["async_strategy"] = "mcore"
     return dist_checkpointing.save(content, str(partial), content_metadata=dict(training_state.CONTENT_METADATA), **options)

@@ -28,8 +28,8 @@ class _Dtype:
         self.name, self.order = name, "="
 
     def __setstate__(self, state: Any) -> None:
-        _, order, *rest = state
-        if order not in _ORDERS or rest != [None, None, None, -1, -1, 0]:
+        _, order, *remaining = state
+        if order not in _ORDERS or remaining != [None, None, None, -1, -1, 0]:
             raise pickle.UnpicklingError("it holds an array of something other than numbers")
         self.order = order
 

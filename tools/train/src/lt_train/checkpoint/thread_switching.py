@@ -1,9 +1,8 @@
-"""Threads that read while another one computes in Python take turns often.
+"""Let a thread that reads a checkpoint get the interpreter soon while another thread runs Python code.
 
-Python lets a thread that waits for the interpreter have it after 5 ms. One that reads a checkpoint asks for it after each call of
-the kernel, of torch and of isal, which take a millisecond: beside an import it waits for most of its time. Eight of them read 2.1
-GB/s beside a thread that is never idle, 3.2 with a millisecond and 3.6 with a fifth; 4.5 to 6.2 alone (2 cores of a Xeon,
-2026-11-27).
+Python switches threads after 5 ms. A reading thread needs the interpreter after each call of the kernel, torch or isal, which
+takes a millisecond: beside an import it would mostly wait. Eight reading threads beside a busy thread read 2.1 GB/s, with
+switches after a millisecond 3.2, after a fifth of a millisecond 3.6; alone 4.5 to 6.2 (2 cores of a Xeon, 2026-11-27).
 """
 
 import contextlib
@@ -14,14 +13,14 @@ from collections.abc import Iterator
 SWITCH_SECONDS = 2e-4
 
 _lock = threading.Lock()
-# Those that are within, and what the last of them restores.
+# The number of active contexts, and the interval that the last one restores.
 _within = 0
 _usual_seconds = 0.0
 
 
 @contextlib.contextmanager
-def often() -> Iterator[None]:
-    """Within, in whichever thread, all threads of this process take turns after SWITCH_SECONDS."""
+def switch_often() -> Iterator[None]:
+    """Within the context, on any thread, all threads of this process switch after SWITCH_SECONDS."""
     global _within, _usual_seconds
     with _lock:
         if not _within:

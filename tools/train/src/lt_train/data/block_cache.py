@@ -130,7 +130,7 @@ class BlockCache:
     def _trimmed(self, wanted_bytes: int) -> int:
         """What the blocks have when the oldest are deleted, if they have more than `wanted_bytes`."""
         # A block may get its final name while this looks: it counts once, under either.
-        found, filling_bytes = {}, 0
+        cached_files, filling_bytes = {}, 0
         for folder in self._folders():
             for name in os.listdir(folder):
                 number = name.removeprefix(".").removesuffix(PARTIAL)
@@ -140,11 +140,11 @@ class BlockCache:
                     path = os.path.join(folder, number)
                     with contextlib.suppress(FileNotFoundError):
                         status = os.lstat(path)
-                        found[path] = status.st_mtime_ns, status.st_size
-        total = filling_bytes + sum(size for _, size in found.values())
+                        cached_files[path] = status.st_mtime_ns, status.st_size
+        total = filling_bytes + sum(size for _, size in cached_files.values())
         if total <= wanted_bytes:
             return total
-        for path, (_, size) in sorted(found.items(), key=lambda each: each[1]):
+        for path, (_, size) in sorted(cached_files.items(), key=lambda entry: entry[1]):
             if total <= wanted_bytes - self.limit_bytes // DELETED_SHARE:
                 break
             with contextlib.suppress(FileNotFoundError):
@@ -157,7 +157,9 @@ class BlockCache:
         for dataset in self.directory.glob("dataset-*"):
             folder = dataset / BLOCKS
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                if not any(ownership.reason_for_distrust(os.lstat(each), each.parent) for each in (dataset, folder)):
+                if not any(
+                    ownership.reason_for_distrust(os.lstat(directory), directory.parent) for directory in (dataset, folder)
+                ):
                     yield folder
 
     @contextlib.contextmanager

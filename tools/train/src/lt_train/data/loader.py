@@ -24,7 +24,7 @@ from lt_train.data.batch import Batch
 from lt_train.data.micro_batches import MicroBatch
 from lt_train.process import device
 
-# Micro batches that each thread may be ahead of the training step.
+# Micro batches that each thread reads ahead of the training step.
 AHEAD = 4
 # Threads of a run whose data is on a store: they wait most of the time. 64 micro batches ahead hide a second without answers.
 STORE_READERS = 16
@@ -35,13 +35,13 @@ def _always_ready(end: int) -> bool:
 
 
 class Loader:
-    """Makes the micro batches of this rank, of samples that are as long as `batches` says, on the device `where`."""
+    """Makes the micro batches of this rank on `device`. `batches` has the sample length."""
 
-    def __init__(self, data: Data, batches: Batches, vocab_size: int, where: torch.device):
+    def __init__(self, data: Data, batches: Batches, vocab_size: int, device: torch.device):
         self.data = data
         self.batch_sizes = batches
         self.eod = vocab_size - 1 if data.mock else data.eod
-        self.where = where
+        self.device = device
 
     def training(
         self,
@@ -64,7 +64,7 @@ class Loader:
         return self.batches(samples, planned, True, is_ready)
 
     def evaluating(self, samples: Samples) -> Iterator[Batch]:
-        """This rank's micro batches of `samples` from the first on."""
+        """Yield this rank's micro batches of `samples` from the first on."""
         planned = micro_batches.unskipped(self.batch_sizes.micro_batch_size, *_place(), range(len(samples)))
         return self.batches(samples, planned)
 
@@ -76,18 +76,18 @@ class Loader:
         is_ready: Callable[[int], bool] = _always_ready,
     ) -> Iterator[Batch]:
         """The `planned` micro batches; `tells_sources`: those of a blend have `sources`."""
-        data, eod, where = self.data, self.eod, self.where
+        data, eod, target_device = self.data, self.eod, self.device
         shape = (self.batch_sizes.micro_batch_size, self.batch_sizes.seq_length)
-        positions = torch.arange(shape[1], device=where).expand(shape)
-        counted = torch.ones(shape, device=where)
+        positions = torch.arange(shape[1], device=target_device).expand(shape)
+        counted = torch.ones(shape, device=target_device)
         by_source = len(data.datasets) > 1 and tells_sources
         described, to_read = itertools.tee(planned)
         threads = data.num_workers
         if threads and any(RemoteBin.of(dataset.prefix) for dataset in data.all_datasets):
             threads = max(threads, STORE_READERS)
-        texts = read_ahead(samples, (each.numbers for each in to_read), threads, where, is_ready)
+        texts = read_ahead(samples, (next_batch.numbers for next_batch in to_read), threads, target_device, is_ready)
         for micro_batch, text in zip(described, texts, strict=True):
-            on_device = text.to(where, non_blocking=True)
+            on_device = text.to(target_device, non_blocking=True)
             padding = None
             if data.is_packed:
                 assert eod is not None
@@ -104,7 +104,7 @@ class Loader:
                 assert eod is not None
                 ends = tokens.eq(eod)
                 if data.reset_attention_mask:
-                    batch["documents"] = document_borders(text[:, :-1].eq(eod)).to(where, non_blocking=True)
+                    batch["documents"] = document_borders(text[:, :-1].eq(eod)).to(target_device, non_blocking=True)
                 if data.reset_position_ids:
                     batch["position_ids"] = positions_in_documents(ends)
                 if data.eod_mask_loss:
@@ -112,37 +112,39 @@ class Loader:
             if padding is not None:
                 batch["loss_mask"] = batch["loss_mask"] * (~padding[:, 1:]).float()
             if micro_batch.kept is not None:
-                kept = torch.tensor(micro_batch.kept, dtype=torch.float32).to(where, non_blocking=True)
-                batch["loss_mask"] = batch["loss_mask"] * kept[:, None]
-                batch["weight"] = torch.tensor(micro_batch.weight).to(where, non_blocking=True)
+                kept_mask = torch.tensor(micro_batch.kept, dtype=torch.float32).to(target_device, non_blocking=True)
+                batch["loss_mask"] = batch["loss_mask"] * kept_mask[:, None]
+                batch["weight"] = torch.tensor(micro_batch.weight).to(target_device, non_blocking=True)
             if by_source:
-                batch["sources"] = torch.tensor(list(map(samples.dataset, micro_batch.numbers))).to(where, non_blocking=True)
+                batch["sources"] = torch.tensor(list(map(samples.dataset, micro_batch.numbers))).to(
+                    target_device, non_blocking=True
+                )
             yield batch
 
 
 def _place() -> tuple[int, int]:
-    """The data-parallel rank, and how many there are."""
+    """Return the data-parallel rank and size."""
     return parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
 
 
 def document_borders(ends: Tensor) -> Tensor:
-    """Where the documents of each sample begin, then where the last one ends, int32 [b, n + 1]; `ends` [b, s] marks last tokens.
+    """Return int32 [b, n + 1]: the first positions of each sample's documents, then the end. `ends` [b, s] marks last tokens.
 
-    A sample with fewer than n repeats its end, and padding is a part of the last document. From tokens that are still on the
-    host: kernels are started for n documents, a power of two, and nobody waits for the GPU to count them.
+    A sample with fewer than n documents repeats its end. Padding belongs to the last document. `ends` is still on the host:
+    kernels are started for n documents, a power of two, without waiting for the GPU to count them.
     """
     length = ends.shape[1]
     begins = [sample.nonzero().flatten() + 1 for sample in ends]
     most = 1 << max(map(len, begins)).bit_length()
     borders = torch.full((len(ends), most + 1), length, dtype=torch.int32)
     borders[:, 0] = 0
-    for row, found in zip(borders, begins, strict=True):
-        row[1 : 1 + len(found)] = found
+    for row, positions in zip(borders, begins, strict=True):
+        row[1 : 1 + len(positions)] = positions
     return borders
 
 
 def positions_in_documents(ends: Tensor) -> Tensor:
-    """Each token's position in its document, or in the part of it that the sample has; int64 like `ends` [b, s]."""
+    """Return each token's position in the part of its document that the sample has; int64 like `ends` [b, s]."""
     positions = torch.arange(ends.shape[1], device=ends.device).expand(ends.shape)
     begins = torch.zeros_like(positions)
     begins[:, 1:] = torch.where(ends[:, :-1], positions[:, 1:], 0)
@@ -153,7 +155,7 @@ def read_ahead(
     samples: Samples,
     planned: Iterable[Sequence[int]],
     threads: int,
-    where: torch.device,
+    target_device: torch.device,
     is_ready: Callable[[int], bool] = _always_ready,
 ) -> Iterator[Tensor]:
     """int64 [b, s + 1] of the samples in each of `planned`, in their order, read by `threads` threads or, with none, when each is
@@ -161,7 +163,7 @@ def read_ahead(
 
     def read(numbers: Sequence[int]) -> Tensor:
         rows = [samples[number] for number in numbers]
-        text = torch.empty((len(rows), len(rows[0])), dtype=torch.int64, pin_memory=where.type == device.CUDA)
+        text = torch.empty((len(rows), len(rows[0])), dtype=torch.int64, pin_memory=target_device.type == device.CUDA)
         for target, row in zip(text.numpy(), rows, strict=True):
             target[:] = row
         return text
@@ -169,7 +171,7 @@ def read_ahead(
     if not threads:
         yield from map(read, planned)
         return
-    pool = ThreadPoolExecutor(threads, "samples", initializer=device.use, initargs=(where,))
+    pool = ThreadPoolExecutor(threads, "samples", initializer=device.use, initargs=(target_device,))
     pending: collections.deque[Future[Tensor]] = collections.deque()
     try:
         for numbers in planned:

@@ -67,14 +67,18 @@ class Control:
     def suspects(self) -> list[int]:
         """The ranks that others have named since the last call."""
         self._accept()
-        found = []
-        for connection in select.select([each for rank, each in self._connections.items() if rank is not None], [], [], 0)[0]:
+        suspect_ranks = []
+        for connection in select.select(
+            [candidate for rank, candidate in self._connections.items() if rank is not None], [], [], 0
+        )[0]:
             message = _received(connection)
             if message is None:
-                self._connections = {rank: each for rank, each in self._connections.items() if each is not connection}
+                self._connections = {
+                    rank: candidate for rank, candidate in self._connections.items() if candidate is not connection
+                }
             elif "suspect" in message:
-                found.append(int(message["suspect"]))
-        return found
+                suspect_ranks.append(int(message["suspect"]))
+        return suspect_ranks
 
     def are_ready(self, ranks: list[int]) -> bool:
         """Wait for `ranks` to leave their process groups. False when one does not, or has ended."""
@@ -176,5 +180,5 @@ def _received(connection: socket.socket) -> dict[str, Any] | None:
         content = connection.recv(LARGEST_BYTES)
     except ConnectionError:
         return None
-    found: dict[str, Any] | None = json.loads(content) if content else None
-    return found
+    message: dict[str, Any] | None = json.loads(content) if content else None
+    return message

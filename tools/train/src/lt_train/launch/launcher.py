@@ -20,7 +20,7 @@ from lt_train.config.settings.data import Data, check_datasets
 from lt_train.config.settings.reporting import Reporting
 from lt_train.data import remote_datasets
 from lt_train.launch import rank_processes, worker
-from lt_train.launch.stream_pipes import handed_on
+from lt_train.launch.stream_pipes import forward_pipes
 from lt_train.planner import memory_estimate
 from lt_train.planner.stage_work import PipelineWork
 from lt_train.preflight import check_runner
@@ -54,8 +54,8 @@ def prepare(config: RunConfig, is_first: bool = True) -> RunConfig:
 def launch(config: RunConfig) -> int:
     """Run what `config` says to its end, or report that it is up to date; returns the exit code."""
     rank_env, node = rank_environment.find(), rank_environment.find_node()
-    if found := rank_env or node:
-        rank_environment.check_rendezvous(found)
+    if rank_or_node := rank_env or node:
+        rank_environment.check_rendezvous(rank_or_node)
     if rank_env and rank_env.is_mpi_on_one_machine:
         presence.wait_for_ranks(rank_env.rank, rank_env.world_size, rank_env.master_port, rank_env.launcher)
     if config.faults.max_restarts and (rank_env or node):
@@ -72,20 +72,20 @@ def launch(config: RunConfig) -> int:
         return ExitCode.OK
     check_runner.at_start(config)
     data = remote_datasets.fetch(config.data, config.architecture.vocab_size)
-    config = starting_point.fetched(dataclasses.replace(config, data=data))
+    config = starting_point.fetch_start(dataclasses.replace(config, data=data))
     if rank_env is not None:
         clock.begin()
         clock.lap("launcher")
         os.environ.update(rank_env.variables())
     with contextlib.ExitStack() as stack:
         if is_first:
-            if found:
-                note(found.described)
+            if rank_or_node:
+                note(rank_or_node.described)
             _describe(config)
             stack.enter_context(_run_directory(config.checkpointing, config.data))
         if rank_env is not None:
             return restart_policy.outside(worker.start(config, rank_env))
-        stack.enter_context(handed_on(config.data.streaming, config.checkpointing, is_first))
+        stack.enter_context(forward_pipes(config.data.streaming, config.checkpointing, is_first))
         return LaunchedRun(config, is_first).run()
 
 
@@ -103,21 +103,21 @@ class LaunchedRun:
         """Run the ranks of this node; when they fail, again from the newest checkpoint, as often as --max-restarts allows."""
         code: int = ExitCode.OK
         with rank_processes.Ranks(has_spare=self.config.faults.max_restarts > 0) as ranks:
-            for left in reversed(range(self.config.faults.max_restarts + 1)):
+            for restarts_left in reversed(range(self.config.faults.max_restarts + 1)):
                 try:
                     code = self._attempt(ranks)
                     while code == restart_policy.NEXT_PHASE:
                         self._go_to_next_phase()
                         code = self._attempt(ranks)
                 except rank_processes.RankKilled as error:
-                    if not left and not error.has_hung:
+                    if not restarts_left and not error.has_hung:
                         raise
                     warn(str(error))
                     code = error.exit_code
-                if not left or not restart_policy.starts_ranks_again(code):
+                if not restarts_left or not restart_policy.starts_ranks_again(code):
                     break
-                self.config = starting_point.fetched(prepare(self.config))
-                note(f"starting the ranks again, {left - 1} more time(s) after this")
+                self.config = starting_point.fetch_start(prepare(self.config))
+                note(f"starting the ranks again, {restarts_left - 1} more time(s) after this")
             is_interrupted = ranks.is_interrupted and code == ExitCode.TRY_AGAIN
         if is_interrupted and self.is_first:
             words = map(credentials.without_tokens, self.config.reporting.command)
@@ -144,7 +144,7 @@ class LaunchedRun:
     def _go_to_next_phase(self) -> None:
         # Another node may not see the newest checkpoint yet; rank 0 tells which one it is.
         reached = self.config.schedule.end_of_form(self.config.batches, resume.steps_done(self.config.checkpointing))
-        self.config = starting_point.fetched(prepare(self.config, self.is_first).at_step(reached))
+        self.config = starting_point.fetch_start(prepare(self.config, self.is_first).at_step(reached))
 
 
 def _exit_code_of_node(code: int) -> int:

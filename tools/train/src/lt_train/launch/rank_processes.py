@@ -98,8 +98,8 @@ class Ranks:
 
         def pass_on(number: int, frame: FrameType | None) -> None:
             self.is_interrupted = number == signal.SIGINT
-            for each in numbers:
-                signal.signal(each, _end)
+            for signal_number in numbers:
+                signal.signal(signal_number, _end)
             for process in self._processes:
                 process.send_signal(number)
 
@@ -124,9 +124,9 @@ class Ranks:
         dead = [rank for rank, process in enumerate(self._processes) if process.poll() is not None]
         if self._control is None or self._spare is None or len(dead) != 1:
             return False
-        (replaced,), others = dead, [rank for rank in range(len(self._processes)) if rank not in dead]
+        (replaced,), live_ranks = dead, [rank for rank in range(len(self._processes)) if rank not in dead]
         self._control.forget(replaced)
-        if not self._control.are_ready(others) or not self._control.begin(others, replaced, str(config_file), port):
+        if not self._control.are_ready(live_ranks) or not self._control.begin(live_ranks, replaced, str(config_file), port):
             return False
         self._processes[replaced], self._spare = self._spare, None
         note(f"the other ranks go on in their processes, and a spare one is rank {replaced}")
@@ -167,10 +167,10 @@ class Ranks:
 
     def stop(self) -> None:
         """Kill those that are left, all at once: the end of a process that has much of a GPU's memory takes seconds."""
-        left = [process for process in (*self._processes, *([self._spare] if self._spare else [])) if process.poll() is None]
-        for process in left:
+        running = [process for process in (*self._processes, *([self._spare] if self._spare else [])) if process.poll() is None]
+        for process in running:
             process.kill()
-        for process in left:
+        for process in running:
             process.wait()
         if self._control:
             for rank in (None, *range(len(self._processes))):

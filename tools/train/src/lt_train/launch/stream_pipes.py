@@ -1,4 +1,4 @@
-"""The pipes of a launcher whose data are streams: what they bring is handed on to the ranks, as long as these run."""
+"""Forward the lines of the launcher's pipes to the ranks while the ranks run."""
 
 import contextlib
 import os
@@ -13,21 +13,21 @@ from lt_train.process.private_directory import private_directory
 
 
 @contextlib.contextmanager
-def handed_on(streams: Streaming | None, checkpointing: Checkpointing, is_first: bool) -> Iterator[None]:
-    """Ranks find the lists in the run's directory, which the first node fills, or without one in a directory of this node."""
+def forward_pipes(streams: Streaming | None, checkpointing: Checkpointing, is_first: bool) -> Iterator[None]:
+    """Write each pipe's list to the run's directory on the first node, or without a run directory to a directory of this node."""
     places = [place for place in streams.lists if place and place.startswith(streaming.PIPE)] if streams else []
     if not places:
         yield
         return
     is_shared = checkpointing.directory is not None and not checkpointing.is_remote
     with private_directory() as directory:
-        own = str(directory)
-        os.environ[stream_intake.DIRECTORY_VARIABLE] = own
+        private = str(directory)
+        os.environ[stream_intake.DIRECTORY_VARIABLE] = private
         for place, intake in zip(places, stream_intake.streams(), strict=True):
-            broken = streaming.broken_path(place, own)
+            broken = streaming.broken_path(place, private)
             assert broken is not None
             if is_first or not is_shared:
-                intake.hand_on(Path(streaming.list_path(place, checkpointing.directory, own)), broken)
+                intake.hand_on(Path(streaming.list_path(place, checkpointing.directory, private)), broken)
             else:
                 intake.discard()
         yield

@@ -74,18 +74,18 @@ def _stand_by(config: RunConfig, control: Controlled) -> int:
     _import_torch(config.parallelism.device)
     any_rank = RankEnvironment(0, 0, ranks, ranks, rank_environment.LOOPBACK, 0, "lt-train")
     # A context on a GPU takes memory of whoever trains there: only once it is known which one.
-    where = device.prepare(device.CPU, any_rank) if config.parallelism.device == device.CPU else None
+    prepared = device.prepare(device.CPU, any_rank) if config.parallelism.device == device.CPU else None
     _imported(config.scoring)
     attempt = control.attempt()
     if attempt is None:
         return ExitCode.OK
     config, rank_env = _begun(attempt, ranks)
-    where = where or device.prepare(config.parallelism.device, rank_env)
+    prepared = prepared or device.prepare(config.parallelism.device, rank_env)
     clock.lap("device")
-    return start(config, rank_env, control, where)
+    return start(config, rank_env, control, prepared)
 
 
-def start(config: RunConfig, rank_env: RankEnvironment, control: Controlled | None = None, where: Any = None) -> int:
+def start(config: RunConfig, rank_env: RankEnvironment, control: Controlled | None = None, prepared_device: Any = None) -> int:
     """Prepare the device, unless it is `where`, and train; returns the exit code.
 
     When another rank dies, `control` may say to begin again. An error is raised by the rank that it belongs to, the others end
@@ -102,11 +102,11 @@ def start(config: RunConfig, rank_env: RankEnvironment, control: Controlled | No
         try:
             if run is None:
                 with rank_imports.uncollected():
-                    if where is None:
+                    if prepared_device is None:
                         prepare_process(config.parallelism, config.precision, config.memory, config.reporting)
-                        where = prepare_device(config.parallelism.device, rank_env)
+                        prepared_device = prepare_device(config.parallelism.device, rank_env)
                     run = _imported(config.scoring)
-            return run(config, rank_env, where)
+            return run(config, rank_env, prepared_device)
         except Exception as error:
             from lt_train.process import failure_report, interruption
 
@@ -115,8 +115,8 @@ def start(config: RunConfig, rank_env: RankEnvironment, control: Controlled | No
                 raise failure_report.raised(error, rank_env) from error
         # Out of the block: the error's traceback has frames, and these the model.
         _leave_process_groups()
-        if where is not None:
-            device.release(where)
+        if prepared_device is not None:
+            device.release(prepared_device)
         control.say_ready()
         attempt = control.attempt()
         if attempt is None:
@@ -153,8 +153,8 @@ def _leave_process_groups() -> None:
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
     parallel_state.destroy_model_parallel()
-    kept = vars(parallel_state)
-    kept.update({name: None for name, value in kept.items() if isinstance(value, torch.distributed.ProcessGroup)})
+    state = vars(parallel_state)
+    state.update({name: None for name, value in state.items() if isinstance(value, torch.distributed.ProcessGroup)})
     gc.collect()
 
 
@@ -164,9 +164,9 @@ def prepare_device(device_type: str, rank_env: RankEnvironment) -> Any:
 
     device.begin_context(device_type, rank_env)
     _import_torch(device_type)
-    where = device.prepare(device_type, rank_env)
+    prepared = device.prepare(device_type, rank_env)
     clock.lap("device")
-    return where
+    return prepared
 
 
 def _import_torch(device_type: str) -> None:

@@ -67,7 +67,7 @@ class SymmetricMemory:
 
 def check(group: ProcessGroup) -> None:
     """Raise RuntimeError where the ranks of `group` cannot read each other's memory. All ranks of the world call it."""
-    places = agreement.of_all_ranks([socket.gethostname(), torch.cuda.current_device()])
+    places = agreement.gather_objects([socket.gethostname(), torch.cuda.current_device()])
     peers = [places[rank] for rank in torch.distributed.get_process_group_ranks(group)]
     here, mine = places[torch.distributed.get_rank()]
     problem = None
@@ -75,7 +75,7 @@ def check(group: ProcessGroup) -> None:
         problem = "ranks that share weights are on several nodes"
     elif blind := [peer for _, peer in peers if peer != mine and not torch.cuda.can_device_access_peer(mine, peer)]:
         problem = f"GPU {mine} cannot read the memory of GPU {blind[0]}"
-    problems = agreement.of_all_ranks(problem)
+    problems = agreement.gather_objects(problem)
     # All ranks stop here or none: those that went on would wait for the others.
     for first in filter(None, problems):
         raise RuntimeError(first)

@@ -117,7 +117,7 @@ def _measure(rank_env: RankEnvironment, where: str, save: str | None) -> Measure
             if player is not None and (peer := opponents.get(player)) is not None:
                 rank = peer * (rank_env.world_size // len(names))
                 own[names[peer]] = _exchange(rank, rank_env.rank < rank, where, on)
-        everything = agreement.of_all_ranks(own if player is not None else None)
+        everything = agreement.gather_objects(own if player is not None else None)
         seen = _seen_by(rank_env, names, player, save)
         if rank_env.rank:
             return None
@@ -144,7 +144,7 @@ def _players(rank_env: RankEnvironment) -> tuple[list[str], int | None]:
     from lt_train.process import agreement
 
     nodes = rank_env.world_size // rank_env.local_world_size
-    hosts = agreement.of_all_ranks(socket.gethostname())
+    hosts = agreement.gather_objects(socket.gethostname())
     if nodes == 1:
         return [f"rank {rank} on {hosts[rank]}" for rank in range(rank_env.world_size)], rank_env.rank
     firsts = range(0, rank_env.world_size, rank_env.local_world_size)
@@ -211,7 +211,7 @@ def _seen_by(rank_env: RankEnvironment, names: list[str], player: int | None, sa
             pass
     try:
         written = agreement.from_first_rank(written)
-        seen = agreement.of_all_ranks(written is not None and os.path.exists(written))
+        seen = agreement.gather_objects(written is not None and os.path.exists(written))
     finally:
         if rank_env.rank == 0 and written is not None:
             probe.unlink(missing_ok=True)

@@ -332,17 +332,17 @@ def release(device: "torch.device") -> None:
 class HostCopies:
     """Copies to page-locked host memory on a stream of their own, beside what a GPU computes."""
 
-    def __init__(self, where: "torch.device"):
+    def __init__(self, device: "torch.device"):
         import torch
 
-        self.where = where
-        self.stream = torch.cuda.Stream(where)  # type: ignore[no-untyped-call]
+        self.device = device
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.made = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def lock(self, memory: "torch.Tensor") -> bool:
         import torch
 
-        use(self.where)
+        use(self.device)
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         return int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0
 
@@ -354,7 +354,7 @@ class HostCopies:
     def begin(self) -> None:
         import torch
 
-        self.stream.wait_stream(torch.cuda.current_stream(self.where))
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
 
     def run(self, work: Callable[[], object], sources: "Iterable[torch.Tensor]") -> None:
         import torch
@@ -372,7 +372,7 @@ class HostCopies:
     def hold_back(self) -> None:
         import torch
 
-        torch.cuda.current_stream(self.where).wait_event(self.made)
+        torch.cuda.current_stream(self.device).wait_event(self.made)
 
     def wait(self) -> None:
         self.made.synchronize()

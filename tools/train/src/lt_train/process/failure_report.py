@@ -113,13 +113,13 @@ def _report(error: Exception, rank_env: RankEnvironment) -> RankError:
     if of_memory := next((line for line in lines if _OUT_OF_MEMORY in line.lower()), None):
         remedy = "use a smaller --micro-batch-size, recomputation, the distributed optimizer, or more model parallelism"
         return RankError(rank_env, of_memory, remedy, ExitCode.BAD_CONFIG)
-    if found := _optional_package(error):
-        package, remedy = found
+    if missing_package := _optional_package(error):
+        package, remedy = missing_package
         reason = f"{type(error).__name__}: {first_line}"
         return RankError(rank_env, f"{package}, an optional package, does not work here: {reason}", remedy, ExitCode.BAD_CONFIG)
     if isinstance(error, OSError):
-        where = f"{error.filename}: " if error.filename else ""
-        return RankError(rank_env, f"{where}{(error.strerror or str(error)).lower()}", None, ExitCode.IO)
+        prefix = f"{error.filename}: " if error.filename else ""
+        return RankError(rank_env, f"{prefix}{(error.strerror or str(error)).lower()}", None, ExitCode.IO)
     if is_echo(error):
         remedy = "see how the other ranks ended; where one was killed, dmesg shows whether memory ran out"
         return RankError(rank_env, f"communication with the other ranks failed: {first_line}", remedy, ExitCode.IO)

@@ -123,14 +123,14 @@ class Node:
 
 def find(environment: Mapping[str, str] = os.environ) -> RankEnvironment | None:
     """The environment of a rank, None when this process is none. Raises BadConfig when it is incomplete or malformed."""
-    found = _found(environment)
-    return found if isinstance(found, RankEnvironment) else None
+    rank_env = _found(environment)
+    return rank_env if isinstance(rank_env, RankEnvironment) else None
 
 
 def find_node(environment: Mapping[str, str] = os.environ) -> Node | None:
     """The node whose ranks lt-train is to start, None for a rank and for a single machine without launcher. Raises as `find`."""
-    found = _found(environment)
-    return found if isinstance(found, Node) else None
+    node = _found(environment)
+    return node if isinstance(node, Node) else None
 
 
 def shown(numbers: Sequence[int]) -> str:
@@ -138,19 +138,19 @@ def shown(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers[:SHOWN])) + (" and more" if len(numbers) > SHOWN else "")
 
 
-def check_rendezvous(found: RankEnvironment | Node) -> None:
+def check_rendezvous(rank_or_node: RankEnvironment | Node) -> None:
     """Raises BadConfig for a host without an address: the ranks would look for it in silence until they time out.
 
     A pod has its name when it has been scheduled, which may be later than others of its job: they wait, and raise Unavailable.
     """
-    is_pod = found.launcher == KUBERNETES
+    is_pod = rank_or_node.launcher == KUBERNETES
     deadline = time.monotonic() + (POD_SECONDS if is_pod else 0.0)
     while True:
         try:
-            socket.getaddrinfo(found.master_address, None)
+            socket.getaddrinfo(rank_or_node.master_address, None)
             return
         except OSError as error:
-            message = f"the rendezvous {found.master_address} has no address on {socket.gethostname()}: {error.strerror}"
+            message = f"the rendezvous {rank_or_node.master_address} has no address on {socket.gethostname()}: {error.strerror}"
         if time.monotonic() >= deadline:
             break
         time.sleep(POLL_SECONDS)
@@ -160,15 +160,15 @@ def check_rendezvous(found: RankEnvironment | Node) -> None:
 
 
 def _found(environment: Mapping[str, str]) -> RankEnvironment | Node | None:
-    found = _described(environment)
-    if isinstance(found, RankEnvironment):
-        _check_count("rank", found.rank, found.world_size)
-        _check_count("local rank", found.local_rank, found.local_world_size)
-    elif found is not None:
-        _check_count("node", found.node_rank, found.nodes)
-    if found is not None and not 0 < found.master_port <= LAST_PORT:
-        raise BadConfig(f"MASTER_PORT={found.master_port} is no port", f"set one between 1024 and {LAST_PORT}, or none")
-    return found
+    rank_or_node = _described(environment)
+    if isinstance(rank_or_node, RankEnvironment):
+        _check_count("rank", rank_or_node.rank, rank_or_node.world_size)
+        _check_count("local rank", rank_or_node.local_rank, rank_or_node.local_world_size)
+    elif rank_or_node is not None:
+        _check_count("node", rank_or_node.node_rank, rank_or_node.nodes)
+    if rank_or_node is not None and not 0 < rank_or_node.master_port <= LAST_PORT:
+        raise BadConfig(f"MASTER_PORT={rank_or_node.master_port} is no port", f"set one between 1024 and {LAST_PORT}, or none")
+    return rank_or_node
 
 
 def _check_count(what: str, number: int, count: int) -> None:
@@ -264,19 +264,21 @@ def _from_mpi(environment: Mapping[str, str], variables: Variables) -> RankEnvir
 
 
 def _from_slurm(environment: Mapping[str, str]) -> RankEnvironment | Node:
-    given = "SLURM_STEP_TASKS_PER_NODE" if "SLURM_STEP_TASKS_PER_NODE" in environment else "SLURM_STEP_NUM_TASKS"
+    tasks_variable = "SLURM_STEP_TASKS_PER_NODE" if "SLURM_STEP_TASKS_PER_NODE" in environment else "SLURM_STEP_NUM_TASKS"
     try:
-        tasks = tasks_per_node(environment[given])
+        tasks = tasks_per_node(environment[tasks_variable])
     except ValueError:
-        raise BadConfig(f"cannot read {given}={environment[given]!r}", REMEDY.format(family(given))) from None
+        raise BadConfig(
+            f"cannot read {tasks_variable}={environment[tasks_variable]!r}", REMEDY.format(family(tasks_variable))
+        ) from None
     step = read_number(environment, "SLURM_JOB_ID", 0) * 7 + read_number(environment, "SLURM_STEP_ID", 0)
     address = environment.get("MASTER_ADDR") or first_host(read_text(environment, "SLURM_STEP_NODELIST"))
     port = read_number(environment, "MASTER_PORT", FIRST_PORT + step % PORTS)
     rank, size = read_number(environment, "SLURM_PROCID"), read_number(environment, "SLURM_STEP_NUM_TASKS")
     if set(tasks) == {1}:
         return Node(rank, size, None, address, port, "srun")
-    own = tasks[min(read_number(environment, "SLURM_NODEID", 0), len(tasks) - 1)]
-    return RankEnvironment(rank, read_number(environment, "SLURM_LOCALID"), own, size, address, port, "srun")
+    local_world_size = tasks[min(read_number(environment, "SLURM_NODEID", 0), len(tasks) - 1)]
+    return RankEnvironment(rank, read_number(environment, "SLURM_LOCALID"), local_world_size, size, address, port, "srun")
 
 
 def tasks_per_node(text: str) -> list[int]:

@@ -158,13 +158,13 @@ class Watchdog:
             self._stop.wait(self.answers_seconds + REPORT_SECONDS)
             return
         deadline = time.monotonic() + self.answers_seconds
-        left = set(range(self.rank_env.world_size))
-        while left and time.monotonic() < deadline:
-            left = {rank for rank in left if not store.check([f"{KEY}/{rank}"])}
+        missing_ranks = set(range(self.rank_env.world_size))
+        while missing_ranks and time.monotonic() < deadline:
+            missing_ranks = {rank for rank in missing_ranks if not store.check([f"{KEY}/{rank}"])}
             time.sleep(0.1)
-        answered = set(range(self.rank_env.world_size)) - left
+        answered = set(range(self.rank_env.world_size)) - missing_ranks
         states = [json.loads(store.get(f"{KEY}/{rank}")) for rank in sorted(answered)]
-        self._say_suspects(states, sorted(left))
+        self._say_suspects(states, sorted(missing_ranks))
 
     def _say_suspects(self, states: list[dict[str, Any]], silent: list[int]) -> None:
         self._say(suspects(states, silent))
@@ -176,8 +176,8 @@ class Watchdog:
     def _say(self, text: str) -> None:
         minutes = self._limit_seconds / 60
         click.echo(f"lt-train: error: no step for {minutes:g} minutes after step {self.step}: {text}", err=True)
-        where = f"the stacks of all ranks are in {self.directory}" if self.directory else "the stacks are above"
-        click.echo(f"hint: {where}; the run can be started again", err=True)
+        location = f"the stacks of all ranks are in {self.directory}" if self.directory else "the stacks are above"
+        click.echo(f"hint: {location}; the run can be started again", err=True)
 
 
 def suspects(states: list[dict[str, Any]], silent: list[int]) -> str:
@@ -221,11 +221,13 @@ def _frames(frame: FrameType | None) -> Iterator[FrameType]:
 def _innermost(frame: FrameType | None) -> str:
     """Where a thread is in lt-train's own code, or in whatever it runs."""
     frames = list(_frames(frame))
-    own = next((each for each in frames if each.f_code.co_filename.startswith(PACKAGE)), frames[0] if frames else None)
-    if own is None:
+    frame_of_run = next(
+        (candidate for candidate in frames if candidate.f_code.co_filename.startswith(PACKAGE)), frames[0] if frames else None
+    )
+    if frame_of_run is None:
         return "an unknown line"
-    return f"{Path(own.f_code.co_filename).name}:{own.f_lineno} {own.f_code.co_name}"
+    return f"{Path(frame_of_run.f_code.co_filename).name}:{frame_of_run.f_lineno} {frame_of_run.f_code.co_name}"
 
 
 def _communicates(frame: FrameType | None) -> bool:
-    return any(f"torch{os.sep}distributed" in each.f_code.co_filename for each in _frames(frame))
+    return any(f"torch{os.sep}distributed" in stack_frame.f_code.co_filename for stack_frame in _frames(frame))

@@ -52,7 +52,7 @@ class Trials:
 
     def _import(self) -> None:
         # A failing import fails again in the trial of its package, which reports it.
-        with thread_switching.often():
+        with thread_switching.switch_often():
             for name, load in _imports(self._choose()).items():
                 with clock.beside(f"import of {name}"), contextlib.suppress(Exception):
                     load()
@@ -116,7 +116,7 @@ def failures(shapes: Shapes, memory: Memory, chosen: Kernels, rank_device: torch
         if reason := _failure(trial, rank_device):
             local_failures[package.distribution] = reason
         clock.lap(f"trial of {package.name}")
-    answers = agreement.of_all_ranks(local_failures)
+    answers = agreement.gather_objects(local_failures)
     failed = {}
     for package in COSTS:
         reasons = [(rank, answer[package.distribution]) for rank, answer in enumerate(answers) if package.distribution in answer]

@@ -130,7 +130,7 @@ class StepCheck:
         )
         answers = [
             Answer(answer["rank"], answer["host"], answer["problem"], tuple(answer["dense"]), tuple(answer["expert"]))
-            for answer in agreement.of_all_ranks(dataclasses.asdict(local_answer))
+            for answer in agreement.gather_objects(dataclasses.asdict(local_answer))
         ]
         problems = verdict(answers, step)
         for rank, text in sorted(problems.items()):

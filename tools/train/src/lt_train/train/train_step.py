@@ -92,7 +92,7 @@ class Stepper:
         losses = self._gradients(batches, samples)
         loss = Reading(forward_backward.mean(losses, forward_backward.sources))
         sample_losses = Reading(forward_backward.sample_losses(losses, samples)) if forward_backward.keeps_samples else None
-        largest = agreement.asked(local_numbers(), forward_backward.device)
+        largest = agreement.start_maximum(local_numbers(), forward_backward.device)
         self.before_update()
         outcome = optimizer.step(state.optimizer, self.clip_grad)
         self.clear_gradients()
@@ -127,7 +127,7 @@ class Stepper:
     def _pass_over(self, samples: int, local_numbers: Callable[[], Sequence[int]]) -> StepResult:
         """Advance the position in the data by one step, without reading its micro batches."""
         state = self.state
-        largest = agreement.asked(local_numbers(), self.forward_backward.device)
+        largest = agreement.start_maximum(local_numbers(), self.forward_backward.device)
         state.iteration += 1
         state.consumed_samples += samples
         scale = optimizer.loss_scale(state.optimizer)

@@ -90,7 +90,7 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, rank_device: to
     )
     unused = None if copies else UnusedCopies(config.checkpointing)
     if copies:
-        config = starting_point.fetched(copies.starting(config), ranks_decide=False)
+        config = starting_point.fetch_start(copies.starting(config), ranks_decide=False)
         start = config.checkpointing.start
     chosen = trials.chosen(is_first)
     model_parallel_cuda_manual_seed(config.seed)
@@ -219,7 +219,7 @@ class Run:
             self.hooks(after_first_step, profiler),
         )
         with self.saver, self.local_saver or contextlib.nullcontext(), self.watchdog:
-            stop = trainer.run(lambda number: agreement.largest(number, self.device))
+            stop = trainer.run(lambda number: agreement.reduce_maximum(number, self.device))
         trainer.finish(stop)
         if stop:
             is_saved = config.checkpointing.save and not config.checkpointing.no_save_optim

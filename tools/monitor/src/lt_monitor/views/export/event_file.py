@@ -25,7 +25,10 @@ def header(wall_time: float) -> bytes:
 
 
 def scalars(tag: str, steps: np.ndarray, wall_times: np.ndarray, values: np.ndarray) -> Iterator[bytes]:
-    """The records of one curve, in blocks. Arrays of shape (points,): steps not below 0, times in seconds since 1970."""
+    """Encode one curve as blocks of records.
+
+    All arrays have shape (points,). Steps are at least 0, times are seconds since 1970.
+    """
     name = tag.encode("utf-8", "replace")
     with np.errstate(over="ignore"):
         singles = values.astype("<f4")
@@ -49,7 +52,7 @@ def scalars(tag: str, steps: np.ndarray, wall_times: np.ndarray, values: np.ndar
 
 
 def _framed(messages: np.ndarray) -> bytes:
-    """Records of messages of one length, an array of bytes of shape (records, length)."""
+    """Frame messages of equal length as records; `messages` are bytes of shape (records, length)."""
     count, size = messages.shape
     length = np.frombuffer(struct.pack("<Q", size), np.uint8)[None, :]
     frame = np.concatenate([length, _bytes(_masked_crc32c(length))], axis=1)
@@ -67,7 +70,7 @@ _TABLE = _checksum_table()
 
 
 def _masked_crc32c(rows: np.ndarray) -> np.ndarray:
-    """Of each row of bytes, shape (rows,)."""
+    """The checksum of each row of bytes, shape (rows,)."""
     crc = np.full(len(rows), 0xFFFFFFFF, np.uint32)
     for column in np.ascontiguousarray(rows.T):
         crc = _TABLE[(crc ^ column) & 0xFF] ^ (crc >> np.uint32(8))
@@ -76,7 +79,7 @@ def _masked_crc32c(rows: np.ndarray) -> np.ndarray:
 
 
 def _bytes(numbers: np.ndarray) -> np.ndarray:
-    """Of each number its bytes, shape (numbers, size)."""
+    """The bytes of each number, shape (numbers, size)."""
     return np.ascontiguousarray(numbers).view(np.uint8).reshape(len(numbers), -1)
 
 

@@ -1,9 +1,8 @@
 """`lt-monitor export`: the curves of logs as TensorBoard event files, a directory for each run.
 
-Tags are those of Megatron-LM's and lt-train's own writers, so that old logs appear beside new runs. Of steps that were repeated
-after a restart the later attempt counts, as in plots. A directory has one file of a fixed name, which is replaced: exporting
-again never doubles a curve. It appears by rename from a name that TensorBoard does not read: a killed export leaves no half
-curve.
+Tags are the same as in Megatron-LM's and lt-train's event files, so old logs appear beside new runs. If steps were repeated
+after a restart, the later attempt counts, as in plots. A directory has one file with a fixed name, which every export replaces,
+so no curve is doubled. The file is renamed from a name that TensorBoard does not read, so a killed export leaves no half curve.
 """
 
 import itertools
@@ -52,10 +51,10 @@ Curve = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def export(patterns: Sequence[str], directory: str, run_facts: RunFacts) -> list[tuple[str, str]]:
-    """Write the runs in the logs below `directory`; the name of each run and the directory of its event file.
+    """Write the runs in the logs below `directory`. Return the name of each run and the directory of its event file.
 
-    Raises: NoInput and BadData as `run_loader.read`; CannotCreate when a directory cannot be written, or holds event files of
-    another program, whose curves would be drawn into the same run; BadConfig for a remote directory.
+    Raises: NoInput and BadData as `run_loader.read`; CannotCreate if a directory cannot be written or has foreign event files,
+    whose curves would be drawn into the same run; BadConfig for a remote directory.
     """
     storage.require_local(directory, "export")
     runs = run_loader.join_by_checkpoints(run_loader.read(patterns))
@@ -117,7 +116,10 @@ def _blocks(run: Run, run_facts: RunFacts) -> Iterator[bytes]:
 
 
 def curves(run: Run, run_facts: RunFacts, times: np.ndarray) -> dict[str, Curve]:
-    """The curves of a run by tag. A value is NaN where the log has it but no number; `times` are those of its steps."""
+    """The curves of a run by tag.
+
+    `times` are the wall times of the steps. A value is NaN if the log shows it but not as a number.
+    """
     steps = run.steps
     sizes = Sizes.of(run.arguments, run_facts)
     columns = {name: column for name, column in steps.columns.items() if name not in NO_CURVES}
@@ -149,8 +151,8 @@ def _evaluation_curve(evaluations: Sequence[Record], numbers: np.ndarray, times:
 def wall_times(run: Run) -> np.ndarray:
     """When each step was logged, seconds since 1970, shape (points,).
 
-    By the times in the log; a step without one lies between its neighbours. Without any, the last step was logged when the log
-    last changed, and the others earlier by the time that steps take.
+    A step without a time is interpolated between its neighbours. If the log has no times at all, the last step gets the time when
+    the log last changed, and earlier steps are put before it by the durations of steps.
     """
     steps = run.steps
     has_time = np.isfinite(steps.times)

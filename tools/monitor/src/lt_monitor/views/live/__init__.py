@@ -1,1 +1,1 @@
-"""`lt-monitor watch`: a thread reads the logs (`reader`), keys (`terminal`) choose what is drawn (`screen`)."""
+"""`lt-monitor watch`: a thread reads the logs (`reader`), keys (`terminal`) choose the run to draw (`screen`)."""

@@ -1,7 +1,7 @@
-"""The logs between two looks, read by a thread, so that keys are answered while a long log is read.
+"""Read the logs in a thread, so keys are answered while a long log is read.
 
-The logs are read anew whenever one of them has changed, so a log that is truncated, rotated or replaced needs no care. Reading
-never takes more than a tenth of the time: the next look waits ten times as long as the last one took, however large the logs are.
+When a log changes, all logs are read again, so truncated, rotated and replaced logs need no special care. Reading takes at most a
+tenth of the time, however large the logs are: after a look that took N seconds, the next look waits 10 N seconds.
 """
 
 import os
@@ -23,7 +23,7 @@ LOOK_SHARE = 10
 
 
 class Logs:
-    """What the logs say now. `sample_gpus` asks this machine for its GPUs."""
+    """The present state of the logs. `sample_gpus` samples the GPUs of this machine."""
 
     def __init__(self, patterns: Sequence[str], run_facts: RunFacts, sample_gpus: Callable[[], list[Record]] = list):
         self.patterns = patterns
@@ -53,7 +53,7 @@ class Logs:
         self.look_seconds = time.monotonic() - begin
 
     def look_again(self) -> None:
-        """Keep what was seen when the logs cannot be read for a while, as when a job is requeued."""
+        """Look again. If the logs cannot be read for a while, for example while a job is requeued, keep the last views."""
         try:
             if _state(expand(self.patterns, quiet=True)) != self._seen:
                 self.look()
@@ -68,7 +68,10 @@ class Logs:
 
 
 class Reader(threading.Thread):
-    """Looks at the logs again and again, and calls `notify` after each look. `failure` is what it ended by, if anything."""
+    """Looks at the logs repeatedly and calls `notify` after each look.
+
+    `failure` is the exception that ended the thread, if any.
+    """
 
     def __init__(self, logs: Logs, interval_seconds: float, notify: Callable[[], None]):
         super().__init__(name="reader", daemon=True)

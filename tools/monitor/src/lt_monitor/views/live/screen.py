@@ -24,7 +24,7 @@ TABLE_LINES = 5
 SPARK_WIDTH = 10
 COLUMN_GAP = 3
 NAME_WIDTH = 10
-# What a narrow terminal does without, the first one first.
+# Columns that a narrow terminal omits, in this order.
 DISPENSABLE = ("restarts", "tokens/s", "fault", "left", "last line", "step", "loss")
 # The share of the screen that nodes may take.
 NODES_SHARE = 1 / 3
@@ -34,7 +34,7 @@ LEVELS = " ▁▂▃▄▅▆▇█"
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """What the user has chosen: a run by its name, None for none, and whether its page is open. `has_keys`: he can choose."""
+    """The user's choice: the name of a run or None, and whether its page is open. `has_keys`: the terminal can read keys."""
 
     name: str | None = None
     is_open: bool = False
@@ -200,7 +200,7 @@ def _join(*texts: str) -> str:
 
 
 def _page(view: View, now: float, width: int, height: int) -> "list[RenderableType]":
-    """Everything about a run that `height` lines have room for: figures, curves, attempts and faults, the last ones of these."""
+    """One run in `height` lines: figures, curves, and as many of the latest attempts and faults as there is room for."""
     from rich.text import Text
 
     parts: list[RenderableType] = [_panel(view, now, True)]

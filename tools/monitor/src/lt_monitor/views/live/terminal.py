@@ -1,7 +1,7 @@
-"""A terminal that gives single keys and is left as it was found, however the program ends.
+"""Read single keys from the terminal, and restore its settings however the program ends.
 
-Keys come from standard input where that is a terminal and this process may read from it. Signals that change the terminal (its
-size, Ctrl-Z) only write to a pipe on which the program waits together with the keys, so nothing happens in the middle of drawing.
+Keys come from standard input if it is a terminal that this process may read. Signals about the terminal (its size, Ctrl-Z) only
+write to a pipe. The program waits for this pipe and the keys together, so nothing interrupts drawing.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Wakeup:
-    """Ends the wait for a key: by a signal, or by another thread that calls `notify`. The flags say what was asked for."""
+    """Ends the wait for a key when a signal arrives or another thread calls `notify`. The flags record the requests."""
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

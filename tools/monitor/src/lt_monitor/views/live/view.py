@@ -1,4 +1,4 @@
-"""What is shown of a run and of a node's GPUs, worked out once when the logs are read."""
+"""Values to show for a run and for a node's GPUs, computed once when the logs are read."""
 
 import dataclasses
 import functools
@@ -21,7 +21,7 @@ SLOWDOWNS = ("hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_po
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """One run. `lines` keeps what was drawn: a screen is drawn every second, and a long curve takes a tenth of one."""
+    """One run. `lines` caches drawn curves: a screen is drawn every second, and a long curve takes 0.1 s."""
 
     name: str
     summary: Summary
@@ -84,7 +84,7 @@ class Node:
 
 
 def nodes_of(samples: Iterable[Record]) -> list[Node]:
-    """Of records of the kind gpu, in order of time, the last one of each GPU."""
+    """Reduce records of kind gpu, in order of time, to the last record of each GPU."""
     latest: dict[tuple[str, str], Record] = {}
     for sample in samples:
         latest[str(sample["node"]), str(sample.get("uuid", sample.get("gpu")))] = sample

@@ -81,7 +81,7 @@ def _interact(live: "Live", logs: Logs, reader: Reader, keyboard: Keyboard, wake
 
 
 def after_key(choice: Choice, key: str, names: Sequence[str]) -> Choice:
-    """What is chosen after a key. Left and right are up and down, since the runs of a page are beside each other."""
+    """Apply a key to the choice. Left and right act as up and down, because panels stand side by side."""
     moves = {"up": -1, "left": -1, "down": 1, "right": 1}
     if not names:
         return choice

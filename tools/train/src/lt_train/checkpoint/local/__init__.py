@@ -1,8 +1,7 @@
-"""Copies of the newest state on the nodes' own disks, so that a lost node costs minutes of work: from where a run starts and when
-it saves, the trainer asks this room; it calls the saver of shared checkpoints for the writing itself.
+"""Copies of the newest state on the nodes' disks, so that a lost node costs minutes of work.
 
-What a node holds is a checkpoint's directory without the shards of most other nodes: `.metadata`, `run.json`, `checksums.json`
-and so on, the `.distcp` files that its own ranks have written, and those of the node before it in a ring. They are the files of a
-torch_dist checkpoint, unchanged: `iter_0000100` of all nodes copied into one directory is one that megatron-core and lt-convert
-read. When a node is lost, the next one has its files; when both are, the run goes on from SAVE.
+A node holds a checkpoint directory without the shards of most other nodes: `.metadata`, `run.json`, `checksums.json` and so on,
+the `.distcp` files of its ranks, and the `.distcp` files of the previous node in a ring. The files are unchanged torch_dist
+files: megatron-core and lt-convert read `iter_0000100` of all nodes copied into one directory. If a node is lost, the next node
+has its files. If both are lost, the run resumes from SAVE.
 """

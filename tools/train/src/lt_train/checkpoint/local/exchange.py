@@ -1,9 +1,8 @@
-"""Files of ranks on other nodes, sent through a gloo group of their own in the memory of the host.
+"""Send files between nodes through a separate gloo group in host memory, beside the training steps.
 
-Beside the training steps, whose collectives are in other groups. Each rank sends and receives at the same time, one file each, in
-an order that all ranks know: the first transfer that is not done has the attention of both its ranks, so nobody waits for ever.
-A rank takes two buffers of CHUNK_BYTES. A file that cannot be read or written is sent, or received, to its end all the same, and
-the failure told afterwards: the other rank must not wait for it.
+Each rank sends one file and receives one file at the same time, in an order that all ranks know. Both ranks of the first
+unfinished transfer work on it, so no rank waits for ever. A rank takes two buffers of CHUNK_BYTES. If a file cannot be read or
+written, the transfer still runs to its end, because the other rank must not wait; the failure is reported afterwards.
 """
 
 import contextlib
@@ -26,7 +25,7 @@ UNREADABLE = -1
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-    """The file `name` of the rank `source`, to be written by the rank `target`."""
+    """Send the file `name` from rank `source` to rank `target`, which writes it."""
 
     source: int
     target: int
@@ -35,7 +34,7 @@ class Transfer:
 
 
 class Exchange:
-    """All ranks make one together."""
+    """The gloo group of the transfers. All ranks construct it together."""
 
     def __init__(self, timeout_seconds: float):
         with rendezvous.connecting_when_used():
@@ -43,15 +42,15 @@ class Exchange:
             self._group = torch.distributed.new_group(backend=device.BACKENDS[device.CPU], timeout=timeout)
 
     def run(self, transfers: Sequence[Transfer], held: Path, into: Path) -> str | None:
-        """This rank's part of the `transfers`, from the directory `held`, into the directory `into`.
+        """Run this rank's part of `transfers`: read files from the directory `held`, write files into the directory `into`.
 
-        Returns why a file could not be read or written. A file has its name when all of it is there. Raises RuntimeError when the
+        Returns why a file could not be read or written. A file gets its name when it is complete. Raises RuntimeError if the
         connection to another rank is lost.
         """
         rank, problems = torch.distributed.get_rank(), list[str]()
-        sending = Beside(self._send_all, [each for each in transfers if each.source == rank], held, problems)
-        # When this raises, nobody may take what the thread sends: it is left to end with the group.
-        self._receive_all([each for each in transfers if each.target == rank], into, problems)
+        sending = Beside(self._send_all, [transfer for transfer in transfers if transfer.source == rank], held, problems)
+        # If this raises, no rank may receive what the thread sends: do not join the thread, it ends with the group.
+        self._receive_all([transfer for transfer in transfers if transfer.target == rank], into, problems)
         sending.result()
         return problems[0] if problems else None
 
@@ -68,7 +67,7 @@ class Exchange:
             torch.distributed.send(torch.tensor([checksum]), transfer.target, self._group)
 
     def _send(self, transfer: Transfer, file: Any, buffer: torch.Tensor) -> int:
-        """Send the content, or without a file anything of its size; returns its CRC-32. Raises OSError before it has sent any."""
+        """Send the file, or without one as many arbitrary bytes; return the CRC-32. Raise OSError before any byte is sent."""
         checksum = 0 if file else UNREADABLE
         if file and os.fstat(file.fileno()).st_size != transfer.size_bytes:
             raise OSError(0, "has another size than before")
@@ -108,7 +107,7 @@ class Exchange:
 
 
 class Beside(threading.Thread):
-    """Runs a function beside its caller, for whom it keeps the result, or the error."""
+    """A thread that runs a function beside its caller and keeps the result or the error."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any):
         super().__init__(name="local-copies", daemon=True)
@@ -124,11 +123,11 @@ class Beside(threading.Thread):
             self._result = function(*arguments)
         except BaseException as error:
             self._error = error
-        # It may have a process group, and the next attempt in this process makes another.
+        # Drop the function: it may hold a process group, and the next attempt in this process makes a new one.
         self._work = None
 
     def result(self) -> Any:
-        """Waits for the end; raises what ended it."""
+        """Wait for the end. Return the result or raise the error."""
         self.join()
         if self._error is not None:
             raise self._error
@@ -140,12 +139,12 @@ def _parts(transfer: Transfer, buffer: torch.Tensor) -> Iterable[torch.Tensor]:
 
 
 def _content(part: torch.Tensor) -> memoryview:
-    """The memory of a tensor of bytes."""
+    """Return the memory of a uint8 tensor."""
     return memoryview(part.numpy())  # type: ignore[arg-type]
 
 
 def _fill(file: Any, content: memoryview) -> bool:
-    """Whether the file had as much as that."""
+    """Fill `content` from the file. Return whether the file had enough bytes."""
     filled = 0
     while filled < len(content) and (count := file.readinto(content[filled:])):
         filled += count
@@ -163,7 +162,7 @@ def _write(file: Any, content: memoryview) -> str | None:
 
 
 def _finish(file: Any, partial: Path, target: Path, problem: str | None) -> str | None:
-    """Give the file its name, when all of it is on disk, or delete it."""
+    """Rename the complete file to `target`, or delete it."""
     try:
         if file:
             with file:

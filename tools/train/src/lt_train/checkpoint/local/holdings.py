@@ -1,9 +1,9 @@
-"""What the nodes hold of local checkpoints, and which of them are complete together.
+"""Find out which local checkpoints the nodes hold, and which sets are complete.
 
-A set is the files of one checkpoint on all nodes. It is told by its iteration and by the digest of its `checksums.json`, which
-has the checksum of every object: nodes whose files are of different attempts hold different sets. `checksums.json` also says
-which files there must be. Before a set counts, every node compares what it holds with these checksums, each rank a part of the
-files: a damaged file counts as missing, and the other copy of it is used.
+A set is the files of one checkpoint on all nodes, identified by the iteration and by the digest of `checksums.json`.
+`checksums.json` has the checksum of every object, so files of different attempts belong to different sets. It also names all
+files of the set. Each rank compares a part of its node's files with these checksums. A damaged file counts as missing, and its
+second copy is used.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from lt_train.process import agreement
 
 @dataclasses.dataclass(frozen=True)
 class LocalSet:
-    """`files` are the names and sizes in bytes of all its files, `holders` the nodes that hold each."""
+    """`files` maps all file names of the set to sizes in bytes, `holders` maps each file name to the nodes that hold the file."""
 
     iteration: int
     digest: str
@@ -36,21 +36,23 @@ class LocalSet:
 
 
 def newest_complete(
-    directory: Path, nodes: Nodes, where: torch.device, later_than: int, earlier_than: int, verify: bool
+    directory: Path, nodes: Nodes, device: torch.device, later_than: int, earlier_than: int, verify: bool
 ) -> LocalSet | None:
-    """The newest complete set of an iteration between the two, the same on all ranks; all call it."""
-    own = _own_sets(directory, later_than, earlier_than) if nodes.is_leader else []
-    told = agreement.gathered(own, where)
-    known = {(iteration, digest) for found in told for iteration, digest in found}
-    for iteration, digest in sorted(known, reverse=True):
-        found = _inspected(checkpoint_layout.iteration_directory(directory, iteration), iteration, digest, nodes, where, verify)
-        if not found.missing:
-            return found
+    """Find the newest complete set between two iterations. All ranks call it and get the same set."""
+    local_sets = _own_sets(directory, later_than, earlier_than) if nodes.is_leader else []
+    sets_by_rank = agreement.gather_after_collective(local_sets, device)
+    all_sets = {(iteration, digest) for local_set in sets_by_rank for iteration, digest in local_set}
+    for iteration, digest in sorted(all_sets, reverse=True):
+        local_set = _inspected(
+            checkpoint_layout.iteration_directory(directory, iteration), iteration, digest, nodes, device, verify
+        )
+        if not local_set.missing:
+            return local_set
     return None
 
 
 def digest_of(checkpoint: Path) -> str | None:
-    """What tells the set of a directory from others; None when it has no `checksums.json`, or the disk does not give it."""
+    """Compute the digest that identifies the set of a directory. None if `checksums.json` is missing or unreadable."""
     try:
         return hashlib.sha256((checkpoint / FileChecksums.NAME).read_bytes()).hexdigest()[:16]
     except OSError:
@@ -58,18 +60,18 @@ def digest_of(checkpoint: Path) -> str | None:
 
 
 def _own_sets(directory: Path, later_than: int, earlier_than: int) -> list[tuple[int, str]]:
-    found, there = [], []
+    sets, checkpoints = [], []
     with contextlib.suppress(OSError):
-        there = checkpoint_layout.checkpoints(directory)
-    for checkpoint in there:
+        checkpoints = checkpoint_layout.checkpoints(directory)
+    for checkpoint in checkpoints:
         iteration, digest = checkpoint_layout.iteration_of(checkpoint) or 0, digest_of(checkpoint)
         if digest is not None and later_than < iteration < earlier_than:
-            found.append((iteration, digest))
-    return found
+            sets.append((iteration, digest))
+    return sets
 
 
-def _inspected(checkpoint: Path, iteration: int, digest: str, nodes: Nodes, where: torch.device, verify: bool) -> LocalSet:
-    """What of a set lies on which node; every rank looks at its part of the node's files."""
+def _inspected(checkpoint: Path, iteration: int, digest: str, nodes: Nodes, device: torch.device, verify: bool) -> LocalSet:
+    """Find out which node holds which files of a set. Every rank checks a part of its node's files."""
     recorded = None
     if digest_of(checkpoint) == digest:
         try:
@@ -86,17 +88,23 @@ def _inspected(checkpoint: Path, iteration: int, digest: str, nodes: Nodes, wher
         with contextlib.suppress(OSError):
             sizes[path.name] = path.stat().st_size
             undamaged.append(path.name)
-    told: list[tuple[dict[str, int], list[str]]] = agreement.gathered((sizes if nodes.is_leader else {}, undamaged), where)
-    files: dict[str, int] = next((dict(found) for found, _ in told if found), {FileChecksums.NAME: 0})
-    return LocalSet(iteration, digest, files, _holders(files, told, nodes))
+    files_by_rank: list[tuple[dict[str, int], list[str]]] = agreement.gather_after_collective(
+        (sizes if nodes.is_leader else {}, undamaged), device
+    )
+    files: dict[str, int] = next(
+        (dict(sizes_of_rank) for sizes_of_rank, _ in files_by_rank if sizes_of_rank), {FileChecksums.NAME: 0}
+    )
+    return LocalSet(iteration, digest, files, _holders(files, files_by_rank, nodes))
 
 
-def _holders(files: Iterable[str], told: Sequence[tuple[dict[str, int], list[str]]], nodes: Nodes) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {name: [] for name in files}
+def _holders(
+    files: Iterable[str], files_by_rank: Sequence[tuple[dict[str, int], list[str]]], nodes: Nodes
+) -> dict[str, list[int]]:
+    holders: dict[str, list[int]] = {name: [] for name in files}
     for node, ranks in enumerate(nodes.ranks):
-        for name in {name for rank in ranks for name in told[rank][1]}:
-            found[name].append(node)
-    return found
+        for name in {name for rank in ranks for name in files_by_rank[rank][1]}:
+            holders[name].append(node)
+    return holders
 
 
 def _is_there(checkpoint: Path, name: str, recorded: FileChecksums, verify: bool) -> bool:

@@ -1,9 +1,8 @@
-"""Which local copies are a run's own: SAVE/local-copies.json names them, since a node's disk may have those of many runs.
+"""SAVE/local-copies.json identifies the local copies of a run, because a node's disk may hold the copies of many runs.
 
-`run` is drawn when the run begins, `generation` counts the starts that were not from its copies: those that there were do not
-count any more from then on. A node that was away and comes back with them would otherwise bring back steps that were done again.
-Without the file no copies count: whoever deletes it starts from SAVE. A hidden file beside it still says whose the copies on the
-disks are then, so that they are deleted.
+`run` is drawn when the run begins. `generation` counts the starts that did not use the copies; copies of earlier generations no
+longer count. Otherwise a node that was away would bring back steps that were trained again in the meantime. Without the file no
+copies count: to start from SAVE, delete the file. A hidden second file still names the copies then, so that they are deleted.
 """
 
 import dataclasses
@@ -26,7 +25,7 @@ HIDDEN = ".local-copies.json"
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """`iteration` is that of the newest copies that were complete, `place` the directory of the first node for them."""
+    """`iteration` is the iteration of the newest complete copies, `place` the first node's directory for copies."""
 
     run: str
     save: str
@@ -36,7 +35,7 @@ class Identity:
 
     @property
     def prefix(self) -> str:
-        """Of the names of the run's directories."""
+        """The prefix of the run's directory names."""
         return f"lt-{self.run}."
 
     @property
@@ -45,56 +44,60 @@ class Identity:
 
     @classmethod
     def agreed(cls, settings: Checkpointing) -> Self:
-        """That of the run, as its first rank reads or draws it. All ranks call it."""
+        """Read or draw the identity on the first rank, and send it to all ranks. All ranks call it."""
         return cls.recorded(settings) or cls(**agreement.from_first_rank({"run": secrets.token_hex(6), "save": _save(settings)}))
 
     @classmethod
     def recorded(cls, settings: Checkpointing) -> Self | None:
-        """That of the run, as its first rank reads it; None when SAVE names none. All ranks call it."""
-        found = cls._read(settings) if torch.distributed.get_rank() == 0 else None
-        told = agreement.from_first_rank(found and dataclasses.asdict(found))
-        return None if told is None else cls(**told)
+        """Read the identity on the first rank, and send it to all ranks; None if SAVE has no identity. All ranks call it."""
+        identity = cls._read(settings) if torch.distributed.get_rank() == 0 else None
+        fields = agreement.from_first_rank(identity and dataclasses.asdict(identity))
+        return None if fields is None else cls(**fields)
 
     @classmethod
     def _read(cls, settings: Checkpointing) -> Self | None:
         path, hidden, save = record_path(settings), record_path(settings, HIDDEN), _save(settings)
-        found, left = cls._parsed(path), cls._parsed(hidden)
-        if found is None and storage.exists(path):
+        visible, hidden_copy = cls._parsed(path), cls._parsed(hidden)
+        if visible is None and storage.exists(path):
             warn(f"{path}: is damaged, no local copies count")
-        if found is not None and found.save != save and found.iteration is not None:
-            # Of a run that was copied they are still another's, and of one that was moved there is nobody else.
+        if visible is not None and visible.save != save and visible.iteration is not None:
+            # The copies still belong to the original if the run was copied. If the run was moved, no other run uses them.
             warn(
-                f"{path}: names the local copies of {found.save}, which do not count in {save}; if that run was moved, move it"
-                f" back to use them, or delete {os.path.join(found.place or 'SAVE_LOCAL', found.prefix)}*"
+                f"{path}: names the local copies of {visible.save}, which do not count in {save}; if that run was moved, move it"
+                f" back to use them, or delete {os.path.join(visible.place or 'SAVE_LOCAL', visible.prefix)}*"
             )
-        if found is not None and found.save == save:
-            return found
-        is_own = found is None and left is not None and left.save == save
-        return dataclasses.replace(left, generation=left.generation + 1, iteration=None) if left and is_own else None
+        if visible is not None and visible.save == save:
+            return visible
+        is_own = visible is None and hidden_copy is not None and hidden_copy.save == save
+        return (
+            dataclasses.replace(hidden_copy, generation=hidden_copy.generation + 1, iteration=None)
+            if hidden_copy and is_own
+            else None
+        )
 
     @classmethod
     def _parsed(cls, path: str) -> Self | None:
         try:
             read = json.loads(storage.read_bytes(path)) if storage.exists(path) else {}
-            found = cls(**{name: value for name, value in read.items() if name != "v"}) if read else None
+            identity = cls(**{name: value for name, value in read.items() if name != "v"}) if read else None
         except (ValueError, TypeError, AttributeError):
             return None
-        return found if found is not None and found._is_sound else None
+        return identity if identity is not None and identity._is_sound else None
 
     @property
     def _is_sound(self) -> bool:
-        """Whether the file says what this class writes: directories are deleted by it."""
+        """Whether the file has the values that this class writes. Checked because directories are deleted by these names."""
         numbers = isinstance(self.generation, int) and isinstance(self.iteration, int | None)
         return numbers and isinstance(self.place, str | None) and bool(re.fullmatch("[0-9a-f]{12}", str(self.run)))
 
     def write(self, settings: Checkpointing, is_new: bool = True) -> None:
-        """By the first rank; unless it is new, only the iteration is another than before."""
+        """Write the file, on the first rank. With `is_new` false, only the iteration has changed."""
         content = (json.dumps({"v": 1, **dataclasses.asdict(self)}) + "\n").encode()
         for name in (HIDDEN, FILE) if is_new else (FILE,):
             storage.write_bytes(record_path(settings, name), content)
 
     def delete(self, settings: Checkpointing) -> None:
-        """By the first rank: the run has no copies any more."""
+        """Delete the file when the run has no more copies. The first rank calls it."""
         for name in (FILE, HIDDEN):
             storage.remove(record_path(settings, name))
 

@@ -1,13 +1,13 @@
-"""Saving to the nodes' own disks: as to SAVE, and then each node's shards once more on the next node.
+"""Save checkpoints to the nodes' disks, and copy each node's shards to the next node.
 
-1. The ranks' writers write their shards into a directory that each node has for itself. With --async-save training continues.
-2. Beside training a thread of each rank sends its shards to the next node, and receives those of the node before; each node gets
-   the small files of the first rank.
-3. When all nodes have all of it on disk, the directories get their names, and the set before, which was whole until then, goes.
+1. The ranks' writers write their shards into a directory of the node. With --async-save, training continues.
+2. A thread of each rank sends its shards to the next node and receives the shards of the previous node, beside training. Each
+   node receives the first rank's small files.
+3. When all files are on disk on all nodes, the directories are renamed, and the previous set, complete until then, is deleted.
 
-A local disk that is full or broken, on any node and at any time, ends no run: all ranks agree on it before one of them would wait
-for another, the first failure since a success is told, and each later checkpoint tries again. While a checkpoint for SAVE is
-being written no local one begins; the next step after it has one.
+A full or broken local disk ends no run, on any node and at any time. All ranks agree on the failure before a rank would wait for
+another. The first failure after a success is logged, and every later checkpoint tries again. No local checkpoint begins while a
+checkpoint for SAVE is being written; the next step begins it.
 """
 
 import contextlib
@@ -35,16 +35,16 @@ from lt_train.process import agreement, device, signals
 
 
 class LocalSaver(Saver):
-    """Saves the local checkpoints, on every rank, beside the saver of those in SAVE. A context, as that."""
+    """A context that saves local checkpoints on every rank, beside the saver of checkpoints in SAVE."""
 
     def __init__(self, shared: Saver, copies: LocalCopies):
         self._shared = shared
         self._copies = copies
         self._copying: Beside | None = None
         self._is_due = False
-        # Since the last one that was saved.
+        # Whether a local checkpoint has failed since the last success.
         self._is_failing = copies.is_told
-        super().__init__(shared.config, shared.kernels, shared.state, shared.where, shared.log, shared.arrivals)
+        super().__init__(shared.config, shared.kernels, shared.state, shared.device, shared.log, shared.arrivals)
         shared.before_saving = self._give_way
         self._start = self.state.iteration
         self._last = copies.start
@@ -58,17 +58,17 @@ class LocalSaver(Saver):
         self.datasets = self._shared.datasets
         self._makes_directory = True
         self._suffix = self._shared._suffix
-        # Of the two, one writes at a time.
+        # The two savers share one staging buffer, because one of them writes at a time.
         self._staging, self.is_async = self._shared._staging, self._shared.is_async
 
     def after_step(self, loss: float | None, slow: Slow) -> None:
-        """Save when it is time for it and no checkpoint is being written; publish what is written. All ranks call it."""
+        """Begin a local checkpoint if it is due and no checkpoint is being written; publish a written one. All ranks call it."""
         self._is_due |= self.state.iteration % self.config.checkpointing.local_interval == 0
         self.poll(slow=slow)
         if self._is_due and not self.is_writing and not self._shared.is_writing:
             self._is_due = False
             with slow():
-                device.release(self.where)
+                device.release(self.device)
                 self.save(loss, is_final=False)
 
     def save(self, loss: float | None, is_final: bool = True) -> None:
@@ -80,13 +80,13 @@ class LocalSaver(Saver):
             partial.mkdir(exist_ok=True)
         except OSError as error:
             problem = f"{partial}: {error.strerror}"
-        problem = first_failure(problem, self.where)
+        problem = first_failure(problem, self.device)
         if problem is None:
             try:
-                with first_rank_files.failures_kept() as self._kept, signals.held_back():
+                with first_rank_files.collect_failures() as self._kept, signals.held_back():
                     self._saves = self._begun(loss, partial)
             except CheckpointException as error:
-                # Of all ranks: some could not plan.
+                # The ranks agree on this error: some rank could not plan.
                 problem = saver.reason(error)
         if problem is not None:
             self._fail(problem, partial)
@@ -94,7 +94,7 @@ class LocalSaver(Saver):
             self.finish()
 
     def _give_way(self) -> None:
-        """A checkpoint for SAVE is about to be written: it stands for the local one that is due."""
+        """Skip the local checkpoint that is due, because a checkpoint for SAVE is about to be written and replaces it."""
         self._is_due = False
         self.finish()
 
@@ -103,7 +103,7 @@ class LocalSaver(Saver):
             return
         with self._saves.waiting():
             self._saves.writer.start()
-        if not agreement.largest(self._is_busy(self._saves), self.where):
+        if not agreement.reduce_maximum(self._is_busy(self._saves), self.device):
             with slow():
                 self._advance(self._saves)
 
@@ -112,7 +112,7 @@ class LocalSaver(Saver):
             self._advance(self._saves)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        # It is closed by the other.
+        # The other saver closes the staging buffer.
         self._staging = None
         super().__exit__(kind, error, trace)
 
@@ -120,7 +120,7 @@ class LocalSaver(Saver):
         return save.writer.is_running() if self._copying is None else self._copying.is_alive()
 
     def _advance(self, save: Save) -> None:
-        """From writing to copying, from copying to the end."""
+        """Move `save` from writing to copying, or from copying to its end."""
         with save.waiting():
             if self._copying is None:
                 problem = self._written(save)
@@ -140,7 +140,7 @@ class LocalSaver(Saver):
             self._fail(problem, save.partial)
 
     def _fail(self, reason: str, partial: Path | None = None) -> None:
-        """All ranks have agreed that there is no local checkpoint now, of which `partial` is what there is."""
+        """Give up the local checkpoint after all ranks have agreed. `partial` is its incomplete directory."""
         if partial:
             shutil.rmtree(partial, ignore_errors=True)
         if not self._is_failing:
@@ -149,46 +149,50 @@ class LocalSaver(Saver):
         self._is_failing = True
 
     def _has_room(self, is_final: bool) -> bool:
-        """On all nodes."""
+        """Whether all nodes have room for a set."""
         problem = self._copies.prepare()
         if problem is None:
-            problem = first_failure(self._shortage(), self.where)
+            problem = first_failure(self._shortage(), self.device)
         if problem is not None:
             self._fail(problem)
         return problem is None
 
     def _shortage(self) -> str | None:
-        """Why a set would not fit on this node."""
-        needed = CheckpointSize.from_config(self.config).local_set(len(self._copies.found_nodes))
+        """Return the reason if this node has no room for a set."""
+        required_bytes = CheckpointSize.from_config(self.config).local_set(len(self._copies.found_nodes))
         try:
             if self._last is not None and self._last.is_dir():
-                needed = int(disk_space.directory_bytes(self._last) * (1 + disk_space.MORE_SHARE)) + disk_space.MORE_BYTES
+                required_bytes = int(disk_space.directory_bytes(self._last) * (1 + disk_space.MORE_SHARE)) + disk_space.MORE_BYTES
             free = disk_space.free_bytes(self.run)
         except OSError as error:
             return f"{self.run}: {error.strerror}"
-        return f"{self.run} needs {needed / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free" if free < needed else None
+        return (
+            f"{self.run} needs {required_bytes / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free"
+            if free < required_bytes
+            else None
+        )
 
     def _written(self, save: Save) -> str | None:
-        """Wait for the writers; returns why the shards of a rank are not written."""
+        """Wait for the writers. Return the reason if a rank's shards were not written."""
         save.writer.wait()
         problem = save.writer.error[0] if save.writer.error else "the disk became full" if save.writer.lacks_room() else None
         if problem is None and self._kept:
             problem = saver.reason(self._kept[0])
-        if found := first_failure(problem, self.where):
-            return found
+        if failure := first_failure(problem, self.device):
+            return failure
         try:
-            with first_rank_files.failures_kept() as kept:
+            with first_rank_files.collect_failures() as errors:
                 for finalize in save.request.finalize_fns:
                     finalize()
-            if self.is_publisher and not kept:
+            if self.is_publisher and not errors:
                 saver.complete_files(save)
-            problem = saver.reason(kept[0]) if kept else None
+            problem = saver.reason(errors[0]) if errors else None
         except (CheckpointException, OSError, ToolError) as error:
             problem = saver.reason(error)
-        return first_failure(problem, self.where)
+        return first_failure(problem, self.device)
 
     def _copy(self, save: Save) -> str | None:
-        """Begin to send and receive; returns why that cannot be."""
+        """Start the transfers. Return the reason if they cannot start."""
         exchange = self._copies.exchange
         try:
             transfers = self._transfers(save)
@@ -198,9 +202,9 @@ class LocalSaver(Saver):
         return None
 
     def _transfers(self, save: Save) -> list[Transfer]:
-        """Each rank's shards to a rank of the next node, and what the first rank has beside them to all nodes.
+        """List the transfers: each rank's shards to a rank of the next node, and the first rank's small files to all nodes.
 
-        Raises DiskFailure on all ranks when some cannot find its own.
+        Raises DiskFailure on all ranks if a rank cannot find its files.
         """
         nodes = self._copies.found_nodes
         if len(nodes) == 1:
@@ -212,31 +216,31 @@ class LocalSaver(Saver):
             small = [(path.name, path.stat().st_size) for path in beside if path.is_file() and path.suffix != SHARDS]
         except OSError as error:
             problem = f"{save.partial}: {error.strerror}"
-        if found_problem := first_failure(problem, self.where):
+        if found_problem := first_failure(problem, self.device):
             raise DiskFailure(found_problem)
-        told = agreement.gathered({"shards": shards, "small": small}, self.where)
-        found = [Transfer(0, leader, name, size) for leader in nodes.leaders[1:] for name, size in told[0]["small"]]
+        files_by_rank = agreement.gather_after_collective({"shards": shards, "small": small}, self.device)
+        transfers = [Transfer(0, leader, name, size) for leader in nodes.leaders[1:] for name, size in files_by_rank[0]["small"]]
         for node, ranks in enumerate(nodes.ranks):
             targets = nodes.ranks[nodes.after(node)]
             for number, rank in enumerate(ranks):
                 target = targets[number % len(targets)]
-                found += [Transfer(rank, target, name, size) for name, size in told[rank]["shards"]]
-        return found
+                transfers += [Transfer(rank, target, name, size) for name, size in files_by_rank[rank]["shards"]]
+        return transfers
 
     def _published(self, save: Save, problem: str | None) -> str | None:
-        """Give the directories of all nodes their names, or of none; returns why not."""
-        if found := first_failure(problem, self.where):
-            return found
+        """Rename the directories on all nodes, or on none. Return the reason if none was renamed."""
+        if failure := first_failure(problem, self.device):
+            return failure
         target = checkpoint_layout.iteration_directory(self.run, save.record.iteration)
         if self._copies.is_leader:
             try:
                 local_files.publish_prepared_directory(save.partial, target)
             except (OSError, ToolError) as error:
                 problem = f"{target}: {saver.reason(error)}"
-        if found := first_failure(problem, self.where):
+        if failure := first_failure(problem, self.device):
             if self._copies.is_leader:
                 shutil.rmtree(target, ignore_errors=True)
-            return found
+            return failure
         self._copies.saved(save.record.iteration)
         if self._copies.is_leader:
             with contextlib.suppress(OSError):
@@ -251,11 +255,11 @@ class LocalSaver(Saver):
 
 
 def _copy_nothing(*arguments: object) -> None:
-    """Of a run on one node."""
+    """Copy nothing, because the run has one node."""
 
 
 def _delete(checkpoint: Path) -> None:
-    """It disappears by rename; the files are deleted while training continues."""
+    """Rename the checkpoint so that it disappears at once, and delete its files while training continues."""
     hidden = checkpoint.with_name(f".{checkpoint.name}.deleted")
     os.rename(checkpoint, hidden)
     threading.Thread(target=shutil.rmtree, args=(hidden,), kwargs={"ignore_errors": True}).start()

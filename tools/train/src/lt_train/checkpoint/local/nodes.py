@@ -1,7 +1,7 @@
-"""The nodes of a run in a ring: a node is the ranks that see the same local directory.
+"""Find the nodes of a run and order them in a ring: a node is the ranks that see the same local directory.
 
-It is tried, not read from the environment: each rank makes a file there and looks whose files it sees. So the ring is right under
-every launcher, and a directory that several machines share is found out, where a copy would be lost with its original.
+Each rank makes a file in the directory and lists whose files it sees, instead of reading the environment. The ring is right under
+every launcher. A directory that several machines share is noticed; there, a copy would be lost together with its original.
 """
 
 import contextlib
@@ -18,17 +18,17 @@ from lt_shared.console import BadConfig
 from lt_shared.files.local_files import creating
 from lt_train.process import agreement
 
-# What is wrong with a path and not with a disk.
+# These errors come from a wrong path, not from a broken disk.
 OF_THE_PATH = (errno.ENOTDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 class DiskFailure(Exception):
-    """A node's disk cannot be used; raised on all ranks."""
+    """A node's disk cannot be used. Raised on all ranks."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Nodes:
-    """`ranks` are those of each node, nodes in the order of their first ranks; `own` is the number of this rank's node."""
+    """`ranks` are the ranks of each node, ordered by the nodes' first ranks. `own` is the number of this rank's node."""
 
     ranks: tuple[tuple[int, ...], ...]
     own: int
@@ -50,53 +50,53 @@ class Nodes:
         return self.ranks[self.own]
 
     def after(self, node: int) -> int:
-        """The node that keeps the second copy of a node's shards."""
+        """Return the node that keeps the second copy of the shards of `node`."""
         return (node + 1) % len(self.ranks)
 
 
-def find(directory: Path, where: torch.device) -> Nodes:
-    """Look which ranks share `directory`; all ranks call it.
+def find(directory: Path, device: torch.device) -> Nodes:
+    """Find out which ranks share `directory`. All ranks call it.
 
-    Raises, on all of them, DiskFailure where some node's disk is broken, BadConfig for a directory that machines share, and
-    CannotCreate for what can be one on no node.
+    Raises on all ranks: DiskFailure if a node's disk is broken, BadConfig if several machines share the directory, CannotCreate
+    if the path cannot be a directory on any node.
     """
     rank = torch.distributed.get_rank()
     prefix = f".rank-{agreement.from_first_rank(secrets.token_hex(4))}-"
     mark = directory / f"{prefix}{rank}"
     failure: OSError | None = None
-    seen: list[int] = []
+    visible_ranks: list[int] = []
     try:
         directory.mkdir(parents=True, exist_ok=True)
         mark.touch()
     except OSError as error:
         failure = error
-    agreement.largest(0, where)
+    agreement.reduce_maximum(0, device)
     with contextlib.suppress(OSError):
-        seen = sorted(int(path.name.removeprefix(prefix)) for path in directory.glob(f"{prefix}*"))
-    said = failure and [f"{directory}: {failure.strerror}", failure.errno in OF_THE_PATH]
-    answers = agreement.gathered([socket.gethostname(), seen, said], where)
+        visible_ranks = sorted(int(path.name.removeprefix(prefix)) for path in directory.glob(f"{prefix}*"))
+    description = failure and [f"{directory}: {failure.strerror}", failure.errno in OF_THE_PATH]
+    answers = agreement.gather_after_collective([socket.gethostname(), visible_ranks, description], device)
     with contextlib.suppress(OSError):
         mark.unlink()
     _raise_failure(directory, answers, failure)
-    ranks = tuple(sorted({tuple(found) for _, found, _ in answers}))
-    for found in ranks:
-        if len(hosts := {answers[each][0] for each in found}) > 1:
+    ranks = tuple(sorted({tuple(node_ranks) for _, node_ranks, _ in answers}))
+    for node_ranks in ranks:
+        if len(hosts := {answers[rank_of_node][0] for rank_of_node in node_ranks}) > 1:
             raise BadConfig(
                 f"--save-local {directory}: is the same directory on {' and '.join(sorted(hosts)[:2])}",
                 "name one that each node has for itself, such as /local_nvme/copies or /dev/shm/copies",
             )
-    return Nodes(ranks, next(number for number, found in enumerate(ranks) if rank in found))
+    return Nodes(ranks, next(number for number, node_ranks in enumerate(ranks) if rank in node_ranks))
 
 
-def first_failure(problem: str | None, where: torch.device) -> str | None:
-    """The problem of the first rank that has one with its node's disk, and where. All ranks call it."""
-    return agreement.first_problem(problem and f"{problem} ({socket.gethostname()})", where)
+def first_failure(problem: str | None, device: torch.device) -> str | None:
+    """Return the first rank's problem with its node's disk, with the host name, or None. All ranks call it."""
+    return agreement.first_problem(problem and f"{problem} ({socket.gethostname()})", device)
 
 
-def _raise_failure(directory: Path, answers: list[Any], own: OSError | None) -> None:
-    if own and all(said and said[1] for _, _, said in answers):
+def _raise_failure(directory: Path, answers: list[Any], local_error: OSError | None) -> None:
+    if local_error and all(description and description[1] for _, _, description in answers):
         with creating(f"--save-local {directory}"):
-            raise own
-    for host, seen, said in answers:
-        if said or not seen:
-            raise DiskFailure(f"{said[0] if said else f'{directory}: it cannot be read'} ({host})")
+            raise local_error
+    for host, visible_ranks, description in answers:
+        if description or not visible_ranks:
+            raise DiskFailure(f"{description[0] if description else f'{directory}: it cannot be read'} ({host})")

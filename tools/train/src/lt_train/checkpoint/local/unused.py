@@ -1,6 +1,7 @@
-"""The local copies of a run that goes on without --save-local: what it trains from here on is not in them, none may count again.
+"""Invalidate the local copies of a run that resumes without --save-local, because the copies will lack its next steps.
 
-That is said at the start and done when the state is in memory: whoever has forgotten the option can still end the run in between.
+A warning is printed at the start. The copies are deleted when the state is in memory, so a user who forgot the option can still
+stop the run before.
 """
 
 import contextlib
@@ -16,17 +17,17 @@ from lt_train.config.settings.checkpointing import Checkpointing
 
 
 class UnusedCopies:
-    """All ranks make it together, and call its method together."""
+    """The local copies to invalidate. All ranks construct it together and call its method together."""
 
     def __init__(self, settings: Checkpointing):
         self._settings = settings
         self._identity = Identity.recorded(settings) if settings.save else None
         self._is_first = torch.distributed.get_rank() == 0
-        newest, own = self._identity.iteration if self._identity else None, own_iteration(settings)
-        if self._is_first and newest is not None and newest > own:
+        newest, start_iteration = self._identity.iteration if self._identity else None, resumed_iteration(settings)
+        if self._is_first and newest is not None and newest > start_iteration:
             warn(
                 f"{record_path(settings)}: the local copies of iteration {newest} are not used without --save-local, the run"
-                f" continues from iteration {own}; they are deleted when its training begins"
+                f" continues from iteration {start_iteration}; they are deleted when its training begins"
             )
 
     def delete(self) -> None:
@@ -37,14 +38,14 @@ class UnusedCopies:
         delete_copies(self._identity, self._identity.place)
 
 
-def own_iteration(settings: Checkpointing) -> int:
-    """That of the checkpoint in SAVE which the run starts from; 0 when it starts from none of its own."""
-    own = settings.start is not None and settings.continues
-    return (checkpoint_layout.iteration_of(Path(str(settings.start))) or 0) if own else 0
+def resumed_iteration(settings: Checkpointing) -> int:
+    """Return the iteration of the checkpoint in SAVE that the run resumes; 0 if it resumes none."""
+    continues_run = settings.start is not None and settings.continues
+    return (checkpoint_layout.iteration_of(Path(str(settings.start))) or 0) if continues_run else 0
 
 
 def delete_copies(identity: Identity, place: str | None, but: str | None = None) -> None:
-    """Delete what this node has of the run's copies in `place`, but for directories of that name, as far as the disk lets it."""
+    """Delete the run's copies in `place` on this node, except directories named `but`. Ignore errors of the disk."""
     with contextlib.suppress(OSError):
         for path in Path(place).glob(f"{identity.prefix}*") if place else ():
             if path.name != but:

@@ -107,13 +107,13 @@ def _fill_in_checksums(head: bytearray, data_bytes: int, data_crc: int, tail: by
         (offset,) = struct.unpack_from("<L", tail, entry + 42)
         extra = tail[entry + _DIRECTORY_ENTRY_BYTES + name_bytes :][:extra_bytes]
         size, offset = _unmoved(size, offset, struct.unpack_from("<L", tail, entry + 20)[0], extra)
-        where, start = (tail, offset - tail_start) if offset >= tail_start else (head, offset)
-        assert where[start : start + 4] == _LOCAL_HEADER
-        begin = start + _LOCAL_HEADER_BYTES + sum(struct.unpack_from("<HH", where, start + 26))
-        if where is head and begin + size > len(head):
+        buffer, start = (tail, offset - tail_start) if offset >= tail_start else (head, offset)
+        assert buffer[start : start + 4] == _LOCAL_HEADER
+        begin = start + _LOCAL_HEADER_BYTES + sum(struct.unpack_from("<HH", buffer, start + 26))
+        if buffer is head and begin + size > len(head):
             crc, descriptors, behind = data_crc, tail, begin + size - tail_start
         else:
-            crc, descriptors, behind = checksums.crc32(where[begin : begin + size]), where, begin + size
+            crc, descriptors, behind = checksums.crc32(buffer[begin : begin + size]), buffer, begin + size
         if size:
             assert descriptors[behind : behind + 4] == _DESCRIPTOR
             struct.pack_into("<L", descriptors, behind + 4, crc)

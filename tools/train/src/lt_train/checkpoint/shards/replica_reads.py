@@ -1,13 +1,13 @@
-"""Objects on a store that all ranks of a group need: one of them reads each, and broadcasts it to the others.
+"""Read objects on a store once per group of ranks: one rank reads each object and broadcasts it to the group.
 
-Data-parallel replicas have the same weights, and ranks of another layout than the checkpoint's need rows of the same objects. If
-each read them for itself, the store would send a copy for each replica. So the ranks agree in which objects all of a group need:
-all ranks, those of data parallelism, those that share experts, each of what the groups before have left. An all-reduce of a byte
-for each object of the checkpoint tells, whatever the layouts. Other objects are read as if there was no group.
+Data-parallel replicas have the same weights. Ranks with another layout than the checkpoint need rows of the same objects. If
+every rank read its objects alone, the store would send one copy per replica. The groups are tried in this order: all ranks, the
+data-parallel ranks, the ranks that share experts. An all-reduce of one byte per object finds the objects that a whole group
+needs and no earlier group reads, under any layout. A rank reads the remaining objects alone.
 
-All ranks of a group go through its objects in the order of the files. Consecutive bytes, a stripe, are one rank's to read, ahead
-of its turn; of what is sent there is one piece in the memory of the device. A rank that fails takes part until its next turn, and
-says so there: nobody waits for it.
+All ranks of a group take the objects in file order. One rank reads a stripe of consecutive bytes, ahead of its turn. The device
+holds one broadcast piece at a time. A rank that fails takes part until its next turn and reports the failure there, because the
+other ranks would wait for it.
 """
 
 import json
@@ -29,36 +29,36 @@ STRIPE_BYTES, PIECE_BYTES = 32 << 20, 32 << 20
 
 
 class Exchange:
-    """The objects at `places`, in this order, that all ranks of `group` need; `own` are those that this rank reads."""
+    """The objects at `places`, in order, that all ranks of `group` need. This rank reads the objects in `own`."""
 
-    def __init__(self, places: Sequence[Place], group: torch.distributed.ProcessGroup, where: torch.device):
+    def __init__(self, places: Sequence[Place], group: torch.distributed.ProcessGroup, device: torch.device):
         self.places = places
         self._group = group
         self._rank = torch.distributed.get_rank(group)
         self._left = deque(zip(places, _readers(places, torch.distributed.get_world_size(group)), strict=True))
         self.own = [place for place, reader in self._left if reader == self._rank]
         largest = max((place.size_bytes for place in places), default=0)
-        self._buffer = torch.empty(min(PIECE_BYTES, largest) + 1, dtype=torch.uint8, device=where)
+        self._buffer = torch.empty(min(PIECE_BYTES, largest) + 1, dtype=torch.uint8, device=device)
 
     def take(self, place: Place, read: Take) -> memoryview:
-        """The object's bytes, those of this rank by `read`. Raises Echo when another rank has failed."""
+        """Return the bytes of the object at `place`; call `read` if this rank reads it. Raise Echo if another rank has failed."""
         while True:
-            found, content = self._next(read)
-            if found == place:
+            received_place, content = self._next(read)
+            if received_place == place:
                 return content
 
     def finish(self, read: Take) -> None:
-        """Take part in what is left, which this rank had already."""
+        """Take part in the remaining broadcasts, whose objects this rank had already."""
         while self._left:
             self._next(read)
 
     def give_up(self) -> None:
-        """Tell the others that this rank has failed, unless nothing is left."""
+        """Report this rank's failure to the group, unless all objects have been broadcast."""
         while self._left:
             self._next(None)
 
     def _next(self, read: Take | None) -> tuple[Place, memoryview]:
-        """Without `read` this rank has failed, and raises nothing for it."""
+        """Broadcast the next object. Without `read`, this rank has failed and raises no error for it."""
         place, reader = self._left[0]
         content = None
         if reader != self._rank:
@@ -100,13 +100,13 @@ def _readers(places: Sequence[Place], ranks: int) -> Iterator[int]:
 
 
 class Replicas:
-    """The groups of ranks in which this one reads a checkpoint."""
+    """The groups of ranks with which this rank reads a checkpoint."""
 
-    def __init__(self, groups: Sequence[torch.distributed.ProcessGroup], where: torch.device):
-        self._groups, self._where = groups, where
+    def __init__(self, groups: Sequence[torch.distributed.ProcessGroup], device: torch.device):
+        self._groups, self._device = groups, device
 
     @classmethod
-    def of_run(cls, where: torch.device) -> Self:
+    def of_run(cls, device: torch.device) -> Self:
         groups = [
             torch.distributed.group.WORLD,
             parallel_state.get_data_parallel_group(with_context_parallel=True),
@@ -114,34 +114,36 @@ class Replicas:
         ]
         by_ranks: dict[tuple[int, ...], torch.distributed.ProcessGroup] = {}
         for group in groups:
-            # The first of those of the same ranks: it has a communicator already.
+            # If several groups have the same ranks, take the first group: it has a communicator already.
             by_ranks.setdefault(tuple(torch.distributed.get_process_group_ranks(group)), group)
-        return cls([group for ranks, group in by_ranks.items() if len(ranks) > 1], where)
+        return cls([group for ranks, group in by_ranks.items() if len(ranks) > 1], device)
 
-    def exchanges(self, stored: StoredShards, known: Collection[Place], wanted: Collection[Place]) -> list[Exchange]:
-        """One for each group, to be gone through in this order by all ranks; `known` are all objects of the checkpoint, of which
-        this rank needs those `wanted`.
+    def exchanges(
+        self, stored: StoredShards, known_places: Collection[Place], requested_places: Collection[Place]
+    ) -> list[Exchange]:
+        """Plan one exchange per group. All ranks go through the exchanges in this order.
 
-        Raises BadData when the ranks have different checkpoints before them.
+        `known_places` are all objects of the checkpoint, `requested_places` the objects that this rank needs. Raises BadData if
+        the ranks see different checkpoints.
         """
         if not self._groups:
             return []
-        ordered = sorted(known)
+        ordered = sorted(known_places)
         self._check_same(stored, ordered)
-        chosen = set(wanted)
-        left = torch.tensor([place in chosen for place in ordered], dtype=torch.uint8)
-        found = []
+        chosen = set(requested_places)
+        pending = torch.tensor([place in chosen for place in ordered], dtype=torch.uint8)
+        exchanges = []
         for group in self._groups:
-            common = left.to(self._where, copy=True)
+            common = pending.to(self._device, copy=True)
             torch.distributed.all_reduce(common, torch.distributed.ReduceOp.MIN, group)
             places = [ordered[number] for number in common.nonzero().view(-1).tolist()]
-            found.append(Exchange(places, group, self._where))
-            left -= common.to(left.device)
-        return found
+            exchanges.append(Exchange(places, group, self._device))
+            pending -= common.to(pending.device)
+        return exchanges
 
-    def _check_same(self, stored: StoredShards, known: Sequence[Place]) -> None:
+    def _check_same(self, stored: StoredShards, known_places: Sequence[Place]) -> None:
         versions = sorted((name, shard.size_bytes, shard.version) for name, shard in stored.shards.items())
-        digest = zlib.crc32(json.dumps([versions, known]).encode())
-        largest, smallest = agreement.asked([digest, -digest], self._where)()
+        digest = zlib.crc32(json.dumps([versions, known_places]).encode())
+        largest, smallest = agreement.start_maximum([digest, -digest], self._device)()
         if largest != -smallest:
             raise BadData(f"{stored.url}: was replaced while the nodes copied its small files", "run the same command again")

@@ -1,8 +1,8 @@
-"""The files of a rank's shards: which object is in which, and how they are written.
+"""Distribute a rank's objects to shard files, and write the files.
 
-megatron-core's own writer copies every tensor on the CPU that is a part of a larger one, as all of a distributed optimizer's are,
-before it forks; has a process or a thread for each file, whose number differs between its versions; and writes through the page
-cache what torch has serialised and summed up. Here a tensor stays where it is until the block that is written is filled with it.
+megatron-core's writer copies every CPU tensor that is a view of a larger one, as all tensors of a distributed optimizer are,
+before it forks. It has a process or a thread per file, whose number differs between versions. It serialises with torch, computes
+checksums, and writes through the page cache. Here a tensor is not copied before the block for it is filled.
 """
 
 import queue
@@ -21,16 +21,16 @@ from lt_train.checkpoint.shards import archives, tensor_archive
 from lt_train.checkpoint.shards.archives import Archive, Written
 from lt_train.megatron.filesystem_async import write_by
 
-# While the block of one is filled, that of another is written.
+# With two files, one file's block is filled while the other file's block is written.
 FILES = 2
-# A connection to a store is slower than a disk, and several are faster than one.
+# One connection to a store is slower than a disk; several connections together are faster.
 REMOTE_FILES = 8
-# Path, name in the index, and the objects and the tensors in it, each with what torch wants to know of it.
+# Path, name in the index, then objects and tensors, each with torch's write item.
 Bucket = tuple[str, str, tuple[list[tuple[Any, Any]], list[tuple[Any, torch.Tensor]]]]
 
 
 class WriteResults:
-    """In place of a queue: what was written into each file, by its number, or the error that kept it from being written."""
+    """In place of a queue: the objects written into each file, by file number, or the error that stopped writing."""
 
     def __init__(self) -> None:
         self._results: Any = None
@@ -45,7 +45,7 @@ class WriteResults:
 
 
 def prepare(writer: Any, plan: Any, planner: Any) -> None:
-    """megatron-core's `prepare_write_data`: distributes a rank's objects to files of about the same size."""
+    """Distribute a rank's objects to files of about the same size, in place of megatron-core's `prepare_write_data`."""
     writer.write_buckets = []
     for items in filesystem_async._split_by_size_and_type(writer.thread_count, plan.items):
         objects = [(item, planner.resolve_data(item)) for item in items if item.type == WriteItemType.BYTE_IO]
@@ -57,19 +57,19 @@ def prepare(writer: Any, plan: Any, planner: Any) -> None:
 
 
 def function_and_arguments(writer: Any) -> tuple[Any, Any, list[Any]]:
-    """megatron-core's `get_save_function_and_args`: what writes, what it would bring to host memory with, what is written."""
+    """Return the write function, the staging function and the arguments, in place of `get_save_function_and_args`."""
     if not writer.write_buckets:
         return None, None, []
     return write, None, [torch.distributed.get_rank(), writer.write_buckets, writer.results_queue]
 
 
 def install() -> None:
-    """Have megatron-core hand out `write` from now on, in this process."""
+    """Let megatron-core return `write` in this process from now on."""
     write_by(prepare, function_and_arguments)
 
 
 def write(rank: int, buckets: Sequence[Bucket], results: WriteResults) -> None:
-    """Write all files of a rank, several at a time, and put what is in them, or the error, into `results`."""
+    """Write all files of a rank, several at a time, and put the written objects or the error into `results`."""
     try:
         files = archives.write_files([(path, _archives(content)) for path, _, content in buckets])
     except ToolError:
@@ -81,12 +81,12 @@ def write(rank: int, buckets: Sequence[Bucket], results: WriteResults) -> None:
 
 
 def write_results(buckets: Sequence[Bucket], files: Sequence[Sequence[Written]]) -> dict[int, list[CheckedWriteResult]]:
-    """Where each object is, and its CRC-32, in megatron-core's terms."""
+    """Convert positions and CRC-32 of the written objects to megatron-core's write results."""
     return {number: _of_file(bucket, objects) for number, (bucket, objects) in enumerate(zip(buckets, files, strict=True))}
 
 
 def _archives(content: tuple[list[Any], list[Any]]) -> Iterator[Archive]:
-    """The objects of a file, and then its tensors, each brought to host memory when its turn comes."""
+    """Yield the objects of a file, then its tensors. Each tensor is copied to host memory in its turn."""
     objects, tensors = content
     for _, data in objects:
         yield archives.plain(data.getbuffer())

@@ -1,4 +1,4 @@
-"""The environment variables of launchers of MPI programs, and numbers in variables."""
+"""The environment variables in which launchers and schedulers number processes, and functions that read numbers from them."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -12,10 +12,10 @@ REMEDY = "start with srun, mpirun or torchrun, or unset what one of them has lef
 
 @dataclasses.dataclass(frozen=True)
 class Variables:
-    """The variables in which a launcher of MPI programs counts its processes. Of several names, the first that is set counts.
+    """The variables in which one launcher numbers and counts its processes. The first name that is set is read.
 
-    `local_size` may be unset if `nodes` is not: Flux tells the number of nodes only. `job` tells the jobs of a machine apart.
-    `pass_address` is a command that passes MASTER_ADDR to all processes.
+    `local_size` may be unset if `nodes` is set: Flux counts the nodes only. `job` distinguishes jobs on one machine. `address`
+    names the first host. `pass_address` is a command that passes MASTER_ADDR to all processes.
     """
 
     launcher: str
@@ -25,6 +25,7 @@ class Variables:
     local_size: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     job: tuple[str, ...] = ()
+    address: tuple[str, ...] = ()
     pass_address: str = "export MASTER_ADDR=HOST, the host of the first process, before mpiexec"
 
     def assignments(self, environment: Mapping[str, str]) -> str:
@@ -74,8 +75,8 @@ LAUNCHERS = (
         job=("FLUX_JOB_ID",),
         pass_address='flux run --env MASTER_ADDR="$(flux hostlist --nth=0 local)" lt-train ...',
     ),
-    # MPICH, Intel MPI and Hydra have MPI_LOCALRANKID beside PMI_RANK, Cray's PMI has PMI_LOCAL_RANK. PALS numbers processes, and
-    # counts those of a host only; PMI counts all of them, unless PALS was asked for PMIx.
+    # MPICH, Intel MPI and Hydra have MPI_LOCALRANKID beside PMI_RANK, Cray's PMI has PMI_LOCAL_RANK. PALS numbers processes and
+    # counts the processes of one host only. PMI counts all processes, unless PALS uses PMIx.
     Variables(
         MPIEXEC,
         rank=("PMI_RANK", "PMI_ID", "PALS_RANKID"),
@@ -86,16 +87,44 @@ LAUNCHERS = (
     ),
 )
 SLURM = Variables("srun", rank=("SLURM_PROCID",), size=("SLURM_STEP_NUM_TASKS",), local_rank=("SLURM_LOCALID",))
-# Of a task of a step whose own size is unset, as in a container that passes some variables on.
+# A container may pass on only some variables, without the size of the step: the job's size is read then.
 SLURM_STEP = dataclasses.replace(SLURM, size=("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"))
 # Slurm's numbers of an sbatch script, of an interactive shell and of other steps without tasks begin here.
 RESERVED_STEPS = 0xFFFFFFF0
-# These number a process and count none.
+# These launchers number a process, but count no processes.
 UNCOUNTED = (Variables("PMIx", rank=("PMIX_RANK",), job=("PMIX_NAMESPACE",)), Variables("aprun", rank=("ALPS_APP_PE",)))
+
+# Schedulers that start one process on each node, and launchers whose rendezvous lt-train cannot read (job_nodes.py). These
+# variables number a process and count the processes, but no two schedulers name the first host alike.
+NODE_SCHEDULERS = (
+    Variables("poe", rank=("MP_CHILD",), size=("MP_PROCS",)),
+    Variables("Platform MPI", rank=("MPI_RANKID",), size=("MPI_NRANKS",)),
+    Variables("mpirun", rank=("MPIRUN_RANK",), size=("MPIRUN_NPROCS",)),
+    Variables("horovodrun", rank=("HOROVOD_RANK",), size=("HOROVOD_SIZE",), address=("HOROVOD_GLOO_RENDEZVOUS_ADDR",)),
+    Variables("Paddle's launcher", rank=("PADDLE_TRAINER_ID",), size=("PADDLE_TRAINERS_NUM",)),
+    Variables("JAX's launcher", rank=("JAX_PROCESS_ID",), size=("JAX_NUM_PROCESSES",)),
+    Variables(
+        "AWS Batch",
+        rank=("AWS_BATCH_JOB_NODE_INDEX",),
+        size=("AWS_BATCH_JOB_NUM_NODES",),
+        address=("AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS",),
+    ),
+    Variables("SkyPilot", rank=("SKYPILOT_NODE_RANK",), size=("SKYPILOT_NUM_NODES",), address=("SKYPILOT_NODE_IPS",)),
+    Variables("dstack", rank=("DSTACK_NODE_RANK",), size=("DSTACK_NODES_NUM",), address=("DSTACK_MASTER_NODE_IP",)),
+    Variables(
+        "Beaker", rank=("BEAKER_REPLICA_RANK",), size=("BEAKER_REPLICA_COUNT",), address=("BEAKER_LEADER_REPLICA_HOSTNAME",)
+    ),
+    Variables("Metaflow", rank=("MF_PARALLEL_NODE_INDEX",), size=("MF_PARALLEL_NUM_NODES",), address=("MF_PARALLEL_MAIN_IP",)),
+    Variables("a LeaderWorkerSet", rank=("LWS_WORKER_INDEX",), size=("LWS_GROUP_SIZE",), address=("LWS_LEADER_ADDRESS",)),
+    Variables("pbsdsh", rank=("PBS_NODENUM",)),
+    Variables("accelerate", rank=("MACHINE_RANK",), size=("NUM_MACHINES",), address=("MAIN_PROCESS_IP", "MASTER_ADDR")),
+    # Names that scripts around torchrun have, and Lightning, MosaicML and Azure ML.
+    Variables("a launcher", rank=("NODE_RANK",), size=("NNODES", "NUM_NODES", "NODE_COUNT"), address=("MASTER_ADDR",)),
+)
 
 
 def local_size_of(environment: Mapping[str, str], variables: Variables, size: int) -> int:
-    """The number of processes on this host. Raises BadConfig if it is unknown, or more than all processes."""
+    """Read the number of processes on this host. Raise BadConfig if it is unknown or exceeds `size`."""
     if variables.nodes and not any(environment.get(name) for name in variables.local_size):
         nodes = counted(environment, variables, variables.nodes)
         if nodes < 1 or size % nodes:
@@ -115,18 +144,18 @@ def local_size_of(environment: Mapping[str, str], variables: Variables, size: in
 
 
 def check_alone(environment: Mapping[str, str]) -> None:
-    """Raises BadConfig for one of several processes of a job whose number is unknown: each of them would train alone.
+    """Raise BadConfig if the environment numbers this process but counts no processes: each process would train alone.
 
     The script of an sbatch job is task 0 of as many tasks as the job has, and is alone.
     """
     is_step = 0 <= first_number(environment, ("SLURM_STEP_ID", "SLURM_STEPID"), -1) < RESERVED_STEPS
-    of_slurm = SLURM_STEP if is_step else SLURM
-    everywhere = (*LAUNCHERS, *UNCOUNTED, of_slurm)
-    is_counted = any(first_number(environment, variables.size, 0) == 1 for variables in everywhere)
-    for variables in everywhere:
+    slurm_variables = SLURM_STEP if is_step else SLURM
+    all_variables = (*LAUNCHERS, *UNCOUNTED, slurm_variables)
+    is_counted = any(first_number(environment, variables.size, 0) == 1 for variables in all_variables)
+    for variables in all_variables:
         numbers = [first_number(environment, names, 0) for names in (variables.rank, variables.local_rank)]
         numbers += [first_number(environment, names, 1) - 1 for names in (variables.size, variables.local_size, variables.nodes)]
-        is_numbered = _is_numbered(environment, variables) and variables is not of_slurm
+        is_numbered = _is_numbered(environment, variables) and variables is not slurm_variables
         if variables in UNCOUNTED and variables.job:
             # PMIx has no job without a name space.
             is_numbered &= any(environment.get(name) for name in variables.job)
@@ -139,7 +168,7 @@ def check_alone(environment: Mapping[str, str]) -> None:
 
 
 def check_whole(environment: Mapping[str, str], world_size: int) -> None:
-    """Raises BadConfig if torchrun counts fewer ranks than a launcher has processes: each of those would train alone."""
+    """Raise BadConfig if torchrun counts fewer ranks than a launcher has processes: each process would train alone."""
     for variables in (*LAUNCHERS, SLURM):
         size = first_number(environment, variables.size, 1)
         if size > world_size:
@@ -159,7 +188,7 @@ def _is_numbered(environment: Mapping[str, str], variables: Variables) -> bool:
 
 
 def counted(environment: Mapping[str, str], variables: Variables, names: Sequence[str]) -> int:
-    """The number in the first of the variables that is set. Raises BadConfig if none is."""
+    """Read the number in the first variable that is set. Raise BadConfig if all are unset."""
     if not any(environment.get(name) for name in names):
         raise BadConfig(
             f"the environment describes a rank, but {' or '.join(names)} is not set ({variables.assignments(environment)})",
@@ -188,7 +217,7 @@ def read_text(environment: Mapping[str, str], name: str) -> str:
 
 
 def read_number(environment: Mapping[str, str], name: str, otherwise: int | None = None) -> int:
-    """What is not set, or empty, is `otherwise`, where there is one."""
+    """Read an integer. Return `otherwise`, unless it is None, for a variable that is unset or empty."""
     if otherwise is not None and not environment.get(name):
         return otherwise
     text = read_text(environment, name)
@@ -201,7 +230,7 @@ def read_number(environment: Mapping[str, str], name: str, otherwise: int | None
 
 
 def first_number(environment: Mapping[str, str], names: Sequence[str], otherwise: int) -> int:
-    """The number in the first of the variables that is set."""
+    """Read the number in the first variable that is set; `otherwise` if all are unset."""
     return next((read_number(environment, name) for name in names if environment.get(name)), otherwise)
 
 

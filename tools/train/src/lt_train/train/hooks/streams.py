@@ -88,7 +88,7 @@ class Streams(Hook):
         started = time.monotonic()
         warning = started + FIRST_WARNING_SECONDS
         while True:
-            arrival, reason = agreement.asked([self.arrivals.of(end), self.limits.reached(iteration)], self.device)()
+            arrival, reason = agreement.start_maximum([self.arrivals.of(end), self.limits.reached(iteration)], self.device)()
             if reason or arrival == Arrival.READY:
                 break
             if arrival == Arrival.FAILED:
