@@ -108,8 +108,8 @@ def version_option(tool: str, *distributions: str) -> Callable[[Any], Any]:
 
     def show(context: click.Context, option: click.Parameter, is_given: bool) -> None:
         if is_given and not context.resilient_parsing:
-            found = {"Python": platform.python_version()} | installed_versions(distributions)
-            click.echo(f"{tool} {version_of(tool)}\n{', '.join(f'{name} {number}' for name, number in found.items())}")
+            versions = {"Python": platform.python_version()} | installed_versions(distributions)
+            click.echo(f"{tool} {version_of(tool)}\n{', '.join(f'{name} {number}' for name, number in versions.items())}")
             context.exit()
 
     return click.option(
@@ -226,8 +226,8 @@ def _spelled(option: click.Option) -> str:
         return f"--{_long_name(option)}"
     is_number = isinstance(option.type, click.types.IntParamType | click.types.FloatParamType)
     is_choice = isinstance(option.type, click.Choice)
-    taken = option.metavar or ("N" if is_number else "NAME" if is_choice else option.type.name.upper())
-    return f"--{_long_name(option)} {taken}"
+    value_name = option.metavar or ("N" if is_number else "NAME" if is_choice else option.type.name.upper())
+    return f"--{_long_name(option)} {value_name}"
 
 
 def _write_lines(formatter: click.HelpFormatter, rows: Sequence[tuple[str, str]]) -> None:

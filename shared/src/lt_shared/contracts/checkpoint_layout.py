@@ -135,7 +135,7 @@ def iteration_of(directory: Path) -> int | None:
 
 
 def check_shard_name(name: object, origin: str) -> None:
-    """Raises BadData for what is not the name of a file directly in a checkpoint's directory, where all shards are."""
+    """Raises BadData if a shard's name leads out of the checkpoint's directory or into a subfolder."""
     if not isinstance(name, str):
         raise BadData(f"{origin}: names a shard that is no text")
     if name in ("", ".", "..") or "/" in name or "\0" in name:
@@ -192,8 +192,8 @@ def checkpoints(run: Path) -> list[Path]:
     """Iteration directories of a run, newest first, complete or not."""
     if not run.is_dir():
         return []
-    found = [(iteration, path) for path in run.iterdir() if (iteration := iteration_of(path)) is not None]
-    return [path for _, path in sorted(found, reverse=True)]
+    checkpoint_paths = [(iteration, path) for path in run.iterdir() if (iteration := iteration_of(path)) is not None]
+    return [path for _, path in sorted(checkpoint_paths, reverse=True)]
 
 
 def newest_before(run: Path, step: int) -> Path | None:

@@ -83,8 +83,8 @@ class Architecture(Sizes):
     def from_record(cls, record: dict[str, Any]) -> Self:
         if not isinstance(record, dict):
             raise BadConfig(f"architecture is malformed: {type(record).__name__} instead of an object")
-        known = {field.name for field in dataclasses.fields(cls)}
-        unknown = sorted(set(record) - known)
+        field_names = {field.name for field in dataclasses.fields(cls)}
+        unknown = sorted(set(record) - field_names)
         if unknown:
             raise BadConfig(f"architecture has unknown fields: {', '.join(unknown)}", "it was written by a newer version")
         scaling, latent = record.get("rope_scaling"), record.get("latent_attention")

@@ -13,7 +13,7 @@ def weights(model: Sizes, layer: int, experts: int) -> int:
 
 
 def biases(model: Sizes, layer: int, experts: int) -> int:
-    """Those of the same."""
+    """Return the number of bias parameters in a layer's MLP."""
     if model.family == "gpt":
         return model.ffn_hidden_size + model.hidden_size
     if not model.add_bias_linear:

@@ -175,9 +175,9 @@ class Sizes:
 
     def _check_experts(self) -> None:
         if self.num_experts is None:
-            given = [field for field in _OF_EXPERTS if getattr(self, field)]
-            if given:
-                raise BadConfig(f"{', '.join(given)} for a model without experts", "give num_experts")
+            expert_fields = [field for field in _OF_EXPERTS if getattr(self, field)]
+            if expert_fields:
+                raise BadConfig(f"{', '.join(expert_fields)} for a model without experts", "give num_experts")
             return
         if self.family != "llama":
             raise BadConfig("experts are known in the Llama style only", "use RoPE, RMSNorm, SwiGLU and no biases")
@@ -251,8 +251,8 @@ class Sizes:
 
     def mixer(self, layer: int) -> str:
         """The kind of mixer of a layer. Multi-token prediction layers, from `num_layers` on, have the kind that is named last."""
-        *others, last = self.mixers
-        return next((kind for kind in others if layer in self.mixers[kind]), last)
+        *first_mixers, last = self.mixers
+        return next((kind for kind in first_mixers if layer in self.mixers[kind]), last)
 
     def layer_kind(self, layer: int) -> tuple[str, bool]:
         """Layers with the same mixer, all with experts or all without, have the same tensors."""

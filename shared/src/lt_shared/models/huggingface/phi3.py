@@ -60,9 +60,12 @@ def _published(scaling: LongRopeScaling) -> dict[str, Any]:
 
 
 def _read(config: dict[str, Any], name: str) -> Architecture:
-    given = {**config, **{field: _renamed(config, field) for field in ("rope_scaling", "rope_parameters") if config.get(field)}}
-    found = config_fields.read(
-        given,
+    renamed_config = {
+        **config,
+        **{field: _renamed(config, field) for field in ("rope_scaling", "rope_parameters") if config.get(field)},
+    }
+    fields = config_fields.read(
+        renamed_config,
         name,
         "phi3",
         absent=_ABSENT,
@@ -70,7 +73,7 @@ def _read(config: dict[str, Any], name: str) -> Architecture:
         sliding_window=config.get("sliding_window"),
         model_type="phi3",
     )
-    return architecture_without_usual_factor(found)
+    return architecture_without_usual_factor(fields)
 
 
 def _renamed(config: dict[str, Any], field: str) -> dict[str, Any]:

@@ -178,16 +178,16 @@ def _function_names(value: Any) -> list[str]:
     """The dotted names of functions and classes in `[MODULE, FUNCTION]`, or in an object of YAML, at any depth."""
     if isinstance(value, Mapping):
         target = [str(value["_target_"])] if "_target_" in value else []
-        return target + [name for each in value.values() if isinstance(each, Mapping | list) for name in _function_names(each)]
-    if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
+        return target + [name for child in value.values() if isinstance(child, Mapping | list) for name in _function_names(child)]
+    if isinstance(value, list | tuple) and all(isinstance(child, str) for child in value):
         return [".".join(value)] if value else []
     if isinstance(value, list | tuple):
-        return [name for each in value for name in _function_names(each)]
+        return [name for child in value for name in _function_names(child)]
     return [str(value)] if value else []
 
 
 def is_known(field: str) -> bool:
-    """Whether it is known what the field does to a model."""
+    """Return whether the field, or its prefix, is in one of the lists."""
     listed = any(field in fields for fields in (READ, _OFF, _HYBRIDS, _SPECS, WITHOUT_EFFECT, TRAINING_ONLY))
     return listed or field.startswith(WITHOUT_EFFECT_PREFIXES)
 
