@@ -226,8 +226,7 @@ def _deliver(pending: Sequence[Record], channels: Channels) -> list[Record]:
     for problem in problems:
         warn(problem)
     undelivered = [one for one in remaining if one["channels"]]
-    if len(undelivered) > MAXIMUM_UNDELIVERED:
-        warn(
-            f"{len(undelivered) - MAXIMUM_UNDELIVERED} findings are given up: more than {MAXIMUM_UNDELIVERED} could not be delivered"
-        )
+    excess = len(undelivered) - MAXIMUM_UNDELIVERED
+    if excess > 0:
+        warn(f"{excess} findings are given up: more than {MAXIMUM_UNDELIVERED} could not be delivered")
     return undelivered[:MAXIMUM_UNDELIVERED]

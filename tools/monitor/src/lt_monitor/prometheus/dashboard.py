@@ -30,7 +30,7 @@ PANELS = (
     Panel("Since the last step", ((f"time() - lt_train_last_step_timestamp_seconds{RUNS}", "{{run}}"),), "s", "stat", 6, 4, _BIG),
     Panel("Goodput", ((f"lt_train_goodput_ratio{RUNS}", "{{run}}"),), "percentunit", "stat", 6, 4, _BIG),
     Panel(
-        "Time x",
+        "Time left",
         ((f"(lt_train_total_steps{RUNS} - lt_train_step{RUNS}) * lt_train_step_seconds{RUNS}", "{{run}}"),),
         "s", "stat", 6, 4, _BIG,
     ),
@@ -114,7 +114,7 @@ def _restarts(source: dict[str, str]) -> dict[str, Any]:
 
 
 def _placed(source: dict[str, str]) -> list[dict[str, Any]]:
-    """The panels from x to right, in rows as high as their highest."""
+    """The panels from left to right, in rows as high as their highest."""
     placed = []
     x = y = height = 0
     for number, panel in enumerate(PANELS, start=1):
