@@ -50,7 +50,9 @@ def test_a_pipeline_says_what_it_leaves() -> None:
     ):
         config = assembled([*SMALL, *options, "--mock-data", "--pipeline-schedule", schedule])
         (row,) = (
-            line for line in run_table.table(config, cluster.here("cpu", 2), False).splitlines() if line.startswith("pipeline")
+            line
+            for line in run_table.table(config, cluster.local_cluster("cpu", 2), False).splitlines()
+            if line.startswith("pipeline")
         )
         assert shown in row
 

@@ -106,7 +106,7 @@ def _show_plan(config: RunConfig, as_json: bool, is_finished: bool | None) -> in
     from lt_train.planner import memory_estimate, run_table
 
     estimate = memory_estimate.estimate(config).fullest_rank
-    there = cluster.here(config.parallelism.device, config.parallelism.world_size)
+    there = cluster.local_cluster(config.parallelism.device, config.parallelism.world_size)
     if as_json or not sys.stdout.isatty():
         progress = {} if is_finished is None else {"up_to_date": is_finished}
         console.print_json(config.as_record() | {"rank_memory_bytes": estimate.as_record()} | progress)

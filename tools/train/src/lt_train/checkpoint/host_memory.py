@@ -1,11 +1,12 @@
-"""The host memory that --async-save takes, compared with what each node has before the first step.
+"""Compare the host memory that --async-save takes with the memory of each node, before the first step.
 
-On a GPU it is taken unasked where each node has it, since training then waits for a copy instead of a disk; a node that has too
-little is named, and checkpoints are written while training waits. On a CPU it is taken when it is asked for: the writer would
-share the processor with training.
+On a GPU, --async-save is the default if each node has the memory, because training then waits for a copy instead of a disk. If a
+node has too little, a note names it, and training waits while checkpoints are written. On a CPU it is off by default, because the
+writer would share the processor with training.
 
-On a GPU a rank keeps its part of a checkpoint in host memory: of 2.8 billion parameters in bf16 39 GB, on a node of eight ranks 5
-each. On a CPU what is not written when the next update begins is copied: at most as much again (shards/late_staging.py).
+On a GPU a rank keeps its part of a checkpoint in host memory: for 2.8 billion parameters in bf16 39 GB, on a node of eight ranks
+5 each. On a CPU, tensors that are not written when the next update begins are copied: at most the same amount
+(shards/late_staging.py).
 """
 
 import socket
@@ -21,7 +22,7 @@ from lt_train.parallel.ddp import Chunk
 from lt_train.process import agreement
 from lt_train.process.interruption import Echo
 
-# Of what a node has: the page cache, data loaders and batches have the rest.
+# The usable share of available memory. The page cache, data loaders and batches need the remainder.
 USABLE_SHARE = 0.8
 GIB = 2**30
 
@@ -29,9 +30,9 @@ GIB = 2**30
 def local_checkpoint_bytes(
     chunks: list[Chunk], parameter_bytes: tuple[int, int], parallelism: Parallelism, fully_sharded: bool
 ) -> int:
-    """About what this rank writes of a checkpoint, with so many bytes of a parameter for the weight and for the optimizer.
+    """Estimate the bytes that this rank writes, from the bytes per parameter of weight and optimizer state.
 
-    The first of its data-parallel ranks has the weights, and all share the optimizer's state where it is sharded.
+    The first data-parallel rank writes the weights. All data-parallel ranks share the optimizer state if it is sharded.
     """
     parameters = sum(parameter.numel() for chunk in chunks for parameter in chunk.parameters())
     ranks = parallelism.data
@@ -43,9 +44,9 @@ def local_checkpoint_bytes(
 
 
 def allows_async_save(requested: bool | None, local_bytes: int, is_on_gpu: bool) -> bool:
-    """Whether checkpoints are written beside training, the same on all ranks, which all call it. `own` is what this rank needs.
+    """Whether checkpoints are written beside training, the same on all ranks. All ranks call it with their `local_bytes`.
 
-    Raises BadConfig when it is asked for, and a node has too little for its ranks.
+    Raises BadConfig if --async-save is requested and a node has too little memory for its ranks.
     """
     if not (is_on_gpu if requested is None else requested):
         return False
@@ -62,7 +63,7 @@ def allows_async_save(requested: bool | None, local_bytes: int, is_on_gpu: bool)
 
 
 def _shortage(ranks: list[list[Any]]) -> str | None:
-    """In words, of the node that has the least for what its ranks need; None where all have enough."""
+    """Describe the first node that has too little memory for its ranks; None if all have enough."""
     for host in sorted({host for host, _, _ in ranks}):
         host_bytes = sum(rank_bytes for name, rank_bytes, _ in ranks if name == host)
         free = min(available for name, _, available in ranks if name == host)

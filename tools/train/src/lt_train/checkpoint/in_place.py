@@ -1,11 +1,11 @@
-"""Parameters that are loaded to where they are, without a copy and without being cleared before.
+"""Load parameters into their memory, without a copy and without clearing the memory first.
 
-Several tensors of a checkpoint may be one parameter, as SwiGLU's two matrices are. megatron-core lets a factory make the tensors
-that are loaded, and then puts them together: gate and up in new memory, of each weight and both its moments. The tensors are
-parts of the parameter's own memory, so they are together once they are loaded.
+Several tensors of a checkpoint may be one parameter, such as SwiGLU's two matrices. megatron-core's factories load separate
+tensors and concatenate gate and up in new memory, for each weight and both its moments. Here the loaded tensors are views of the
+parameter's memory, so no concatenation is needed.
 
-Where a vocabulary may be padded to another size, megatron-core writes zeros first. Of a split master weight these are gigabytes
-of host memory that nothing else touches, half a second for Llama 3's two embeddings.
+megatron-core writes zeros first if a vocabulary may be padded to another size. For a split master weight, these are gigabytes of
+otherwise unused host memory: half a second for Llama 3's two embeddings.
 """
 
 from functools import partial
@@ -17,14 +17,14 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTenso
 
 
 def merge_in_place(sharded: dict[str, Any]) -> None:
-    """Let the factories in `sharded`, which is about to be loaded, give the parameter itself where all of it was loaded into."""
+    """Let the factories in `sharded` return the parameter itself if all of it was loaded in place. Call it before loading."""
     for factory in nested_values(sharded):
         if isinstance(factory, ShardedTensorFactory) and factory.data is not None:
             factory.merge_fn = partial(_merged, factory.data, factory.merge_fn)
 
 
 def fill_whole(sharded: dict[str, Any]) -> None:
-    """Let nothing in `sharded` be cleared: the checkpoint has the same padded vocabulary."""
+    """Skip clearing in `sharded`, because the checkpoint has the same padded vocabulary."""
     for tensor in nested_values(sharded):
         if isinstance(tensor, ShardedTensor):
             tensor.allow_shape_mismatch = False

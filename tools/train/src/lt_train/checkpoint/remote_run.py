@@ -34,10 +34,10 @@ def read_record(url: str) -> RunRecord:
 
 
 def newest(run: str, below: int | None = None) -> str | None:
-    """The URL of the newest complete checkpoint, of those `below` an iteration; None when the run has none, or what an
-    interrupted upload has left.
+    """Return the URL of the newest complete checkpoint, among those `below` an iteration if one is passed.
 
-    Warns of incomplete ones that are passed over. Raises BadData when none is complete that once was.
+    Returns None if the run has no checkpoint or only the remains of an interrupted upload. Warns of each incomplete checkpoint
+    that is skipped. Raises BadData if none is complete that once was.
     """
     sizes = storage.sizes_below(run)
     names = {iteration: name for iteration, name in _iterations(sizes).items() if below is None or iteration < below}
@@ -52,7 +52,7 @@ def newest(run: str, below: int | None = None) -> str | None:
 
 
 def find_checkpoint(url: str) -> str:
-    """`url` itself when it is a checkpoint, its `release`, or the run's newest complete checkpoint. Raises NoInput, BadData."""
+    """Return `url` if it is a checkpoint, its `release`, or the run's newest complete checkpoint. Raise NoInput, BadData."""
     url = url.rstrip("/")
     sizes = storage.sizes_below(url)
     if RECORD in sizes:
@@ -70,7 +70,7 @@ def find_checkpoint(url: str) -> str:
 
 
 def _iterations(sizes: dict[str, int]) -> dict[int, str]:
-    """The iteration directories among the names of a run's files."""
+    """Find the iteration directories among the names of a run's files."""
     names = {name.split("/", 1)[0] for name in sizes if "/" in name}
     return {iteration: name for name in names if (iteration := checkpoint_layout.iteration_of(Path(name))) is not None}
 
@@ -91,10 +91,10 @@ def _damage(run: str, name: str, sizes: dict[str, int]) -> str | None:
 
 
 def fetch(url: str, run: str | None) -> Path:
-    """A local directory with the small files of the checkpoint at `url`, made once for all ranks of the node that train `run`.
+    """Copy the small files of the checkpoint at `url` to this node, once for all of its ranks that train `run`.
 
-    It has the checkpoint's name, and the same path on all nodes. Its shards stay where they are; `StoredShards` of that directory
-    reads them. Objects that were replaced since are copied anew.
+    The directory has the checkpoint's name, and the same path on all nodes. The shards stay in the store, and `StoredShards` of
+    the directory reads them. Replaced objects are copied again.
     """
     objects = object_versions.below(url)
     spool_directory = Path(spool(json.dumps([url, run, sorted(objects.items())])))
@@ -118,7 +118,7 @@ def _fetch(url: str, objects: dict[str, tuple[int, str]], directory: Path) -> No
 
 
 def _is_there(url: str) -> bool:
-    """Not by a listing, which in some stores is late: nothing would be compared."""
+    """Ask for the object itself, because listings are late in some stores, and nothing would then be compared."""
     try:
         storage.fingerprint(url, refresh=True)
     except NoInput:
@@ -127,13 +127,13 @@ def _is_there(url: str) -> bool:
 
 
 def forget(copy: Path) -> None:
-    """Delete what `fetch` made, once the checkpoint is in memory. Anything else is left alone."""
+    """Delete the directory that `fetch` made, after the checkpoint was loaded. Do nothing for other directories."""
     if copy.parent.parent == Path(spool("")).parent:
         shutil.rmtree(copy.parent, ignore_errors=True)
 
 
 def make_spool(directory: Path) -> None:
-    """Make a directory in which nobody else can write. Raises CannotCreate for a link, or what another user has made."""
+    """Make a directory that no other user can write to. Raise CannotCreate for a link or another user's directory."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     reason = ownership.reason_for_distrust(os.lstat(directory), directory.parent)
     if reason is not None:
@@ -141,7 +141,7 @@ def make_spool(directory: Path) -> None:
 
 
 def publish(partial: Path, url: str, iteration: int, shards: Collection[str]) -> None:
-    """Upload what rank 0 has beside the `shards`, `run.json` last, then the run's tracker."""
+    """Upload rank 0's files except `shards`, then `run.json`, then the run's tracker."""
     small = [path for path in sorted(partial.iterdir()) if path.name not in shards and path.name != RECORD]
     for path in (*small, partial / RECORD):
         storage.upload(path, f"{url}/{path.name}")
@@ -149,7 +149,7 @@ def publish(partial: Path, url: str, iteration: int, shards: Collection[str]) ->
 
 
 def delete_expired(run: str, newest_iteration: int, keep_last: int | None, keep_every: int | None) -> None:
-    """As `disk_space.delete_expired`. `run.json` goes first: what is left of a checkpoint counts as incomplete."""
+    """Delete expired checkpoints, `run.json` first: a checkpoint that is deleted in part counts as incomplete."""
     sizes = storage.sizes_below(run)
     names = _iterations(sizes)
     complete = [iteration for iteration, name in names.items() if _damage(run, name, sizes) is None]
@@ -162,14 +162,14 @@ def delete_expired(run: str, newest_iteration: int, keep_last: int | None, keep_
 
 
 def send_log(directory: Path, run: str) -> None:
-    """Upload the log and the metrics as they are now."""
+    """Upload the current log and metrics."""
     for name in KEPT_FILES:
         if (directory / name).exists():
             storage.upload(directory / name, f"{run.rstrip('/')}/{name}")
 
 
 def prepare(directory: Path, run: str) -> None:
-    """Begin an attempt: fetch the log and the metrics of attempts on other nodes, for this one to append to."""
+    """Fetch the log and metrics of attempts on other nodes, so that this attempt appends to them."""
     make_spool(directory.parent)
     directory.mkdir(exist_ok=True)
     sizes = storage.sizes_below(run)
@@ -181,7 +181,7 @@ def prepare(directory: Path, run: str) -> None:
 
 
 def send_tokenizer(directory: Path, run: str) -> None:
-    """Upload the tokenizer's files, unless they are there."""
+    """Upload the tokenizer's files that the store lacks."""
     tokenizer = checkpoint_layout.tokenizer_directory(directory)
     stored_files = storage.sizes_below(f"{run.rstrip('/')}/{tokenizer.name}")
     for path in sorted(tokenizer.rglob("*")):

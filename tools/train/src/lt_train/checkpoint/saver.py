@@ -54,9 +54,9 @@ from lt_train.process.failure_report import is_echo
 from lt_train.process.interruption import Echo
 
 FORMAT = "megatron-dist"
-# Makes the context of what may take longer than a step.
+# Returns a context for work that may take longer than a step.
 Slow = Callable[[], contextlib.AbstractContextManager[Any]]
-# In a save interval, of a checkpoint for which there is no room.
+# Retries per save interval when the disk has no room for a checkpoint.
 RETRIES = 10
 
 
@@ -79,9 +79,9 @@ class Save:
 
 
 class Saver:
-    """Saves the checkpoints of a run, on every rank; without SAVE it does nothing.
+    """A context that saves the checkpoints of a run, on every rank. Without SAVE it does nothing.
 
-    A context: at its end the last checkpoint is complete, or, when an error ends it, no longer written.
+    When the context ends, the last checkpoint is complete. After an error, its writing is stopped instead.
     """
 
     def __init__(
@@ -100,11 +100,11 @@ class Saver:
         self._is_final = True
         self._retry_at: int | None = None
         self._planned_bytes = CheckpointSize.from_config(config).total
-        # What kept the first rank from writing its files of the checkpoint that is being written.
+        # Errors that stopped the first rank's files of the checkpoint that is being written.
         self._kept: list[BaseException] = []
         self._staging: Staging | None = None
         self.is_async = False
-        # Whoever writes checkpoints elsewhere must have written them before one of this saver begins.
+        # Another saver sets this to end its checkpoint before a checkpoint of this saver begins.
         self.before_saving: Callable[[], None] = lambda: None
         if config.checkpointing.directory is not None:
             self._open(config.checkpointing.directory)
@@ -197,9 +197,9 @@ class Saver:
             self._staging.hold_back()
 
     def poll(self, loss: float | None = None, slow: Slow = contextlib.nullcontext) -> None:
-        """Publish the checkpoint that is being written, if all ranks have written theirs; write one for which there was no room.
+        """Publish the checkpoint if all ranks have written their shards, or retry a checkpoint for which there was no room.
 
-        All ranks call it. What takes longer than asking them is done in a context of `slow`.
+        All ranks call it. Work that takes longer than asking the ranks runs in a context of `slow`.
         """
         if self._saves:
             with self._saves.waiting():
@@ -215,7 +215,7 @@ class Saver:
                 self.save(loss, is_final=False)
 
     def _has_room(self, is_final: bool) -> bool:
-        """Whether the next checkpoint fits, once what --keep-last lets expire is deleted. Of a URL, only writing tells."""
+        """Whether the next checkpoint fits, after deleting expired checkpoints. A URL has room until a write fails."""
         self._retry_at = None
         settings = self.config.checkpointing
         if self.url:
@@ -232,7 +232,7 @@ class Saver:
         return shortage is None
 
     def _postpone(self, iteration: int, reason: str, is_final: bool) -> None:
-        """There is no room for a checkpoint: try again later, or raise IoFailure when there is no later."""
+        """Try again later when the disk has no room, or raise IoFailure if the run has no later step."""
         if not is_final:
             self._retry_at = self.state.iteration + max(1, self.config.checkpointing.save_interval // RETRIES)
             self.log.checkpoint_postponed(iteration, self._retry_at, reason)
@@ -278,7 +278,7 @@ class Saver:
             self._staging.close()
 
     def _is_written(self, save: Save) -> bool:
-        """Whether all ranks have written theirs, and none lacks room. Raises this rank's error, or Echo of another's."""
+        """Whether all ranks have written their shards and none lacks room. Raise this rank's error, or Echo."""
         error = save.writer.error
         lacks_room = save.writer.lacks_room()
         worst = agreement.reduce_maximum(1 if lacks_room else 2 if error is not None else 0, self.device)
@@ -295,7 +295,7 @@ class Saver:
         return True
 
     def _give_up(self, partial: Path, iteration: int) -> None:
-        """The disk became full while a checkpoint was written. All ranks call it."""
+        """Delete the partial checkpoint after the disk became full. All ranks call it."""
         if self._makes_directory:
             shutil.rmtree(partial, ignore_errors=True)
         reason = "the disk became full while it was written"
@@ -305,9 +305,9 @@ class Saver:
         self._postpone(iteration, reason, self._is_final)
 
     def _publish(self, save: Save) -> str | None:
-        """Make the checkpoint visible; returns its path or URL. On return it is complete for every rank.
+        """Publish the checkpoint; return its path or URL. On return it is complete for every rank.
 
-        None when the disk became full: rank 0 writes the last of a checkpoint alone.
+        Returns None if the disk became full, because rank 0 alone writes the last files.
         """
         iteration, settings = save.record.iteration, self.config.checkpointing
         target = checkpoint_layout.iteration_directory(self.run, iteration)
@@ -353,7 +353,7 @@ class Saver:
 
     @contextlib.contextmanager
     def _explained(self, partial: Path, iteration: int) -> Iterator[None]:
-        """torch's writers report a full disk as a wrong position in a file: the free space tells."""
+        """Add the free space to errors, because torch's writers report a full disk as a wrong file position."""
         try:
             yield
         except ToolError:
@@ -373,7 +373,7 @@ class Saver:
 
 
 def complete_files(save: Save) -> dict[str, int]:
-    """Add `run.json` and `checksums.json`, by the first rank; returns the sizes of all shards. Raises OSError, IoFailure."""
+    """Write `run.json` and `checksums.json` on the first rank. Return the sizes of all shards. Raise OSError, IoFailure."""
     shards = shard_checksums.sizes()
     save.record.write(save.partial, shards)
     shard_checksums.write(save.partial)
@@ -389,12 +389,12 @@ def reason(error: BaseException) -> str:
 
 
 def _request(content: dict[str, Any], partial: Path, files: int) -> Any:
-    """megatron-core's request: what this rank writes, into so many files, and what all ranks do together afterwards."""
+    """Plan with megatron-core: what this rank writes into `files` files, and what all ranks then do together."""
     shard_checksums.install()
     shard_files.install()
     strategy = TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=files)
     options: dict[str, Any] = {"async_sharded_save": True, "sharded_strategy": strategy}
     if "async_strategy" in inspect.signature(dist_checkpointing.save).parameters:
-        # The other one needs nvidia-resiliency-ext.
+        # The other strategy needs nvidia-resiliency-ext.
         options["async_strategy"] = "mcore"
     return dist_checkpointing.save(content, str(partial), content_metadata=dict(training_state.CONTENT_METADATA), **options)

@@ -23,13 +23,13 @@ _finish = filesystem_async.FileSystemWriterAsync.finish
 
 @dataclasses.dataclass(frozen=True)
 class CheckedWriteResult(WriteResult):
-    """A result of writing that also has the CRC-32 of what was written."""
+    """A write result with the CRC-32 of the written bytes."""
 
     crc32: int = 0
 
 
 def finish(writer: Any, metadata: Any, results: list[list[CheckedWriteResult]]) -> None:
-    """megatron-core's `finish` on rank 0, which has all ranks' results; remembers their ranges."""
+    """Remember the checksums of all ranks' results on rank 0, in place of megatron-core's `finish`."""
     all_results = [result for of_rank in results for result in of_rank]
     _collected.clear()
     for result in sorted(all_results, key=lambda result: (result.storage_data.relative_path, result.storage_data.offset)):
@@ -39,17 +39,17 @@ def finish(writer: Any, metadata: Any, results: list[list[CheckedWriteResult]]) 
 
 
 def install() -> None:
-    """Have megatron-core's writer collect checksums from now on, in this process."""
+    """Let megatron-core's writer collect checksums in this process from now on."""
     finish_by(finish)
 
 
 def sizes() -> dict[str, int]:
-    """The sizes in bytes of all ranks' shards of the checkpoint that was written last, on rank 0."""
+    """Return the sizes in bytes of all ranks' shards of the last written checkpoint, on rank 0."""
     return {name: sum(size for size, _ in ranges) for name, ranges in _collected.items()}
 
 
 def write(directory: Path) -> None:
-    """Add `checksums.json` to the checkpoint that was written last, when all else is in its directory."""
+    """Add `checksums.json` to the last written checkpoint, when its other files are complete."""
     beside = {
         str(path.relative_to(directory)): [(path.stat().st_size, checksums.crc32_of_path(path))]
         for path in sorted(directory.rglob("*"))

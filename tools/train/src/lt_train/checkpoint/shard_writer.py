@@ -1,7 +1,7 @@
-"""What writes a rank's shards of a checkpoint: the rank itself while training waits, its writer process while it continues.
+"""Write a rank's shards: in the rank while training waits, or in its writer process while training continues.
 
-The rank brings one tensor after the other to host memory. The writer process has the memory into which they are copied beside
-training (shards/host_staging.py, shards/writer_process.py).
+The rank copies one tensor after the other to host memory. Beside training, tensors are copied into the writer process's shared
+memory (shards/host_staging.py, shards/writer_process.py).
 """
 
 import queue
@@ -21,9 +21,9 @@ Staging = HostStaging | LateStaging
 
 
 class Writer:
-    """Writes this rank's shards, into `destination` when that is a URL: while training waits, or with `staging` beside it.
+    """Writes this rank's shards, into `destination` if it is a URL: while training waits, or with `staging` beside it.
 
-    On a GPU the writer process begins by `start`, once the copies in host memory are made; on a CPU at once.
+    On a GPU, `start` starts the writer process when the copies in host memory are complete. On a CPU it starts at once.
     """
 
     def __init__(self, request: Any, destination: str | None, staging: Staging | None = None):
@@ -32,7 +32,7 @@ class Writer:
         self._process: WriterProcess | None = None
         self._results: WriteResults | None = None
         self._buckets: list[Bucket] = []
-        # What is left to begin.
+        # The work that has not started.
         self._work: Callable[[], None] | None = None
         self._staging = staging
         if request.async_fn is None:
@@ -52,7 +52,7 @@ class Writer:
         buckets[:] = [(path, name, ([], [])) for path, name, _ in buckets]
 
     def start(self) -> None:
-        """Let the writer process begin, unless it has."""
+        """Start the writer process, unless it has started."""
         if self._staging and self._work:
             work, self._work = self._work, None
             work()
@@ -68,7 +68,7 @@ class Writer:
         return self._work is not None or (self._process is not None and not self._process.has_answered())
 
     def wait(self) -> None:
-        """Until all is written; sets `error`."""
+        """Wait until all shards are written, and set `error`."""
         self.start()
         if self._work is not None:
             work, self._work = self._work, None
@@ -85,7 +85,7 @@ class Writer:
             self._results.put(answer if isinstance(answer, Exception) else shard_files.write_results(self._buckets, answer))
 
     def lacks_room(self) -> bool:
-        """Whether it failed because there was no room for what it wrote."""
+        """Whether writing failed because the disk was full."""
         if self.error is not None:
             return self.error.reason.startswith(NO_ROOM)
         try:

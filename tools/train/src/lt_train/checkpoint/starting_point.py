@@ -1,4 +1,4 @@
-"""The files of the checkpoint that a run starts from: looked at, and copied to this node when they are in a store."""
+"""Check the files of the checkpoint that a run starts from, and copy them to this node from a store."""
 
 import contextlib
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ READ_AGAIN = "see that every node can read it, and run the same command again"
 
 @contextlib.contextmanager
 def remedies() -> Iterator[None]:
-    """Within, what is wrong with a checkpoint comes with a remedy, and what an operating system says with the file."""
+    """Within the context, add a remedy to errors about a checkpoint, and the file name to errors of the operating system."""
     try:
         yield
     except ToolError as error:
@@ -31,9 +31,9 @@ def remedies() -> Iterator[None]:
 
 
 def fetch_start(config: RunConfig, ranks_decide: bool = True) -> RunConfig:
-    """The configuration with a local copy instead of a remote checkpoint to start from.
+    """Return `config` with a local copy in place of a remote checkpoint.
 
-    With --save-local the ranks decide where to start, and call it without `ranks_decide` when that is in the store.
+    With --save-local the ranks choose the checkpoint, and call it with `ranks_decide` false if it is in the store.
     """
     settings = config.checkpointing
     if settings.start is None or not storage.is_remote(settings.start) or (ranks_decide and settings.save_local):
@@ -47,17 +47,17 @@ def fetch_start(config: RunConfig, ranks_decide: bool = True) -> RunConfig:
 
 
 def forget(settings: Checkpointing) -> None:
-    """Delete what `fetch_start` has copied, once the checkpoint is in memory: where the run saves, no other run uses it."""
+    """Delete the copy that `fetch_start` made, after loading. No other run uses the copy if the run saves."""
     if settings.start is not None and settings.directory is not None:
         remote_run.forget(Path(settings.start))
 
 
 @remedies()
 def check_files(directory: Path, verify: bool) -> None:
-    """Raises BadData for a checkpoint that names what none needs, or whose small files are not as they were written."""
+    """Raise BadData if a pickle names an unknown class, or if a small file differs from its checksum."""
     recorded = FileChecksums.read(directory) if verify else None
     for name in recorded.ranges if recorded else ():
-        # Of the shards, each rank checks what it reads.
+        # Each rank checks the objects of the shards that it reads.
         if recorded and not name.endswith(".distcp"):
             recorded.check_file(directory, name)
     configuration = directory / checkpoint_layout.CONFIGURATION

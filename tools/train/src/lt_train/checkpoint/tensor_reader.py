@@ -38,21 +38,21 @@ from lt_train.process import device
 PIECE_BYTES = 16 << 20
 # Of 16 processors 8 are as fast as 16, in pieces of 32 MiB.
 LEAST_READERS, MOST_READERS = 8, 16
-# Of smaller objects a piece is all of it, and finding out what they are takes as long as reading them.
+# A smaller object is one piece, and inspecting it takes as long as reading it.
 LEAST_BYTES = 1 << 20
-# In these lie an archive's directory, and what comes before the numbers.
+# The first and last bytes of an archive, with its headers and its directory.
 END_BYTES = 8192
 
 
 def readers() -> int:
-    """Threads that read: one for each processor that this rank has to itself, within limits."""
+    """Return the number of reading threads: one per processor that this rank has to itself, within limits."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return min(MOST_READERS, max(LEAST_READERS, len(os.sched_getaffinity(0)) // ranks))
 
 
 @contextlib.contextmanager
 def naming(path: str | Path) -> Iterator[None]:
-    """Within, an error of reading an open file names it."""
+    """Within the context, add the file's path to errors of reading an open file."""
     try:
         yield
     except OSError as error:
@@ -60,7 +60,7 @@ def naming(path: str | Path) -> Iterator[None]:
 
 
 class _Piece(NamedTuple):
-    """Of a file, for elements of a tensor in one dimension from `first` on."""
+    """A range of a file, read to the elements of a flat tensor from `first` on."""
 
     shard: str
     position: int
@@ -71,8 +71,9 @@ class _Piece(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """A tensor that is being read, each piece with its CRC-32. `expected` is the archive's, or that of the numbers alone where
-    it is not recorded, or unknown."""
+    """A tensor that is being read, and the CRC-32 of each piece. `expected` is the archive's CRC-32, or the CRC-32 of the
+    tensor's bytes if the archive's is not recorded, or unknown.
+    """
 
     place: Place
     tensor: StoredTensor
@@ -82,8 +83,9 @@ class _Reading(NamedTuple):
 
 
 class TensorReader:
-    """Reads from the shards in `directory`, and compares with what is `recorded`, else with the archives' own checksums, if told
-    to `verify`. A context: at its end nothing is read any more."""
+    """A context that reads from the shards in `directory`. With `verify`, tensors are compared with the `recorded` checksums, or
+    else with the archives' checksums. When the context ends, no thread reads any more.
+    """
 
     def __init__(self, directory: Path, recorded: FileChecksums | None, verify: bool):
         self._directory, self._recorded, self._verify = directory, recorded, verify
@@ -91,7 +93,7 @@ class TensorReader:
         self._pool = ThreadPoolExecutor(self._readers, "shards")
         self._stack = contextlib.ExitStack()
         self._of_thread = threading.local()
-        # The shard that a thread has open: a checkpoint of many ranks has more of them than a process may open.
+        # Each thread keeps one shard open, because a checkpoint of many ranks has more shards than a process may open.
         self._opened: dict[int, tuple[str, int]] = {}
         self._readings: list[_Reading] = []
         self._pieces: list[_Piece] = []
@@ -107,8 +109,9 @@ class TensorReader:
             os.close(descriptor)
 
     def begin(self, place: Place, target: torch.Tensor) -> bool:
-        """Begin to read the object at `place` into `target`. False, and nothing is read, unless it is a large tensor of the same
-        shape, undamaged at its ends: whatever else it may be, somebody has to look at all of it first."""
+        """Start to read the object at `place` into `target`. Return False, and read nothing, unless the object is a large tensor
+        of the same shape with undamaged ends; the caller must then read the whole object first.
+        """
         if place.size_bytes < LEAST_BYTES or not target.is_contiguous():
             return False
         expected = None
@@ -137,7 +140,7 @@ class TensorReader:
         return True
 
     def wait(self) -> None:
-        """Until all is read. Raises BadData where a shard ends too early or is not as it was written."""
+        """Wait until all tensors are read. Raise BadData if a shard ends too early or differs from its checksum."""
         for place, tensor, expected, pieces, reads in self._readings:
             parts = [(checksum.result(), piece.size_bytes) for checksum, piece in zip(reads, pieces, strict=True)]
             if self._recorded is not None:
@@ -160,7 +163,7 @@ class TensorReader:
         return archive_reader.find_tensor(ends, f"{self._directory / place.shard}, object at {place.offset}", verifies)
 
     def _descriptor(self, shard: str) -> int:
-        """Of the shard that this thread has open until it asks for another."""
+        """Return the descriptor of the shard. This thread keeps the shard open until it needs another one."""
         thread = threading.get_ident()
         name, descriptor = self._opened.get(thread, (None, -1))
         if name != shard:
@@ -172,7 +175,7 @@ class TensorReader:
         return descriptor
 
     def _read(self, number: int) -> int:
-        """Read a piece to where it belongs; returns its CRC-32."""
+        """Read a piece into its tensor. Return the CRC-32."""
         for ahead in self._pieces[number + self._readers : number + self._readers + 1]:
             with contextlib.suppress(OSError):
                 os.posix_fadvise(self._descriptor(ahead.shard), ahead.position, ahead.size_bytes, os.POSIX_FADV_WILLNEED)
@@ -192,7 +195,7 @@ class TensorReader:
         return checksum
 
     def _buffer(self, target_device: torch.device) -> torch.Tensor:
-        """This thread's own, page-locked if a GPU copies from it."""
+        """Return this thread's buffer, page-locked if a GPU copies from it."""
         buffers: dict[torch.device, torch.Tensor] = vars(self._of_thread).setdefault("buffers", {})
         if target_device not in buffers:
             device.use(target_device)

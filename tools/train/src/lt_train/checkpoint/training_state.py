@@ -1,7 +1,7 @@
-"""What a checkpoint holds, in Megatron's torch_dist format, and how it is loaded; saver.py writes it.
+"""Collect the content of a checkpoint in Megatron's torch_dist format, and load it; saver.py writes it.
 
-Tensors are stored by their offset in the whole model, so a run may resume with other tensor, pipeline and data parallel sizes,
-and with or without the distributed optimizer. Megatron-LM's own loader finds everything that it reads.
+Tensors are stored by their offset in the whole model. A run may resume with other tensor, pipeline and data parallel sizes, with
+or without the distributed optimizer. Megatron-LM's loader finds everything that it reads.
 """
 
 import argparse
@@ -44,7 +44,7 @@ from lt_train.optim.optimizer import create_state, float32_masters, separate_ste
 from lt_train.parallel.ddp import Chunk, gather, gathered
 
 CHECKPOINT_VERSION = 3.0
-# What megatron-core says of an optimizer of another kind.
+# megatron-core's messages when the checkpoint has another kind of optimizer.
 OTHER_GROUPS = ("Cannot merge two lists", "Different dict keys")
 # The form of a sharded optimizer state that loads with other parallel sizes, see parallel/flat_shards.py. The other two are
 # Megatron-LM's own.
@@ -57,10 +57,10 @@ CONTENT_METADATA = {
 
 @dataclasses.dataclass
 class TrainingState:
-    """What a checkpoint holds: the model, the optimizer with its schedule, and the position in the data.
+    """The content of a checkpoint: the model, the optimizer with its schedule, and the position in the data.
 
-    `unlogged` are the steps since the last log line, so that the next line is the same after a resume. `ordered_samples` is how
-    many samples were put into an order, 0 if that is unknown.
+    `unlogged` are the steps since the last log line, so that a resumed run logs the same line. `ordered_samples` counts the
+    samples that were put into an order, 0 if unknown.
     """
 
     chunks: list[Chunk]
@@ -83,7 +83,7 @@ class TrainingState:
             return dict(self.optimizer.sharded_state_dict(model, is_loading=loading, metadata=dict(CONTENT_METADATA)))
 
     def sharded_model(self) -> dict[str, Any]:
-        """The weights under Megatron's names: `model`, or `model0`, `model1` ... for the stages of an interleaved pipeline."""
+        """Return the weights under Megatron's names: `model`, or `model0`, `model1` ... for interleaved pipeline stages."""
         return {
             name: dict(checkpointed(chunk).sharded_state_dict(metadata=dict(CONTENT_METADATA)))
             for name, chunk in self.named_chunks()
@@ -96,7 +96,7 @@ class TrainingState:
 
 
 def content(config: RunConfig, state: TrainingState, joined: Joined = split_master_weights.joined) -> dict[str, Any]:
-    """What is saved of `state`, under the names that Megatron-LM's own loader reads; ours are the last three."""
+    """Collect `state` under the names that Megatron-LM's loader reads. The last three names are lt-train's."""
     settings, batches = config.checkpointing, config.batches
     progress = {"iteration": state.iteration, "consumed_train_samples": state.consumed_samples}
     with gathered(state.chunks):
@@ -118,7 +118,7 @@ def content(config: RunConfig, state: TrainingState, joined: Joined = split_mast
 
 
 def phase_after(schedule: Schedule, batches: Batches, steps: int) -> str | None:
-    """The name of the phase that the last of `steps` steps belongs to."""
+    """Return the name of the phase that the last of `steps` steps belongs to."""
     return schedule.phases[schedule.place(batches, max(0, steps - 1))].name if schedule else None
 
 
@@ -217,9 +217,9 @@ def _load_with_optimizer(directory: Path, config: RunConfig, state: TrainingStat
 
 
 def _check_unrecorded(directory: Path, common: dict[str, Any], architecture: Architecture, settings: Checkpointing) -> None:
-    """Raises BadConfig if a checkpoint of Megatron-LM is of another model, or is in a directory whose name hides its iteration.
+    """Raise BadConfig if a Megatron-LM checkpoint has another model, or its directory's name hides its iteration.
 
-    `common` is its state beside the tensors. The first rank warns of arguments that are not known.
+    `common` is its state beside the tensors. The first rank warns of unknown arguments.
     """
     arguments = vars(common.get("args", argparse.Namespace()))
     remarks = resume.check_arguments(architecture, arguments, settings, str(settings.start))
@@ -236,7 +236,7 @@ def _check_unrecorded(directory: Path, common: dict[str, Any], architecture: Arc
 
 
 def _check_sharding(directory: Path, common: dict[str, Any]) -> None:
-    """Raises BadConfig for an optimizer state of Megatron-LM that only its own layout can read."""
+    """Raise BadConfig for a Megatron-LM optimizer state that only its layout can read."""
     metadata = dist_checkpointing.load_content_metadata(preloaded_state_dict=common) or {}
     sharding = metadata.get("distrib_optim_sharding_type")
     if sharding not in (None, CONTENT_METADATA["distrib_optim_sharding_type"]):
@@ -247,7 +247,7 @@ def _check_sharding(directory: Path, common: dict[str, Any]) -> None:
 
 
 def _random_state(layers: Layers, settings: Checkpointing, parallel: Parallelism) -> dict[str, Any]:
-    """The state of dropout's generators, asked for when there is dropout and the checkpoint's ranks were laid out alike."""
+    """Request the state of dropout's generators if the model has dropout and the checkpoint has the same layout of ranks."""
     if not (layers.hidden_dropout or layers.attention_dropout) or (settings.no_load_rng and not settings.continues):
         return {}
     common = dist_checkpointing.load_common_state_dict(str(settings.start))
@@ -288,7 +288,7 @@ def _restore_progress(
 
 
 def _tell_changes(stored_arguments: dict[str, Any], here: dict[str, Any], consumed_samples: int) -> None:
-    """Warn where the steps that are left are others than the run whose arguments `there` are would have taken."""
+    """Warn if the remaining steps differ from the steps of the run that saved `stored_arguments`."""
     for change in changes_of_order(stored_arguments, here, consumed_samples):
         warn(f"{change}: the samples that are left come in another order than before")
     if changes := megatron_arguments.changes_of_updates(stored_arguments, here):
@@ -296,18 +296,18 @@ def _tell_changes(stored_arguments: dict[str, Any], here: dict[str, Any], consum
 
 
 def _ordered_samples(arguments: dict[str, Any]) -> int:
-    """The length of a run by its arguments, which may have it in samples or in steps."""
+    """Return the length of a run in samples. Its arguments may have the length in samples or in steps."""
     return arguments.get("train_samples") or (arguments.get("train_iters") or 0) * (arguments.get("global_batch_size") or 0)
 
 
 def _read(sharded: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """The tensors that `sharded` asks for. megatron-core's `_extra_state` placeholders may be absent: they hold nothing here."""
+    """Read the tensors that `sharded` requests. megatron-core's `_extra_state` placeholders may be missing: they are empty."""
     merge_in_place(sharded)
     loaded: dict[str, Any]
     try:
         loaded, _, absent = dist_checkpointing.load(sharded, str(directory), strict=StrictHandling.RETURN_UNEXPECTED)
     except ValueError as error:
-        # What is saved of an optimizer's groups of parameters is merged with the present ones.
+        # megatron-core merges the stored parameter groups of the optimizer with the current groups.
         if not str(error).startswith(OTHER_GROUPS):
             raise
         raise BadData(
@@ -321,7 +321,7 @@ def _read(sharded: dict[str, Any], directory: Path) -> dict[str, Any]:
 
 
 def _load_weights(state: TrainingState, loaded: dict[str, Any]) -> None:
-    """Load every parameter; only megatron-core's `_extra_state` placeholders may be absent."""
+    """Load every parameter. Only megatron-core's `_extra_state` placeholders may be missing."""
     problems = []
     for name, chunk in state.named_chunks():
         missing, unexpected = checkpointed(chunk).load_state_dict(loaded[name], strict=False)

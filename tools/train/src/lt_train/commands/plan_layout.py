@@ -47,7 +47,7 @@ def choose(ranks: int | None, options: dict[str, Any]) -> "Choice":
     """Choose the layout for the command's options. Raises UsageError or BadConfig for a run that the cluster cannot train."""
     from lt_train.planner import layout_table, search
 
-    target = cluster.named(options | {"gpus_per_node": ranks or options["gpus_per_node"]})
+    target = cluster.planned_cluster(options | {"gpus_per_node": ranks or options["gpus_per_node"]})
     if target is None:
         raise UsageError("no --gpu", f"choose from {', '.join(cluster.GPUS)}")
     settings = with_training_defaults({name: value for name, value in options.items() if name not in cluster.NAMES})

@@ -41,7 +41,7 @@ def command(data: tuple[str, ...], network: bool, verify_data: bool, image: str 
     """
     from lt_train.preflight import bandwidth, check_runner, measuring, nodes
 
-    planned = cluster.named(options)
+    planned = cluster.planned_cluster(options)
     settings = {name: value for name, value in options.items() if name not in cluster.NAMES}
     result = check_runner.of_options(settings, data, planned, image, verify_data)
     if network:

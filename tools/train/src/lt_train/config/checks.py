@@ -43,14 +43,14 @@ def problems(config: RunConfig) -> Iterator[ToolError]:
         yield from problems_of(Draft(vars(form)))
 
 
-def problems_of(made: Draft) -> Iterator[ToolError]:
+def problems_of(draft: Draft) -> Iterator[ToolError]:
     """Yield the same errors for the parts of a draft that were resolved."""
-    # The lengths of a run are missing in its stand-in.
-    known = dict(made.parts)
-    if "batches" not in made.stand_ins and "batches" in known:
-        known["train_iters"] = known["batches"].train_iters
-    yield from _problems(LAYOUT_CHECKS, known)
-    yield from _problems(CHECKS, known)
+    # A placeholder for the batches has no run length to check.
+    parts = dict(draft.parts)
+    if "batches" not in draft.stand_ins and "batches" in parts:
+        parts["train_iters"] = parts["batches"].train_iters
+    yield from _problems(LAYOUT_CHECKS, parts)
+    yield from _problems(CHECKS, parts)
 
 
 def layout_problems(run: Run) -> Iterator[ToolError]:
@@ -59,7 +59,7 @@ def layout_problems(run: Run) -> Iterator[ToolError]:
 
 
 def problems_here(parts: Mapping[str, Any]) -> Iterator[ToolError]:
-    """Those of this machine, which matter to a run on it: weak GPUs, missing packages, directories that cannot be written."""
+    """Yield the errors of a run on this machine: unsupported GPUs, missing packages, directories that cannot be written."""
     if "parallelism" in parts and parts["parallelism"].device == device.CUDA:
         yield from problems_on(device.compute_capability(), parts)
     yield from missing_packages(parts)
@@ -67,7 +67,7 @@ def problems_here(parts: Mapping[str, Any]) -> Iterator[ToolError]:
 
 
 def problems_on(capability: tuple[int, int] | None, parts: Mapping[str, Any]) -> Iterator[ToolError]:
-    """Those of GPUs of this compute capability; None is one that is not known, and has none."""
+    """Yield the errors of a run on GPUs of this compute capability; none if `capability` is None, which means unknown."""
     if capability is None:
         return
     yield from _problems(
@@ -97,9 +97,9 @@ def _problems(checks: Iterable[Check], parts: Mapping[str, Any]) -> Iterator[Too
 
 
 def _check_layers(
-    made: Layers, architecture: Architecture, parallel: Parallelism, sizes: Batches, read: Data
+    resolved: Layers, architecture: Architecture, parallel: Parallelism, sizes: Batches, read: Data
 ) -> Iterator[ToolError]:
-    return layers.check(made, architecture, parallel, sizes.seq_length, read.reset_attention_mask)
+    return layers.check(resolved, architecture, parallel, sizes.seq_length, read.reset_attention_mask)
 
 
 def _check_micro_batches(parallel: Parallelism, sizes: Batches) -> Iterator[ToolError]:
@@ -107,12 +107,14 @@ def _check_micro_batches(parallel: Parallelism, sizes: Batches) -> Iterator[Tool
         yield from parallelism.check_micro_batches(parallel, size // (sizes.micro_batch_size * parallel.data))
 
 
-def _check_precision(made: Precision, architecture: Architecture, parallel: Parallelism, sizes: Batches) -> Iterator[ToolError]:
-    return precision.check(made, architecture, parallel, sizes.micro_batch_size * sizes.seq_length)
+def _check_precision(
+    resolved: Precision, architecture: Architecture, parallel: Parallelism, sizes: Batches
+) -> Iterator[ToolError]:
+    return precision.check(resolved, architecture, parallel, sizes.micro_batch_size * sizes.seq_length)
 
 
 def _run(*parts: Any) -> Any:
-    """What `kernels` wants to know of a run, from a draft's parts."""
+    """Combine the parts of a draft into the `Run` that `kernels` reads."""
     return SimpleNamespace(**dict(zip(kernels.PARTS, parts, strict=True)))
 
 
@@ -129,20 +131,20 @@ LAYOUT_CHECKS: tuple[Check, ...] = (
     (("precision", "architecture", "parallelism", "batches"), _check_precision),
     (
         ("optimization", "precision", "parallelism"),
-        lambda made, numbers, parallel: optimization.check(made, numbers.dtype, parallel),
+        lambda updates, numbers, parallel: optimization.check(updates, numbers.dtype, parallel),
     ),
 )
 CHECKS: tuple[Check, ...] = (
     (("data", "architecture"), lambda read, architecture: data.check(read, architecture.vocab_size)),
-    (("data", "schedule", "batches"), lambda read, made, sizes: data.check_packed(read, made, sizes.seq_length)),
+    (("data", "schedule", "batches"), lambda read, phases, sizes: data.check_packed(read, phases, sizes.seq_length)),
     (("checkpointing",), checkpointing.check),
     (("faults", "memory"), faults.check),
     (
         ("schedule", "batches", "checkpointing"),
-        lambda made, sizes, saving: data_schedule.check(made, sizes, bool(saving.save and not saving.no_save_optim)),
+        lambda phases, sizes, saving: data_schedule.check(phases, sizes, bool(saving.save and not saving.no_save_optim)),
     ),
     (
         ("reporting", "parallelism", "train_iters"),
-        lambda made, parallel, train_iters: reporting.check(made, parallel.device, train_iters),
+        lambda reports, parallel, train_iters: reporting.check(reports, parallel.device, train_iters),
     ),
 )

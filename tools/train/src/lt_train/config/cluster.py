@@ -80,18 +80,18 @@ class Cluster:
         return self.nodes * self.ranks_per_node
 
 
-def named(options: dict[str, Any]) -> Cluster | None:
+def planned_cluster(options: dict[str, Any]) -> Cluster | None:
     """Return the cluster that the values of `OPTIONS` describe, or None if they name no GPU."""
     gpu = options.get("gpu")
     return Cluster(GPUS[gpu], options["nodes"], options["gpus_per_node"]) if gpu else None
 
 
-def here(where: str, world_size: int) -> Cluster:
-    """Return the nodes of this run, assuming that all are equal. `where` is a resolved device."""
+def local_cluster(device_type: str, world_size: int) -> Cluster:
+    """Return the nodes of this run, assuming that all are equal. `device_type` is a resolved device."""
     rank, node = rank_environment.find(), rank_environment.find_node()
     nodes = max(1, world_size // rank.local_world_size) if rank else node.nodes if node else 1
     ranks_per_node = world_size // nodes
-    if where == device.CPU:
+    if device_type == device.CPU:
         return Cluster(Gpu("cpu", device.host_memory() // ranks_per_node, None), nodes, ranks_per_node)
     memory_bytes = device.gpu_memory()
     gpu = None if memory_bytes is None else Gpu("GPU", memory_bytes, device.compute_capability())

@@ -68,22 +68,22 @@ def draft(options: dict[str, Any], datasets: tuple[Dataset, ...], planned: clust
     stand_ins: set[str] = set()
     parts: dict[str, Any] = {"seed": options["seed"]}
 
-    def make(name: str, resolve: Callable[..., Any], *needed: str) -> None:
-        if all(part in parts for part in needed):
+    def make(name: str, resolve: Callable[..., Any], *required: str) -> None:
+        if all(part in parts for part in required):
             try:
-                parts[name] = resolve(*(parts[part] for part in needed))
+                parts[name] = resolve(*(parts[part] for part in required))
             except ToolError as problem:
                 if name not in stand_ins:
                     failures.append(problem)
 
-    def again(name: str, resolve: Callable[..., Any], *needed: str) -> None:
+    def again(name: str, resolve: Callable[..., Any], *required: str) -> None:
         if name not in parts and failures:
             stand_ins.add(name)
-            make(name, resolve, *needed)
+            make(name, resolve, *required)
 
     def parallel(architecture: Architecture) -> Parallelism:
-        where = device.CUDA if planned else device.resolve_device(options["device"])
-        return parallelism.resolve_parallelism(options, architecture, where, planned.ranks if planned else None)
+        device_type = device.CUDA if planned else device.resolve_device(options["device"])
+        return parallelism.resolve_parallelism(options, architecture, device_type, planned.ranks if planned else None)
 
     def sizes(architecture: Architecture, layout: Parallelism) -> Batches:
         resolved = batches.resolve_batches(options, architecture, layout)
@@ -114,11 +114,11 @@ def draft(options: dict[str, Any], datasets: tuple[Dataset, ...], planned: clust
     options = options | batches.WITHOUT_LENGTH
     again("batches", sizes, "architecture", "parallelism")
     make("precision", lambda: precision.resolve_precision(options))
-    make("memory", lambda *needed: memory.resolve_memory(options, *needed), "batches", "parallelism", "precision")
+    make("memory", lambda *resolved: memory.resolve_memory(options, *resolved), "batches", "parallelism", "precision")
     if "architecture" in stand_ins:
         for name, subject in (("memory", memory), ("layers", layers)):
             if name in parts:
-                parts[name] = subject.for_any_model(parts[name])
+                parts[name] = subject.without_model_sizes(parts[name])
     make("data", lambda: data.resolve_data(options, datasets))
     make("skipping", lambda: skipping.resolve_skipping(options))
     make("checkpointing", lambda: checkpointing.resolve_checkpointing(options))

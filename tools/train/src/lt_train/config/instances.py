@@ -1,7 +1,7 @@
 """AWS's instance types for training: accelerators, EFA devices, and the NCCL settings that they need.
 
-The numbers are AWS's published ones. A count of EFA devices that is too low is not an error anywhere: the job runs at a fraction
-of the bandwidth; one that is too high keeps a pod pending for ever.
+The numbers are published by AWS. If the count of EFA devices is too low, no error appears: the job runs at a fraction of the
+bandwidth. If it is too high, a pod stays pending for ever.
 """
 
 import dataclasses
@@ -36,10 +36,10 @@ class Instance:
         return f"{self.name}: {self.accelerators} x {self.gpu or 'Trainium'}, {self.efa} EFA device(s)"
 
     def environment(self) -> dict[str, str]:
-        """Variables that are the same on every node. A variable that the user has set should come before them."""
+        """Return the NCCL and libfabric variables for every node. Variables that the user set take precedence."""
         variables = {"NCCL_DEBUG": "WARN", "NCCL_SOCKET_IFNAME": "^docker,lo,veth"} if self.gpu else {}
         if self.efa:
-            # Without huge pages a process that a library forks does not run out of them.
+            # Forked processes of libraries can run out of huge pages, so libfabric uses none.
             variables |= {"FI_PROVIDER": "efa", "FI_EFA_FORK_SAFE": "1", "FI_EFA_USE_HUGE_PAGE": "0"}
         if self.efa and self.device_rdma:
             variables["FI_EFA_USE_DEVICE_RDMA"] = "1"
@@ -78,7 +78,7 @@ INSTANCES = {
 
 def instance(name: str) -> Instance:
     """Return the instance type `name`, with or without SageMaker's "ml." prefix. Raises UsageError for an unknown type."""
-    found = INSTANCES.get(name.removeprefix("ml."))
-    if found is None:
+    known_type = INSTANCES.get(name.removeprefix("ml."))
+    if known_type is None:
         raise UsageError(f"no instance type {name!r} in the table", f"none, or a type: {', '.join(INSTANCES)}")
-    return found
+    return known_type

@@ -6,8 +6,8 @@ that was chosen explicitly and has one is refused before training starts, with t
 later: models, optimizer and fp8 do what `choose` returns, and the same record stands in the log's header, in the `run.json` of
 every checkpoint and in `lt-train bench --json`.
 
-The GPU's compute capability is None where no driver tells it, as on a login node; it then counts as no obstacle, and the ranks
-ask again.
+The GPU's compute capability is None without a driver, as on a login node. None is no obstacle; the ranks choose again when they
+start.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ from lt_train.config.settings.memory import SWIGLU, Memory
 from lt_train.config.settings.precision import Precision
 from lt_train.process import device
 
-# Why an installed package does not work on this GPU, in words.
+# The reason why an installed package does not work on this GPU.
 Failures = Mapping[Package, str]
 NONE_FAILED: Failures = {}
 
@@ -206,8 +206,8 @@ def runs_experts_one_by_one(run: Run) -> bool:
 
 def exchanges_whole_tokens(run: Run) -> bool:
     """Whether ranks send tokens once to all of the few ranks that share experts (`lt_train.parallel.token_exchange`)."""
-    is_asked = run.layers.token_dispatcher == "alltoall"
-    return groups_experts(run) and is_asked and 1 < run.parallelism.expert <= run.architecture.moe_router_topk
+    is_all_to_all = run.layers.token_dispatcher == "alltoall"
+    return groups_experts(run) and is_all_to_all and 1 < run.parallelism.expert <= run.architecture.moe_router_topk
 
 
 def _wishes(run: Run) -> dict[str, str]:

@@ -141,20 +141,23 @@ def _data_arguments(data: Data, schedule: Schedule, skipping: Skipping) -> dict[
     }
 
 
-def changes_of_updates(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """How two runs' arguments, under Megatron's names, differ in how a step changes the weights; unknown ones do not."""
+def changes_of_updates(stored: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+    """Describe the differences between two runs' arguments, under Megatron's names, that change how a step updates the weights.
+
+    Arguments that the stored run lacks do not count.
+    """
     names = list(UPDATE_ARGUMENTS)
-    if there.get("train_samples"):
+    if stored.get("train_samples"):
         names += SCHEDULE_LENGTHS
-    if here["lr_decay_style"] == there.get("lr_decay_style") == "WSD":
+    if current["lr_decay_style"] == stored.get("lr_decay_style") == "WSD":
         names += WSD_ARGUMENTS
     changes = [
-        f"{name.replace('_', '-')} was {_written(there[name])} and is {_written(here[name])}"
+        f"{name.replace('_', '-')} was {_written(stored[name])} and is {_written(current[name])}"
         for name in names
-        if there.get(name) is not None and there[name] != here.get(name, there[name])
+        if stored.get(name) is not None and stored[name] != current.get(name, stored[name])
     ]
-    before, now = _precision(there), _precision(here)
-    return changes + ([f"the precision was {before} and is {now}"] if there and before != now else [])
+    before, now = _precision(stored), _precision(current)
+    return changes + ([f"the precision was {before} and is {now}"] if stored and before != now else [])
 
 
 def _written(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Releases of megatron-core, which decide what it can compute and which checkpoints it reads."""
+"""Parse version numbers, which decide what megatron-core can compute and which checkpoints it reads."""
 
 
 def release(version: str) -> tuple[int, ...]:

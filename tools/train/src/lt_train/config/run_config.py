@@ -53,12 +53,12 @@ class RunConfig:
     scoring: Scoring | None = None
 
     def micro_batches(self, samples: int) -> int:
-        """Micro batches that each data-parallel rank runs in a step of `samples` samples."""
+        """Count the micro batches that each data-parallel rank runs in a step of `samples` samples."""
         return samples // (self.batches.micro_batch_size * self.parallelism.data)
 
     @property
     def shards_optimizer(self) -> bool:
-        """Whether data-parallel ranks split the optimizer's state; its checkpoints then have one form, FSDP or not."""
+        """Whether data-parallel ranks shard the optimizer state. Checkpoints have the same format with ZeRO-1 and FSDP."""
         return self.parallelism.distributed_optimizer or self.memory.fully_sharded
 
     @property
@@ -74,11 +74,11 @@ class RunConfig:
         return dataclasses.replace(self, checkpointing=changed)
 
     def continued(self, steps: int, samples: int) -> Self:
-        """The configuration of a run that goes on after `steps` steps, which took `samples` samples."""
+        """Return the configuration of a run that continues after `steps` steps, which took `samples` samples."""
         return dataclasses.replace(self, batches=self.batches.continued(steps, samples))
 
     def at_step(self, steps: int) -> Self:
-        """The configuration for the phase that the run is in after `steps` steps."""
+        """Return the configuration of the phase after `steps` steps."""
         if not self.schedule:
             return self
         phase = self.schedule.phases[self.schedule.place(self.batches, steps)]
@@ -86,7 +86,7 @@ class RunConfig:
         return dataclasses.replace(self, batches=sizes, architecture=phase.architecture)
 
     def with_layout(self, options: dict[str, Any], ranks: int) -> Self:
-        """The configuration on `ranks` ranks, with the parallel sizes and the recomputation that `options` ask for."""
+        """Return the configuration on `ranks` ranks, with the parallel sizes and recomputation of `options`."""
         parallel = resolve_parallelism(options, self.architecture, self.parallelism.device, ranks)
         batches = resolve_batches(options, self.architecture, parallel)
         batches = self.schedule.length(batches) if self.schedule else batches
@@ -100,19 +100,19 @@ class RunConfig:
 
     @property
     def forms(self) -> list[Self]:
-        """The configurations of all its phases that differ."""
-        found, end = [self.at_step(0)], self.schedule.end_of_form(self.batches, 0)
+        """Return one configuration per form: the phases between two restarts of the ranks share a form."""
+        forms, end = [self.at_step(0)], self.schedule.end_of_form(self.batches, 0)
         while end < self.batches.train_iters:
-            found.append(self.at_step(end))
+            forms.append(self.at_step(end))
             end = self.schedule.end_of_form(self.batches, end)
-        return found
+        return forms
 
     def tokens(self, samples: int) -> int:
-        """In the first `samples` samples."""
+        """Count the tokens in the first `samples` samples."""
         return self.schedule.tokens(self.batches, samples) if self.schedule else samples * self.batches.seq_length
 
     def started_by(self, command: Sequence[str]) -> Self:
-        """The configuration with the arguments of the command line that made it."""
+        """Return the configuration with the command line that started the run."""
         return dataclasses.replace(self, reporting=dataclasses.replace(self.reporting, command=tuple(command)))
 
     def to_json(self) -> str:
@@ -125,7 +125,7 @@ class RunConfig:
         return cattrs.structure(json.loads(text), cls)
 
     def as_record(self) -> dict[str, Any]:
-        """The configuration as printed by --dry-run."""
+        """Return the configuration as --dry-run prints it."""
         fields = dataclasses.asdict(self)
         lists = ("datasets", "validation_datasets", "test_datasets")
         datasets = {name: [record_of(dataset) for dataset in getattr(self.data, name)] for name in lists}

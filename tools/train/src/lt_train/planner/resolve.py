@@ -18,7 +18,7 @@ def resolve_run_config(options: dict[str, Any], datasets: tuple[Dataset, ...]) -
     """Raises UsageError or BadConfig for what cannot run, the first of its problems."""
     config = assemble(options, datasets)
     if options["parallel"] == parallelism.AUTO:
-        choice = search.choose(config, options, cluster.here(config.parallelism.device, config.parallelism.world_size))
+        choice = search.choose(config, options, cluster.local_cluster(config.parallelism.device, config.parallelism.world_size))
         config = search.require(choice)
         _note_layout(choice)
     for problem in (*problems(config), *problems_here(vars(config))):

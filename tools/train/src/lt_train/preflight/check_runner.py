@@ -126,7 +126,7 @@ def of_options(
     """All checks of a command line. `planned` is a cluster elsewhere."""
     made, problems, lacks_data = _draft(options, words, planned)
     ranks = made.parts.get("parallelism")
-    there = planned or (cluster.here(ranks.device, ranks.world_size) if ranks else None)
+    there = planned or (cluster.local_cluster(ranks.device, ranks.world_size) if ranks else None)
     situation = Situation(made, there, os.environ, planned is not None, image, lacks_data=lacks_data, verifies_data=verifies_data)
     result = run(CHECKS, situation)
     return dataclasses.replace(result, findings=(*problems, *result.findings))
@@ -146,7 +146,7 @@ def _draft(options: dict[str, Any], words: tuple[str, ...], planned: cluster.Clu
     problems += [of(problem, "options") for problem in made.failures]
     config = made.config
     if config and options["parallel"] == AUTO:
-        there = planned or cluster.here(config.parallelism.device, config.parallelism.world_size)
+        there = planned or cluster.local_cluster(config.parallelism.device, config.parallelism.world_size)
         try:
             choice = search.choose(config, options, there)
             made = Draft(vars(choice.best.config))
@@ -161,7 +161,7 @@ def at_start(config: RunConfig) -> None:
 
     Raises BadConfig when there are errors.
     """
-    there = cluster.here(config.parallelism.device, config.parallelism.world_size)
+    there = cluster.local_cluster(config.parallelism.device, config.parallelism.world_size)
     result = run(CHECKS_AT_START, Situation(Draft(vars(config)), there, os.environ))
     rank_env, node = rank_environment.find(), rank_environment.find_node()
     is_first = not (rank_env.rank if rank_env else node.node_rank if node else 0)

@@ -29,7 +29,7 @@ ALIGNMENT = 4096
 
 @contextlib.contextmanager
 def written(path: str) -> Iterator["BlockFile"]:
-    """Yields what takes the content of a new file, which is durable when the block ends without an exception."""
+    """Yield a BlockFile for a new file, which is durable when the context ends without an exception."""
     if storage.is_remote(path):
         with storage.publish(path) as upload:
             remote = RemoteFile(upload)
@@ -63,7 +63,7 @@ class BlockFile:
                 self.flush()
 
     def flush(self) -> None:
-        """Pass on what is filled."""
+        """Write the filled part of the block."""
         if self.filled:
             self._put(self.block[: self.filled].data)
         self.filled = 0
@@ -86,7 +86,7 @@ class DirectFile(BlockFile):
             except OSError as error:
                 if error.errno != errno.EINVAL or not self.is_direct:
                     raise
-                # The filesystem says so with the first block only, or wants another alignment.
+                # The filesystem refuses direct I/O only at the first block, or requires another alignment.
                 self._through_page_cache()
                 continue
             if count % ALIGNMENT:
@@ -120,7 +120,7 @@ class RemoteFile(BlockFile):
 
 
 def _open(path: str) -> tuple[int, bool]:
-    """A descriptor of a new file, and whether it takes direct I/O."""
+    """Open a new file. Return its descriptor, and whether it accepts direct I/O."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     try:
         return os.open(path, flags | os.O_DIRECT, 0o666), True

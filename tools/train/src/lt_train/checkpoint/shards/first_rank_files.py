@@ -1,6 +1,6 @@
-"""What the first rank alone writes of a checkpoint while megatron-core has the others wait for it in a collective.
+"""Keep errors of files that only the first rank writes, while megatron-core has the other ranks wait in a collective.
 
-An error of its disk would leave them there: it is kept instead, until all ranks can be told.
+If the error were raised, the other ranks would wait for ever. It is kept until all ranks can receive it.
 """
 
 import contextlib
@@ -14,9 +14,9 @@ from lt_train.megatron import dist_checkpointing_serialization, filesystem_async
 
 @contextlib.contextmanager
 def collect_failures() -> Iterator[list[BaseException]]:
-    """Within, what goes wrong with these files is put into the list, and whoever writes them goes on."""
+    """Within the context, append errors of the first rank's files to the yielded list instead of raising them."""
     errors: list[BaseException] = []
-    # What is put back afterwards must be lt-train's, not megatron-core's own.
+    # Install first: the functions that are restored afterwards must be lt-train's, not megatron-core's.
     shard_checksums.install()
     keep = partial(_write_or_keep, errors)
     with (
@@ -30,6 +30,6 @@ def collect_failures() -> Iterator[list[BaseException]]:
 def _write_or_keep(errors: list[BaseException], write: Any, *arguments: Any) -> None:
     try:
         write(*arguments)
-    # torch's archives say of a full disk that a position is wrong.
+    # torch's archive writer reports a full disk as a wrong position, in a RuntimeError.
     except (OSError, RuntimeError) as error:
         errors.append(error)

@@ -41,58 +41,59 @@ from lt_train.kernels import split_master_weights
 # The kernel clears a page when it is first touched; several threads do that for several pieces at a time. Locked untouched, the
 # pages would be cleared by one, while the driver may hold up other threads' calls.
 TOUCHING_THREADS, PIECE_BYTES = 8, 64 << 20
-# What is copied in line with the computation: 1 MiB is 20 microseconds on a bus of 50 GB/s.
+# Smaller tensors are copied in line with the computation: 1 MiB takes 20 microseconds on a bus of 50 GB/s.
 SMALL_BYTES = 1 << 20
 
 
 class Copies(Protocol):
-    """How a device copies to host memory beside its computation; `lt_train.process.device` has that of a GPU."""
+    """Copy from a device to host memory beside its computation. `lt_train.process.device` implements it for GPUs."""
 
     def lock(self, memory: torch.Tensor) -> bool:
-        """Make host memory reachable by the device, which may fail; called from any thread."""
+        """Page-lock host memory for the device. Return False if that fails. Any thread may call it."""
 
     def unlock(self, memory: torch.Tensor) -> None:
         """Undo `lock`."""
 
     def begin(self) -> None:
-        """What was asked of the device so far comes before the copies."""
+        """Order the copies after all work that the device has so far."""
 
     def run(self, work: Callable[[], object], sources: Iterable[torch.Tensor]) -> None:
-        """Have the device do `work`, which ends in host memory, beside the computation; it keeps `sources` as long."""
+        """Run `work`, which copies to host memory, beside the computation, and keep `sources` alive until it ends."""
 
     def end(self) -> None:
-        """No more copies."""
+        """End the copies."""
 
     def hold_back(self) -> None:
-        """What the device is asked from now on waits for the copies; the caller does not."""
+        """Order later work of the device after the copies, without waiting on the host."""
 
     def wait(self) -> None:
-        """Until the copies are made."""
+        """Wait until the copies are complete."""
 
 
 class HostStaging:
-    """The buffer of a rank, and the copies that are being made into it."""
+    """The host buffer of a rank, and the copies into it."""
 
     def __init__(self, copies: Copies, expected_bytes: int):
         self.copies = copies
         self.memory = torch.empty(0, dtype=torch.uint8)
-        # Of the memory, in this process; the writer gets one of its own.
+        # The file descriptor of the memory in this process. The writer process receives a duplicate.
         self.descriptor: int | None = None
         self._locking = threading.Thread(target=self._make, args=(expected_bytes,), daemon=True)
         self._locking.start()
         self._is_copying = False
-        # By the address of what `joined` has returned: a split weight and its low bits, in one dimension.
+        # A split weight and its low bits, both flat, by the address of the tensor that `joined` returned for them.
         self._halves: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def joined(self, weight: torch.Tensor, low_bits: torch.Tensor) -> torch.Tensor:
-        """In place of `split_master_weights.joined`: memory that nobody touches. Of it, what is in the buckets of `begin` is
-        joined in the buffer, in their dtype and shape."""
+        """Return untouched memory in place of `split_master_weights.joined`. The weights in the buckets of `begin` are joined
+        in the host buffer, with the dtype and shape of this memory.
+        """
         whole = torch.empty(weight.shape, dtype=torch.float32)
         self._halves[whole.data_ptr()] = weight.view(-1), low_bits.view(-1)
         return whole
 
     def begin(self, buckets: Sequence[Bucket]) -> list[Bucket]:
-        """Begin to copy; returns the buckets with the tensors as they will be once `wait` has returned."""
+        """Start the copies. Return the buckets with host tensors, which are filled when `wait` returns."""
         self._locking.join()
         tensors = [tensor for _, _, (_, tensors) in buckets for _, tensor in tensors]
         total_bytes = sum(aligned(tensor.nbytes) for tensor in tensors)
@@ -121,7 +122,7 @@ class HostStaging:
         ]
 
     def _halves_of(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Of a part of what `joined` has returned; None of any other tensor."""
+        """Return the halves of a view of a tensor that `joined` returned; None for any other tensor."""
         whole = self._halves.get(tensor.untyped_storage().data_ptr())
         if whole is None:
             return None
@@ -130,20 +131,20 @@ class HostStaging:
         return whole[0][begin:end], whole[1][begin:end]
 
     def hold_back(self) -> None:
-        """Let what the device is asked from now on, which changes the tensors, wait for the copies."""
+        """Order the device's later work, which changes the tensors, after the copies."""
         if self._is_copying:
             self.copies.hold_back()
 
     def wait(self) -> None:
-        """Until the copies are made."""
+        """Wait until the copies are complete."""
         if self._is_copying:
             self.copies.wait()
         self._is_copying = False
 
     def close(self) -> None:
-        """Give the buffer back: a rank whose process goes on without another rank makes one anew."""
+        """Free the buffer. A rank that continues in this process after losing another rank makes a new buffer."""
         self._locking.join()
-        # What a device that has failed says now, somebody has heard before.
+        # A failed device has already reported its error.
         with contextlib.suppress(RuntimeError):
             self.wait()
         self._give_back()
@@ -166,7 +167,7 @@ class HostStaging:
             warn("the host memory for checkpoints could not be page-locked: training waits longer for each")
 
     def files(self, buckets: Sequence[Bucket]) -> list[File]:
-        """What the writer process writes of the buckets that `begin` has returned."""
+        """Return the files that the writer process writes from the buckets that `begin` returned."""
         return [file_of(bucket, [tensor.data_ptr() - self.memory.data_ptr() for _, tensor in bucket[2][1]]) for bucket in buckets]
 
     def _places(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

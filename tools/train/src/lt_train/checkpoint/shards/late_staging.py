@@ -25,18 +25,18 @@ from lt_train.kernels import split_master_weights
 
 
 class LateStaging:
-    """As HostStaging, for tensors that are in host memory."""
+    """Like HostStaging, for tensors that are in host memory."""
 
     def __init__(self) -> None:
         self.joined = split_master_weights.joined
         self.descriptor: int | None = None
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._lock = threading.Lock()
-        # By file and number of a tensor in it: those that are not copied yet, each with its own place.
+        # The tensors that are not copied yet, each with its place in the memory, by file and number in the file.
         self._left: dict[tuple[int, int], tuple[torch.Tensor, int]] = {}
-        # Of each file, the place of the tensor that it writes before the update.
+        # The place in the memory that each file's tensors share in their turn.
         self._turns: list[int] = []
-        # Of the tensors that were copied before their turn.
+        # The places of tensors that were copied before their turn.
         self._offsets: dict[tuple[int, int], int] = {}
 
     def begin(self, buckets: Sequence[Bucket]) -> list[Bucket]:
@@ -54,14 +54,14 @@ class LateStaging:
         return list(buckets)
 
     def files(self, buckets: Sequence[Bucket]) -> list[File]:
-        """What the writer process writes of `buckets`."""
+        """Return the files that the writer process writes from `buckets`."""
         return [
             file_of(bucket, [self._offsets.get((file, number)) for number in range(len(bucket[2][1]))])
             for file, bucket in enumerate(buckets)
         ]
 
     def offset(self, file: int, number: int) -> int:
-        """Where the tensor is whose turn it is in a file; the one before it in that file is written."""
+        """Return the place of the next tensor of a file. The previous tensor of the file has been written."""
         with self._lock:
             if (file, number) in self._left:
                 tensor, _ = self._left.pop((file, number))
@@ -75,10 +75,10 @@ class LateStaging:
             self._copy(list(self._left))
 
     def wait(self) -> None:
-        """There are no copies to wait for."""
+        """Return at once: no copies are pending."""
 
     def end(self) -> None:
-        """Give the memory back: all is written, or will not be."""
+        """Free the memory after the files were written or given up."""
         with self._lock:
             self._memory = torch.empty(0, dtype=torch.uint8)
             self._left.clear()

@@ -15,9 +15,9 @@ ALIGNMENT = 64
 
 
 def shared_memory(size_bytes: int) -> tuple[int, torch.Tensor]:
-    """A descriptor for the writer process, and the memory; pages that are not touched take none.
+    """Create memory that is shared with the writer process. Return its descriptor and a tensor. Untouched pages take no memory.
 
-    Unlike a file in /dev/shm, it may be larger than a container allows those to be.
+    Unlike a file in /dev/shm, the memory may exceed the container's limit for such files.
     """
     descriptor = os.memfd_create("lt-train-checkpoint")
     os.ftruncate(descriptor, max(size_bytes, ALIGNMENT))
@@ -29,7 +29,7 @@ def aligned(size_bytes: int) -> int:
 
 
 def file_of(bucket: Bucket, offsets: Sequence[int | None]) -> File:
-    """What the writer process writes into a file; an offset is None where the tensor is copied when its turn comes."""
+    """Describe one file for the writer process. An offset is None if the tensor is copied in its turn."""
     path, _, (objects, tensors) = bucket
     pairs = zip(tensors, offsets, strict=True)
     staged = [StagedTensor(tensor_archive.frame(tensor), offset, tensor.nbytes) for (_, tensor), offset in pairs]

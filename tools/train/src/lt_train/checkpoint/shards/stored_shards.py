@@ -34,7 +34,7 @@ CONNECTIONS, REQUEST_BYTES, AHEAD_BYTES = 16, 8 << 20, 256 << 20
 
 
 class Place(NamedTuple):
-    """Of an object in a shard."""
+    """The position of an object in a shard."""
 
     shard: str
     offset: int
@@ -45,7 +45,7 @@ class Place(NamedTuple):
         return self.offset + self.size_bytes
 
 
-# The bytes of an object, in a buffer of its own.
+# Returns the bytes of an object in a buffer that no other object shares.
 Take: TypeAlias = Callable[[Place], memoryview]
 
 
@@ -57,14 +57,14 @@ class StoredShard:
 
 @dataclasses.dataclass(frozen=True)
 class StoredShards:
-    """The shards below `url`, by their names."""
+    """The shards below `url`, by name."""
 
     url: str
     shards: dict[str, StoredShard]
 
     @classmethod
     def of(cls, directory: Path) -> Self | None:
-        """Those of the checkpoint whose small files are in a directory; None when its shards are there, too. Raises BadData."""
+        """Read where the shards of the checkpoint in `directory` are; None if they are in the directory. Raise BadData."""
         path = directory / NAME
         if not path.exists():
             return None
@@ -92,7 +92,7 @@ class StoredShards:
         return content
 
     def check_end(self, shard: str, end: int) -> None:
-        """Raises BadData for a shard that has not so many bytes, or is none."""
+        """Raise BadData if a shard has fewer bytes than `end`, or does not exist."""
         if shard not in self.shards:
             raise BadData(f"{self.url}/{shard}: missing", DAMAGED)
         size = self.shards[shard].size_bytes
@@ -101,7 +101,7 @@ class StoredShards:
 
 
 class OpenShard(io.RawIOBase):
-    """What torch's reader has for an open shard below `url`: its name, and the objects as `take` gives them."""
+    """A shard below `url` as an open file for torch's reader: its name, and the objects from `take`."""
 
     def __init__(self, shard: str, url: str, take: Take):
         self.shard, self.name, self._take = shard, f"{url}/{shard}", take
@@ -112,7 +112,7 @@ class OpenShard(io.RawIOBase):
 
 @dataclasses.dataclass
 class _Span:
-    """Objects of a shard that follow each other, being read into one buffer."""
+    """Consecutive objects of a shard that are read into one buffer."""
 
     places: list[Place]
     buffer: memoryview
@@ -120,7 +120,7 @@ class _Span:
 
 
 class Objects:
-    """Objects that are read from the store before they are taken, in their order. Leaving it drops what is under way."""
+    """Read objects from the store ahead, in order. Leaving the context cancels the pending requests."""
 
     def __init__(self, shards: StoredShards, places: Sequence[Place]):
         self.shards = shards
@@ -141,7 +141,7 @@ class Objects:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def take(self, place: Place) -> memoryview:
-        """The object's bytes, in a buffer of its own. Those that would have come before it do not come any more."""
+        """Return the bytes of the object at `place` in a separate buffer. Earlier objects can no longer be taken."""
         self._fill()
         while place not in self._ahead[0].places:
             self._drop()
@@ -152,7 +152,7 @@ class Objects:
         first = span.places[0].offset
         content = span.buffer[place.offset - first : place.end - first]
         if len(span.places) > 1:
-            # An archive aligns its tensors from its own beginning.
+            # An archive aligns its tensors relative to its first byte, so copy the object to an aligned buffer.
             content = memoryview(bytearray(content))
         if place == span.places[-1]:
             self._drop()
@@ -184,7 +184,7 @@ def _size(places: Sequence[Place]) -> int:
 
 
 def _spans(places: Sequence[Place]) -> Iterator[list[Place]]:
-    """The objects, those together that one request reads."""
+    """Yield the objects in groups that one request reads."""
     span: list[Place] = []
     for place in dict.fromkeys(places):
         follows = span and (place.shard, place.offset) == (span[-1].shard, span[-1].end)

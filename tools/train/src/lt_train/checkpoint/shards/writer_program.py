@@ -20,7 +20,7 @@ from lt_train.process import process_lifetime
 
 
 def main() -> None:
-    # Where the rank is killed, what it began to write is never published: an orphan would only hold up the next attempt.
+    # If the rank is killed, its files are never published: an orphaned writer would only delay the next attempt.
     process_lifetime.die_with(int(sys.argv[1]))
     output.begin("lt-train")
     with socket.socket(fileno=0) as connection:
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 class Requests:
-    """For tensors that the rank brings into the shared memory when their turn comes; files ask in threads."""
+    """Ask the rank to copy tensors into the shared memory in their turn. The threads of several files ask at once."""
 
     def __init__(self, connection: socket.socket):
         self._connection = connection
@@ -45,7 +45,7 @@ class Requests:
 
 
 def _received(connection: socket.socket) -> tuple[mmap.mmap, list[File]] | None:
-    """The shared memory, and what to write; None when the rank has closed the connection."""
+    """Receive the shared memory and the files to write; None when the rank has closed the connection."""
     length, (*descriptors,), _, _ = socket.recv_fds(connection, LENGTH.size, 1, socket.MSG_WAITALL)
     if len(length) < LENGTH.size:
         return None
@@ -69,12 +69,12 @@ def _answer(memory: mmap.mmap, files: Sequence[File], requests: Requests) -> Ans
     except OSError as error:
         return error
     except Exception as error:
-        # Others may not come through a pickle as they are.
+        # Other exceptions may not survive pickling.
         return RuntimeError(str(error))
 
 
 def _archives(file: int, objects: Sequence[bytes | StagedTensor], memory: memoryview, requests: Requests) -> Iterator[Archive]:
-    """Each is written before the next is asked for."""
+    """Yield the objects and tensors. Each is written before the next is requested."""
     tensors = itertools.count()
     for stored in objects:
         if isinstance(stored, StagedTensor):

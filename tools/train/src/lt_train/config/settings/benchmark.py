@@ -11,22 +11,22 @@ from lt_shared import console
 from lt_shared.console import BadData
 from lt_shared.files import storage, strict_json
 
-# Options of the subjects that bench shows which have no meaning in it.
+# Training options that `lt-train bench` does not accept: `training_options` sets the length, and the batch size is constant.
 SETTLED = ("train_iters", "train_samples", "train_tokens", "rampup_batch_size", "seed")
 
 OPTIONS = console.section(
     "Measurement",
-    click.option("--steps", type=click.IntRange(min=1), default=10, help="Steps that are measured."),
-    click.option("--warmup-steps", type=click.IntRange(min=0), default=5, help="Steps before them that are not."),
+    click.option("--steps", type=click.IntRange(min=1), default=10, help="Measure this many steps."),
+    click.option("--warmup-steps", type=click.IntRange(min=0), default=5, help="Run this many steps first, unmeasured."),
     click.option(
         "--against",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="The --json of the same with other layers or another layout: shows what a layer takes, or the share of its speed.",
+        help="Compare with this --json of another number of layers (seconds per layer) or layout (relative speed).",
     ),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table."),
 )
 KIND = "bench"
-# What `--against` calculates with.
+# Fields of the earlier result that the comparison reads.
 COMPARED = ("layers", "step_seconds", "tokens_per_second_per_gpu")
 MEASURE = "write it by `lt-train bench ... --json > FILE`"
 
@@ -64,6 +64,6 @@ def _earlier(path: Path) -> dict[str, Any]:
 
 
 def training_options(options: dict[str, Any]) -> dict[str, Any]:
-    """The training settings of a measurement: made-up tokens, every step logged, nothing evaluated and nothing saved."""
+    """Return the training options of a benchmark: synthetic tokens, every step logged, no evaluation."""
     steps = options["warmup_steps"] + options["steps"]
     return {"mock_data": True, "train_iters": steps, "log_interval": 1, "eval_iters": 0}

@@ -1,4 +1,4 @@
-"""Where a run is saved, how often and for how long, what it starts from, and when it ends before its last step."""
+"""Settings for checkpoints: the directory, the interval, how many to keep, the start, and when a run ends early."""
 
 import dataclasses
 import hashlib
@@ -157,8 +157,8 @@ def check(settings: Checkpointing) -> Iterator[ToolError]:
         if value and not settings.load:
             yield BadConfig(f"{name} says what to take from --load, which is not given", f"add --load, or drop {name}")
     with_save = {"--async-save": settings.async_save, "--keep-last": settings.keep_last, "--save-local": settings.save_local}
-    for name, asked in with_save.items():
-        if asked and not settings.save:
+    for name, setting in with_save.items():
+        if setting and not settings.save:
             yield BadConfig(f"{name} without --save: nothing will be saved", "add --save DIRECTORY")
     if settings.save_local_interval and not settings.save_local:
         yield BadConfig("--save-local-interval without --save-local: there will be no copies", "add --save-local DIRECTORY")

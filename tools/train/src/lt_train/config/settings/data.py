@@ -70,12 +70,12 @@ OPTIONS = console.section(
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """`split` is Megatron's three shares of `datasets`; None when the other two are validation and test data of their own.
+    """The run's datasets. `split` is Megatron's three shares of `datasets`, or None if validation data is named separately.
 
-    `validation_names` has the set of each of `validation_datasets`; it is empty when they are one set without a name. Of a
-    stream, `datasets` has the first shard, with the weight of the stream. Without `datasets` the tokens are made up.
-    `eval_iters` counts global batches; `cache_path` and `object_cache_path` are directories, `object_cache_gib` the size of the
-    second, None for what the disk suggests.
+    `validation_names` names the validation set of every entry of `validation_datasets`; it is empty for a single unnamed set.
+    For a stream, `datasets` has the first shard, with the weight of the stream. If `datasets` is empty, tokens are synthetic.
+    `eval_iters` counts global batches. `cache_path` and `object_cache_path` are directories. `object_cache_gib` limits
+    `object_cache_path`; None means half of the free disk.
     """
 
     datasets: tuple[Dataset, ...]
@@ -118,7 +118,7 @@ class Data:
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer of the data; `check_datasets` has made sure that there is at most one."""
+        """Return the tokenizer of the data. `check_datasets` verifies that all datasets have the same one."""
         return next((dataset.tokenizer for dataset in self.all_datasets if dataset.tokenizer), None)
 
     @property
@@ -154,8 +154,8 @@ def spread(arguments: Sequence[str]) -> list[str]:
 
 def training_datasets(words: tuple[str, ...], options: dict[str, Any]) -> tuple[Dataset, ...]:
     """Return the datasets that DATA or its options name, none for mock data. Raises UsageError, and as `manifest.read`."""
-    given = {"DATA": words, "--data-path": options["data_path"], "--train-data-path": options["train_data_path"]}
-    named = {name: tuple(value) for name, value in given.items() if value}
+    sources_by_option = {"DATA": words, "--data-path": options["data_path"], "--train-data-path": options["train_data_path"]}
+    named = {name: tuple(value) for name, value in sources_by_option.items() if value}
     if options["mock_data"]:
         if named or options["valid_data_path"] or options["test_data_path"]:
             raise UsageError("--mock-data and other data", "choose one")
@@ -174,16 +174,16 @@ def _read(words: tuple[str, ...]) -> tuple[Dataset, ...]:
 
 
 def blend_words(datasets: tuple[Dataset, ...]) -> list[str] | None:
-    """Datasets as Megatron's lists name them: each after its weight, one alone without, None for none."""
+    """Write datasets as Megatron's lists: weight, prefix, weight, prefix ...; a single dataset without weight; None if empty."""
     if len(datasets) == 1:
         return [datasets[0].prefix]
     return [word for dataset in datasets for word in (f"{dataset.weight:g}", dataset.prefix)] or None
 
 
-def changes_of_order(there: Mapping[str, Any], here: Mapping[str, Any], consumed_samples: int = 0) -> list[str]:
-    """How two runs' arguments, under Megatron's names, differ in what decides the order of the samples; unknown ones do not.
+def changes_of_order(stored: Mapping[str, Any], current: Mapping[str, Any], consumed_samples: int = 0) -> list[str]:
+    """Describe the differences between two runs' arguments, under Megatron's names, that change the order of the samples.
 
-    Phases that are to come may have changed.
+    Arguments that the stored run lacks do not count. Phases after `consumed_samples` may differ.
     """
 
     def blend(arguments: Mapping[str, Any]) -> list[str]:
@@ -197,25 +197,25 @@ def changes_of_order(there: Mapping[str, Any], here: Mapping[str, Any], consumed
         return blend(arguments)[1::2]
 
     changes = [
-        f"{name.replace('_', '-')} was {there[name]} and is {here[name]}"
-        for name in ("seed", "split", *(() if here.get("data_schedule") else ("seq_length",)))
-        if name in there and there[name] != here[name]
+        f"{name.replace('_', '-')} was {stored[name]} and is {current[name]}"
+        for name in ("seed", "split", *(() if current.get("data_schedule") else ("seq_length",)))
+        if name in stored and stored[name] != current[name]
     ]
-    if here.get("data_schedule"):
-        if data_schedule.changes(there.get("data_schedule"), here["data_schedule"], consumed_samples):
+    if current.get("data_schedule"):
+        if data_schedule.changes(stored.get("data_schedule"), current["data_schedule"], consumed_samples):
             changes.append("phases of the data schedule that have begun were others")
-    elif there.get("data_schedule"):
+    elif stored.get("data_schedule"):
         changes.append("there was a data schedule")
-    elif "data_path" in there and weights(there) != weights(here):
-        changes.append(f"the weights of the data were {weights(there)} and are {weights(here)}")
-    elif prefixes(there) != prefixes(here) and sorted(prefixes(there)) == sorted(prefixes(here)):
-        # Of other prefixes, a dataset may have moved.
-        changes.append(f"the data was {' '.join(prefixes(there))} and is {' '.join(prefixes(here))}")
+    elif "data_path" in stored and weights(stored) != weights(current):
+        changes.append(f"the weights of the data were {weights(stored)} and are {weights(current)}")
+    elif prefixes(stored) != prefixes(current) and sorted(prefixes(stored)) == sorted(prefixes(current)):
+        # Only a changed order counts: a prefix that differs may be a dataset that was moved.
+        changes.append(f"the data was {' '.join(prefixes(stored))} and is {' '.join(prefixes(current))}")
     return changes
 
 
 def resolve_data(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> Data:
-    """`datasets` as from `training_datasets`."""
+    """Resolve the options. `datasets` are the result of `training_datasets`."""
     separate = any(options[name] for name in ("train_data_path", "valid_data_path", "test_data_path"))
     if separate and options["split"]:
         raise UsageError("--split, but training, validation and test data are named separately", "drop --split")
@@ -268,13 +268,13 @@ def check(data: Data, vocab_size: int) -> Iterator[ToolError]:
 
 
 def check_packed(data: Data, schedule: Schedule, seq_length: int) -> Iterator[ToolError]:
-    """Yields BadConfig for a packed dataset that is read in samples of another length, in the phases of `seq_length`."""
+    """Yield BadConfig if phases of `seq_length` read a dataset that was packed for another sequence length."""
     drawn = set(data.datasets)
     if schedule:
         phases = [phase for phase in schedule.phases if phase.seq_length == seq_length]
-        drawn = {each for phase in phases for each, weight in zip(data.datasets, phase.weights, strict=True) if weight}
+        drawn = {dataset for phase in phases for dataset, weight in zip(data.datasets, phase.weights, strict=True) if weight}
     evaluated = (*data.validation_datasets, *data.test_datasets, *(data.datasets if data.split and data.eval_iters else ()))
-    for dataset in dict.fromkeys(each for each in data.all_datasets if each in drawn or each in evaluated):
+    for dataset in dict.fromkeys(entry for entry in data.all_datasets if entry in drawn or entry in evaluated):
         if dataset.packed is not None and dataset.packed != seq_length:
             yield BadConfig(
                 f"{dataset.prefix}: is packed for sequences of {dataset.packed} tokens, and is read in sequences of {seq_length}",
@@ -297,9 +297,9 @@ def _check_shares(split: str, eval_iters: int) -> Iterator[ToolError]:
 
 
 def check_datasets(data: Data, vocab_size: int) -> None:
-    """All files whole, enough in them for every split, all made by one tokenizer. Raises NoInput, BadData or BadConfig.
+    """Check that all dataset files are complete, have documents for every split, and come from one tokenizer.
 
-    Datasets on a remote store are looked at when their indices have been copied.
+    Raises NoInput, BadData or BadConfig. Remote datasets are checked later, after their indices have been copied.
     """
     from lt_shared.data import indexed_dataset
 
@@ -340,10 +340,10 @@ def _check_splits(data: Data, prefix: str, sequences: int) -> None:
     """Check that every required split gets at least one whole sequence."""
     assert data.split is not None
     shares = split_shares(data.split)
-    needed = (True, bool(data.eval_iters and shares[1]), bool(data.eval_iters and shares[2]))
+    are_required = (True, bool(data.eval_iters and shares[1]), bool(data.eval_iters and shares[2]))
     names = ("training", "validation", "test")
-    for name, is_needed, documents in zip(names, needed, split_ranges(data.split, sequences), strict=True):
-        if is_needed and not documents:
+    for name, is_required, documents in zip(names, are_required, split_ranges(data.split, sequences), strict=True):
+        if is_required and not documents:
             raise BadData(
                 f"{prefix}: {sequences} documents, none of them for {name} at split {data.split}",
                 "without validation: --split 1,0,0 --eval-iters 0; or give it a larger share, for example --split 9,1,0",

@@ -147,15 +147,15 @@ class Schedule:
         return dataclasses.replace(scheduled, train_iters=end)
 
 
-def changes(there: Any, here: Sequence[dict[str, Any]], steps_done: int) -> bool:
+def changes(stored: Any, current: Sequence[dict[str, Any]], steps_done: int) -> bool:
     """Whether the phases that a checkpoint had begun after `steps_done` samples differ from the phases in `here`."""
-    if not isinstance(there, list):
+    if not isinstance(stored, list):
         return True
     begin = 0
-    for number, phase in enumerate(there):
+    for number, phase in enumerate(stored):
         if begin >= steps_done:
             break
-        if number >= len(here) or phase != here[number]:
+        if number >= len(current) or phase != current[number]:
             return True
         begin += phase.get("samples", 0) if isinstance(phase, dict) else 0
     return False

@@ -143,7 +143,7 @@ class Layers:
         return self.hidden_dropout > 0 or self.attention_dropout > 0
 
 
-def resolve_layers(options: dict[str, Any], where: str) -> Layers:
+def resolve_layers(options: dict[str, Any], device_type: str) -> Layers:
     """Resolve the layer options on the device `where`, and print a note about options without effect."""
     idle = [f"--{name.replace('_', '-')}" for name in WITHOUT_EFFECT if options[name]]
     if idle:
@@ -155,7 +155,7 @@ def resolve_layers(options: dict[str, Any], where: str) -> Layers:
         )
     kernels = options["kernels"]
     if kernels == AUTO:
-        kernels = TRITON if where == device.CUDA else TORCH
+        kernels = TRITON if device_type == device.CUDA else TORCH
     return Layers(
         kernels=kernels,
         attention_backend=options["attention_backend"],
@@ -178,7 +178,7 @@ def _in_either_spelling(options: dict[str, Any], earlier: str, name: str) -> str
     return EARLIER.get(value, {}).get(name, str(value))
 
 
-def for_any_model(layers: Layers) -> Layers:
+def without_model_sizes(layers: Layers) -> Layers:
     """Return `layers` without explicit implementations, which some models do not support."""
     return dataclasses.replace(layers, attention_backend=AUTO, swiglu_impl=AUTO, cross_entropy_impl=AUTO)
 

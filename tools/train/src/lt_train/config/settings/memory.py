@@ -18,7 +18,7 @@ POSITIVE = click.IntRange(min=1)
 # lt-train recomputes SwiGLU in the epilogue of a GEMM (--swiglu-impl) or with the cast to fp8.
 SWIGLU = "swiglu"
 RECOMPUTE_MODULES = ("core_attn", "mlp", "moe", SWIGLU)
-# Of megatron-core's modules, what it recomputes with TransformerEngine alone.
+# Modules that megatron-core recomputes only with TransformerEngine.
 LAYERNORM = "layernorm"
 
 OPTIONS = console.section(
@@ -174,7 +174,7 @@ def _recompute(options: dict[str, Any]) -> Recompute | None:
     return Recompute("selective", None, None, chosen)
 
 
-def for_any_model(memory: Memory) -> Memory:
+def without_model_sizes(memory: Memory) -> Memory:
     """Return `memory` without recomputed modules, which some models do not have."""
     recompute = memory.recompute and dataclasses.replace(memory.recompute, modules=())
     return dataclasses.replace(memory, recompute=recompute)

@@ -1,6 +1,6 @@
 """The optimizer, the schedules of its learning rate and weight decay, and when a run that diverges is stopped.
 
-All schedules count samples, as Megatron's do: what is given in iterations is the samples of so many steps.
+All schedules count samples, as Megatron's do: lengths in iterations are converted to the samples of these steps.
 """
 
 import dataclasses

@@ -19,7 +19,7 @@ MANUAL, AUTO = "manual", "auto"
 ONE_F_ONE_B, ZERO_BUBBLE = "1f1b", "zero-bubble"
 # A vocabulary is padded to a multiple of this many columns for each tensor-parallel rank.
 VOCABULARY_MULTIPLE = 128
-# More ranks than the largest node or rack has do not share one layer.
+# The largest NVLink domain (NVL72). Ranks beyond it cannot share a layer at NVLink speed.
 MOST_TENSOR_PARALLEL = 72
 
 OPTIONS = console.section(
@@ -28,7 +28,7 @@ OPTIONS = console.section(
         "--parallel",
         type=click.Choice([MANUAL, AUTO]),
         default=MANUAL,
-        help="Set the layout by hand or auto: auto chooses the sizes below and recomputation by the GPUs' memory.",
+        help="Set the layout by hand or auto: auto chooses the sizes below and recomputation to fit the GPUs' memory.",
     ),
     click.option(
         "--tensor-model-parallel-size",
@@ -94,20 +94,21 @@ OPTIONS = console.section(
     ),
 )
 
-# Values of options for stages of one piece, and of as many layers each.
+# Option values for one stage per pipeline rank, and for the same number of layers on every rank.
 WITHOUT_VIRTUAL_STAGES = {"num_layers_per_virtual_pipeline_stage": None, "num_virtual_stages_per_pipeline_rank": None}
 EVEN = {"decoder_first_pipeline_num_layers": None, "decoder_last_pipeline_num_layers": None}
 
 
 @dataclasses.dataclass(frozen=True)
 class Parallelism:
-    """Sizes in ranks. The data-parallel size is what remains of the world. `device` is one of `lt_train.process.device`.
+    """Parallel sizes in ranks. `device` is one of `lt_train.process.device`.
 
-    `interleaving` is the number of pipeline stages that each rank has, None for the schedule of one stage a rank.
-    `first_stage_layers` and `last_stage_layers` are those of a pipeline rank; None divides the layers evenly.
-    `pipeline_schedule` is that of one stage a rank, 1F1B or zero-bubble.
-    `tensor_overlap` is None where nobody asked: layers then overlap collectives where they can.
-    `expert` ranks are data-parallel ranks that have different experts and the same of everything else.
+    The data-parallel size is the world size divided by the tensor, pipeline and context parallel sizes.
+    `interleaving` is the number of pipeline stages per rank, None for the schedules with one stage per rank.
+    `first_stage_layers` and `last_stage_layers` count the layers on the first and last pipeline rank; None divides the layers
+    evenly. `pipeline_schedule` applies without interleaving: 1F1B or zero-bubble.
+    `tensor_overlap` is None if no option sets it: layers then overlap collectives with GEMMs if they support it.
+    `expert` data-parallel ranks hold different experts and replicate all other weights.
     """
 
     device: str
@@ -130,14 +131,14 @@ class Parallelism:
 
     @property
     def schedule(self) -> str:
-        """Describe the pipeline's schedule."""
+        """Name the pipeline schedule, for people."""
         if self.defers_weight_gradients:
             return "zero bubble"
         return "interleaved 1F1B" if self.interleaving else "1F1B"
 
     @property
     def model(self) -> int:
-        """Ranks that train one replica of the model."""
+        """Return the number of ranks that train one replica of the model."""
         return self.tensor * self.pipeline * self.context
 
     @property
@@ -145,17 +146,18 @@ class Parallelism:
         return self.world_size // self.model
 
     def expert_tensor(self, model: Architecture) -> int:
-        """How many tensor-parallel ranks share an expert: all, or 1 if experts have biases, which megatron-core asks for."""
+        """Return how many tensor-parallel ranks share an expert: all, or 1 for experts with biases, as megatron-core requires."""
         return 1 if model.num_experts and model.add_bias_linear else self.tensor
 
     def padded_vocab_size(self, model: Architecture) -> int:
         return model.padded_vocab_size(VOCABULARY_MULTIPLE, self.tensor)
 
     def layers_of(self, pipeline_rank: int, layers: int) -> int:
-        """Layers of a pipeline rank, of all its stages together, when the model has `layers`."""
-        own = {0: self.first_stage_layers or 0, self.pipeline - 1: self.last_stage_layers or 0}
-        rest, ranks = layers - sum(own.values()), self.pipeline - sum(size > 0 for size in own.values())
-        return own.get(pipeline_rank) or rest // ranks
+        """Count the layers on all stages of a pipeline rank in a model of `layers` layers."""
+        set_sizes = {0: self.first_stage_layers or 0, self.pipeline - 1: self.last_stage_layers or 0}
+        remaining_layers = layers - sum(set_sizes.values())
+        remaining_ranks = self.pipeline - sum(size > 0 for size in set_sizes.values())
+        return set_sizes.get(pipeline_rank) or remaining_layers // remaining_ranks
 
     def layer_numbers(self, pipeline_rank: int, layers: int) -> list[int]:
         """Return the layers of a pipeline rank, counted from 0. A stage has consecutive layers; ranks take stages in turn."""
@@ -166,20 +168,20 @@ class Parallelism:
 
     @property
     def described(self) -> str:
-        """The layout in words, for example "tensor 2 x pipeline 2 (3 stages each) x data 4"."""
+        """Describe the layout, for example "tensor 2 x pipeline 2 (3 stages each) x data 4"."""
         stages = f" ({self.interleaving} stages each)" if self.interleaving else ""
         context = f" x context {self.context}" if self.context > 1 else ""
         expert = f", experts on {self.expert}" if self.expert > 1 else ""
         return f"tensor {self.tensor} x pipeline {self.pipeline}{stages}{context} x data {self.data}{expert}"
 
 
-def resolve_parallelism(options: dict[str, Any], model: Architecture, where: str, ranks: int | None = None) -> Parallelism:
-    """`where` is a resolved device. Without `ranks` the world is the one that this process belongs to or starts."""
+def resolve_parallelism(options: dict[str, Any], model: Architecture, device_type: str, ranks: int | None = None) -> Parallelism:
+    """Resolve the options. If `ranks` is None, the world size is the launcher's, or the number of ranks that lt-train starts."""
     tensor, pipeline = options["tensor_model_parallel_size"], options["pipeline_model_parallel_size"]
     context, expert = options["context_parallel_size"], options["expert_model_parallel_size"]
     return Parallelism(
-        device=where,
-        world_size=ranks or _world_size(options, where, tensor * pipeline * context * expert),
+        device=device_type,
+        world_size=ranks or _world_size(options, device_type, tensor * pipeline * context * expert),
         tensor=tensor,
         pipeline=pipeline,
         sequence=options["sequence_parallel"],
@@ -194,17 +196,17 @@ def resolve_parallelism(options: dict[str, Any], model: Architecture, where: str
     )
 
 
-def _world_size(options: dict[str, Any], where: str, model_parallel: int) -> int:
-    """Count the ranks that a launcher started, or that lt-train starts here and in equal number on every other node."""
-    here = rank_environment.find()
-    if here is not None:
-        if options["ranks"] and options["ranks"] != here.world_size:
-            raise UsageError(f"--ranks {options['ranks']}, but {here.launcher} started {here.world_size}", "drop --ranks")
-        return here.world_size
+def _world_size(options: dict[str, Any], device_type: str, model_parallel: int) -> int:
+    """Count the ranks that a launcher started, or that lt-train starts: the same number on every node."""
+    started = rank_environment.find()
+    if started is not None:
+        if options["ranks"] and options["ranks"] != started.world_size:
+            raise UsageError(f"--ranks {options['ranks']}, but {started.launcher} started {started.world_size}", "drop --ranks")
+        return started.world_size
     node = rank_environment.find_node()
     if node is None:
-        return options["ranks"] or device.default_ranks(where, model_parallel)
-    return node.nodes * (options["ranks"] or node.ranks or device.default_ranks(where, -(-model_parallel // node.nodes)))
+        return options["ranks"] or device.default_ranks(device_type, model_parallel)
+    return node.nodes * (options["ranks"] or node.ranks or device.default_ranks(device_type, -(-model_parallel // node.nodes)))
 
 
 def _interleaving(options: dict[str, Any], layers: int, pipeline: int) -> int | None:
@@ -255,7 +257,7 @@ def check(parallel: Parallelism, model: Architecture, seq_length: int) -> Iterat
     if parallel.tensor_overlap and not parallel.sequence:
         yield BadConfig("--tp-comm-overlap needs sequence parallelism", "add --sequence-parallel")
     if parallel.pipeline > 1 and model.mtp_num_layers and model.tie_embeddings:
-        # The gradient of the embedding, which three layers then share over two stages, is not the gradient of one rank.
+        # Three layers on two stages then share the embedding, and the pipeline sums its gradient differently than one rank does.
         yield BadConfig(
             "multi-token prediction with tied embeddings has other gradients in a pipeline",
             "drop --pipeline-model-parallel-size, or add --untie-embeddings-and-output-weights or --mtp-num-layers 0",
@@ -274,29 +276,33 @@ def _check_stages(parallel: Parallelism, layers: int) -> Iterator[ToolError]:
     elif parallel.defers_weight_gradients and parallel.interleaving:
         yield BadConfig("--pipeline-schedule zero-bubble interleaves no stages", "drop it, or the virtual stages")
     stages = parallel.interleaving or 1
-    own = [size for size in (parallel.first_stage_layers, parallel.last_stage_layers) if size]
-    rest, ranks = layers - sum(own), parallel.pipeline - len(own)
-    if rest < 0 or ranks < 0 or bool(rest) != bool(ranks):
+    set_sizes = [size for size in (parallel.first_stage_layers, parallel.last_stage_layers) if size]
+    remaining, ranks = layers - sum(set_sizes), parallel.pipeline - len(set_sizes)
+    if remaining < 0 or ranks < 0 or bool(remaining) != bool(ranks):
         yield BadConfig(
-            f"{layers} layers do not divide among {parallel.pipeline} pipeline ranks, the first or last with {own} of its own",
+            f"{layers} layers do not divide among {parallel.pipeline} pipeline ranks,"
+            f" the first or last with {set_sizes} of its own",
             "pass --pipeline-model-parallel-size as well"
             if parallel.pipeline == 1
             else "leave a layer for each of the other pipeline ranks",
         )
-    for size in own:
+    for size in set_sizes:
         if size % stages:
             yield BadConfig(f"{size} layers of the first or last pipeline rank do not divide into {stages} virtual stages")
-    if ranks and rest % (ranks * stages):
+    if ranks and remaining % (ranks * stages):
         yield BadConfig(
-            f"layers {rest} not divisible by pipeline parallel size {ranks}"
+            f"layers {remaining} not divisible by pipeline parallel size {ranks}"
             + (f" x {stages} virtual stages" if parallel.interleaving else "")
-            + (f", which are left beside {own} on the first or last rank" if own else ""),
-            "choose another pipeline parallel size" + (", or other layers of those ranks" if own else ""),
+            + (f", which are left beside {set_sizes} on the first or last rank" if set_sizes else ""),
+            "choose another pipeline parallel size" + (", or other layers of those ranks" if set_sizes else ""),
         )
 
 
 def _check_sequence(parallel: Parallelism, seq_length: int) -> Iterator[ToolError]:
-    """Yield BadConfig if context and sequence parallelism do not divide a sample. Context-parallel ranks have two chunks each."""
+    """Yield BadConfig if context and sequence parallelism do not divide a sample.
+
+    Each context-parallel rank computes two chunks of a sample, so that causal attention is balanced.
+    """
     pieces = 2 * parallel.context if parallel.context > 1 else 1
     if seq_length % pieces:
         yield BadConfig(

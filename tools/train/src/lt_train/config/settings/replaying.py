@@ -2,13 +2,16 @@
 
 import dataclasses
 
-# Of a replay that cannot be exact: what another order of summation changes in a few steps is far below.
+# For replays that cannot be exact. A different order of summation changes a few steps by far less.
 LOSS_TOLERANCE, GRAD_NORM_TOLERANCE = 1e-3, 1e-2
 
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """Steps `first` to `last` of the run at `run`. `tolerance` is relative, of losses; None is bit for bit; `why` says why."""
+    """Steps `first` to `last` of the run in `run`.
+
+    `tolerance` is the relative difference of losses that is accepted; None requires equal bits. `why` is the reason for it.
+    """
 
     run: str
     first: int

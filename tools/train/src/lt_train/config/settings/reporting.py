@@ -137,7 +137,7 @@ def _ranks(text: str, world_size: int) -> tuple[int, ...]:
     return ranks
 
 
-def check(reporting: Reporting, where: str, train_iters: int) -> Iterator[ToolError]:
+def check(reporting: Reporting, device_type: str, train_iters: int) -> Iterator[ToolError]:
     """Yield BadConfig for a profile without steps or hardware."""
     profile = reporting.profile
     if profile and profile.first >= train_iters:
@@ -146,17 +146,17 @@ def check(reporting: Reporting, where: str, train_iters: int) -> Iterator[ToolEr
         )
     if profile and profile.end <= profile.first:
         yield BadConfig(f"profiling ends at step {profile.end}, before it begins at step {profile.first}")
-    if profile and profile.memory and where == device.CPU:
+    if profile and profile.memory and device_type == device.CPU:
         yield BadConfig("--record-memory-history records GPU memory, and this run is on a CPU", "drop it")
 
 
 def missing_packages(reporting: Reporting) -> Iterator[ToolError]:
     """Yield Unavailable if a tracker's package is not installed here."""
-    for option, package, asked in (
+    for option, package, is_enabled in (
         ("--tensorboard-dir", "tensorboard", reporting.tensorboard_dir),
         ("--wandb-project", "wandb", reporting.wandb),
     ):
-        if asked and importlib.util.find_spec(package) is None:
+        if is_enabled and importlib.util.find_spec(package) is None:
             yield Unavailable(f"{option} needs the package {package}", f"pip install 'lt-train[{package}]'")
 
 
@@ -171,8 +171,8 @@ def check_directories(reporting: Reporting) -> Iterator[ToolError]:
 
 
 def _check_writable(option: str, directory: Path) -> Iterator[ToolError]:
-    there = directory.absolute()
-    while not os.path.lexists(there):
-        there = there.parent
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        yield BadConfig(f"{option} {directory}: {there} is not a directory that can be written", "choose another one")
+    existing = directory.absolute()
+    while not os.path.lexists(existing):
+        existing = existing.parent
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        yield BadConfig(f"{option} {directory}: {existing} is not a directory that can be written", "choose another one")

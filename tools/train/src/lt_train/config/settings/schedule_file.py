@@ -31,7 +31,10 @@ LONGEST_NAME = 60
 
 
 def resolve_schedule(options: dict[str, Any], datasets: tuple[Dataset, ...], architecture: Architecture) -> Schedule:
-    """Raises UsageError for another length of the run, BadConfig for what is no schedule, and as `storage.read_bytes`."""
+    """Read the phases from the file of --data-schedule.
+
+    Raises UsageError if another option sets the run's length, BadConfig for an invalid file, and as `storage.read_bytes`.
+    """
     path = options["data_schedule"]
     if path is None:
         return Schedule()
@@ -43,12 +46,12 @@ def resolve_schedule(options: dict[str, Any], datasets: tuple[Dataset, ...], arc
     try:
         phases = _phases(strict_yaml.loads(storage.read_bytes(path).decode()))
         names = streaming.names(datasets)
-        known = dict(zip([*names, *(dataset.prefix for dataset in datasets)], [*range(len(names))] * 2, strict=True))
-        given = [dataset.weight for dataset in datasets]
+        index_by_name = dict(zip([*names, *(dataset.prefix for dataset in datasets)], [*range(len(names))] * 2, strict=True))
+        weights = [dataset.weight for dataset in datasets]
         size = sequence_length(options, architecture)
-        made = tuple(_phase(phase, known, given, size, architecture) for phase in phases)
-        _check_names([phase.name for phase in made])
-        return Schedule(made)
+        resolved = tuple(_phase(phase, index_by_name, weights, size, architecture) for phase in phases)
+        _check_names([phase.name for phase in resolved])
+        return Schedule(resolved)
     except (ValueError, RecursionError) as error:
         raise BadConfig(f"{path}: {error}", "phases: [{name: main, tokens: 1000000, weights: {NAME: 1.0}}]") from None
 
@@ -63,30 +66,34 @@ def _phases(content: Any) -> list[dict[str, Any]]:
 
 
 def _phase(
-    given: dict[str, Any], known: Mapping[str, int], weights: Sequence[float], seq_length: int, architecture: Architecture
+    fields: dict[str, Any],
+    index_by_name: Mapping[str, int],
+    weights: Sequence[float],
+    seq_length: int,
+    architecture: Architecture,
 ) -> Phase:
-    name = given.get("name")
+    name = fields.get("name")
     if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= LONGEST_NAME:
         raise ValueError(f"a phase is called {name!r:.80}, and needs a name of at most {LONGEST_NAME} characters")
-    for field in given:
+    for field in fields:
         if field not in FIELDS:
             raise ValueError(f"phase {name}: no setting {field!r:.40}; there are {', '.join(FIELDS)}")
-    size = _whole(given, "seq_length", name) or seq_length
-    tokens, samples = _whole(given, "tokens", name), _whole(given, "samples", name)
+    size = _whole(fields, "seq_length", name) or seq_length
+    tokens, samples = _whole(fields, "tokens", name), _whole(fields, "samples", name)
     if (tokens is None) == (samples is None):
         raise ValueError(f"phase {name}: give its length, either tokens or samples")
     return Phase(
         name=name,
         samples=samples or (tokens or 0) // size,
-        weights=_weights(given["weights"], known, len(weights), name) if "weights" in given else tuple(weights),
+        weights=_weights(fields["weights"], index_by_name, len(weights), name) if "weights" in fields else tuple(weights),
         seq_length=size,
-        architecture=_architecture(given, architecture, name),
-        global_batch_size=_whole(given, "global_batch_size", name),
+        architecture=_architecture(fields, architecture, name),
+        global_batch_size=_whole(fields, "global_batch_size", name),
     )
 
 
-def _whole(given: dict[str, Any], field: str, name: str) -> int | None:
-    value = given.get(field)
+def _whole(fields: dict[str, Any], field: str, name: str) -> int | None:
+    value = fields.get(field)
     if value is None:
         return None
     try:
@@ -98,26 +105,26 @@ def _whole(given: dict[str, Any], field: str, name: str) -> int | None:
     return int(number)
 
 
-def _weights(given: Any, known: Mapping[str, int], count: int, name: str) -> tuple[float, ...]:
-    if not isinstance(given, dict) or not given:
-        raise ValueError(f"phase {name}: weights is {given!r:.40}, expected a mapping of datasets to numbers")
+def _weights(weight_by_name: Any, index_by_name: Mapping[str, int], count: int, name: str) -> tuple[float, ...]:
+    if not isinstance(weight_by_name, dict) or not weight_by_name:
+        raise ValueError(f"phase {name}: weights is {weight_by_name!r:.40}, expected a mapping of datasets to numbers")
     weights = [0.0] * count
-    for dataset, weight in given.items():
-        if dataset not in known:
-            raise ValueError(f"phase {name}: no dataset {dataset!r:.80}; there are {', '.join(list(known)[:count])}")
+    for dataset, weight in weight_by_name.items():
+        if dataset not in index_by_name:
+            raise ValueError(f"phase {name}: no dataset {dataset!r:.80}; there are {', '.join(list(index_by_name)[:count])}")
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
             raise ValueError(f"phase {name}: the weight of {dataset} is {weight!r:.40}, expected a number from 0 on")
-        weights[known[dataset]] = float(weight)
+        weights[index_by_name[dataset]] = float(weight)
     if not any(weights):
         raise ValueError(f"phase {name}: all weights are 0")
     return tuple(weights)
 
 
-def _architecture(given: dict[str, Any], architecture: Architecture, name: str) -> Architecture:
+def _architecture(fields: dict[str, Any], architecture: Architecture, name: str) -> Architecture:
     changes: dict[str, Any] = {}
-    if base := _whole(given, "rotary_base", name):
+    if base := _whole(fields, "rotary_base", name):
         changes["rotary_base"] = float(base)
-    if scaling := given.get("rope_scaling"):
+    if scaling := fields.get("rope_scaling"):
         changes["rope_scaling"] = given_scaling(scaling if isinstance(scaling, str) else json.dumps(scaling), architecture)
     return dataclasses.replace(architecture, **changes) if changes else architecture
 

@@ -1,9 +1,10 @@
-"""Which steps and samples are left out of training, in an order of the data that stays as it is.
+"""Exclude steps and samples from training without changing the order of the data.
 
-A skipped step has its samples consumed and leaves weights, optimizer and schedule as they are, as with Megatron's
-`--iterations-to-skip`. A skipped sample counts in no loss: its step is the mean over the others of its global batch. Other
-samples in its place would be the alternative. Those behind the run's last may need one more epoch of a dataset, which shuffles
-all of it anew, and so would change what every other step has; and a run that is lengthened later would train on them twice.
+A skipped step consumes its samples and does not update weights, optimizer or schedule, as Megatron's `--iterations-to-skip`. A
+skipped sample has no loss: the loss of its step is the mean over the remaining samples of the global batch.
+
+Skipped samples are not replaced by samples after the end of the run. Replacements may need one more epoch of a dataset, which
+reshuffles the dataset and changes the samples of every step; and a run that is lengthened later would train on them twice.
 """
 
 import dataclasses
@@ -17,7 +18,9 @@ from lt_shared.data.sample_order.skip_list import SkipList
 
 OPTIONS = console.section(
     "Data",
-    click.option("--skip-steps", metavar="RANGES", help="Consume the samples of steps such as 100-120,130, and update nothing."),
+    click.option(
+        "--skip-steps", metavar="RANGES", help="Skip steps such as 100-120,130: consume their samples without updating weights."
+    ),
     click.option(
         "--skip-samples",
         type=click.Path(dir_okay=False),
@@ -29,7 +32,7 @@ OPTIONS = console.section(
 
 @dataclasses.dataclass(frozen=True)
 class Skipping:
-    """`steps` as the log counts them, from 1; `samples` from 0, in the order of the run."""
+    """Steps are counted from 1, as in the log; samples from 0, in the order in which the run reads them."""
 
     steps: SkipList
     samples: SkipList

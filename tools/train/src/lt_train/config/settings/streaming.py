@@ -1,7 +1,7 @@
 """Training data that arrives while the run trains: the streams of `lt-preprocess --stream`, and how they are shuffled.
 
-A stream is recognised by the lines of its manifest, which say of which stream they are which part. The configuration holds the
-first shard alone, with the place where the list of all of them is found: it is the same however many there are at the start.
+Each line of a stream's manifest names the stream and the number of the shard. The configuration holds the first shard and the
+path of the shard list, so it does not depend on how many shards exist when the run starts.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from lt_shared.files import storage
 from lt_train.process import stream_intake
 
 POLL_SECONDS = 1.0
-# Of the first shard, which is small: a hundredth would be too little to evaluate on.
+# Shares of the first shard. It is small: 1% of it would be too few tokens to evaluate on.
 DEFAULT_SPLIT = "90,10,0"
 PIPE = "pipe:"
 
@@ -42,10 +42,9 @@ OPTIONS = console.section(
 
 @dataclasses.dataclass(frozen=True)
 class Streaming:
-    """`lists` has for each of the run's datasets where the shards of the stream that begins with it are listed.
+    """`lists` has one entry per dataset of the run: the location of the stream's shard list, or None for a plain dataset.
 
-    That is a file or URL, `pipe:NUMBER` for a pipe of the launcher, None for a dataset that is no stream. With `follow`, files
-    may still grow.
+    A location is a file, a URL, or `pipe:NUMBER` for a pipe of the launcher. With `follow`, files may still grow.
     """
 
     lists: tuple[str | None, ...]
@@ -65,7 +64,7 @@ def datasets(words: Sequence[str], follow: bool) -> tuple[Dataset, ...]:
     """Return the datasets that arguments name, with the first shard of each stream. Raises as `manifest.read`."""
     if not any(map(stream_intake.is_pipe, words)) and not any(word.startswith("@") for word in words):
         return tuple(manifest.datasets(manifest.read(words), " ".join(words)))
-    found: list[Dataset] = []
+    result: list[Dataset] = []
     plain: list[str] = []
     pipes = 0
     for word in words:
@@ -75,25 +74,25 @@ def datasets(words: Sequence[str], follow: bool) -> tuple[Dataset, ...]:
             continue
         pipes += head.list.startswith(PIPE)
         weight = float(plain.pop()) if plain and manifest.is_number(plain[-1]) else 1.0
-        found += _plain(plain)
-        found.append(dataclasses.replace(head, weight=weight))
+        result += _plain(plain)
+        result.append(dataclasses.replace(head, weight=weight))
         plain = []
-    return (*found, *_plain(plain))
+    return (*result, *_plain(plain))
 
 
 def _plain(words: Sequence[str]) -> Sequence[Dataset]:
-    """Of words that name no stream; a pipe among them has been looked into."""
+    """Return the datasets of `words`, which name no stream. Pipes among them were opened by `_head`, which read a line."""
     if not words:
         return ()
-    found: list[Dataset] = []
+    result: list[Dataset] = []
     names = []
     for word in words:
         if stream_intake.is_pipe(word.removeprefix("@")) or word == stream_intake.STANDARD_INPUT:
             intake = stream_intake.opened(word.removeprefix("@"))
-            found += manifest.datasets(manifest.parse(intake.lines(), intake.name), intake.name)
+            result += manifest.datasets(manifest.parse(intake.lines(), intake.name), intake.name)
         else:
             names.append(word)
-    return (*found, *(manifest.datasets(manifest.read(names), " ".join(names)) if names else ()))
+    return (*result, *(manifest.datasets(manifest.read(names), " ".join(names)) if names else ()))
 
 
 def _head(word: str, pipes: int, follow: bool) -> StreamHead | None:
@@ -105,13 +104,13 @@ def _head(word: str, pipes: int, follow: bool) -> StreamHead | None:
     if not word.startswith("@"):
         return None
     path = word[1:]
-    found = _waited_for(path) if follow else _finished(path)
-    return None if found is None else _first_of(found, manifest.absolute(path))
+    shards = _waited_for(path) if follow else _finished(path)
+    return None if shards is None else _first_of(shards, manifest.absolute(path))
 
 
-def _first_of(found: ShardList, place: str) -> StreamHead:
-    tokens = sum(shard.tokens or 0 for shard in found.shards) if found.is_finished else None
-    fields = {field.name: getattr(found.shards[0], field.name) for field in dataclasses.fields(Dataset)}
+def _first_of(shards: ShardList, place: str) -> StreamHead:
+    tokens = sum(shard.tokens or 0 for shard in shards.shards) if shards.is_finished else None
+    fields = {field.name: getattr(shards.shards[0], field.name) for field in dataclasses.fields(Dataset)}
     return StreamHead(**fields, list=place, tokens_in_all=tokens)
 
 
@@ -120,19 +119,19 @@ def _finished(path: str) -> ShardList | None:
     text = storage.read_bytes(path).decode("utf-8", "surrogateescape")
     if not shard_list.begins(text.lstrip().partition("\n")[0]):
         return None
-    found = shard_list.parse(text, path)
-    if not found.is_finished:
+    shards = shard_list.parse(text, path)
+    if not shards.is_finished:
         raise NoInput(
             f"{path}: the manifest has no end line: the stream is not finished",
             "--follow trains on it while it grows; if its producer has failed, run it again",
         )
-    return found
+    return shards
 
 
 def _waited_for(path: str) -> ShardList:
-    """The list in a file that grows, once it has a line and the files of its first shard are seen here.
+    """Wait for a shard list to have a line and for the files of its first shard to be visible on this node; return the list.
 
-    It does not count as finished, even where its last line is there: other nodes may not see that yet.
+    The list does not count as finished even if it has its last line, because other nodes may not see that line yet.
     """
     waiting, patience = False, shard_list.LATEST_SECONDS
     while True:
@@ -141,9 +140,9 @@ def _waited_for(path: str) -> ShardList:
         if first and (more or text.endswith("\n")):
             if not shard_list.begins(first):
                 raise UsageError(f"--follow: {path} is not the list of a stream", "lt-preprocess --stream prints one")
-            found = shard_list.parse(text, path)
-            if shard_list.is_visible(found.shards[0]) or patience <= 0:
-                return ShardList(found.shards)
+            shards = shard_list.parse(text, path)
+            if shard_list.is_visible(shards.shards[0]) or patience <= 0:
+                return ShardList(shards.shards)
             patience -= POLL_SECONDS
         if not waiting:
             note(f"{path}: waiting for the first shard")
@@ -163,9 +162,9 @@ def broken_path(place: str, streams: str) -> Path | None:
     return Path(streams) / f"{place.removeprefix(PIPE)}.broken" if place.startswith(PIPE) else None
 
 
-def resolve_streaming(options: dict[str, Any], found: Sequence[Dataset]) -> Streaming | None:
+def resolve_streaming(options: dict[str, Any], datasets: Sequence[Dataset]) -> Streaming | None:
     """Resolve the options, or return None if no dataset is a stream; then stream options raise UsageError."""
-    lists = tuple(dataset.list if isinstance(dataset, StreamHead) else None for dataset in found)
+    lists = tuple(dataset.list if isinstance(dataset, StreamHead) else None for dataset in datasets)
     if not any(lists):
         for name in ("shuffle_window", "follow"):
             if options[name]:
@@ -176,29 +175,29 @@ def resolve_streaming(options: dict[str, Any], found: Sequence[Dataset]) -> Stre
     return Streaming(lists, options["shuffle_window"] or 1, options["follow"])
 
 
-def names(found: Sequence[Dataset], lists: Sequence[str | None] = ()) -> list[str]:
+def names(datasets: Sequence[Dataset], lists: Sequence[str | None] = ()) -> list[str]:
     """Return the names of the run's datasets. Streams are named after their `lists`."""
-    are_streams = [place is not None for place in lists] or [isinstance(dataset, StreamHead) for dataset in found]
-    paired = zip(found, are_streams, strict=True)
+    are_streams = [place is not None for place in lists] or [isinstance(dataset, StreamHead) for dataset in datasets]
+    paired = zip(datasets, are_streams, strict=True)
     return dataset_names.names([str(dataset.stream) if is_stream else dataset.prefix for dataset, is_stream in paired])
 
 
-def plain_datasets(found: Sequence[Dataset]) -> tuple[Dataset, ...]:
+def plain_datasets(datasets: Sequence[Dataset]) -> tuple[Dataset, ...]:
     """Convert stream heads to plain datasets, as the configuration stores them."""
     names = [field.name for field in dataclasses.fields(Dataset)]
-    return tuple(Dataset(**{name: getattr(dataset, name) for name in names}) for dataset in found)
+    return tuple(Dataset(**{name: getattr(dataset, name) for name in names}) for dataset in datasets)
 
 
-def length_options(options: dict[str, Any], found: Sequence[Dataset]) -> dict[str, Any]:
+def length_options(options: dict[str, Any], datasets: Sequence[Dataset]) -> dict[str, Any]:
     """Set the run's length to one epoch if no option sets it and the data is one complete shard list.
 
     Raises UsageError if nothing sets the length of a run on streams.
     """
-    streams = [dataset for dataset in found if isinstance(dataset, StreamHead)]
+    streams = [dataset for dataset in datasets if isinstance(dataset, StreamHead)]
     if not streams or any(options.get(name) for name in ("train_iters", "train_samples", "train_tokens", "data_schedule")):
         return options
     tokens = streams[0].tokens_in_all
-    if len(found) > 1 or tokens is None:
+    if len(datasets) > 1 or tokens is None:
         raise UsageError("how long to train on a stream is not said", "--train-tokens, --train-samples or --train-iters")
     # The first token of a sample is the last of the one before it.
     return options | {"train_tokens": max(1, tokens - _kept_apart(streams[0].prefix, split_of(options)) - 1)}

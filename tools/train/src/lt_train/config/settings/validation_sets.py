@@ -1,7 +1,7 @@
 """Several validation sets by name: --valid-data-path web=data/web code= 0.7 data/python 0.3 data/c.
 
-`NAME=` begins a set, with its first word behind it or after it. A word that is the prefix of a dataset is none, so that the
-directories of partitioned tables (`lang=en/part`) are what they were.
+`NAME=` begins a set; the first dataset or weight follows, with or without a space. The prefix of an existing dataset never begins
+a set, so directories of partitioned tables (`lang=en/part`) keep their meaning.
 """
 
 import re
@@ -17,7 +17,7 @@ _BEGIN = re.compile(r"(?P<name>[A-Za-z][A-Za-z0-9_.+-]{0,39})=(?P<first>.*)", re
 def read(
     words: Sequence[str], read_set: Callable[[tuple[str, ...]], tuple[Dataset, ...]]
 ) -> list[tuple[str | None, tuple[Dataset, ...]]]:
-    """Each set with its datasets; one without a name when no word names one. Raises UsageError, and as `read_set`."""
+    """Return each set's name and datasets; a single unnamed set if no word is a name. Raises UsageError, and as `read_set`."""
     sets: list[tuple[str | None, list[str]]] = []
     for word in words:
         begin = None if storage.exists(f"{word}.idx") else _BEGIN.fullmatch(word)
@@ -27,14 +27,16 @@ def read(
             sets[-1][1].append(word)
         else:
             sets.append((None, [word]))
-    _check([name for name, _ in sets], [bool(given) for _, given in sets])
-    return [(name, read_set(tuple(given))) for name, given in sets]
+    _check([name for name, _ in sets], [bool(entries) for _, entries in sets])
+    return [(name, read_set(tuple(entries))) for name, entries in sets]
 
 
 def without_names(words: Sequence[str]) -> list[str]:
     """Return the words that name datasets or weights."""
-    found = ((_BEGIN.fullmatch(word), word) for word in words)
-    return [plain for begin, word in found if (plain := begin["first"] if begin and not storage.exists(f"{word}.idx") else word)]
+    matches = ((_BEGIN.fullmatch(word), word) for word in words)
+    return [
+        plain for begin, word in matches if (plain := begin["first"] if begin and not storage.exists(f"{word}.idx") else word)
+    ]
 
 
 def _check(names: list[str | None], are_given: list[bool]) -> None:

@@ -156,10 +156,10 @@ def _window(text: str) -> int | None:
     """Convert Megatron's "LEFT,RIGHT" to the number of tokens that a query sees, including its own."""
     if text == NONE:
         return None
-    left, _, right = text.partition(",")
-    if not left.strip().isdigit() or right.strip() not in ("0", ""):
+    before, _, after = text.partition(",")
+    if not before.strip().isdigit() or after.strip() not in ("0", ""):
         raise BadConfig(f"window size {text!r} is not a number of tokens to the left and 0, like 4095,0")
-    return int(left) + 1
+    return int(before) + 1
 
 
 def _rope_scaling(options: dict[str, Any], base: Architecture) -> AnyScaling | None:
@@ -180,9 +180,9 @@ def given_scaling(text: str, base: Architecture) -> AnyScaling | None:
     if text == NONE:
         return None
     try:
-        given = json.loads(text)
+        parameters = json.loads(text)
         config = {"max_position_embeddings": base.max_position_embeddings}
-        return rope_parameters.scaling_of(dict(given), config, "--rope-scaling")
+        return rope_parameters.scaling_of(dict(parameters), config, "--rope-scaling")
     except (ValueError, TypeError) as error:
         raise BadConfig(
             f"--rope-scaling {text!r:.80}: {error}", 'write it as JSON: {"rope_type": "yarn", "factor": 4.0}'
@@ -214,13 +214,13 @@ def _from_sizes(options: dict[str, Any]) -> Architecture:
 def _check_family(options: dict[str, Any], architecture: Architecture) -> None:
     """Refuse a mixture of the two families. Raises BadConfig."""
     expected = megatron_arguments.to_arguments(architecture)
-    asked = {
+    requested = {
         "position_embedding_type": options["position_embedding_type"],
         "normalization": options["normalization"],
         "swiglu": options["swiglu"],
         "add_bias_linear": False if options["disable_bias_linear"] else None,
     }
-    for name, value in asked.items():
+    for name, value in requested.items():
         if value is not None and value != expected[name]:
             raise BadConfig(
                 f"{name} {value} does not go with the {architecture.family} family, which has {expected[name]}",

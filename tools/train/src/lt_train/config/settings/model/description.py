@@ -34,8 +34,8 @@ def describe(architecture: Architecture) -> list[str]:
 
 def _mixer_words(model: Architecture) -> list[str]:
     """Describe all mixers but the last in a model with several kinds; the other lines describe the last."""
-    *others, _ = model.mixers
-    return [f"{kind.replace('_', ' ')} in {len(model.mixers[kind])} of them" for kind in others]
+    *earlier, _ = model.mixers
+    return [f"{kind.replace('_', ' ')} in {len(model.mixers[kind])} of them" for kind in earlier]
 
 
 def _expert_words(model: Architecture) -> list[str]:

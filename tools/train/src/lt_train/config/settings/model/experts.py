@@ -82,16 +82,16 @@ def changed_fields(options: dict[str, Any], base: Architecture, changes: Mapping
         for name in (*FIELDS, "moe_layer_freq"):
             if options[name] is not None:
                 raise BadConfig(f"--{name.replace('_', '-')} for a model without experts", "add --num-experts")
-    found = {field: options[field] for field in FIELDS if options[field] is not None}
+    changes = {field: options[field] for field in FIELDS if options[field] is not None}
     if options["moe_layer_freq"] is not None:
         frequency = layer_frequency(options["moe_layer_freq"])
-        found["moe_first_dense_layers"] = megatron_arguments.dense_layers(frequency, num_layers, "the model")
+        changes["moe_first_dense_layers"] = megatron_arguments.dense_layers(frequency, num_layers, "the model")
     if options["moe_router_num_groups"] or options["moe_router_group_topk"]:
-        found["moe_router_group_score_topk"] = None
+        changes["moe_router_group_score_topk"] = None
     elif base.moe_router_num_groups:
         # Whatever the number of experts of a token, groups are scored as the model's are.
-        found["moe_router_group_score_topk"] = base.group_score_topk
-    return found
+        changes["moe_router_group_score_topk"] = base.group_score_topk
+    return changes
 
 
 def layer_frequency(text: str) -> int | list[int]:

@@ -36,17 +36,17 @@ MEGATRONS = LatentAttention(q_lora_rank=None, kv_lora_rank=32, qk_head_dim=128, 
 def changed_fields(options: dict[str, Any], base: Architecture, changes: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of an `Architecture` that the options change, beside the sizes that change already. Raises BadConfig for a size
     without latent attention."""
-    given = {name: options[name] for name in SIZES if options[name] is not None}
-    if not given and not options["multi_latent_attention"]:
+    sizes = {name: options[name] for name in SIZES if options[name] is not None}
+    if not sizes and not options["multi_latent_attention"]:
         return {}
     latent = base.latent_attention or (MEGATRONS if options["multi_latent_attention"] else None)
     if latent is None:
-        name = next(iter(given)).replace("_", "-")
+        name = next(iter(sizes)).replace("_", "-")
         raise BadConfig(f"--{name} for a model without latent attention", "add --multi-latent-attention")
     for name in ("kv_channels", "num_query_groups"):
         if options[name] is not None:
             raise BadConfig(f"--{name.replace('_', '-')} beside latent attention, whose heads have sizes of their own", "drop it")
     # The norms of the latents are meant by it.
     heads = changes.get("num_attention_heads", base.num_attention_heads)
-    found: dict[str, Any] = {"qk_layernorm": False, "kv_channels": 0, "num_query_groups": heads}
-    return found | {"latent_attention": dataclasses.replace(latent, **given)}
+    fields: dict[str, Any] = {"qk_layernorm": False, "kv_channels": 0, "num_query_groups": heads}
+    return fields | {"latent_attention": dataclasses.replace(latent, **sizes)}
