@@ -1,4 +1,4 @@
-"""This process's memory: the most that it held, how much more there is, and Python's collector of garbage."""
+"""Measure the process's peak and available memory, and pause Python's garbage collector."""
 
 import contextlib
 import gc
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def peak_resident_bytes() -> int:
-    """The most bytes of memory that this process held so far.
+    """Return the process's peak resident memory in bytes.
 
     ru_maxrss alone would not do: it begins with what the parent held, for a command that a notebook of 2 GB starts with 2 GB.
     """

@@ -1,6 +1,6 @@
 """click's commands and groups, with help that begins with examples, and a variable in the environment for every option.
 
-A variable is called like its option: LT_TRAIN_SEQ_LENGTH is that of lt-train's --seq-length. So the help has this rule once, and
+A variable is called like its option: LT_TRAIN_SEQ_LENGTH sets lt-train's --seq-length. So the help has this rule once, and
 names only the variables that break it, which other tools have given their names.
 """
 
@@ -36,7 +36,7 @@ class _Explained(click.Command):
 
 
 class Command(_Explained):
-    """A click command whose help begins with examples and ends with what the environment sets.
+    """A click command whose help begins with examples and ends with its environment variables.
 
     With `common`, the parameters that most calls need, --help shows all options and -h those alone.
     """
@@ -221,7 +221,7 @@ def _write_environment_rule(command: click.Command, context: click.Context, form
 
 
 def _spelled(option: click.Option) -> str:
-    """Its first long name with what it takes, in few letters."""
+    """Return an option's first long name with a short placeholder of its value."""
     if option.is_flag:
         return f"--{_long_name(option)}"
     is_number = isinstance(option.type, click.types.IntParamType | click.types.FloatParamType)

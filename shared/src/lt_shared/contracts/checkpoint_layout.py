@@ -37,7 +37,7 @@ _ITERATION = re.compile(r"iter_(\d{7,})")
 
 @dataclasses.dataclass(frozen=True)
 class RunRecord:
-    """What a checkpoint says about itself; `files` maps each of its files to its size in bytes.
+    """The description that a checkpoint holds. `files` maps every file's name to its size in bytes.
 
     `kernels` maps each part of a training step to the implementation that computed it, `versions` each package to its version,
     `datasets` the absolute prefix of each dataset that was trained on to `bin_bytes`, `idx_bytes` and, as far as its sidecar has
@@ -77,7 +77,7 @@ class RunRecord:
         """The content of a `run.json`."""
         fields = dataclasses.asdict(self) | {"architecture": self.architecture.to_record()}
         if self.streams is None:
-            # Versions before 2026-11-26 know no such field, and read what has none.
+            # Versions before 2026-11-26 do not know this field; they read checkpoints without it.
             del fields["streams"]
         return (json.dumps({"v": RECORD_VERSION, **fields}, indent=2) + "\n").encode()
 

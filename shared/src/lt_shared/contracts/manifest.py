@@ -22,7 +22,7 @@ from lt_shared.files import storage, strict_json
 from lt_shared.files.checksums import FileChecksum, crc32
 
 VERSION = 1
-# Of the sidecar beside a dataset. Older ones are read: what is read of them here has not changed.
+# Version of the sidecar. Older sidecars are read, too, because the fields read here have not changed.
 SIDECAR_VERSION = 2
 # Its last field: the CRC-32 of everything in it, with zeros in this place.
 SEAL, UNSEALED = "own_crc32", "0" * 8

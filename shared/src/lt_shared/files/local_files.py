@@ -48,7 +48,7 @@ def publish_file(name: str, mode: int | None = None) -> Iterator[IO[bytes]]:
 
 
 def partial_path(name: str) -> str:
-    """The hidden file in which the output `name` grows."""
+    """Return the path of the hidden file that the output `name` is written to."""
     return os.path.join(_parent(name), f".{os.path.basename(name)}.partial")
 
 

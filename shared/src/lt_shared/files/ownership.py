@@ -29,7 +29,7 @@ def belongs_to_other(status: os.stat_result, directory: str | os.PathLike[str]) 
 
 
 def check_link(path: str | os.PathLike[str]) -> None:
-    """Raises BadData for a link on the way to `path` that another user has made to what is not his own, OSError for no such path.
+    """Raise BadData if another user made a link on the way to `path` and does not own its target; OSError without such a path.
 
     He may not be able to read that file, and would have it read, and copied into an output, by whoever can.
     """
@@ -112,9 +112,9 @@ def reason_for_distrust(status: os.stat_result, directory: str | os.PathLike[str
 
 
 def writable_by_others(status: os.stat_result, directory: str | os.PathLike[str], mode: int = 0o600) -> str | None:
-    """In words, that more people may write to a file found in `directory` than to one that is created there with `mode`.
+    """Say that more users may write to a file found in `directory` than to a new file created there with `mode`.
 
-    None when not. With mode 0666 that is what the umask and the directory's access list give to published files.
+    None otherwise. With mode 0666 a new file gets the permissions that the umask and the access list give to published files.
     """
     if not status.st_mode & _OTHERS_WRITE:
         return None

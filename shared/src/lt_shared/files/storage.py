@@ -23,7 +23,7 @@ from lt_shared.files.local_files import sync_directory as sync_directory
 Result = TypeVar("Result")
 
 REMOTE_ATTEMPTS = 4
-# Between two warnings of what is not answered.
+# Seconds between two warnings that a store does not answer.
 WARNING_SECONDS = 10
 _warning = threading.Lock()
 _warned: float | None = None
@@ -45,7 +45,7 @@ def store_of(path: str, connections: int | None = None) -> tuple[Any, str]:
 
     options: dict[str, Any] = {}
     if connections and path.startswith(("s3://", "s3a://")):
-        # What the user has configured (FSSPEC_S3) is kept, and would be replaced as a whole.
+        # Keep the user's configuration (FSSPEC_S3): a keyword argument would replace it as a whole.
         configured = fsspec.config.conf.get("s3", {}).get("config_kwargs", {})
         options["config_kwargs"] = {"max_pool_connections": connections, **configured}
     if path.startswith(("file://", "local://")):
@@ -108,7 +108,7 @@ def _remedy(error: Exception) -> str:
 
 
 def _transfer_errors() -> tuple[type[Exception], ...]:
-    """What a connection that fails or an answer that is cut off raises; aiohttp has some that are no OSError."""
+    """Return the exceptions of failed connections and truncated answers. Some of aiohttp's are not OSErrors."""
     aiohttp = sys.modules.get("aiohttp")
     return (OSError, aiohttp.ClientError) if aiohttp else (OSError,)
 

@@ -1,6 +1,6 @@
 """Peak FLOP/s by device, from which lt-train and lt-monitor compute the MFU.
 
-Peaks are the vendors' dense figures, without sparsity and at full clock. A device that is not in the table has no MFU, rather
+Peaks are the vendors' dense figures, without sparsity and at full clock. A device outside the table has no MFU, rather
 than one relative to another device's peak.
 """
 

@@ -1,4 +1,4 @@
-"""Read an untrusted pickle without executing any of it.
+"""Read an untrusted pickle without executing its code.
 
 `.metadata` and `common.pt` are pickles, and an ordinary unpickler calls whatever function a pickle names. Here every class of
 torch, Megatron and a few standard modules becomes an inert `Record` that only keeps its state; any other name is refused. So
@@ -200,7 +200,7 @@ def names_and_object(data: bytes, origin: str) -> tuple[set[str], Any]:
 
 
 class _Originals:
-    """The classes that a pickle names, as they were.
+    """Restore the attributes of the classes that a pickle names.
 
     A state that a pickle gives to a class, or to a member of an enumeration, sets attributes of it for the whole process, and no
     unpickler refuses that.

@@ -169,7 +169,7 @@ def read(companions: Iterable[Path], is_sentencepiece: bool = False) -> Configur
             {"content": content, "special": content in specials, "normalized": content not in specials, "id": number}
             for content, number in sorted(_object(path).items(), key=lambda item: str(item[1]).zfill(12))
         ]
-    # What has a name such as eos_token is special, whatever its list says.
+    # A token with a name such as eos_token is special, whatever its list says.
     named_contents = {_content(token) for token in names}
     listed = [token | {"special": True} if token["content"] in named_contents else token for token in listed]
     listed_contents = {token["content"] for token in listed}

@@ -56,7 +56,7 @@ class Place:
 
 
 class Origins(abc.ABC):
-    """Where `documents` documents come from."""
+    """The origins of `documents` documents."""
 
     documents: int
 
@@ -75,8 +75,8 @@ class TokenizedLines(Origins):
 
     Run i begins with document `documents_of_runs[i]`, at line `lines[i]` of file `files_of_runs[i]`; until the next run each
     document has the next line. Mark j: line `marked_lines[j]` of file `files_of_marks[j]` begins at byte `offsets[j]`, in the
-    order of the files. `kinds` are those of files that have no lines, `counted_from` the byte from which the lines of a file are
-    counted where that is not its beginning.
+    order of the files. `kinds` has the files that have no lines, `counted_from` the byte from which the lines of a file are
+    counted if they are not counted from its beginning.
     """
 
     documents: int

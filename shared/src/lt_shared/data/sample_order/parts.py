@@ -22,7 +22,7 @@ from lt_shared.data.sample_order.sample_index import Reading
 from lt_shared.data.sample_order.samples import BlendedSamples, DatasetSamples, Sequences
 from lt_shared.data.sample_order.stream import Stream, StreamSamples
 
-# Megatron draws a little more from each dataset of a blend than its share, since the blend's rounding is not that of the shares.
+# Megatron draws a little more than a dataset's share, because the blend rounds differently from the shares.
 SURPLUS = 0.005
 
 

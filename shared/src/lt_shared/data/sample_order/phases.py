@@ -4,7 +4,7 @@ Each dataset is one line of tokens: its sequences in an order that is shuffled a
 it that follows the stretches of the phases before, cuts that into samples of its own length, and shuffles these. So no text comes
 back before its epoch is over, whatever the weights and lengths, and what a phase has depends on the seed, the sequences and the
 phases before it alone: a later phase may be decided later. Megatron's indices shuffle all samples of a run together, and would
-need to know its end. A stream whose shards still arrive is such a line, too: of it, samples change places within a window alone.
+need to know its end. A stream whose shards still arrive is such a line, too; its samples change places within a window alone.
 
 The blend of a phase is Megatron's: the dataset that is furthest behind its share comes next. It is not ahead of its share before
 that, and so by one sample at most after it: a stretch has room for two more than the share, and what is left is not read.

@@ -54,7 +54,7 @@ class OrderedDataset:
 class AttemptOrder:
     """One attempt: it goes on after `step` steps that took `consumed_samples`, and `samples` were put into an order.
 
-    `phases` are those of the data schedule, `window_tokens` the shuffle windows of streams. `data_cache_path` is where it kept
+    `phases` come from the data schedule; `window_tokens` is the shuffle window of streams. `data_cache_path` is where it kept
     sample indices, `command` the arguments of lt-train.
     """
 

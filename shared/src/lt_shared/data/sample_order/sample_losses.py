@@ -1,7 +1,7 @@
 """The losses of single samples: lines of JSON that lt-train writes while it trains, or computes from a checkpoint.
 
 `SAVE/sample-losses.jsonl` has a line for each step (--log-sample-loss). A step that was trained again after a resume is there
-twice, the later one counts. `lt-train score` prints lines of the same form, of a sample each.
+twice, the later one counts. `lt-train score` prints lines in this form, one per sample.
 """
 
 import json

@@ -55,7 +55,7 @@ class Visit(NamedTuple):
 class _Layout:
     """`order` int64 [S]: number of the shard and, in the lower bits, of the sequence; `ends` [S]: tokens up to the end of each.
 
-    `drawn` is the state of the random numbers after that, from which the samples are shuffled.
+    `drawn` is the random state after the sequences' shuffle. The samples are shuffled from it.
     """
 
     order: npt.NDArray[np.int64]
@@ -198,7 +198,7 @@ class StreamSamples:
         return self._samples
 
     def visit(self, number: int) -> Visit | None:
-        """The visit to whose samples sample `number` belongs; None when its shards are not there yet."""
+        """Return the visit that sample `number` belongs to, or None until its shards have arrived."""
         return self.stream.windows.visit_with(self._begin + (number + 1) * self.sequence_length)
 
     def is_ready(self, end: int) -> bool:
@@ -245,7 +245,7 @@ class StreamSamples:
         return max(0, (visit.start - self._begin - 1) // self.sequence_length)
 
     def _shuffled(self, visit: Visit) -> npt.NDArray[np.int64]:
-        """The places, in the order of the tokens, of the samples that belong to a visit."""
+        """Return the positions of a visit's samples in the stream, shuffled."""
         end = max(0, (visit.end - self._begin - 1) // self.sequence_length)
         samples = np.arange(self._first_sample(visit), end if self._end is None else min(end, self._end))
         state = np.random.RandomState()

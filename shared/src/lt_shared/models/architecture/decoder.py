@@ -48,7 +48,7 @@ class Architecture(Sizes):
         return self._parameters(vocab_size or self.vocab_size, self.num_experts or 0)
 
     def active_parameters(self, vocab_size: int | None = None) -> int:
-        """Exact number of parameters used for one token: of the experts only those to which it is routed."""
+        """Exact number of parameters used for one token, counting only the experts that the token is routed to."""
         return self._parameters(vocab_size or self.vocab_size, self.moe_router_topk)
 
     def mtp_parameters(self) -> int:

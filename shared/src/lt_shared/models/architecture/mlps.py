@@ -1,4 +1,4 @@
-"""What a layer's MLP consists of: a feed-forward layer, or a router, a shared expert and a number of experts."""
+"""Count the parameters of a layer's MLP: a feed-forward layer, or a router, a shared expert and a number of experts."""
 
 from lt_shared.models.architecture.sizes import Sizes
 

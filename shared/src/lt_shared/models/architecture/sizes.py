@@ -20,7 +20,7 @@ NormPlacement = Literal["pre", "post", "both"]
 Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
 CLAMPED_SWIGLU_ALPHA, CLAMPED_SWIGLU_LIMIT = 1.702, 7.0
 ScoreFunction = Literal["softmax", "sigmoid"]
-# Norms of queries and keys: of each head, or of all heads at once (OLMo 2).
+# Norms of queries and keys: per head, or over all heads at once (OLMo 2).
 QkNorm = Literal["head", "all_heads"]
 # Kinds of mixers (`lt_shared.models.architecture.mixers`).
 ATTENTION, LATENT_ATTENTION = "attention", "latent_attention"
@@ -127,7 +127,7 @@ class Sizes:
         if self.family == "llama" and self.rotary_channels % 2:
             raise BadConfig(f"rotary embeddings need an even head size, this one is {self.rotary_channels}")
         if self.add_bias_linear:
-            # They are among those of all linear layers.
+            # `add_bias_linear` includes the biases of queries, keys and values.
             object.__setattr__(self, "add_qkv_bias", False)
         self._check_features()
         self._check_experts()
@@ -232,7 +232,7 @@ class Sizes:
 
     @property
     def value_size(self) -> int:
-        """The channels of all heads that attention puts out."""
+        """The channels of attention's output, summed over the heads."""
         return self.num_attention_heads * self.latent_attention.v_head_dim if self.latent_attention else self.query_size
 
     @property
@@ -260,7 +260,7 @@ class Sizes:
 
     @property
     def layer_kinds(self) -> dict[tuple[str, bool], int]:
-        """A layer of each kind."""
+        """Return one layer per kind."""
         return {self.layer_kind(layer): layer for layer in range(self.num_layers)}
 
     def window(self, layer: int) -> int | None:

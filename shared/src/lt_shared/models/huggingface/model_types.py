@@ -94,7 +94,7 @@ def nearest(architecture: Architecture) -> str | None:
 
 
 def _computed(architecture: Architecture) -> Architecture:
-    """What decides what the model computes."""
+    """Drop the fields that do not change the model's output."""
     same = architecture_without_usual_factor(architecture)
     return dataclasses.replace(same, init_std=0.0, moe_aux_loss_coeff=0.0)
 

@@ -39,7 +39,7 @@ def _write(architecture: Architecture) -> dict[str, Any]:
 
 
 def architecture_without_usual_factor(architecture: Architecture) -> Architecture:
-    """The architecture without LongRoPE's factor if that is the ratio of both numbers of positions, which is the default."""
+    """The architecture without LongRoPE's factor if it equals the ratio of both numbers of positions, the default."""
     scaling = architecture.rope_scaling
     if not isinstance(scaling, LongRopeScaling) or scaling.factor is None:
         return architecture

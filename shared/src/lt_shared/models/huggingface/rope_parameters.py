@@ -85,7 +85,7 @@ def read_by_layer_type(
 
 
 def rotary_percent(config: dict[str, Any], name: str, default: float) -> float:
-    """The part of each head that is rotated. Raises BadConfig where the config.json says it twice, and differently."""
+    """Read the rotated part of a head. Raises BadConfig if the config.json holds two different values."""
     places = (config, dict(config.get("rope_scaling") or {}), dict(config.get("rope_parameters") or {}))
     factors = {place["partial_rotary_factor"] for place in places if place.get("partial_rotary_factor") is not None}
     if len(factors) > 1:

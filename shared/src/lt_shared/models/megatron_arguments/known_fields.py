@@ -36,7 +36,7 @@ _LAYERS = "its layers differ in a way that no other format has"
 _SCALES = "it scales activations in a way that no other format has"
 _ABSENT = (None, False, 0, "", ())
 _NO_FACTOR = (*_ABSENT, 1)
-# Fields that change the model, with the values that mean it is off, and what they do otherwise.
+# Fields that change the model: the values that turn the feature off, and the effect of other values.
 _OFF: Mapping[str, tuple[tuple[Any, ...], str]] = {
     **dict.fromkeys(("moe_mlp_glu_interleave_size", "moe_shared_expert_glu_interleave_size"), (_ABSENT, _INTERLEAVED)),
     "moe_router_topk_limited_devices": (_ABSENT, f"{_ROUTER}: it depends on the number of devices of the run"),
