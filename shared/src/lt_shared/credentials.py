@@ -145,7 +145,7 @@ SHORT_CHARACTERS = 100
 
 
 def is_secret(name: str) -> bool:
-    """Whether what has this name, as an option, a variable or a key, is a secret."""
+    """Return whether an option, variable or key with this name holds a secret."""
     return NAME.fullmatch(name) is not None
 
 
@@ -171,7 +171,7 @@ def covered(value: Any) -> Any:
 
 
 def without_tokens(text: str) -> str:
-    """`text` without what is a secret by its form, whatever stands before it, or a parameter of a URL."""
+    """Mask secrets in `text` that are recognized by their form, wherever they stand, and URL parameters."""
     text = WEB_USER.sub(f"{NOT_SHOWN}@", _without_passwords(text))
     for pattern in (PRIVATE_KEY, TOKEN):
         text = pattern.sub(NOT_SHOWN, text)

@@ -1,4 +1,4 @@
-"""This process's memory: the most that it held, how much more there is, and Python's collector of garbage."""
+"""Measure the process's peak and available memory, and pause Python's garbage collector."""
 
 import contextlib
 import gc
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def peak_resident_bytes() -> int:
-    """The most bytes of memory that this process held so far.
+    """Return the process's peak resident memory in bytes.
 
     ru_maxrss alone would not do: it begins with what the parent held, for a command that a notebook of 2 GB starts with 2 GB.
     """
@@ -20,31 +20,31 @@ def peak_resident_bytes() -> int:
 
 
 def available_bytes(system: Path = Path("/")) -> int:
-    """What this process could take without swapping: of the machine's memory, or of its control group's, which may have less.
+    """Return the bytes that this process could allocate without swapping, limited by the machine or the control group.
 
     A container and a job of Slurm have a control group (version 2) with a limit. Its page cache counts as free.
     """
     lines = (system / "proc/meminfo").read_text().splitlines()
-    found = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    available = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
     groups = (system / "proc/self/cgroup").read_text().splitlines()
-    own = next((line.removeprefix("0::/") for line in groups if line.startswith("0::/")), "")
+    cgroup = next((line.removeprefix("0::/") for line in groups if line.startswith("0::/")), "")
     root = system / "sys/fs/cgroup"
-    group = root / own
+    group = root / cgroup
     for directory in (group, *group.parents):
         with contextlib.suppress(OSError, ValueError):
             limit, used = (int((directory / f"memory.{name}").read_text()) for name in ("max", "current"))
             cached = next(
                 int(line.split()[1]) for line in (directory / "memory.stat").read_text().splitlines() if line[:5] == "file "
             )
-            found = min(found, max(0, limit - used + cached))
+            available = min(available, max(0, limit - used + cached))
         if directory == root:
             break
-    return found
+    return available
 
 
 @contextlib.contextmanager
 def garbage_collection_paused() -> Iterator[None]:
-    """Nothing is collected in the block; after it as before. For where many objects are made and none of them is garbage.
+    """Disable garbage collection in the block, which allocates many objects and frees none.
 
     The collector looks at all objects again and again while they become more: for a checkpoint's index of 63 MB for 9.9 s of
     11.2 s (2 cores, 2026-11-23), at a tokenizer's vocabulary for a quarter of the time.

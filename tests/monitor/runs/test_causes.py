@@ -6,12 +6,9 @@ Free text and names are our own. Formats of lines are those of the program's sou
 from pathlib import Path
 
 import pytest
+from cause_table import STEPS, Row, check_cause
 from failure_tally import verdict
 
-STEPS = "".join(
-    f" iteration {step:8d}/     100 | consumed samples: 8 | elapsed time per iteration (ms): 490.0 | lm loss: 2.5E+00 |\n"
-    for step in (1, 2, 3)
-)
 TRACE = 'Traceback (most recent call last):\n  File "/opt/train.py", line 9, in save\n    torch.save(state, path)\n'
 NVRM = "[31234.100000] NVRM: Xid (PCI:0000:04:00): "
 NVLINK = "i0 Link 08 (0x004505c6 0x00000000 0x00000000 0x00000000 0x00000000 0x00000000)\n"
@@ -42,7 +39,7 @@ def test_xids_follow_the_catalogue(number: int, text: str, code: int, tmp_path: 
     assert verdict(tmp_path / "slurm-7.out", f"{NVRM}{number}{text or ', pid=1122'}\n") == ("xid" if code else None, code)
 
 
-CAUSES = [
+CAUSES: list[Row] = [
     # Filesystems: errno(3) and strerror of Linux
     (TRACE + "OSError: [Errno 116] Stale file handle\n", "filesystem", 75, "huggingface/transformers#9732"),
     (
@@ -581,6 +578,6 @@ CAUSES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "fault", "code", "source"), CAUSES)
-def test_what_ended_the_job(text: str, fault: str | None, code: int, source: str, tmp_path: Path) -> None:
-    assert verdict(tmp_path / "slurm-7.out", text) == (fault, code), source
+@pytest.mark.parametrize("row", CAUSES)
+def test_what_ended_the_job(row: Row, tmp_path: Path) -> None:
+    check_cause(row, tmp_path)

@@ -6,15 +6,12 @@ Names are our own. The last column says whose line it is.
 from pathlib import Path
 
 import pytest
+from cause_table import STEPS, Row, check_cause
 from failure_tally import verdict
 
 from lt_monitor.collect.scrape import scrape
 from lt_monitor.runs import run_loader
 
-STEPS = "".join(
-    f" iteration {step:8d}/     100 | consumed samples: 8 | elapsed time per iteration (ms): 490.0 | lm loss: 2.5E+00 |\n"
-    for step in (1, 2, 3)
-)
 TRACE = 'Traceback (most recent call last):\n  File "/opt/train.py", line 9, in save\n    upload(path)\n'
 OOM, OUT = "host-out-of-memory", "configuration"
 EARLYOOM = 'sending SIGTERM to process 4 uid 1000 "python": badness 973, VmRSS 6012 MiB'
@@ -24,7 +21,7 @@ ARROW = "OSError: When initiating multiple part upload for key 'x' in bucket 'b'
 PYXIS = "slurmstepd: error: pyxis: child 4177 failed with error code: 1\nslurmstepd: error: pyxis: "
 C10D = "[c10d] The server socket has failed to listen on [::]:29500 (errno: 98 - Address already in use)."
 
-ENDINGS = [
+ENDINGS: list[Row] = [
     # Kubernetes
     ("train-0     0/1     Error    0          5h12m", "exit", 1, "kubectl get pods"),
     ("ml   train-0     0/1     CrashLoopBackOff    3 (12s ago)   5h12m", "exit", 1, "kubectl get pods -A"),
@@ -136,10 +133,9 @@ ENDINGS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "fault", "code", "source"), ENDINGS)
-def test_what_the_end_of_a_log_tells(text: str, fault: str | None, code: int, source: str, tmp_path: Path) -> None:
-    assert verdict(tmp_path / "slurm-7.out", f"{STEPS}{text}\n") == (fault, code), source
-    assert verdict(tmp_path / "slurm-7.out", f"{STEPS}{text}\n{STEPS.replace('3/', '5/').replace('2/', '4/')}") == (None, 0)
+@pytest.mark.parametrize("row", ENDINGS)
+def test_what_the_end_of_a_log_tells(row: Row, tmp_path: Path) -> None:
+    check_cause(row, tmp_path, after_steps=True)
 
 
 @pytest.mark.parametrize(

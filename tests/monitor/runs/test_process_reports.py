@@ -6,15 +6,11 @@ Names are our own. The last column says whose line it is.
 from pathlib import Path
 
 import pytest
+from cause_table import STEPS, Row, check_cause
 from failure_tally import verdict
 
 from lt_monitor.runs import tail_cause
 
-STEPS = "".join(
-    f" iteration {step:8d}/     100 | consumed samples: 8 | elapsed time per iteration (ms): 490.0 | lm loss: 2.5E+00 |\n"
-    for step in (1, 2, 3)
-)
-LATER = STEPS.replace("3/", "5/").replace("2/", "4/")
 ELASTIC = (
     "E0902 15:10:49.013000 819010 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: -6) local_rank: 0 "
     "(pid: 819025) of binary: /opt/venv/bin/python"
@@ -23,7 +19,7 @@ ASSERTION = "python: /project/lib/Analysis/Allocation.cpp:43: mlir::triton::f():
 BROKEN = "configuration"
 JAVA = 'Exception in thread "main" java.lang.'
 
-REPORTS = [
+REPORTS: list[Row] = [
     # kubectl exec, with the numbers of any exit line
     *((f"command terminated with exit code {code}", "exit", 1, "kubectl") for code in (1, 2, 126, 127, 255)),
     *((f"command terminated with exit code {code}", "killed", 1, "kubectl") for code in (132, 134, 137, 139)),
@@ -158,12 +154,9 @@ REPORTS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "fault", "code", "source"), REPORTS)
-def test_how_the_end_of_a_program_is_told(text: str, fault: str | None, code: int, source: str, tmp_path: Path) -> None:
-    log = tmp_path / "slurm-7.out"
-    assert verdict(log, f"{STEPS}{text}\n") == (fault, code), source
-    is_notice = fault == "preemption" and "MAINTENANCE" in text
-    assert verdict(log, f"{STEPS}{text}\n{LATER}") == (("preemption", 75) if is_notice else (None, 0))
+@pytest.mark.parametrize("row", REPORTS)
+def test_how_the_end_of_a_program_is_told(row: Row, tmp_path: Path) -> None:
+    check_cause(row, tmp_path, after_steps=True)
 
 
 @pytest.mark.parametrize(

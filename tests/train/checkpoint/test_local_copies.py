@@ -213,8 +213,10 @@ def test_copies_that_no_file_names_any_more(tmp_path: Path) -> None:
 def test_a_directory_that_machines_share_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
     monkeypatch.setattr(agreement, "from_first_rank", lambda value: value)
-    monkeypatch.setattr(agreement, "largest", lambda value, where: value)
-    monkeypatch.setattr(agreement, "gathered", lambda value, where: [[host, [0, 1], value[2]] for host in ("n1", "n2")])
+    monkeypatch.setattr(agreement, "reduce_maximum", lambda value, where: value)
+    monkeypatch.setattr(
+        agreement, "gather_after_collective", lambda value, where: [[host, [0, 1], value[2]] for host in ("n1", "n2")]
+    )
     with pytest.raises(BadConfig, match=r"is the same directory on n1 and n2"):
         nodes.find(tmp_path / "shared", torch.device("cpu"))
     assert not list((tmp_path / "shared").iterdir())

@@ -178,7 +178,7 @@ def test_ranks_wait_no_longer_for_the_question_whether_all_have_written_than_for
         happened.append("asked")
         return not is_written
 
-    monkeypatch.setattr(saver.agreement, "largest", ask)
+    monkeypatch.setattr(saver.agreement, "reduce_maximum", ask)
     writer = SimpleNamespace(start=lambda: None, is_running=lambda: False)
     writing = SimpleNamespace(waiting=contextlib.nullcontext, writer=writer)
     saving = SimpleNamespace(_saves=writing, device=None, state=SimpleNamespace(iteration=4), _retry_at=None)

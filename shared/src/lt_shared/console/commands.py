@@ -1,6 +1,6 @@
 """click's commands and groups, with help that begins with examples, and a variable in the environment for every option.
 
-A variable is called like its option: LT_TRAIN_SEQ_LENGTH is that of lt-train's --seq-length. So the help has this rule once, and
+A variable is called like its option: LT_TRAIN_SEQ_LENGTH sets lt-train's --seq-length. So the help has this rule once, and
 names only the variables that break it, which other tools have given their names.
 """
 
@@ -36,7 +36,7 @@ class _Explained(click.Command):
 
 
 class Command(_Explained):
-    """A click command whose help begins with examples and ends with what the environment sets.
+    """A click command whose help begins with examples and ends with its environment variables.
 
     With `common`, the parameters that most calls need, --help shows all options and -h those alone.
     """
@@ -108,8 +108,8 @@ def version_option(tool: str, *distributions: str) -> Callable[[Any], Any]:
 
     def show(context: click.Context, option: click.Parameter, is_given: bool) -> None:
         if is_given and not context.resilient_parsing:
-            found = {"Python": platform.python_version()} | installed_versions(distributions)
-            click.echo(f"{tool} {version_of(tool)}\n{', '.join(f'{name} {number}' for name, number in found.items())}")
+            versions = {"Python": platform.python_version()} | installed_versions(distributions)
+            click.echo(f"{tool} {version_of(tool)}\n{', '.join(f'{name} {number}' for name, number in versions.items())}")
             context.exit()
 
     return click.option(
@@ -221,13 +221,13 @@ def _write_environment_rule(command: click.Command, context: click.Context, form
 
 
 def _spelled(option: click.Option) -> str:
-    """Its first long name with what it takes, in few letters."""
+    """Return an option's first long name with a short placeholder of its value."""
     if option.is_flag:
         return f"--{_long_name(option)}"
     is_number = isinstance(option.type, click.types.IntParamType | click.types.FloatParamType)
     is_choice = isinstance(option.type, click.Choice)
-    taken = option.metavar or ("N" if is_number else "NAME" if is_choice else option.type.name.upper())
-    return f"--{_long_name(option)} {taken}"
+    value_name = option.metavar or ("N" if is_number else "NAME" if is_choice else option.type.name.upper())
+    return f"--{_long_name(option)} {value_name}"
 
 
 def _write_lines(formatter: click.HelpFormatter, rows: Sequence[tuple[str, str]]) -> None:

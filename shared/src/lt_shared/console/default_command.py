@@ -58,7 +58,7 @@ class DefaultCommand(Command):
         """The group of named commands when the first word is one of them, else this. `completing`: the variable that the shell
         sets when it completes a command line, whose words are in COMP_WORDS.
 
-        Of -q and -v before the name, which every command takes, sys.argv has the name first.
+        If -q or -v comes before the name, the name is moved to the front of sys.argv: every command takes both.
         """
         is_typed = completing in os.environ
         words = os.environ.get("COMP_WORDS", "").split() if is_typed else sys.argv

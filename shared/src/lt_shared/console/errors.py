@@ -1,4 +1,4 @@
-"""Exit codes, and the errors that end a command with each of them: what is wrong, where, and what to do about it."""
+"""Exit codes, and the errors that end a command with them: what failed, on which file or value, and the remedy."""
 
 import enum
 

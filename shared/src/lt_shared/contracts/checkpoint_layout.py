@@ -37,7 +37,7 @@ _ITERATION = re.compile(r"iter_(\d{7,})")
 
 @dataclasses.dataclass(frozen=True)
 class RunRecord:
-    """What a checkpoint says about itself; `files` maps each of its files to its size in bytes.
+    """The description that a checkpoint holds. `files` maps every file's name to its size in bytes.
 
     `kernels` maps each part of a training step to the implementation that computed it, `versions` each package to its version,
     `datasets` the absolute prefix of each dataset that was trained on to `bin_bytes`, `idx_bytes` and, as far as its sidecar has
@@ -77,7 +77,7 @@ class RunRecord:
         """The content of a `run.json`."""
         fields = dataclasses.asdict(self) | {"architecture": self.architecture.to_record()}
         if self.streams is None:
-            # Versions before 2026-11-26 know no such field, and read what has none.
+            # Versions before 2026-11-26 do not know this field; they read checkpoints without it.
             del fields["streams"]
         return (json.dumps({"v": RECORD_VERSION, **fields}, indent=2) + "\n").encode()
 
@@ -135,7 +135,7 @@ def iteration_of(directory: Path) -> int | None:
 
 
 def check_shard_name(name: object, origin: str) -> None:
-    """Raises BadData for what is not the name of a file directly in a checkpoint's directory, where all shards are."""
+    """Raises BadData if a shard's name leads out of the checkpoint's directory or into a subfolder."""
     if not isinstance(name, str):
         raise BadData(f"{origin}: names a shard that is no text")
     if name in ("", ".", "..") or "/" in name or "\0" in name:
@@ -192,8 +192,8 @@ def checkpoints(run: Path) -> list[Path]:
     """Iteration directories of a run, newest first, complete or not."""
     if not run.is_dir():
         return []
-    found = [(iteration, path) for path in run.iterdir() if (iteration := iteration_of(path)) is not None]
-    return [path for _, path in sorted(found, reverse=True)]
+    checkpoint_paths = [(iteration, path) for path in run.iterdir() if (iteration := iteration_of(path)) is not None]
+    return [path for _, path in sorted(checkpoint_paths, reverse=True)]
 
 
 def newest_before(run: Path, step: int) -> Path | None:

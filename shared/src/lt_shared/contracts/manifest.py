@@ -22,7 +22,7 @@ from lt_shared.files import storage, strict_json
 from lt_shared.files.checksums import FileChecksum, crc32
 
 VERSION = 1
-# Of the sidecar beside a dataset. Older ones are read: what is read of them here has not changed.
+# Version of the sidecar. Older sidecars are read, too, because the fields read here have not changed.
 SIDECAR_VERSION = 2
 # Its last field: the CRC-32 of everything in it, with zeros in this place.
 SEAL, UNSEALED = "own_crc32", "0" * 8
@@ -63,11 +63,11 @@ class Dataset:
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:
-        """Raises KeyError, TypeError and ValueError for what is no dataset line."""
+        """Build a Dataset from a JSON object. Raises KeyError, TypeError or ValueError if it is not a dataset line."""
         if not isinstance(record, dict):
             raise ValueError(f"it is {record!r}, expected an object")
         tokenizer = record.get("tokenizer")
-        known = {field.name for field in dataclasses.fields(cls)} - {"tokenizer"}
+        field_names = {field.name for field in dataclasses.fields(cls)} - {"tokenizer"}
         _require_text(record, "prefix")
         for field in ("documents", "tokens", "vocab_size", "eod", "packed", "part"):
             if not isinstance(record.get(field), int | None) or isinstance(record.get(field), bool):
@@ -87,7 +87,7 @@ class Dataset:
         if not 0 < record.get("weight", 1.0) < math.inf:
             raise ValueError(f"weight {record['weight']} is not positive")
         return cls(
-            **{key: value for key, value in record.items() if key in known},
+            **{key: value for key, value in record.items() if key in field_names},
             tokenizer=Tokenizer(tokenizer["name"], tokenizer["sha256"], tokenizer.get("path")) if tokenizer else None,
         )
 
@@ -105,10 +105,10 @@ class Checkpoint:
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:
-        known = {field.name for field in dataclasses.fields(cls)}
+        field_names = {field.name for field in dataclasses.fields(cls)}
         _require_text(record, "path")
         _require_text(record, "format")
-        return cls(**{key: value for key, value in record.items() if key in known})
+        return cls(**{key: value for key, value in record.items() if key in field_names})
 
 
 def _require_text(record: dict[str, Any], key: str) -> None:
@@ -216,7 +216,7 @@ def parse(lines: Iterable[str], source: str) -> list[Entry]:
 
 
 def record_in(text: str, source: str, number: int) -> dict[str, Any]:
-    """The JSON object of line `number` of `source`. Raises BadData for what is no manifest line."""
+    """The JSON object of line `number` of `source`. Raises BadData if the line is not of a manifest."""
     try:
         record: dict[str, Any] = json.loads(text, object_pairs_hook=strict_json.object_of)
     except (ValueError, RecursionError) as error:
@@ -230,7 +230,7 @@ def record_in(text: str, source: str, number: int) -> dict[str, Any]:
 
 
 def entry_in(record: dict[str, Any], source: str, number: int) -> Entry:
-    """What the line says. Raises BadData when it is malformed."""
+    """Parse a manifest line. Raises BadData when it is malformed."""
     for entry_type in (Dataset, Checkpoint):
         if record["kind"] == entry_type.kind:
             try:
@@ -244,8 +244,8 @@ def entry_in(record: dict[str, Any], source: str, number: int) -> Entry:
 
 def _words(text: str) -> list[str]:
     """Split a line into prefixes and weights. A path with spaces is one word when something is there."""
-    first, _, rest = text.partition(" ")
-    for words in ([text], [first, rest] if is_number(first) else []):
+    first, _, remainder = text.partition(" ")
+    for words in ([text], [first, remainder] if is_number(first) else []):
         if words and any(storage.exists(place) for place in (words[-1], f"{words[-1]}.idx")):
             return words
     return text.split()
@@ -290,7 +290,7 @@ def check_sidecar_version(record: dict[str, Any], path: str) -> None:
 
 
 def sidecar_content(record: dict[str, Any]) -> bytes:
-    """The content of a sidecar, with the CRC-32 of all of it but that number itself at its end."""
+    """Serialize a sidecar. Its last field is the CRC-32 of the content without that field."""
     text = json.dumps(record | {SEAL: UNSEALED}, indent=2, ensure_ascii=False) + "\n"
     content = text.encode(errors="backslashreplace")
     return _with_seal(content, f"{crc32(content):08x}")
@@ -298,8 +298,8 @@ def sidecar_content(record: dict[str, Any]) -> bytes:
 
 def is_sealed(content: bytes) -> bool | None:
     """Whether a sidecar is as it was written, by its own checksum; None when it has none, as those before 2026-11-24."""
-    found = _SEALED.search(content)
-    return None if found is None else f"{crc32(_with_seal(content, UNSEALED)):08x}".encode() == found[1]
+    seal = _SEALED.search(content)
+    return None if seal is None else f"{crc32(_with_seal(content, UNSEALED)):08x}".encode() == seal[1]
 
 
 def _with_seal(content: bytes, seal: str) -> bytes:
@@ -307,7 +307,7 @@ def _with_seal(content: bytes, seal: str) -> bytes:
 
 
 def read_sidecar(prefix: str) -> dict[str, Any] | None:
-    """What is beside a dataset, or None when there is nothing. Raises BadData for what is no sidecar, or a newer one's."""
+    """Read the sidecar of a dataset, or return None if there is none. Raises BadData for an invalid or newer sidecar."""
     path = sidecar_path(prefix)
     return parse_sidecar(storage.read_record(path), path) if storage.exists(path) else None
 
@@ -340,9 +340,9 @@ def describe(prefix: str) -> Dataset:
 
 
 def recorded_checksums(prefix: str) -> dict[str, FileChecksum] | None:
-    """Size and CRC-32 of a dataset's files by their ending, "bin" and "idx", as its writer saw them.
+    """Return the sizes and CRC-32s that the writer recorded for a dataset's files, by their ending ("bin", "idx").
 
-    None when there is no sidecar, or one that says nothing of them, as those of older versions. Raises as `describe`.
+    None when there is no sidecar or an older version wrote it without checksums. Raises as `describe`.
     """
     return checksums_in(read_sidecar(prefix) or {}, sidecar_path(prefix))
 
@@ -353,30 +353,30 @@ def checksums_in(sidecar: dict[str, Any], path: str) -> dict[str, FileChecksum] 
     if record is None:
         return None
     try:
-        found = {ending: FileChecksum(*record[ending]) for ending in ("bin", "idx")}
-        if any(type(number) is not int or number < 0 for checksum in found.values() for number in checksum):
+        checksums = {ending: FileChecksum(*record[ending]) for ending in ("bin", "idx")}
+        if any(type(number) is not int or number < 0 for checksum in checksums.values() for number in checksum):
             raise ValueError("sizes and checksums are whole numbers")
     except (ValueError, KeyError, TypeError) as error:
         raise BadData(f"{path}: malformed checksums: {error}", _WITHOUT_SIDECAR) from None
-    return found
+    return checksums
 
 
 def checkpoints(entries: Iterable[Entry], source: str) -> list[Checkpoint]:
     entries = list(entries)
-    found = [entry for entry in entries if isinstance(entry, Checkpoint)]
-    if not found:
+    checkpoint_entries = [entry for entry in entries if isinstance(entry, Checkpoint)]
+    if not checkpoint_entries:
         hint = "it has datasets, as lt-preprocess prints them: lt-train trains on those" if entries else None
         raise NoInput(f"{source}: no checkpoint in the manifest", hint)
-    return found
+    return checkpoint_entries
 
 
 def datasets(entries: Iterable[Entry], source: str) -> list[Dataset]:
     entries = list(entries)
-    found = [entry for entry in entries if isinstance(entry, Dataset)]
-    if not found:
+    dataset_entries = [entry for entry in entries if isinstance(entry, Dataset)]
+    if not dataset_entries:
         hint = "it has checkpoints, as lt-train prints them: --load starts from one, lt-convert converts it" if entries else None
         raise NoInput(f"{source}: no dataset in the manifest", hint)
-    return found
+    return dataset_entries
 
 
 def absolute(path: str | os.PathLike[str]) -> str:

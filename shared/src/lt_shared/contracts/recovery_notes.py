@@ -56,9 +56,9 @@ class Recovery:
     NOTE = "recovery"
 
     def format(self, time: datetime.datetime | None = None) -> str:
-        said = f"iteration {self.before} was the last before the failure, {self.step} the first after it"
+        sentence = f"iteration {self.before} was the last before the failure, {self.step} the first after it"
         repeated = f"{self.repeated_steps} step(s) repeated"
-        return f"  {run_log.stamp(time)}recovered in {self.seconds:.2f} s: {said}, {repeated}"
+        return f"  {run_log.stamp(time)}recovered in {self.seconds:.2f} s: {sentence}, {repeated}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,8 +77,8 @@ class Started:
 
     def format(self, time: datetime.datetime | None = None) -> str:
         beside = f"; beside that {_listed(self.beside)}" if self.beside else ""
-        said = f"started in {self.seconds:.2f} s, with iteration {self.step}"
-        return f"  {run_log.stamp(time)}{said}: {_listed(self.phases)}{beside}"
+        sentence = f"started in {self.seconds:.2f} s, with iteration {self.step}"
+        return f"  {run_log.stamp(time)}{sentence}: {_listed(self.phases)}{beside}"
 
 
 def phases(text: bytes) -> dict[str, float]:

@@ -27,7 +27,7 @@ TIMESTAMP = rb"(?:\[(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,9})?)\] )?"
 
 # Some forks print `key=value` and `lm_loss`, GPT-NeoX `results` for Megatron's `loss`.
 STEP_HEAD = re.compile(TIMESTAMP + rb"iteration[ =] {0,16}(?P<step>\d{1,15})/ {0,16}(?P<total>\d{1,15}) \|")
-# Between the loss and the loss scale: the mean loss of each dataset of a blend, under this key and its name.
+# Prefix of a dataset's key. The mean losses of a blend's datasets stand between the loss and the loss scale.
 SOURCE_LOSS = "loss on "
 STEP_PAIR = re.compile(rb"(?P<key>[A-Za-z_][^:=|]{0,80})[:=] {0,16}(?P<value>" + NUMBER + rb")(?P<rest>[^|:=A-Za-z]{0,80})")
 LAST_STEP_PAIR = re.compile(rb"number of nan iterations: {1,16}\d{1,15} \|")
@@ -72,7 +72,7 @@ class StepPair:
     factor: float = 1.0
 
     def text(self, value: float) -> str:
-        """`value`, which is the field's, as it is printed: N/A for an MFU that is not known."""
+        """Format the field's `value` as lt-train prints it. An unknown MFU is N/A."""
         if self.field == "mfu" and not math.isfinite(value):
             return "N/A"
         # Four digits behind the point: a CPU run at 0.01 TFLOP/s would read 0.0 with Megatron's one.
@@ -136,7 +136,7 @@ def find_step(text: bytes) -> tuple[re.Match[bytes], list[re.Match[bytes]]] | No
     """The matches of STEP_HEAD and of each STEP_PAIR of the last step line in `text`; None without a whole one.
 
     The line of a process that was killed may be cut off anywhere and another line may follow it: of several heads the last one
-    counts, and where text follows the last `|` the line is whole only if it has Megatron's last pair.
+    counts. If text follows the last `|`, the line is whole only if it has Megatron's last pair.
     """
     heads = list(STEP_HEAD.finditer(text))
     if not heads:
@@ -153,10 +153,10 @@ def find_step(text: bytes) -> tuple[re.Match[bytes], list[re.Match[bytes]]] | No
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One training step; what a line does not hold is None.
+    """One training step. Fields that the line lacks are None.
 
     `tflops_per_gpu` counts as `Architecture.flops_per_token` does when lt-train printed it, and `mfu` is its share, 0 to 1, of
-    the device's peak: NaN, printed as N/A, where the peak is not known. Memory is that of the rank that needed most since the
+    the device's peak: NaN, printed as N/A, if the peak is not known. Memory is the maximum over ranks since the
     start: allocated tensors on a GPU with what torch has `reserved` for them, resident memory on a CPU. `prediction_loss` is the
     last step's, of multi-token prediction; `source_losses` are the mean losses of a blend's datasets, by their names.
     """
@@ -195,15 +195,15 @@ class Step:
     @classmethod
     def parse(cls, line: str) -> Self | None:
         """Read a step line; None when it is not one."""
-        found = find_step(line.encode(errors="replace"))
-        if found is None:
+        matches = find_step(line.encode(errors="replace"))
+        if matches is None:
             return None
-        head, pairs = found
-        known = [(STEP_PAIRS.get(pair["key"].decode()), pair["value"]) for pair in pairs]
-        values: dict[str, Any] = {pair.field: pair.value(text) for pair, text in known if pair is not None}
+        head, pairs = matches
+        step_pairs = [(STEP_PAIRS.get(pair["key"].decode()), pair["value"]) for pair in pairs]
+        values: dict[str, Any] = {pair.field: pair.value(text) for pair, text in step_pairs if pair is not None}
         sources = [pair for pair in pairs if pair["key"].startswith(SOURCE_LOSS.encode())]
-        own = {pair["key"].decode().removeprefix(SOURCE_LOSS): _number(pair["value"]) for pair in sources}
-        losses = {name: loss for name, loss in own.items() if loss is not None} or None
+        loss_by_source = {pair["key"].decode().removeprefix(SOURCE_LOSS): _number(pair["value"]) for pair in sources}
+        losses = {name: loss for name, loss in loss_by_source.items() if loss is not None} or None
         return cls(int(head["step"]), int(head["total"]), time=_time(head["time"]), source_losses=losses, **values)
 
 
@@ -233,7 +233,7 @@ def _time(text: bytes | None) -> datetime.datetime | None:
 class Evaluation:
     """The loss on held-out data after `step` steps.
 
-    `name` is that of one of several validation sets. The first of them is "the" validation set for whoever knows of one.
+    `name` distinguishes several validation sets. Tools that know only one validation set read the first.
     """
 
     step: int
@@ -244,7 +244,7 @@ class Evaluation:
 
     @property
     def part(self) -> str:
-        """What the losses of one set are called: `validation`, `validation-code`, `test`."""
+        """The name of this set's losses: `validation`, `validation-code`, `test`."""
         return self.split if self.is_first else f"{self.split}-{self.name}"
 
     @property
@@ -275,7 +275,7 @@ def evaluation_split(match: re.Match[bytes]) -> str:
 
 
 def evaluation_set(match: re.Match[bytes]) -> tuple[str | None, bool]:
-    """The name of the validation set in a match of EVALUATION, and whether it is the first of them.
+    """Return the validation set's name in a match of EVALUATION, and whether it is the first set.
 
     Megatron-LM's --multiple-validation-sets counts them: `validation-0`, `validation-1`.
     """
@@ -328,7 +328,7 @@ Event = Step | Evaluation | CheckpointSaved | CheckpointLoaded
 
 
 def parse(line: str) -> Event | None:
-    """The event of one log line; None for a line that is none."""
+    """Parse the event in one log line. None if the line holds no event."""
     for event_type in (Step, Evaluation, CheckpointSaved, CheckpointLoaded):
         event = event_type.parse(line)
         if event is not None:

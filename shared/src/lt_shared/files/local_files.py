@@ -48,7 +48,7 @@ def publish_file(name: str, mode: int | None = None) -> Iterator[IO[bytes]]:
 
 
 def partial_path(name: str) -> str:
-    """The hidden file in which the output `name` grows."""
+    """Return the path of the hidden file that the output `name` is written to."""
     return os.path.join(_parent(name), f".{os.path.basename(name)}.partial")
 
 
@@ -83,9 +83,9 @@ def umask() -> int:
         with open("/proc/self/status", "rb") as file:
             return int(next(line for line in file if line.startswith(b"Umask:")).split()[1], 8)
     except (OSError, StopIteration):
-        found = os.umask(0o077)
-        os.umask(found)
-        return found
+        mask = os.umask(0o077)
+        os.umask(mask)
+        return mask
 
 
 def create_partial(name: str) -> int:
@@ -192,8 +192,8 @@ class PartialDirectory:
     def empty(self) -> None:
         """Delete all that is in the directory; links are deleted, not followed."""
         with os.scandir(self.descriptor) as entries:
-            found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
-        for name, is_directory in found:
+            names = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+        for name, is_directory in names:
             if is_directory:
                 shutil.rmtree(name, dir_fd=self.descriptor)
             else:

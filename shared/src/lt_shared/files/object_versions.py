@@ -1,4 +1,4 @@
-"""Ranges of one version of a remote object, so that one which is replaced while it is read is noticed and never mixed."""
+"""Read ranges of one version of a remote object, so that bytes of two versions are never mixed."""
 
 import asyncio
 import os
@@ -36,10 +36,10 @@ def below(url: str) -> dict[str, tuple[int, str]]:
     `storage.fingerprint` calls their version."""
     filesystem, key = storage.store_of(url.rstrip("/"), CONNECTIONS)
     filesystem.invalidate_cache(key)
-    found = storage.retry(lambda: filesystem.find(key, detail=True), url)
+    details_by_key = storage.retry(lambda: filesystem.find(key, detail=True), url)
     return {
         path.removeprefix(key).lstrip("/"): (int(info["size"]), str(info.get("ETag") or filesystem.ukey(path)))
-        for path, info in found.items()
+        for path, info in details_by_key.items()
     }
 
 

@@ -1,7 +1,7 @@
-"""Whether a file or directory that a process finds is its own: made by the same user, and writable by nobody else.
+"""Check that a file or directory was made by the same user and is writable by nobody else.
 
 In a directory that others can write to, anyone can plant a half-written output, a journal or a cache under the name that a tool
-will look for. What is found there is used only if it is as if this process had made it. On most filesystems that is: the owner
+will look for. A tool uses such a file only if this process could have made it. On most filesystems this means that the owner
 is the effective user and the mode lets no one else write. Some mounts change owners or modes (NFS with root_squash, EFS access
 points, filesystems without modes); there it is compared with a file that is made for the purpose, which costs one creation and
 only where the first comparison fails.
@@ -29,7 +29,7 @@ def belongs_to_other(status: os.stat_result, directory: str | os.PathLike[str]) 
 
 
 def check_link(path: str | os.PathLike[str]) -> None:
-    """Raises BadData for a link on the way to `path` that another user has made to what is not his own, OSError for no such path.
+    """Raise BadData if another user made a link on the way to `path` and does not own its target; OSError without such a path.
 
     He may not be able to read that file, and would have it read, and copied into an output, by whoever can.
     """
@@ -65,12 +65,12 @@ def _check_opened(path: str, descriptor: int) -> None:
 
 
 def _followed(path: str) -> tuple[str, bool]:
-    """The path without links, and whether another user could exchange a part of it. Raises as `check_link`."""
-    left = path.split("/")[::-1]
+    """Resolve the links in a path, and tell whether another user could exchange a component. Raises as `check_link`."""
+    components = path.split("/")[::-1]
     followed = "" if path.startswith("/") else os.getcwd().rstrip("/")
     is_exposed, links = False, 0
-    while left:
-        part = left.pop()
+    while components:
+        part = components.pop()
         if part in ("", "."):
             continue
         if part == "..":
@@ -95,7 +95,7 @@ def _followed(path: str) -> tuple[str, bool]:
                 f"{here}: is a link that another user (uid {status.st_uid}) has made to what is not his",
                 "copy the file itself if you trust it",
             )
-        left += target.split("/")[::-1]
+        components += target.split("/")[::-1]
         followed = "" if target.startswith("/") else followed
     return followed or "/", is_exposed
 
@@ -112,9 +112,9 @@ def reason_for_distrust(status: os.stat_result, directory: str | os.PathLike[str
 
 
 def writable_by_others(status: os.stat_result, directory: str | os.PathLike[str], mode: int = 0o600) -> str | None:
-    """In words, that more people may write to a file found in `directory` than to one that is created there with `mode`.
+    """Say that more users may write to a file found in `directory` than to a new file created there with `mode`.
 
-    None when not. With mode 0666 that is what the umask and the directory's access list give to published files.
+    None otherwise. With mode 0666 a new file gets the permissions that the umask and the access list give to published files.
     """
     if not status.st_mode & _OTHERS_WRITE:
         return None
@@ -125,18 +125,18 @@ def writable_by_others(status: os.stat_result, directory: str | os.PathLike[str]
 
 
 def reason_for_distrust_of_path(directory: str | os.PathLike[str]) -> str | None:
-    """As `reason_for_distrust` for a directory and all above it: who may write to one of those may replace what is in it.
+    """As `reason_for_distrust`, for a directory and its ancestors: whoever may write to an ancestor may replace its content.
 
     They may also belong to root, and those above may be writable by others if they are sticky, as /tmp is. Links are resolved.
     """
     path = Path(directory).resolve()
-    for each in (path, *path.parents):
-        status = os.stat(each)
+    for ancestor in (path, *path.parents):
+        status = os.stat(ancestor)
         if status.st_uid != 0 and belongs_to_other(status, path):
-            return f"{each} belongs to another user (uid {status.st_uid})"
-        is_sticky_ancestor = each != path and status.st_mode & stat.S_ISVTX
+            return f"{ancestor} belongs to another user (uid {status.st_uid})"
+        is_sticky_ancestor = ancestor != path and status.st_mode & stat.S_ISVTX
         if status.st_mode & _OTHERS_WRITE and not is_sticky_ancestor and not _modes_are_not_kept(path):
-            return f"{each} can be written to by others (mode {stat.S_IMODE(status.st_mode):04o})"
+            return f"{ancestor} can be written to by others (mode {stat.S_IMODE(status.st_mode):04o})"
     return None
 
 

@@ -53,7 +53,7 @@ def spool(name: str, kept_bytes: int = 0) -> Iterator[IO[bytes]]:
 
 
 def sync(file: IO[bytes]) -> None:
-    """Make what was written durable in the partial file."""
+    """Sync the partial file."""
     file.flush()
     os.fsync(file.fileno())
 

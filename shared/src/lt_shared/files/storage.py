@@ -23,7 +23,7 @@ from lt_shared.files.local_files import sync_directory as sync_directory
 Result = TypeVar("Result")
 
 REMOTE_ATTEMPTS = 4
-# Between two warnings of what is not answered.
+# Seconds between two warnings that a store does not answer.
 WARNING_SECONDS = 10
 _warning = threading.Lock()
 _warned: float | None = None
@@ -45,7 +45,7 @@ def store_of(path: str, connections: int | None = None) -> tuple[Any, str]:
 
     options: dict[str, Any] = {}
     if connections and path.startswith(("s3://", "s3a://")):
-        # What the user has configured (FSSPEC_S3) is kept, and would be replaced as a whole.
+        # Keep the user's configuration (FSSPEC_S3): a keyword argument would replace it as a whole.
         configured = fsspec.config.conf.get("s3", {}).get("config_kwargs", {})
         options["config_kwargs"] = {"max_pool_connections": connections, **configured}
     if path.startswith(("file://", "local://")):
@@ -108,7 +108,7 @@ def _remedy(error: Exception) -> str:
 
 
 def _transfer_errors() -> tuple[type[Exception], ...]:
-    """What a connection that fails or an answer that is cut off raises; aiohttp has some that are no OSError."""
+    """Return the exceptions of failed connections and truncated answers. Some of aiohttp's are not OSErrors."""
     aiohttp = sys.modules.get("aiohttp")
     return (OSError, aiohttp.ClientError) if aiohttp else (OSError,)
 
@@ -206,7 +206,7 @@ def read_range(path: str | os.PathLike[str], begin: int, end: int) -> bytes:
 
 
 def read_ranges(ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
-    """`read_range` of many (path, begin, end) of one store, at the same time where the store allows it."""
+    """Read many ranges (path, begin, end) of one store, concurrently if the store allows it."""
     if not ranges:
         return []
     filesystem, _ = store_of(ranges[0][0])
@@ -232,8 +232,8 @@ def files_below(directory: str | os.PathLike[str]) -> list[str]:
     name = os.fspath(directory)
     if is_remote(name):
         filesystem, key = store_of(name)
-        found = retry(lambda: filesystem.find(key), name)
-        return sorted(filesystem.unstrip_protocol(path) for path in found if "/." not in path.removeprefix(key))
+        keys = retry(lambda: filesystem.find(key), name)
+        return sorted(filesystem.unstrip_protocol(path) for path in keys if "/." not in path.removeprefix(key))
     paths: list[str] = []
     left_out: list[str] = []
     root = os.path.join(os.path.realpath(name), "")
@@ -264,7 +264,7 @@ def _is_left_out(path: str, root: str) -> bool:
         return False
     if os.path.exists(path):
         ownership.check_link(path)
-    target, parent = (os.path.join(os.path.realpath(each), "") for each in (path, os.path.dirname(path)))
+    target, parent = (os.path.join(os.path.realpath(unresolved), "") for unresolved in (path, os.path.dirname(path)))
     return root != target and (root.startswith(target) or (parent.startswith(target) and not target.startswith(root)))
 
 
@@ -287,10 +287,10 @@ def expand(patterns: Sequence[str]) -> list[str]:
         if pattern == "-" or not glob.has_magic(pattern) or (not is_remote(pattern) and os.path.exists(pattern)):
             paths.append(pattern)
             continue
-        found = _glob_remote(pattern) if is_remote(pattern) else glob.glob(pattern, recursive=True)
-        if not found:
+        matching_paths = _glob_remote(pattern) if is_remote(pattern) else glob.glob(pattern, recursive=True)
+        if not matching_paths:
             raise NoInput(f"{pattern}: no file matches", "look at the directory with ls; * does not match / nor a leading dot")
-        paths.extend(sorted(found))
+        paths.extend(sorted(matching_paths))
     return paths
 
 
@@ -303,8 +303,8 @@ def sizes_below(url: str) -> dict[str, int]:
     """The objects whose names begin with a remote directory's, hidden ones too: names relative to it, and sizes in bytes."""
     filesystem, key = store_of(url.rstrip("/"))
     filesystem.invalidate_cache(key)
-    found = retry(lambda: filesystem.find(key, detail=True), url)
-    return {path.removeprefix(key).lstrip("/"): int(info["size"]) for path, info in found.items()}
+    details_by_key = retry(lambda: filesystem.find(key, detail=True), url)
+    return {path.removeprefix(key).lstrip("/"): int(info["size"]) for path, info in details_by_key.items()}
 
 
 def upload(path: str | os.PathLike[str], url: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 
 def loads(content: bytes | str, has_paths: bool = False) -> Any:
-    """What `content` says. Raises ValueError (as `json.loads` does) for what is malformed, ambiguous or nested too deeply.
+    """Parse JSON. Raises ValueError (as `json.loads` does) if `content` is malformed, ambiguous or nested too deeply.
 
     Half a surrogate pair is malformed, but where it `has_paths` stands for a byte that is not UTF-8, as in Python's own paths.
     """
@@ -30,8 +30,8 @@ def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object, for `json.loads(..., object_pairs_hook=object_of)`. Raises ValueError when a name is there twice."""
     names = dict(pairs)
     if len(names) < len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        keys: set[str] = set()
+        twice = next(name for name, _ in pairs if name in keys or keys.add(name))  # type: ignore[func-returns-value]
         raise ValueError(f"it has {twice!r:.60} twice in one object")
     return names
 

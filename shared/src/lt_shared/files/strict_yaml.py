@@ -56,12 +56,12 @@ def _check(node: Any, counts: dict[int, int]) -> int:
     counts[id(node)] = MOST_VALUES + 1
     count = 1
     if node.id == "mapping":
-        seen = set()
+        keys = set()
         for key, value in node.value:
             if key.id == "scalar":
-                if key.value in seen:
+                if key.value in keys:
                     raise ValueError(f"{key.value!r:.60} twice in one mapping{_place(key.start_mark)}")
-                seen.add(key.value)
+                keys.add(key.value)
             count += _check(key, counts) + _check(value, counts)
     elif node.id == "sequence":
         count += sum(_check(value, counts) for value in node.value)

@@ -1,6 +1,6 @@
 """Peak FLOP/s by device, from which lt-train and lt-monitor compute the MFU.
 
-Peaks are the vendors' dense figures, without sparsity and at full clock. A device that is not in the table has no MFU, rather
+Peaks are the vendors' dense figures, without sparsity and at full clock. A device outside the table has no MFU, rather
 than one relative to another device's peak.
 """
 
@@ -47,8 +47,8 @@ def peak_flops(device_name: str, number_type: str) -> float:
     words = set(device_name.upper().replace("-", " ").split())
     if words & FRACTIONAL_GPU_WORDS:
         return math.nan
-    known = [name for name in PEAKS if words.issuperset(name.upper().split())]
-    if not known:
+    device_names = [name for name in PEAKS if words.issuperset(name.upper().split())]
+    if not device_names:
         return math.nan
-    closest = max(known, key=lambda name: len(name.split()))
+    closest = max(device_names, key=lambda name: len(name.split()))
     return PEAKS[closest].get(number_type, math.nan) * 1e12

@@ -1,4 +1,4 @@
-"""`quantization_config` in a Hugging Face `config.json`: what the weights are stored as.
+"""Read `quantization_config` of a Hugging Face `config.json`: the format in which the weights are stored.
 
 transformers has twenty methods. Two are read, because large models are published in nothing else: fp8 with a scale per block
 (DeepSeek-V3 and R1, Kimi K2, Qwen3-FP8) and MXFP4 (gpt-oss). The others are refused by name, each with what to do instead: what
@@ -44,23 +44,23 @@ MXFP4 = Quantization("mxfp4", (1, MXFP4_BLOCK))
 
 
 def of_config(config: Mapping[str, Any], name: str) -> Quantization | None:
-    """What the configuration of the model `name` says; None for weights as they are. Raises BadConfig for other methods."""
-    found = config.get(FIELD) or config.get(FORMER_FIELD)
-    if not found:
+    """Read the quantization of the model `name`. None for unquantized weights; raises BadConfig for other methods."""
+    quantization = config.get(FIELD) or config.get(FORMER_FIELD)
+    if not quantization:
         return None
-    if not isinstance(found, Mapping):
+    if not isinstance(quantization, Mapping):
         raise BadConfig(f"{name}: {FIELD} is malformed: it is no object")
-    method = found.get("quant_method") or ("compressed-tensors" if FORMER_FIELD in config else None)
+    method = quantization.get("quant_method") or ("compressed-tensors" if FORMER_FIELD in config else None)
     if method == "mxfp4":
         return MXFP4
     if method != "fp8":
         what = method if isinstance(method, str) else "something without a quant_method"
         raise BadConfig(f"{name}: is quantized with {what}, which is not converted", _REMEDIES.get(what, _REMEDY))
-    return _block_fp8(found, name)
+    return _block_fp8(quantization, name)
 
 
-def _block_fp8(found: Mapping[str, Any], name: str) -> Quantization:
-    block = found.get("weight_block_size")
+def _block_fp8(quantization: Mapping[str, Any], name: str) -> Quantization:
+    block = quantization.get("weight_block_size")
     if block is None:
         raise BadConfig(
             f"{name}: is quantized with fp8 without weight_block_size, a scale per tensor, which is not converted", _REMEDY
@@ -69,8 +69,10 @@ def _block_fp8(found: Mapping[str, Any], name: str) -> Quantization:
         raise BadConfig(f"{name}: {FIELD} is malformed: weight_block_size is {block!r}")
     expected = {"fmt": "e4m3", "activation_scheme": "dynamic", "expert_dtype": "fp8"}
     for field, value in expected.items():
-        if found.get(field, value) != value:
-            raise BadConfig(f"{name}: is quantized with fp8 with {field} {found[field]!r}, only {value} is converted", _REMEDY)
+        if quantization.get(field, value) != value:
+            raise BadConfig(
+                f"{name}: is quantized with fp8 with {field} {quantization[field]!r}, only {value} is converted", _REMEDY
+            )
     return Quantization("fp8", (block[0], block[1]))
 
 

@@ -66,8 +66,8 @@ class YarnScaling:
     def __post_init__(self) -> None:
         check_counts(self, "original_max_position_embeddings")
         check_numbers(self, "factor", "beta_fast", "beta_slow")
-        given = [name for name in ("mscale", "mscale_all_dim", "attention_factor") if getattr(self, name) is not None]
-        check_numbers(self, *given, zero=True)
+        set_fields = [name for name in ("mscale", "mscale_all_dim", "attention_factor") if getattr(self, name) is not None]
+        check_numbers(self, *set_fields, zero=True)
         if type(self.truncate) is not bool:
             raise TypeError(f"truncate is {self.truncate!r:.40}, must be true or false")
 

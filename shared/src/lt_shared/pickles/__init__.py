@@ -1,4 +1,4 @@
-"""Pickles from strangers: read without executing any of them, and within bounds of memory and time."""
+"""Pickles from strangers: read without executing their code, and within bounds of memory and time."""
 
 from lt_shared.pickles.unpickler import (
     ARCHIVE,

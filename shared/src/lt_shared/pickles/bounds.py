@@ -1,4 +1,4 @@
-"""Bounds on what a pickle makes of memory and time, checked before it is unpickled.
+"""Bound the memory and time that a pickle costs, before it is unpickled.
 
 A few bytes are enough to kill an unpickler or to stop it for ever: it allocates memory for a size before it reads that many
 bytes, a memo table up to an index that the pickle chooses, and the hash of a tuple, when it becomes a key, visits every tuple
@@ -57,7 +57,7 @@ def _operations() -> list[tuple[int, int, int, int] | None]:
 
 
 def check(data: bytes, number_bytes_limit: int = _NUMBER_BYTES, large_limit: int = MAX_LARGE) -> None:
-    """Raise UnpicklingError for a size or an index above what is there, and for more than MAX_TUPLES tuples in one another.
+    """Raise UnpicklingError for a size or an index beyond the data, and for more than MAX_TUPLES nested tuples.
 
     Numbers of up to 8 bytes may be as many as there are: at most nine of them have the same hash. What is cut off or breaks the
     rules of a stack may raise IndexError or ValueError as well.
@@ -74,7 +74,7 @@ def check(data: bytes, number_bytes_limit: int = _NUMBER_BYTES, large_limit: int
         position += 1
         if operation is None:
             break
-        action, taken, size, lines = operation
+        action, popped, size, lines = operation
         if action == _MEMOIZE:
             numbered.append(stack[-1])
             continue
@@ -96,7 +96,7 @@ def check(data: bytes, number_bytes_limit: int = _NUMBER_BYTES, large_limit: int
             stack.append(numbered[number] if numbered else put[number])
         elif action == _JOIN:
             tuples = 1
-            for _ in range(taken):
+            for _ in range(popped):
                 tuples += stack.pop()
             if tuples > MAX_TUPLES:
                 raise pickle.UnpicklingError(_TOO_MANY)
@@ -109,7 +109,7 @@ def check(data: bytes, number_bytes_limit: int = _NUMBER_BYTES, large_limit: int
             if marks and marks[-1] == len(stack):
                 marks.pop()
             else:
-                del stack[-taken:]
+                del stack[-popped:]
         elif action == _JOIN_TO_MARK:
             bottom = marks.pop()
             tuples = 1 + sum(stack[bottom:])

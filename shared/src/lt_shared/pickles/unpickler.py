@@ -1,4 +1,4 @@
-"""Read an untrusted pickle without executing any of it.
+"""Read an untrusted pickle without executing its code.
 
 `.metadata` and `common.pt` are pickles, and an ordinary unpickler calls whatever function a pickle names. Here every class of
 torch, Megatron and a few standard modules becomes an inert `Record` that only keeps its state; any other name is refused. So
@@ -183,11 +183,11 @@ def names(data: bytes, origin: str) -> set[str]:
 
 def names_and_object(data: bytes, origin: str) -> tuple[set[str], Any]:
     """What `names` and `loads` give, from one pass."""
-    found = set()
+    full_names = set()
 
     class Listing(_Unpickler):
         def look_up(self, module: str, name: str) -> Any:
-            found.add(f"{module}.{name}")
+            full_names.add(f"{module}.{name}")
             return super().look_up(module, name)
 
     try:
@@ -196,11 +196,11 @@ def names_and_object(data: bytes, origin: str) -> tuple[set[str], Any]:
             loaded = Listing(io.BytesIO(data)).load()
     except _MALFORMED as error:
         raise BadData(f"{origin}: not a readable pickle: {error}") from None
-    return found, loaded
+    return full_names, loaded
 
 
 class _Originals:
-    """The classes that a pickle names, as they were.
+    """Restore the attributes of the classes that a pickle names.
 
     A state that a pickle gives to a class, or to a member of an enumeration, sets attributes of it for the whole process, and no
     unpickler refuses that.
@@ -212,9 +212,9 @@ class _Originals:
     def __init__(self) -> None:
         self._before: dict[int, tuple[Any, dict[str, Any]]] = {}
 
-    def note(self, found: type) -> None:
-        for each in (found, *(found.__members__.values() if isinstance(found, enum.EnumMeta) else ())):
-            self._before.setdefault(id(each), (each, dict(vars(each))))
+    def note(self, original: type) -> None:
+        for noted in (original, *(original.__members__.values() if isinstance(original, enum.EnumMeta) else ())):
+            self._before.setdefault(id(noted), (noted, dict(vars(noted))))
 
     def restore(self) -> None:
         """Undo such changes. Raises UnpicklingError when there were any."""
@@ -254,13 +254,13 @@ def load_known(
             full_name = f"{module}.{name}"
             if full_name not in known:
                 raise pickle.UnpicklingError(f"it refers to {full_name}, which no checkpoint needs")
-            found = stand_ins[full_name] if full_name in stand_ins else pickle.Unpickler.find_class(self, module, name)
-            if isinstance(found, types.FunctionType):
+            global_ = stand_ins[full_name] if full_name in stand_ins else pickle.Unpickler.find_class(self, module, name)
+            if isinstance(global_, types.FunctionType):
                 # A pickle could set attributes of the function itself.
-                return functools.partial(found).__call__
-            if isinstance(found, type):
-                originals.note(found)
-            return found
+                return functools.partial(global_).__call__
+            if isinstance(global_, type):
+                originals.note(global_)
+            return global_
 
         def persistent_load(self, identifier: Any) -> Any:
             if persistent_load is None:
@@ -311,9 +311,9 @@ def pickle_member(archive: zipfile.ZipFile, origin: str) -> str:
     if min((member.header_offset for member in archive.infolist()), default=0):
         # Python's reader accepts bytes in front and shifts all offsets; torch's would follow the offsets as they are.
         raise BadData(f"{origin}: not a torch file: other bytes precede its members")
-    found = [name for name in names if name.endswith(".pkl")]
-    if not any(name.endswith("/data.pkl") for name in found):
+    pickle_names = [name for name in names if name.endswith(".pkl")]
+    if not any(name.endswith("/data.pkl") for name in pickle_names):
         raise BadData(f"{origin}: not a torch file: it has no data.pkl")
-    if len(found) > 1:
-        raise BadData(f"{origin}: not a torch file: it holds {len(found)} pickles, expected one")
-    return found[0]
+    if len(pickle_names) > 1:
+        raise BadData(f"{origin}: not a torch file: it holds {len(pickle_names)} pickles, expected one")
+    return pickle_names[0]

@@ -1,4 +1,4 @@
-"""What the files beside a tokenizer's main file say: added tokens, the end of a text, a space before it, the class.
+"""Read the files beside a tokenizer's main file: added tokens, end of text, prefix space and class.
 
 `tokenizer_config.json`, `special_tokens_map.json` and `added_tokens.json` are read with the precedence of transformers 5: the two
 others count only where tokenizer_config.json has no `added_tokens_decoder`.
@@ -169,11 +169,11 @@ def read(companions: Iterable[Path], is_sentencepiece: bool = False) -> Configur
             {"content": content, "special": content in specials, "normalized": content not in specials, "id": number}
             for content, number in sorted(_object(path).items(), key=lambda item: str(item[1]).zfill(12))
         ]
-    # What has a name such as eos_token is special, whatever its list says.
+    # A token with a name such as eos_token is special, whatever its list says.
     named_contents = {_content(token) for token in names}
     listed = [token | {"special": True} if token["content"] in named_contents else token for token in listed]
-    seen = {token["content"] for token in listed}
-    listed += [{"content": content, **flags, "id": None} for content, flags in specials.items() if content not in seen]
+    listed_contents = {token["content"] for token in listed}
+    listed += [{"content": content, **flags, "id": None} for content, flags in specials.items() if content not in listed_contents]
     prefix, legacy = config.get("add_prefix_space"), config.get("legacy")
     return Configuration(
         class_name,
@@ -195,8 +195,15 @@ def _model_tokens(config: Mapping[str, Any], mapped: Mapping[str, Any]) -> list[
     # In tokenizer_config.json an object is a token only if it says so.
     stated = {key: value for key, value in config.items() if not isinstance(value, dict) or "__type" in value}
     tokens = {key: value for key, value in {**stated, **mapped}.items() if key.endswith("_token") and key not in NAMED_TOKENS}
-    objects = [each.get(key) for each in (config, mapped) for key in ("model_specific_special_tokens", "extra_special_tokens")]
-    return [*tokens.values(), *(value for each in objects if isinstance(each, dict) for value in each.values())]
+    objects = [
+        config_part.get(key)
+        for config_part in (config, mapped)
+        for key in ("model_specific_special_tokens", "extra_special_tokens")
+    ]
+    return [
+        *tokens.values(),
+        *(value for config_part in objects if isinstance(config_part, dict) for value in config_part.values()),
+    ]
 
 
 def _extra_tokens(config: Mapping[str, Any], mapped: Mapping[str, Any], is_sentencepiece: bool) -> list[Any]:
@@ -211,12 +218,12 @@ def _extra_tokens(config: Mapping[str, Any], mapped: Mapping[str, Any], is_sente
 
 def _special_tokens(values: Iterable[Any]) -> dict[str, dict[str, Any]]:
     """The tokens that a name such as eos_token has, and those in lists, with their flags."""
-    found: dict[str, dict[str, Any]] = {}
+    token_by_content: dict[str, dict[str, Any]] = {}
     for value in values:
         if content := _content(value):
             flags = {flag: value[flag] for flag in FLAGS if flag in value} if isinstance(value, dict) else {}
-            found.setdefault(content, {"normalized": False} | flags | {"special": True})
-    return found
+            token_by_content.setdefault(content, {"normalized": False} | flags | {"special": True})
+    return token_by_content
 
 
 def _content(token: Any) -> str | None:

@@ -1,4 +1,4 @@
-"""Which files make a tokenizer, what kind it is, and the hash that identifies it.
+"""Recognise the files and the kind of a tokenizer, and compute the hash that identifies it.
 
 A dataset's tokens mean nothing without the tokenizer that made them. The hash travels in every manifest and checkpoint, so a
 run on data from another tokenizer is refused instead of trained. It covers the content of the files that define the encoding,
@@ -63,7 +63,7 @@ REPOSITORIES = {
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerFiles:
-    """The files of one tokenizer. `files` define the encoding, in a fixed order; `companions` describe it, and may add tokens.
+    """A tokenizer on disk. `files` define the encoding, in a fixed order; `companions` describe it, and may add tokens.
 
     `other_forms` hold the same tokenizer for other libraries. They are copied with the tokenizer and never read.
     """
@@ -83,18 +83,18 @@ class TokenizerFiles:
 
     @property
     def name(self) -> str:
-        """A short name for people: that of the directory, or of the repository that the Hub's cache keeps in it."""
+        """A short name for people: the directory's name, or the repository's name in the Hub's cache."""
         directory = self.directory.resolve()
         if directory.parent.name == "snapshots" and directory.parent.parent.name.startswith("models--"):
             return directory.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
         return directory.name or self.files[0].name
 
     def relative_name(self, path: Path) -> str:
-        """The name of one of the files below `directory`."""
+        """Return the path of a file relative to `directory`."""
         return path.relative_to(self.directory).as_posix()
 
     def sha256(self) -> str:
-        """Hash of the kind, of every defining file's content and of what the companions add to it, if anything."""
+        """Hash the kind, every defining file's content and the companions' additions."""
         digest = hashlib.sha256(self.kind.encode())
         for path in self.files:
             digest.update(hashlib.sha256(path.read_bytes()).digest())
@@ -103,7 +103,7 @@ class TokenizerFiles:
         return digest.hexdigest()
 
     def _additions(self) -> list[Any]:
-        """What the companions add to the encoding. Those that only repeat the main file leave the hash as it is."""
+        """List the companions' additions to the encoding. Companions that repeat the main file do not change the hash."""
         if self.kind not in ("gpt2", "sentencepiece", "tokenizer.json"):
             return []
         config = self.configuration()
@@ -125,7 +125,7 @@ class TokenizerFiles:
         return [*added, *prefix]
 
     def configuration(self) -> Configuration:
-        """What the files beside the main one say. Raises BadData as `configuration.read`."""
+        """Read the settings in the companions. Raises BadData as `configuration.read`."""
         return configuration.read(self.companions, self.kind == "sentencepiece")
 
     def copy_to(self, directory: Path) -> None:
@@ -166,17 +166,17 @@ def find(path: str | Path) -> TokenizerFiles:
         raise BadData(f"{place}: not a regular file")
     companions = _companions(place.parent)
     if place.name == "tokenizer.json":
-        return _own(TokenizerFiles("tokenizer.json", (place,), companions))
+        return _with_other_forms(TokenizerFiles("tokenizer.json", (place,), companions))
     if place.suffix == ".json":
         kind = _json_kind(place)
         if kind is not None:
-            return _own(TokenizerFiles(kind, (place,), companions))
+            return _with_other_forms(TokenizerFiles(kind, (place,), companions))
     if place.suffix in (".json", ".txt", ".bpe"):
-        return _own(TokenizerFiles("gpt2", _gpt2_pair(place), companions))
+        return _with_other_forms(TokenizerFiles("gpt2", _gpt2_pair(place), companions))
     kind = _model_kind(place)
     # The code beside a tiktoken file says how the text is cut, which the file itself does not.
     code = sorted(place.parent.glob("tokenization_*.py")) if kind == "tiktoken" else []
-    return _own(TokenizerFiles(kind, (place, *code), companions))
+    return _with_other_forms(TokenizerFiles(kind, (place, *code), companions))
 
 
 def find_made_with(path: str | Path, sha256: str) -> TokenizerFiles:
@@ -184,17 +184,17 @@ def find_made_with(path: str | Path, sha256: str) -> TokenizerFiles:
 
     Before 2026-11-29 a SentencePiece model came before a tokenizer.json beside it.
     """
-    found = find(path)
+    preferred = find(path)
     place = Path(path)
-    if not place.is_dir() or found.sha256() == sha256:
-        return found
+    if not place.is_dir() or preferred.sha256() == sha256:
+        return preferred
     for name in NAMED_FILES:
         if (place / name).is_file():
             with contextlib.suppress(BadData, NoInput):
                 other = find(place / name)
                 if other.sha256() == sha256:
                     return other
-    return found
+    return preferred
 
 
 def _is_replaced(directory: Path) -> bool:
@@ -207,13 +207,18 @@ def _is_replaced(directory: Path) -> bool:
         return False
 
 
-def _own(found: TokenizerFiles) -> TokenizerFiles:
-    """Raises BadData for a link of a stranger: all files are copied into checkpoints, which others may read."""
-    paths = (found.directory / name for name in _OTHER_FORMS)
-    found = dataclasses.replace(found, other_forms=tuple(path for path in paths if path.is_file() and path not in found.files))
-    for path in found.all_files:
+def _with_other_forms(tokenizer: TokenizerFiles) -> TokenizerFiles:
+    """Add the files of other libraries to `tokenizer` and check the links among all files.
+
+    Raises BadData for a link that another user made, because all files are copied into checkpoints that others may read.
+    """
+    paths = (tokenizer.directory / name for name in _OTHER_FORMS)
+    tokenizer = dataclasses.replace(
+        tokenizer, other_forms=tuple(path for path in paths if path.is_file() and path not in tokenizer.files)
+    )
+    for path in tokenizer.all_files:
         ownership.check_link(path)
-    return found
+    return tokenizer
 
 
 def _companions(directory: Path) -> tuple[Path, ...]:
@@ -224,10 +229,10 @@ def _companions(directory: Path) -> tuple[Path, ...]:
 
 
 def search_path() -> list[Path]:
-    """The directories in which a tokenizer is looked up by name: those of LT_TOKENIZERS, then the user's own."""
-    given = [Path(part).expanduser() for part in os.environ.get("LT_TOKENIZERS", "").split(os.pathsep) if part]
+    """Return the directories for look-ups by name: LT_TOKENIZERS, then the user's data directory."""
+    directories = [Path(part).expanduser() for part in os.environ.get("LT_TOKENIZERS", "").split(os.pathsep) if part]
     data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share")
-    return [*given, data / "lt/tokenizers"]
+    return [*directories, data / "lt/tokenizers"]
 
 
 def hub_directory() -> Path:
@@ -257,7 +262,7 @@ def _named(name: str) -> Path:
 
 
 def _snapshots(repository: str) -> Iterator[Path]:
-    """The downloaded versions of a repository: that of its main branch first, the others from the newest."""
+    """List the downloaded versions of a repository: the main branch first, then from the newest."""
     directory = hub_directory() / f"models--{repository.replace('/', '--')}"
     main = directory / "refs/main"
     if main.is_file():
@@ -267,7 +272,7 @@ def _snapshots(repository: str) -> Iterator[Path]:
 
 
 def _json_kind(path: Path) -> Kind | None:
-    """What a JSON file is by its content; None for what may be a vocabulary."""
+    """Return the tokenizer kind of a JSON file by its content, or None if it may be a vocabulary."""
     if _begins_as_tekken(path):
         return "tekken"
     try:

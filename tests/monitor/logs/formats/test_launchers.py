@@ -6,18 +6,15 @@ Formats of lines are those of the program's source or of the public log named in
 from pathlib import Path
 
 import pytest
+from cause_table import STEPS, Row, check_cause
 from failure_tally import verdict
 
-STEPS = "".join(
-    f" iteration {step:8d}/     100 | consumed samples: 8 | elapsed time per iteration (ms): 490.0 | lm loss: 2.5E+00 |\n"
-    for step in (1, 2, 3)
-)
 TRACE = 'Traceback (most recent call last):\n  File "/opt/train.py", line 9, in main\n    step()\n'
 PADDLE = "Container rank 0 status failed cmd ['/opt/python', '-u', 'train.py'] code {} log ./log/workerlog.0\nenv {{'A': 'b'}}\n"
 SUMMARY = "----------------------\nError Message Summary:\n----------------------\n"
 UNIT = "Nov 29 12:00:00 n7 systemd[1]: train.service: "
 
-REPORTS = [
+REPORTS: list[Row] = [
     (PADDLE.format(-9), "killed", 1, "PaddlePaddle/PaddleOCR#11773"),
     (PADDLE.format(1), "exit", 1, "PaddlePaddle/Paddle#52213"),
     (
@@ -147,9 +144,9 @@ REPORTS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "fault", "code", "source"), REPORTS)
-def test_reports_name_the_end(text: str, fault: str, code: int, source: str, tmp_path: Path) -> None:
-    assert verdict(tmp_path / "train.log", text) == (fault, code), source
+@pytest.mark.parametrize("row", REPORTS)
+def test_reports_name_the_end(row: Row, tmp_path: Path) -> None:
+    check_cause(row, tmp_path)
 
 
 @pytest.mark.parametrize("text", [text for text, fault, _, _ in REPORTS if fault in ("exit", "killed")])

@@ -1,11 +1,11 @@
-"""Which line of which file each document of a dataset was made of.
+"""The origins of a dataset's documents: the file and the line that each document was tokenized from.
 
 Documents follow each other as their lines do, so the table of a tokenized dataset has a run for each input file, another one
 after each line that was left out (bad or blank), and the byte at which some lines begin, about one every 16 MiB: 0.01 bytes a
-document of a corpus without bad lines, at most 1 byte where a third of the lines is bad. The line number of a document follows
+document of a corpus without bad lines, at most 1 byte if a third of the lines is bad. The line number of a document follows
 from the table alone; its exact byte is found by counting line breaks from the nearest known one.
 
-What merge, shuffle and split make is described by the tables of what it was made of: joined, put into the order of a seed
+Outputs of merge, shuffle and split refer to the tables of their inputs: joined, put into the order of a seed
 (nothing is stored), or ranges of documents taken out (0.2 bytes a document of the large part, about 1 of a small one).
 """
 
@@ -56,13 +56,13 @@ class Place:
 
 
 class Origins(abc.ABC):
-    """Where `documents` documents come from."""
+    """The origins of `documents` documents."""
 
     documents: int
 
     @abc.abstractmethod
     def locate(self, numbers: Numbers) -> "list[Place | None]":
-        """The place of each document; None where that is not known."""
+        """Return the place of each document, or None for a document of unknown origin."""
 
     @abc.abstractmethod
     def to_record(self) -> dict[str, Any]:
@@ -75,8 +75,8 @@ class TokenizedLines(Origins):
 
     Run i begins with document `documents_of_runs[i]`, at line `lines[i]` of file `files_of_runs[i]`; until the next run each
     document has the next line. Mark j: line `marked_lines[j]` of file `files_of_marks[j]` begins at byte `offsets[j]`, in the
-    order of the files. `kinds` are those of files that have no lines, `counted_from` the byte from which the lines of a file are
-    counted where that is not its beginning.
+    order of the files. `kinds` has the files that have no lines, `counted_from` the byte from which the lines of a file are
+    counted if they are not counted from its beginning.
     """
 
     documents: int
@@ -121,7 +121,7 @@ class TokenizedLines(Origins):
         files = record["files"] if record["files"] is not None else sources
         documents, files_of_runs, lines = record["runs"]
         files_of_marks, marked, offsets = map(unpack, record["marks"])
-        found = cls(
+        table = cls(
             _count(record),
             list(files or ()),
             unpack_ascending(documents),
@@ -133,10 +133,10 @@ class TokenizedLines(Origins):
             {int(file): kind for file, kind in record["kinds"]},
             {int(file): int(offset) for file, offset in record["counted_from"]},
         )
-        if not all(isinstance(file, dict) and isinstance(file.get("path"), str) for file in found.files):
+        if not all(isinstance(file, dict) and isinstance(file.get("path"), str) for file in table.files):
             raise ValueError("a file without a path")
-        found._check()
-        return found
+        table._check()
+        return table
 
     def _check(self) -> None:
         runs = len(self.documents_of_runs)
@@ -167,14 +167,14 @@ class Joined(Origins):
     def locate(self, numbers: Numbers) -> "list[Place | None]":
         ends = np.cumsum(self.counts)
         of_part = np.searchsorted(ends, numbers, side="right")
-        found: list[Place | None] = [None] * len(numbers)
+        places: list[Place | None] = [None] * len(numbers)
         for number in np.unique(of_part).tolist():
-            part, wanted = self.parts[number], np.flatnonzero(of_part == number)
+            part, positions = self.parts[number], np.flatnonzero(of_part == number)
             if part is not None:
                 begin = int(ends[number]) - self.counts[number]
-                for index, place in zip(wanted.tolist(), part.locate(numbers[wanted] - begin), strict=True):
-                    found[index] = place
-        return found
+                for index, place in zip(positions.tolist(), part.locate(numbers[positions] - begin), strict=True):
+                    places[index] = place
+        return places
 
     def to_record(self) -> dict[str, Any]:
         parts = [None if part is None else part.to_record() for part in self.parts]
@@ -235,7 +235,7 @@ class TakenRanges:
         self._ranges: list[tuple[Numbers, Numbers]] = []
 
     def add(self, chosen: Numbers, documents: int) -> None:
-        """Of the next `documents` of the source, those of ascending numbers `chosen` are taken."""
+        """Take the documents `chosen` (ascending numbers) from the next `documents` documents of the source."""
         firsts = np.flatnonzero(np.diff(chosen, prepend=-2) != 1)
         self._ranges.append((chosen[firsts] + self._seen, np.diff(np.append(firsts, len(chosen)))))
         self._seen += documents
@@ -247,7 +247,7 @@ class TakenRanges:
 
 
 def parse(record: dict[str, Any], sources: Sequence[File] | None = None) -> Origins:
-    """Raises ValueError, KeyError and TypeError for what is no such table; `sources` are those of its sidecar."""
+    """Build the table from a sidecar's record and its `sources`. Raises ValueError, KeyError or TypeError if it is malformed."""
     if record["v"] != VERSION:
         raise ValueError(f"version {record['v']}, known is {VERSION}")
     return _KINDS[record["kind"]](record, sources)
@@ -293,7 +293,7 @@ _KINDS: dict[str, Callable[[dict[str, Any], Sequence[File] | None], Origins]] = 
 
 
 def of_sidecar(record: dict[str, Any], path: str) -> Origins | None:
-    """What a sidecar that was read from `path` says, None when it says nothing. Raises BadData when it is malformed."""
+    """Parse the origins in the sidecar from `path`. None if it records none; raises BadData if they are malformed."""
     if record.get(KEY) is None:
         return None
     try:
@@ -303,5 +303,5 @@ def of_sidecar(record: dict[str, Any], path: str) -> Origins | None:
 
 
 def of_dataset(prefix: str) -> Origins | None:
-    """What the sidecar of a dataset says, None when there is none or it says nothing. Raises BadData when it is malformed."""
+    """Read the origins from a dataset's sidecar. None without a sidecar or origins; raises BadData if they are malformed."""
     return of_sidecar(manifest.read_sidecar(prefix) or {}, manifest.sidecar_path(prefix))

@@ -33,12 +33,12 @@ def unpack(text: str) -> Numbers:
     if int(width) not in WIDTHS or size < 0:
         raise ValueError(f"a column of {count} numbers of {width} bytes")
     try:
-        found = zlib.decompressobj().decompress(base64.b64decode(content, validate=True), size + 1)
+        raw = zlib.decompressobj().decompress(base64.b64decode(content, validate=True), size + 1)
     except (binascii.Error, zlib.error) as error:
         raise ValueError(f"a damaged column: {error}") from None
-    if len(found) != size:
-        raise ValueError(f"a column of {len(found)} bytes, expected {size}")
-    columns = np.frombuffer(found, np.uint8).reshape(int(width), -1)
+    if len(raw) != size:
+        raise ValueError(f"a column of {len(raw)} bytes, expected {size}")
+    columns = np.frombuffer(raw, np.uint8).reshape(int(width), -1)
     return np.ascontiguousarray(columns.T).view(f">u{width}").reshape(-1).astype(np.int64)
 
 

@@ -14,18 +14,18 @@ def read(path: str, numbers: Sequence[int]) -> list[dict[str, Any]]:
         parquet: Any = importlib.import_module("pyarrow.parquet")
     except ImportError:
         raise Unavailable(f"{path}: reading Parquet needs pyarrow", "pip install pyarrow") from None
-    found: dict[int, dict[str, Any]] = {}
+    row_by_number: dict[int, dict[str, Any]] = {}
     try:
         with storage.open_read(path) as opened, parquet.ParquetFile(opened) as file:
             first = 1
             for group in range(file.num_row_groups):
                 end = first + file.metadata.row_group(group).num_rows
-                wanted = sorted({number for number in numbers if first <= number < end})
-                if wanted:
-                    rows = file.read_row_group(group).take([number - first for number in wanted]).to_pylist()
-                    found |= dict(zip(wanted, rows, strict=True))
+                group_numbers = sorted({number for number in numbers if first <= number < end})
+                if group_numbers:
+                    rows = file.read_row_group(group).take([number - first for number in group_numbers]).to_pylist()
+                    row_by_number |= dict(zip(group_numbers, rows, strict=True))
                 first = end
-        return [found[number] for number in numbers]
+        return [row_by_number[number] for number in numbers]
     except KeyError as error:
         raise BadData(f"{path}: has no row {error}") from None
     except (importlib.import_module("pyarrow").ArrowException, OSError) as error:

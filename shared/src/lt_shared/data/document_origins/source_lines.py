@@ -1,8 +1,8 @@
-"""The lines themselves, from the files that documents come from: where each begins, and what it holds.
+"""Read the source lines that documents were tokenized from, with the byte at which each line begins.
 
-A file is read once for all lines that are wanted of it. A plain file is read from the nearest known byte, at most 16 MiB before
+Each file is read once for all requested lines. A plain file is read from the nearest known byte, at most 16 MiB before
 the line; a compressed one from its beginning, since nothing in it can be found otherwise: gzip, bzip2 and xz everywhere, zstd
-where Python or backports.zstd has it. A file that was changed since its documents were tokenized is not looked into.
+if Python or backports.zstd supports it. A file that was changed since its documents were tokenized is not read.
 """
 
 import bz2
@@ -28,7 +28,7 @@ ZSTD_MODULES = ("compression.zstd", "backports.zstd")
 
 
 class SourceLine(NamedTuple):
-    """What is at a place: the first byte of the line in the decompressed content, and the line without its line break.
+    """A source line: its first byte in the decompressed content, and its text without the line break.
 
     `row` is a Parquet file's. `problem` says why the source could not be looked into. `line` is its number, None where the file
     was cut between shards.
@@ -56,8 +56,8 @@ class SourceLine(NamedTuple):
 
 
 def read(places: Sequence[Place | None]) -> list[SourceLine]:
-    """What is at each place."""
-    found: list[SourceLine] = [SourceLine(None, problem="not known where it comes from")] * len(places)
+    """Read the source line at each place."""
+    source_lines: list[SourceLine] = [SourceLine(None, problem="not known where it comes from")] * len(places)
     by_path: dict[str, list[int]] = {}
     for index, place in enumerate(places):
         if place is not None:
@@ -65,8 +65,8 @@ def read(places: Sequence[Place | None]) -> list[SourceLine]:
     for indexes in by_path.values():
         of_file = [place for index in indexes if (place := places[index]) is not None]
         for index, line in zip(indexes, _of_file(of_file), strict=True):
-            found[index] = line
-    return found
+            source_lines[index] = line
+    return source_lines
 
 
 def _of_file(places: Sequence[Place]) -> list[SourceLine]:
@@ -85,7 +85,7 @@ def _of_file(places: Sequence[Place]) -> list[SourceLine]:
 
 
 def change(file: File) -> str | None:
-    """How a file differs from what was read when its documents were tokenized, or None. Raises NoInput when it is gone."""
+    """Say how a file has changed since its documents were tokenized, or return None. Raises NoInput when it is gone."""
     if len(file) == 1:
         return f"{file['path']}: cannot be read again"
     now = storage.fingerprint(file["path"])
@@ -95,7 +95,7 @@ def change(file: File) -> str | None:
 
 def _lines(places: Sequence[Place], numbers: Sequence[int | None]) -> list[SourceLine]:
     order = sorted(range(len(places)), key=lambda index: places[index].line)
-    found: list[SourceLine] = [SourceLine(number) for number in numbers]
+    source_lines: list[SourceLine] = [SourceLine(number) for number in numbers]
     with storage.open_read(places[0].path) as stored:
         content, can_seek = _decompressed(stored)
         if places[0].kind == "text":
@@ -103,12 +103,12 @@ def _lines(places: Sequence[Place], numbers: Sequence[int | None]) -> list[Sourc
             return [SourceLine(1, 0, text.removeprefix(BYTE_ORDER_MARK))] * len(places)
         lines = _LineReader(content, can_seek)
         for index in order:
-            found[index] = SourceLine(numbers[index], *lines.at(places[index].line, places[index].near))
-    return found
+            source_lines[index] = SourceLine(numbers[index], *lines.at(places[index].line, places[index].near))
+    return source_lines
 
 
 def _decompressed(stored: IO[bytes]) -> tuple[IO[bytes], bool]:
-    """The content, and whether it is the file as it is."""
+    """Open the content of a file. The second value is True if the file is not compressed."""
     start = stored.read(RECOGNISED_BYTES)
     stored.seek(0)
     if start.startswith(b"\x1f\x8b"):
@@ -149,17 +149,17 @@ class _LineReader:
             self._go_to(near)
         while self._last[0].line < line:
             self._read()
-        known, content = self._last
-        has_mark = known.offset == 0 and content.startswith(BYTE_ORDER_MARK)
+        position, content = self._last
+        has_mark = position.offset == 0 and content.startswith(BYTE_ORDER_MARK)
         skipped = len(BYTE_ORDER_MARK) if has_mark else 0
-        return known.offset + skipped, content[skipped:].rstrip(b"\r\n")
+        return position.offset + skipped, content[skipped:].rstrip(b"\r\n")
 
     def _go_to(self, near: Known) -> None:
         if self._can_seek:
             self._file.seek(near.offset)
         else:
-            while (left := near.offset - self._next.offset) > 0:
-                skipped = len(self._file.read(min(left, READ_BYTES)))
+            while (remaining_bytes := near.offset - self._next.offset) > 0:
+                skipped = len(self._file.read(min(remaining_bytes, READ_BYTES)))
                 self._next = self._next._replace(offset=self._next.offset + skipped)
                 if not skipped:
                     raise IoFailure("ends before the line that a document was made of")

@@ -11,8 +11,8 @@
     int64[S]  byte offset of each sequence in the .bin
     int64[D+1] first sequence of each document, from 0 to S
 
-Files are byte for byte those of megatron-core's IndexedDatasetBuilder. The `.idx` is published last, so a dataset without one was
-not finished. `open` is for people and notebooks; `Reader` and `Writer` are what the tools use.
+Files are byte for byte the output of megatron-core's IndexedDatasetBuilder. The `.idx` is published last, so a dataset without
+`.idx` was not finished. `open` is for people and notebooks; `Reader` and `Writer` are what the tools use.
 """
 
 from lt_shared.data.indexed_dataset.layout import DTYPE_CODES as DTYPE_CODES

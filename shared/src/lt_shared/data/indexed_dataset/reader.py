@@ -57,15 +57,15 @@ class Reader:
         self.document_indices = columns[start : start + 8 * document_entries].view(np.int64)
         if thorough:
             self._check_documents(index, sequences)
-        wanted = self._checked_bin_size(index) if thorough else self._bin_size()
+        expected_size = self._checked_bin_size(index) if thorough else self._bin_size()
         if self.remote:
-            _check_size(self.remote.url, self.remote.size_bytes, wanted)
+            _check_size(self.remote.url, self.remote.size_bytes, expected_size)
             # Whoever asks for `remote` uses no more of an array than that.
             self.tokens: npt.NDArray[np.generic] = cast(Any, RemoteTokens(self.remote, self.dtype))
             return
         with storage.open_read(bin_path(prefix)) as file:
             size = os.fstat(file.fileno()).st_size
-            _check_size(bin_path(prefix), size, wanted)
+            _check_size(bin_path(prefix), size, expected_size)
             self.tokens = np.memmap(file, mode="r", dtype=self.dtype) if size else np.zeros(0, self.dtype)
 
     def _check_documents(self, index: str, sequences: int) -> None:
@@ -97,7 +97,7 @@ class Reader:
         return len(self.document_indices) - 1
 
     def document(self, number: int) -> npt.NDArray[np.generic]:
-        """The tokens of one document, all its sequences joined, shape [length]."""
+        """Return the tokens of one document with its sequences joined, shape [length]."""
         first, last = self.document_indices[number : number + 2]
         if first == last:
             return self.tokens[:0]
@@ -105,9 +105,9 @@ class Reader:
         return self.tokens[start : start + int(self.sequence_lengths[first:last].sum())]
 
 
-def _check_size(path: str, size: int, wanted: int) -> None:
-    if size != wanted:
-        raise BadData(f"{path}: {size} bytes, its index says {wanted}", "the file is truncated: write it again")
+def _check_size(path: str, size: int, expected_size: int) -> None:
+    if size != expected_size:
+        raise BadData(f"{path}: {size} bytes, its index says {expected_size}", "the file is truncated: write it again")
 
 
 def hint_for_missing(prefix: str) -> str:

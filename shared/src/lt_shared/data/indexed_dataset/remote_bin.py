@@ -69,7 +69,7 @@ class RemoteBin:
 
 
 class RemoteTokens:
-    """The tokens of a remote `.bin` as an array that reads what is asked for: `tokens[i]`, `tokens[i:j]`, `len(tokens)`."""
+    """The tokens of a remote `.bin` as an array that reads on access: `tokens[i]`, `tokens[i:j]`, `len(tokens)`."""
 
     def __init__(self, remote: RemoteBin, dtype: np.dtype[Any]):
         self._remote = remote

@@ -57,8 +57,8 @@ class IndexedDataset(TokenArrays):
     """
 
     def __init__(self, prefix: str | os.PathLike[str]):
-        self.prefix = os.path.abspath(given) if "://" not in (given := os.fspath(prefix)) else given
-        self._open: Reader | None = Reader(given)
+        self.prefix = os.path.abspath(path) if "://" not in (path := os.fspath(prefix)) else path
+        self._open: Reader | None = Reader(path)
         self.dtype: np.dtype[Any] = self._open.dtype
 
     @property
@@ -88,7 +88,7 @@ class IndexedDataset(TokenArrays):
         return reader.tokens[start : start + int(reader.sequence_lengths[number])].view(np.ndarray)
 
     def close(self) -> None:
-        """Give the memory maps back, as soon as no array of them is left."""
+        """Close the memory maps once no array refers to them."""
         self._open = None
 
     def __enter__(self) -> Self:

@@ -51,7 +51,7 @@ class Writer:
     def __init__(self, prefix: str, dtype: npt.DTypeLike, resume_from: Extent | None = None):
         self.prefix = prefix
         self.dtype = np.dtype(dtype)
-        self._code = next(code for code, known in DTYPE_CODES.items() if np.dtype(known) == self.dtype)
+        self._code = next(code for code, scalar_type in DTYPE_CODES.items() if np.dtype(scalar_type) == self.dtype)
         self._is_resumable = resume_from is not None
         self._checksums: dict[str, FileChecksum] | None = None
         self.extent = resume_from or Extent()

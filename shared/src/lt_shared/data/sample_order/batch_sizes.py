@@ -19,7 +19,7 @@ class RampUp:
 
 @dataclasses.dataclass(frozen=True)
 class PhaseSize:
-    """From sample `begin` of the run on, until the next phase, steps have `size` samples; None for those of the run."""
+    """From sample `begin` of the run on, until the next phase, steps have `size` samples. None is the run's batch size."""
 
     begin: int
     size: int | None
@@ -64,8 +64,8 @@ class BatchSizes:
         end = consumed_samples
         while steps > 0:
             size, alike = self.size_at(end), self._alike(end)
-            taken = steps if alike is None else min(steps, alike)
-            end, steps = end + taken * size, steps - taken
+            steps_alike = steps if alike is None else min(steps, alike)
+            end, steps = end + steps_alike * size, steps - steps_alike
         return end - consumed_samples
 
     def steps_between(self, consumed_samples: int, end: int) -> int:
@@ -80,7 +80,7 @@ class BatchSizes:
 
     def samples_after(self, steps: int) -> int:
         """Samples of the first `steps` steps of the run."""
-        stretch = next(each for each in reversed(_stretches(self)) if each.step <= max(0, steps))
+        stretch = next(candidate for candidate in reversed(_stretches(self)) if candidate.step <= max(0, steps))
         return stretch.begin + (max(0, steps) - stretch.step) * stretch.size
 
     def steps_within(self, samples: int) -> int:
@@ -105,12 +105,12 @@ class BatchSizes:
 @functools.lru_cache(maxsize=16)
 def _stretches(sizes: BatchSizes) -> tuple[_Stretch, ...]:
     """From the beginning of the run: a ramp-up may have a million steps, and the training loop asks at each of its own."""
-    found: list[_Stretch] = []
+    stretches: list[_Stretch] = []
     step = begin = 0
     while True:
         size, alike = sizes.size_at(begin), sizes._alike(begin)
-        if not found or found[-1].size != size:
-            found.append(_Stretch(step, begin, size))
+        if not stretches or stretches[-1].size != size:
+            stretches.append(_Stretch(step, begin, size))
         if alike is None:
-            return tuple(found)
+            return tuple(stretches)
         step, begin = step + alike, begin + alike * size

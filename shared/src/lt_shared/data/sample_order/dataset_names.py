@@ -7,19 +7,19 @@ import re
 from collections.abc import Sequence
 
 LONGEST = 60
-# What separates the pairs of a log line, and what a terminal would obey.
+# Separators of the pairs in a log line, and control characters of terminals.
 _UNFIT = re.compile(r"[^\w./+@-]", re.ASCII)
 
 
 def names(prefixes: Sequence[str]) -> list[str]:
     """A name for each; a prefix that is there twice has a number behind it."""
-    found = _ends(prefixes, 1)
-    seen: dict[str, int] = {}
-    for place, name in enumerate(found):
-        seen[name] = seen.get(name, 0) + 1
-        if seen[name] > 1:
-            found[place] = f"{name}@{seen[name]}"
-    return found
+    dataset_names = _ends(prefixes, 1)
+    count_by_name: dict[str, int] = {}
+    for place, name in enumerate(dataset_names):
+        count_by_name[name] = count_by_name.get(name, 0) + 1
+        if count_by_name[name] > 1:
+            dataset_names[place] = f"{name}@{count_by_name[name]}"
+    return dataset_names
 
 
 def _ends(prefixes: Sequence[str], components: int) -> list[str]:

@@ -1,6 +1,6 @@
-"""What a log says of the data: samples that were left out, phases that begin. lt-train prints it, lt-monitor finds it again.
+"""Log lines about the data: excluded samples and the beginning of phases. lt-train prints them, lt-monitor parses them.
 
-In metrics.jsonl they are notes. The patterns are as those of `lt_shared.contracts.run_log`.
+In metrics.jsonl they are notes. The patterns follow the rules in `lt_shared.contracts.run_log`.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ SKIPPED = re.compile(rb"iteration (?P<step>\d{1,15}): (?P<left_out>\d{1,15}) of 
 
 @dataclasses.dataclass(frozen=True)
 class Skipped:
-    """Of the `samples` of `step` so many were `left_out`: all of them when the step itself was skipped."""
+    """`left_out` of the `samples` samples of `step` were excluded: every sample if the step itself was skipped."""
 
     step: int
     left_out: int

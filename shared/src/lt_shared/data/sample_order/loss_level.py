@@ -1,4 +1,4 @@
-"""Which losses stand out of those before them: of the steps of a run, and of single samples.
+"""Detect losses that stand out from earlier losses, for the steps of a run and for single samples.
 
 The loss of a step is compared with the median of the five before it, and this difference with the same difference of earlier
 steps: a loss that falls steeply differs from the steps before by much each time, and a jump in it is seen all the same. A loss
@@ -20,7 +20,7 @@ MOST_IN_A_ROW = 10
 
 
 class LossLevel:
-    """The level of a run's losses. At most `window` of them count, and none stands out before there are `fewest`."""
+    """The level of a run's losses. At most `window` losses count, and no loss stands out before there are `fewest`."""
 
     def __init__(self, window: int, fewest: int):
         self.fewest = fewest
@@ -62,7 +62,7 @@ class LossLevel:
 
 
 def usual(losses: Iterable[float]) -> tuple[float, float]:
-    """The median of losses, and how far from it one of them must be to stand out. Infinite and 0 where none is finite."""
+    """Return the median loss and the distance from it at which a loss stands out. Infinite and 0 if no loss is finite."""
     finite = [loss for loss in losses if math.isfinite(loss)]
     if not finite:
         return math.inf, 0.0

@@ -34,7 +34,7 @@ class PackedReading:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PackedPart:
-    """As `DatasetPart`. The index depends on how many sequences there are, and not on what is in them."""
+    """As `DatasetPart`. The index depends on the number of sequences, not on their content."""
 
     sequences: Sequences
     reading: PackedReading
@@ -56,8 +56,8 @@ class PackedPart:
     def make(self, directory: Path) -> None:
         sample_index.write_packed(directory, order(self.reading))
 
-    def load(self, found: Mapping[Any, Path]) -> "PackedSamples":
-        (numbers,) = sample_index.load(found[self], sample_index.DOCUMENT_INDEX)
+    def load(self, directory_by_index: Mapping[Any, Path]) -> "PackedSamples":
+        (numbers,) = sample_index.load(directory_by_index[self], sample_index.DOCUMENT_INDEX)
         return PackedSamples(self.sequences, numbers, self.sequence_length)
 
 

@@ -22,7 +22,7 @@ from lt_shared.data.sample_order.sample_index import Reading
 from lt_shared.data.sample_order.samples import BlendedSamples, DatasetSamples, Sequences
 from lt_shared.data.sample_order.stream import Stream, StreamSamples
 
-# Megatron draws a little more from each dataset of a blend than its share, since the blend's rounding is not that of the shares.
+# Megatron draws a little more than a dataset's share, because the blend rounds differently from the shares.
 SURPLUS = 0.005
 
 
@@ -64,15 +64,15 @@ class DatasetPart:
     def make(self, directory: Path) -> None:
         sample_index.write(directory, self.sequences.lengths, self.reading)
 
-    def load(self, found: Mapping[Any, Path]) -> DatasetSamples:
-        return DatasetSamples.load(self.sequences, found[self])
+    def load(self, directory_by_index: Mapping[Any, Path]) -> DatasetSamples:
+        return DatasetSamples.load(self.sequences, directory_by_index[self])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamPart:
     """A stream from which `samples` samples are drawn, from token `begin` on; `end` is as in `StreamSamples`.
 
-    It has no index: its order is found as its shards arrive.
+    A stream has no index, because its order follows as its shards arrive.
     """
 
     stream: Stream
@@ -89,7 +89,7 @@ class StreamPart:
     def indices(self) -> "list[DatasetPart | Blend]":
         return []
 
-    def load(self, found: Mapping[Any, Path]) -> StreamSamples:
+    def load(self, directory_by_index: Mapping[Any, Path]) -> StreamSamples:
         return StreamSamples(self.stream, self.sequence_length, self.samples, self.begin, self.end)
 
 
@@ -116,8 +116,8 @@ class Blend:
     def make(self, directory: Path) -> None:
         sample_index.write_blend(directory, self.weights, self.samples, self.draw)
 
-    def load(self, found: Mapping[Any, Path]) -> BlendedSamples:
-        return BlendedSamples.load([member.load(found) for member in self.members], found[self])
+    def load(self, directory_by_index: Mapping[Any, Path]) -> BlendedSamples:
+        return BlendedSamples.load([member.load(directory_by_index) for member in self.members], directory_by_index[self])
 
 
 def _digest(kind: str, described: dict[str, Any]) -> str:
@@ -130,7 +130,7 @@ def _digest(kind: str, described: dict[str, Any]) -> str:
 class Source:
     """The `share` of a dataset's sequences that belongs to a part, and its weight in the blend.
 
-    Of a packed dataset each sequence is a sample.
+    Each sequence of a packed dataset is one sample.
     """
 
     origin: str
@@ -164,7 +164,7 @@ def part_of(
 
 
 def member(source: Source | StreamSource, samples: int, sequence_length: int, seed: int) -> DatasetPart | PackedPart | StreamPart:
-    """`samples` samples of one dataset or stream."""
+    """Build the part that draws `samples` samples from one dataset or stream."""
     if isinstance(source, StreamSource):
         return StreamPart(source.stream, samples, sequence_length)
     if not source.is_packed:

@@ -4,7 +4,7 @@ Each dataset is one line of tokens: its sequences in an order that is shuffled a
 it that follows the stretches of the phases before, cuts that into samples of its own length, and shuffles these. So no text comes
 back before its epoch is over, whatever the weights and lengths, and what a phase has depends on the seed, the sequences and the
 phases before it alone: a later phase may be decided later. Megatron's indices shuffle all samples of a run together, and would
-need to know its end. A stream whose shards still arrive is such a line, too: of it, samples change places within a window alone.
+need to know its end. A stream whose shards still arrive is such a line, too; its samples change places within a window alone.
 
 The blend of a phase is Megatron's: the dataset that is furthest behind its share comes next. It is not ahead of its share before
 that, and so by one sample at most after it: a stretch has room for two more than the share, and what is left is not read.
@@ -35,7 +35,7 @@ SPARE_SAMPLES = 2
 class Phase:
     """`samples` samples of `sequence_length` + 1 tokens, from datasets in the proportion of `weights`, 0 for those it lacks.
 
-    `global_batch_size`, of which the order does not depend, is None for that of the run.
+    The order does not depend on `global_batch_size`; None is the run's batch size.
     """
 
     samples: int
@@ -64,13 +64,13 @@ class StretchPart:
     def make(self, directory: Path) -> None:
         sample_index.write_stretch(directory, self.sequences.lengths, self.stretch)
 
-    def load(self, found: Mapping[Any, Path]) -> DatasetSamples:
-        return DatasetSamples.load(self.sequences, found[self])
+    def load(self, directory_by_index: Mapping[Any, Path]) -> DatasetSamples:
+        return DatasetSamples.load(self.sequences, directory_by_index[self])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PhasedPart:
-    """A phase after the other: the blend or the one stretch of each, and the numbers of its datasets among all."""
+    """Phases in sequence: the blend or the single stretch of a phase, and the dataset numbers of its members."""
 
     phases: Sequence[tuple[Phase, Any, tuple[int, ...]]]
 
@@ -78,10 +78,10 @@ class PhasedPart:
     def indices(self) -> list[Any]:
         return [index for _, part, _ in self.phases for index in part.indices]
 
-    def load(self, found: Mapping[Any, Path]) -> "PhasedSamples":
+    def load(self, directory_by_index: Mapping[Any, Path]) -> "PhasedSamples":
         sizes = [phase.samples for phase, _, _ in self.phases]
         return PhasedSamples(
-            [part.load(found) for _, part, _ in self.phases],
+            [part.load(directory_by_index) for _, part, _ in self.phases],
             [numbers for _, _, numbers in self.phases],
             np.cumsum([0, *sizes]).tolist(),
         )
@@ -96,7 +96,7 @@ def phased(
     """The training part of a run whose datasets are `sources`; their own weights do not count. Raises BadData."""
     begins = [0] * len(sources)
     sizes = [_tokens(source) if isinstance(source, Source) else 0 for source in sources]
-    found = []
+    phase_parts = []
     for number, phase in enumerate(phases):
         numbers = tuple(index for index, weight in enumerate(phase.weights) if weight)
         weights = np.array([phase.weights[index] for index in numbers], np.float64)
@@ -116,8 +116,8 @@ def phased(
                 stretch = Stretch(source.share.start, source.share.stop, sizes[index], begin, room, length, seed, number)
                 members.append(StretchPart(source.sequences, stretch))
         blend: Any = Blend(members, weights.tolist(), phase.samples, draw) if len(members) > 1 else members[0]
-        found.append((phase, blend, numbers))
-    return PhasedPart(found)
+        phase_parts.append((phase, blend, numbers))
+    return PhasedPart(phase_parts)
 
 
 def _tokens(source: Source) -> int:

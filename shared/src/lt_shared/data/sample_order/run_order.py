@@ -1,8 +1,8 @@
-"""The samples of a run's steps, found again from what the run has written down.
+"""Reconstruct the samples of a run's steps from the data order that the run recorded.
 
 `SAVE/data-order.jsonl` has a line for each attempt of a run, written before its first step: from which step and sample it goes
 on, the arguments that decide the order of the samples under Megatron's names, the datasets with their weights, and the command.
-Where a run was continued with other arguments, each step belongs to the latest attempt that began before it.
+If a run was continued with other arguments, a step belongs to the latest attempt that began before the step.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ class OrderedDataset:
 
     @property
     def shards(self) -> list[str]:
-        """The prefixes of all shards so far; its own where it is no stream."""
+        """The prefixes of a stream's shards so far, or the prefix of a dataset."""
         return [self.prefix] if self.shard_list is None else [shard.prefix for shard in _listed(self.shard_list).shards]
 
 
@@ -54,7 +54,7 @@ class OrderedDataset:
 class AttemptOrder:
     """One attempt: it goes on after `step` steps that took `consumed_samples`, and `samples` were put into an order.
 
-    `phases` are those of the data schedule, `window_tokens` the shuffle windows of streams. `data_cache_path` is where it kept
+    `phases` come from the data schedule; `window_tokens` is the shuffle window of streams. `data_cache_path` is where it kept
     sample indices, `command` the arguments of lt-train.
     """
 
@@ -78,7 +78,7 @@ class AttemptOrder:
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:
-        """Raises ValueError, KeyError and TypeError for what is no such record."""
+        """Build an attempt from its record. Raises ValueError, KeyError or TypeError if the record is malformed."""
         if record["v"] != VERSION:
             raise ValueError(f"version {record['v']}, known is {VERSION}")
         fields = {field.name: record[field.name] for field in dataclasses.fields(cls)}
@@ -100,8 +100,10 @@ class AttemptOrder:
     def batch_sizes(self) -> BatchSizes:
         ramp = None if self.rampup_batch_size is None else RampUp(*self.rampup_batch_size)
         begins = itertools.accumulate((phase.samples for phase in self.phases), initial=0)
-        own = [PhaseSize(begin, phase.global_batch_size) for begin, phase in zip(begins, self.phases, strict=False)]
-        return BatchSizes(self.global_batch_size, ramp, tuple(own) if any(each.size for each in own) else ())
+        phase_sizes = [PhaseSize(begin, phase.global_batch_size) for begin, phase in zip(begins, self.phases, strict=False)]
+        return BatchSizes(
+            self.global_batch_size, ramp, tuple(phase_sizes) if any(phase_size.size for phase_size in phase_sizes) else ()
+        )
 
     def phase_of(self, sample: int) -> int:
         """The number of the phase that a sample of the run is in; 0 without phases."""
@@ -132,18 +134,20 @@ class AttemptOrder:
         part = self._part()
         names = {index: index.name() for index in part.indices}
         caches = [path for path in (self.data_cache_path, run and os.path.join(run, INDEX_CACHE)) if path]
-        with tempfile.TemporaryDirectory(prefix="sample-order-") as made:
-            found = {index: _found(index, name, caches, Path(made)) for index, name in names.items()}
-            samples: Samples = part.load(found)
+        with tempfile.TemporaryDirectory(prefix="sample-order-") as temporary_directory:
+            directory_by_index = {
+                index: _index_directory(index, name, caches, Path(temporary_directory)) for index, name in names.items()
+            }
+            samples: Samples = part.load(directory_by_index)
         return samples
 
     def _stream(self, listed: str) -> Stream:
         """With the shards that there are so far."""
-        found, stream = _listed(listed), Stream(self.seed, self.window_tokens or 1)
-        for number, shard in enumerate(found.shards):
+        shards_so_far, stream = _listed(listed), Stream(self.seed, self.window_tokens or 1)
+        for number, shard in enumerate(shards_so_far.shards):
             sequences = StoredSequences(shard.prefix)
             stream.add(Shard(sequences, self._share(sequences) if number == 0 else range(len(sequences.lengths))))
-        if found.is_finished:
+        if shards_so_far.is_finished:
             stream.finish()
         return stream
 
@@ -180,21 +184,24 @@ def _listed(path: str) -> ShardList:
     return shard_list.parse(storage.read_bytes(path).decode("utf-8", "surrogateescape"), path)
 
 
-def _found(index: Any, name: str, caches: Sequence[str], made: Path) -> Path:
-    """The directory of an index; what is in `made` stays readable through the maps that are open."""
+def _index_directory(index: Any, name: str, caches: Sequence[str], temporary_directory: Path) -> Path:
+    """Return the directory of an index, built in `temporary_directory` if no cache has it.
+
+    Open memory maps stay readable after the temporary directory is deleted.
+    """
     for cache in caches:
         directory = Path(cache, name)
         if directory.is_dir():
             sample_index.check(directory)
             return directory
-    directory = made / name
+    directory = temporary_directory / name
     directory.mkdir()
     index.make(directory)
     return directory
 
 
 def read(run: str | os.PathLike[str]) -> list[AttemptOrder]:
-    """The attempts of a run, in the order in which they began. Raises NoInput when there is no such file, BadData.
+    """Read the attempts of a run in their order. Raises NoInput without a data order, BadData if it is malformed.
 
     A line that was cut off is passed over: its attempt has trained nothing.
     """
@@ -203,26 +210,26 @@ def read(run: str | os.PathLike[str]) -> list[AttemptOrder]:
         raise NoInput(
             f"{path}: no such file", "name the directory that lt-train saved into (--save); older versions did not write it"
         )
-    found = []
+    attempts = []
     for number, line in enumerate(storage.read_bytes(path).splitlines(), 1):
         if line.startswith(b"{") and not line.endswith(b"}"):
             continue
         try:
-            found.append(AttemptOrder.from_record(dict(strict_json.loads(line, has_paths=True))))
+            attempts.append(AttemptOrder.from_record(dict(strict_json.loads(line, has_paths=True))))
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise BadData(f"{path}, line {number}: not the data order of an attempt: {error}") from None
-    if not found:
+    if not attempts:
         raise NoInput(f"{path}: is empty")
-    return found
+    return attempts
 
 
 def of_step(attempts: Sequence[AttemptOrder], step: int) -> AttemptOrder:
     """The latest attempt that began before `step`, which counts from 1. Raises BadData for a step that none has."""
-    found = next((attempt for attempt in reversed(attempts) if attempt.step < step), None)
-    if found is None or step > found.train_iters:
+    latest = next((attempt for attempt in reversed(attempts) if attempt.step < step), None)
+    if latest is None or step > latest.train_iters:
         begin, end = min(attempt.step for attempt in attempts) + 1, max(attempt.train_iters for attempt in attempts)
         raise BadData(f"step {step}: the run has steps {begin} to {end}")
-    return found
+    return latest
 
 
 def samples_of(attempts: Sequence[AttemptOrder], first_step: int, last_step: int) -> range:

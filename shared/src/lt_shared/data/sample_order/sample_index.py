@@ -114,7 +114,7 @@ def _write_order(directory: Path, orders: list[npt.NDArray[np.int64]], reading: 
 class Stretch:
     """`samples` samples from token `begin` on of the endless stream of sequences `first` to before `last`, which have `tokens`.
 
-    `number` is that of the phase that they are for, and decides their order with the seed.
+    `number` is the phase's number. It decides the samples' order, together with the seed.
     """
 
     first: int
@@ -209,7 +209,7 @@ def draw_blend(weights: Any, datasets: Any, numbers: Any) -> None:
 def write_blend(directory: Path, weights: list[float], samples: int, draw: Callable[..., None] = draw_blend) -> None:
     """Write the index that draws `samples` samples from datasets in the proportion of `weights` (summing to 1).
 
-    `draw` is `draw_blend` or what a compiler made of it.
+    `draw` is `draw_blend` or a compiled version.
     """
     datasets, numbers = np.zeros(samples, np.int16), np.zeros(samples, np.int64)
     draw(np.array(weights), datasets, numbers)

@@ -1,7 +1,7 @@
 """The losses of single samples: lines of JSON that lt-train writes while it trains, or computes from a checkpoint.
 
 `SAVE/sample-losses.jsonl` has a line for each step (--log-sample-loss). A step that was trained again after a resume is there
-twice, the later one counts. `lt-train score` prints lines of the same form, of a sample each.
+twice, the later one counts. `lt-train score` prints lines in this form, one per sample.
 """
 
 import json
@@ -32,7 +32,7 @@ def with_those_before(numbers: range) -> range:
 
 def parse(lines: Iterable[bytes], wanted: Container[int], source: str) -> dict[int, float]:
     """The losses of the `wanted` samples by their numbers; infinite where one was no number. Raises BadData, naming `source`."""
-    found: dict[int, float] = {}
+    loss_by_sample: dict[int, float] = {}
     for number, text in enumerate(lines, 1):
         try:
             record = strict_json.loads(text)
@@ -41,10 +41,10 @@ def parse(lines: Iterable[bytes], wanted: Container[int], source: str) -> dict[i
             first = int(record["first_sample"])
             for sample, loss in enumerate(record["losses"], first):
                 if sample in wanted:
-                    found[sample] = math.inf if loss is None else float(loss)
+                    loss_by_sample[sample] = math.inf if loss is None else float(loss)
         except (ValueError, KeyError, TypeError) as error:
             raise BadData(f"{source}, line {number}: not the losses of samples: {error}") from None
-    return found
+    return loss_by_sample
 
 
 def read(run: str | os.PathLike[str], wanted: Container[int]) -> dict[int, float]:

@@ -143,8 +143,8 @@ class DatasetSamples:
         starts[0] = start
         ends = self.sequences.lengths[numbers].astype(np.int64)
         ends[-1] = end
-        found = zip(numbers.tolist(), starts.tolist(), (ends - starts).tolist(), strict=True)
-        return [Span(0, sequence, first, length) for sequence, first, length in found if length]
+        columns = zip(numbers.tolist(), starts.tolist(), (ends - starts).tolist(), strict=True)
+        return [Span(0, sequence, first, length) for sequence, first, length in columns if length]
 
     def _range(self, number: int) -> tuple[Tokens, int, int]:
         """As the arguments of `Sequences.read`."""
@@ -177,5 +177,5 @@ class BlendedSamples:
 
     def spans(self, number: int) -> list[Span]:
         dataset = self.dataset(number)
-        found = self.members[dataset].spans(int(self.dataset_sample_index[number]))
-        return [span._replace(dataset=dataset) for span in found]
+        spans = self.members[dataset].spans(int(self.dataset_sample_index[number]))
+        return [span._replace(dataset=dataset) for span in spans]

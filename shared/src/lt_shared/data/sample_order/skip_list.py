@@ -46,14 +46,14 @@ class SkipList:
             text = storage.read_bytes(path).decode()
         except UnicodeDecodeError:
             raise BadData(f"{path}: not text", f"each line is {_EXPECTED}") from None
-        found = list(_parsed(text, path))
-        if not found:
+        ranges = list(_parsed(text, path))
+        if not ranges:
             raise BadData(f"{path}: no sample to skip in it", f"each line is {_EXPECTED}")
-        return cls.of(found)
+        return cls.of(ranges)
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From numbers and ranges with commas between them. Raises ValueError with what is none."""
+        """Parse numbers and ranges separated by commas. Raises ValueError with the first invalid item."""
         return cls.of(_range(word.strip()) for word in text.split(","))
 
     def __bool__(self) -> bool:
@@ -66,13 +66,13 @@ class SkipList:
         """Those of consecutive `numbers` that are left out."""
         if not self.ranges:
             return []
-        at = bisect.bisect_left(self.ranges, numbers.start, key=lambda each: each[1])
-        found: list[int] = []
+        at = bisect.bisect_left(self.ranges, numbers.start, key=lambda skipped: skipped[1])
+        skipped_numbers: list[int] = []
         while at < len(self.ranges) and self.ranges[at][0] < numbers.stop:
             first, last = self.ranges[at]
-            found.extend(range(max(first, numbers.start), min(last + 1, numbers.stop)))
+            skipped_numbers.extend(range(max(first, numbers.start), min(last + 1, numbers.stop)))
             at += 1
-        return found
+        return skipped_numbers
 
     def count(self, before: int) -> int:
         """How many are left out of the numbers below `before`."""
@@ -80,7 +80,7 @@ class SkipList:
 
     def lines(self) -> list[str]:
         """As in a file."""
-        records = ({"v": VERSION, "kind": "skip", "samples": list(each)} for each in self.ranges)
+        records = ({"v": VERSION, "kind": "skip", "samples": list(skipped)} for skipped in self.ranges)
         return [json.dumps(record, separators=(",", ":")) for record in records]
 
     def __str__(self) -> str:
@@ -93,11 +93,11 @@ def _parsed(text: str, path: str) -> Iterator[tuple[int, int]]:
         if not stripped:
             continue
         try:
-            found = _of_record(strict_json.loads(stripped)) if stripped.startswith("{") else _range(stripped)
+            skipped = _of_record(strict_json.loads(stripped)) if stripped.startswith("{") else _range(stripped)
         except ValueError as error:
             raise BadData(f"{path}, line {number}: {error}", f"each line is {_EXPECTED}") from None
-        if found:
-            yield found
+        if skipped:
+            yield skipped
 
 
 def _of_record(record: dict[str, Any]) -> tuple[int, int] | None:
@@ -109,7 +109,7 @@ def _of_record(record: dict[str, Any]) -> tuple[int, int] | None:
     samples = record.get("samples")
     if record.get("kind") != "skip":
         raise ValueError(f"a line of kind {record.get('kind')!r:.40}")
-    if not isinstance(samples, list) or len(samples) != 2 or any(type(each) is not int for each in samples):
+    if not isinstance(samples, list) or len(samples) != 2 or any(type(bound) is not int for bound in samples):
         raise ValueError(f"samples is {samples!r:.40}, must be the first and the last")
     return _ordered(samples[0], samples[1])
 

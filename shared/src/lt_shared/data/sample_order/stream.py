@@ -10,7 +10,7 @@ before, so a run can start with the first shard, and one that is given the finis
 mixing: samples of different windows never change places. Memory is 16 bytes a sequence and 8 a sample of three windows.
 
 The tokens of the stream do not depend on how they are cut: `Stream` has them, and each phase of a run cuts samples of its own
-length from the token on at which the phase before has ended, `StreamSamples`. Where a phase ends within a window, its samples
+length from the token on at which the phase before has ended, `StreamSamples`. If a phase ends within a window, its samples
 are shuffled without those of the next.
 """
 
@@ -55,7 +55,7 @@ class Visit(NamedTuple):
 class _Layout:
     """`order` int64 [S]: number of the shard and, in the lower bits, of the sequence; `ends` [S]: tokens up to the end of each.
 
-    `drawn` is the state of the random numbers after that, from which the samples are shuffled.
+    `drawn` is the random state after the sequences' shuffle. The samples are shuffled from it.
     """
 
     order: npt.NDArray[np.int64]
@@ -64,7 +64,7 @@ class _Layout:
 
 
 class Windows:
-    """The windows of one epoch, as far as they are known."""
+    """The windows of one epoch whose shards have arrived."""
 
     def __init__(self, window_tokens: int = 1):
         self.window_tokens = window_tokens
@@ -95,17 +95,17 @@ class Windows:
 
     def visit_with(self, token: int) -> Visit | None:
         """The visit that has this token of the stream; None when it is not known yet."""
-        known = self.ends[-1] if self.ends else 0
-        epoch, rest = divmod(token, known) if self.is_finished and known else (0, token)
-        window = bisect.bisect_right(self.ends, rest)
+        epoch_tokens = self.ends[-1] if self.ends else 0
+        epoch, token_of_epoch = divmod(token, epoch_tokens) if self.is_finished and epoch_tokens else (0, token)
+        window = bisect.bisect_right(self.ends, token_of_epoch)
         if window == len(self.ends):
             return None
-        before = epoch * known
+        before = epoch * epoch_tokens
         return Visit(epoch, window, before + (self.ends[window - 1] if window else 0), before + self.ends[window])
 
 
 class _Newest(Generic[Found]):
-    """What is made for visits, as long as it is needed: readers are in several threads."""
+    """Cache the results for the newest visits. Readers in several threads share it."""
 
     def __init__(self, make: Callable[[Visit], Found]):
         self._make = make
@@ -133,39 +133,39 @@ class Stream:
         self.layout = _Newest(self._laid_out)
 
     def add(self, shard: Shard) -> None:
-        """The next shard of the stream is there."""
+        """Append the next shard of the stream."""
         self.shards.append(shard)
         self.windows.add(int(_lengths(shard).sum()))
 
     def finish(self) -> None:
-        """The shard that was added last is the last one."""
+        """Declare the shard that was added last the end of the stream."""
         self.windows.finish()
 
     def pieces(self, token: int, end: int) -> list[tuple[int, npt.NDArray[np.int64], int, int]]:
         """Tokens `token` to before `end` as arguments of `Sequences.read`, each after the number of its shard."""
-        found: list[tuple[int, npt.NDArray[np.int64], int, int]] = []
+        pieces: list[tuple[int, npt.NDArray[np.int64], int, int]] = []
         while token < end:
-            there = self.windows.visit_with(token)
-            assert there is not None
-            found += self._pieces_of(there, token, min(end, there.end))
-            token = there.end
-        return found
+            visit = self.windows.visit_with(token)
+            assert visit is not None
+            pieces += self._pieces_of(visit, token, min(end, visit.end))
+            token = visit.end
+        return pieces
 
     def _pieces_of(self, visit: Visit, token: int, end: int) -> list[tuple[int, npt.NDArray[np.int64], int, int]]:
-        """The same of tokens that are all of one visit."""
+        """As `pieces`, for tokens within one visit."""
         layout = self.layout(visit)
         first, last = np.searchsorted(layout.ends, (token - visit.start, end - visit.start - 1), side="right").tolist()
         packed = layout.order[first : last + 1]
         shards, numbers = packed >> NUMBER_BITS, packed & NUMBER_MASK
         borders = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(packed)]
-        found = []
+        pieces = []
         for begin, stop in itertools.pairwise(borders):
             shard, sequences = int(shards[begin]), numbers[begin:stop]
             start = token - visit.start - (int(layout.ends[first - 1]) if first else 0) if begin == 0 else 0
             length = int(self.shards[shard].sequences.lengths[sequences[-1]])
-            rest = int(layout.ends[last]) - (end - visit.start) if stop == len(packed) else 0
-            found.append((shard, sequences, start, length - rest))
-        return found
+            unread_tokens = int(layout.ends[last]) - (end - visit.start) if stop == len(packed) else 0
+            pieces.append((shard, sequences, start, length - unread_tokens))
+        return pieces
 
     def _laid_out(self, visit: Visit) -> _Layout:
         state = np.random.RandomState([self.seed, visit.epoch, visit.window])
@@ -198,7 +198,7 @@ class StreamSamples:
         return self._samples
 
     def visit(self, number: int) -> Visit | None:
-        """The visit to whose samples sample `number` belongs; None when its shards are not there yet."""
+        """Return the visit that sample `number` belongs to, or None until its shards have arrived."""
         return self.stream.windows.visit_with(self._begin + (number + 1) * self.sequence_length)
 
     def is_ready(self, end: int) -> bool:
@@ -218,15 +218,15 @@ class StreamSamples:
         return 0
 
     def spans(self, number: int) -> list[Span]:
-        found = []
+        spans = []
         for shard, numbers, start, end in self._pieces(number):
             starts = np.zeros(len(numbers), np.int64)
             starts[0] = start
             ends = self.stream.shards[shard].sequences.lengths[numbers].astype(np.int64)
             ends[-1] = end
             for sequence, first, length in zip(numbers.tolist(), starts.tolist(), (ends - starts).tolist(), strict=True):
-                found.append(Span(0, sequence, first, length, shard))
-        return found
+                spans.append(Span(0, sequence, first, length, shard))
+        return spans
 
     def _known(self, number: int) -> Visit:
         visit = self.visit(number)
@@ -245,7 +245,7 @@ class StreamSamples:
         return max(0, (visit.start - self._begin - 1) // self.sequence_length)
 
     def _shuffled(self, visit: Visit) -> npt.NDArray[np.int64]:
-        """The places, in the order of the tokens, of the samples that belong to a visit."""
+        """Return the positions of a visit's samples in the stream, shuffled."""
         end = max(0, (visit.end - self._begin - 1) // self.sequence_length)
         samples = np.arange(self._first_sample(visit), end if self._end is None else min(end, self._end))
         state = np.random.RandomState()

@@ -48,7 +48,7 @@ class Architecture(Sizes):
         return self._parameters(vocab_size or self.vocab_size, self.num_experts or 0)
 
     def active_parameters(self, vocab_size: int | None = None) -> int:
-        """Exact number of parameters used for one token: of the experts only those to which it is routed."""
+        """Exact number of parameters used for one token, counting only the experts that the token is routed to."""
         return self._parameters(vocab_size or self.vocab_size, self.moe_router_topk)
 
     def mtp_parameters(self) -> int:
@@ -83,8 +83,8 @@ class Architecture(Sizes):
     def from_record(cls, record: dict[str, Any]) -> Self:
         if not isinstance(record, dict):
             raise BadConfig(f"architecture is malformed: {type(record).__name__} instead of an object")
-        known = {field.name for field in dataclasses.fields(cls)}
-        unknown = sorted(set(record) - known)
+        field_names = {field.name for field in dataclasses.fields(cls)}
+        unknown = sorted(set(record) - field_names)
         if unknown:
             raise BadConfig(f"architecture has unknown fields: {', '.join(unknown)}", "it was written by a newer version")
         scaling, latent = record.get("rope_scaling"), record.get("latent_attention")

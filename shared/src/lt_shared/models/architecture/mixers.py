@@ -1,4 +1,4 @@
-"""What a layer's mixer consists of, by its kind: a row of `MIXERS` each. `Architecture.mixer` names the kind of a layer."""
+"""Count a mixer's parameters by the kind of mixer (the rows of `MIXERS`). `Architecture.mixer` names a layer's kind."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,9 +8,9 @@ from lt_shared.models.architecture.sizes import ATTENTION, LATENT_ATTENTION, Siz
 
 class Mixer(NamedTuple):
     """`weights` counts those that are multiplied once with each token, `vectors` all other parameters: biases, sinks, norms of
-    parts. `divided` is what tensor-parallel ranks divide among them, in words and by number.
+    parts. `divided` names and counts the units that tensor-parallel ranks divide.
 
-    With `has_scores` it multiplies the queries and the keys of all pairs of tokens. Where not `splits_samples`, a rank needs
+    With `has_scores` it multiplies the queries and the keys of all pairs of tokens. Without `splits_samples`, a rank needs
     whole samples, and there is no context parallelism.
     """
 

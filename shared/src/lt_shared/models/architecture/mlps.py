@@ -1,4 +1,4 @@
-"""What a layer's MLP consists of: a feed-forward layer, or a router, a shared expert and a number of experts."""
+"""Count the parameters of a layer's MLP: a feed-forward layer, or a router, a shared expert and a number of experts."""
 
 from lt_shared.models.architecture.sizes import Sizes
 
@@ -13,7 +13,7 @@ def weights(model: Sizes, layer: int, experts: int) -> int:
 
 
 def biases(model: Sizes, layer: int, experts: int) -> int:
-    """Those of the same."""
+    """Return the number of bias parameters in a layer's MLP."""
     if model.family == "gpt":
         return model.ffn_hidden_size + model.hidden_size
     if not model.add_bias_linear:

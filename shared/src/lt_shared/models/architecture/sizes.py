@@ -20,7 +20,7 @@ NormPlacement = Literal["pre", "post", "both"]
 Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
 CLAMPED_SWIGLU_ALPHA, CLAMPED_SWIGLU_LIMIT = 1.702, 7.0
 ScoreFunction = Literal["softmax", "sigmoid"]
-# Norms of queries and keys: of each head, or of all heads at once (OLMo 2).
+# Norms of queries and keys: per head, or over all heads at once (OLMo 2).
 QkNorm = Literal["head", "all_heads"]
 # Kinds of mixers (`lt_shared.models.architecture.mixers`).
 ATTENTION, LATENT_ATTENTION = "attention", "latent_attention"
@@ -127,7 +127,7 @@ class Sizes:
         if self.family == "llama" and self.rotary_channels % 2:
             raise BadConfig(f"rotary embeddings need an even head size, this one is {self.rotary_channels}")
         if self.add_bias_linear:
-            # They are among those of all linear layers.
+            # `add_bias_linear` includes the biases of queries, keys and values.
             object.__setattr__(self, "add_qkv_bias", False)
         self._check_features()
         self._check_experts()
@@ -175,9 +175,9 @@ class Sizes:
 
     def _check_experts(self) -> None:
         if self.num_experts is None:
-            given = [field for field in _OF_EXPERTS if getattr(self, field)]
-            if given:
-                raise BadConfig(f"{', '.join(given)} for a model without experts", "give num_experts")
+            expert_fields = [field for field in _OF_EXPERTS if getattr(self, field)]
+            if expert_fields:
+                raise BadConfig(f"{', '.join(expert_fields)} for a model without experts", "give num_experts")
             return
         if self.family != "llama":
             raise BadConfig("experts are known in the Llama style only", "use RoPE, RMSNorm, SwiGLU and no biases")
@@ -232,7 +232,7 @@ class Sizes:
 
     @property
     def value_size(self) -> int:
-        """The channels of all heads that attention puts out."""
+        """The channels of attention's output, summed over the heads."""
         return self.num_attention_heads * self.latent_attention.v_head_dim if self.latent_attention else self.query_size
 
     @property
@@ -251,8 +251,8 @@ class Sizes:
 
     def mixer(self, layer: int) -> str:
         """The kind of mixer of a layer. Multi-token prediction layers, from `num_layers` on, have the kind that is named last."""
-        *others, last = self.mixers
-        return next((kind for kind in others if layer in self.mixers[kind]), last)
+        *first_mixers, last = self.mixers
+        return next((kind for kind in first_mixers if layer in self.mixers[kind]), last)
 
     def layer_kind(self, layer: int) -> tuple[str, bool]:
         """Layers with the same mixer, all with experts or all without, have the same tensors."""
@@ -260,7 +260,7 @@ class Sizes:
 
     @property
     def layer_kinds(self) -> dict[tuple[str, bool], int]:
-        """A layer of each kind."""
+        """Return one layer per kind."""
         return {self.layer_kind(layer): layer for layer in range(self.num_layers)}
 
     def window(self, layer: int) -> int | None:

@@ -49,12 +49,12 @@ def check_values(config: Mapping[str, Any], expected: Mapping[str, Any], name: s
 def either(config: Mapping[str, Any], name: str, *fields: str) -> Any:
     """A setting that versions of transformers call by different names. Raises BadConfig where two of them disagree, KeyError for
     the first where none is there."""
-    given = [config[field] for field in fields if config.get(field) is not None]
-    if not given:
+    values = [config[field] for field in fields if config.get(field) is not None]
+    if not values:
         raise KeyError(fields[0])
-    if any(value != given[0] for value in given):
+    if any(value != values[0] for value in values):
         raise BadConfig(f"{name}: {' and '.join(fields)} are one setting, and contradict each other", "remove the wrong one")
-    return given[0]
+    return values[0]
 
 
 def window_frequency(config: Mapping[str, Any], pattern: int) -> int | None:
@@ -62,11 +62,11 @@ def window_frequency(config: Mapping[str, Any], pattern: int) -> int | None:
 
     `pattern` is what the family has where the file does not say it, or where its layers are too few to tell.
     """
-    given = list(config.get("layer_types") or [])
-    usual = [SLIDING if (layer + 1) % pattern else FULL for layer in range(len(given))]
-    if given == usual:
+    layer_types = list(config.get("layer_types") or [])
+    usual = [SLIDING if (layer + 1) % pattern else FULL for layer in range(len(layer_types))]
+    if layer_types == usual:
         return pattern
-    return given.index(FULL) + 1 if FULL in given else None
+    return layer_types.index(FULL) + 1 if FULL in layer_types else None
 
 
 def written(architecture: Architecture) -> dict[str, Any]:
@@ -112,9 +112,9 @@ def read(
     if "rope_scaling" not in family:
         base, scaling = rope_parameters.read(config, name, rotary_base)
     check_values(config, absent, name, kind)
-    found = config.get("hidden_act") or config.get("hidden_activation") or activation
-    if found != activation:
-        raise BadConfig(f"{name}: hidden_act is {found!r}, the {kind} family here has {activation}")
+    hidden_activation = config.get("hidden_act") or config.get("hidden_activation") or activation
+    if hidden_activation != activation:
+        raise BadConfig(f"{name}: hidden_act is {hidden_activation!r}, the {kind} family here has {activation}")
     groups = config.get("num_key_value_heads")
     fields = {
         "num_layers": config["num_hidden_layers"],

@@ -56,9 +56,9 @@ def _read(config: dict[str, Any], name: str, kind: str, **family: Any) -> Archit
             f"{name}: n_shared_experts is {shared!r}, and all published models of the {kind} family have shared experts"
         )
     # Kept or not, it has no say: queries, keys and values have the sizes of their own settings.
-    rest = {field: value for field, value in config.items() if field != "head_dim"}
+    without_head_dim = {field: value for field, value in config.items() if field != "head_dim"}
     return config_fields.read(
-        rest,
+        without_head_dim,
         name,
         kind,
         latent_attention=LatentAttention(

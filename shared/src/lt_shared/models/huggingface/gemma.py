@@ -74,7 +74,7 @@ def _read(
         raise BadConfig(f"{name}: layers with a window, and sliding_window is null", "give its size")
     scalar, head = config["query_pre_attn_scalar"], config["head_dim"]
     return config_fields.read(
-        # Gemma's activation has a name of its own; what the other one says, transformers does not read.
+        # transformers reads Gemma's activation from this field and ignores the usual one.
         config | {"hidden_act": config["hidden_activation"]},
         name,
         kind,
@@ -131,7 +131,7 @@ def _write_multimodal(architecture: Architecture) -> dict[str, Any]:
 
 
 def _language_model(config: dict[str, Any]) -> dict[str, Any]:
-    """The settings of the language model in those of a model that also sees."""
+    """Return the language model's settings from the settings of a vision model."""
     tied = {"tie_word_embeddings": config["tie_word_embeddings"]} if "tie_word_embeddings" in config else {}
     return dict(config["text_config"]) | tied
 

@@ -55,10 +55,10 @@ def _write(architecture: Architecture) -> dict[str, Any]:
 
 
 def _read(config: dict[str, Any], name: str) -> Architecture:
-    given = config | _rope(config, name)
-    window, skip = _windows(given, name)
+    config_with_rope = config | _rope(config, name)
+    window, skip = _windows(config_with_rope, name)
     plain = config_fields.read(
-        given,
+        config_with_rope,
         name,
         "gpt_oss",
         absent=_FIXED,

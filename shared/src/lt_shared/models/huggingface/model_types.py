@@ -43,7 +43,7 @@ _ALL = (
     GLM4_MOE,
     GPT2,
 )
-_TYPES = {each.name: each for each in _ALL}
+_TYPES = {kind.name: kind for kind in _ALL}
 MODEL_TYPES = tuple(_TYPES)
 # Settings that change the model in any type, and are not supported.
 _ABSENT_ANYWHERE = ("per_layer_config", "pruned_heads", "transformers_weights")
@@ -51,13 +51,13 @@ _ABSENT_ANYWHERE = ("per_layer_config", "pruned_heads", "transformers_weights")
 
 def model_type(architecture: Architecture) -> str | None:
     """The `model_type` of transformers that computes this architecture; None when it has none."""
-    found = _type(architecture)
-    return found.name if found else None
+    matching_type = _type(architecture)
+    return matching_type.name if matching_type else None
 
 
 def _type(architecture: Architecture) -> ModelType | None:
     candidates = [_TYPES[architecture.model_type]] if architecture.model_type in _TYPES else _TYPES.values()
-    return next((each for each in candidates if _keeps(each, architecture)), None)
+    return next((candidate for candidate in candidates if _keeps(candidate, architecture)), None)
 
 
 def _keeps(kind: ModelType, architecture: Architecture) -> bool:
@@ -67,7 +67,7 @@ def _keeps(kind: ModelType, architecture: Architecture) -> bool:
 
 
 def _read_back(kind: ModelType, architecture: Architecture) -> Architecture | None:
-    """What the config.json of a type says of the architecture; None where there is none."""
+    """Write the config.json of type `kind` and read it again. None if the type cannot express the architecture."""
     try:
         return kind.read(_config(kind, architecture, "float32"), architecture.name)
     except (BadConfig, KeyError, TypeError, ValueError, ArithmeticError):
@@ -76,14 +76,16 @@ def _read_back(kind: ModelType, architecture: Architecture) -> Architecture | No
 
 def nearest(architecture: Architecture) -> str | None:
     """The type that loses the least, and the fields that it loses; None if no type can hold the model."""
-    own = dataclasses.asdict(_computed(architecture))
+    requested_fields = dataclasses.asdict(_computed(architecture))
     changes = {}
     for kind in _ALL:
         back = _read_back(kind, architecture)
         if back is not None:
             fields = dataclasses.asdict(_computed(back)).items()
             changes[kind.name] = [
-                f"{field} {value!s:.80}, not {own[field]!s:.80}" for field, value in fields if value != own[field]
+                f"{field} {value!s:.80}, not {requested_fields[field]!s:.80}"
+                for field, value in fields
+                if value != requested_fields[field]
             ]
     if not changes:
         return None
@@ -92,7 +94,7 @@ def nearest(architecture: Architecture) -> str | None:
 
 
 def _computed(architecture: Architecture) -> Architecture:
-    """What decides what the model computes."""
+    """Drop the fields that do not change the model's output."""
     same = architecture_without_usual_factor(architecture)
     return dataclasses.replace(same, init_std=0.0, moe_aux_loss_coeff=0.0)
 
@@ -102,11 +104,11 @@ def to_config(architecture: Architecture, dtype: str) -> dict[str, Any]:
 
     Raises BadConfig when transformers has no model type for it.
     """
-    found = _type(architecture)
-    if found is None:
+    matching_type = _type(architecture)
+    if matching_type is None:
         kinds = ", ".join(MODEL_TYPES)
         raise BadConfig(f"{architecture.name}: has no Hugging Face form here, which are {kinds}", nearest(architecture))
-    return _config(found, architecture, dtype)
+    return _config(matching_type, architecture, dtype)
 
 
 def _config(kind: ModelType, architecture: Architecture, dtype: str) -> dict[str, Any]:
@@ -153,15 +155,15 @@ def _check_one_reading(config: dict[str, Any], name: str, kind: ModelType) -> No
 
 
 def _check_layer_types(config: dict[str, Any], architecture: Architecture, kind: ModelType) -> None:
-    """Raises BadConfig where the list of layers says something else than what was read."""
-    given = config.get("layer_types")
-    if not given:
+    """Raise BadConfig if `layer_types` contradicts the layers that were read."""
+    layer_types = config.get("layer_types")
+    if not layer_types:
         return
     read = kind.layer_types(architecture)
-    if list(given) != read:
-        first = next((layer for layer, pair in enumerate(zip(given, read, strict=False)) if pair[0] != pair[1]), len(read))
-        found = given[first] if first < len(given) else "missing"
+    if list(layer_types) != read:
+        first = next((layer for layer, pair in enumerate(zip(layer_types, read, strict=False)) if pair[0] != pair[1]), len(read))
+        actual = layer_types[first] if first < len(layer_types) else "missing"
         raise BadConfig(
-            f"{architecture.name}: layer_types has {sorted(set(map(str, given)))}; layer {first} is {found}, and only models in "
-            f"which it is {read[first] if first < len(read) else 'missing'} are known here"
+            f"{architecture.name}: layer_types has {sorted(set(map(str, layer_types)))}; layer {first} is {actual}, "
+            f"and only models in which it is {read[first] if first < len(read) else 'missing'} are known here"
         )

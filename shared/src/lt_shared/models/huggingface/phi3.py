@@ -39,7 +39,7 @@ def _write(architecture: Architecture) -> dict[str, Any]:
 
 
 def architecture_without_usual_factor(architecture: Architecture) -> Architecture:
-    """The architecture without LongRoPE's factor if that is the ratio of both numbers of positions, which is the default."""
+    """The architecture without LongRoPE's factor if it equals the ratio of both numbers of positions, the default."""
     scaling = architecture.rope_scaling
     if not isinstance(scaling, LongRopeScaling) or scaling.factor is None:
         return architecture
@@ -60,9 +60,12 @@ def _published(scaling: LongRopeScaling) -> dict[str, Any]:
 
 
 def _read(config: dict[str, Any], name: str) -> Architecture:
-    given = {**config, **{field: _renamed(config, field) for field in ("rope_scaling", "rope_parameters") if config.get(field)}}
-    found = config_fields.read(
-        given,
+    renamed_config = {
+        **config,
+        **{field: _renamed(config, field) for field in ("rope_scaling", "rope_parameters") if config.get(field)},
+    }
+    fields = config_fields.read(
+        renamed_config,
         name,
         "phi3",
         absent=_ABSENT,
@@ -70,7 +73,7 @@ def _read(config: dict[str, Any], name: str) -> Architecture:
         sliding_window=config.get("sliding_window"),
         model_type="phi3",
     )
-    return architecture_without_usual_factor(found)
+    return architecture_without_usual_factor(fields)
 
 
 def _renamed(config: dict[str, Any], field: str) -> dict[str, Any]:

@@ -29,23 +29,23 @@ def written(base: float, scaling: AnyScaling | None) -> dict[str, Any]:
 
 def read(config: dict[str, Any], name: str, default_base: float = 10000.0) -> tuple[float, AnyScaling | None]:
     """The rotary base and its scaling. Raises BadConfig where the older and the newer field say different things."""
-    found: list[tuple[float, AnyScaling | None]] = []
+    bases_and_scalings: list[tuple[float, AnyScaling | None]] = []
     for field in ("rope_scaling", "rope_parameters"):
         rope = dict(config.get(field) or {})
         bases = [value for value in (rope.get("rope_theta"), config.get("rope_theta")) if value is not None]
         if len(bases) == 2 and bases[0] != bases[1]:
             raise BadConfig(f"{name}: rope_theta and {field} contradict each other", "remove the wrong one")
         base = (*bases, default_base)[0]
-        if rope or not found:
-            found.append((float(base) if type(base) is int else base, scaling_of(rope, config, name)))
+        if rope or not bases_and_scalings:
+            bases_and_scalings.append((float(base) if type(base) is int else base, scaling_of(rope, config, name)))
     if not config.get("rope_scaling"):
-        return found[-1]
-    if found[0] != found[-1]:
+        return bases_and_scalings[-1]
+    if bases_and_scalings[0] != bases_and_scalings[-1]:
         raise BadConfig(
             f"{name}: rope_scaling and rope_parameters contradict each other",
             "remove the wrong one; transformers 5 computes with rope_scaling",
         )
-    return found[0]
+    return bases_and_scalings[0]
 
 
 def written_by_layer_type(base: float, scaling: AnyScaling | None, local_base: float | None) -> dict[str, Any]:
@@ -72,10 +72,10 @@ def read_by_layer_type(
         )
     base, scaling = read({**config, "rope_parameters": by_type.get(FULL)}, name, default_base)
     sliding = dict(by_type.get(SLIDING) or {})
-    given = [value for value in (sliding.get("rope_theta"), config.get(local_field)) if value is not None]
-    if len(set(given)) > 1:
+    local_bases = [value for value in (sliding.get("rope_theta"), config.get(local_field)) if value is not None]
+    if len(set(local_bases)) > 1:
         raise BadConfig(f"{name}: {local_field} and rope_parameters contradict each other", "remove the wrong one")
-    local = given[0] if given else base if default_local_base is None else default_local_base
+    local = local_bases[0] if local_bases else base if default_local_base is None else default_local_base
     local_scaling = scaling_of(sliding, config, name)
     if (local, local_scaling) == (base, scaling):
         return base, scaling, None
@@ -85,12 +85,12 @@ def read_by_layer_type(
 
 
 def rotary_percent(config: dict[str, Any], name: str, default: float) -> float:
-    """The part of each head that is rotated. Raises BadConfig where the config.json says it twice, and differently."""
+    """Read the rotated part of a head. Raises BadConfig if the config.json holds two different values."""
     places = (config, dict(config.get("rope_scaling") or {}), dict(config.get("rope_parameters") or {}))
-    given = {place["partial_rotary_factor"] for place in places if place.get("partial_rotary_factor") is not None}
-    if len(given) > 1:
-        raise BadConfig(f"{name}: partial_rotary_factor is {' and '.join(map(repr, given))}", "remove the wrong one")
-    return given.pop() if given else default
+    factors = {place["partial_rotary_factor"] for place in places if place.get("partial_rotary_factor") is not None}
+    if len(factors) > 1:
+        raise BadConfig(f"{name}: partial_rotary_factor is {' and '.join(map(repr, factors))}", "remove the wrong one")
+    return factors.pop() if factors else default
 
 
 def scaling_of(rope: dict[str, Any], config: dict[str, Any], name: str) -> AnyScaling | None:
@@ -128,12 +128,13 @@ def scaling_of(rope: dict[str, Any], config: dict[str, Any], name: str) -> AnySc
 
 def _original_positions(rope: dict[str, Any], config: dict[str, Any], name: str) -> Any:
     """Versions of transformers take the one or the other where the number is in the scaling and beside it."""
-    given = [place[ORIGINAL] for place in (rope, config) if place.get(ORIGINAL)]
-    if len(set(given)) > 1:
+    stored_positions = [place[ORIGINAL] for place in (rope, config) if place.get(ORIGINAL)]
+    if len(set(stored_positions)) > 1:
         raise BadConfig(
-            f"{name}: {ORIGINAL} is {given[0]!r} in the rope scaling, and {given[1]!r} beside it", "remove the wrong one"
+            f"{name}: {ORIGINAL} is {stored_positions[0]!r} in the rope scaling, and {stored_positions[1]!r} beside it",
+            "remove the wrong one",
         )
-    return given[0] if given else config["max_position_embeddings"]
+    return stored_positions[0] if stored_positions else config["max_position_embeddings"]
 
 
 def _check_complete(rope: dict[str, Any], required: list[str], name: str) -> None:

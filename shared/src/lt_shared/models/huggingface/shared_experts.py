@@ -63,8 +63,8 @@ def read_sigmoid_router(config: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _prediction_layers(config: dict[str, Any], name: str) -> int:
     fields = ("num_nextn_predict_layers", "num_mtp_layers")
-    given = any(config.get(field) is not None for field in fields)
-    return int(config_fields.either(config, name, *fields)) if given else 0
+    has_fields = any(config.get(field) is not None for field in fields)
+    return int(config_fields.either(config, name, *fields)) if has_fields else 0
 
 
 def read_groups(config: dict[str, Any], score_topk: int) -> dict[str, int | None]:

@@ -1,4 +1,4 @@
-"""Model types that are known and refused: a sentence each, of what they have and what it would need.
+"""Model types that are known and refused, with a sentence about the missing features.
 
 A type that is in neither list is only unknown; of these a reader wants to hear what is missing.
 """

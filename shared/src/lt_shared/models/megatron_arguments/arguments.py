@@ -17,7 +17,7 @@ from lt_shared.models.architecture.sizes import NEWER
 from lt_shared.models.megatron_arguments import known_fields, rope
 
 PREFIX = "lt_"
-# Of transformers' DeepSeek models, whatever that of their other norms is.
+# transformers' DeepSeek models use this epsilon for the latents, whatever epsilon their other norms have.
 LATENT_NORM_EPSILON = 1e-6
 # Fields that a model may lack, and Megatron's argument of the same meaning.
 _FEATURES = {
@@ -75,31 +75,33 @@ def to_arguments(architecture: Architecture) -> dict[str, Any]:
 
 
 def absent_in_megatron(architecture: Architecture) -> list[str]:
-    """What of the model Megatron-LM has no argument for, and would leave out: none of it changes the tensors' names."""
+    """List the features that Megatron-LM has no argument for and would ignore. They do not change the tensors' names."""
     scaling = architecture.rope_scaling
-    found = []
+    absent = []
     if scaling and not rope.is_computable_by_megatron(scaling):
-        found.append(f"its RoPE scaling ({scaling}): Megatron has constants for every RoPE scaling parameter but the factor")
+        absent.append(f"its RoPE scaling ({scaling}): Megatron has constants for every RoPE scaling parameter but the factor")
     if architecture.latent_attention and architecture.norm_epsilon != LATENT_NORM_EPSILON:
-        found.append(f"the epsilon of its latents' norms, {LATENT_NORM_EPSILON}: Megatron takes the model's")
+        absent.append(f"the epsilon of its latents' norms, {LATENT_NORM_EPSILON}: Megatron takes the model's")
     if architecture.rotary_base != int(architecture.rotary_base):
-        found.append(f"its rotary base of {architecture.rotary_base}: Megatron's is a whole number")
-    given = [name for name in _WITHOUT_ARGUMENT if name != "model_type" and getattr(architecture, name) != _DEFAULTS[name]]
-    return [*found, *(f"{name} {getattr(architecture, name)}" for name in given)]
+        absent.append(f"its rotary base of {architecture.rotary_base}: Megatron's is a whole number")
+    changed_fields = [
+        name for name in _WITHOUT_ARGUMENT if name != "model_type" and getattr(architecture, name) != _DEFAULTS[name]
+    ]
+    return [*absent, *(f"{name} {getattr(architecture, name)}" for name in changed_fields)]
 
 
 def _features(architecture: Architecture) -> dict[str, Any]:
-    """The arguments of what the model has and a Llama has not."""
-    given = {name: getattr(architecture, name) for name in (*_FEATURES, *_WITHOUT_ARGUMENT)}
-    found = {_FEATURES.get(name, PREFIX + name): value for name, value in given.items() if value != _DEFAULTS[name]}
-    found.pop("window_size", None)
+    """Return the arguments of the features that Llama lacks."""
+    features = {name: getattr(architecture, name) for name in (*_FEATURES, *_WITHOUT_ARGUMENT)}
+    arguments = {_FEATURES.get(name, PREFIX + name): value for name, value in features.items() if value != _DEFAULTS[name]}
+    arguments.pop("window_size", None)
     if architecture.attention_sinks:
-        found["softmax_type"] = "learnable"
+        arguments["softmax_type"] = "learnable"
     if architecture.activation == "clamped_swiglu":
-        found |= _CLAMPED_SWIGLU
+        arguments |= _CLAMPED_SWIGLU
     elif architecture.activation != "silu":
-        found[f"{PREFIX}activation"] = architecture.activation
-    return found
+        arguments[f"{PREFIX}activation"] = architecture.activation
+    return arguments
 
 
 def _experts(architecture: Architecture) -> dict[str, Any]:
@@ -155,21 +157,21 @@ def from_arguments(arguments: Mapping[str, Any], name: str) -> Architecture:
 
 
 def _read_features(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    features: dict[str, Any] = {}
     for field in (*_FEATURES, *_WITHOUT_ARGUMENT):
         value = arguments.get(_FEATURES.get(field, PREFIX + field))
         if value is not None and (not field.startswith("moe_") or arguments.get("num_experts")):
-            found[field] = value
-    if found.get("moe_router_num_groups") == found.get("moe_router_group_topk") == 1:
-        # One group of all experts is none.
-        found |= {"moe_router_num_groups": None, "moe_router_group_topk": None}
+            features[field] = value
+    if features.get("moe_router_num_groups") == features.get("moe_router_group_topk") == 1:
+        # A single group that holds every expert means no grouping.
+        features |= {"moe_router_num_groups": None, "moe_router_group_topk": None}
     clamped = _is_clamped_swiglu(arguments, name)
     softmax = arguments.get("softmax_type") or "vanilla"
     if softmax not in ("vanilla", "learnable"):
         raise BadConfig(
             f"{name}: softmax_type is {softmax!r}, known here are vanilla and learnable, which has a sink in each head"
         )
-    return found | {
+    return features | {
         "activation": "clamped_swiglu" if clamped else arguments.get(f"{PREFIX}activation", "silu"),
         "attention_sinks": softmax == "learnable",
         "add_bias_linear": bool(arguments.get("add_bias_linear")) and arguments["position_embedding_type"] != "learned_absolute",
@@ -177,13 +179,13 @@ def _read_features(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _is_clamped_swiglu(arguments: Mapping[str, Any], name: str) -> bool:
-    """Whether the activation is gpt-oss's. Raises BadConfig for a part of it, or other numbers."""
-    found = {key: arguments.get(key) for key in _CLAMPED_SWIGLU}
-    if any(found.values()) and found != _CLAMPED_SWIGLU:
-        given = ", ".join(f"{key} {value!r}" for key, value in found.items())
+    """Return whether the activation is gpt-oss's. Raises BadConfig if only some arguments match."""
+    stored_arguments = {key: arguments.get(key) for key in _CLAMPED_SWIGLU}
+    if any(stored_arguments.values()) and stored_arguments != _CLAMPED_SWIGLU:
+        stored_text = ", ".join(f"{key} {value!r}" for key, value in stored_arguments.items())
         expected = ", ".join(f"{key} {value!r}" for key, value in _CLAMPED_SWIGLU.items())
-        raise BadConfig(f"{name}: an activation with {given}, known here is {expected}")
-    return found == _CLAMPED_SWIGLU
+        raise BadConfig(f"{name}: an activation with {stored_text}, known here is {expected}")
+    return stored_arguments == _CLAMPED_SWIGLU
 
 
 def _read_experts(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -202,7 +204,7 @@ def _read_experts(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _first(value: Any) -> Any:
-    """Megatron-LM has lists of one where several kinds of balancing may be combined."""
+    """Unwrap a list of one value: Megatron-LM stores a list because several kinds of balancing may be combined."""
     return value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
 
 

@@ -36,7 +36,7 @@ _LAYERS = "its layers differ in a way that no other format has"
 _SCALES = "it scales activations in a way that no other format has"
 _ABSENT = (None, False, 0, "", ())
 _NO_FACTOR = (*_ABSENT, 1)
-# Fields that change the model, with the values that mean it is off, and what they do otherwise.
+# Fields that change the model: the values that turn the feature off, and the effect of other values.
 _OFF: Mapping[str, tuple[tuple[Any, ...], str]] = {
     **dict.fromkeys(("moe_mlp_glu_interleave_size", "moe_shared_expert_glu_interleave_size"), (_ABSENT, _INTERLEAVED)),
     "moe_router_topk_limited_devices": (_ABSENT, f"{_ROUTER}: it depends on the number of devices of the run"),
@@ -178,16 +178,16 @@ def _function_names(value: Any) -> list[str]:
     """The dotted names of functions and classes in `[MODULE, FUNCTION]`, or in an object of YAML, at any depth."""
     if isinstance(value, Mapping):
         target = [str(value["_target_"])] if "_target_" in value else []
-        return target + [name for each in value.values() if isinstance(each, Mapping | list) for name in _function_names(each)]
-    if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
+        return target + [name for child in value.values() if isinstance(child, Mapping | list) for name in _function_names(child)]
+    if isinstance(value, list | tuple) and all(isinstance(child, str) for child in value):
         return [".".join(value)] if value else []
     if isinstance(value, list | tuple):
-        return [name for each in value for name in _function_names(each)]
+        return [name for child in value for name in _function_names(child)]
     return [str(value)] if value else []
 
 
 def is_known(field: str) -> bool:
-    """Whether it is known what the field does to a model."""
+    """Return whether the field, or its prefix, is in one of the lists."""
     listed = any(field in fields for fields in (READ, _OFF, _HYBRIDS, _SPECS, WITHOUT_EFFECT, TRAINING_ONLY))
     return listed or field.startswith(WITHOUT_EFFECT_PREFIXES)
 

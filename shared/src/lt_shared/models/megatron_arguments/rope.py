@@ -83,11 +83,15 @@ def _other_scaling(architecture: Architecture) -> dict[str, Any]:
     if not isinstance(scaling, YarnScaling):
         return {_OTHER_SCALING: dataclasses.asdict(scaling)} | (_LATENT_WITHOUT_SCALING if latent else {})
     names = _LATENT if latent else _GROUPED
-    found = {argument: getattr(scaling, field) for field, argument in names.items()}
+    scaling_arguments = {argument: getattr(scaling, field) for field, argument in names.items()}
     if latent:
         # A model without these numbers: megatron-core's magnitude, their quotient, is YaRN's own with 1 and 0.
-        found |= {"rope_type": "yarn", "mscale": scaling.mscale or 1.0, "mscale_all_dim": scaling.mscale_all_dim or 0.0}
-    return found | ({} if scaling.attention_factor is None else {_ATTENTION_FACTOR: scaling.attention_factor})
+        scaling_arguments |= {
+            "rope_type": "yarn",
+            "mscale": scaling.mscale or 1.0,
+            "mscale_all_dim": scaling.mscale_all_dim or 0.0,
+        }
+    return scaling_arguments | ({} if scaling.attention_factor is None else {_ATTENTION_FACTOR: scaling.attention_factor})
 
 
 def is_rotary(arguments: Mapping[str, Any], name: str) -> bool:
@@ -117,8 +121,8 @@ def _scaling(arguments: Mapping[str, Any]) -> AnyScaling | None:
     if not arguments.get("use_rope_scaling"):
         return None
     names = (field.name for field in dataclasses.fields(RopeScaling))
-    others = {name: arguments[_LLAMA3_PREFIX + name] for name in names if _LLAMA3_PREFIX + name in arguments}
-    return RopeScaling(arguments.get("rope_scaling_factor", 8.0), **others)
+    llama3_numbers = {name: arguments[_LLAMA3_PREFIX + name] for name in names if _LLAMA3_PREFIX + name in arguments}
+    return RopeScaling(arguments.get("rope_scaling_factor", 8.0), **llama3_numbers)
 
 
 def latent_scaling(arguments: Mapping[str, Any]) -> YarnScaling | None:
@@ -139,8 +143,8 @@ def latent_scaling(arguments: Mapping[str, Any]) -> YarnScaling | None:
     if factor == 1:
         # Plain RoPE.
         return None
-    given = {name: value for name, value in arguments.items() if value is not None}
-    return _yarn({_LATENT["original_max_position_embeddings"]: _ORIGINAL_POSITIONS} | given, _LATENT)
+    set_arguments = {name: value for name, value in arguments.items() if value is not None}
+    return _yarn({_LATENT["original_max_position_embeddings"]: _ORIGINAL_POSITIONS} | set_arguments, _LATENT)
 
 
 def multiplies_plain_scores(arguments: Mapping[str, Any]) -> bool:
@@ -154,5 +158,5 @@ def _has_yarn(arguments: Mapping[str, Any]) -> bool:
 
 
 def _yarn(arguments: Mapping[str, Any], names: Mapping[str, str]) -> YarnScaling:
-    given = {field: arguments[argument] for field, argument in names.items() if arguments.get(argument) is not None}
-    return YarnScaling(**given, attention_factor=arguments.get(_ATTENTION_FACTOR))
+    yarn_fields = {field: arguments[argument] for field, argument in names.items() if arguments.get(argument) is not None}
+    return YarnScaling(**yarn_fields, attention_factor=arguments.get(_ATTENTION_FACTOR))

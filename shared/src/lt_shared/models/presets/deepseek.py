@@ -1,6 +1,6 @@
 """DeepSeek-V2 and V2-Lite, DeepSeek-V3 and Kimi K2: latent attention, shared experts, and YaRN from 4,096 positions.
 
-The counts are those of the published weights without the multi-token prediction layer of V3 (11.6 B more, `mtp_parameters`) and
+The counts match the published weights without the multi-token prediction layer of V3 (11.6 B more, `mtp_parameters`) and
 without the router's balancing biases.
 """
 

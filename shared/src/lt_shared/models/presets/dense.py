@@ -51,7 +51,7 @@ def _qwen(
     name: str, layers: int, hidden: int, ffn: int, heads: int, groups: int, vocab: int, positions: int, epsilon: float = 1e-6
 ) -> Architecture:
     """Qwen2, Qwen2.5 (biases of queries, keys and values) and Qwen3 (norms of queries and keys, heads of 128). The vocabulary is
-    that of config.json, which rounds the tokenizer's up; the models up to 4 B tie their embeddings."""
+    config.json's, which rounds the tokenizer's up; the models up to 4 B tie their embeddings."""
     third = name.startswith("qwen3")
     return dataclasses.replace(
         llama(name, layers, hidden, ffn, heads, groups, vocab, positions),

@@ -192,8 +192,8 @@ def _identity(finding: Finding) -> str:
 
 def _remembered(state: CommandState, active: set[str]) -> set[str]:
     """The findings to keep in mind: those that hold, and earlier ones of the runs' present attempts, which may come again."""
-    known = sorted(state.known, key=lambda identity: state.known[identity])
-    return active | set(known[-10_000:])
+    oldest_first = sorted(state.known, key=lambda identity: state.known[identity])
+    return active | set(oldest_first[-10_000:])
 
 
 def _pending(finding: Finding, channels: Channels) -> Record:
@@ -206,15 +206,15 @@ def _deliver(pending: Sequence[Record], channels: Channels) -> list[Record]:
     problems: dict[str, None] = {}
     remaining = []
     for one in pending:
-        left = [name for name in one["channels"] if getattr(channels, name)]
+        open_channels = [name for name in one["channels"] if getattr(channels, name)]
         # A command that hangs would hang for each of a thousand findings.
-        if "command" in left and channels.command and not any(delivery.KILLED in problem for problem in problems):
+        if "command" in open_channels and channels.command and not any(delivery.KILLED in problem for problem in problems):
             problem = delivery.run_command(channels.command, Finding(**one["finding"]))
             if problem is None:
-                left.remove("command")
+                open_channels.remove("command")
             else:
                 problems[problem] = None
-        remaining.append({**one, "channels": left})
+        remaining.append({**one, "channels": open_channels})
     for_webhook = [one for one in remaining if "webhook" in one["channels"]]
     if for_webhook and channels.webhook:
         problem = delivery.post(channels.webhook, [Finding(**one["finding"]) for one in for_webhook])
@@ -225,7 +225,8 @@ def _deliver(pending: Sequence[Record], channels: Channels) -> list[Record]:
             problems[problem] = None
     for problem in problems:
         warn(problem)
-    left = [one for one in remaining if one["channels"]]
-    if len(left) > MAXIMUM_UNDELIVERED:
-        warn(f"{len(left) - MAXIMUM_UNDELIVERED} findings are given up: more than {MAXIMUM_UNDELIVERED} could not be delivered")
-    return left[:MAXIMUM_UNDELIVERED]
+    undelivered = [one for one in remaining if one["channels"]]
+    excess = len(undelivered) - MAXIMUM_UNDELIVERED
+    if excess > 0:
+        warn(f"{excess} findings are given up: more than {MAXIMUM_UNDELIVERED} could not be delivered")
+    return undelivered[:MAXIMUM_UNDELIVERED]

@@ -181,14 +181,14 @@ def _gpu(state: RunState, record: Record, thresholds: Thresholds) -> Iterator[Fi
 
 
 def _neuron(state: RunState, record: Record, thresholds: Thresholds) -> Iterator[Finding]:
-    where = f"{record['node']}{''.join(f', {key} {record[key]}' for key in ('device', 'core', 'pid') if key in record)}"
+    place = f"{record['node']}{''.join(f', {key} {record[key]}' for key in ('device', 'core', 'pid') if key in record)}"
     counts = {"uncorrected memory errors": record.get("ecc_uncorrected_errors")}
     counts |= {f"{name} errors": count for name, count in record.get("errors", {}).items() if name in ("hardware", "numerical")}
     for name, count in counts.items():
         if type(count) in (int, float) and count:
-            key = f"neuron-errors:{where}:{name}:{count:g}"
+            key = f"neuron-errors:{place}:{name}:{count:g}"
             fields = _chosen(record, "node", "device", "core", "pid")
-            yield Finding("neuron-errors", "critical", state.run, key, f"{where}: {count:g} {name}", fields)
+            yield Finding("neuron-errors", "critical", state.run, key, f"{place}: {count:g} {name}", fields)
 
 
 def _hang(state: RunState, snapshot: Snapshot, thresholds: Thresholds) -> Iterator[Finding]:
@@ -255,11 +255,11 @@ def _may_run(state: RunState, snapshot: Snapshot, maximum_seconds: float) -> boo
 
 def _straggling(state: RunState, snapshot: Snapshot, thresholds: Thresholds) -> Iterator[Finding]:
     lines = int(thresholds.of("straggling", "lines"))
-    known = [step["step_seconds"] for step in state.recent if step.get("step_seconds")]
+    step_durations = [step["step_seconds"] for step in state.recent if step.get("step_seconds")]
     median = state.attempt.median_seconds()
-    if state.is_over or len(known) < min(2 * lines, 100) or median is None:
+    if state.is_over or len(step_durations) < min(2 * lines, 100) or median is None:
         return
-    now = statistics.median(known[-lines:])
+    now = statistics.median(step_durations[-lines:])
     if now > thresholds.of("straggling", "ratio") * median:
         key = f"straggling:{len(state.attempts)}:{state.episode('straggling', state.step_lines, 2 * lines)}"
         message = f"steps take {now:.3g} s, {now / median:.2f} times the median of this attempt ({median:.3g} s)"

@@ -26,21 +26,21 @@ class Investigation:
     """The result for `run`. `attempt` is the attempt of the first steps."""
 
     run: str
-    found: list[Blame]
+    blames: list[Blame]
     origin_of_losses: str
     samples: RunSamples
 
     @property
     def suspects(self) -> list[int]:
-        return sorted({sample for one in self.found for sample in one.suspects})
+        return sorted({sample for one in self.blames for sample in one.suspects})
 
     def rollback(self, skip_list: str | None) -> Rollback:
-        first = self.found[0].steps
+        first = self.blames[0].steps
         attempt, _ = self.samples.of_steps(first)
         return rollback.plan(self.run, attempt, first.first, self.suspects, skip_list or SKIP_LIST)
 
     def lines(self, skip_list: str | None) -> Iterator[str]:
-        return text.lines(self.found, self.rollback(skip_list), self.origin_of_losses, skip_list)
+        return text.lines(self.blames, self.rollback(skip_list), self.origin_of_losses, skip_list)
 
     def to_record(self, skip_list: str | None) -> dict[str, Any]:
         """What --json prints."""
@@ -48,21 +48,21 @@ class Investigation:
             "v": 1,
             "kind": "blame",
             "run": self.run,
-            "found": [one.to_record() for one in self.found],
+            "found": [one.to_record() for one in self.blames],
             "rollback": self.rollback(skip_list).to_record(),
             "skip_list": skip_list,
         }
 
     def write_skip_list(self, path: str) -> None:
         """Raises CannotCreate and IoFailure; and NoInput and BadData for the list that the run itself was given."""
-        attempt, _ = self.samples.of_steps(self.found[0].steps)
+        attempt, _ = self.samples.of_steps(self.blames[0].steps)
         storage.write_bytes(path, rollback.skip_lines(self.suspects, rollback.skipped_by(attempt)).encode())
 
     def write_report(self, path: str) -> None:
         """Raises UsageError for a name that does not end in .html, and as `storage.write_bytes`."""
         if not path.lower().endswith((".html", ".htm")):
             raise UsageError(f"{path}: the report is HTML", "end the name in .html")
-        storage.write_bytes(path, page.build(self.run, self.found, self.rollback(None), self.origin_of_losses).encode())
+        storage.write_bytes(path, page.build(self.run, self.blames, self.rollback(None), self.origin_of_losses).encode())
 
 
 def investigate(run: str, steps: tuple[int, int] | None, losses: str | None, score: bool, shown: int) -> Investigation | None:
@@ -82,10 +82,10 @@ def investigate(run: str, steps: tuple[int, int] | None, losses: str | None, sco
 
 
 def _spikes(run: str) -> list[StepRange]:
-    found = [spike for one in run_loader.join_by_checkpoints(run_loader.read([run])) for spike in spikes.find(one)]
-    for spike in found:
+    jumps = [spike for one in run_loader.join_by_checkpoints(run_loader.read([run])) for spike in spikes.find(one)]
+    for spike in jumps:
         note(f"the loss jumped at {spike}")
-    return found
+    return jumps
 
 
 def _losses(

@@ -238,7 +238,7 @@ def _status(value: Any) -> dict[int, tuple[int, int]]:
     for name, details in list(value.items())[:MAX_GROUPS] if isinstance(value, dict) else ():
         number = _written_number(name)
         if number is not None and isinstance(details, dict):
-            last = [_written_number(details.get(f"last_{each}_collective")) for each in ("enqueued", "completed")]
+            last = [_written_number(details.get(f"last_{state}_collective")) for state in ("enqueued", "completed")]
             numbers_by_group[number] = (-1 if last[0] is None else last[0], -1 if last[1] is None else last[1])
     return numbers_by_group
 
@@ -251,7 +251,7 @@ def _sizes(value: Any) -> Sizes:
 
 
 def _texts(value: Any) -> tuple[str, ...]:
-    return tuple(_text(each) for each in value[:MAX_TENSORS]) if isinstance(value, list | tuple) else ()
+    return tuple(_text(name) for name in value[:MAX_TENSORS]) if isinstance(value, list | tuple) else ()
 
 
 def _text(value: Any) -> str:

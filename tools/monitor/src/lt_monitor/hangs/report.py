@@ -55,17 +55,17 @@ class Report:
     def _finding_lines(self) -> list[str]:
         """The causes, each followed by what else they hold up."""
         lines: list[str] = []
-        told: set[int] = set()
+        reported_ranks: set[int] = set()
         more: list[str] = []
         joined = [finding for finding in self.findings if finding.is_consequence and finding.kind == UNFINISHED]
         for finding in self.findings:
             if finding.is_consequence and finding.kind == UNFINISHED:
                 continue
-            if finding.is_consequence or (finding.suspects and told.issuperset(finding.suspects)):
+            if finding.is_consequence or (finding.suspects and reported_ranks.issuperset(finding.suspects)):
                 more.append(f"  also {in_words(finding)}")
             else:
                 lines.append(in_words(finding))
-                told.update(finding.suspects)
+                reported_ranks.update(finding.suspects)
         if any(finding.is_circular for finding in self.findings):
             lines.append("these ranks wait for each other: they call collectives in different orders, or one stands elsewhere")
         if len(more) > ALSO_SHOWN:

@@ -116,10 +116,10 @@ def _restarts(source: dict[str, str]) -> dict[str, Any]:
 def _placed(source: dict[str, str]) -> list[dict[str, Any]]:
     """The panels from left to right, in rows as high as their highest."""
     placed = []
-    left = top = height = 0
+    x = y = height = 0
     for number, panel in enumerate(PANELS, start=1):
-        if left + panel.width > COLUMNS:
-            left, top, height = 0, top + height, 0
+        if x + panel.width > COLUMNS:
+            x, y, height = 0, y + height, 0
         targets = [
             {"refId": chr(ord("A") + index), "expr": expression, "legendFormat": legend, "datasource": source}
             for index, (expression, legend) in enumerate(panel.targets)
@@ -130,11 +130,11 @@ def _placed(source: dict[str, str]) -> list[dict[str, Any]]:
                 "type": panel.kind,
                 "title": panel.title,
                 "datasource": source,
-                "gridPos": {"h": panel.height, "w": panel.width, "x": left, "y": top},
+                "gridPos": {"h": panel.height, "w": panel.width, "x": x, "y": y},
                 "targets": targets,
                 "fieldConfig": {"defaults": {"unit": panel.unit, "custom": panel.custom}, "overrides": []},
                 "options": panel.options,
             }
         )
-        left, height = left + panel.width, max(height, panel.height)
+        x, height = x + panel.width, max(height, panel.height)
     return placed

@@ -337,9 +337,9 @@ def _nodes(alike: Sequence[Record], faults: Sequence[Record], tails: dict[str, L
     by_task = {
         task: fault["node"] for fault in faults if isinstance(fault.get("node"), str) for task in _tasks(fault.get("tasks"))
     }
-    found = {by_task[fault["task"]] for fault in alike if fault.get("task") in by_task}
+    task_hosts = {by_task[fault["task"]] for fault in alike if fault.get("task") in by_task}
     ranks = {fault["rank"] for fault in alike if type(fault.get("rank")) is int}
-    return found or {host for rank, host in _hosts(alike, tails) if rank in ranks}
+    return task_hosts or {host for rank, host in _hosts(alike, tails) if rank in ranks}
 
 
 def _tasks(text: object) -> Iterator[int]:

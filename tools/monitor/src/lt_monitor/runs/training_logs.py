@@ -95,12 +95,12 @@ def read(paths: Path | Iterable[Path]) -> TrainingLogs:
 
     Raises: NoInput when a log is missing or unreadable, or for a directory without logs; UsageError without any path.
     """
-    given = [os.fspath(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
+    named_paths = [os.fspath(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
     # A file of that name; to the commands it is standard input.
-    found = [os.path.join(os.curdir, path) if path == log_files.STANDARD_INPUT else path for path in given]
-    if not found or "" in found:
-        raise UsageError("no log" if not found else "an empty path", "name a file, a directory or a pattern")
-    return TrainingLogs(log_files.expand(found))
+    expanded_paths = [os.path.join(os.curdir, path) if path == log_files.STANDARD_INPUT else path for path in named_paths]
+    if not expanded_paths or "" in expanded_paths:
+        raise UsageError("no log" if not expanded_paths else "an empty path", "name a file, a directory or a pattern")
+    return TrainingLogs(log_files.expand(expanded_paths))
 
 
 def _datetimes(seconds: np.ndarray) -> np.ndarray:

@@ -78,11 +78,11 @@ class Panel:
         return extent[0] if low is None else low, extent[1] if high is None else high
 
     def check_ranges(self) -> None:
-        """Raises UsageError when no value of the metric is within the ranges that were given."""
-        found = [
+        """Raises UsageError if no value of the metric is within the requested ranges."""
+        drawn_curves = [
             (one.x.at(numbers), values) for one, (numbers, values) in zip(self._drawn, self._curves, strict=True) if len(values)
         ]
-        positions, values = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
+        positions, values = (np.concatenate(arrays) for arrays in zip(*drawn_curves, strict=True))
         is_shown = _is_within(positions, self._options.x_range)
         if not is_shown.any():
             _refuse("--x-range", self._options.x, positions)
@@ -103,8 +103,8 @@ class Panel:
         references = self._draw_references(axis) if self._is_loss else []
         low, high = self._loss_limits(shown, references) if self._is_loss else self._limits(logged)
         if is_first:
-            given = [None if end is None or (end <= 0 and self._options.log_y) else end for end in self._options.y_range]
-            low, high = (own if end is None else end for end, own in zip(given, (low, high), strict=True))
+            requested = [None if end is None or (end <= 0 and self._options.log_y) else end for end in self._options.y_range]
+            low, high = (computed if end is None else end for end, computed in zip(requested, (low, high), strict=True))
         # Before the scale: with limits of its own, a logarithmic axis overflows at the largest numbers.
         axis.set_ylim(low, high if high > low else low + (abs(low) or 1.0))
         if self._options.log_y:
@@ -185,8 +185,8 @@ class Panel:
 
     def _loss_limits(self, shown: Sequence[Series], references: Sequence[float]) -> tuple[float, float]:
         # On a logarithmic axis the beginning is most of the picture.
-        found = settled_limits(shown, *self.x_limits, early_share=0.0 if self._options.log_x else EARLY_SHARE)
-        ends = [*(found or ()), *references]
+        settled = settled_limits(shown, *self.x_limits, early_share=0.0 if self._options.log_x else EARLY_SHARE)
+        ends = [*(settled or ()), *references]
         if self._options.log_y:
             ends = [end for end in ends if end > 0]
             return (min(ends) / 1.05, max(ends) * 1.05) if ends else (1.0, 10.0)

@@ -101,7 +101,7 @@ def slurm(chain: str, time_limit: str | None, container_mounts: str, **options: 
     """Print a script for sbatch, or with --chain dependency one for bash that submits several."""
     from lt_train.render import sbatch
 
-    instance = machines.named(options["instance_type"], options["gpus_per_node"])
+    instance = machines.instance_named(options["instance_type"], options["gpus_per_node"])
     script_options = sbatch.SbatchOptions(time_limit, container_mounts, options["gpus_per_node"])
     click.echo(sbatch.render(_job(options, instance, {}), chain, script_options), nl=False)
 
@@ -150,7 +150,7 @@ def k8s(kind: str, queue: str | None, download: tuple[str, ...], download_to: st
     from lt_train.render import kubernetes
     from lt_train.render.pods import PodOptions
 
-    instance = machines.of_pods(options["instance_type"], options["gpus_per_node"], options["node_selector"])
+    instance = machines.instance_of_pods(options["instance_type"], options["gpus_per_node"], options["node_selector"])
     job = _job(options | {"nodes": (options["nodes"], options["nodes"])}, instance, os.environ)
     pods = PodOptions(
         claim=options["claim"],

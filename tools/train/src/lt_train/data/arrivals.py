@@ -1,12 +1,12 @@
-"""The shards of a run's streams, as they arrive: every rank follows the lists by itself.
+"""Follow the shard lists of a run's streams on every rank.
 
-The order of the samples depends on the lists alone, so the ranks need not agree on how many shards there are; only on whether to
-wait, which the trainer asks them after each step for the next. Lists are looked at when something is missing, at most twice a
-second. The first rank checks each shard as the launcher does the datasets of a run, and that a run which goes on finds the shards
-that it was trained on.
+The order of the samples depends on the lists alone. So the ranks need not agree on the number of shards, only on whether to wait;
+the trainer asks them after each step for the next step. A rank reads a list when a shard is missing, at most twice a second. The
+first rank checks each shard as the launcher checks datasets, and checks that a resumed run finds the shards that it was trained
+on.
 
-On shared storage, one node may see a longer list than another, and a line before the files that it is about: NFS keeps what it
-knows of a directory for up to a minute. A shard of a list that grows is there when its files are.
+On shared storage, one node may see a longer list than another node, and a line before its files: NFS caches a directory for up to
+a minute. A shard of a growing list counts as present when its files exist.
 """
 
 import dataclasses
@@ -37,18 +37,18 @@ from lt_train.data.arrival import Arrival
 from lt_train.process import stream_intake
 
 POLL_SECONDS = 0.5
-# Entries of a blend that are searched at a time for the last of a stream.
+# Blend entries that are searched at once, from the end, for the last sample of a stream.
 LOOKED_BACK = 4096
 
-# Samples of a stream, all of one phase, and how many of them.
+# The samples of a stream in one phase, and their number.
 Drawn = tuple[StreamSamples, int]
 
 
 class Stream:
-    """One stream, followed by this rank: the one that begins with dataset `number` of `data`.
+    """One stream, followed by this rank. It begins with dataset `number` of `data`.
 
-    `run` is the run's local directory, in which lists of pipes lie. `expected` are the shards that the checkpoint to continue
-    from was trained on.
+    `run` is the run's local directory, which holds the lists of pipes. `expected` are the shards that the resumed checkpoint was
+    trained on.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Stream:
         return str(self._shards[0].stream) if self._shards else self.path
 
     def is_ready(self, drawn: Drawn | None) -> bool:
-        """Whether what is drawn from the stream is there."""
+        """Whether all shards of `drawn` are present."""
         if drawn is None:
             return True
         samples, end = drawn
@@ -99,13 +99,13 @@ class Stream:
         try:
             self.poll()
         except ToolError as problem:
-            # What is trained is saved first.
+            # Keep the error, so that the trained steps are saved first.
             self.problem = problem
             return False
         return samples.is_ready(end)
 
     def poll(self) -> None:
-        """Take in what is new in the list. Raises BadData for what does not belong there."""
+        """Read new lines of the list. Raise BadData for a line that does not belong in it."""
         version = _version(self.path)
         if version is None or version == self._seen:
             return
@@ -116,13 +116,13 @@ class Stream:
             if self._is_late(shard):
                 return
             self._add(shard)
-        # The producer may have begun anew, and have fewer shards for a while.
+        # A restarted producer may list fewer shards for a while.
         if shard_names.is_finished:
             self._finish(len(shard_names.shards))
         self._seen = version
 
     def _is_late(self, shard: Dataset) -> bool:
-        """Whether to wait for the files of a shard. When they have not come for long, they are taken for missing."""
+        """Whether to wait for the files of a shard. After a time limit they count as missing."""
         if not self._grows or shard_list.is_visible(shard):
             self.late = None
             return False
@@ -132,13 +132,13 @@ class Stream:
 
     @property
     def awaited(self) -> str:
-        """What is there of it, for people."""
+        """Describe the present shards of the stream, for a message."""
         late = f"; {self.late} is listed, its files are not seen here yet" if self.late else ""
         return f"{self.name} ({len(self._shards)} shards so far{late})"
 
     @property
     def failure(self) -> str | None:
-        """Why no more shards will come, though the stream is not finished."""
+        """Return the reason if no more shards will come though the stream is not finished."""
         if self.problem:
             return str(self.problem)
         if self._broken is None or not self._broken.exists():
@@ -147,7 +147,7 @@ class Stream:
 
     @property
     def record(self) -> dict[str, Any]:
-        """What a checkpoint says of the stream."""
+        """Return the stream's record for a checkpoint."""
         return {"name": self.name, "window_tokens": self.tokens.windows.window_tokens, "shards": list(self._versions)}
 
     def _add(self, shard: Dataset) -> None:
@@ -162,7 +162,7 @@ class Stream:
         self.tokens.add(Shard(sequences, share))
 
     def _check(self, shard: Dataset, number: int) -> None:
-        """Raises as `data_settings.check_datasets`, and BadData when it is another shard than the run was trained on."""
+        """Raise as `data_settings.check_datasets`, and BadData if the run was trained on another shard."""
         data = self._data
         checked = dataclasses.replace(
             data, datasets=(data.datasets[0], shard), validation_datasets=(), test_datasets=(), split=None
@@ -197,7 +197,7 @@ def _only_version(shard: Dataset) -> dict[str, int]:
 
 
 def _version(path: str) -> object:
-    """What changes with the file; None when there is none, or for the moment: a producer may be replacing it."""
+    """Return a value that changes with the file; None if the file is missing, perhaps because a producer is replacing it."""
     if storage.is_remote(path):
         return storage.fingerprint(path, refresh=True) if storage.exists(path) else None
     try:
@@ -208,7 +208,7 @@ def _version(path: str) -> object:
 
 
 class Arrivals:
-    """The streams of a run's training samples, on one rank; without streams everything is there."""
+    """The streams of a run's training samples, on one rank. Without streams, all samples are present."""
 
     def __init__(
         self,
@@ -237,31 +237,31 @@ class Arrivals:
         return [stream for number, stream in unfinished if not stream.is_ready(self._drawn(number, end))]
 
     def _drawn(self, number: int, end: int) -> Drawn | None:
-        """What of a stream is among the run's samples up to before `end`, in the last phase that has some of it."""
+        """Return the samples that the run draws from a stream up to before `end`, in the last phase that uses the stream."""
         return _drawn(self._samples, number, end) if self._samples is not None else None
 
     def of(self, end: int) -> Arrival:
-        """Whether the samples up to before `end` are there, as far as this rank knows."""
+        """Return whether the samples up to before `end` are present, as far as this rank knows."""
         if self.is_ready(end):
             return Arrival.READY
         return Arrival.FAILED if self.failure else Arrival.WAITING
 
     @property
     def failure(self) -> str | None:
-        """Why the producer of a stream that is not finished has ended."""
+        """Return the reason why the producer of an unfinished stream has ended."""
         return next((reason for stream in self._streams.values() if (reason := stream.failure)), None)
 
     @property
     def problem(self) -> ToolError | None:
-        """The error in the list of a stream that grows."""
+        """Return the error in the list of a growing stream."""
         return next((stream.problem for stream in self._streams.values() if stream.problem), None)
 
     def awaited(self, end: int) -> str:
-        """The streams that lack a shard for the samples up to before `end`."""
+        """Describe the streams that lack a shard for the samples up to before `end`."""
         return ", ".join(stream.awaited for stream in self._missing(end))
 
     def new_epochs(self, end: int) -> list[str]:
-        """What to say when the samples up to before `end`, which are there, begin another epoch of a stream."""
+        """Return log lines for streams that begin another epoch before `end`. The samples must be present."""
         messages = []
         for member, stream in self._streams.items():
             drawn = self._drawn(member, end) if stream.is_finished else None
@@ -274,12 +274,12 @@ class Arrivals:
 
     @property
     def record(self) -> list[dict[str, Any]] | None:
-        """Of the first rank, for its checkpoints."""
+        """Return the first rank's records for its checkpoints."""
         return [stream.record for stream in self._streams.values()] or None
 
 
 def _drawn(samples: Samples, number: int, end: int) -> Drawn | None:
-    """What of dataset `number`, a stream, is among `samples` up to before `end`, in their last phase that has some of it."""
+    """Return the samples drawn from dataset `number`, a stream, up to before `end`, in the last phase that uses it."""
     if isinstance(samples, PhasedSamples):
         parts = zip(samples.phases, samples.datasets, samples.begins, samples.begins[1:], strict=False)
         for part, numbers, first, last in reversed([row for row in parts if row[2] < end and number in row[1]]):
@@ -294,7 +294,7 @@ def _drawn(samples: Samples, number: int, end: int) -> Drawn | None:
 
 
 def _drawn_of_blend(samples: BlendedSamples, number: int, end: int) -> int:
-    """How many samples of a member are among those of the blend up to before `end`."""
+    """Count the samples of one dataset among the samples of the blend up to before `end`."""
     last = min(end, len(samples))
     while last > 0:
         first = max(0, last - LOOKED_BACK)
@@ -306,7 +306,7 @@ def _drawn_of_blend(samples: BlendedSamples, number: int, end: int) -> int:
 
 
 def _recorded(checkpointing: Checkpointing, streams: int) -> list[list[dict[str, Any]]]:
-    """The shards that the checkpoint to continue from was trained on, for each of the `streams`; none from the beginning."""
+    """Read the shards that the resumed checkpoint was trained on, for each of the `streams`; none for a new run."""
     if checkpointing.start is None or (checkpointing.finetune and not checkpointing.continues):
         return [[]] * streams
     start = Path(checkpointing.start)

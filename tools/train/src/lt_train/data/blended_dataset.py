@@ -1,7 +1,7 @@
-"""From a run's datasets to training, validation and test samples, with sizes, weights and rounding as in Megatron-LM.
+"""Build training, validation and test samples from a run's datasets, with Megatron-LM's sizes, weights and rounding.
 
-Sample indices are made once for all ranks and later runs: by rank 0, then by the first rank of every node that does not see
-them (a cache on local disks).
+Rank 0 makes the sample indices once for all ranks and later runs. If other nodes do not see them (a cache on local disks), the
+first rank of each node makes them.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from lt_train.data import index_cache, remote_datasets
 from lt_train.data.mock_sequences import MockSequences, RandomSequences
 from lt_train.process import agreement
 
-# Samples times datasets that Python draws in 0.6 s. numba takes 4 s of processor time to import and to compile the loop.
+# Python draws this many samples times datasets in 0.6 s. numba takes 4 s of processor time to import and to compile the loop.
 INTERPRETED_DRAWS = 500_000
 
 Part = DatasetPart | PackedPart | StreamPart | Blend | PhasedPart
@@ -39,7 +39,7 @@ Part = DatasetPart | PackedPart | StreamPart | Blend | PhasedPart
 
 @dataclasses.dataclass(frozen=True)
 class SampleOrder:
-    """What decides the tokens of each sample of a run, and the order of the samples.
+    """The settings that decide the tokens of each sample of a run, and the order of the samples.
 
     `mock` has the sequences of a run on made-up tokens, None for a run with datasets.
     """
@@ -57,9 +57,9 @@ class SampleOrder:
         return cls(config.data, config.batches, config.schedule, config.seed, mock)
 
     def training_samples(self, consumed_samples: int, iteration: int) -> int:
-        """How many samples are put into an order for a run at `iteration` that has consumed so many.
+        """Return how many samples are put into an order for a run at `iteration` that has consumed `consumed_samples`.
 
-        One that was started with another batch size may need more than its steps would have taken at the present one.
+        A run that started with another batch size may need more samples than its steps take at the current batch size.
         """
         batches = self.batches
         remaining_samples = batches.samples_between(consumed_samples, max(0, batches.train_iters - iteration))
@@ -68,9 +68,9 @@ class SampleOrder:
 
 @dataclasses.dataclass(frozen=True)
 class RunSamples:
-    """The samples of a run's parts, None for one without data or evaluations; `validation` by the names of its sets.
+    """The samples of a run's parts, None for a part without data or evaluations. `validation` is keyed by set name.
 
-    A set without a name is called "". `streams` are by the numbers of their datasets.
+    A set without a name is called "". `streams` is keyed by dataset number.
     """
 
     training: Samples | None
@@ -80,7 +80,7 @@ class RunSamples:
 
 
 def cache_directory(data: Data, run: str | None) -> str | None:
-    """Where sample indices are kept: as asked, else in the directory `run` if it is mounted."""
+    """Return the directory of sample indices: as requested, else in the directory `run` if it is mounted."""
     if data.cache_path or run is None or storage.is_remote(run):
         return data.cache_path
     return os.path.join(run, "data-cache")
@@ -99,7 +99,7 @@ def build(order: SampleOrder, cache: str | None, train_samples: int | None = Non
     directory = Path(cache or agreement.from_first_rank(tempfile.mkdtemp(prefix="lt-train-") if _rank() == 0 else None))
     names: list[str] = agreement.from_first_rank([index.name() for index in indices] if _rank() == 0 else None)
     try:
-        # The order of the conditions: rank 0 makes all, the first ranks of other nodes what they do not see then.
+        # Rank 0 makes all indices first. The first ranks of other nodes then make the indices that they do not see.
         for is_turn in (_rank() == 0, _is_first_on_node()):
             if is_turn:
                 for index, name in zip(indices, names, strict=True):
@@ -116,7 +116,7 @@ def build(order: SampleOrder, cache: str | None, train_samples: int | None = Non
 
 
 def changes_order(order: SampleOrder, samples_before: int, samples: int) -> bool:
-    """Whether a run of `samples` samples begins with other ones than a run of `samples_before`, which is otherwise the same.
+    """Whether a run of `samples` samples begins with other samples than the same run of `samples_before`.
 
     Megatron shuffles all epochs of a dataset together, or all but the last one.
     """
@@ -138,7 +138,7 @@ def _streams(order: SampleOrder) -> dict[int, Stream]:
 
 
 def _parts(order: SampleOrder, train_samples: int, streams: Mapping[int, Stream]) -> list[Part | None]:
-    """Training, test, and each validation set; what is read is opened once."""
+    """Build training, test, and each validation set. Each dataset is opened once."""
     data, batches = order.data, order.batches
     evaluated = data.eval_iters * batches.global_batch_size
     sets = data.validation_sets
@@ -168,7 +168,7 @@ def _parts(order: SampleOrder, train_samples: int, streams: Mapping[int, Stream]
 
 
 def _with_streams(sources: Sequence[Source], streams: Mapping[int, Stream]) -> list[Source | StreamSource]:
-    """The training data: of a stream, the first shard stands for all of it."""
+    """Return the training sources. The first shard of a stream represents the whole stream."""
     return [
         StreamSource(streams[number], source.weight) if number in streams else source for number, source in enumerate(sources)
     ]
@@ -179,7 +179,7 @@ def _share(split: str | None, number: int, sequences: int) -> range:
 
 
 def _draw_blend(weights: Any, datasets: Any, numbers: Any) -> None:
-    """Fill [N] `datasets` and `numbers` as `sample_index.draw_blend` does, by machine code if the blend is large."""
+    """Fill [N] `datasets` and `numbers` as `sample_index.draw_blend` does, with compiled code if the blend is large."""
     is_large = len(weights) * len(datasets) > INTERPRETED_DRAWS
     draw = _compiled_blend() if is_large else sample_index.draw_blend
     draw(weights, datasets, numbers)

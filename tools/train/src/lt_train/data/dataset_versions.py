@@ -1,13 +1,12 @@
-"""Which version of each dataset a run has read: what lay at a prefix when a checkpoint was saved.
+"""Record which version of each dataset a run has read, in each checkpoint.
 
-A sample is a position in a dataset. When the files at a prefix were replaced between two attempts, the steps that are left would
-read samples twice or never, in silence. So `run.json` records the sizes of `.bin` and `.idx`, the CRC-32 that lt-preprocess has
-put into the sidecar, and a CRC-32 of samples of both files. What was copied from a URL, or is read from there, is recorded under
-it.
+A sample is a position in a dataset. If the files at a prefix are replaced between two attempts, the remaining steps would
+silently read samples twice or never. So `run.json` records the sizes of `.bin` and `.idx`, the CRC-32 in lt-preprocess's sidecar,
+and a CRC-32 of samples of both files. A dataset on a store is recorded under its URL.
 
-A file of up to `WHOLE_BYTES` is read whole: any change of it is noticed. Of a larger one, `BLOCKS` blocks of `BLOCK_BYTES` are
-read, evenly spread from its first byte to its last: another dataset is noticed, and so is every change that moves the tokens
-behind it, but a few tokens exchanged between two blocks are not. Nothing but content counts: a dataset may be copied and touched.
+A file of up to `WHOLE_BYTES` is read whole, so any change is noticed. From a larger file, `BLOCKS` blocks of `BLOCK_BYTES` are
+read, evenly spread from the first byte to the last. Another dataset is noticed, and so is every change that moves later tokens; a
+few tokens changed between two blocks are not. Only the content counts: a dataset may be copied and touched.
 """
 
 import os
@@ -29,8 +28,9 @@ BLOCK_BYTES = 1 << 14
 
 
 def versions(datasets: Iterable[Dataset]) -> dict[str, Version]:
-    """By `origin`: `bin_bytes`, `idx_bytes`, `bin_samples_crc32`, `idx_samples_crc32` and, as far as recorded, `bin_crc32`,
-    `idx_crc32`. Raises BadData."""
+    """Compute by `origin`: `bin_bytes`, `idx_bytes`, `bin_samples_crc32`, `idx_samples_crc32` and, if recorded, `bin_crc32`,
+    `idx_crc32`. Raise BadData.
+    """
     version_by_dataset = {}
     for prefix in dict.fromkeys(dataset.prefix for dataset in datasets):
         recorded = manifest.recorded_checksums(prefix) or {}
@@ -48,7 +48,7 @@ def versions(datasets: Iterable[Dataset]) -> dict[str, Version]:
 
 
 def _crc32(path: str, size: int) -> int:
-    """The CRC-32 of the blocks of a file or an object."""
+    """Compute the CRC-32 of the sampled blocks of a file or an object."""
     crc32 = 0
     for block in _read(path, _blocks(size)):
         crc32 = zlib.crc32(block, crc32)
@@ -56,7 +56,7 @@ def _crc32(path: str, size: int) -> int:
 
 
 def _blocks(size: int) -> list[tuple[int, int]]:
-    """The first byte and the end of each block that is read of a file of `size` bytes."""
+    """Return the first byte and the end of each sampled block in a file of `size` bytes."""
     if size <= WHOLE_BYTES:
         return [(0, size)] if size else []
     begins = [number * (size - BLOCK_BYTES) // (BLOCKS - 1) for number in range(BLOCKS)]
@@ -71,7 +71,7 @@ def _read(path: str, blocks: Sequence[tuple[int, int]]) -> Iterable[bytes]:
 
 
 def origin(prefix: str) -> str:
-    """The absolute prefix of a dataset, or the URL at which its tokens are."""
+    """Return the absolute prefix of a dataset, or the URL of its tokens."""
     if storage.is_remote(prefix):
         return prefix
     remote = RemoteBin.of(prefix)
@@ -79,7 +79,7 @@ def origin(prefix: str) -> str:
 
 
 def check_unchanged(checkpoint: str, then: Mapping[str, Any], now: Mapping[str, Version]) -> None:
-    """Raises BadData when another dataset lies at a prefix than when `checkpoint` was saved."""
+    """Raise BadData if the dataset at a prefix has changed since `checkpoint` was saved."""
     for prefix, version in now.items():
         before = then.get(prefix, {})
         for name, value in version.items():
@@ -93,7 +93,7 @@ def check_unchanged(checkpoint: str, then: Mapping[str, Any], now: Mapping[str, 
 
 
 def warn_of_others(checkpoint: str, then: Mapping[str, Any], now: Mapping[str, Version]) -> None:
-    """Warn about datasets that lie at no prefix of the checkpoint's, unless one of them has only been moved."""
+    """Warn about datasets at prefixes that the checkpoint does not have, unless a dataset has only moved."""
     absent = [before for prefix, before in then.items() if prefix not in now]
     for prefix in [prefix for prefix in now if prefix not in then]:
         moved = next((before for before in absent if _is_same(before, now[prefix])), None)
@@ -107,5 +107,5 @@ def warn_of_others(checkpoint: str, then: Mapping[str, Any], now: Mapping[str, V
 
 
 def _is_same(before: Any, version: Version) -> bool:
-    """Whether all that both versions say is equal."""
+    """Whether all values that both versions have are equal."""
     return isinstance(before, dict) and all(before.get(name, value) == value for name, value in version.items())

@@ -23,7 +23,7 @@ from lt_shared.console import BadData, CannotCreate, note, warn
 from lt_shared.files import ownership, storage
 from lt_shared.files.local_files import creating, filling, set_mode, writing
 
-# In directories that others may rename; it tells whether somebody has exchanged two of them.
+# This file in a directory that other users may rename shows whether two directories were exchanged.
 NAME = ".name"
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
@@ -48,16 +48,16 @@ def make_once(directory: Path, name: str, make: Callable[[Path], None]) -> Path:
 
 
 def location(directory: Path, name: str) -> Path:
-    """Where `make_once` makes, or has made, `name`.
+    """Return the path at which `make_once` makes `name`.
 
-    Raises CannotCreate when others could have filled both places, or have put a link where `directory` should be.
+    Raises CannotCreate if other users could have filled both places, or have put a link in place of `directory`.
     """
     try:
         ownership.check_link(directory)
     except BadData as error:
         raise CannotCreate(str(error), "choose another directory: --data-cache-path") from None
     except OSError:
-        # It is not there yet.
+        # The directory does not exist yet.
         return directory / name
     target = directory / name
     if _reason_for_distrust(target, name) is not None:
@@ -79,7 +79,7 @@ def _reason_for_distrust(target: Path, name: str) -> str | None:
 
 
 def _can_be_renamed(target: Path) -> bool:
-    """Whether others can exchange what is in the directory, all of which may be this user's."""
+    """Whether other users can exchange entries of the directory, even if this user made all of them."""
     status = target.parent.stat()
     is_sticky = status.st_mode & stat.S_ISVTX
     return status.st_uid not in (0, os.geteuid()) or bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_sticky)
@@ -115,7 +115,7 @@ def _make(target: Path, name: str, make: Callable[[Path], None], alone: bool) ->
 
 
 def _make_readable(directory: Path) -> None:
-    """Let others read what the umask allows, and write nothing, also where the umask lets a group write."""
+    """Let other users read as far as the umask allows, and write nothing, even if the umask lets a group write."""
     for path in directory.rglob("*"):
         path.chmod(path.stat().st_mode & ~(stat.S_IWGRP | stat.S_IWOTH))
     descriptor = os.open(directory, os.O_RDONLY)
@@ -136,7 +136,7 @@ def _publish(staging: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[bool]:
-    """Wait for the lock at `path`; yields whether there is one. One that another user can hold is not waited for."""
+    """Wait for the lock at `path`. Yield whether it is held. Do not wait for a lock that another user can hold."""
     with creating(str(path)):
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)

@@ -24,7 +24,7 @@ from lt_train.data.batch import Batch
 from lt_train.data.micro_batches import MicroBatch
 from lt_train.process import device
 
-# Micro batches that each thread may be ahead of the training step.
+# Micro batches that each thread reads ahead of the training step.
 AHEAD = 4
 # Threads of a run whose data is on a store: they wait most of the time. 64 micro batches ahead hide a second without answers.
 STORE_READERS = 16
@@ -35,7 +35,7 @@ def _always_ready(end: int) -> bool:
 
 
 class Loader:
-    """Makes the micro batches of this rank, of samples that are as long as `batches` says, on the device `where`."""
+    """Makes the micro batches of this rank on `device`. `batches` has the sample length."""
 
     def __init__(self, data: Data, batches: Batches, vocab_size: int, device: torch.device):
         self.data = data
@@ -64,7 +64,7 @@ class Loader:
         return self.batches(samples, planned, True, is_ready)
 
     def evaluating(self, samples: Samples) -> Iterator[Batch]:
-        """This rank's micro batches of `samples` from the first on."""
+        """Yield this rank's micro batches of `samples` from the first on."""
         planned = micro_batches.unskipped(self.batch_sizes.micro_batch_size, *_place(), range(len(samples)))
         return self.batches(samples, planned)
 
@@ -123,15 +123,15 @@ class Loader:
 
 
 def _place() -> tuple[int, int]:
-    """The data-parallel rank, and how many there are."""
+    """Return the data-parallel rank and size."""
     return parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
 
 
 def document_borders(ends: Tensor) -> Tensor:
-    """Where the documents of each sample begin, then where the last one ends, int32 [b, n + 1]; `ends` [b, s] marks last tokens.
+    """Return int32 [b, n + 1]: the first positions of each sample's documents, then the end. `ends` [b, s] marks last tokens.
 
-    A sample with fewer than n repeats its end, and padding is a part of the last document. From tokens that are still on the
-    host: kernels are started for n documents, a power of two, and nobody waits for the GPU to count them.
+    A sample with fewer than n documents repeats its end. Padding belongs to the last document. `ends` is still on the host:
+    kernels are started for n documents, a power of two, without waiting for the GPU to count them.
     """
     length = ends.shape[1]
     begins = [sample.nonzero().flatten() + 1 for sample in ends]
@@ -144,7 +144,7 @@ def document_borders(ends: Tensor) -> Tensor:
 
 
 def positions_in_documents(ends: Tensor) -> Tensor:
-    """Each token's position in its document, or in the part of it that the sample has; int64 like `ends` [b, s]."""
+    """Return each token's position in the part of its document that the sample has; int64 like `ends` [b, s]."""
     positions = torch.arange(ends.shape[1], device=ends.device).expand(ends.shape)
     begins = torch.zeros_like(positions)
     begins[:, 1:] = torch.where(ends[:, :-1], positions[:, 1:], 0)

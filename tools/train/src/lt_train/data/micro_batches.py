@@ -1,9 +1,9 @@
-"""Which samples each micro batch of a rank has, and how much it counts.
+"""Choose the samples of each micro batch of a rank, and their weights.
 
-A skipped sample counts nothing. In its row stands a sample of the same global batch that is kept, so that what is skipped
-reaches neither the router of experts nor the scale of an fp8 tensor, and no infinity in it makes a NaN of the masked loss. The
-mean of the step's micro batches, over all ranks, is the mean over its kept samples: a micro batch weighs as many of the kept
-samples as it has. A step of which none is kept has no micro batches.
+A skipped sample counts nothing. A sample of the same global batch that is not skipped takes its row, so that skipped data reaches
+neither the expert router nor an fp8 scale, and an infinity in it makes no NaN in the masked loss. A micro batch weighs as many of
+the step's kept samples as it has. So the mean over the step's micro batches, on all ranks, is the mean over its kept samples. A
+step without kept samples has no micro batches.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from lt_train.config.settings.skipping import Skipping
 
 @dataclasses.dataclass(frozen=True)
 class MicroBatch:
-    """`numbers` are the samples of its rows, `kept` whether each counts: all where it is None."""
+    """`numbers` are the samples of the rows. `kept` says for each row whether it counts; None if all rows count."""
 
     numbers: Sequence[int]
     kept: Sequence[bool] | None = None
@@ -25,7 +25,7 @@ class MicroBatch:
 def of_rank(
     batches: Batches, skipping: Skipping, rank: int, ranks: int, samples: int, first_sample: int, first_step: int
 ) -> Iterator[MicroBatch]:
-    """Those of one of the data-parallel `ranks` from `first_sample` on, with which `first_step` begins, of a run of `samples`."""
+    """Yield the micro batches of data-parallel rank `rank` from `first_sample` on, with which `first_step` begins."""
     size = batches.micro_batch_size
     if not skipping:
         yield from unskipped(size, rank, ranks, range(first_sample, samples))
@@ -42,7 +42,7 @@ def of_rank(
 
 
 def unskipped(size: int, rank: int, ranks: int, numbers: range) -> Iterator[MicroBatch]:
-    """Of `size` samples each."""
+    """Yield micro batches of `size` samples."""
     for start in range(numbers.start + rank * size, numbers.stop - size + 1, size * ranks):
         yield MicroBatch(range(start, start + size))
 

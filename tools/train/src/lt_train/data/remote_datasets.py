@@ -32,7 +32,7 @@ from lt_train.data.index_cache import make_once
 
 CONNECTIONS = 16
 RANGE_BYTES = 32 << 20
-# A stream reads one window, looks back to the one before, and reads ahead in the one after.
+# A stream reads one window, the window before it, and ahead in the next window.
 WINDOWS = 3
 GIB = 1 << 30
 
@@ -53,7 +53,7 @@ def fetch(data: Data, vocab_size: int) -> Data:
 
 
 def _cache_gib(data: Data) -> float:
-    """As asked, but no more than the disk has; by default half of that. What is too much in the cache is deleted."""
+    """Return the requested cache size, at most the free disk space; the default is half of the free space. Delete any excess."""
     directory = Path(str(data.object_cache_path))
     used = BlockCache(directory, 1 << 62).count()
     available_gib = (shutil.disk_usage(directory).free + used) / GIB
@@ -65,7 +65,7 @@ def _cache_gib(data: Data) -> float:
 
 
 def local_copy(dataset: Dataset, cache: Path) -> Dataset:
-    """The dataset itself, or of one on a store its index, sidecar and RemoteBin, which are copied when they are not there."""
+    """Return `dataset`, or for a remote dataset its local index, sidecar and RemoteBin. Copy them if they are missing."""
     if not storage.is_remote(dataset.prefix):
         return dataset
     files = {path: storage.fingerprint(path, refresh=True) for path in _files(dataset.prefix)}
@@ -93,7 +93,7 @@ def _copy(files: dict[str, dict[str, str | int]], directory: Path) -> None:
 
 
 def opened(data: Data, prefix: str, is_shard: bool = False) -> StoredSequences:
-    """The sequences of a dataset of the run, or of a shard of one of its streams, at a local prefix."""
+    """Open the sequences of a dataset of the run, or of a shard of a stream, at a local prefix."""
     remote = RemoteBin.of(prefix)
     if remote is None or data.object_cache_path is None or data.object_cache_gib is None:
         return StoredSequences(prefix)
@@ -103,7 +103,7 @@ def opened(data: Data, prefix: str, is_shard: bool = False) -> StoredSequences:
 
 
 def cached_bytes(data: Data) -> Mapping[str, int]:
-    """How many bytes the cache has room for, from the beginning of each remote dataset on: the smallest ones are kept whole."""
+    """Return how many bytes the cache keeps from the start of each remote dataset. The smallest datasets are kept whole."""
     room = int((data.object_cache_gib or 0) * GIB)
     room -= _stream_bytes(data) if _keeps_streams(data) else 0
     bytes_by_dataset = {}
@@ -115,7 +115,7 @@ def cached_bytes(data: Data) -> Mapping[str, int]:
 
 
 def _keeps_streams(data: Data) -> bool:
-    """Whether the cache has room for the windows of the streams: each of their blocks is then read once an epoch."""
+    """Whether the cache has room for the windows of the streams, so that each block is read once an epoch."""
     return 0 < _stream_bytes(data) <= int((data.object_cache_gib or 0) * GIB)
 
 
@@ -135,7 +135,7 @@ def _stream_bytes(data: Data) -> int:
 
 
 def copy_file(path: str, target: Path) -> None:
-    """Copy an object to the new local file `target`, durably. Raises IoFailure when it is shorter than the store said."""
+    """Copy an object durably to the new local file `target`. Raise IoFailure if it is shorter than the store said."""
     size = storage.size_bytes(path)
     file = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
 
@@ -147,7 +147,7 @@ def copy_file(path: str, target: Path) -> None:
         return len(content)
 
     try:
-        # A full disk is noticed now and not after hours.
+        # Allocate the file first, so that a full disk is noticed now and not after hours.
         if size:
             os.posix_fallocate(file, 0, size)
         if size > RANGE_BYTES:

@@ -19,14 +19,14 @@ from collections.abc import Iterator
 
 
 def leave_out(*packages: str) -> None:
-    """Let packages that are not used count as absent."""
+    """Let unused packages count as absent."""
     for package in packages:
         sys.modules.setdefault(package, None)  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager
 def absent(*packages: str) -> Iterator[None]:
-    """Within, packages that nobody has imported yet count as absent."""
+    """Within the context, packages that are not imported yet count as absent."""
     hidden = [package for package in packages if package not in sys.modules]
     leave_out(*hidden)
     try:
@@ -38,7 +38,7 @@ def absent(*packages: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Within, nothing is looked for that only circles keep; and what is there afterwards never is, as modules stay."""
+    """Within the context, run no garbage collection, and exempt all objects from it afterwards, because modules stay."""
     gc.disable()
     try:
         yield

@@ -1,4 +1,4 @@
-"""The pipes of a launcher whose data are streams: what they bring is handed on to the ranks, as long as these run."""
+"""Forward the lines of the launcher's pipes to the ranks while the ranks run."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ from lt_train.process.private_directory import private_directory
 
 @contextlib.contextmanager
 def forward_pipes(streams: Streaming | None, checkpointing: Checkpointing, is_first: bool) -> Iterator[None]:
-    """Ranks find the lists in the run's directory, which the first node fills, or without one in a directory of this node."""
+    """Write each pipe's list to the run's directory on the first node, or without a run directory to a directory of this node."""
     places = [place for place in streams.lists if place and place.startswith(streaming.PIPE)] if streams else []
     if not places:
         yield

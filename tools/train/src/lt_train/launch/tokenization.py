@@ -23,16 +23,16 @@ NICENESS = "10"
 
 
 def is_text(word: str) -> bool:
-    """Whether a word of DATA names a file of documents, by its ending: no dataset's prefix has one."""
+    """Whether a word of DATA names a text file, by its ending. No dataset prefix has such an ending."""
     for ending in COMPRESSIONS:
         word = word.removesuffix(ending)
     return word.endswith(ENDINGS) and not word.startswith("@") and not os.path.lexists(f"{word}.idx")
 
 
 def datasets_of_text(words: tuple[str, ...], options: dict[str, Any], dry_run: bool) -> tuple[str, ...]:
-    """`words` as they are, or when they name text the one word under which its stream is opened.
+    """Return `words` unchanged, or if they name text, the one word that opens its token stream.
 
-    Raises UsageError for text where nothing can be tokenized, Unavailable without lt-preprocess.
+    Raises UsageError for text if nothing can be tokenized, Unavailable without lt-preprocess.
     """
     text = [word for word in words if is_text(word)]
     if not text:

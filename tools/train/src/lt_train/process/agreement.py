@@ -1,7 +1,7 @@
-"""Small questions on which all ranks must give the same answer, or some would wait for others for ever.
+"""Exchange small values between all ranks, because ranks that decide differently would wait for each other for ever.
 
-Numbers are reduced as tensors. What is not a number goes through the key-value store as JSON: torch's collectives of objects
-unpickle what another rank, or whoever pretends to be one, has sent.
+Integers are reduced as tensors. Other values go through the key-value store as JSON: torch's object collectives unpickle bytes
+from other ranks, or from whoever pretends to be a rank.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from torch.distributed import distributed_c10d
 from lt_train.process.device import CUDA
 from lt_train.process.reading import Reading
 
-# Numbered from the beginning in each process group: processes that make one anew may have asked different numbers before.
+# Numbers restart in each process group, because its processes may have exchanged different numbers of values before.
 _questions: WeakKeyDictionary[Any, Iterator[int]] = WeakKeyDictionary()
 
 
@@ -25,7 +25,7 @@ def _next_question() -> int:
 
 
 def from_first_rank(value: Any) -> Any:
-    """What rank 0 passes, as JSON has it, on every rank. All ranks call it, in the same order of calls of this module."""
+    """Return rank 0's `value`, converted through JSON, on every rank. All ranks call it, in the same order of calls."""
     if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
         return value
     store, key = distributed_c10d._get_default_store(), f"lt-train/answer/{_next_question()}"
@@ -35,7 +35,7 @@ def from_first_rank(value: Any) -> Any:
 
 
 def gather_objects(value: Any) -> list[Any]:
-    """What each rank passes, by rank, on every rank. Rank 0 collects it, so that the store serves each rank only a few values."""
+    """Return the values of all ranks, in rank order, on every rank. Rank 0 collects them, which spares the store."""
     ranks = torch.distributed.get_world_size()
     store, key = distributed_c10d._get_default_store(), f"lt-train/answers/{_next_question()}"
     store.set(f"{key}/{torch.distributed.get_rank()}", json.dumps(value))
@@ -47,13 +47,13 @@ def gather_objects(value: Any) -> list[Any]:
 
 
 def gather_after_collective(value: Any, device: torch.device) -> list[Any]:
-    """As `gather_objects`, after a collective: when a rank has died that fails, while the store would go on waiting for it."""
+    """Run `gather_objects` after a collective, which fails if a rank has died; the store alone would wait for that rank."""
     reduce_maximum(0, device)
     return gather_objects(value)
 
 
 def first_problem(problem: str | None, device: torch.device) -> str | None:
-    """The problem of the first rank that has one. All ranks call it."""
+    """Return the problem of the first rank that has one. All ranks call it."""
     if not reduce_maximum(problem is not None, device):
         return None
     problem_of_ranks: str | None = next(filter(None, gather_objects(problem)), None)
@@ -61,12 +61,12 @@ def first_problem(problem: str | None, device: torch.device) -> str | None:
 
 
 def reduce_maximum(value: int, device: torch.device) -> int:
-    """The largest of the ranks' values, the same on all. Every rank must call it, in the same order of collectives."""
+    """Return the maximum of the ranks' values on all ranks. Every rank must call it, in the same order of collectives."""
     return start_maximum([value], device)()[0]
 
 
 def start_maximum(values: Sequence[int], device: torch.device) -> Callable[[], list[int]]:
-    """The same for several values at a time, without waiting: the function returned gives the answer."""
+    """Start `reduce_maximum` of several values without waiting. The returned function waits for the results."""
     if torch.distributed.get_world_size() == 1:
         return lambda: list(values)
     local_values = torch.tensor(values, dtype=torch.int64, pin_memory=device.type == CUDA)

@@ -18,9 +18,9 @@ from torch.distributed.distributed_c10d import _get_default_store
 from lt_train.process import failure_report
 
 POLL_SECONDS = 1.0
-# Longer than a rank waits for the one that its error may come from.
+# Longer than a rank waits for the report of the rank that caused its error.
 GRACE_SECONDS = failure_report.ECHO_SECONDS + 4.0
-# How long the last answer of a busy store is waited for.
+# Time limit for the last answer of a busy store.
 ANSWER_SECONDS = 30.0
 
 
@@ -56,7 +56,7 @@ class FailureWatch:
                     return
             code = int(store.get(failure_report.CODE))
         except (RuntimeError, OSError):
-            # The store goes with rank 0, whose end its launcher sees.
+            # The store ends with rank 0, and rank 0's launcher notices the end.
             return
         if not self._stop.wait(GRACE_SECONDS):
             os._exit(code)

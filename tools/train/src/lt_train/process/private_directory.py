@@ -1,6 +1,6 @@
-"""A directory for the files that processes of one run pass to each other on a node.
+"""Make a directory for files that processes of one run pass to each other on a node.
 
-Whoever made it may be killed. It is locked as long as its maker lives, and the next one to be made deletes those that are not.
+Its maker may be killed. The maker holds a lock while it lives, and the next maker deletes unlocked directories.
 """
 
 import contextlib
@@ -14,17 +14,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PREFIX = "lt-train-ranks-"
-# One that was made just now may be locked in a moment.
+# A directory younger than this may not be locked yet.
 YOUNG_SECONDS = 60.0
 
 
 @contextlib.contextmanager
 def private_directory() -> Iterator[Path]:
-    """Its path, below the system's temporary directory; at the end it is deleted."""
+    """Yield a directory below the system's temporary directory. Delete it at the end."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         _delete_if_abandoned(path)
     with tempfile.TemporaryDirectory(prefix=PREFIX) as name, _opened(name) as descriptor:
-        # Where there are no locks, none of them is deleted.
+        # On a filesystem without locks, no directory is deleted.
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield Path(name)

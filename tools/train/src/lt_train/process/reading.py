@@ -1,7 +1,7 @@
-"""Numbers that the host reads from the device while the device continues.
+"""Read numbers from the device while the device continues.
 
-A plain read waits for everything that was launched before it. The host would then come to launch the next step when the device
-has nothing left to do: 2 to 4 ms of a step. Asked for before the optimizer is launched, loss and norm are there while it runs.
+A plain read waits for all work that was launched before it. The host would then launch the next step when the device is idle: 2
+to 4 ms of a step. If the read is requested before the optimizer is launched, loss and norm arrive while the optimizer runs.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from lt_train.process.device import CPU, CUDA
 
 
 class Reading:
-    """The numbers of `tensor` after what has been launched so far; on a CPU it must stay as it is."""
+    """The values of `tensor` after the work launched so far. A CPU tensor must not change until they are read."""
 
     def __init__(self, tensor: Tensor):
         self._values = tensor
@@ -25,7 +25,7 @@ class Reading:
             self._copied.record()
 
     def values(self) -> list[Any]:
-        """The numbers of a tensor of one dimension. Raises Echo when they were made of collectives that were aborted."""
+        """Wait for the values of a one-dimensional tensor. Raise Echo if an aborted collective made them."""
         if self._copied:
             self._copied.synchronize()
         interruption.check()

@@ -1,11 +1,11 @@
-"""All ranks meet, or those that do not come are named.
+"""Let all ranks meet, and name the ranks that do not come.
 
-The process group's own time limit must be longer than the watchdog's, and would be that of a rank which never comes, too: an hour
-by default. So the ranks first meet in the key-value store, within the time limit of a step.
+The process group's time limit must be longer than the watchdog's: an hour by default. A rank that never comes would take as long.
+So the ranks first meet in the key-value store, within the time limit of a step.
 
-The store has no authentication: whoever reaches it can end the run, and torch unpickles some of what the ranks tell each other.
-So it listens on loopback when all ranks are on one machine, and otherwise on the address of MASTER_ADDR alone, if that is one of
-this machine's. torch's own store listens on all interfaces.
+The store has no authentication: anyone who reaches it can end the run, and torch unpickles some of the ranks' messages. So it
+listens on loopback if all ranks are on one machine, and otherwise on the address of MASTER_ADDR alone, if the address belongs to
+this machine. torch's store listens on all interfaces.
 """
 
 import contextlib
@@ -27,21 +27,21 @@ from lt_train.megatron import distributed_c10d
 from lt_train.process import device, watchdog
 from lt_train.process.rank_environment import LOOPBACK, RankEnvironment, shown
 
-# What the communication libraries wait beyond the watchdog.
+# Communication libraries time out this much later than the watchdog.
 LATER_SECONDS = 60.0
-# Ranks import torch and megatron-core at speeds of their own.
+# Ranks import torch and megatron-core at different speeds.
 LEAST_SECONDS = 120.0
 KEY = "lt-train/joined"
 POLL_SECONDS = 0.5
 
 
 def join(rank_env: RankEnvironment, local_device: torch.device, timeout_seconds: float) -> None:
-    """Make the process group of all ranks. Raises Unavailable in rank 0 when others do not come; those that came end silently."""
+    """Make the process group of all ranks. Raise Unavailable in rank 0 if ranks are missing; the other ranks end silently."""
     device.communicate_on_loopback(rank_env)
     joining = datetime.timedelta(seconds=max(timeout_seconds, LEAST_SECONDS))
     store = open_own_store(rank_env, joining)
     meet(store, rank_env, joining)
-    # Longer than the watchdog's, which knows more.
+    # Longer than the watchdog's limit, because the watchdog reports more.
     timeout = datetime.timedelta(seconds=watchdog.SLOW * timeout_seconds + LATER_SECONDS)
     store.set_timeout(timeout)
     torch.distributed.init_process_group(
@@ -55,9 +55,9 @@ def join(rank_env: RankEnvironment, local_device: torch.device, timeout_seconds:
 
 
 def open_own_store(rank_env: RankEnvironment, timeout: datetime.timedelta) -> Any:
-    """The store of this attempt, in which this rank is for the first time. Raises as `open_store`, and Unavailable.
+    """Open the store of this attempt and register this rank. Raise as `open_store`, and Unavailable.
 
-    A rank that was started again by itself, as in a pod, may be back before rank 0 of the attempt before has ended.
+    A rank that restarts alone, as in a pod, may be back before rank 0 of the previous attempt has ended.
     """
     deadline = time.monotonic() + timeout.total_seconds()
     while (store := open_store(rank_env, timeout)).add(f"{KEY}/starts/{rank_env.rank}", 1) > 1:
@@ -69,9 +69,9 @@ def open_own_store(rank_env: RankEnvironment, timeout: datetime.timedelta) -> An
 
 
 def open_store(rank_env: RankEnvironment, timeout: datetime.timedelta) -> Any:
-    """The key-value store of all ranks, which rank 0 serves; torchrun serves one of its own.
+    """Open the key-value store of all ranks. Rank 0 serves it, or torchrun.
 
-    Raises DistNetworkError, also when the port is taken.
+    Raises DistNetworkError, also if the port is taken.
     """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
         return next(rendezvous("env://", timeout=timeout))[0]
@@ -80,12 +80,12 @@ def open_store(rank_env: RankEnvironment, timeout: datetime.timedelta) -> Any:
     serving: dict[str, Any] = {"is_master": rank_env.rank == 0}
     if rank_env.rank == 0 and (listener := _listener(host, rank_env.master_port)):
         serving["master_listen_fd"] = listener.detach()
-    # `meet` waits for the others, and names those that do not come.
+    # `meet` waits for the other ranks and names the missing ones.
     return TCPStore(host, rank_env.master_port, rank_env.world_size, timeout=timeout, wait_for_workers=False, **serving)
 
 
 def _listener(host: str, port: int) -> socket.socket | None:
-    """A socket bound to the address that `host` has on this machine; None, with a warning, where that is not what others see."""
+    """Bind a socket to this machine's address for `host`. None, with a warning, if other machines see another address."""
     for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
         if ipaddress.ip_address(address[0]).is_loopback and host != LOOPBACK:
             continue
@@ -105,10 +105,10 @@ def _listener(host: str, port: int) -> socket.socket | None:
 
 @contextlib.contextmanager
 def connecting_when_used() -> Iterator[None]:
-    """Process groups made within are connected when they first send something.
+    """Within the context, new process groups connect at their first message.
 
-    A process group that has a device has others connected when they are made. megatron-core makes 20, of which a run uses a few,
-    and each takes 0.38 GiB of an H200's memory.
+    If a process group has a device, torch connects its subgroups at once. megatron-core makes 20 groups, of which a run uses a
+    few, and each connected group takes 0.38 GiB of an H200's memory.
     """
     everyone = torch.distributed.group.WORLD
     assert everyone is not None
@@ -121,7 +121,7 @@ def connecting_when_used() -> Iterator[None]:
 
 @contextlib.contextmanager
 def sharing_gloo_devices() -> Iterator[None]:
-    """Gloo process groups made within have the event loop of the group of all ranks, if that is a gloo group."""
+    """Within the context, new gloo process groups share the event loop of the default group if that is a gloo group."""
     everyone = torch.distributed.group.WORLD
     assert everyone is not None
     if torch.distributed.get_backend(everyone) != device.BACKENDS[device.CPU]:
@@ -133,7 +133,7 @@ def sharing_gloo_devices() -> Iterator[None]:
 
 
 def meet(store: Any, rank_env: RankEnvironment, joining: datetime.timedelta) -> None:
-    """Wait until all ranks have called this. Raises as `join`."""
+    """Wait until all ranks have called this function. Raise as `join`."""
     store.set(f"{KEY}/{rank_env.rank}", "")
     if store.add(KEY, 1) == rank_env.world_size:
         store.set(f"{KEY}/all", "")

@@ -1,7 +1,7 @@
-"""The files of a run's directory under names that everybody knows: logs, metrics, the lock.
+"""Open the files of a run's directory that have fixed names: logs, metrics, the lock.
 
-Another user may have made the directory, or may write to it, and put a link there under such a name: it is not followed, nor is
-one with a second name, which could be anywhere.
+Another user may have made the directory, or may write to it, and may put a link under such a name. Links are not followed, and
+files with a second hard link, which could be anywhere, are refused.
 """
 
 import errno
@@ -15,9 +15,9 @@ from typing import Any, Self
 
 from lt_shared.console import CannotCreate, IoFailure
 
-# What a write says that had no room on the disk, in the quota, or below the limit of a file.
+# Errors of a write that exceeds the disk, the quota, or the file size limit.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# torch's archives do not say what stopped them.
+# torch's archive writer does not pass on the errno, and may say only that a position is wrong.
 FULL_WORDS = ("No space left on device", "Disk quota exceeded", "File too large", "unexpected pos ", "PytorchStreamWriter failed")
 
 
@@ -31,10 +31,10 @@ def is_full(error: BaseException | None) -> bool:
 
 
 class AppendedLines:
-    """A text file that every attempt of a run adds lines to. A context.
+    """A context with a text file to which every attempt of a run appends lines.
 
-    What an attempt has left of a line, when it was killed or the disk was full, stays a line of its own: the next one begins on a
-    new line. `lost` counts the lines for which there was no room since the last one that was written.
+    If an attempt was killed or the disk was full, an incomplete line remains; the next attempt begins on a new line. `lost`
+    counts the lines that found no room since the last written line.
     """
 
     def __init__(self, path: Path):
@@ -51,13 +51,14 @@ class AppendedLines:
         try:
             os.close(self._descriptor)
         except OSError as problem:
-            # Some filesystems find out only here that the disk is full.
+            # Some filesystems report a full disk only on close.
             if problem.errno not in FULL:
                 raise
 
     def write(self, lines: str) -> bool:
-        """Add what ends with a line break. False when the disk is full: whoever reads passes over what is there of it. Raises
-        IoFailure."""
+        """Append `lines`, which end with a line break. Return False if the disk is full: readers skip the incomplete line. Raise
+        IoFailure.
+        """
         content = b"\n" * self._is_torn + lines.encode(errors="surrogateescape")
         written = 0
         try:
@@ -73,12 +74,12 @@ class AppendedLines:
         return True
 
     def sync(self) -> None:
-        """On return all is on the disk."""
+        """Sync the file to the disk."""
         os.fsync(self._descriptor)
 
 
 def descriptor(path: Path, flags: int) -> int:
-    """An open file descriptor of a file that is made when there is none. Raises CannotCreate."""
+    """Open a file, create it if needed, and return the descriptor. Raise CannotCreate."""
     return _opened(path, flags | os.O_CREAT)
 
 
@@ -98,19 +99,19 @@ def _opened(path: Path, flags: int) -> int:
 
 
 def renewed(path: Path) -> io.TextIOWrapper:
-    """A new text file, instead of one that an attempt before has left. Raises OSError."""
+    """Open a new text file in place of an earlier attempt's file. Raise OSError."""
     path.unlink(missing_ok=True)
     return path.open("x")
 
 
 def content(path: Path) -> bytes:
-    """All of a file. Raises FileNotFoundError and CannotCreate."""
+    """Read a whole file. Raise FileNotFoundError and CannotCreate."""
     with os.fdopen(_opened(path, os.O_RDONLY), "rb") as file:
         return file.read()
 
 
 def record(line: str | bytes) -> dict[str, Any]:
-    """The JSON object in a line; empty for what is none, such as a line that was cut off."""
+    """Parse the JSON object in a line. Return an empty dict for other lines, such as an incomplete line."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
@@ -119,11 +120,11 @@ def record(line: str | bytes) -> dict[str, Any]:
 
 
 def abandoned(run: Path) -> list[Path]:
-    """What killed attempts have left of checkpoints, unless an attempt is under way."""
+    """List the partial checkpoints of killed attempts, unless an attempt is running."""
     return [*run.glob(".iter_*.partial*"), *run.glob(".iter_*.deleted")]
 
 
 def delete_abandoned(run: Path) -> None:
-    """Delete that; for the holder of the lock."""
+    """Delete the partial checkpoints of killed attempts. The caller holds the lock."""
     for directory in abandoned(run):
         shutil.rmtree(directory, ignore_errors=True)

@@ -20,13 +20,13 @@ from lt_shared.data.sample_order import shard_list
 from lt_shared.files import storage
 
 STANDARD_INPUT = "-"
-# Of the launcher, for its ranks: where the files of its pipes are which are not in the run's directory.
+# The launcher sets this for its ranks: the directory of its pipes' files that are not in the run's directory.
 DIRECTORY_VARIABLE = "LT_STREAMS_DIRECTORY"
 READ_BYTES = 1 << 16
 
 
 class Intake:
-    """A pipe; `lines` are what it has, from the first on, those that were looked at included."""
+    """A pipe. `lines` has all lines from the first on, including lines that were only inspected."""
 
     def __init__(self, name: str, lines: Iterator[str]):
         self.name = name
@@ -34,7 +34,7 @@ class Intake:
         self._seen: list[str] = []
 
     def first_line(self) -> str:
-        """Waits for it; empty when the pipe has none."""
+        """Wait for the first line; empty if the pipe has none."""
         while not self._seen or not self._seen[-1].strip():
             line = next(self._lines, None)
             if line is None:
@@ -47,7 +47,7 @@ class Intake:
         yield from self._lines
 
     def hand_on(self, target: Path, broken: Path) -> None:
-        """From now on whole lines go to `target`; `broken` appears, with a reason in it, if the pipe ends before the stream."""
+        """Write whole lines to `target` from now on. If the pipe ends before the stream, write the reason to `broken`."""
         target.parent.mkdir(parents=True, exist_ok=True)
         storage.write_bytes(target, "".join(self._seen).encode("utf-8", "surrogateescape"))
         threading.Thread(target=self._copy, args=(target, broken), name="stream-intake", daemon=True).start()
@@ -64,12 +64,12 @@ class Intake:
             storage.write_bytes(broken, reason.encode())
 
     def discard(self) -> None:
-        """Read to its end for nothing: another node hands the same on."""
+        """Read the pipe to its end and drop the lines, because another node writes the same lines."""
         threading.Thread(target=lambda: [None for _ in self._lines], name="stream-intake", daemon=True).start()
 
 
 def _reason_for_end(name: str, text: str) -> str:
-    """Why the stream goes on no more, empty when it is finished."""
+    """Return why the stream ended early; empty if it is finished."""
     try:
         shards = shard_list.parse(text, name)
     except ToolError as error:
@@ -83,7 +83,7 @@ _opened: dict[str, Intake] = {}
 
 
 def opened(word: str) -> Intake:
-    """The intake of `-` or of a named pipe, the same at each call. Raises UsageError in a rank, which no pipe reaches."""
+    """Return the intake of `-` or of a named pipe, the same at each call. Raise UsageError in a rank: no pipe reaches it."""
     if word not in _opened:
         if word == STANDARD_INPUT:
             lines = manifest.standard_input(_lines_of(sys.stdin.fileno()) if _has_descriptor(sys.stdin) else sys.stdin)
@@ -94,18 +94,18 @@ def opened(word: str) -> Intake:
 
 
 def open_output(name: str, descriptor: int) -> str:
-    """Take what a program of this process prints for a pipe; returns the word under which it is `opened`."""
+    """Take the output of a child program as a pipe. Return the word under which it is `opened`."""
     _opened[name] = Intake(name, _lines_of(descriptor))
     return name
 
 
 def streams() -> list[Intake]:
-    """Those of the pipes that were opened which have streams, in the order of the command line."""
+    """Return the opened pipes that carry streams, in command line order."""
     return [intake for intake in _opened.values() if shard_list.begins(intake.first_line())]
 
 
 def is_pipe(word: str) -> bool:
-    """`-`, or the name of a pipe, as the shell makes one of <(command)."""
+    """Whether `word` is `-`, or names a pipe, such as the shell makes for <(command)."""
     if word == STANDARD_INPUT or word in _opened:
         return True
     try:
@@ -123,7 +123,7 @@ def _has_descriptor(file: io.TextIOBase | object) -> bool:
 
 
 def _lines_of(descriptor: int) -> Iterator[str]:
-    """Lines with their ends; the last one may have none."""
+    """Yield lines with their line breaks. The last line may have none."""
     remainder = b""
     while content := os.read(descriptor, READ_BYTES):
         *lines, remainder = (remainder + content).split(b"\n")

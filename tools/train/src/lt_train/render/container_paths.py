@@ -1,7 +1,7 @@
-"""What a job in a container reads and writes must be outside of it: when the job ends the container is gone, with all its files.
+"""Refuse jobs that read or write inside their container, because the container and its files are deleted when the job ends.
 
-A run that saves inside starts from step 0 whenever its job is started again. The same check serves pyxis's mounts and the volume
-of pods; `preflight.save_checks` has the one that each start makes.
+A run that saves inside its container starts from step 0 at every restart of the job. The check serves pyxis's mounts and the
+volume of pods; `preflight.save_checks` repeats it whenever a run starts.
 """
 
 import itertools
@@ -16,7 +16,7 @@ OPTIONS = ("save", "save_local", "tensorboard_dir", "load", "data_cache_path")
 
 
 def check(job: Job, directories: Sequence[str], mounted: str) -> None:
-    """Raises UsageError for a path that is not below one of `directories`; `mounted` says which they are."""
+    """Raise UsageError if a path of the job is not below one of `directories`, which the message calls `mounted`."""
     for name in OPTIONS:
         if job.options[name]:
             check_path(f"--{name.replace('_', '-')}", str(job.options[name]), directories, mounted)
@@ -29,7 +29,7 @@ def check(job: Job, directories: Sequence[str], mounted: str) -> None:
 
 
 def check_path(what: str, path: str, directories: Sequence[str], mounted: str) -> None:
-    """As `check`, for one path."""
+    """Raise UsageError if `path` is not below one of `directories`. The message calls the path `what`."""
     if not storage.is_remote(path) and not any(is_below(path, directory) for directory in directories):
         named = " or ".join(directory for directory in directories)
         raise UsageError(f"{what} {path} is not on {mounted}", f"name a path below {named}, or a URL")

@@ -1,8 +1,8 @@
-"""A job that runs on as many nodes as there are: which numbers of nodes its batch and its layout divide among.
+"""Find the numbers of nodes on which an elastic job can run, because the batch and the layout divide among the ranks.
 
-More or fewer nodes are more or fewer data-parallel ranks. The global batch, the order of the samples and the schedule of the
-learning rate stay as they are, because all three are counted in samples; only the rounding of sums changes. So the global batch
-has to be given, and a number of nodes among whose ranks it does not divide is left out: the job leaves a node idle then.
+The number of nodes changes the data-parallel size. The global batch, the order of the samples and the learning rate schedule do
+not change, because these are counted in samples; only the rounding of sums changes. So --global-batch-size is required. If
+the batch does not divide among the available nodes, the job uses fewer nodes and the others stay idle.
 """
 
 import re
@@ -18,7 +18,7 @@ RANGE = re.compile(r"(\d{1,9})-(\d{1,9})")
 
 
 class NodeRange(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2
-    """`4`, or `1-4` for any number of nodes between; the value is the least and the most."""
+    """Parse `4`, or `1-4` for any number of nodes in this range, into the least and the largest number."""
 
     name = "nodes"
 
@@ -34,24 +34,25 @@ class NodeRange(click.ParamType):  # type: ignore[type-arg]  # generic since cli
 
 
 def usable_counts(least: int, most: int, options: Mapping[str, Any], check: Callable[[int], None] | None) -> tuple[int, ...]:
-    """The numbers of nodes from `least` to `most` on which the run works, as `check` says; None is a machine not known here.
+    """Return the numbers of nodes from `least` to `most` for which `check` raises no error. None accepts every number.
 
-    Raises UsageError without a global batch size, BadConfig when no number works.
+    `check` is None if the number of GPUs per node is unknown. Raises UsageError without a global batch size, BadConfig if no
+    number works.
     """
     if not options["global_batch_size"]:
         raise UsageError(
             f"--nodes {least}-{most} without --global-batch-size: the batch would change with the number of nodes",
             "add --global-batch-size",
         )
-    found, problem = [], None
+    counts, problem = [], None
     for count in range(least, most + 1):
         try:
             if check is not None:
                 check(count)
-            found.append(count)
+            counts.append(count)
         except ToolError as error:
             problem = problem or error
-    if not found:
+    if not counts:
         assert problem is not None
         raise BadConfig(f"--nodes {least}-{most}: no number of nodes works; on {least}: {problem}", problem.hint)
-    return tuple(found)
+    return tuple(counts)

@@ -1,8 +1,8 @@
-"""What a job file is made of: the stages, the machines, and lt-train's own command line, checked before anything queues.
+"""Collect and check the contents of a job file: the stages, the machines, and lt-train's command line.
 
-The arguments of lt-train stand in the job file as they were given, each quoted, and after them what `--config` and the
-environment (LT_TRAIN_SEQ_LENGTH) say here, since the nodes may have neither. All are parsed here as well, so that a misspelt
-option or a layout that does not divide is an error now and not after hours in a queue.
+The job file has the arguments of lt-train, quoted, followed by the options from `--config` and from environment variables
+(LT_TRAIN_SEQ_LENGTH), because the nodes may have neither. All options are parsed here, so that a misspelt option or a layout that
+does not divide is an error now and not after hours in a queue.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from lt_train.render import elastic, stage_check
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-# What a shell expands only where it stands unquoted.
+# A shell expands ~ only in an unquoted word, and a job file quotes every word.
 HOME = re.compile(r"(--[a-z0-9-]+=|@)?~")
 # Environment variables that the widely used scripts around Megatron-LM read, and the options that they stand for here.
 SIZES = {
@@ -42,20 +42,20 @@ BATCHES = {
     "TENSOR_PARALLEL": "--tensor-model-parallel-size",
     "PIPELINE_PARALLEL": "--pipeline-model-parallel-size",
 }
-# They stand for a layout of the user's own, whatever else is asked for.
+# If one of them is set, the job uses --parallel manual, because the user chose the layout.
 LAYOUT = ("TENSOR_PARALLEL", "PIPELINE_PARALLEL")
 OWN_LAYOUT = ("--parallel", "manual")
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """`train` are the words of lt-train, without data when `preprocess` makes it; `options` are those words parsed, and
-    `data_paths` the manifests and datasets among them.
+    """A checked job. `train` holds the arguments of lt-train, without DATA if `preprocess` makes it.
 
-    `preprocess` and `convert` are words of lt-preprocess and lt-convert, None for no such stage. `save` is the run's directory or
-    URL. `accelerators` is the number of ranks on a node, None when lt-train is to find out. `manifests` is the directory for
-    manifests of a run whose SAVE is a URL, None for the working directory. `node_counts` are the numbers of nodes that an elastic
-    job may run on, up to `nodes`; none where the number is fixed.
+    `options` are the parsed arguments, `data_paths` the manifests and datasets among them. `preprocess` and `convert` are the
+    arguments of lt-preprocess and lt-convert, None without the stage. `save` is the run's directory or URL. `accelerators` is the
+    number of ranks per node, None if lt-train determines it when it starts. `manifests` is the directory for manifests if SAVE is
+    a URL, None for the working directory. `node_counts` are the numbers of nodes that an elastic job may run on, up to `nodes`;
+    empty if the number is fixed.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Job:
         return self.instance.environment() if self.instance else {}
 
     def beside(self, name: str) -> str:
-        """A file of the job: in SAVE, or in `manifests` when that is a URL."""
+        """Return the path of a file of the job: in SAVE, or in `manifests` if SAVE is a URL."""
         if not storage.is_remote(self.save):
             return f"{self.save}/{name}"
         return f"{self.manifests}/lt-{self.name}-{name}" if self.manifests else f"lt-{self.name}-{name}"
@@ -100,10 +100,10 @@ def make(
     sizes: Mapping[str, str],
     least_nodes: int | None = None,
 ) -> Job:
-    """A checked job. Raises UsageError for words that lt-train does not know, BadConfig for a run that cannot work there.
+    """Build and check a job. Raises UsageError for unknown arguments, BadConfig for a run that cannot work on the nodes.
 
-    `program` is what the user has called, for messages; `least_nodes` is that of an elastic job, else None. `sizes` may have
-    values for the names in `SIZES` and `BATCHES`.
+    `program` is the command in messages. `least_nodes` is set for an elastic job only. `sizes` may have values for
+    the names in `SIZES` and `BATCHES`.
     """
     if not NAME.fullmatch(name):
         raise UsageError(f"--job-name {name!r}", "take letters, digits, -, _ and .")
@@ -114,7 +114,7 @@ def make(
     words = [*words, *_sizes(sizes)]
     context = schema().make_context(program, words, auto_envvar_prefix="LT_TRAIN")
     options = context.params
-    words = [*_without_config(words), *_said_elsewhere(context)]
+    words = [*_without_config(words), *_options_from_files_and_environment(context)]
     for word in words:
         check_value(word, "lt-train's arguments")
     if options["model"] and any(sizes.get(variable) for variable in SIZES):
@@ -146,7 +146,7 @@ def make(
         options=options,
         data_paths=tuple(_paths([*data_paths, *_other_data(options)])),
         preprocess=_stage("preprocess", preprocess),
-        # Standard input stands in for the checkpoint, which is not there yet.
+        # The checkpoint does not exist yet, so the check passes standard input in its place.
         convert=_stage("convert", convert, "-"),
         node_counts=counts if len(counts) > 1 else (),
     )
@@ -158,7 +158,7 @@ def _other_data(options: dict[str, Any]) -> list[str]:
 
 
 def _paths(data: Sequence[str]) -> Iterator[str]:
-    """DATA without its weights."""
+    """Yield the paths of DATA without its weights."""
     for word in data:
         try:
             float(word)
@@ -167,7 +167,7 @@ def _paths(data: Sequence[str]) -> Iterator[str]:
 
 
 def check_value(value: str, where: str) -> None:
-    """Raises UsageError for a text that would not arrive as it was meant, however it is quoted."""
+    """Raise UsageError for a text that a job file cannot pass on unchanged, even in quotes."""
     _check_secrets(value, where)
     if CONTROL.search(value):
         raise UsageError(f"{where}: {value!r} has a line break or another control character", "write it in one line")
@@ -176,12 +176,12 @@ def check_value(value: str, where: str) -> None:
 
 
 def _check_secrets(value: str, where: str) -> None:
-    """A job file lives on, so that the parameters of a URL are refused here, too."""
+    """Raise UsageError for credentials. Job files are kept, so query parameters of URLs are refused as well."""
     credentials.check(value, where, (*REFUSED, QUERY))
 
 
 def changes_preset(model: str) -> str:
-    """The feed-forward size of a preset would stay behind."""
+    """Return the error for new sizes of a preset, whose feed-forward size would not change with them."""
     return f"{', '.join(SIZES)} cannot change the model {model}: render a job without --model"
 
 
@@ -202,8 +202,8 @@ def _without_config(words: Sequence[str]) -> Iterator[str]:
         is_file = word == "--config" and not is_file
 
 
-def _said_elsewhere(context: click.Context) -> Iterator[str]:
-    """What --config and the environment say, as words."""
+def _options_from_files_and_environment(context: click.Context) -> Iterator[str]:
+    """Yield the options that --config and environment variables set, as arguments."""
     for option in context.command.params:
         source = context.get_parameter_source(str(option.name))
         if source is ParameterSource.ENVIRONMENT:
@@ -224,7 +224,7 @@ def _said_elsewhere(context: click.Context) -> Iterator[str]:
 
 
 def _stage(name: str, text: str | None, *operands: str) -> tuple[str, ...] | None:
-    """The words of a stage, which its tool takes with the `operands` of the job."""
+    """Parse the arguments of a stage and check them, followed by the job's `operands`, with the tool."""
     words = _words(name, text)
     if words is not None:
         stage_check.check(name, words, operands)
@@ -247,17 +247,17 @@ def _words(option: str, text: str | None) -> tuple[str, ...] | None:
     return words
 
 
-def _check_data(given: Sequence[str], options: dict[str, Any], makes_data: bool) -> None:
-    if "-" in given:
+def _check_data(data_words: Sequence[str], options: dict[str, Any], makes_data: bool) -> None:
+    if "-" in data_words:
         raise UsageError("- (standard input): a job has none", "pass --preprocess 'ARGUMENTS', or @FILE")
-    if makes_data and (given or options["mock_data"]):
+    if makes_data and (data_words or options["mock_data"]):
         raise UsageError("DATA and --preprocess", "drop DATA: lt-train takes what lt-preprocess makes")
-    if not makes_data and not given and not options["mock_data"]:
+    if not makes_data and not data_words and not options["mock_data"]:
         raise UsageError("no DATA", "pass @FILE, or prefixes with their weights; --preprocess 'ARGUMENTS'; or --mock-data")
 
 
 def _check_launch(options: dict[str, Any], nodes: int) -> None:
-    """Options of a run that somebody watches."""
+    """Refuse options that make no sense in a job."""
     if options["plain"]:
         raise UsageError("--plain: the job reads lt-train's manifest", "drop it")
     if options["dry_run"]:
@@ -267,7 +267,7 @@ def _check_launch(options: dict[str, Any], nodes: int) -> None:
 
 
 def _check_config(options: dict[str, Any], gpu: str | None, accelerators: int, nodes: int) -> None:
-    """Assemble the configuration for that cluster, without looking at data, which may be on another machine's disks."""
+    """Check the configuration on `nodes` nodes without reading data, which may be on disks of another machine."""
     from lt_train.config.checks import layout_problems
     from lt_train.config.cluster import GPUS, Cluster
     from lt_train.config.draft import assemble

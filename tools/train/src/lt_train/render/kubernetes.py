@@ -1,9 +1,9 @@
-"""Manifests for `kubectl apply -f -`: a Job that makes the data, what trains, a Job that converts, what watches the run.
+"""Write manifests for `kubectl apply -f -`: Jobs that preprocess and convert, the training objects, and a monitor.
 
-Kubernetes starts everything at once. A run whose data are made first is suspended until they are there, so that no GPU waits for
-them: the last container of the Job that makes them resumes it. What trains adds 128 to the exit codes after which it is started
-again. All objects have the label of the run, by which one command deletes them. The manifests hold no secrets; a Secret called
-lt-secrets, where there is one, becomes environment variables of every container.
+Kubernetes starts all objects at once. If a Job preprocesses data first, the training object is suspended so that no GPU waits;
+the last container of that Job resumes it. The training shell adds 128 to the exit codes after which the pods restart. All objects
+have the label of the run, so one command deletes them. The manifests hold no secrets; a Secret named lt-secrets, if it exists,
+becomes environment variables of every container.
 """
 
 import dataclasses
@@ -26,13 +26,13 @@ from lt_train.render.training_jobs import KINDS, Kind
 AGAIN_CODES = (*restart_policy.CONTINUED, *restart_policy.FAILED)
 MONITOR_SCHEDULE = "*/5 * * * *"
 TENSORBOARD_PORT = 6006
-# Longer than a run; a Job that waits has no GPU.
+# Longer than any run. The waiting Job holds no GPU.
 CONVERT_WAIT_DAYS = 60
 POLL_SECONDS = 10
 DEFAULT_NAMESPACE = "default"
 
-# The shell is the container's first process: it passes on the signal that asks the pod to end, and waits for lt-train to save.
-# The first node leaves word of an end after which nothing is started again.
+# The shell is process 1 of the container: it forwards SIGTERM and waits for lt-train to save. After an exit code without restart,
+# the first node writes a .failed file, which ends the wait of the converting Job.
 TRAIN = """\
 output=/dev/null; failed=/dev/null
 if [ "$PET_NODE_RANK" -eq 0 ]; then output={output}; failed={output}.failed; rm -f "$failed"; fi
@@ -58,7 +58,7 @@ done
 echo 'no checkpoint to convert: the run has not ended within {days} days' >&2
 exit 1"""
 
-# The token comes from standard input: arguments are seen by every process of the node.
+# curl reads the token from standard input, because every process of the node can read arguments.
 RESUME = """\
 account=/var/run/secrets/kubernetes.io/serviceaccount
 printf 'Authorization: Bearer %s' "$(cat "$account/token")" |
@@ -68,7 +68,7 @@ printf 'Authorization: Bearer %s' "$(cat "$account/token")" |
 
 
 def render(job: Job, kind: str, options: PodOptions, queue: str | None, urls: Sequence[str], download_to: str) -> str:
-    """All manifests as one stream of YAML documents. `queue` is a LocalQueue of Kueue."""
+    """Write all manifests as one stream of YAML documents. `queue` is a LocalQueue of Kueue."""
     check(job, options, queue)
     _check_downloads(urls, download_to, options.mount)
     makes_data = bool(urls or job.preprocess)
@@ -88,7 +88,7 @@ def render(job: Job, kind: str, options: PodOptions, queue: str | None, urls: Se
 
 
 def to_yaml(documents: Sequence[dict[str, Any]]) -> str:
-    """Documents with their keys in order, and scripts as they are written."""
+    """Dump documents with keys in insertion order and scripts as literal blocks."""
     import yaml
 
     def text(dumper: Any, value: str) -> Any:
@@ -100,14 +100,14 @@ def to_yaml(documents: Sequence[dict[str, Any]]) -> str:
 
 
 def _deletion(job: Job, options: PodOptions, documents: Sequence[dict[str, Any]]) -> str:
-    """The command that deletes all of the run, as a comment."""
+    """Write the command that deletes all objects of the run, as a comment."""
     kinds = ",".join(dict.fromkeys(document["kind"].lower() for document in documents))
     namespace = f" --namespace {options.namespace}" if options.namespace else ""
     return f"# All of this run is deleted by: kubectl delete {kinds}{namespace} -l {LABEL}={job.name}\n"
 
 
 def check(job: Job, options: PodOptions, queue: str | None) -> None:
-    """Raises UsageError for what Kubernetes cannot run. What a pod writes outside of the volume would be gone with the pod."""
+    """Raise UsageError for a job that Kubernetes cannot run, or whose files would be outside of the volume and so be lost."""
     if job.image is None:
         raise UsageError("no --image: pods run containers", "build containers/gpu.Dockerfile and name its address in a registry")
     if not JOB_NAME.fullmatch(job.name):
@@ -121,7 +121,7 @@ def check(job: Job, options: PodOptions, queue: str | None) -> None:
 
 
 def _check_downloads(urls: Sequence[str], directory: str, mount: str) -> None:
-    """curl fetches them in a pod, and what the manifest says everybody may read."""
+    """Check the URLs of --download, which curl fetches in a pod. They must hold no passwords: manifests are not secret."""
     names = [_file_name(url) for url in urls]
     if urls:
         container_paths.check_path("--download-to", directory, [mount], f"the volume mounted at {mount}")
@@ -146,9 +146,9 @@ def _file_name(url: str) -> str:
 def _data(
     job: Job, kind: Kind, options: PodOptions, queue: str | None, urls: Sequence[str], directory: str
 ) -> list[dict[str, Any]]:
-    """A Job that downloads, tokenizes and then starts the training, which is the only object that its account may change."""
-    own = metadata(job, options, "-data")
-    account = options.service_account or str(own["name"])
+    """Build the Job that downloads, tokenizes and then starts the training, and an account that may change that object alone."""
+    object_metadata = metadata(job, options, "-data")
+    account = options.service_account or str(object_metadata["name"])
     subject = {"kind": "ServiceAccount", "name": account, "namespace": options.namespace}
     rights = {"apiGroups": [kind.group], "resources": [kind.resource], "resourceNames": [job.name], "verbs": ["patch"]}
     authorization = "rbac.authorization.k8s.io"
@@ -161,13 +161,13 @@ def _data(
     ]
     template = pod(options, *steps) | {"serviceAccountName": account}
     return [
-        *([] if options.service_account else [{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": own}]),
-        {"apiVersion": f"{authorization}/v1", "kind": "Role", "metadata": own, "rules": [rights]},
+        *([] if options.service_account else [{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": object_metadata}]),
+        {"apiVersion": f"{authorization}/v1", "kind": "Role", "metadata": object_metadata, "rules": [rights]},
         {
             "apiVersion": f"{authorization}/v1",
             "kind": "RoleBinding",
-            "metadata": own,
-            "roleRef": {"apiGroup": authorization, "kind": "Role", "name": own["name"]},
+            "metadata": object_metadata,
+            "roleRef": {"apiGroup": authorization, "kind": "Role", "name": object_metadata["name"]},
             "subjects": [subject],
         },
         batch_job(job, options, "-data", template),
@@ -201,7 +201,7 @@ def _train(job: Job) -> list[str]:
     checkpoints = shlex.quote(job.beside("checkpoints.manifest"))
     again, never = shell.pattern(AGAIN_CODES), shell.pattern(restart_policy.NEVER)
     return script(
-        shell.array("train", shell.given_data(job)),
+        shell.array("train", shell.training_words(job)),
         f'mkdir -p "$(dirname {checkpoints})"',
         TRAIN.format(output=checkpoints, again=again, never=never, signalled=restart_policy.SIGNALLED),
     )
@@ -218,7 +218,7 @@ def _convert(job: Job, options: PodOptions) -> dict[str, Any]:
 
 
 def _monitor(job: Job, options: PodOptions) -> dict[str, Any]:
-    """Every five minutes what is new and wrong; a pod that fails has found something, which its log says."""
+    """Build the CronJob that runs lt-monitor alert every five minutes. A failed pod means an alert; its log has the message."""
     state, log = f"{job.save}/monitor.state", f"{job.save}/train.log"
     template = pod(options, container(job, options, "main", ["lt-monitor", "alert", "--state", state, log]))
     return {
@@ -237,21 +237,24 @@ def _monitor(job: Job, options: PodOptions) -> dict[str, Any]:
 
 
 def _tensorboard(job: Job, options: PodOptions) -> list[dict[str, Any]]:
-    """Reached with `kubectl port-forward`: it has no password of its own, so nothing opens it to the world."""
+    """Build TensorBoard, reachable by `kubectl port-forward` only, because TensorBoard has no passwords."""
     directory = str(job.options["tensorboard_dir"])
     command = ["tensorboard", "--logdir", directory, "--bind_all", "--port", str(TENSORBOARD_PORT)]
     template = pod(options, container(job, options, "main", command)) | {"restartPolicy": "Always"}
-    own = {"app": f"{job.name}-tensorboard"}
+    selector = {"app": f"{job.name}-tensorboard"}
     deployment = {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
         "metadata": metadata(job, options, "-tensorboard"),
-        "spec": {"selector": {"matchLabels": own}, "template": {"metadata": {"labels": own | labels(job)}, "spec": template}},
+        "spec": {
+            "selector": {"matchLabels": selector},
+            "template": {"metadata": {"labels": selector | labels(job)}, "spec": template},
+        },
     }
     service = {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": metadata(job, options, "-tensorboard"),
-        "spec": {"selector": own, "ports": [{"port": TENSORBOARD_PORT}]},
+        "spec": {"selector": selector, "ports": [{"port": TENSORBOARD_PORT}]},
     }
     return [deployment, service]

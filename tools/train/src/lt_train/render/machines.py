@@ -1,7 +1,7 @@
-"""Which nodes a job is for: AWS's instance type, or any nodes with so many GPUs, which have no EFA.
+"""Choose the nodes of a job: one of AWS's instance types, or any nodes with a number of GPUs and without EFA.
 
-A pod that asks for EFA devices where there are none is pending for ever. So the instance type comes from whatever names one,
-`--instance-type` or a node selector, two that differ are refused, and a number of GPUs that is not the default type's leaves it.
+A pod that requests EFA devices on nodes without EFA stays pending for ever. So `--instance-type` or a node selector names the
+instance type, different names are refused, and the default type applies only if its number of GPUs is requested.
 """
 
 import dataclasses
@@ -11,44 +11,44 @@ from lt_shared.console import UsageError, note
 from lt_train.config import instances
 from lt_train.config.instances import INSTANCES, Instance
 
-# For nodes that have no EFA, whoever they belong to.
+# The value of --instance-type for nodes without EFA.
 NONE = "none"
 DEFAULT = "p5.48xlarge"
-# The second is that of Kubernetes before 1.17, which newer ones still set.
+# Kubernetes before 1.17 has the second label; newer versions set both.
 LABELS = ("node.kubernetes.io/instance-type", "beta.kubernetes.io/instance-type")
 
 
-def named(name: str | None, gpus: int | None) -> Instance | None:
-    """The instance type of `--instance-type`, under the name that was given; None without one, and for "none".
+def instance_named(name: str | None, gpus: int | None) -> Instance | None:
+    """Return the instance type of `--instance-type` under the user's spelling, or None if it is unset or "none".
 
     Raises UsageError for a type that is unknown, has no GPUs, or has less than `gpus`.
     """
     if name in (None, NONE):
         return None
-    found = dataclasses.replace(instances.instance(name), name=name)
-    if found.gpu is None:
+    instance_type = dataclasses.replace(instances.instance(name), name=name)
+    if instance_type.gpu is None:
         raise UsageError(f"{name} has no GPUs: lt-train has no backend for Trainium", f"--instance-type {DEFAULT}")
-    if gpus and gpus > found.accelerators:
-        raise UsageError(f"--gpus-per-node {gpus}: {name} has {found.accelerators}", "drop it, or name another type")
-    return found
+    if gpus and gpus > instance_type.accelerators:
+        raise UsageError(f"--gpus-per-node {gpus}: {name} has {instance_type.accelerators}", "drop it, or name another type")
+    return instance_type
 
 
-def of_pods(name: str | None, gpus: int | None, selectors: Sequence[str]) -> Instance | None:
-    """The instance type of pods with these node selectors, None for nodes without EFA.
+def instance_of_pods(name: str | None, gpus: int | None, selectors: Sequence[str]) -> Instance | None:
+    """Return the instance type of pods with these node selectors, or None for nodes without EFA.
 
-    Raises UsageError for two that differ, and where nothing says how many GPUs a pod gets.
+    Raises UsageError for two different types, and if no option sets the number of GPUs of a pod.
     """
     selected = _selected(selectors)
     if name not in (None, NONE) and selected and _bare(selected) != _bare(name):
         raise UsageError(f"--instance-type {name}, and a --node-selector for {selected}", "drop one of them")
-    found = named(name if name is not None else _known(selected) if selected else _default(gpus), gpus)
-    if found is None and gpus is None:
+    instance_type = instance_named(name if name is not None else _known(selected) if selected else _default(gpus), gpus)
+    if instance_type is None and gpus is None:
         machine = f"{selected} is not in the table of instance types" if selected else f"--instance-type {NONE}"
         raise UsageError(f"{machine}: nothing says how many GPUs a pod gets", "--gpus-per-node 8")
-    if found is None and name is None:
+    if instance_type is None and name is None:
         kind = f"{selected} is not in the table of instance types" if selected else f"{gpus} GPU(s) are no whole {DEFAULT}"
         note(f"no EFA, since {kind}: see --instance-type")
-    return found
+    return instance_type
 
 
 def _selected(selectors: Sequence[str]) -> str | None:

@@ -1,4 +1,4 @@
-"""Pods: the image, the volume that all of a run share, what the cluster asks for, and the accelerators of those that train."""
+"""Build the pods of a run: their image, shared volume and tolerations, and the accelerators of training pods."""
 
 import dataclasses
 import re
@@ -14,7 +14,7 @@ SECRET = "lt-secrets"
 GRACE_SECONDS = 600
 # On every object and pod of a run.
 LABEL = "app.kubernetes.io/instance"
-# A CronJob's name has at most 52 characters; the longest that is added to the job's is -monitor there.
+# A CronJob's name has at most 52 characters, and lt-train appends -monitor to the job's name.
 JOB_NAME = re.compile(r"[a-z]([-a-z0-9]{0,42}[a-z0-9])?")
 NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 KEY = r"(?:[a-z0-9.-]{1,253}/)?[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
@@ -27,9 +27,9 @@ POWERS = "kMGTP"
 
 @dataclasses.dataclass(frozen=True)
 class PodOptions:
-    """What only Kubernetes knows. `claim` is the PersistentVolumeClaim that is mounted at `mount`.
+    """Options of Kubernetes. `claim` is the PersistentVolumeClaim that is mounted at `mount`.
 
-    Tolerations and the service account are those of all pods; the rest is for those that train.
+    Tolerations and the service account apply to all pods, the other options to training pods only.
     """
 
     claim: str
@@ -44,7 +44,7 @@ class PodOptions:
     shared_memory: str | None = None
 
     def check(self) -> None:
-        """Raises UsageError for what Kubernetes would refuse."""
+        """Raise UsageError for values that Kubernetes would refuse."""
         if not NAME.fullmatch(self.claim):
             raise UsageError(
                 f"--claim {self.claim!r} is no name of a PersistentVolumeClaim: those have small letters, digits, - and .",
@@ -74,15 +74,15 @@ class PodOptions:
 
 
 def check_name(option: str, name: str | None) -> None:
-    """Raises UsageError for what is no name of an object."""
+    """Raise UsageError if `name` is not a valid name of a Kubernetes object."""
     if name is not None and not NAME.fullmatch(name):
         raise UsageError(f"--{option} {name!r} is no name in Kubernetes", "small letters, digits, - and .")
 
 
 def _amount(quantity: str) -> float:
-    """In bytes, where it is memory."""
-    found: Any = QUANTITY.fullmatch(quantity)
-    number, unit = float(found[1]), found[2] or ""
+    """Convert a quantity of Kubernetes to a number; a quantity of memory to bytes."""
+    match: Any = QUANTITY.fullmatch(quantity)
+    number, unit = float(match[1]), match[2] or ""
     if unit == "m":
         return number / 1000
     power = POWERS.lower().index(unit[0].lower()) + 1 if unit else 0
@@ -104,7 +104,7 @@ def container(job: Job, options: PodOptions, name: str, command: list[str]) -> d
 
 
 def pod(options: PodOptions, *containers: dict[str, Any]) -> dict[str, Any]:
-    """A pod that runs the containers one after the other, and that starts nothing again by itself."""
+    """Build a pod that runs the containers one after the other and never restarts them."""
     first = {"initContainers": list(containers[:-1])} if containers[1:] else {}
     account = {"serviceAccountName": options.service_account} if options.service_account else {}
     tolerations = {"tolerations": [_toleration(text) for text in options.tolerations]} if options.tolerations else {}
@@ -113,7 +113,7 @@ def pod(options: PodOptions, *containers: dict[str, Any]) -> dict[str, Any]:
 
 
 def training_pod(job: Job, options: PodOptions, name: str, command: list[str]) -> dict[str, Any]:
-    """On a node of the job's instance type where there is one, with its accelerators, EFA devices and shared memory."""
+    """Build a training pod for a node of the job's instance type, with all accelerators, EFA devices and shared memory."""
     devices: dict[str, Any] = {job.instance.resource if job.instance else GPU: job.accelerators}
     if job.instance and job.instance.efa:
         devices[EFA] = job.instance.efa
@@ -124,27 +124,27 @@ def training_pod(job: Job, options: PodOptions, name: str, command: list[str]) -
         "resources": {"requests": requests | devices, "limits": devices},
         "volumeMounts": [*main["volumeMounts"], {"name": "shm", "mountPath": "/dev/shm"}],
     }
-    found = pod(options, main)
+    built = pod(options, main)
     size = {"sizeLimit": options.shared_memory} if options.shared_memory else {}
     selectors = _node_selectors(job, options)
-    return found | {
+    return built | {
         **({"nodeSelector": selectors} if selectors else {}),
         **({"priorityClassName": options.priority_class} if options.priority_class else {}),
         "terminationGracePeriodSeconds": GRACE_SECONDS,
-        "volumes": [*found["volumes"], {"name": "shm", "emptyDir": {"medium": "Memory", **size}}],
+        "volumes": [*built["volumes"], {"name": "shm", "emptyDir": {"medium": "Memory", **size}}],
     }
 
 
 def _node_selectors(job: Job, options: PodOptions) -> dict[str, str]:
-    given: Sequence[Any] = [SELECTOR.fullmatch(text) for text in options.node_selectors]
-    found = {each[1]: each[2] for each in given}
-    if job.instance and not found.keys() & set(machines.LABELS):
-        return {machines.LABELS[0]: job.instance.name, **found}
-    return found
+    matches: Sequence[Any] = [SELECTOR.fullmatch(text) for text in options.node_selectors]
+    value_by_label = {match[1]: match[2] for match in matches}
+    if job.instance and not value_by_label.keys() & set(machines.LABELS):
+        return {machines.LABELS[0]: job.instance.name, **value_by_label}
+    return value_by_label
 
 
 def metadata(job: Job, options: PodOptions, suffix: str = "") -> dict[str, Any]:
-    """The name of an object, its namespace where one is given, and the label of the run."""
+    """Return the metadata of an object: its name, its namespace if one is set, and the labels of the run."""
     namespace = {"namespace": options.namespace} if options.namespace else {}
     return {"name": f"{job.name}{suffix}", **namespace, "labels": labels(job)}
 
@@ -163,6 +163,6 @@ def batch_job(job: Job, options: PodOptions, suffix: str, template: dict[str, An
 
 
 def _toleration(text: str) -> dict[str, str]:
-    found: Any = TOLERATION.fullmatch(text)
-    operator = {"operator": "Exists"} if found[2] is None else {"operator": "Equal", "value": found[2]}
-    return {"key": found[1], **operator, **({"effect": found[3]} if found[3] else {})}
+    match: Any = TOLERATION.fullmatch(text)
+    operator = {"operator": "Exists"} if match[2] is None else {"operator": "Equal", "value": match[2]}
+    return {"key": match[1], **operator, **({"effect": match[3]} if match[3] else {})}

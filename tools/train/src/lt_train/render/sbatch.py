@@ -1,11 +1,12 @@
 """A job file for sbatch: all stages in one job, or a job for each stage and a script that submits them in a row.
 
-One task per node starts the ranks of its node, so neither the number of GPUs nor torchrun is in the file. A job ends early with
-exit code 75 when it has saved and can continue, and goes back into the queue then. `srun --kill-on-bad-exit` ends the other nodes
-when one fails. It would also end those that still save when the first is done with 75, so that code is kept from srun, and known
-by the missing last line of the manifest. An attempt that failed, as after a rank was killed, has saved nothing more, but the
-nodes are there, so the step starts again within the job. A run that does not move is ended with 76: srun ends the other nodes,
-stopped processes too, and the job goes back into the queue. Which code says what is in `process/restart_policy.py`.
+One task per node starts the ranks of its node, so the file needs neither the number of GPUs nor torchrun. `srun
+--kill-on-bad-exit` ends the other nodes if one fails. `process/restart_policy.py` has the meaning of every exit code.
+
+- 75: the run has saved and can resume, so the job is requeued. srun never sees 75, because it would kill nodes that still save;
+  the job recognizes it by the missing last line of the manifest.
+- A failed attempt, for example after a rank was killed: the nodes are still allocated, so the step restarts within the job.
+- 76: the run hangs. srun ends the other nodes, stopped processes too, and the job is requeued.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ from lt_train.process import restart_policy
 from lt_train.render import container_paths, shell
 from lt_train.render.job_spec import Job, check_value
 
-# Before the time limit; of a short limit a fifth.
+# Slurm signals the job this long before the time limit; for a short limit, a fifth of the limit.
 SIGNAL_SECONDS = 300
 SIGNAL_SHARE = 5
 TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}")
@@ -59,7 +60,7 @@ finish() {
   exit "$status"
 }"""
 
-# Where nothing binds, srun says so for each --cpu-bind.
+# Without a task plugin that binds, srun warns about every --cpu-bind.
 CPU_BIND = """\
 # A task has all cores of its node.
 cpu_bind=()
@@ -72,8 +73,8 @@ profiling() {
     bash -c 'if command -v dcgmi > /dev/null; then dcgmi profile "$1"; fi' profiling "$1" || true
 }"""
 
-# In a task: a signal is for lt-train, which this shell waits for. srun's status is the largest of its tasks', and those that it
-# ends when one has failed have 143: what must not start again within the job becomes larger than that.
+# The shell of a task ignores signals and waits for lt-train, which handles them. srun's status is the largest of its tasks,
+# and tasks that srun kills after a failure have 143. So codes that must not restart within the job become larger than 143.
 PERMANENT = 170
 PERMANENT_CODES = (*restart_policy.NEVER, ExitCode.NO_PROGRESS)
 AGAIN_CODES = (*restart_policy.FAILED, *(restart_policy.SIGNALLED + number for number in restart_policy.CRASHES))
@@ -85,7 +86,7 @@ TASK = (
 
 @dataclasses.dataclass(frozen=True)
 class SbatchOptions:
-    """What only Slurm knows: its time limit, pyxis's mounts, and GPUs where Slurm counts them."""
+    """Options of Slurm: the time limit, pyxis's mounts, and the GPUs per node if Slurm manages GPUs."""
 
     time_limit: str | None
     mounts: str
@@ -93,7 +94,7 @@ class SbatchOptions:
 
 
 def render(job: Job, chain: str, sbatch: SbatchOptions) -> str:
-    """The job file, or with `chain` DEPENDENCY a script that submits one per stage. Raises UsageError for no time limit."""
+    """Write the job file, or with `chain` DEPENDENCY a script that submits one per stage. Raises UsageError for no time limit."""
     check_value(sbatch.mounts, "--container-mounts")
     if job.image is not None:
         job = _in_container(job, sbatch.mounts)
@@ -187,7 +188,10 @@ def _header(name: str, nodes: str, sbatch: SbatchOptions) -> str:
 
 
 def _signal_seconds(limit: str | None) -> int:
-    """Seconds before the time limit, which is written as sbatch reads it: minutes, m:s, h:m:s, d-h, d-h:m, d-h:m:s."""
+    """Return the seconds before the time limit at which Slurm signals the job.
+
+    `limit` has one of sbatch's formats: minutes, m:s, h:m:s, d-h, d-h:m, d-h:m:s.
+    """
     if limit is None or limit.upper() in UNLIMITED:
         return SIGNAL_SECONDS
     if not TIME.fullmatch(limit):
@@ -196,16 +200,16 @@ def _signal_seconds(limit: str | None) -> int:
     fields = [int(field) for field in clock.split(":")]
     first = 0 if days or len(fields) == 3 else 1
     hours, minutes, seconds = ([0] * first + fields + [0, 0])[:3]
-    # sbatch would carry over what is a slip more often.
+    # sbatch accepts 90 minutes in h:m:s and carries over; here it is an error, because it is usually a typing error.
     if (days and hours > 23) or (not first and minutes > 59) or seconds > 59:
         raise UsageError(f"--time {limit!r}: a number behind the first is too large", TIME_FORMATS)
     total = ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
-    # Slurm takes zero for no limit.
+    # Zero means no limit in Slurm.
     return min(SIGNAL_SECONDS, total // SIGNAL_SHARE) or SIGNAL_SECONDS
 
 
 def _container(job: Job, sbatch: SbatchOptions) -> str:
-    """pyxis's arguments. An image that is a file must exist: enroot's own message comes from every node."""
+    """Write pyxis's arguments, and a check that an image file exists: enroot's message would come from every node."""
     if job.image is None:
         return "container=()"
     lines = [f"IMAGE=${{IMAGE:-{shlex.quote(job.image)}}}"]
@@ -239,7 +243,7 @@ def _train(job: Job) -> str:
     checkpoints = shlex.quote(job.beside("checkpoints.manifest"))
     nodes = '--nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 ' if job.node_counts else ""
     lines = [
-        shell.array("train", shell.given_data(job)),
+        shell.array("train", shell.training_words(job)),
         shell.sizes_from_environment(job),
         "",
         *([] if job.preprocess else _directory(job)),
@@ -285,6 +289,6 @@ def _convert(job: Job) -> str:
 
 
 def _directory(job: Job) -> list[str]:
-    """SAVE, which holds the manifests, unless it is a URL."""
+    """Write the command that creates the directory of the manifests."""
     directory, _, _ = job.beside("x").rpartition("/")
     return [f"mkdir -p {shlex.quote(directory)}"] if directory else []

@@ -7,18 +7,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from lt_train.config.settings.parallelism import AUTO
 from lt_train.render.job_spec import BATCHES, LAYOUT, OWN_LAYOUT, SIZES, Job, changes_preset
 
-# Of text in single quotes: a dollar sign there is meant.
+# shellcheck warns about a dollar sign in single quotes (SC2016); lt-train quotes it on purpose.
 LITERAL = re.compile(r"'[^']*[$`][^']*'")
 
 
 def script(*lines: str) -> str:
-    """A whole script of bash that ends at the first failure, in a form that shellcheck has no remarks on."""
+    """Join lines into a bash script that exits at the first failure and passes shellcheck."""
     text = "\n".join(["set -euo pipefail", *lines]) + "\n"
     return f"# shellcheck disable=SC2016\n{text}" if LITERAL.search(text) else text
 
 
 def array(name: str, words: Sequence[str]) -> str:
-    """A bash array of `words`, an option with its values on each line."""
+    """Write a bash array of `words`, with one option and its values per line."""
     lines: list[list[str]] = []
     for word in words:
         if word.startswith("--") or not lines:
@@ -28,20 +28,20 @@ def array(name: str, words: Sequence[str]) -> str:
     return "\n".join([f"{name}=(", *(f"  {' '.join(line)}" for line in lines), ")"])
 
 
-def given_data(job: Job) -> tuple[str, ...]:
-    """lt-train's words; the data that lt-preprocess makes stands first, where no list of datasets can take it in."""
+def training_words(job: Job) -> tuple[str, ...]:
+    """Return lt-train's arguments. The manifest of lt-preprocess comes first, so that no list of datasets can absorb it."""
     return job.train if job.preprocess is None else (f"@{job.beside('data.manifest')}", *job.train)
 
 
 def exports(variables: Mapping[str, str]) -> str:
-    """Assignments that leave alone what the environment already says."""
+    """Write exports of variables; a variable that is already set in the environment keeps its value."""
     return "\n".join(f'export {name}="${{{name}:-{value}}}"' for name, value in variables.items())
 
 
 def sizes_from_environment(job: Job) -> str:
-    """Let NUM_LAYERS=48 and the like change the model and the batch when the job is submitted.
+    """Write the lines that let NUM_LAYERS=48 and similar variables change the model and the batch when the job is submitted.
 
-    With a preset, whose feed-forward size would stay behind, the sizes of the model are refused.
+    A preset refuses new sizes, because its feed-forward size would not change with them.
     """
     lines = ["# Sizes from the environment, as in GLOBAL_BATCH_SIZE=1024 sbatch; they come before those above."]
     named = SIZES | BATCHES
@@ -58,10 +58,10 @@ def sizes_from_environment(job: Job) -> str:
 
 
 def pattern(codes: Iterable[int]) -> str:
-    """The pattern of `case` for some exit codes."""
+    """Write the `case` pattern that matches these exit codes."""
     return " | ".join(str(int(code)) for code in sorted(codes))
 
 
 def command(words: Sequence[str]) -> str:
-    """A command line of quoted words."""
+    """Quote and join the words of a command line."""
     return " ".join(shlex.quote(word) for word in words)

@@ -1,7 +1,7 @@
-"""The objects that train, one for each operator: a PyTorchJob, a JobSet, or a TrainJob with its TrainingRuntime.
+"""Build the training objects of each operator: a PyTorchJob, a JobSet, or a TrainJob with its TrainingRuntime.
 
-All run the same pods, one for each node. The training operator starts a pod again whose exit code is 128 or more; the controller
-of JobSets, and with it the Kubeflow Trainer, starts all pods again unless one has ended with a code for which that is useless.
+All run the same pods, one per node. The training operator restarts a pod whose exit code is 128 or more. The JobSet controller,
+which the Kubeflow Trainer uses, restarts all pods unless a pod ends with one of `NEVER_CODES`.
 """
 
 import dataclasses
@@ -12,17 +12,20 @@ from lt_train.process import restart_policy
 from lt_train.render.job_spec import Job
 from lt_train.render.pods import PodOptions, labels, metadata, training_pod
 
-# Of a run that is continued again and again; a failure that repeats at the same step ends with another code.
+# High, because a run may resume many times. A failure that repeats at one step has an exit code that ends the job.
 RESTARTS = 100
 PORT = 23456
-# bash's own: a program that is missing or cannot be run, and any other error.
+# Restarting does not help. 1, 126 and 127 are bash's: any error, a program that cannot be run, a missing program.
 NEVER_CODES = sorted(int(code) for code in (1, *restart_policy.NEVER, 126, 127))
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """`make` gives the objects, the one that is suspended last; `resource` and `suspend` are what an API call names."""
+    """One operator. `make` builds its objects and returns the one that can be suspended last.
+
+    `resource` is its name in API calls, `suspend` the path of its suspend flag in `spec`.
+    """
 
     resource: str
     group: str
@@ -35,27 +38,27 @@ class Kind:
         return f"apis/{self.group}/{self.version}"
 
     def suspended(self, value: bool) -> dict[str, Any]:
-        """The part of `spec` that says whether the job waits."""
-        found: Any = value
+        """Return the part of `spec` that suspends or resumes the job."""
+        nested: Any = value
         for key in reversed(self.suspend):
-            found = {key: found}
-        return dict(found)
+            nested = {key: nested}
+        return dict(nested)
 
 
 def documents(
     kind: Kind, job: Job, options: PodOptions, command: list[str], queue: str | None, waits: bool
 ) -> list[dict[str, Any]]:
-    """The objects that train with `command`. One that `waits` starts when somebody resumes it: Kueue, where there is a queue."""
-    found = kind.make(job, options, command)
+    """Build the objects that train with `command`. If it `waits`, the patch of `resumption` starts it later."""
+    objects = kind.make(job, options, command)
     if waits:
-        _merge(found[-1]["spec"], kind.suspended(True))
+        _merge(objects[-1]["spec"], kind.suspended(True))
     elif queue:
-        found[-1]["metadata"]["labels"][QUEUE_LABEL] = queue
-    return found
+        objects[-1]["metadata"]["labels"][QUEUE_LABEL] = queue
+    return objects
 
 
 def resumption(kind: Kind, queue: str | None) -> dict[str, Any]:
-    """The change of the object that starts it. With a queue Kueue does that, as soon as the object is in the queue."""
+    """Return the patch that starts a suspended object: its Kueue queue, or suspend = false without a queue."""
     return {"metadata": {"labels": {QUEUE_LABEL: queue}}} if queue else {"spec": kind.suspended(False)}
 
 
@@ -97,7 +100,7 @@ def _pytorch_job(job: Job, options: PodOptions, command: list[str]) -> list[dict
 
 
 def _set_spec(job: Job, options: PodOptions, command: list[str], **more: Any) -> dict[str, Any]:
-    """The specification of a JobSet; `more` is metadata of its Job."""
+    """Build the specification of a JobSet. `more` is added to the template of its Job."""
     useless = {"containerName": "node", "operator": "In", "values": NEVER_CODES}
     specification = {
         "parallelism": job.nodes,
@@ -140,7 +143,7 @@ def _job_set(job: Job, options: PodOptions, command: list[str]) -> list[dict[str
 
 
 def _train_job(job: Job, options: PodOptions, command: list[str]) -> list[dict[str, Any]]:
-    """The TrainingRuntime is the run's own: no version of the Trainer has the same words for volumes and nodes in a TrainJob."""
+    """Build a TrainJob with a TrainingRuntime for this run, because the Trainer's versions name volumes differently."""
     step = {"metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}}}
     policy = {"numNodes": job.nodes, "torch": {}}
     runtime = {
@@ -149,7 +152,7 @@ def _train_job(job: Job, options: PodOptions, command: list[str]) -> list[dict[s
         "metadata": metadata(job, options),
         "spec": {"mlPolicy": policy, "template": {"spec": _set_spec(job, options, command, **step)}},
     }
-    found = {
+    train_job = {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
         "kind": "TrainJob",
         "metadata": metadata(job, options),
@@ -158,7 +161,7 @@ def _train_job(job: Job, options: PodOptions, command: list[str]) -> list[dict[s
             "trainer": {"numNodes": job.nodes, "numProcPerNode": _ranks(job)},
         },
     }
-    return [runtime, found]
+    return [runtime, train_job]
 
 
 KINDS = {
