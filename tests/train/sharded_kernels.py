@@ -65,7 +65,7 @@ class GatheredBuffer:
         self.group, self.rank, self.size = group, group.rank(), group.size()
         self.parts = [torch.full((count,), math.nan, dtype=dtype) for _ in range(self.size)]
 
-    def of(self, rank: int) -> torch.Tensor:
+    def rank_buffer(self, rank: int) -> torch.Tensor:
         return self.parts[rank]
 
     def barrier(self) -> None:

@@ -31,7 +31,7 @@ def noted(tensor: Tensor) -> float | None:
     found: list[Tensor] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(amax_reduction, "find", lambda tensor: found.append(tensor))
-        parts = amax_reduction.of(tensor)
+        parts = amax_reduction.amax_parts(tensor)
     return None if found else size(parts)
 
 

@@ -61,7 +61,7 @@ def test_memory_is_recorded_in_the_chosen_steps(fail_in: int | None, tmp_path: P
     monkeypatch.setattr(device, "record_memory_history", lambda: calls.append("record"))
     monkeypatch.setattr(device, "dump_memory_history", lambda path: (calls.append("dump"), Path(path).write_bytes(b"snapshot")))
     real = Profiler.step
-    monkeypatch.setattr(profiling.Profiler, "step", lambda self: (real(self), calls.append(f"{self.done} done"))[0])
+    monkeypatch.setattr(profiling.Profiler, "step", lambda self: (real(self), calls.append(f"{self.steps_done} done"))[0])
     if fail_in is None:
         train(tmp_path, steps=7, memory=True)
         assert calls == ["1 done", "2 done", "record", "3 done", "4 done", "dump", "5 done", "6 done", "7 done"]

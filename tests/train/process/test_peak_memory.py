@@ -35,14 +35,14 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> torch.device:
 def test_symmetric_memory_is_added(gpu: torch.device) -> None:
     assert device.peak_memory(gpu) == (78 * GIB, 80 * GIB)
     group: Any = None
-    first, second = (symmetric_memory.allocated(13 * GIB, group) for _ in range(2))
+    first, second = (symmetric_memory.allocate(13 * GIB, group) for _ in range(2))
     assert device.peak_memory(gpu) == (104 * GIB, 106 * GIB)
     # A peak stays one; what takes the place of a buffer is not added to it.
     del first
     gc.collect()
-    third = symmetric_memory.allocated(10 * GIB, group)
+    third = symmetric_memory.allocate(10 * GIB, group)
     assert device.peak_memory(gpu) == (104 * GIB, 106 * GIB)
-    fourth = symmetric_memory.allocated(10 * GIB, group)
+    fourth = symmetric_memory.allocate(10 * GIB, group)
     assert device.peak_memory(gpu) == (111 * GIB, 113 * GIB)
     del second, third, fourth
 

@@ -1,6 +1,6 @@
 """AdamW (Loshchilov and Hutter 2019) as one kernel: gradients of 16 or 32 bits in, float32 moments, weights of 16 bits out.
 
-A float32 weight is kept as the 16 bits that the model computes with and the 16 that these lack, so 26 bytes move per parameter.
+A float32 weight is stored as the bfloat16 of the model and 16 low bits, so 26 bytes move per parameter.
 torch's fused AdamW between megatron-core's two copies, gradients to float32 and weights back to 16 bits, moves 40. The
 clipping's factor stays on the device, and a step whose factor is not finite changes nothing.
 """
@@ -19,11 +19,11 @@ def adamw(
     weight: Tensor, rest: Tensor | None, moment: Tensor, square: Tensor, gradient: Tensor, factor: Tensor, *,
     rate: float, beta1: float, beta2: float, epsilon: float, decay: float, count: int, rounded: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Step number `count` of one parameter, in place; every tensor is contiguous and of its size.
+    """Make step number `count` for one parameter, in place. Every tensor is contiguous and has the parameter's size.
 
-    `weight` is float32 and has no `rest`, or it is bfloat16 and `rest`, int16, what it lacks
+    `weight` is float32 without `rest`, or bfloat16 with its low bits `rest`, int16
     (`lt_train.kernels.split_master_weights`). `moment` and `square` are float32. The gradient is multiplied by `factor`, float32
-    of one element. `rounded`, bfloat16, becomes a float32 weight as torch rounds it.
+    with one element. A float32 weight is written to `rounded`, bfloat16, with torch's rounding.
     """
     elements = weight.numel()
     if elements:

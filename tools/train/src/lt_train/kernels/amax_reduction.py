@@ -1,12 +1,12 @@
-"""The amax of a tensor, its largest absolute value, of which its fp8 scale is made: found by the kernel that writes the tensor,
-or by reading it.
+"""The amax of a tensor, its largest absolute value, from which its fp8 scale is computed: by the kernel that writes the tensor,
+or by another kernel that reads it.
 
-A kernel writes partial maxima: program i puts the amax of what it stores into slot i modulo `PARTS`. They are kept with the
-tensor's storage, so that views and what autograd passes on have them too, and are freed with it. They are valid while torch has
-counted no change since: a tensor changed in place, such as a gradient that others were added to, is read. Changes by collectives
-and through `.data` are not counted; what these kernels write undergoes neither.
+A kernel writes partial maxima: program i stores the amax of its values in slot i modulo `PARTS`. The maxima are an attribute of
+the tensor's storage, so that views and autograd's tensors have them, too, and they are freed with the storage. They are valid
+while torch's version counter is unchanged: a tensor changed in place, such as an accumulated gradient, is read again. torch does
+not count changes by collectives and through `.data`; tensors that these kernels write undergo neither.
 
-An absolute value is kept as the bits of a float32, whose order as integers is that of the values. A NaN's are larger than all.
+An absolute value is stored as the bits of a float32, because they order as integers like the values. NaN is larger than all.
 """
 
 import torch
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# As many as programs that read: a few for each multiprocessor. A single slot would be written half a million times.
+# One slot per program of the reading kernel: a few per multiprocessor. A single slot would be written half a million times.
 PARTS = tl.constexpr(1024)
 BLOCK = 8192
 KEPT = "amax_parts"
@@ -23,13 +23,13 @@ _wanted = False
 
 
 def want(wanted: bool) -> None:
-    """Let the kernels of this process compute the amax of what they write, or not, which is the default."""
+    """Let the kernels of this process compute the amax of their outputs. Default: they do not."""
     global _wanted
     _wanted = wanted
 
 
 def noted_with(tensor: Tensor) -> Tensor | None:
-    """The partial maxima, int32 zeros [PARTS], for the kernel that will write all of `tensor`; None when nothing casts to fp8."""
+    """Allocate partial maxima, int32 zeros [PARTS], for the kernel that will write all of `tensor`. None without fp8 casts."""
     if not _wanted:
         return None
     parts = _zeros(tensor.device)
@@ -37,10 +37,10 @@ def noted_with(tensor: Tensor) -> Tensor | None:
     return parts
 
 
-def of(tensor: Tensor) -> Tensor:
-    """The parts of `tensor`, contiguous: those noted with it if they still hold, else found now."""
-    kept, state = getattr(tensor.untyped_storage(), KEPT, (None, None))
-    return kept if kept is not None and state == _state(tensor) else find(tensor)
+def amax_parts(tensor: Tensor) -> Tensor:
+    """Return the partial maxima of contiguous `tensor`: the stored ones if they are valid, or new ones."""
+    stored_parts, state = getattr(tensor.untyped_storage(), KEPT, (None, None))
+    return stored_parts if stored_parts is not None and state == _state(tensor) else find(tensor)
 
 
 def find(tensor: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def _zeros(device: torch.device) -> Tensor:
 
 
 def _state(tensor: Tensor) -> tuple[int, int, torch.dtype]:
-    """Differs once the numbers have changed, and for a view of some of them only."""
+    """Return a value that changes with the numbers, and differs for a partial view."""
     return tensor._version, tensor.nbytes, tensor.dtype
 
 
@@ -69,7 +69,7 @@ def note(values, dtype: tl.constexpr, parts):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def sizes(values):  # type: ignore[no-untyped-def]
-    """As they are kept; of float32."""
+    """Return the bits of the absolute values of float32 `values`."""
     return tl.abs(values).to(tl.int32, bitcast=True)
 
 

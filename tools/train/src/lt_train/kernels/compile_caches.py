@@ -1,12 +1,13 @@
-"""Where the compilers that torch and the GPU kernels use keep machine code between runs: directories of this user alone.
+"""Set private cache directories for the compilers of torch and of the GPU kernels.
 
-torch.compile, cutlass-dsl, flash-attn-4 and quack keep it in /tmp under names that anyone can foresee, and load what they find
-there: another user of the machine could have put it there. So each gets a directory that this user owns and nobody else can write
-to, nor to one above it: torch.compile's in the system's temporary directory, since it is large and of this machine, the others in
-the user's cache directory, which nodes may share. A directory that the user chose and others could write to is not used, either.
+torch.compile, cutlass-dsl, flash-attn-4 and quack cache machine code in /tmp under predictable names, and load it from there:
+another user of the machine could have put code there. So each compiler gets a directory that only this user can write to,
+like all directories above it. torch.compile's is in the system's temporary directory, because it is large and fits only this
+machine. The remaining ones are in the user's cache directory, which nodes may share. A directory chosen by the user is refused,
+too, if another user could write to it.
 
-flash-attn-4 keeps machine code only when it is told to, as it is here. It and quack lock what they load; where a filesystem has
-no locks, they wait 15 and 60 s for each kernel and then fail, so those directories are then on this machine, too.
+flash-attn-4 caches machine code only with a variable, which is set here. flash-attn-4 and quack lock the files that they load. On
+a filesystem without locks they wait 15 and 60 s for each kernel and then fail, so their directories are on this machine then.
 """
 
 import atexit
@@ -20,9 +21,9 @@ from pathlib import Path
 from lt_shared.console import warn
 from lt_shared.files import ownership
 
-# Ours, of `lt_train.train.trial_memory`.
+# lt-train's variable, for `lt_train.train.trial_memory`.
 TRIALS = "LT_TRAIN_TRIALS_DIR"
-# What each compiler reads, and the name of its directory.
+# The variable that a compiler reads, and the name of its directory.
 OF_THE_MACHINE = {"TORCHINDUCTOR_CACHE_DIR": "inductor"}
 OF_THE_USER = {
     "TRITON_CACHE_DIR": "triton",
@@ -54,10 +55,10 @@ def use_private_directories() -> None:
 
 
 def _has_locks(directory: Path) -> bool:
-    """Whether a file where the directory is, or will be, can be made and locked."""
+    """Return whether a file can be created and locked in `directory`, or in its nearest existing parent."""
     try:
-        there = next(each for each in (directory, *directory.parents) if each.is_dir())
-        with tempfile.TemporaryFile(dir=there) as file:
+        existing = next(folder for folder in (directory, *directory.parents) if folder.is_dir())
+        with tempfile.TemporaryFile(dir=existing) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False
@@ -65,13 +66,13 @@ def _has_locks(directory: Path) -> bool:
 
 
 def _reason_against(directory: Path) -> str | None:
-    """Why others could put code into a directory, which is made if there is none; None when nobody could."""
+    """Create `directory` if needed. Return why another user could put code into it, None if nobody could."""
     if not directory.is_absolute():
         return "it is relative to the current directory"
     try:
-        for each in reversed((directory, *directory.parents)):
-            if not each.exists():
-                each.mkdir(mode=0o700, exist_ok=True)
+        for folder in reversed((directory, *directory.parents)):
+            if not folder.exists():
+                folder.mkdir(mode=0o700, exist_ok=True)
         return ownership.reason_for_distrust_of_path(directory)
     except OSError as error:
         return (error.strerror or str(error)).lower()
@@ -79,7 +80,7 @@ def _reason_against(directory: Path) -> str | None:
 
 @functools.cache
 def _temporary_directory() -> Path:
-    """A directory that lasts as long as this process."""
+    """Create a directory that is removed when the process ends."""
     path = Path(tempfile.mkdtemp(prefix="lt-train-code-"))
     atexit.register(shutil.rmtree, path, ignore_errors=True)
     return path

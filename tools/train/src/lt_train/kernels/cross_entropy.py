@@ -1,9 +1,9 @@
-"""Cross entropy over logits of 16 bits, without a copy of them in float32.
+"""Cross entropy over logits in 16 bits, without a float32 copy.
 
 One pass over the logits forward; backward, their gradient overwrites them. For Llama 3's vocabulary and 32,768 tokens the logits
 are 8.4 GB; a float32 copy and its gradient would be 34.
 
-Tensor-parallel ranks have some columns of the logits each. They exchange two numbers of each row and rank, log(sum(exp)) of its
+Every tensor-parallel rank holds some columns of the logits. Ranks exchange two numbers per row, the log(sum(exp)) of their
 columns and the label's logit: 0.5 MB for 32,768 tokens on two ranks, between the two passes.
 """
 
@@ -24,16 +24,16 @@ class _CrossEntropy(torch.autograd.Function):
         rows, columns = logits.shape
         if group is not None:
             labels = labels - group.rank() * columns
-        # The logarithm of each row's sum, and its label's logit.
-        found = torch.empty(2, rows, dtype=torch.float32, device=logits.device)
-        _forward[(rows,)](logits, labels, found[0], found[1], columns, BLOCK, num_warps=8)
+        # Per row: log(sum(exp)) and the label's logit.
+        terms = torch.empty(2, rows, dtype=torch.float32, device=logits.device)
+        _forward[(rows,)](logits, labels, terms[0], terms[1], columns, BLOCK, num_warps=8)
         if group is not None:
-            gathered = found.new_empty(group.size() * 2, rows)
-            all_gather_into_tensor(gathered, found, group=group)
+            gathered = terms.new_empty(group.size() * 2, rows)
+            all_gather_into_tensor(gathered, terms, group=group)
             of_ranks = gathered.view(-1, 2, rows)
-            found = torch.stack((of_ranks[:, 0].logsumexp(0), of_ranks[:, 1].sum(0)))
-        ctx.save_for_backward(logits, labels, found[0])
-        return found[0] - found[1]
+            terms = torch.stack((of_ranks[:, 0].logsumexp(0), of_ranks[:, 1].sum(0)))
+        ctx.save_for_backward(logits, labels, terms[0])
+        return terms[0] - terms[1]
 
     @staticmethod
     def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor, None, None]:
@@ -46,9 +46,9 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """The loss of every row, float32 [rows], of `logits` [rows, columns], contiguous, and `labels` int64 [rows].
+    """Return the loss of every row, float32 [rows], from contiguous `logits` [rows, columns] and `labels` int64 [rows].
 
-    With a `group` each of its ranks has the next columns. The backward pass destroys the logits.
+    With a `group`, the columns are split over its ranks in order. The backward pass overwrites the logits.
     """
     losses: Tensor = _CrossEntropy.apply(logits, labels, group)  # type: ignore[no-untyped-call]
     return losses

@@ -1,21 +1,21 @@
-"""The gradient of an embedding, added to those rows of a buffer that the batch's tokens name.
+"""Add the gradient of an embedding to the rows of a buffer for the tokens of the batch.
 
-torch makes a gradient as large as the table, 1 GB for Llama 3 8B, most of it zeros, and adds that to the buffer: 4 GB to move.
-Here the rows of equal tokens are summed in float32 and added: each is read once.
+torch allocates a gradient as large as the table, 1 GB for Llama 3 8B, mostly zeros, and adds it to the buffer: 4 GB to move.
+Here the rows of equal tokens are summed in float32 and added, so that every row is read once.
 """
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-# Of a program: columns, and rows read at a time of a token that is in the batch many times.
+# Per program: columns, and rows read at a time for a repeated token.
 BLOCK, ROWS = 1024, 4
 
 
 def add_rows(gradient: Tensor, tokens: Tensor, buffer: Tensor) -> None:
     """Add row i of `gradient` [tokens, width] to row `tokens[i]` of `buffer` [rows, width], for every i of `tokens`, int64.
 
-    Always in the same order. Tokens from `rows` on are left out.
+    The order is deterministic. Tokens from `rows` on are ignored.
     """
     gradient = gradient.contiguous()
     ordered, order = tokens.sort(stable=True)
@@ -27,7 +27,7 @@ def add_rows(gradient: Tensor, tokens: Tensor, buffer: Tensor) -> None:
 def _add(  # type: ignore[no-untyped-def]
     gradient, ordered, order, buffer, count, rows, width, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """All rows of one token, by the program of the first of them."""
+    """Sum the rows of one token. The program of the token's first row does this; the token's other programs return."""
     index = tl.program_id(0)
     token = tl.load(ordered + index)
     if (tl.load(ordered + index - 1, mask=index > 0, other=-1) != token) & (token < rows):

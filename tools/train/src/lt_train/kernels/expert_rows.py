@@ -1,4 +1,4 @@
-"""What experts do between their grouped GEMMs, on rows of which a token has one for each of its experts.
+"""Row operations between the grouped GEMMs of experts. A token has one row for each of its experts.
 
 These are the order of the rows, the rows themselves, SwiGLU times the router's probability, and the sum of a token's rows.
 
@@ -49,7 +49,7 @@ def count_rows(routing_map: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def order_rows(routing_map: Tensor, most: int, known: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The token and the expert of each row, int64 [t x `most`]; and each token's rows, int32 [t, most], by number of the expert.
+    """Return the token and the expert of every row, int64 [t x `most`], and every token's rows, int32 [t, most], by expert.
 
     `routing_map` [t, n], bool, has up to `most` in each line. Where it has fewer, the last tokens and experts are not set, and -1
     stands for the rows that a token lacks.
@@ -67,7 +67,7 @@ def order_rows(routing_map: Tensor, most: int, known: Tensor) -> tuple[Tensor, T
 def weighted_swiglu(gate_up: Tensor, probabilities: Tensor, bias: Tensor | None, group_of_row: Tensor | None) -> Tensor:
     """SwiGLU of `gate_up` [m, 2 n], gates first, times each row's of `probabilities`, float32 [m]: [m, n].
 
-    With `bias` [groups, 2 n], that of a row's group is added to gate and up, and SwiGLU is gpt-oss's, clamped.
+    With `bias` [groups, 2 n], the bias of a row's group is added to gate and up, and SwiGLU is gpt-oss's, clamped.
     """
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     output = gate_up.new_empty(rows, width)
@@ -81,7 +81,7 @@ def weighted_swiglu(gate_up: Tensor, probabilities: Tensor, bias: Tensor | None,
 def weighted_swiglu_gradient(
     gradient: Tensor, gate_up: Tensor, probabilities: Tensor, bias: Tensor | None, group_of_row: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """From the `gradient` [m, n] of `weighted_swiglu`: those of `gate_up` and of `probabilities`, and its output, recomputed."""
+    """Return the gradients of `gate_up` and `probabilities` from the output's `gradient` [m, n], and the recomputed output."""
     rows, width = gradient.shape
     result, output = torch.empty_like(gate_up), torch.empty_like(gradient)
     of_probabilities = torch.empty_like(probabilities)
@@ -94,7 +94,7 @@ def weighted_swiglu_gradient(
 
 
 def sum_rows(rows: Tensor, chosen: Tensor) -> Tensor:
-    """For each line of `chosen` [t, k], int32, the sum of those rows of `rows` [m, n], in float32: [t, n], of their dtype.
+    """Sum the rows of `rows` [m, n] that each line of `chosen` [t, k], int32, selects, in float32. Returns [t, n], `rows.dtype`.
 
     A negative number in `chosen` is no row.
     """
@@ -211,7 +211,7 @@ def _backward(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     probability = tl.load(probabilities + row, mask=row < rows, other=0.0)[:, None]
-    # Summed over the row's threads once: for each tile all of them would wait.
+    # Sum over the row's threads once, because a sum per tile would make every thread wait.
     total = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
     for first in range(0, width, COLUMNS):
         column = first + tl.arange(0, COLUMNS)

@@ -18,17 +18,17 @@ TILE = 128
 def cast(
     tensor: Tensor, parts: Tensor | None, dtype: torch.dtype, with_cast: bool, with_transpose: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`tensor` [rows, columns] in fp8, its amax scaled to the largest number of `dtype`; its transpose; and the inverse scale.
+    """Cast `tensor` [rows, columns] to fp8, its amax scaled to `dtype`'s maximum. Returns cast, transpose and inverse scale.
 
-    `parts` are the partial maxima of `lt_train.kernels.amax_reduction`; None computes them. The inverse scale is float32 of one
-    element, NaN if a number of `tensor` is. Without `with_cast` or `with_transpose` that result is empty.
+    `parts` are the partial maxima of `lt_train.kernels.amax_reduction`; None computes them. The inverse scale is a float32 tensor
+    with one element, NaN if a number of `tensor` is. Without `with_cast` or `with_transpose` that result is empty.
     """
     rows, columns = tensor.shape
     end = torch.finfo(dtype).max
     same = torch.empty((rows, columns) if with_cast else 0, dtype=dtype, device=tensor.device)
     transpose = torch.empty((columns, rows) if with_transpose else 0, dtype=dtype, device=tensor.device)
     factor = torch.empty(1, dtype=torch.float32, device=tensor.device)
-    parts = amax_reduction.of(tensor) if parts is None else parts
+    parts = amax_reduction.amax_parts(tensor) if parts is None else parts
     grid = (triton.cdiv(rows, TILE), triton.cdiv(columns, TILE))
     _cast[grid](
         tensor, parts, same, transpose, factor, rows, columns, end, with_cast, with_transpose, SMALLEST_AMAX, TILE, num_warps=8
@@ -37,7 +37,7 @@ def cast(
 
 
 def transposed(tensor: Tensor) -> Tensor:
-    """The transpose of `tensor` [rows, columns], which is in fp8, contiguous. Of the same numbers: it is scaled by one."""
+    """Return the contiguous transpose of the fp8 `tensor` [rows, columns]. The scale is one, so the numbers stay equal."""
     largest = torch.tensor(torch.finfo(tensor.dtype).max).view(torch.int32)
     parts = torch.full((PARTS.value,), int(largest), dtype=torch.int32, device=tensor.device)
     _, transpose, _ = cast(tensor, parts, tensor.dtype, with_cast=False, with_transpose=True)

@@ -69,7 +69,7 @@ def swiglu(gate_up: Tensor, dtype: torch.dtype) -> Cast:
 
 
 def swiglu_gradient(gradient: Tensor, gate_up: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradient of `gate_up` from that of SwiGLU's output; the output's transpose, as `cast` makes it, and its scales."""
+    """Return the gradient of `gate_up`, and the transpose of SwiGLU's output, cast as by `cast`, with its scales."""
     rows, width = gradient.shape
     result = torch.empty_like(gate_up)
     transpose, factors = _results(width, rows, dtype, gate_up.device)

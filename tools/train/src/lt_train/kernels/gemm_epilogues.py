@@ -12,8 +12,8 @@ Persistent thread blocks fill the GPU, and each takes its next tile when it is r
 tiles for each block a kernel would end with the slowest: 821 instead of 809 to 815 ms a step of 8 layers of that width. Where
 collectives occupy some of the multiprocessors, blocks without one would even start after the others: 4.5 ms instead of 2.8.
 
-Gate and up are the two halves of one tensor in Megatron's order, not interleaved as quack's own epilogues have them. So the
-layer's other GEMMs, which are torch's, and weights, gradients and checkpoints stay as they are.
+Gate and up are the two halves of one tensor in Megatron's order, not interleaved as in quack's epilogues. So the
+layer's remaining GEMMs, which are torch's, and weights, gradients and checkpoints need no change.
 
 This module and `lt_train.kernels.grouped_gemm_epilogues` are the only ones that call quack.
 """
@@ -53,7 +53,7 @@ def gated_gemm_gradient(gradient: Tensor, weight: Tensor, gate_up: Tensor, resul
 
 
 def exponential_gemm(rows: Tensor, weight: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-    """2^(log2(e) x `rows` [m, k] times the transpose of `weight` [n, k] - `offsets` [m]), and the sum of each row.
+    """Return 2^(log2(e) x `rows` [m, k] times the transpose of `weight` [n, k] - `offsets` [m]), and the row sums.
 
     `rows`, `weight` and the result are bfloat16, k is a multiple of 8 and n of `COLUMNS`; `offsets` and sums are float32 [m].
     """
@@ -68,7 +68,7 @@ def load() -> None:
 
 
 def columns_of_tile(columns: int) -> int:
-    """The width of the tiles by which `exponential_gemm` makes a matrix of so many columns."""
+    """Return the tile width of `exponential_gemm` for a number of columns."""
     return WIDE if columns % WIDE == 0 else COLUMNS
 
 

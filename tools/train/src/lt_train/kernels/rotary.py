@@ -21,7 +21,7 @@ PROGRAMS, SLOTS_OF_PROGRAM, WARPS = 528, 8, 2
 
 
 class HeadNorms(NamedTuple):
-    """RMSNorm of each head of the queries and of the keys: weights [size] and what is added to the mean square."""
+    """RMSNorm per head of the queries and keys: weights [size] and the epsilon added to the mean square."""
 
     query: Tensor
     key: Tensor
@@ -93,7 +93,7 @@ def _places(  # type: ignore[no-untyped-def]
     query, key, value, position, sample, first_slot, slots, in_group,
     query_s, query_b, query_h, key_s, key_b, key_h, value_s, value_b, value_h, HALF: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """Which slots [SLOTS, 1] of a token, from the first on, are queries, keys and values, and where their first halves lie."""
+    """Return which slots [SLOTS, 1] of a token are queries, keys and values, and the positions of their first halves."""
     slot = first_slot + tl.arange(0, SLOTS)[:, None]
     column = tl.arange(0, HALF)[None, :]
     group, index = slot // in_group, slot % in_group
@@ -109,7 +109,7 @@ def _places(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _weights(query_weight, key_weight, is_query, is_value, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Of both halves of each slot; ones for values."""
+    """Return the norm weights for both halves of every slot, ones for values."""
     column = tl.arange(0, HALF)[None, :]
     of_query, of_query_other = tl.load(query_weight + column).to(tl.float32), tl.load(query_weight + HALF + column).to(tl.float32)
     of_key, of_key_other = tl.load(key_weight + column).to(tl.float32), tl.load(key_weight + HALF + column).to(tl.float32)
@@ -119,7 +119,7 @@ def _weights(query_weight, key_weight, is_query, is_value, HALF: tl.constexpr): 
 
 @triton.jit
 def _inverse_root(first, second, epsilon, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
-    """One over the root of the mean square of each slot [SLOTS, 1]."""
+    """Return one over the root mean square of every slot [SLOTS, 1]."""
     return tl.rsqrt(tl.sum(first * first + second * second, axis=1, keep_dims=True) / (2 * HALF) + epsilon)
 
 

@@ -38,7 +38,7 @@ class _Choice(torch.autograd.Function):
         _forward[(programs,)](
             logits, probabilities, is_chosen, parts, rows, experts, experts_per_token, height, columns, num_warps=4
         )
-        # Not parts of one tensor: the counts are reduced in place.
+        # Separate tensors, because the counts are reduced in place.
         sums, counts = parts[:, 0].sum(0), parts[:, 1].sum(0)
         ctx.save_for_backward(logits, probabilities)
         ctx.mark_non_differentiable(routing_map, counts)
@@ -84,7 +84,7 @@ def _forward(  # type: ignore[no-untyped-def]
     inside = (row < rows)[:, None] & (column < experts)[None, :]
     place = row[:, None].to(tl.int64) * experts + column[None, :]
     values = tl.load(logits + place, mask=inside, other=0.0)
-    # What is no number goes first, as for torch; so each row has its experts in any case.
+    # NaN sorts first, as in torch, so that every row has its experts in any case.
     keys = tl.where(values == values, values, float("inf"))
     numbers = tl.broadcast_to(column[None, :], [ROWS, COLUMNS])
     is_expert = numbers < experts
@@ -125,6 +125,6 @@ def _backward(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _powers(values, is_expert):  # type: ignore[no-untyped-def]
-    """Of e, relative to each row's largest."""
+    """Return the powers of e, relative to the largest value of every row."""
     top = tl.max(tl.where(is_expert, values, float("-inf")), axis=1)
     return tl.where(is_expert, tl.exp(values - top[:, None]), 0.0)

@@ -1,4 +1,4 @@
-"""Operations on the rows of a matrix: the dot product of each with one row of a table, and scaling of each."""
+"""Operations on the rows of a matrix: dot products with selected rows of a table, and scaling by a factor per row."""
 
 import torch
 import triton
@@ -9,14 +9,14 @@ BLOCK = 2048
 
 
 def dots(rows: Tensor, table: Tensor, chosen: Tensor) -> Tensor:
-    """Row i of `rows` [m, k] times row `chosen[i]` of `table` [n, k], float32 [m]; contiguous, `chosen` int64."""
+    """Multiply row i of `rows` [m, k] by row `chosen[i]` of `table` [n, k]. Returns float32 [m]. `chosen` is int64."""
     result = rows.new_empty(len(rows), dtype=torch.float32)
     _dot[(len(rows),)](rows, table, chosen, result, rows.shape[1], BLOCK, num_warps=4)
     return result
 
 
 def scale(rows: Tensor, factors: Tensor, out: Tensor) -> Tensor:
-    """Row i of `rows` [m, k] times `factors[i]`, float32, into `out`, which may be `rows`; contiguous."""
+    """Write row i of `rows` [m, k] times `factors[i]`, float32, to `out`, which may be `rows`. Tensors are contiguous."""
     width = rows.shape[1]
     _scale[(len(rows), triton.cdiv(width, BLOCK))](rows, factors, out, width, BLOCK, num_warps=4)
     return out

@@ -21,7 +21,7 @@ TILE_ROWS, TILE_COLUMNS, AHEAD, SHARED_BY = 64, 64, 3, 8
 
 
 class SwiGLU(torch.autograd.Function):
-    """[..., 2 x width] to [..., width], of one dtype, computed in float32."""
+    """Compute SwiGLU from [..., 2 x width] to [..., width] in float32. Input and output have equal dtypes."""
 
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ def activation(gate_up: Tensor) -> Tensor:
 
 
 def gradient_and_transpose(gradient: Tensor, gate_up: Tensor, parts: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradient of `gate_up` [rows, 2 x width] from that of the output; the transpose of the output in fp8, and its factor.
+    """Return the gradient of `gate_up` [rows, 2 x width], the transpose of the output in fp8, and the transpose's factor.
 
     As `lt_train.kernels.fp8.cast` makes them of the output, whose `parts` these are.
     """

@@ -18,21 +18,21 @@ from lt_train.process import device
 
 
 class Profiler:
-    """A context of the training loop that is notified of every finished step; does nothing on ranks that are not profiled."""
+    """Record traces and memory snapshots on the chosen ranks. The training loop calls `step` after every step."""
 
-    def __init__(self, settings: Profile | None, rank: int, where: torch.device, done: int):
-        """`done` steps are finished when it begins."""
-        self.settings = settings if settings and rank in settings.ranks and done < settings.end else None
+    def __init__(self, settings: Profile | None, rank: int, rank_device: torch.device, steps_done: int):
+        """Profile steps after `steps_done` finished ones."""
+        self.settings = settings if settings and rank in settings.ranks and steps_done < settings.end else None
         self.rank = rank
-        self.where = where
-        self.done = done
+        self.rank_device = rank_device
+        self.steps_done = steps_done
         self._profile: Any = None
         self._is_recording = False
 
     def __enter__(self) -> Self:
         if self.settings and self.settings.trace:
-            before = max(0, self.settings.first - self.done)
-            active = self.settings.end - self.done - before
+            before = max(0, self.settings.first - self.steps_done)
+            active = self.settings.end - self.steps_done - before
             self._profile = torch.profiler.profile(
                 # One step of warm-up, in which the tracer starts but records nothing.
                 schedule=torch.profiler.schedule(wait=max(0, before - 1), warmup=min(1, before), active=active, repeat=1),
@@ -43,8 +43,8 @@ class Profiler:
         return self
 
     def step(self) -> None:
-        """A step is finished."""
-        self.done += 1
+        """Count a finished step."""
+        self.steps_done += 1
         if self._profile:
             self._profile.step()
         self._record_memory()
@@ -60,10 +60,10 @@ class Profiler:
         settings = self.settings
         if settings is None or not settings.memory:
             return
-        if settings.first <= self.done < settings.end and not self._is_recording:
+        if settings.first <= self.steps_done < settings.end and not self._is_recording:
             device.record_memory_history()
             self._is_recording = True
-        elif self.done >= settings.end and self._is_recording:
+        elif self.steps_done >= settings.end and self._is_recording:
             self._write_snapshot()
 
     def _write_trace(self, profile: Any) -> None:

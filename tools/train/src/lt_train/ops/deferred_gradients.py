@@ -1,11 +1,11 @@
-"""Weight gradients that are computed later, where a pipeline rank would wait (the zero-bubble schedule of `train`).
+"""Compute weight gradients later, when a pipeline rank would wait (the zero-bubble schedule of `train`).
 
-A linear layer's backward pass is two GEMMs: the gradient of its input, which the stage before waits for, and that of its weight,
-which nothing waits for until the step ends. While a queue is open, all code that adds a weight's gradient to its buffer puts
+A linear layer's backward pass is two GEMMs. The previous stage waits for the gradient of the input; no stage waits for the
+gradient of the weight until the step ends. While a queue is open, all code that adds a weight's gradient to its buffer puts
 the GEMM into the queue instead. Norms, embeddings, biases and routers have small gradients, and compute them at once.
 
 A queued GEMM keeps its two operands: the layer's input, which the forward pass has saved anyway, and the gradient of its output.
-Of a layer of Llama 3 8B's width and 8,192 tokens these are 0.44 and 0.70 GB in 16 bits, for each micro batch that is queued.
+For a layer of Llama 3 8B's width and 8,192 tokens these are 0.44 and 0.70 GB in 16 bits, per queued micro batch.
 """
 
 import collections
@@ -19,24 +19,24 @@ Computation = Callable[[], None]
 
 
 class Queue:
-    """Computations in the order in which they came, each with the buffer that it writes or adds to."""
+    """Queued computations, first in, first out, with the buffers that they write or add to."""
 
     def __init__(self) -> None:
         self._waiting: collections.deque[tuple[int, Computation]] = collections.deque()
-        # Of all micro batches, by the buffer's address.
-        self._left: collections.Counter[int] = collections.Counter()
-        # How many each micro batch has.
+        # The number of queued computations by the buffer's address, for all micro batches.
+        self._pending: collections.Counter[int] = collections.Counter()
+        # The number of computations per micro batch.
         self._groups: collections.deque[int] = collections.deque()
 
     def put(self, buffer: Tensor, compute: Computation) -> None:
         address = buffer.data_ptr()
         self._waiting.append((address, compute))
-        self._left[address] += 1
+        self._pending[address] += 1
         self._groups[-1] += 1
 
     @contextlib.contextmanager
     def collecting(self) -> Iterator[None]:
-        """Within, the weight gradients of one micro batch are put here."""
+        """Collect the weight gradients of one micro batch within the context."""
         global _open
         assert _open is None
         _open = self
@@ -48,16 +48,16 @@ class Queue:
 
     @torch.no_grad()
     def compute(self, completed: Callable[[int], None] | None = None) -> None:
-        """The oldest micro batch's gradients. `completed` is told the address of each buffer for which nothing is left."""
+        """Compute the oldest micro batch's gradients. `completed` gets the address of a buffer after its last computation."""
         for _ in range(self._groups.popleft()):
             address, compute = self._waiting.popleft()
             compute()
-            self._left[address] -= 1
-            if completed and not self._left[address]:
+            self._pending[address] -= 1
+            if completed and not self._pending[address]:
                 completed(address)
 
     def is_waiting(self, address: int) -> bool:
-        return self._left[address] > 0
+        return self._pending[address] > 0
 
 
 # autograd runs a backward pass in a thread of its own, and one at a time.
@@ -65,7 +65,7 @@ _open: Queue | None = None
 
 
 def later(buffer: Tensor, compute: Computation) -> None:
-    """Write or add a weight's gradient to `buffer` by `compute`: now, or later where a queue is open."""
+    """Write or add a weight's gradient to `buffer` by `compute`: now, or later if a queue is open."""
     if _open is None:
         compute()
     else:

@@ -21,7 +21,7 @@ def rows_of(weight: Tensor, tokens: Tensor, is_tied: bool) -> Tensor:
 
 
 def own_rows_of(weight: Tensor, tokens: Tensor, is_tied: bool) -> Tensor:
-    """The same of this rank's rows of the table, `tokens` being counted from the first of them; zero for those of its peers."""
+    """Look up `tokens`, counted from the first local row of the table. Tokens whose rows a peer holds give zeros."""
     rows: Tensor = _SplitEmbedding.apply(weight, tokens, is_tied)  # type: ignore[no-untyped-call]
     return rows
 

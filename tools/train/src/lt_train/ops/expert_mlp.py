@@ -1,16 +1,16 @@
-"""The MLPs of a mixture of experts: three grouped GEMMs forward and backward, and what is between them in four passes.
+"""The MLPs of a mixture of experts: grouped GEMMs, with four passes over the rows between them.
 
-A token becomes one row for each of its experts. Rows are sorted by expert, so that an expert's are one block of a matrix:
+A token becomes one row for each of its experts. Rows are sorted by expert, so that an expert multiplies one block of a matrix:
 
-    forward:  gather rows, GEMM with fc1, SwiGLU times the router's probability, GEMM with fc2, sum of each token's rows
+    forward:  gather rows, GEMM with fc1, SwiGLU times the router's probability, GEMM with fc2, sum per token
     backward: gather the output's gradient, GEMM with fc2, SwiGLU's gradient, GEMM with fc1, sum; and both weights' gradients
 
-Kept from forward to backward are the tokens (which the norm before keeps as well) and the output of the first GEMM. The gathered
-rows, SwiGLU's output and the experts' outputs are as large or, with small experts, larger, and are gathered or computed again
-(as SonicMoE, arXiv 2512.14080, does): of a layer of Qwen3-30B-A3B with 16,384 tokens 0.4 GB stay instead of 1.7, for 0.35 ms.
+The backward pass needs the tokens (which the norm before saves as well) and the output of the first GEMM. The gathered rows,
+SwiGLU's output and the experts' outputs are as large or, with small experts, larger. They are gathered or computed again (as in
+SonicMoE, arXiv 2512.14080): a layer of Qwen3-30B-A3B with 16,384 tokens saves 0.4 GB instead of 1.7, for 0.35 ms.
 
-The probability is applied before the second GEMM, as in megatron-core. Its gradient needs no expert's output then: it is the sum
-of SwiGLU's output times its gradient.
+The probability is applied before the second GEMM, as in megatron-core. So the probability's gradient needs no expert's output: it
+is the sum of SwiGLU's output times the gradient of that output.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from lt_train.ops.grouped_gemm import GroupedGemms, as_they_are, transposed_product
 
-# The least number of columns that a grouped GEMM takes: 16 bytes.
+# A grouped GEMM needs at least 16 bytes of columns.
 ONES = 8
 
 
@@ -44,12 +44,12 @@ class RowOperations(Protocol):
 
     def count_rows(self, routing_map: Tensor) -> tuple[Tensor, Tensor]: ...
 
-    def order_rows(self, routing_map: Tensor, most: int, known: Tensor) -> tuple[Tensor, Tensor, Tensor]: ...
+    def order_rows(self, routing_map: Tensor, most: int, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]: ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Operations:
-    """How the GEMMs and what is between them are computed."""
+    """Implementations of the GEMMs and of the row operations between them."""
 
     gemms: GroupedGemms
     rows: RowOperations
@@ -57,7 +57,7 @@ class Operations:
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """Of n experts: `fc1` [n, 2 f, h], gates first, `fc2` [n, h, f], and perhaps `bias1` [n, 2 f] and `bias2` [n, h]."""
+    """The weights of n experts: `fc1` [n, 2 f, h], gates first, `fc2` [n, h, f]. `bias1` is [n, 2 f], `bias2` [n, h]."""
 
     fc1: Tensor
     fc2: Tensor
@@ -66,9 +66,9 @@ class Weights:
 
 
 class RowSource(Protocol):
-    """Where the m rows of `expert_mlp` come from, and where they go.
+    """Turn tokens into the m rows of `expert_mlp`, and rows back into tokens.
 
-    `borders` [n + 1], int32, are those of the experts' blocks of rows; `experts` [m], int64, each row's.
+    `borders` [n + 1], int32, separate the experts' blocks of rows; `experts` [m], int64, is the expert of every row.
     """
 
     @property
@@ -76,36 +76,36 @@ class RowSource(Protocol):
     @property
     def experts(self) -> Tensor: ...
     def expect(self, tokens: Tensor) -> None:
-        """Say that `gather` will be called with `tokens`, so that what they have to come from can send them."""
+        """Announce that `gather` will be called with `tokens`, so that their exchange can start."""
         ...
 
     def gather(self, tokens: Tensor) -> Tensor:
-        """The rows of `tokens`."""
+        """Return the rows of `tokens`."""
         ...
 
     def operand(self, tokens: Tensor, gemms: GroupedGemms) -> Any:
-        """The rows of `tokens` as `gemms` multiplies them."""
+        """Return the rows of `tokens` as an operand of `gemms`."""
         ...
 
     def combine(self, rows: Tensor) -> Tensor:
-        """The sum of each token's rows."""
+        """Sum the rows of every token."""
         ...
 
     def of_rows(self, probabilities: Tensor) -> Tensor:
-        """Each row's of `probabilities`: [m]."""
+        """Return the probability of every row: [m]."""
         ...
 
     def gradient(self, of_rows: Tensor, probabilities: Tensor) -> Tensor:
-        """That of `probabilities`, from that of each row's."""
+        """Return the gradient of `probabilities`. `of_rows` is the gradient of the rows' probabilities."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Routing:
-    """Which rows t tokens become by n experts that this rank has.
+    """The rows of t tokens for the n local experts.
 
-    `borders` [n + 1], int32, are those of the experts' blocks; `tokens` and `experts` [m], int64, each row's; `rows` [t, k],
-    int32, those of each token, by rising number of the expert; -1 for none.
+    `borders` [n + 1], int32, separate the experts' blocks. `tokens` and `experts` [m], int64, are the token and the expert of
+    every row. `rows` [t, k], int32, holds the rows of every token by rising number of the expert, -1 for none.
     """
 
     borders: Tensor
@@ -116,21 +116,21 @@ class Routing:
 
     @classmethod
     def of_map(cls, routing_map: Tensor, experts_per_token: int, operations: RowOperations) -> Self:
-        """From `routing_map` [t, n], bool, with `experts_per_token` in each line, so m = t x k. The host waits for nothing."""
-        borders, known = operations.count_rows(routing_map)
-        return cls(borders, *operations.order_rows(routing_map, experts_per_token, known), operations)
+        """Sort by `routing_map` [t, n], bool, with `experts_per_token` set per line: m = t x k. The host waits for nothing."""
+        borders, counts = operations.count_rows(routing_map)
+        return cls(borders, *operations.order_rows(routing_map, experts_per_token, counts), operations)
 
     @classmethod
     def of_part(
         cls, routing_map: Tensor, most: int, operations: RowOperations, coming: Callable[[Tensor], Callable[[], int]]
     ) -> Self:
-        """From `routing_map` [t, n], bool, with up to `most` in each line.
+        """Sort by `routing_map` [t, n], bool, with up to `most` set per line.
 
-        The host waits for m in the function that `coming` returns for it.
+        `coming` starts to copy m to the host and returns the function that waits for m.
         """
-        borders, known = operations.count_rows(routing_map)
+        borders, counts = operations.count_rows(routing_map)
         arrive = coming(borders[-1])
-        tokens, experts, rows = operations.order_rows(routing_map, most, known)
+        tokens, experts, rows = operations.order_rows(routing_map, most, counts)
         size = arrive()
         return cls(borders, tokens[:size], experts[:size], rows, operations)
 
@@ -157,14 +157,14 @@ class Routing:
 
 @dataclasses.dataclass(frozen=True)
 class Arrived:
-    """Rows that a dispatcher has sorted by expert already, with a probability each; they go back as they came."""
+    """Rows that a dispatcher has sorted by expert, with one probability per row. They return in this order."""
 
     borders: Tensor
     experts: Tensor
 
     @classmethod
     def of_counts(cls, counts: Tensor, rows: Tensor) -> Self:
-        """`counts` [n] of the `rows` [m, h]."""
+        """Compute borders from `counts` [n], the number of `rows` [m, h] for every expert."""
         borders = counts.to(rows.device, non_blocking=True).cumsum(0, dtype=torch.int32)
         borders = torch.nn.functional.pad(borders, (1, 0))
         numbers = torch.arange(len(rows), dtype=torch.int32, device=rows.device)
@@ -190,10 +190,10 @@ class Arrived:
 
 
 def expert_mlp(tokens: Tensor, probabilities: Tensor, routing: RowSource, weights: Weights, operations: Operations) -> Tensor:
-    """`tokens` [t, h] through their experts: [t, h], of the tokens' dtype.
+    """Compute the experts' MLPs for `tokens` [t, h]. Returns [t, h] in the tokens' dtype.
 
-    `probabilities` are [t, n] with a `Routing` and [t] with rows that `Arrived`. The gradients of `fc1` and `fc2` go where
-    `GroupedGemms.weight_gradient` says.
+    `probabilities` are [t, n] with a `Routing` and [t] with `Arrived` rows. `GroupedGemms.weight_gradient` stores the gradients
+    of `fc1` and `fc2`.
     """
     output: Tensor = _ExpertMLP.apply(  # type: ignore[no-untyped-call]
         tokens, probabilities, weights.fc1, weights.fc2, weights.bias1, routing, operations
@@ -216,7 +216,7 @@ class _ExpertMLP(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         gemms, borders, scale = operations.gemms, routing.borders, routing.of_rows(probabilities).float()
         rows = routing.operand(tokens, gemms)
-        matrices, known1 = gemms.matrices(fc1)
+        matrices, scales1 = gemms.matrices(fc1)
         both = gemms.gated(rows, matrices, scale, borders) if bias1 is None else None
         if both is None:
             gate_up = gemms.times_transposed(rows, matrices, borders)
@@ -224,31 +224,33 @@ class _ExpertMLP(torch.autograd.Function):
         else:
             gate_up, activation = both
         del rows, matrices, both
-        matrices, known2 = gemms.matrices(fc2)
-        ctx.save_for_backward(tokens, probabilities, scale, fc1, fc2, bias1, gate_up, known1, known2)
-        # A saved weight comes back without its attributes where hooks on saved tensors are in force.
+        matrices, scales2 = gemms.matrices(fc2)
+        ctx.save_for_backward(tokens, probabilities, scale, fc1, fc2, bias1, gate_up, scales1, scales2)
+        # With saved-tensor hooks, `saved_tensors` returns a weight without its attributes (`main_grad`).
         ctx.weights, ctx.routing, ctx.operations = (fc1, fc2), routing, operations
         return routing.combine(gemms.times_transposed(activation, matrices, borders))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        tokens, probabilities, scale, fc1, fc2, bias1, gate_up, known1, known2 = ctx.saved_tensors
+        tokens, probabilities, scale, fc1, fc2, bias1, gate_up, scales1, scales2 = ctx.saved_tensors
         routing, gemms, operations = ctx.routing, ctx.operations.gemms, ctx.operations.rows
         borders = routing.borders
         routing.expect(tokens)
         output_gradient = routing.gather(gradient.contiguous())
-        of_activation = gemms.times(output_gradient, fc2, known2, borders)
-        slopes, of_scale, activation = operations.weighted_swiglu_gradient(of_activation, gate_up, scale, bias1, routing.experts)
-        del of_activation
+        activation_gradient = gemms.times(output_gradient, fc2, scales2, borders)
+        slopes, scale_gradient, activation = operations.weighted_swiglu_gradient(
+            activation_gradient, gate_up, scale, bias1, routing.experts
+        )
+        del activation_gradient
         fc2_gradient = gemms.weight_gradient(ctx.weights[1], output_gradient, partial(as_they_are, activation), borders)
         del output_gradient, activation
-        tokens_gradient = routing.combine(gemms.times(slopes, fc1, known1, borders))
+        tokens_gradient = routing.combine(gemms.times(slopes, fc1, scales1, borders))
         fc1_gradient = gemms.weight_gradient(ctx.weights[0], slopes, partial(routing.gather, tokens), borders)
-        of_probabilities = routing.gradient(of_scale, probabilities)
+        probabilities_gradient = routing.gradient(scale_gradient, probabilities)
         bias_gradient = None if bias1 is None else _sums(slopes, borders)
-        return tokens_gradient, of_probabilities, fc1_gradient, fc2_gradient, bias_gradient, None, None
+        return tokens_gradient, probabilities_gradient, fc1_gradient, fc2_gradient, bias_gradient, None, None
 
 
 def _sums(rows: Tensor, borders: Tensor) -> Tensor:
-    """The sum of each group's rows, in an order that does not change from run to run."""
+    """Sum the rows of every group, in a deterministic order."""
     return transposed_product(rows, rows.new_ones(len(rows), ONES), borders)[..., 0]

@@ -1,4 +1,4 @@
-"""`lt_train.kernels.expert_rows` by torch's operations, for CPUs and for `--kernels torch`."""
+"""The operations of `lt_train.kernels.expert_rows` in PyTorch, for CPUs and for `--kernels torch`."""
 
 import functools
 from collections.abc import Callable
@@ -40,9 +40,9 @@ def count_rows(routing_map: Tensor) -> tuple[Tensor, Tensor]:
     return borders, borders
 
 
-def order_rows(routing_map: Tensor, most: int, known: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def order_rows(routing_map: Tensor, most: int, borders: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     tokens = len(routing_map)
-    # -1 where there are fewer rows: the last line of `rows` takes those.
+    # Missing rows have index -1, which writes to the extra last line of `rows`.
     expert, token = torch.nonzero_static(routing_map.t(), size=tokens * most).t().contiguous()
     rows = torch.full((tokens + 1, most), -1, dtype=torch.int32, device=routing_map.device)
     place = torch.nn.functional.pad(routing_map.cumsum(1) - 1, (0, 0, 0, 1))
@@ -84,7 +84,7 @@ def _alpha_and_offset(bias: Tensor | None) -> tuple[float, float]:
 
 
 def _gate_and_up(gate_up: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """In float32, and clamped where there is a bias."""
+    """Return gate and up in float32, clamped if there is a bias."""
     if bias is None:
         gate, up = gate_up.float().chunk(2, dim=-1)
         return gate, up
@@ -97,11 +97,11 @@ def _sum_rows(rows: Tensor, chosen: Tensor) -> Tensor:
     return (rows[chosen.clamp(min=0)].float() * is_row).sum(1).to(rows.dtype)
 
 
-def _compiled(function: Callable[..., Any], of: Tensor) -> Callable[..., Any]:
-    return _compiled_for_gpus(function) if of.is_cuda else function
+def _compiled(function: Callable[..., Any], tensor: Tensor) -> Callable[..., Any]:
+    return _compiled_for_gpus(function) if tensor.is_cuda else function
 
 
 @functools.cache
 def _compiled_for_gpus(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Once for any number of rows, which expert parallelism changes with every step."""
+    """Compile once for any number of rows, because expert parallelism changes it in every step."""
     return torch.compile(function, dynamic=True)

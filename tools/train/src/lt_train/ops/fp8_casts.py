@@ -45,13 +45,13 @@ class SwigluCasts(Casts, Protocol):
     """Those that can compute SwiGLU of rows [m, 2 n], gates first, together with the cast of its output."""
 
     def cast_swiglu(self, gate_up: Tensor, dtype: torch.dtype) -> tuple[Cast, Tensor | None]:
-        """The output in fp8, and what `swiglu_gradient` needs to know of it."""
+        """Return the output in fp8 and the values that `swiglu_gradient` needs."""
         ...
 
     def swiglu_gradient(
         self, gradient: Tensor, gate_up: Tensor, amax: Tensor | None, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradient of `gate_up` from that of the output; the output's transpose in fp8, and its scales."""
+        """Return the gradient of `gate_up`, the transpose of SwiGLU's output in fp8, and the scales of the transpose."""
         ...
 
 
@@ -70,7 +70,7 @@ class TritonCasts:
     def __init__(self) -> None:
         from lt_train.kernels import amax_reduction, fp8, swiglu
 
-        self._cast, self.transposed, self.find_amax = fp8.cast, fp8.transposed, amax_reduction.of
+        self._cast, self.transposed, self.find_amax = fp8.cast, fp8.transposed, amax_reduction.amax_parts
         self._swiglu, self._swiglu_gradient = swiglu.activation, swiglu.gradient_and_transpose
         amax_reduction.want(True)
 
@@ -78,7 +78,7 @@ class TritonCasts:
         return self.find_amax(tensor)
 
     def amax_of_ranks(self, tensor: Tensor, exchange: Exchange) -> Tensor:
-        """As `amax`, of all ranks' tensors."""
+        """Return the largest `amax` over the ranks."""
         # A copy: the numbers are kept with the tensor.
         parts = self.find_amax(tensor).clone()
         if exchange.group is not None:

@@ -15,7 +15,7 @@ from lt_train.kernels import FP8_BLOCK
 
 # A tensor in fp8 and its inverse scales.
 Cast = tuple[Tensor, Tensor]
-# cuBLASLt reads the scales of 128 x 128 blocks in lines padded to a multiple of it.
+# cuBLASLt reads the scales of 128 x 128 blocks in lines padded to a multiple of this number.
 ALIGNED_BLOCKS = 4
 
 

@@ -1,12 +1,12 @@
 """Grouped GEMMs of experts in fp8, by torch's CUTLASS kernel for Hopper GPUs: the forward pass and the rows' gradients.
 
-Rows and, forward, the matrices' rows have a scale each, and all numbers are e4m3, which is what the kernel multiplies. A token is
-cast once and its fp8 numbers are gathered for each of its experts. Backward, where the matrices' columns are multiplied, a matrix
-has one scale, made of those of its rows.
+Every row has a scale, and in the forward pass every row of the matrices, too. All numbers are e4m3, because the kernel multiplies
+no other format. A token is cast once and its fp8 numbers are gathered for its experts. The backward pass multiplies the matrices'
+columns, so a matrix has one scale there, the largest scale of its rows.
 
-The weights' gradients stay in 16 bits: in that product the kernel wants each expert to have a multiple of 16 rows, and not none.
-It is a third of the experts' work. And the matrices are cast in each pass, 6 bytes a weight in all, so that experts of few rows
-lose more than they gain (`lt_train.config.kernel_obstacles.FP8_EXPERT_ROWS`).
+The weights' gradients, a third of the experts' work, stay in 16 bits: for that product the kernel needs a positive multiple of 16
+rows for every expert. The matrices are cast in each pass, 6 bytes per weight in total, so experts with few rows are slower in
+fp8 (`lt_train.config.kernel_obstacles.FP8_EXPERT_ROWS`).
 """
 
 from collections.abc import Callable
@@ -59,9 +59,9 @@ class Fp8GroupedGemms:
 
 
 def _multiply(rows: Cast, matrices: Cast, borders: Tensor, fast: bool) -> Tensor:
-    """`rows` [m, k] times the transposes of `matrices` [groups, n, k], in bfloat16.
+    """Multiply `rows` [m, k] by the transposes of `matrices` [groups, n, k]. Returns bfloat16.
 
-    On a CPU it is the product of the numbers that they stand for. `fast` accumulates in too few bits for gradients.
+    On a CPU the operands are dequantized first. `fast` accumulates in too few bits for gradients.
     """
     numbers, factors = rows
     if not len(numbers):

@@ -1,17 +1,17 @@
 """Fused linear cross entropy: output layer and loss without a pass over the logits, which are the largest tensor of a step.
 
-A loss over logits z of a vocabulary of V reads them once for log(sum(exp(z))), and reads and writes them once more for their
-gradient, softmax(z) minus one at the label: 25 GB for 32,768 tokens of Llama 3. Here the epilogue of the output layer's GEMM
-writes not z but E = exp(z - o) and its row sums S (`kernels.gemm_epilogues`), with an offset o for each token, known before: the
-label's logit, a dot product, plus `ROOM`. The loss is log(S) + `ROOM`. For a gradient g of the loss that of z is g / S times E,
-with E - S at the label, where E is exp(-`ROOM`). So E is already, but for a factor of each row and one number in it, what the two
-GEMMs of the backward pass need; the factor is applied to their rows of h numbers, not to V.
+A loss over logits z reads them once for log(sum(exp(z))), and reads and writes them once more for their gradient, softmax(z)
+minus one at the label: 25 GB for 32,768 tokens of Llama 3. Here the epilogue of the output layer's GEMM writes E = exp(z - o) and
+its row sums S (`kernels.gemm_epilogues`) instead of z. The offset o of a token is computed before the GEMM: the label's logit, a
+dot product, plus `ROOM`. The loss is log(S) + `ROOM`. For a gradient g of the loss, the gradient of z is E g / S, with E - S in
+place of E at the label, and E is exp(-`ROOM`) there. The two GEMMs of the backward pass therefore read E itself, with the label's
+number replaced. The factor g / S multiplies their rows of h numbers, not E's rows of V numbers.
 
 Exponentials are bfloat16, as precise as softmax's gradient in 16 bits, and more precise than logits in 16 bits. Their range holds
-tokens with a loss of up to 126 nats. Beyond, S and the loss are infinite and the step is skipped, also where the token is masked.
+losses of up to 126 nats. Above 126, S and the loss are infinite and the step is skipped, even if the token is masked.
 
-Tensor-parallel ranks have some rows of the weight each, so some columns of E. They sum two numbers of each token, the label's
-logit before the GEMM and S behind it: 0.13 MB each for 32,768 tokens. The padding of the vocabulary, at the end, is left out.
+Every tensor-parallel rank holds some rows of the weight, so some columns of E. Ranks sum two numbers per token, the label's logit
+before the GEMM and S after it: 0.13 MB each for 32,768 tokens. The GEMM skips the padding at the end of the vocabulary.
 """
 
 import math
@@ -25,18 +25,18 @@ from lt_train.kernels.row_ops import dots, scale
 from lt_train.ops.row_exchange import Exchange
 from lt_train.ops.wgrad_accumulation import accumulate_weight_gradient
 
-# As a power of two: 60 nats. Of a float's 2^-126 to 2^128 that leaves as much for tokens less likely than the label, down to
-# 2^-40 of it, as matters, and the rest for those more likely.
+# An exponent of two: 60 nats. A float's range is 2^-126 to 2^128: tokens less likely than the label are represented down to 2^-40
+# times its probability, which is all that matters, and more likely tokens have the remaining range.
 ROOM = 86
-# 126 nats. Of what is left, a loss's gradient divided by its sum needs some, down to 2^-30.
+# 126 nats. The remaining range is for the loss's gradient divided by the sum, down to 2^-30.
 LARGEST_SUM = 2.0**96
 
 
 def output_losses(rows: Tensor, weight: Tensor, labels: Tensor, exchange: Exchange, vocabulary: int) -> Tensor:
-    """The loss in nats, float32 [m], of `labels`, int64 [m], with logits of all ranks' rows times the transpose of the weight.
+    """Return the loss in nats, float32 [m], for `labels`, int64 [m]. Logits are the gathered rows times the transposed weight.
 
-    This rank has `rows` [..., h] and `weight` [n, h], contiguous and bfloat16. All ranks' weights together have the rows of a
-    `vocabulary`, in the order of the ranks, and padding. The weight's gradient is added to its `main_grad`, where it has one.
+    The local `rows` [..., h] and `weight` [n, h] are contiguous and bfloat16. The weights, in the order of the ranks,
+    hold a row per token of the `vocabulary`, then padding. The weight's gradient is added to `main_grad` if it has one.
     """
     losses: Tensor = _FusedLinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
         rows, weight, labels, exchange, vocabulary
@@ -50,18 +50,18 @@ class _FusedLinearCrossEntropy(torch.autograd.Function):
         rows = exchange.gather(rows, whole=True).whole()
         first = exchange.group.rank() * len(weight) if exchange.group else 0
         weight_rows = weight[: vocabulary - first]
-        # The label's column, where this rank has it.
+        # The label's column, if this rank holds it.
         columns = (labels - first).clamp(0, len(weight_rows) - 1)
         absent = columns != labels - first
         offsets = _summed(dots(rows, weight_rows, columns).masked_fill_(absent, 0), exchange).mul_(LOG2E).add_(ROOM)
         exponentials, sums = exponential_gemm(rows, weight_rows, offsets)
-        # The label's own term: the GEMM has summed its logit in another order.
+        # At least the label's term, because the GEMM has summed its logit in a different order.
         sums = _summed(sums, exchange).clamp_(min=2.0**-ROOM)
         sums = torch.where(sums <= LARGEST_SUM, sums, math.inf * sums)
         ctx.save_for_backward(rows, weight_rows, columns, absent, exponentials, sums)
-        # A saved weight comes back without its attributes where hooks on saved tensors are in force.
+        # With saved-tensor hooks, `saved_tensors` returns a weight without its attributes (`main_grad`).
         ctx.weight, ctx.exchange = weight, exchange
-        # The first keeps the small losses' precision, the second is finite.
+        # The first form preserves the precision of small losses, the second stays finite.
         return torch.where(sums < 1, (sums * 2.0**ROOM).log(), sums.log() + ROOM * math.log(2))
 
     @staticmethod
@@ -83,7 +83,7 @@ class _FusedLinearCrossEntropy(torch.autograd.Function):
 
 
 def _summed(numbers: Tensor, exchange: Exchange) -> Tensor:
-    """Over the ranks, in place."""
+    """Sum `numbers` over the ranks, in place."""
     if exchange.group:
         torch.distributed.all_reduce(numbers, group=exchange.group)
     return numbers

@@ -21,7 +21,7 @@ from lt_train.ops.wgrad_accumulation import accumulate_weight_gradient
 def gated_mlp(rows: Tensor, fc1: Tensor, fc2: Tensor, exchange: Exchange, *, keeps_activation: bool) -> Tensor:
     """[..., h] to [..., h] in bfloat16, with this rank's weights `fc1` [2 n, h], gates first, and `fc2` [h, n].
 
-    The weights' gradients are added to their `main_grad`, where they have one.
+    The weights' gradients are added to `main_grad` if the weights have one.
     """
     flat = rows.reshape(-1, rows.shape[-1])
     result: Tensor = _GatedMLP.apply(flat, fc1, fc2, exchange, keeps_activation)  # type: ignore[no-untyped-call]

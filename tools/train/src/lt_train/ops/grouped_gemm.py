@@ -32,17 +32,17 @@ class GroupedGemms(Protocol):
     """The products of rows [m, ...] with matrices [groups, n, k], and the matrices' gradients."""
 
     def operand(self, rows: Tensor, gather: Callable[[Tensor], Tensor] = as_they_are) -> Any:
-        """What `gated` and `times_transposed` multiply, of `rows` [t, k], from which `gather` makes [m, k]."""
+        """Prepare `rows` [t, k] for `gated` and `times_transposed`. `gather` selects the m rows [m, k]."""
         ...
 
     def matrices(self, weight: Tensor) -> tuple[Any, Tensor | None]:
-        """What `gated` and `times_transposed` multiply by, of `weight` [groups, n, k]; and what `times` has to know of it."""
+        """Prepare `weight` [groups, n, k] for `gated` and `times_transposed`. Also returns the scales for `times`."""
         ...
 
     def gated(self, rows: Any, matrices: Any, probabilities: Tensor, borders: Tensor) -> tuple[Tensor, Any] | None:
         """Rows [m, k] times the transposes, [m, n], gates first; and the operand of SwiGLU of that, times `probabilities` [m].
 
-        None where SwiGLU is an operation of its own.
+        None if SwiGLU is a separate operation.
         """
         ...
 
@@ -50,12 +50,12 @@ class GroupedGemms(Protocol):
         """Rows [m, k] times the transposes: [m, n]."""
         ...
 
-    def times(self, rows: Tensor, weight: Tensor, known: Tensor | None, borders: Tensor) -> Tensor:
+    def times(self, rows: Tensor, weight: Tensor, scales: Tensor | None, borders: Tensor) -> Tensor:
         """Rows [m, n] times the matrices: [m, k]. `known` is from `matrices`."""
         ...
 
     def weight_gradient(self, weight: Any, gradient: Tensor, rows: Rows, borders: Tensor) -> Tensor:
-        """What a backward pass returns as the gradient of `weight`, from `gradient` [m, n] and what gives the rows [m, k].
+        """Compute the gradient that a backward pass returns for `weight`, from `gradient` [m, n] and a function for the rows.
 
         With gradient accumulation fusion (`accumulates_in_gemm`) it is in the weight's `main_grad` then, or will be
         (`deferred_gradients`).
@@ -76,7 +76,7 @@ class TorchGroupedGemms:
     def times_transposed(self, rows: Tensor, matrices: Tensor, borders: Tensor) -> Tensor:
         return self.times(rows, matrices.transpose(1, 2), None, borders)
 
-    def times(self, rows: Tensor, weight: Tensor, known: Tensor | None, borders: Tensor) -> Tensor:
+    def times(self, rows: Tensor, weight: Tensor, scales: Tensor | None, borders: Tensor) -> Tensor:
         if _in_one_kernel(rows, weight):
             return torch._grouped_mm(rows, weight, offs=borders[1:])
         result = rows.new_empty(len(rows), weight.shape[2])
@@ -111,7 +111,7 @@ class QuackGroupedGemms:
     def matrices(self, weight: Tensor) -> tuple[Tensor, None]:
         return weight, None
 
-    def times(self, rows: Tensor, weight: Tensor, known: Tensor | None, borders: Tensor) -> Tensor:
+    def times(self, rows: Tensor, weight: Tensor, scales: Tensor | None, borders: Tensor) -> Tensor:
         return self._kernels.times(rows, weight, borders)
 
     def weight_gradient(self, weight: Any, gradient: Tensor, rows: Rows, borders: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from lt_train.ops.wgrad_accumulation import accumulate_weight_gradient
 
 
 def column_parallel(rows: Tensor, weight: Tensor, exchange: Exchange) -> Tensor:
-    """All ranks' rows, of which this one has `rows` [..., k], times the transpose of its `weight` [n, k]: [s, b, n]."""
+    """Gather the ranks' rows, [..., k] on each, and multiply by the transposed local `weight` [n, k]. Returns [s, b, n]."""
     flat = rows.reshape(-1, rows.shape[-1])
     result: Tensor = _ColumnParallel.apply(flat, weight, exchange)  # type: ignore[no-untyped-call]
     return result.view(-1, *rows.shape[1:-1], len(weight))

@@ -1,16 +1,13 @@
 """Sequence parallelism's exchange of rows by copy engines, while GEMMs run: each rank reads the memory of the others.
 
-NCCL's collectives run on multiprocessors that the GEMMs then lack, and those of the forward pass run while nothing else does.
-Here a rank puts its rows into memory that its peers can read (symmetric memory), and copy engines fetch the peers' rows part by
-part. The GEMM begins with the rank's own rows, and goes on with a peer's when they are there. A sum begins with what the peers
-need: while they fetch it, the rank computes its own share. Sums are made in float32, and rounded once.
+NCCL's collectives take multiprocessors from the GEMMs, and in the forward pass no GEMM runs beside them. Here a rank copies its
+rows into memory that its peers can read (symmetric memory), and copy engines fetch the peers' rows part by part. The GEMM begins
+with the local rows and continues with a peer's rows when they arrive. A sum begins with the rows that the peers need: while the
+peers fetch them, the rank computes its local share. Sums are computed in float32 and rounded once.
 
-By the bytes a rank of two fetches 134 MB for Llama 3 8B's width and 32,768 tokens, 0.4 ms at 350 GB/s, in the shadow of a GEMM of
-0.4 to 1.5 ms. Not in its shadow are the copy of own rows into symmetric memory (0.07 ms by the bytes), one small kernel in which
-the ranks wait for each other, and the addition (0.1 ms).
-
-A buffer may be written again when all peers have read it. They rotate, and which of them were read before the last barrier is
-known on all ranks alike, since all do the same: a further barrier is rarely needed.
+With two ranks, Llama 3 8B's width and 32,768 tokens, a rank fetches 134 MB: 0.4 ms at 350 GB/s by the bytes, hidden by a GEMM of
+0.4 to 1.5 ms. Three steps are not hidden: the copy of the local rows into symmetric memory (0.07 ms by the bytes), a small kernel
+in which the ranks wait for each other, and the addition (0.1 ms).
 """
 
 from collections.abc import Callable, Iterator
@@ -22,14 +19,15 @@ from torch.distributed import ProcessGroup
 
 from lt_train.ops.row_exchange import Compute, Gathered
 
-# A linear layer's backward pass uses two at a time; with three, one that is taken has been read before the last barrier.
+# A linear layer's backward pass uses two slots at a time. With a third, the next slot was read before the last barrier. All ranks
+# know that, because all make the same calls, so reusing a slot rarely needs a further barrier.
 SLOTS = 3
 
 Wait = Callable[[], object]
 
 
 class PeerMemory(Protocol):
-    """Buffers that the ranks of `group` can read of each other; `rank` and `size` are those within it."""
+    """Buffers of the `size` ranks of `group`, which can read each other's. `rank` is the local rank in the group."""
 
     rank: int
     size: int
@@ -38,20 +36,20 @@ class PeerMemory(Protocol):
     def group(self) -> ProcessGroup | None: ...
 
     def buffer(self, slot: int, rows: int, width: int, dtype: torch.dtype) -> Tensor:
-        """This rank's part of a slot. All ranks ask for the same size."""
+        """Return the local buffer of a slot. All ranks request equal sizes."""
         ...
 
     def barrier(self) -> None:
-        """What follows on this rank, follows what all ranks did before."""
+        """Order later work on this rank after the earlier work of all ranks."""
         ...
 
     def fetch(self, into: Tensor, slot: int, peer: int, offset: int) -> Wait:
-        """Copy the numbers of a peer's part from `offset` on, behind what was started here before; what follows may wait."""
+        """Start to copy a peer's buffer from number `offset` on, after earlier local work. Returns a function that waits."""
         ...
 
 
 class _Use:
-    """Of a slot: what this rank has to wait for until it has read what it wants."""
+    """One use of a slot: the fetches that this rank has to wait for."""
 
     def __init__(self, slot: int):
         self.slot = slot
@@ -66,22 +64,22 @@ class PeerExchange:
         self.group = memory.group
         self._memory = memory
         self._turn = 0
-        # The last of each slot, and the slots that this rank has read since the last barrier.
+        # The last use of each slot, and the slots that this rank has read since the last barrier.
         self._uses: dict[int, _Use] = {}
         self._read: set[int] = set()
 
-    def gather(self, own: Tensor, *, whole: bool) -> Gathered:
-        memory, count = self._memory, len(own)
+    def gather(self, local: Tensor, *, whole: bool) -> Gathered:
+        memory, count = self._memory, len(local)
         use = self._take()
-        memory.buffer(use.slot, count, own.shape[1], own.dtype).copy_(own)
+        memory.buffer(use.slot, count, local.shape[1], local.dtype).copy_(local)
         self._barrier()
-        rows = own.new_empty(memory.size * count, own.shape[1])
+        rows = local.new_empty(memory.size * count, local.shape[1])
         peers = [(memory.rank + step) % memory.size for step in range(1, memory.size)]
         waits = {}
         for rank in (*peers, *((memory.rank,) if whole else ())):
             waits[rank] = memory.fetch(rows[rank * count : (rank + 1) * count], use.slot, rank, 0)
         use.waits = list(waits.values())
-        return _Arriving(own, rows, memory.rank, waits, lambda: self._finish(use))
+        return _Arriving(local, rows, memory.rank, waits, lambda: self._finish(use))
 
     def sum(self, count: int, width: int, like: Tensor, compute: Compute) -> Tensor:
         memory, share = self._memory, count // self._memory.size
@@ -115,7 +113,7 @@ class PeerExchange:
         return finish
 
     def _take(self) -> _Use:
-        """Of the next slot, when no rank reads it any more."""
+        """Begin to use the next slot, as soon as no rank reads it."""
         slot = self._turn
         self._turn = (slot + 1) % SLOTS
         if slot in self._uses:
@@ -138,15 +136,15 @@ class PeerExchange:
 
 
 class _Arriving:
-    """Rows of `Gathered`, this rank's first."""
+    """The rows of a `gather`, local rows first."""
 
-    def __init__(self, own: Tensor, rows: Tensor, rank: int, waits: dict[int, Wait], finish: Callable[[], None]):
+    def __init__(self, local: Tensor, rows: Tensor, rank: int, waits: dict[int, Wait], finish: Callable[[], None]):
         self.count = len(rows)
-        self._own, self._rows, self._rank, self._waits, self._finish = own, rows, rank, waits, finish
+        self._local, self._rows, self._rank, self._waits, self._finish = local, rows, rank, waits, finish
 
     def parts(self) -> Iterator[tuple[slice, Tensor]]:
-        share = len(self._own)
-        yield slice(self._rank * share, (self._rank + 1) * share), self._own
+        share = len(self._local)
+        yield slice(self._rank * share, (self._rank + 1) * share), self._local
         for rank, wait in self._waits.items():
             if rank != self._rank:
                 wait()
@@ -162,5 +160,5 @@ class _Arriving:
 
 
 def _total(received: Tensor) -> Tensor:
-    """Over the ranks. Torch's sum over a dimension of two does not reach the memory's bandwidth."""
+    """Sum over the ranks. torch's sum over a dimension of two does not reach the memory's bandwidth."""
     return received[0] + received[1] if len(received) == 2 else received.sum(0)

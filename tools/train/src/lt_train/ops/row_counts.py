@@ -17,7 +17,7 @@ from lt_train.process.device import CPU
 
 
 class RowCounts:
-    """Those of one layer. With `recomputes`, numbers of passes without gradients are kept, the first for the first pass with."""
+    """Row counts of one layer. With `recomputes`, a pass without gradients queues its count for the pass with gradients."""
 
     def __init__(self, recomputes: bool):
         self._recomputes = recomputes
@@ -27,9 +27,9 @@ class RowCounts:
         """`count` is on its way to the host; the function returned waits for it."""
         has_gradients = torch.is_grad_enabled()
         if has_gradients and self._known:
-            known = self._known.popleft()
-            torch._assert_async(count == known, "the experts' rows are not those of the forward pass")
-            return lambda: known
+            expected = self._known.popleft()
+            torch._assert_async(count == expected, "the experts' rows are not those of the forward pass")
+            return lambda: expected
         arrive = _to_host(count)
         if has_gradients or not training or not self._recomputes:
             return arrive

@@ -1,12 +1,12 @@
-"""How tensor-parallel ranks exchange rows [m, h] around the GEMMs of a layer.
+"""Exchange rows [m, h] between tensor-parallel ranks around the GEMMs of a layer.
 
-A layer has two pairs of GEMMs. Of the first of a pair each rank has some columns of the weight, and all ranks need all rows; of
-the second it has a part of the contracted dimension, and the results are summed over the ranks. With sequence parallelism a rank
-keeps an equal share of the rows between two pairs: it gathers the others' before, and gets only its share of the sum. The
-backward pass does the same with gradients.
+A layer has two pairs of GEMMs. In the first GEMM of a pair each rank holds some columns of the weight and needs all rows. In the
+second it holds a part of the contracted dimension, and the ranks sum their results. With sequence parallelism a rank holds an
+equal share of the rows between two pairs: it gathers the peers' rows before a pair, and receives only its share of the sum. The
+backward pass exchanges gradients likewise.
 
-Rows arrive in parts, and sums are made in parts, for an exchange that overlaps them with GEMMs (`ops.peer_exchange`). Those of
-this module exchange everything at once, by collectives of torch.distributed.
+The interface passes rows and sums in parts, so that `ops.peer_exchange` can overlap them with GEMMs. The exchanges of this module
+pass all rows at once, by collectives of torch.distributed.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,45 +17,45 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, all_gather_into_tensor, all_reduce, reduce_scatter_tensor
 
-# Writes a result for some of the rows into a tensor of as many.
+# Writes the result for a slice of the rows into a tensor with as many rows.
 Compute = Callable[[slice, Tensor], object]
 
 
 class Gathered(Protocol):
-    """The rows of all ranks, `count` of them, of which some may still be on their way."""
+    """The `count` rows of all ranks. Some may not have arrived."""
 
     count: int
 
     def parts(self) -> Iterator[tuple[slice, Tensor]]:
-        """Which rows, and the rows, as soon as they are there."""
+        """Yield the indices and the rows of each part as soon as it arrives."""
         ...
 
     def whole(self) -> Tensor:
-        """All, contiguous. Only if that was asked for."""
+        """Return all rows in one contiguous tensor. Requires `gather` with `whole`."""
         ...
 
 
 class Exchange(Protocol):
-    """`group` are the ranks, None for a single one. All of them call the same methods in the same order."""
+    """Exchange rows between the ranks of `group`, None for one rank. All ranks call equal methods in equal order."""
 
     @property
     def group(self) -> ProcessGroup | None: ...
 
-    def gather(self, own: Tensor, *, whole: bool) -> Gathered:
-        """All ranks' rows, of which this rank has `own`, contiguous. With `whole` they can be had in one tensor, too."""
+    def gather(self, local: Tensor, *, whole: bool) -> Gathered:
+        """Gather the rows of every rank. `local` is contiguous. With `whole`, the result has them in one tensor, too."""
         ...
 
     def sum(self, count: int, width: int, like: Tensor, compute: Compute) -> Tensor:
-        """This rank's share of the sum of what the ranks compute for `count` rows, of `like`'s type."""
+        """Sum over the ranks what `compute` writes for `count` rows. Returns the local share, with the type of `like`."""
         ...
 
     def start_sum(self, count: int, width: int, like: Tensor, compute: Compute) -> Callable[[], Tensor]:
-        """The same while other work is started; that waits for it, and returns it. `compute` is called once."""
+        """Start `sum`, and call `compute` once. The returned function waits for the sum and returns it."""
         ...
 
 
 class Present:
-    """Rows that are there, or are when `wait` returns."""
+    """Rows in one tensor, complete when `wait` returns."""
 
     def __init__(self, rows: Tensor, wait: Callable[[], object] | None = None):
         self.count = len(rows)
@@ -72,12 +72,12 @@ class Present:
 
 
 class OneRank:
-    """No exchange."""
+    """Exchange nothing, because one rank has all rows and the whole weight."""
 
     group: ProcessGroup | None = None
 
-    def gather(self, own: Tensor, *, whole: bool) -> Gathered:
-        return Present(own)
+    def gather(self, local: Tensor, *, whole: bool) -> Gathered:
+        return Present(local)
 
     def sum(self, count: int, width: int, like: Tensor, compute: Compute) -> Tensor:
         return self.start_sum(count, width, like, compute)()
@@ -107,9 +107,9 @@ class SharedRows(OneRank):
         self.group = group
         self._ranks = group.size()
 
-    def gather(self, own: Tensor, *, whole: bool) -> Gathered:
-        rows = own.new_empty(self._ranks * len(own), own.shape[1])
-        return Present(rows, all_gather_into_tensor(rows, own, group=self.group, async_op=True).wait)
+    def gather(self, local: Tensor, *, whole: bool) -> Gathered:
+        rows = local.new_empty(self._ranks * len(local), local.shape[1])
+        return Present(rows, all_gather_into_tensor(rows, local, group=self.group, async_op=True).wait)
 
     def start_sum(self, count: int, width: int, like: Tensor, compute: Compute) -> Callable[[], Tensor]:
         results = like.new_empty(count, width)
@@ -118,7 +118,7 @@ class SharedRows(OneRank):
         return partial(_finished, reduce_scatter_tensor(total, results, group=self.group, async_op=True), total, results)
 
 
-def _finished(work: torch.distributed.Work, total: Tensor, *kept: Tensor) -> Tensor:
-    """`kept` are what the collective reads."""
+def _finished(work: torch.distributed.Work, total: Tensor, *sources: Tensor) -> Tensor:
+    """Wait for a collective. `sources` keep the tensors that it reads alive."""
     work.wait()
     return total

@@ -67,7 +67,7 @@ def _own(rows: Tensor) -> Tensor:
         return rows
     shared = get_global_memory_buffer().buffer.values()
     address = rows.untyped_storage().data_ptr()
-    return rows.clone() if any(each.untyped_storage().data_ptr() == address for each in shared) else rows
+    return rows.clone() if any(parameter.untyped_storage().data_ptr() == address for parameter in shared) else rows
 
 
 def add(weight_gradient: Tensor, buffer: Tensor) -> None:
@@ -84,7 +84,7 @@ def overwrites(buffer: Tensor) -> bool:
 
 
 def accumulates_in_gemm(weight: Any) -> bool:
-    """Whether gradient accumulation fusion is on for `weight`, which is not that of one of megatron-core's linear layers."""
+    """Return whether gradient accumulation fusion is on for `weight`, which no megatron-core linear layer holds."""
     return getattr(weight, "accumulates_in_gemm", False)
 
 

@@ -1,11 +1,11 @@
 """All-gather keys and values over context-parallel ranks, and reduce-scatter their gradients, while attention computes.
 
-Of 2 x N chunks, rank r has chunks r and 2N-1-r. The queries of chunk r see only keys of the first half of the sequence. So that
-half is gathered first, and the attention of chunk r runs while the second half arrives. The backward pass starts with chunk
-2N-1-r, and reduces the gradients of the second half while those of chunk r are computed. Attention thus waits for half of the
-bytes of a layer. With two ranks and Llama 3's 8 key-value heads of 128 channels, in bf16, that is 16 MiB in each pass for 16,384
-tokens: some 0.1 ms each, compared with 8 ms for the attention, which grows with the square of the tokens. To gather a few heads
-at a time would hide half of the remaining wait but make the kernels smaller.
+The sequence has 2 x N chunks; rank r holds chunks r and 2N-1-r. The queries of chunk r see only keys of the first half of the
+sequence. So that half is gathered first, and the attention of chunk r runs while the second half arrives. The backward pass
+starts with chunk 2N-1-r, and reduces the gradients of the second half while those of chunk r are computed. Attention thus waits
+for half of the bytes of a layer. With two ranks and Llama 3's 8 key-value heads of 128 channels, in bf16, that is 16 MiB in
+each pass for 16,384 tokens: some 0.1 ms each, compared with 8 ms for the attention, which grows with the square of the tokens.
+To gather a few heads at a time would hide half of the remaining wait but make the kernels smaller.
 """
 
 from typing import Any
@@ -50,7 +50,7 @@ class GatheredChunks:
 class SummedChunks:
     """Reduce-scatter the gradients `whole` [S, ...] over the ranks, to the two local chunks.
 
-    Call `add_second` when the second half of `whole` is complete, then `finish` when all of it is.
+    Call `add_second` when the second half of `whole` is complete, then `finish` when the first half is complete, too.
     """
 
     def __init__(self, whole: Tensor, group: Any):

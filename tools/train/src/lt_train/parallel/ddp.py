@@ -66,8 +66,8 @@ def replicate(
         overlap_param_gather=memory.overlap_param_gather,
         bucket_size=memory.bucket_elements or bucket_elements(ranks, layer_elements),
         check_for_nan_in_grad=False,
-        # gloo cannot; a pass over all gradients divides them first: 16 ms of a step of Llama 3.1 8B on two H200, by the bytes.
-        # For one rank alone, NCCL would divide them by 1: 5 ms of a step of 2.8 billion parameters.
+        # gloo cannot average: a pass over all gradients divides them first, 16 ms of a step of Llama 3.1 8B on two H200, by the
+        # bytes. With one rank, NCCL would divide by 1: 5 ms of a step of 2.8 billion parameters.
         average_in_collective=device.type == CUDA and ranks > 1,
     )
     chunk = DistributedDataParallel(config=config, ddp_config=settings, module=wrapped)
@@ -109,7 +109,7 @@ def wait_for_weights(*modules: torch.nn.Module) -> None:
 
 @contextlib.contextmanager
 def gathered(chunks: list[Chunk]) -> Iterator[None]:
-    """Gather the updated weights on every rank first. With --overlap-param-gather they would arrive in the next training step."""
+    """Gather the updated weights before the body runs. --overlap-param-gather would gather them in the next training step."""
     overlapping = [chunk for chunk in chunks if chunk.ddp_config.overlap_param_gather]
     for chunk in overlapping:
         chunk.disable_forward_pre_hook()
@@ -119,7 +119,7 @@ def gathered(chunks: list[Chunk]) -> Iterator[None]:
 
 
 def gather(chunks: list[Chunk]) -> None:
-    """All-gather the weights after each rank has set its shard of them."""
+    """All-gather the weights after each rank has set its shard."""
     for chunk in chunks:
         if chunk.ddp_config.use_distributed_optimizer:
             chunk.start_param_sync(force_sync=True)

@@ -1,11 +1,11 @@
-"""Parts of parameters as tensors of a checkpoint, wherever their borders are.
+"""Store slices of flattened parameters as checkpoint tensors. A slice may begin and end inside a row.
 
-Ranks that split a parameter among them have ranges of its elements: whole rows with FSDP, anything with the distributed
+Ranks that split a parameter hold ranges of its elements: whole rows with FSDP, arbitrary ranges with the distributed
 optimizer, which splits a buffer of many parameters. A range is stored as up to three boxes (the end of a row, whole rows, the
 beginning of a row) in the coordinates of the whole model, as views of the rank's memory. Nothing is gathered to save or to load
 it, and any other split reads it.
 
-megatron-core's `fully_reshardable` form has the same names and reads the same, but every rank gathers the state of all
+megatron-core's `fully_reshardable` form has equal names and loads equally, but every rank gathers the state of all
 data-parallel ranks in host memory for it, 12 bytes per parameter. And with more than one bucket it removes the padding between
 buckets and then looks parameters up at their padded offsets: 0.16 and 0.19 save the state of other weights under a parameter's
 name, without an error, whenever the size of a bucket is no multiple of 128 and of the number of ranks.
@@ -27,9 +27,9 @@ Entry: TypeAlias = ShardedTensor | ShardedTensorFactory
 
 @dataclasses.dataclass(frozen=True)
 class FlatSlice:
-    """The elements of the flattened parameter from `start` on are those of `tensor`, which has no data.
+    """A slice of a flattened parameter. It begins at element `start` and is a slice of one tensor of the model.
 
-    `tensor` says which part of which tensor of the whole model they are.
+    `tensor` names the tensor of the whole model and the position of the slice in it. It has no data.
     """
 
     start: int
@@ -37,17 +37,17 @@ class FlatSlice:
 
 
 def flat_slices(entry: Entry) -> list[FlatSlice]:
-    """The slices of a parameter: one for a tensor of the model, or several of rows, as with SwiGLU's two matrices."""
+    """Return the slices of a parameter: one for a plain tensor, one per matrix for SwiGLU's two stacked matrices."""
     parts = [entry] if isinstance(entry, ShardedTensor) else nested_values(entry.build())
-    found = []
+    slices = []
     for part in parts:
         assert part.data.is_contiguous(), f"{entry.key} is not split by rows"
-        found.append(FlatSlice(part.data.storage_offset() - entry.data.storage_offset(), part.without_data()))
-    return found
+        slices.append(FlatSlice(part.data.storage_offset() - entry.data.storage_offset(), part.without_data()))
+    return slices
 
 
 def cut(slices: Iterable[FlatSlice], share: torch.Tensor, first: int) -> Iterator[ShardedTensor]:
-    """`share`, the parameter's elements from `first` on in one dimension, as views of the shapes that checkpoints are made of."""
+    """Cut `share`, the elements of a flattened parameter from `first` on, into boxes (views) for a checkpoint."""
     for part in slices:
         start, end = max(part.start, first), min(part.start + math.prod(part.tensor.local_shape), first + len(share))
         width = math.prod(part.tensor.local_shape[1:])
@@ -82,33 +82,33 @@ def _box(whole: ShardedTensor, data: torch.Tensor, row: int, rows: int, column: 
 
 
 def _replica() -> int:
-    """The index of the replica of the sharded optimizer state that this rank has a part of."""
+    """Return the index of the local replica of the sharded optimizer state."""
     if not parallel_state.get_inter_distributed_optimizer_instance_group(check_initialized=False):
         return 0
     return int(parallel_state.get_inter_distributed_optimizer_instance_group().rank())
 
 
 def for_checkpoint(tensor: ShardedTensor, prefix: str = "") -> ShardedTensor:
-    """megatron-core saves boxes of different sizes only when the axis of the layers is one of their own."""
+    """Make the layer axis a dimension of the data, because only then does megatron-core save boxes of different sizes."""
     data = tensor.data.view((1,) * tensor.prepend_axis_num + tensor.local_shape)
     return dataclasses.replace(tensor, key=prefix + tensor.key, data=data, local_shape=tuple(data.shape), prepend_axis_num=0)
 
 
 def entries(sharded: Any) -> Iterator[Entry]:
-    """Every parameter in a model's sharded state, however nested."""
+    """Yield every parameter in a model's nested sharded state."""
     for value in nested_values(sharded):
         if isinstance(value, ShardedTensor | ShardedTensorFactory) and value.data is not None:
             yield value
 
 
 def local_sharded_state(optimizer: DistributedOptimizer, model: Any) -> dict[str, dict[str, ShardedTensor]]:
-    """This rank's slices of the state of `optimizer`, instead of the state that megatron-core gathers.
+    """Return the local slices of the state of `optimizer`, instead of the state that megatron-core gathers.
 
-    `model` is the model's sharded state. The slices are views: what is loaded into them is loaded.
+    `model` is the model's sharded state. The slices are views, so loading into them sets the optimizer's state.
     """
     slices = {id(entry.data): flat_slices(entry) for entry in entries(model)}
     saved: dict[str, dict[str, ShardedTensor]] = {}
-    for index, (parameter, first) in enumerate(_own_ranges(optimizer)):
+    for index, (parameter, first) in enumerate(_local_ranges(optimizer)):
         for name, share in optimizer._get_main_param_and_optimizer_states(parameter).items():
             if name != "step":
                 boxes = cut(slices[id(parameter)], share.detach(), first)
@@ -118,10 +118,10 @@ def local_sharded_state(optimizer: DistributedOptimizer, model: Any) -> dict[str
     return saved
 
 
-def _own_ranges(optimizer: DistributedOptimizer) -> Iterator[tuple[torch.nn.Parameter, int]]:
-    """The parameters that this rank has a range of, and where in the parameter it begins."""
-    for of_types in optimizer.gbuf_ranges:
-        for buckets in of_types.values():
+def _local_ranges(optimizer: DistributedOptimizer) -> Iterator[tuple[torch.nn.Parameter, int]]:
+    """Yield each parameter with a local range and the index of the first element of the range."""
+    for buckets_by_dtype in optimizer.gbuf_ranges:
+        for buckets in buckets_by_dtype.values():
             for bucket in buckets:
                 for parameter, ranges in bucket["param_map"].items():
                     yield parameter, ranges["param"].start

@@ -1,15 +1,14 @@
 """Fully sharded data parallelism: each data-parallel rank keeps its rows of every weight, gradient and moment (ZeRO-3).
 
-torch's fully_shard gathers one layer at a time in the precision of the forward pass and returns its gradients as float32 shards,
-summed and divided by the number of ranks. What stays on a rank are 16 bytes per parameter, divided by the ranks, and a gathered
-layer or two. The price beside the distributed optimizer is another gathering of the weights in the backward pass, for each micro
-batch. With several replicas (HSDP), the ranks of each replica together have the whole model, and gradients are also reduced
-across replicas.
+torch's fully_shard gathers one layer at a time in the precision of the forward pass and returns its gradients as float32
+shards, summed and divided by the number of ranks. A rank keeps 16 bytes per parameter, divided by the ranks, and one or two
+gathered layers. Unlike the distributed optimizer, FSDP gathers the weights once more in the backward pass of each micro batch.
+With several replicas (HSDP), the ranks of each replica together have the whole model, and gradients are also reduced across
+replicas.
 
-megatron-core's own wrapper of fully_shard keeps weights and gradients in bfloat16, saves only shapes that the ranks divide, and
-takes its mesh for CUDA's; its megatron_fsdp does not run without CUDA and saves in a format of its own. Here, the optimizer and
-megatron-core's gradient hooks see plain local tensors, and checkpoints are those of the distributed optimizer: a run may resume
-with either.
+megatron-core's own wrapper of fully_shard keeps weights and gradients in bfloat16, saves only shapes divisible by the ranks, and
+assumes a CUDA mesh; its megatron_fsdp needs CUDA and saves in another format. Here, the optimizer and megatron-core's gradient
+hooks see plain local tensors, and checkpoints have the distributed optimizer's format: a run may resume with either.
 """
 
 import contextlib
@@ -35,14 +34,14 @@ from lt_train.parallel import flat_shards
 from lt_train.parallel.shard_collectives import Collectives, ShardCollectives, UpdatedPart
 from lt_train.process.device import CPU
 
-# With which torch's modules yield all parameters by their own names. torch's `parameters` passes `recurse`.
+# Options with which torch's `named_parameters` yields all parameters by their names. torch's `parameters` passes `recurse`.
 ALL_PARAMETERS = {"prefix": "", "recurse": True, "remove_duplicate": True}
 
 
 class FullySharded(_BaseDataParallel):  # type: ignore[misc]
-    """A model built on the meta device, its parameters replaced by this rank's shards of them, in float32.
+    """Replace the parameters of a model built on the meta device by their local shards, in float32.
 
-    `dtype` is that of the forward and backward pass and of the weights in checkpoints.
+    The forward and backward pass and the weights in checkpoints have type `dtype`.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class FullySharded(_BaseDataParallel):  # type: ignore[misc]
         collectives: Collectives,
     ):
         super().__init__(config=config, module=model)
-        # Embedding and loss are views of what a kernel wrote, which nothing changes in place.
+        # Embedding and loss are views of a kernel's output. No code changes them in place, so torch's warning does not apply.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor", category=UserWarning)
         self.ddp_config = DistributedDataParallelConfig()
         self.dtype = dtype
@@ -66,7 +65,7 @@ class FullySharded(_BaseDataParallel):  # type: ignore[misc]
         }
         self.mesh = _mesh(device, replicas)
         marks = _shard(model, self.mesh, dtype, device)
-        self.sharded: dict[str, Any] = dict(model.named_parameters())  # of torch's DTensor
+        self.sharded: dict[str, Any] = dict(model.named_parameters())  # DTensor parameters
         self.shards: dict[str, torch.nn.Parameter] = {}
         for name, parameter in self.sharded.items():
             shard = torch.nn.Parameter(parameter.to_local().detach())
@@ -82,32 +81,32 @@ class FullySharded(_BaseDataParallel):  # type: ignore[misc]
         return super().forward(*inputs, **options)
 
     def rounded(self, shard: torch.nn.Parameter) -> torch.Tensor | None:
-        """The copy of `shard` in 16 bits that other ranks read, if they do."""
+        """Return the 16-bit copy of `shard` that other ranks read, or None if they do not."""
         return self.collectives.rounded(self._of_shard[shard])
 
     def parts(self, shards: Iterable[torch.nn.Parameter]) -> list[UpdatedPart]:
-        """The order in which AdamW is to update `shards`, where ranks read each other's."""
+        """Divide `shards` into the parts that AdamW updates in turn. Empty if ranks do not read each other's shards."""
         return self.collectives.parts({shard: self._of_shard[shard] for shard in shards})
 
     @torch.no_grad()
     def round_weights(self) -> None:
-        """To numbers of `dtype`, from which the master weights of all other layouts begin."""
+        """Round the shards to `dtype`, because the master weights of all other layouts begin from rounded weights."""
         for shard in self.shards.values():
             shard.copy_(shard.to(self.dtype))
 
     def forget_gathered(self) -> None:
-        """The shards have been set."""
+        """Discard gathered weights and 16-bit copies after the shards have been set."""
         if self.collectives.gathering is not None:
             self.collectives.gathering.forget()
 
     def named_parameters(self, *arguments: Any, **options: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """The shards, as plain tensors: what the optimizer updates and megatron-core's gradient hooks look at."""
+        """Yield the shards as plain tensors, for the optimizer and megatron-core's gradient hooks."""
         refuse_unknown("Module.named_parameters", arguments, options, neutral=ALL_PARAMETERS)
         return iter(self.shards.items())
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Gradients are reduced within a replica for each micro batch, and across replicas (HSDP) only for the last."""
+        """Reduce gradients within a replica only. The last micro batch, outside, reduces them across replicas (HSDP), too."""
         root = self.module
         assert isinstance(root, FSDPModule)
         root.set_requires_all_reduce(False)
@@ -117,7 +116,7 @@ class FullySharded(_BaseDataParallel):  # type: ignore[misc]
             root.set_requires_all_reduce(True)
 
     def finish_grad_sync(self, *unused: Any, **options: Any) -> None:
-        """The backward pass has summed the gradients: show each shard its own."""
+        """Set `main_grad` of each shard to its local gradient, which the backward pass has reduced."""
         refuse_unknown("DistributedDataParallel.finish_grad_sync", unused, options, neutral={"force_all_reduce": False})
         for name, parameter in self.sharded.items():
             if parameter.grad is not None:
@@ -131,10 +130,9 @@ class FullySharded(_BaseDataParallel):  # type: ignore[misc]
     def tensors(
         self, value: Callable[[torch.nn.Parameter], torch.Tensor], shards: Collection[torch.nn.Parameter] | None = None
     ) -> Iterator[tuple[str, ShardedTensor]]:
-        """`value` of every shard, or of `shards`, a tensor of its shape, cut at the borders of the model's own tensors and placed
-        among them.
+        """Yield slices of `value(shard)` for all shards, or for `shards`, as checkpoint tensors with names unique on the rank.
 
-        With each comes a name that is its own on this rank.
+        `value` returns a tensor of the shard's shape. It is cut at the borders of the model's tensors.
         """
         ranks, rank = self.mesh.size(-1), self.mesh.get_local_rank(self.mesh.ndim - 1)
         for name, slices in self.slices.items():
@@ -148,7 +146,7 @@ class FullySharded(_BaseDataParallel):  # type: ignore[misc]
                 yield f"{name}.{number}", tensor
 
     def sharded_state_dict(self, *arguments: Any, **options: Any) -> dict[str, ShardedTensor]:
-        """The weights for a checkpoint, in `dtype`. Loading fills these tensors; `load_state_dict` takes them over."""
+        """Return the weights for a checkpoint, in `dtype`. Loading fills these tensors; `load_state_dict` copies from them."""
         # The metadata is `CONTENT_METADATA`, which says how megatron-core's optimizers write.
         refuse_unknown(
             "MegatronModule.sharded_state_dict", arguments, options, ("metadata",), {"prefix": "", "sharded_offsets": ()}
@@ -158,7 +156,7 @@ class FullySharded(_BaseDataParallel):  # type: ignore[misc]
 
     @torch.no_grad()
     def load_state_dict(self, weights: dict[str, torch.Tensor], strict: bool = True) -> tuple[list[str], list[str]]:
-        """Take over what was loaded into the tensors of `sharded_state_dict`; returns the names of missing and surplus ones."""
+        """Copy the loaded tensors of `sharded_state_dict` to the shards. Returns no missing and no unexpected names."""
         for name, tensor in self.tensors(torch.Tensor.detach):
             tensor.data.copy_(weights[name].view(tensor.local_shape))
         self.forget_gathered()
@@ -166,29 +164,29 @@ class FullySharded(_BaseDataParallel):  # type: ignore[misc]
 
 
 class ShardOptimizer(FP32Optimizer):  # type: ignore[misc]
-    """The optimizer of shards, those of experts or all others.
+    """Optimizer of the shards of the experts, or of the other shards.
 
-    Its checkpoints have the form and the names of megatron-core's DistributedOptimizer's, of which there are as many.
+    Checkpoints have the form and the names that megatron-core's DistributedOptimizer writes, one optimizer for one optimizer.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, config: OptimizerConfig, init_state: Any, chunk: FullySharded):
         super().__init__(optimizer, config, init_state)
         self.chunk = chunk
-        # The norm of the gradients is over the ranks that together have one copy of the model.
+        # The ranks that together hold one copy of the model reduce the gradient norm.
         self.grad_stats_parallel_group = parallel_state.get_intra_distributed_optimizer_instance_group()
         self.tp_group = parallel_state.get_tensor_model_parallel_group()
         self.loaded: dict[torch.nn.Parameter, torch.Tensor] = {}
 
     def update_by(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let `optimizer` update the shards."""
+        """Replace the optimizer that updates the shards."""
         self.optimizer = optimizer
 
     def sharded_state_dict(
         self, model_sharded_state_dict: Any, is_loading: bool = False, metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         state = self.optimizer.state
-        own = [shard for group in self.optimizer.param_groups for shard in group["params"]]
-        weights = {shard: shard.detach().clone() if is_loading else shard.detach() for shard in own}
+        local_shards = [shard for group in self.optimizer.param_groups for shard in group["params"]]
+        weights = {shard: shard.detach().clone() if is_loading else shard.detach() for shard in local_shards}
         self.loaded = weights if is_loading else {}
         values = {"param": weights}
         for name in sorted({name for moments in state.values() for name in moments} - {"step"}):
@@ -196,9 +194,9 @@ class ShardOptimizer(FP32Optimizer):  # type: ignore[misc]
         saved = {
             name: {
                 key: flat_shards.for_checkpoint(tensor, f"optimizer.state.{name}.")
-                for key, tensor in self.chunk.tensors(of_shards.__getitem__, weights)
+                for key, tensor in self.chunk.tensors(value_by_shard.__getitem__, weights)
             }
-            for name, of_shards in values.items()
+            for name, value_by_shard in values.items()
         }
         step = max((float(moments["step"]) for moments in state.values() if "step" in moments), default=0.0)
         groups = [
@@ -213,7 +211,7 @@ class ShardOptimizer(FP32Optimizer):  # type: ignore[misc]
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the weights and the step; the moments were loaded in place. Rates are set by the schedule."""
+        """Copy the loaded weights to the shards and set the step. Moments were loaded in place; the schedule sets the rates."""
         for shard, weights in self.loaded.items():
             shard.copy_(weights)
         self.chunk.forget_gathered()
@@ -225,7 +223,7 @@ class ShardOptimizer(FP32Optimizer):  # type: ignore[misc]
 
 
 def _mesh(device: torch.device, replicas: int) -> DeviceMesh:
-    """The ranks with the same tensor and pipeline parallel part of the model: [shards], or with HSDP [replicas, shards]."""
+    """Return the mesh of data-parallel ranks: [shards], or with HSDP [replicas, shards]."""
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     if replicas == 1:
         return DeviceMesh.from_group(group, device.type)
@@ -236,12 +234,12 @@ def _mesh(device: torch.device, replicas: int) -> DeviceMesh:
 
 
 def _shard(model: MegatronModule, mesh: DeviceMesh, dtype: torch.dtype, device: torch.device) -> dict[str, dict[str, Any]]:
-    """Give memory to one unit after the other and keep this rank's rows of it; returns megatron-core's marks on each parameter.
+    """Allocate and shard one unit after the other. Returns megatron-core's attributes of each parameter by its name.
 
-    A tied embedding is used at both ends of the model and stays gathered with what belongs to no unit; the output layer stays
-    gathered from the forward to the backward pass, which begins with it. No backward pass reads an embedding.
+    A tied embedding is used at both ends of the model and stays gathered, as do the parameters outside all units. The output
+    layer stays gathered from the forward to the backward pass, which begins with it. No backward pass reads an embedding.
     """
-    # Of 16 bits, `GradientSums` makes float32.
+    # `GradientSums` receives 16-bit gradients and returns float32 sums.
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype, cast_forward_inputs=False)
     ends = [] if model.share_embeddings_and_output_weights else [model.embedding, model.output_layer]
     previous: list[FSDPModule] = []
@@ -253,10 +251,10 @@ def _shard(model: MegatronModule, mesh: DeviceMesh, dtype: torch.dtype, device: 
                 marks.setdefault(name, vars(parameter))
         fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=unit not in (model, model.output_layer))
         if unit in model.decoder.layers:
-            # Recomputation would disturb the order that torch finds out by itself.
+            # Set the order explicitly, because recomputation disturbs the order that torch records.
             unit.set_modules_to_backward_prefetch(previous)
             previous = [unit]
-    # Not by the output layer, in whose place the loss may multiply by its weight.
+    # The root prefetches, not the output layer: the fused loss may use the output weight without calling the layer.
     model.set_modules_to_backward_prefetch(previous)
     if not model.share_embeddings_and_output_weights:
         model.embedding.set_unshard_in_backward(False)
@@ -266,7 +264,7 @@ def _shard(model: MegatronModule, mesh: DeviceMesh, dtype: torch.dtype, device: 
 
 
 def _materialize(unit: torch.nn.Module, device: torch.device) -> None:
-    """Allocate the unit's parameters that are still on the meta device, with megatron-core's marks on them."""
+    """Allocate the unit's parameters that are still on the meta device, and copy megatron-core's attributes to them."""
     module: Any
     for module in unit.modules():
         attributes = {name: vars(value) for name, value in module.named_parameters(recurse=False) if value.is_meta}

@@ -1,7 +1,7 @@
 """FSDP's reduce-scatter of gradients: sent in 16 bits, summed in float32.
 
 torch's reduce-scatter would cast the gradients to float32 before it sends them. Here each rank receives its part from every other
-rank and adds the parts up: the same sum of the same numbers, with 2 bytes sent per number instead of 4.
+rank and adds the parts up. The sum is equal, and a number costs 2 bytes of traffic instead of 4.
 
 Ranks of one node read the parts from each other's memory by copy engines, which leave the multiprocessors to the GEMMs. Ranks of
 several nodes exchange the parts by an all-to-all.
@@ -17,7 +17,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
 from lt_train.parallel.peer_buffers import PeerBuffer
 
-# Arguments: the output, this rank's part, the parts of the other ranks, a factor.
+# Arguments: output, local part, parts of the other ranks, factor.
 SumParts: TypeAlias = Callable[[Tensor, Tensor, Tensor, float], None]
 # FSDP waits for the sum of a unit before it fills the buffer of the second unit after it, so two buffers suffice.
 SLOTS = 2
@@ -28,7 +28,7 @@ class GradientSums(ReduceScatter):
 
     `slots` are buffers that the ranks of the group read from each other; empty for an all-to-all. A slot can be filled again
     without a further barrier: all ranks have read its previous content, because each has passed the barrier of the unit in
-    between, for which FSDP waits.
+    between: FSDP waits for that unit.
     """
 
     def __init__(self, slots: Sequence[PeerBuffer], sum_parts: SumParts):
@@ -47,7 +47,7 @@ class GradientSums(ReduceScatter):
             return torch.empty(*size, dtype=dtype, device=device)
         self._turn = (self._turn + 1) % SLOTS
         slot = self._slots[self._turn]
-        return slot.of(slot.rank)[: int(size[0])]
+        return slot.rank_buffer(slot.rank)[: int(size[0])]
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup, op: Any, async_op: bool = False) -> None:
         parts, rank = input_tensor.view(group.size(), -1), group.rank()
@@ -56,18 +56,18 @@ class GradientSums(ReduceScatter):
             slot = self._slots[self._turn]
             slot.barrier()
             for step, into in enumerate(received, 1):
-                peer = slot.of((rank - step) % group.size())[: input_tensor.numel()]
+                peer = slot.rank_buffer((rank - step) % group.size())[: input_tensor.numel()]
                 into.copy_(peer.view(parts.shape)[rank])
-            own, others = parts[rank], received
+            local_part, peer_parts = parts[rank], received
         else:
             torch.distributed.all_to_all_single(received, parts, group=group)
-            own, others = received[0], received[1:]
-        self._sum_parts(output_tensor, own, others, 1 / group.size() if op == ReduceOp.AVG else 1.0)
+            local_part, peer_parts = received[0], received[1:]
+        self._sum_parts(output_tensor, local_part, peer_parts, 1 / group.size() if op == ReduceOp.AVG else 1.0)
 
 
-def sum_by_torch(out: Tensor, own: Tensor, others: Tensor, factor: float) -> None:
-    """Compute the same as `lt_train.kernels.gradient_sums.sum_parts`, without Triton."""
-    out.copy_(own)
-    for part in others:
+def sum_by_torch(out: Tensor, local_part: Tensor, peer_parts: Tensor, factor: float) -> None:
+    """Sum as `lt_train.kernels.gradient_sums.sum_parts` does, without Triton."""
+    out.copy_(local_part)
+    for part in peer_parts:
         out.add_(part)
     out.mul_(factor)

@@ -38,7 +38,8 @@ def tensors_of(model: MegatronModule) -> list[ShardedTensor]:
 @torch.no_grad()
 def initialize(tensors: Iterable[ShardedTensor], architecture: Architecture, seed: int) -> None:
     """Fill every tensor in place: normal with the architecture's deviation, divided by sqrt(2 x layers) for the matrices that
-    write to the residual stream (as in GPT-2); norms one, but zero where one is added; biases and padded vocabulary rows zero."""
+    write to the residual stream (as in GPT-2). Norms become one, or zero if the layer adds one. Biases and padded vocabulary rows
+    become zero."""
     norm = 0.0 if architecture.layernorm_zero_centered_gamma else 1.0
     for tensor in tensors:
         layer_axes = tensor.prepend_axis_num
@@ -62,7 +63,7 @@ def clear(tensors: Iterable[ShardedTensor]) -> None:
 
 
 def _stream(seed: int, key: str, layer: tuple[int, ...]) -> int:
-    """Return the position in the generator's cycle of 2^64 numbers at which a parameter's numbers begin."""
+    """Return the position in the generator's cycle of 2^64 numbers at which the numbers of a parameter begin."""
     digest = hashlib.sha256(f"{seed}/{key}/{layer}".encode()).digest()
     return int.from_bytes(digest[:8], "little", signed=True)
 

@@ -1,4 +1,4 @@
-"""Buffers that the ranks of a group can read from each other, for FSDP's collectives."""
+"""Buffers for FSDP's collectives. Each rank of a group can read the buffers of its peers."""
 
 from typing import Protocol
 
@@ -6,24 +6,21 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from lt_train.parallel.symmetric_memory import allocated
+from lt_train.parallel.symmetric_memory import allocate
 
 
 class PeerBuffer(Protocol):
-    """A one-dimensional buffer of equal size on all ranks of a group.
-
-    `rank` is this rank in the group, `size` the group's size.
-    """
+    """One-dimensional buffer, equally long on every rank of a group of `size` ranks. `rank` is the local rank in the group."""
 
     rank: int
     size: int
 
-    def of(self, rank: int) -> Tensor:
+    def rank_buffer(self, rank: int) -> Tensor:
         """Return the buffer of `rank`."""
         ...
 
     def barrier(self) -> None:
-        """Order work on the streams: later work on this stream runs after all earlier work on the streams of all ranks."""
+        """Let later work on the local stream run after all earlier work on every rank's stream."""
         ...
 
 
@@ -32,10 +29,10 @@ class SymmetricBuffer:
 
     def __init__(self, group: ProcessGroup, count: int, dtype: torch.dtype):
         self.rank, self.size = group.rank(), group.size()
-        self._memory, self._handle = allocated(max(1, count) * dtype.itemsize, group)
+        self._memory, self._handle = allocate(max(1, count) * dtype.itemsize, group)
         self._parts: list[Tensor] = [self._handle.get_buffer(rank, (count,), dtype, 0) for rank in range(self.size)]
 
-    def of(self, rank: int) -> Tensor:
+    def rank_buffer(self, rank: int) -> Tensor:
         return self._parts[rank]
 
     def barrier(self) -> None:

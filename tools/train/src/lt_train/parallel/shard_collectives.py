@@ -14,7 +14,7 @@ from lt_train.parallel.gradient_sums import SLOTS, GradientSums, SumParts, sum_b
 from lt_train.parallel.peer_buffers import PeerBuffer
 from lt_train.parallel.shard_gathering import ShardGathering
 
-# Makes a buffer for the ranks of a group, for a number of elements of a type.
+# Allocates a buffer for the ranks of a group. Arguments: group, number of elements, dtype.
 MakeBuffer: TypeAlias = Callable[[ProcessGroup, int, torch.dtype], PeerBuffer]
 
 
@@ -35,7 +35,7 @@ class UpdatedPart:
     groups: list[Any]
 
     def start_param_sync(self) -> None:
-        self.gathering.written(self.groups)
+        self.gathering.publish(self.groups)
 
 
 class ShardCollectives:
@@ -44,14 +44,18 @@ class ShardCollectives:
     def __init__(self, model: MegatronModule, group: ProcessGroup, dtype: torch.dtype, collectives: Collectives):
         self._model = model
         units = [module for module in model.modules() if isinstance(module, FSDPModule)]
-        groups = [found for unit in units if (found := group_of(unit)) is not None]
-        self._parameter = {id(each.sharded_param): each for found in groups for each in found.fsdp_params}
+        groups = [param_group for unit in units if (param_group := group_of(unit)) is not None]
+        self._parameter = {
+            id(parameter.sharded_param): parameter for param_group in groups for parameter in param_group.fsdp_params
+        }
         self.gathering: ShardGathering | None = None
         buffer = collectives.buffer
         if dtype.itemsize == 2:
             slots: list[PeerBuffer] = []
             if buffer is not None:
-                largest = max(sum(each._sharded_param_data.numel() for each in found.fsdp_params) for found in groups)
+                largest = max(
+                    sum(parameter._sharded_param_data.numel() for parameter in param_group.fsdp_params) for param_group in groups
+                )
                 slots = [buffer(group, largest * group.size(), dtype) for _ in range(SLOTS)]
             sums = GradientSums(slots, collectives.sum_parts)
             for unit in units:
@@ -69,15 +73,15 @@ class ShardCollectives:
     def parts(self, shards: dict[torch.nn.Parameter, Any]) -> list[UpdatedPart]:
         """Divide `shards` (mapped to their FSDP parameters) into the parts that an optimizer updates in turn.
 
-        The first part holds the units at the begin of a step, if the optimizer has all of their shards: they are gathered while
-        the others are updated.
+        The first part holds the units that begin a step, if the optimizer has all of their shards: they are gathered while the
+        remaining shards are updated.
         """
         if self.gathering is None:
             return []
-        groups = [found for unit in _first_units(self._model) if (found := group_of(unit)) is not None]
-        own = {id(sharded) for sharded in shards.values()}
-        groups = [found for found in groups if all(id(each.sharded_param) in own for each in found.fsdp_params)]
-        early = {id(each.sharded_param) for found in groups for each in found.fsdp_params}
+        groups = [group for unit in _first_units(self._model) if (group := group_of(unit)) is not None]
+        sharded_ids = {id(sharded) for sharded in shards.values()}
+        groups = [group for group in groups if all(id(parameter.sharded_param) in sharded_ids for parameter in group.fsdp_params)]
+        early = {id(parameter.sharded_param) for group in groups for parameter in group.fsdp_params}
         first = {shard for shard, sharded in shards.items() if id(sharded) in early}
         parts = [UpdatedPart(self.gathering, first, groups)] if groups else []
         return [*parts, UpdatedPart(self.gathering, shards.keys() - first, [])]
@@ -100,5 +104,5 @@ def _gather_ahead(model: MegatronModule) -> None:
     layers = list(model.decoder.layers)
     embedding, output = ([unit] if isinstance(unit, FSDPModule) else [] for unit in (model.embedding, model.output_layer))
     model.set_modules_to_forward_prefetch([*embedding, layers[0]])
-    for layer, following in zip(layers, [*([each] for each in layers[1:]), output], strict=True):
+    for layer, following in zip(layers, [*([next_layer] for next_layer in layers[1:]), output], strict=True):
         layer.set_modules_to_forward_prefetch(following)

@@ -1,18 +1,14 @@
-"""Tokens of the ranks that share a layer's experts: each token goes once to every rank, and the sums of its rows come back.
+"""Expert parallelism by an all-gather of the tokens and a reduce-scatter of the experts' outputs.
 
-megatron-core's all-to-all sends a token once for each of its k experts: with n ranks k t h (n - 1) / n numbers a rank and
-direction, of which every copy is written before and read behind. An all-gather of the tokens is (n - 1) t h numbers, and so is
-the reduce-scatter of the sums: n / k of the former, and no copies. Of a layer of Qwen3-30B-A3B with 16,384 tokens a rank in
-bfloat16 on two ranks it is 67 MB instead of 268, on four 201 instead of 403, and on eight 470 for both, of which the copies are
-saved. Beyond k ranks the all-to-all sends less.
+megatron-core's all-to-all sends a token once for each of its k experts. With n ranks, a rank sends k t h (n - 1) / n numbers in
+each direction, and each number is also copied before and after. The all-gather of the tokens moves (n - 1) t h numbers, and so
+does the reduce-scatter of the sums: n / k times as many, without the copies. For a layer of Qwen3-30B-A3B with 16,384 tokens per
+rank in bfloat16, two ranks move 67 MB instead of 268, four 201 instead of 403, and eight 470 with either. Beyond k ranks the
+all-to-all sends less.
 
-Both run beside the computation, on NCCL's own stream: `send` starts a gathering, `gather` waits for it. Backward, what was
-gathered is scattered and the other way around. A rank's sum of a token's rows is rounded to the tokens' dtype, and NCCL rounds
-once more for each further rank, so with bfloat16 on n ranks a token's output has n roundings instead of one; the all-to-all has
-k and more. Float32 would double the bytes.
-
-The whole tokens are not kept for the backward pass, which gathers them again while it computes: they are n times as large as a
-rank's own, which are kept anyway.
+Both collectives run beside the computation, on NCCL's stream: `send` starts the all-gather, `gather` waits for it. Each rank
+rounds its sum of a token's rows to the tokens' dtype, and NCCL rounds once more per further rank. So with bfloat16 on n ranks a
+token's output has n roundings instead of one; the all-to-all has k or more. Float32 would double the bytes.
 """
 
 import collections
@@ -28,9 +24,12 @@ from lt_train.ops.grouped_gemm import GroupedGemms
 
 
 class TokenExchange:
-    """One pass of a layer's tokens [t, h] through the experts of all ranks of `group`, and its backward pass.
+    """Exchange the tokens [t, h] of a layer with the ranks of `group`, in one forward and its backward pass.
 
-    Tokens that are expected are gathered in that order. What is scattered is on its way until `finish`.
+    `gather` returns tensors in the order of the `expect` calls. The result of `scatter` is complete after `finish`.
+
+    The backward pass gathers the tokens again while it computes, because the gathered tokens take n times the memory of the local
+    tokens, which autograd saves in any case.
     """
 
     def __init__(self, group: ProcessGroup):
@@ -40,18 +39,18 @@ class TokenExchange:
 
     def expect(self, tokens: Tensor) -> None:
         """Start to gather `tokens` of all ranks."""
-        own = tokens.contiguous()
-        whole = own.new_empty(len(own) * self.group.size(), *own.shape[1:])
-        self._coming.append((whole, own, _start(torch.distributed.all_gather_into_tensor, whole, own, self.group)))
+        local = tokens.contiguous()
+        whole = local.new_empty(len(local) * self.group.size(), *local.shape[1:])
+        self._coming.append((whole, local, _start(torch.distributed.all_gather_into_tensor, whole, local, self.group)))
 
     def gather(self) -> Tensor:
-        """The first that were expected, of all ranks, in the order of ranks."""
+        """Wait for the oldest expected tokens. Returns every rank's tokens in the order of ranks."""
         whole, _, work = self._coming.popleft()
         _wait(work)
         return whole
 
     def scatter(self, sums: Tensor) -> Tensor:
-        """Start to add the `sums` of all ranks. Returns this rank's part of the result, in which nothing is before `finish`."""
+        """Start to reduce-scatter `sums`. Returns the local part of the result, which `finish` completes."""
         part = sums.new_empty(len(sums) // self.group.size(), *sums.shape[1:])
         self._leaving = sums, _start(torch.distributed.reduce_scatter_tensor, part, sums, self.group)
         return part
@@ -63,7 +62,7 @@ class TokenExchange:
 
 
 class ExchangedRows:
-    """A `RowSource` over the tokens of all ranks, from those of this rank."""
+    """A `RowSource` that gathers the tokens of all ranks and scatters the sums."""
 
     def __init__(self, routing: Routing, exchange: TokenExchange):
         self.routing, self.exchange = routing, exchange
@@ -89,22 +88,22 @@ class ExchangedRows:
 
 
 def send(tokens: Tensor, exchange: TokenExchange) -> Tensor:
-    """`tokens`, of which the exchange begins here. Backward, their gradient has arrived here."""
+    """Start to gather `tokens`, and return them. The backward pass waits here for their gradient."""
     sent: Tensor = _Send.apply(tokens, exchange)  # type: ignore[no-untyped-call]
     return sent
 
 
 def receive(sums: Tensor, exchange: TokenExchange) -> Tensor:
-    """`sums`, which were scattered, and have arrived here. Backward, the exchange of their gradient begins here."""
+    """Wait for the scattered `sums`, and return them. The backward pass starts to gather their gradient here."""
     received: Tensor = _Receive.apply(sums, exchange)  # type: ignore[no-untyped-call]
     return received
 
 
-def own_columns(of_experts: Tensor, group: ProcessGroup) -> Tensor:
-    """Of `of_experts` [t, experts] of all ranks, in the order of ranks, the columns of this rank's experts."""
-    count, experts = of_experts.shape
+def local_expert_columns(by_expert: Tensor, group: ProcessGroup) -> Tensor:
+    """Exchange `by_expert` [t, experts] by an all-to-all. Returns every rank's rows for the local experts."""
+    count, experts = by_expert.shape
     ranks = group.size()
-    by_rank = of_experts.view(count, ranks, experts // ranks).transpose(0, 1)
+    by_rank = by_expert.view(count, ranks, experts // ranks).transpose(0, 1)
     columns: Tensor = all_to_all(group, by_rank.reshape(count * ranks, -1))
     return columns
 
@@ -136,7 +135,7 @@ class _Receive(torch.autograd.Function):
 
 
 def _start(collective: Any, output: Tensor, source: Tensor, group: ProcessGroup) -> Any:
-    """Not beside the computation on a CPU: gloo corrupts its process's memory when several are under way (torch 2.13)."""
+    """Start `collective`. On a CPU it runs synchronously: concurrent gloo collectives corrupt process memory (torch 2.13)."""
     return collective(output, source, group=group, async_op=output.is_cuda)
 
 

@@ -19,7 +19,7 @@ from lt_train.models.mlps.mlp import MLP
 from lt_train.models.mlps.router import Router
 from lt_train.ops.expert_mlp import Routing
 from lt_train.ops.row_counts import RowCounts
-from lt_train.parallel.token_exchange import ExchangedRows, TokenExchange, own_columns, receive, send
+from lt_train.parallel.token_exchange import ExchangedRows, TokenExchange, local_expert_columns, receive, send
 
 # Replaces the probability of an expert that a token is not routed to.
 NOT_CHOSEN = -1.0
@@ -100,7 +100,7 @@ class ExchangingMoE(MoE):
         exchange = TokenExchange(self.groups.ep)
         tokens = send(hidden_states.reshape(-1, hidden_states.shape[-1]), exchange)
         probabilities, routing_map = self.router(hidden_states)
-        columns = own_columns(torch.where(routing_map, probabilities, NOT_CHOSEN), self.groups.ep)
+        columns = local_expert_columns(torch.where(routing_map, probabilities, NOT_CHOSEN), self.groups.ep)
         most = min(self.config.moe_router_topk, columns.shape[1])
         # The host needs the number of rows to allocate them; it waits only after the kernels that need just a bound are launched.
         coming = partial(self.counts.coming, training=self.training)
