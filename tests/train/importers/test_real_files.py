@@ -17,7 +17,7 @@ def test_the_page_has_the_tally_of_the_table() -> None:
     rows = re.findall(r"^\| (\S+/\S+) \| (\d+) \| (\d+) \| (\d+) \|$", page, re.MULTILINE)
     assert {name: [int(imported), int(refused)] for name, _, imported, refused in rows} == tally
     assert all(int(files) == int(imported) + int(refused) for _, files, imported, refused in rows)
-    assert f"{len(list(real_files()))} configurations of these projects" in page
+    assert f"{len(list(real_files()))} configurations from these projects" in page
 
 
 def test_the_table_is_of_different_files() -> None:

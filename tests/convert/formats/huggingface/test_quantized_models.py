@@ -17,7 +17,7 @@ from lt_convert.commands import checkpoint_comparison, conversion, inspection
 from lt_convert.commands.conversion import Request
 from lt_convert.formats import WRITTEN
 from lt_convert.formats import huggingface as huggingface_format
-from lt_convert.formats.huggingface import quantization
+from lt_convert.formats.huggingface import weight_quantization
 from lt_convert.tensors.source_files import Files
 from lt_shared.console import BadData, UsageError
 from lt_shared.models import huggingface
@@ -238,7 +238,9 @@ def test_copies_of_the_ends_in_a_prediction_layer_stay_equal_to_them(tmp_path: P
     names = [f"model.layers.4.{name}.weight" for name in (*ends, "eh_proj", "self_attn.o_proj")]
     save_file({name: torch.ones(BLOCK, BLOCK, dtype=torch.bfloat16) for name in names}, tmp_path / "model.safetensors")
     with Files() as files:
-        written, _ = quantization.quantized(huggingface_format.read_file(str(tmp_path / "model.safetensors"), files), "model")
+        written, _ = weight_quantization.quantized(
+            huggingface_format.read_file(str(tmp_path / "model.safetensors"), files), "model"
+        )
     assert [name for name in names if f"{name}_scale_inv" in written] == ["model.layers.4.self_attn.o_proj.weight"]
 
 

@@ -1,4 +1,4 @@
-"""The commands that work on finished datasets, those of Megatron-LM and NeMo included."""
+"""The commands for finished datasets, including datasets from Megatron-LM and NeMo."""
 
 import json
 import sys

@@ -1,7 +1,8 @@
 """The flags of Megatron-LM's preprocess_data.py and NeMo's preprocess_data_for_megatron.py: their command lines keep working.
 
-Flags that say what ours say are translated. Flags that choose how those scripts work have no effect here and say so, and so do
-flags of another kind of tokenizer. Flags that would change the result in a way that is not offered here are refused by name.
+Flags with a counterpart are translated. Flags that choose how those scripts work, and flags for another kind of tokenizer, have
+no effect, and a message says so. Flags that would change the result in a way that lt-preprocess does not offer are refused by
+name.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,10 +1,10 @@
 """The directory where compiled functions, vocabularies and passed self-checks are kept between runs.
 
-What numba keeps is a pickle: whoever can write to the directory runs code in the next process that reads it. So only a directory
-that this user (or root) owns, and nobody else can write to, is used, with all above it, and nothing relative: what the current
-directory holds may be anyone's. Without such a directory nothing is kept, and every run compiles again; a directory of its own in
-/tmp would be of use to no later run. The directory is named by a hash of the whole package's source, so that neither an upgrade
-nor a changed intrinsic ever runs old code.
+What numba keeps is a pickle: a user who can write to the directory runs code in the next process that reads it. So the
+directory and every directory above it must belong to this user or root, and nobody else may write to them. A relative path is
+not used, because the current directory may be anyone's. Without such a directory nothing is kept, and every run compiles again;
+no later run would find a new directory in /tmp. The directory is named by a hash of the whole package's source, so that neither
+an upgrade nor a changed intrinsic ever runs old code.
 """
 
 import contextlib

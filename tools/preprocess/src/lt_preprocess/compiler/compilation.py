@@ -1,8 +1,8 @@
 """From declared functions to the object code of a kernel, by numba and LLVM: the only module that imports them both.
 
-numba makes LLVM's intermediate representation of each function, and nothing else: by itself it would also optimize every function
-that others call, make machine code of it and two wrappers around it, which took half of the time. The representation of a kernel
-and of all that it calls is optimized once, together, and becomes one object file with one entry point:
+numba produces LLVM's intermediate representation of each function, and nothing else: by default it would also optimize every
+called function, generate its machine code and two wrappers, which took half of the time. The representation of a kernel and its
+callees is optimized once, together, and becomes one object file with one entry point:
 
     int32_t entry(const int64_t *words, int64_t *results)
 

@@ -1,8 +1,8 @@
 """What the compiled encoders need from the processor and numba does not offer: memory by address, bit counts, prefetches.
 
-Compiled code works on addresses. An array that is passed around comes with a reference count, a shape and checks of its indices
-in every function, which made a look-up three times slower and compiling twice as long. So arrays stay with the Python object
-that owns them, and none of these functions checks bounds: buffers have padding after their content for what is read at once.
+Compiled code works on addresses. An array argument brings a reference count, a shape and index checks into every function, which
+made a look-up three times slower and compiling twice as long. So arrays stay with the Python object that owns them, and no
+function checks bounds: buffers have padding after their content, because several bytes are read at once.
 
 Each function becomes a few instructions in the caller. Integers are little-endian and need no alignment.
 """

@@ -1,8 +1,8 @@
 """Compiled functions, whose machine code is kept on disk between runs.
 
-Compiling takes 4 to 8 seconds in all; what it makes is kept in `cache_directory`, one file for each kernel, and a later run loads
-it in milliseconds without the compiler. `NUMBA_CACHE_DIR` moves the cache; without a writable directory that is this user's alone
-every run compiles again.
+Compiling takes 4 to 8 seconds in all. `cache_directory` keeps the machine code, one file for each kernel, and a later run loads
+it in milliseconds without the compiler. `NUMBA_CACHE_DIR` moves the cache; without a private writable directory every run
+compiles again.
 """
 
 import ctypes
@@ -34,7 +34,8 @@ _COMPILING = threading.RLock()
 class Kernel:
     """A function that Python calls and that runs as machine code, without the GIL.
 
-    It takes integers, contiguous arrays and named tuples of these, and returns integers or nothing. It must not create an array.
+    It takes integers, contiguous arrays and named tuples with such fields, and returns integers or nothing. It must not create
+    an array.
     """
 
     def __init__(self, function: Callable[..., Any]):

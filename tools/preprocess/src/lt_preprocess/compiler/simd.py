@@ -1,9 +1,9 @@
 """Vector instructions for compiled code: masks of 64 bytes of text, compares and moves of vectors of integers, by address.
 
 numba has no vectors, but LLVM has, on every processor: these functions are written in its intermediate representation, and become
-64-byte registers with AVX-512 and two or four smaller ones elsewhere. A scalar loop looks at one byte a cycle or two, a mask of
-64 bytes at about 20 a cycle. A mask has a bit for each byte, that of the first byte lowest. Nothing checks bounds: text has
-padding for what is read after its end, and for the 3 bytes that `utf8_errors` reads before it.
+64-byte registers with AVX-512 and two or four smaller ones elsewhere. A scalar loop processes a byte in one or two cycles, a
+mask of 64 bytes about 20 bytes in a cycle. A mask has a bit for each byte; the first byte has the lowest bit. Nothing checks
+bounds: text has padding for reads after its end, and for the 3 bytes that `utf8_errors` reads before its start.
 """
 
 from collections.abc import Sequence
@@ -64,10 +64,10 @@ def _masks(context: Any, builder: Any, signature: Any, flags: Sequence[Any]) -> 
 
 @typed_intrinsic
 def character_masks(typing: Any, address: Any) -> Any:
-    """Which of the BLOCK_BYTES bytes at `address` are of a kind: eight uint64 masks.
+    """Classify the BLOCK_BYTES bytes at `address`: eight uint64 masks.
 
     ASCII letters; ASCII digits; ASCII white space; line feeds and carriage returns; spaces (0x20); apostrophes; bytes of
-    characters outside ASCII; of these, the continuation bytes.
+    characters outside ASCII; the continuation bytes among them.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -101,7 +101,7 @@ def case_masks(typing: Any, address: Any) -> Any:
 
 @typed_intrinsic
 def control_mask(typing: Any, address: Any) -> Any:
-    """A uint64 mask of the BLOCK_BYTES bytes at `address`: ASCII control characters, of which some are white space."""
+    """Return a uint64 mask of the ASCII control characters, including white space, among the BLOCK_BYTES bytes at `address`."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         block = load_as(_block(), builder, arguments[0])

@@ -1,10 +1,12 @@
-"""What numba does for any Python, and need not do for functions of integers and addresses: a quarter of the time to compile.
+"""Skip work of numba that functions with integers and addresses do not need: it took a quarter of the time to compile.
 
-- Its pipeline has passes for closures, generators, exceptions, literals and array expressions; each that may have changed the
-  function computes the life of all variables anew. `Pipeline` has the passes without which nothing is typed and lowered.
-- For each `&` it asks a dozen templates, most of which fail with an error that is formatted and forgotten. `remembered_calls`
-  asks once for each combination of types.
-- It imports every package that announces itself as an extension of numba, whatever it is. `entry_points_left_out` does not.
+- numba's pipeline has passes for closures, generators, exceptions, literals and array expressions; a pass that may have changed
+the
+  function computes the live ranges of its variables again. `Pipeline` has only the passes that typing and lowering need.
+- For each `&` numba tries a dozen templates, and most fail with an error that is formatted and discarded. `remembered_calls`
+tries
+  once for each combination of types.
+- numba imports every package that registers as an extension of numba. `entry_points_left_out` imports none.
 """
 
 import contextlib

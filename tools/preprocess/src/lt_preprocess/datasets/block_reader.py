@@ -120,7 +120,7 @@ class Documents(NamedTuple):
 
     @property
     def bounds(self) -> Counts:
-        """As those of a Block."""
+        """Like `Block.bounds`."""
         return bounds_of(self.sequence_lengths)[bounds_of(self.sequences_per_document)]
 
     def taken(self, numbers: Counts) -> "Documents":
@@ -268,8 +268,8 @@ class BlockReader:
     def whole(self, tokens_at_once: int) -> Iterator[Documents]:
         """All documents in order, in blocks as `blocks` makes them.
 
-        Raises BadData after the last one when the dataset's files are not those that its sidecar records: what is made of them
-        would have checksums of its own, which hide the damage.
+        Raises BadData after the last block if the dataset's files differ from their sidecar's record: a dataset derived from them
+        would have new checksums, which hide the damage.
         """
         crc32 = {"bin": 0, "idx": 0}
         for block in self.blocks(tokens_at_once):

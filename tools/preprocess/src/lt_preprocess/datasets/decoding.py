@@ -1,7 +1,7 @@
 """Decode a dataset with the tokenizer that its sidecar names: its documents as JSON lines.
 
 A document of several sequences becomes a list of texts, and the end-of-document token that `--append-eod` added is left out, so
-that tokenizing the lines again gives the same dataset. Bytes that are not valid UTF-8, which only a dataset of another tool can
+that tokenizing the lines again gives the same dataset. Bytes that are not valid UTF-8, which only another tool's dataset can
 hold, become U+FFFD.
 """
 
@@ -42,7 +42,7 @@ def load_tokenizer(dataset: Dataset, tokenizer_path: Path | None, special_tokens
     if identity is not None and files.sha256() != identity.sha256:
         raise BadData(f"{path}: not the tokenizer that made {dataset.prefix} ({identity.name}, sha256 {identity.sha256[:12]}...)")
     loaded = tokenizers.load(files, special_tokens)
-    # A dataset of another tool may hold any integers that are large enough: IndexedDatasetBuilder writes int32 by default.
+    # Another tool's dataset may use any integer type that is large enough: IndexedDatasetBuilder writes int32 by default.
     if identity is None and dataset.dtype is not None and not _holds(dataset.dtype, loaded.vocab_size):
         raise BadData(
             f"{path}: {dataset.prefix} holds {dataset.dtype}, too small for the {loaded.vocab_size:,} entries of this tokenizer",
@@ -66,7 +66,7 @@ Text = str | list[str]
 
 
 def texts(dataset: Dataset, tokenizer: Path | None = None, first: int = 0, last: int | None = None) -> Iterator[Text]:
-    """The text, or texts, of each document from number `first` up to `last`.
+    """Decode the text, or texts, of each document from number `first` up to `last`.
 
     Raises: BadData for a dataset or a token that is malformed, and as `load_tokenizer`.
     """
@@ -81,9 +81,9 @@ def texts(dataset: Dataset, tokenizer: Path | None = None, first: int = 0, last:
 
 
 def records(source: str, tokenizer: Path | None, documents: str | None) -> Iterator[dict[str, Text]]:
-    """The JSON line of each document; `documents` is a number or a range START:END, from 0, either end left out.
+    """Yield the JSON line of each document; `documents` is a number or a range START:END, from 0; either end may be missing.
 
-    Raises: UsageError for a range that is none or leads beyond the end, and as `source_datasets.single` and `texts`.
+    Raises: UsageError for a malformed range or one that leads beyond the end, and as `source_datasets.single` and `texts`.
     """
     dataset, shape = source_datasets.single(source)
     first, last = parse_range(documents, shape.documents)

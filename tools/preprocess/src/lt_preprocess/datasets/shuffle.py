@@ -84,9 +84,9 @@ def build(plan: Plan) -> Dataset:
 
 @contextlib.contextmanager
 def buckets_directory(prefix: str) -> Iterator[Path]:
-    """An empty directory beside the output, of this user alone, deleted afterwards. What a killed process left is deleted first.
+    """Create an empty private directory beside the output; delete it afterwards. A killed process's directory is deleted first.
 
-    Raises CannotCreate for what another user has put there.
+    Raises CannotCreate if another user owns the directory.
     """
     directory = Path(prefix).with_name(f".{Path(prefix).name}.buckets")
     with creating(prefix):
@@ -127,7 +127,7 @@ def sorted_by_key(
     advance: Callable[[float], None],
     known_bits: int = 0,
 ) -> Iterator[Documents]:
-    """Sort through files in `directory`, documents of equal keys in their order. The first `known_bits` of all keys are equal."""
+    """Sort through files in `directory`; documents with equal keys keep their order. Keys share their first `known_bits`."""
     bits = min(max(size_bytes // BUCKET_BYTES, 1).bit_length(), MOST_BUCKET_BITS, KEY_BITS - known_bits)
     paths = [directory / f"{known_bits}-{number}" for number in range(1 << bits)]
     counts = _distribute(documents, paths, KEY_BITS - known_bits - bits, advance if known_bits == 0 else lambda amount: None)

@@ -1,8 +1,9 @@
 """The datasets that a command works on, the parts of a merge in their order, and whether parts fit together.
 
-Parts come as prefixes, file names, glob patterns, directories, `@LIST` or a manifest on standard input. What a pattern or a
-directory holds is sorted with numbers by their value: `web_2_...` comes before `web_10_...`, as the parts of Megatron's
-`--partitions` and of NeMo follow each other; for the zero-padded names of lt-preprocess and datatrove that is the plain order.
+Parts come as prefixes, file names, glob patterns, directories, `@LIST` or a manifest on standard input. The matches of a
+pattern and the files of a directory are sorted with numbers by their value: `web_2_...` comes before `web_10_...`, the order of
+the parts of Megatron's `--partitions` and of NeMo; for the zero-padded names of lt-preprocess and datatrove this is the plain
+order.
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
 """Split a dataset by documents, for training, validation and testing.
 
-The part of a document follows from a hash (BLAKE2b, 64 bits) of its tokens alone: documents that are equal land in the same
-part, so that no validation document is also trained on, and a document stays in its part when others are added or the order
-changes. The sizes of the parts are therefore those of the ratios only on average.
+The part of a document follows from a hash (BLAKE2b, 64 bits) of its tokens alone: equal documents land in the same part, so
+that no validation document is also trained on, and a document stays in its part when others are added or the order changes. The
+sizes of the parts therefore match the ratios only on average.
 """
 
 import contextlib
@@ -112,7 +112,7 @@ def part_of(tokens: npt.NDArray[np.generic], thresholds: Sequence[int], seed: in
 
 
 def thresholds_of(ratios: Sequence[Fraction]) -> list[int]:
-    """Where the hashes of each part end."""
+    """Return the hash at which each part ends."""
     return [int(sum(ratios[: number + 1], Fraction(0)) * (1 << 8 * HASH_BYTES)) for number in range(len(ratios))]
 
 

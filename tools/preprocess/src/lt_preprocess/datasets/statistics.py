@@ -1,4 +1,4 @@
-"""What a finished dataset holds: counts, how long its documents are, its tokenizer and how it begins.
+"""Describe a finished dataset: counts, lengths of its documents, its tokenizer and its first documents.
 
 One pass over the index, none over the tokens: a dataset of a terabyte takes as long as its index.
 """

@@ -1,7 +1,7 @@
 """Verify every field and token of a dataset without trusting its index or sidecar.
 
-The readers refuse a damaged dataset at the first defect. Here every column is read as far as it goes, and all findings are
-listed: what the readers would refuse, and what they cannot see, such as other checksums than the writer recorded, token ids
+The readers refuse a damaged dataset at the first defect. This module reads every column to its end and lists all findings: the
+defects that readers refuse, and defects that they cannot see, such as other checksums than the writer recorded, token ids
 beyond the vocabulary, documents without their end of document, a sidecar that describes another dataset, and files that an
 unfinished run left. The columns are read in blocks, so memory is bounded; the tokens are read once.
 """
@@ -81,7 +81,7 @@ class Verification:
 def verify(dataset: Dataset, tokenizer: Path | None = None, sample: int = 0) -> Verification:
     """Check a dataset; with `sample`, also tokenize that many documents of its source again.
 
-    What a manifest says of it has to hold too; of a bare prefix the sidecar is asked. Raises: NoInput when neither file is there,
+    The dataset must also match its manifest line; for a bare prefix, its sidecar. Raises: NoInput when neither file is there,
     BadData for a multimodal dataset.
     """
     prefix = dataset.prefix
@@ -195,7 +195,7 @@ def _blocks(file: IO[bytes], column: Column) -> Iterator[tuple[int, npt.NDArray[
 
 
 class _Count:
-    """Counts the defects of one kind and keeps the first."""
+    """Counts the defects of a kind and keeps the first."""
 
     first: str
 

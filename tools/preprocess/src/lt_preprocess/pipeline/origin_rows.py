@@ -1,4 +1,4 @@
-"""Which line each document of a part came from, recorded while the part is written.
+"""Record the source line of each document while a part is written.
 
 A row of five int64 in a file beside the outputs for each run of documents on consecutive lines (first document, input, its line,
 the byte from which lines are counted, the kind of input), and for each line whose byte is remembered (-1, input, line, byte,

@@ -1,9 +1,9 @@
-"""What a command is about to do, checked before any work: the inputs exist, the tokenizer is loaded, the outputs have names.
+"""The plan of a command, checked before any work: the inputs exist, the tokenizer is loaded, the outputs have names.
 
 The fingerprint of a plan covers all that can change a byte of the result: every input (size and modification time, or the
 object's version on a remote store), the tokenizer and the options. A dataset with the same fingerprint is up to date, and an
-interrupted run with the same one resumes. The number of workers is not part of it, nor is `--on-error`, which matters only where
-a line is bad.
+interrupted run with the same one resumes. The number of workers is not part of it, nor is `--on-error`, which matters only for
+bad lines.
 """
 
 import dataclasses
@@ -52,7 +52,7 @@ class Options:
     stream: bool = False
 
     def to_record(self) -> dict[str, Any]:
-        """Without what is not asked for since there are streams: fingerprints from before stay what they are."""
+        """Leave out options that are off and newer than streams, so that older fingerprints stay valid."""
         record = dataclasses.asdict(self)
         return record if self.stream else {name: value for name, value in record.items() if name != "stream"}
 
@@ -113,7 +113,7 @@ class Plan:
         return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
     def part_prefix(self, part: int) -> str:
-        """The start of the names of one part's outputs; without a limit to their size there is one part, without a number."""
+        """Return the prefix of a part's outputs. Without a size limit there is one part, without a number."""
         return self.prefix if not self.options.has_parts else f"{self.prefix}-part{part:05d}"
 
     @property

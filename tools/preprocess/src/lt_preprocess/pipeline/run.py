@@ -126,7 +126,7 @@ class _Run:
                     self._take(encoded)
 
     def _take(self, encoded: Encoded) -> None:
-        """Write the documents of one chunk into as many parts as needed, without documents that an earlier run wrote."""
+        """Write the documents of a chunk into as many parts as needed, without documents that an earlier run wrote."""
         if encoded.bad_lines and self._plan.options.on_error == "fail":
             line = encoded.bad_lines[0]
             raise BadData(str(line), f"{_remedy(line)}--on-error skip or quarantine leaves such lines out and reports them")

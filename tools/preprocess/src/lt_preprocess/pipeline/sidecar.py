@@ -1,10 +1,10 @@
-"""The file beside a dataset that says where it came from: `PREFIX.json`.
+"""The sidecar, the file beside a dataset that records its sources: `PREFIX.json`.
 
 `dataset` is its manifest line, which other tools read; `crc32` is the size and CRC-32 of `.bin` and of `.idx`. `sources` are the
 inputs that were read, each with size, modification time and the hash of its first 64 KiB (remote ones with the store's version),
-`options` what changed the result, `origins` which line of them each document came from, `counts` what is in it and what was left
-out, `made_by` the versions of all that took part. `plan` is the plan's fingerprint: a later run with the same one has nothing to
-do. `run` is the same for all shards of one run, so that those of different runs are not joined.
+`options` the options that change the result, `origins` the source line of each document, `counts` the numbers of stored and
+excluded documents, `made_by` the versions of the software. `plan` is the plan's fingerprint: a later run with the same one has
+nothing to do. `run` is the same for every shard of a run, so that shards of different runs are not joined.
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ def content(
     state: State,
     origins: dict[str, Any] | None,
 ) -> bytes:
-    """Build the sidecar of one dataset in a closed part."""
+    """Build the sidecar of a dataset in a closed part."""
     options = {"json_key": _json_key(plan, dataset.prefix, state.part)} | plan.options.to_record()
     record = {
         "v": manifest.SIDECAR_VERSION,
@@ -125,7 +125,7 @@ def up_to_date(plan: Plan) -> list[manifest.Dataset] | None:
 
 
 def _begin_alike(stored_sources: list[dict[str, Any]], plan: Plan) -> bool:
-    """Whether the plan's local inputs begin with the bytes whose hashes were recorded. Reads 64 KiB of each input once."""
+    """Return whether the plan's local inputs still begin with the recorded bytes. Reads 64 KiB per input, once."""
     heads = {source["path"]: source["head_sha256"] for source in stored_sources if "head_sha256" in source}
     planned = [source for source in plan.sources or () if source["path"] in heads]
     with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:

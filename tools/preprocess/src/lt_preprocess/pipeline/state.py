@@ -10,8 +10,9 @@ from lt_shared.data.indexed_dataset import Extent
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """What is on disk. Reading resumes at `position`, before which the input has `lines`; the first `taken` documents from there
-    have been written.
+    """The data on disk. Reading resumes at `position`, before which the input has `lines`.
+
+    The first `taken` documents after `position` have been written.
 
     `part` is being written. It has `extents`, one for each key, and `quarantine_bytes` and `origin_bytes` with these CRC-32, from
     the inputs with the indices `first_input` to `last_input` (None: from none yet); earlier parts had `bad_lines_before`.

@@ -42,10 +42,10 @@ BEGINNING = Position()
 
 
 class Lines(NamedTuple):
-    """Whole lines in memory: data[start:end], of which the first byte is at `offset` of the content.
+    """Whole lines in memory: data[start:end]; its first byte is at `offset` of the content.
 
-    `data` is uint8 with MARGIN_BYTES before `start` and PADDING_BYTES after `end` that may be read. `first_line` gives the number
-    of the first line, which may take a while, or None where it is not known.
+    `data` is uint8 with MARGIN_BYTES before `start` and PADDING_BYTES after `end` that may be read. `first_line` returns the
+    number of the first line, which may take a while, or None if it is unknown.
     """
 
     data: Bytes

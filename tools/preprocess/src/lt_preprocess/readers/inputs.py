@@ -1,6 +1,6 @@
-"""Which inputs there are, and their content in chunks.
+"""List the inputs, and read their content in chunks.
 
-How a file is read is decided by its first bytes (compressed, Parquet), by its name (`.txt` is one plain text) and by what it is:
+The reader of a file depends on its first bytes (compressed, Parquet), on its name (`.txt` is one plain text) and on its type:
 plain files and remote objects are read at offsets by the workers, the rest by the thread that asks for chunks.
 """
 
@@ -44,7 +44,7 @@ def total_bytes(paths: Sequence[str], part: Slice = WHOLE) -> int | None:
 
 
 def chunks(paths: Sequence[str], part: Slice, start: Position, advance: Advance, json_keys: tuple[str, ...]) -> Iterator[Chunk]:
-    """The chunks of one slice of the input from `start` on; `advance` is called with the stored bytes that were read or skipped.
+    """Yield the chunks of a slice of the input from `start` on; `advance` gets the number of stored bytes read or skipped.
 
     Raises: NoInput for a file that cannot be opened, BadData for damaged or truncated compressed data, for a file that changes
     while it is read, and for a line of more than LONGEST_LINE_BYTES.

@@ -57,7 +57,7 @@ def _parse_leniently(line: bytes) -> Any:
 
 
 def _any_number(digits: str) -> int:
-    """Numbers are no text, so their value does not matter; Python refuses to read those of many digits."""
+    """Replace a number by 0. Numbers are no text, and Python refuses to read a number with many digits."""
     return 0
 
 

@@ -337,7 +337,7 @@ def _scan_line(data: Bytes, at: int, keys: Keys, results: ScanResults, document:
 
 @kernel
 def scan(data: Bytes, at: int, end: int, keys: Keys, results: ScanResults) -> tuple[int, int]:
-    """Read lines from `at` on; returns the index at which it stopped and why.
+    """Read lines from `at` on; return the index of the stop and its reason.
 
     At `end` with FINISHED; at the start of a line with NOT_UNDERSTOOD, or with FULL when `results` is too small for it.
     """

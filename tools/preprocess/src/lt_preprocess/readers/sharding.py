@@ -1,6 +1,6 @@
 """The slice of the input that this task tokenizes: `--shard 3/16`, or `--shard auto` from Slurm's environment variables.
 
-A job array numbers its tasks by SLURM_ARRAY_TASK_*, the tasks of one srun have SLURM_PROCID of SLURM_STEP_NUM_TASKS. A wrong
+A job array numbers its tasks by SLURM_ARRAY_TASK_*, the tasks of an srun have SLURM_PROCID and SLURM_STEP_NUM_TASKS. A wrong
 guess would silently leave out a part of the corpus, so whatever is ambiguous is refused: an array with gaps, an array and srun
 tasks that disagree, and an array that begins elsewhere than at 0 or 1 or has one task, as when some tasks of an earlier array are
 submitted again. For these there is `--shard auto/16`: the task id is the number of the shard."""

@@ -31,7 +31,7 @@ class Encoder(abc.ABC):
 
     @abc.abstractmethod
     def encode(self, texts: Texts) -> tuple[Ids, Lengths]:
-        """The ids of all texts (valid UTF-8) back to back, and the number of ids of each text."""
+        """Encode texts (valid UTF-8); return their ids back to back, and the number of ids per text."""
 
     def encode_parts(self, texts: Texts, begins_document: Flags) -> tuple[Ids, Lengths]:
         """As `encode`, for texts that are parts of documents: `begins_document` [texts] says which begin one.

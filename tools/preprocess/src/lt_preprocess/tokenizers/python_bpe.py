@@ -1,7 +1,7 @@
 """Byte-level BPE without compiled code: any split pattern that Hugging Face's regular expressions know, 1 or 2 MB a second.
 
-It encodes when a pattern is not compiled, and it is what the compiled encoder is checked against when no library reads the files.
-The merges are those of the definition: the lowest rank first, of equal ranks the leftmost.
+It encodes if a pattern is not compiled, and the compiled encoder is checked against it if no library reads the files. It merges
+by the definition: the lowest rank first, and the leftmost pair among equal ranks.
 """
 
 import heapq

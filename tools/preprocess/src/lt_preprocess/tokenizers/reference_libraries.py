@@ -1,7 +1,7 @@
-"""Tokenizers that run in the libraries that define them: what the compiled encoder does not cover, or is checked by.
+"""Tokenizers that run in their defining libraries: for files that the compiled encoder does not cover, and for its checks.
 
-Both libraries work without the GIL, so one call per thread scales as the compiled encoder does. Whatever a library does by
-default that changes documents is switched off: special tokens added or recognised in the text, truncation and padding.
+The libraries work without the GIL, so a call per thread scales like the compiled encoder. Every default that changes documents is
+switched off: special tokens added or recognised in the text, truncation and padding.
 """
 
 import contextlib
@@ -101,7 +101,7 @@ class SentencePiece(_Noting):
 
 @contextlib.contextmanager
 def _failures(path: Path, what: str) -> Iterator[None]:
-    """Turn what the library raises into BadData: nothing narrower than Exception, or what pyo3 makes of a panic."""
+    """Turn the library's errors into BadData. They are plain Exceptions, or pyo3's exception for a panic."""
     try:
         yield
     except BaseException as error:
@@ -125,7 +125,7 @@ class HuggingFaceEncoder(Encoder):
 class HuggingFace(_Noting):
     """A tokenizer.json. Added tokens that are not special are matched in the text, as its author meant.
 
-    Without a `reason` it stands beside the compiled encoder, whose reader knows what the normalizer does.
+    Without a `reason` it checks the compiled encoder, whose reader knows the normalizer.
     """
 
     def __init__(self, files: TokenizerFiles, parse: bool, reason: str | None = None):
@@ -193,7 +193,7 @@ def _check_special_tokens(path: Path, tokenizer: Any, changed: dict[str, Any] | 
 
 
 def _unknown_token(model: dict[str, Any]) -> str | None:
-    """The token for what the model has no other for: given by its text, or in a Unigram model by its id."""
+    """Return the unknown token of a model: named by its text, or in a Unigram model by its id."""
     number = model.get("unk_id")
     token: str | None = model.get("unk_token") if number is None else model["vocab"][number][0]
     return token

@@ -1,7 +1,7 @@
-"""Tokens that are looked for in the text itself, before it is cut into pieces: added tokens, and special tokens on request.
+"""Search the text for tokens before it is cut into pieces: added tokens, and special tokens on request.
 
-The search is a compiled walk over a trie of all the tokens; where several match, the leftmost and then the longest counts, as in
-Hugging Face's tokenizers. A token that strips takes the white space on a side of it along. Blocks of 64 bytes without the first
+The search is a compiled walk over a trie of the tokens. If several tokens match, the leftmost and then the longest one counts,
+as in Hugging Face's tokenizers. A token that strips also takes the white space beside it. Blocks of 64 bytes without the first
 byte of any token are skipped at several GB/s; a tokenizer without tokens to look for is not wrapped at all. A text with a match
 is encoded in parts.
 """
@@ -26,7 +26,7 @@ _INITIAL_MATCHES = 1024
 
 @kernel
 def _find(data: Bytes, offsets: Lengths, trie: TokenTrie, matches: Lengths) -> int:
-    """Write text, start, end and token number of each match to `matches` [capacity, 4]; returns the number of all matches."""
+    """Write text, start, end and token number of each match to `matches` [capacity, 4]; return the number of matches."""
     least, most = np.uint8(255), np.uint8(0)
     for byte in range(256):
         if trie.is_first[byte]:
@@ -168,9 +168,9 @@ def _begin_documents(starts: Lengths, texts: Texts, begins_document: Flags) -> F
 
 
 class Splitting(Wrapper):
-    """A tokenizer whose texts are searched for tokens first. `ids` of the tokens; SKIPPED ones only hide what they overlap.
+    """A tokenizer whose texts are searched for tokens first. `ids` of the tokens; SKIPPED tokens only hide overlapping ones.
 
-    `strips`: for tokens that take white space along, 1 (that before it), 2 (that after it) or 3.
+    `strips`: 1 for tokens that take the white space before them, 2 for the white space after them, 3 for both.
     """
 
     def __init__(self, between: Tokenizer, ids: Mapping[str, int], strips: Mapping[str, int] = MappingProxyType({})):

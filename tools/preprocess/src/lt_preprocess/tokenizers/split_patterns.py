@@ -1,11 +1,11 @@
-r"""The regular expressions that cut text into pieces, as tokenizers state them, and which of them are compiled.
+r"""The regular expressions that cut text into pieces, as tokenizers state them, and the list of compiled ones.
 
-A pattern is recognised by its text alone. Several spellings of one pattern are known: possessive quantifiers change nothing where
-what follows cannot match the characters given back, and `\s*[\r\n]` ends where `\s*[\r\n]+` does because `\s*` is greedy.
+A pattern is recognised by its text alone. Several spellings of one pattern are known: possessive quantifiers change nothing if
+the next term cannot match the characters given back, and `\s*[\r\n]` ends where `\s*[\r\n]+` does because `\s*` is greedy.
 tiktoken's cl100k_base is not Llama 3's pattern: its `\s++$` keeps white space at the end of a text together.
 
-Hugging Face's engine reads some patterns in another way than tiktoken's: to it `\p{N}{1,3}+` is any number of digits. What
-tiktoken means by such a spelling is in TIKTOKEN_SPELLINGS, in words that both engines read alike.
+Hugging Face's engine reads some patterns in another way than tiktoken's: to it `\p{N}{1,3}+` is any number of digits.
+TIKTOKEN_SPELLINGS has the meaning of such a spelling in tiktoken, written so that both engines read it alike.
 """
 
 from lt_preprocess.tokenizers import pattern_codes

@@ -52,7 +52,7 @@ class TextTokenizer:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Iterable[str]) -> list[Ids]:
-        """The ids of each text, as `encode` and much faster than a call for each. Raises as `encode`; errors number the texts."""
+        """Encode texts, much faster than a call for each text. Raises as `encode`; errors number the texts."""
         if isinstance(texts, str):
             raise TypeError("encode_batch takes several texts; encode takes one")
         encoded = Texts.from_list([_utf8(text, number) for number, text in enumerate(texts)])
@@ -103,11 +103,10 @@ class TextTokenizer:
 def load_tokenizer(path_or_name: str | os.PathLike[str], special_tokens: SpecialTokens = "text") -> TextTokenizer:
     """Load a tokenizer as `lt-preprocess --tokenizer`: a directory, one of its files, or a name such as llama3.
 
-    `special_tokens` says what becomes of one that is written out in a text, as the option of that name: "text" encodes it as any
-    other text, "parse" as the token, and "reject" raises BadData.
+    `special_tokens` decides about special tokens that are written out in a text, like the option with that name: "text" encodes
+    them as any other text, "parse" as the tokens, and "reject" raises BadData.
 
-    Raises: NoInput when there is no such tokenizer, BadData for files that are malformed or not supported, UsageError for an
-    empty path.
+    Raises: NoInput if the tokenizer does not exist, BadData for malformed or unsupported files, UsageError for an empty path.
     """
     if special_tokens not in get_args(SpecialTokens):
         raise UsageError(f"special_tokens {special_tokens!r} is not one of {', '.join(get_args(SpecialTokens))}")

@@ -30,9 +30,9 @@ class TokenTrie(NamedTuple):
 
 
 def build(tokens: Sequence[bytes], aliases: Mapping[int, bytes] = MappingProxyType({})) -> TokenTrie:
-    """The trie of tokens, numbered in their order; none is empty and no two are equal.
+    """Build the trie of tokens, numbered in their order; no token is empty and no two are equal.
 
-    `aliases`: bytes that occur in no token, and the bytes of tokens that each of them may stand for in a text.
+    `aliases` maps bytes that occur in no token to the token bytes that they may stand for in a text.
     """
     used = sorted({byte for token in tokens for byte in token} | {*aliases})
     columns = np.zeros(256, np.uint8)

@@ -1,7 +1,7 @@
-"""BPE vocabularies, byte-level or with byte fallback, reduced to what the encoder needs.
+"""BPE vocabularies, byte-level or with byte fallback, reduced to the tables of the encoder.
 
-The id of each byte, and for each pair of ids that merges its rank and the id it becomes. Files that list merges give the rank of
-each. Files that list ranks of tokens (tiktoken, Tekken) mean: any two neighbours whose bytes together are a token merge, the
+The id of each byte, and for each pair of ids that merges its rank and the merged id. Files that list merges give the rank of each
+merge. Files that list ranks of tokens (tiktoken, Tekken) mean: any two neighbours whose bytes together are a token merge, the
 lowest rank first, and a piece that is itself a token stays whole. Llama 3's 280,147 pairs are all ways to split its 128,000
 tokens in two.
 """
@@ -17,7 +17,7 @@ from lt_shared.tokenizers.byte_symbols import BYTE_OF_SYMBOL
 
 
 class Unrecognised(Exception):
-    """A well-formed tokenizer that the compiled encoder does not cover; the message says what is unknown."""
+    """A well-formed tokenizer that the compiled encoder does not cover; the message names the unknown part."""
 
 
 class AddedToken(NamedTuple):
@@ -75,7 +75,7 @@ class Vocabulary:
 
 
 def token_bytes(tokens: Mapping[str, int]) -> dict[int, bytes]:
-    """The bytes of each id, from tokens spelled in GPT-2's symbols; a token with another character in it stands for itself."""
+    """Return the bytes of each id, from tokens spelled in GPT-2's symbols; a token with another character is its own UTF-8."""
     numbers = {ord(symbol): byte for symbol, byte in BYTE_OF_SYMBOL.items()}
     # Characters beyond the symbols keep their number, which is no byte.
     to_latin = str.maketrans(numbers | {point: 0x100 for point in range(0x100) if point not in numbers})

@@ -1,9 +1,9 @@
 """Vocabularies kept on disk between runs, beside the compiled code.
 
 Python takes half a second to read Llama 3's 128,000 tokens and to find the 280,000 pairs that merge; two cores encode 80 MB of
-text in that time. The resulting arrays are read back in a twentieth of it; what encoding does not need is unpacked when it is
-asked for. A cache file is named by a hash of the tokenizer's files and of those beside them, its directory by a hash of this
-package's source, so a file that can be read is never out of date. It is an .npz, which has checksums.
+text in that time. The resulting arrays are read back in a twentieth of that time; parts that encoding does not need are
+unpacked on demand. A cache file is named by a hash of the tokenizer's files and of the files beside them, its directory by a
+hash of this package's source, so a readable file is never out of date. It is an .npz, which has checksums.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ _PLAIN_FIELDS = ("pattern", "vocab_size", "eod", "regex", "is_nfc", "space_prefi
 
 
 def read(files: TokenizerFiles, reader: Callable[[TokenizerFiles], Vocabulary]) -> Vocabulary:
-    """What `reader` makes of the files, from the cache when it is there. Raises what the reader raises."""
+    """Return the vocabulary that `reader` reads from the files, or its cached copy. Raises as the reader."""
     key = _key(files)
     path = place("vocabulary", key)
     if path is None:
@@ -142,7 +142,7 @@ def _swapped_pairs(joined: bytes, ends: npt.NDArray[np.int64], ids: npt.NDArray[
 
 
 class _Unpacked(Mapping[Key, Value]):
-    """A dictionary that is made when something is looked for in it: that of 200,000 tokens takes 0.1 s."""
+    """A dictionary that is built at the first look-up: building one for 200,000 tokens takes 0.1 s."""
 
     def __init__(self, pairs: Callable[..., Iterable[tuple[Key, Value]]], columns: _Columns):
         self._pairs = pairs

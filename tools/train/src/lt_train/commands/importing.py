@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from lt_shared.models.architecture import Architecture
     from lt_train.importers.ledger import Dropped, Translation
 
-# Keys of one section with one reason: more of them are one line, so that those that matter are seen.
+# Keys of one section with the same reason: more than this share a line, so that important keys stay visible.
 MOST_ALIKE = 3
 PARTIAL = "--partial writes it nevertheless"
 
@@ -94,7 +94,7 @@ def _tell_losses(translation: "Translation") -> None:
 
 
 def _alike(lost: "Sequence[Dropped]") -> "list[list[Dropped]]":
-    """Keys of one part of a section that are not carried over for the same reason; others are alone."""
+    """Group keys of a section that are dropped for the same reason; other keys are alone."""
     found: dict[tuple[str, str], list[Dropped]] = {}
     for entry in lost:
         part = entry.key.rpartition(".")[0]
@@ -103,7 +103,7 @@ def _alike(lost: "Sequence[Dropped]") -> "list[list[Dropped]]":
 
 
 def _model_problem(translation: "Translation", path: str) -> ToolError | None:
-    """Why the file would be no run, or one of another model; says how large the model is that it has."""
+    """Return why the file would be no run, or would have another model; name the size of its model."""
     from lt_train.config.checks import problems
     from lt_train.importers import imported_run
     from lt_train.importers.effects import Effect

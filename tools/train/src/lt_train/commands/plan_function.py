@@ -1,4 +1,4 @@
-"""`lt-train plan` as a function, for notebooks and scripts. The options are those of the command, and so are their checks."""
+"""`lt-train plan` as a function, for notebooks and scripts, with the options and the checks of the command."""
 
 import dataclasses
 import difflib
@@ -30,11 +30,11 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The layout that a model gets on a cluster, and what a rank will hold.
+    """The layout for a model on a cluster, with the memory of a rank.
 
-    `fits` says whether the fullest rank has no more than `usable_bytes`. `rank_memory_bytes` is what that rank holds: `weights`,
-    `gradients`, `optimizer`, `gathered` (layers that FSDP has at a time), `activations`, and their `total`;
-    `ranks_memory_bytes` has the total of a rank of each pipeline stage. `options` is what to add to the command line of
+    `fits` says whether the fullest rank has no more than `usable_bytes`. `rank_memory_bytes` is the memory of that rank:
+    `weights`, `gradients`, `optimizer`, `gathered` (layers that FSDP has at a time), `activations`, and their `total`;
+    `ranks_memory_bytes` has the total of a rank in each pipeline stage. `options` are the words to add to the command line of
     `lt-train` for this layout. `record` is the object that `lt-train plan --json` prints.
     """
 
@@ -101,7 +101,7 @@ def _words(name: str, value: Value) -> list[str]:
 
 
 def _options() -> dict[str, tuple[str, click.Option]]:
-    """The flag and the option of each keyword."""
+    """Return the flag and the option for each keyword."""
     found: dict[str, tuple[str, click.Option]] = {}
     for option in plan_layout.command.params:
         if isinstance(option, click.Option) and option.name not in NOT_TAKEN:

@@ -23,7 +23,7 @@ K8S_EXAMPLES = """
 lt-train render k8s --image registry/lt --model llama3-8b --bf16 --parallel auto --save /fsx/run1 @/fsx/web | kubectl apply -f -
 """
 Function = Callable[..., Any]
-# What is not an option of the job is one of lt-train, and is checked as such.
+# An option that is not the job's is lt-train's, and is checked by lt-train.
 PASSED_ON = {"ignore_unknown_options": True}
 
 
@@ -44,7 +44,7 @@ class TrainingArguments(click.Argument):
 
 
 class JobCommand(console.Command):
-    """Completes the options of the job and, behind them, those of lt-train."""
+    """Completes the options of the job and, behind them, the options of lt-train."""
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
         from lt_train.config.options import schema
@@ -82,7 +82,7 @@ class Renderers(console.Group):
 def command() -> None:
     """Print a job file for a scheduler; nothing is submitted.
 
-    Options and data that are not those of the job are lt-train's own. They are checked, and stand in the job file.
+    All other options and the data belong to lt-train. They are checked, and stand in the job file.
     """
 
 

@@ -1,4 +1,4 @@
-"""`lt-train score`: print the losses of single samples of a run, computed with the weights of one checkpoint."""
+"""`lt-train score`: print the losses of single samples of a run, computed with the weights of a checkpoint."""
 
 import dataclasses
 import re
@@ -95,7 +95,7 @@ def command(
 
 def _check_options(more: Sequence[str]) -> None:
     """Raise NoSuchOption for an option that lt-train does not have."""
-    # Unknown options are arguments here, the first of them RUN.
+    # Unknown options are arguments here; the first argument is RUN.
     try:
         run_options.schema().make_context("lt-train", list(more))
     except click.NoSuchOption as error:

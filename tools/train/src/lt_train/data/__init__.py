@@ -1,1 +1,1 @@
-"""Datasets in, micro batches out: which sample each rank sees in which step, and the index files that say so."""
+"""Datasets in, micro batches out: the samples of each rank in each step, and their index files."""

@@ -219,7 +219,7 @@ class Arrivals:
         tokens: Mapping[int, Tokens],
         rank: int,
     ):
-        """`tokens` are those of the streams by the numbers of their datasets."""
+        """`tokens` maps the numbers of datasets to the tokens of their streams."""
         self._samples = samples
         recorded = _recorded(checkpointing, len(tokens)) if tokens and rank == 0 else [None] * len(tokens)
         self._streams: dict[int, Stream] = {}
@@ -294,7 +294,7 @@ def _drawn(samples: Samples, number: int, end: int) -> Drawn | None:
 
 
 def _drawn_of_blend(samples: BlendedSamples, number: int, end: int) -> int:
-    """Count the samples of one dataset among the samples of the blend up to before `end`."""
+    """Count the samples of a dataset among the samples of the blend before `end`."""
     last = min(end, len(samples))
     while last > 0:
         first = max(0, last - LOOKED_BACK)

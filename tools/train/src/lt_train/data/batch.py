@@ -8,7 +8,7 @@ from torch import Tensor
 class Batch(TypedDict):
     """A micro batch of b samples of s tokens, on the device of the rank that trains on it.
 
-    `documents` are there with --reset-attention-mask: where the documents of each sample begin, and where the last one ends.
+    `documents` is set with --reset-attention-mask: the first position of each document, and the end of the last one.
     `weight` is how much the micro batch counts, if samples of its step are skipped. `sources` are the numbers of the samples'
     datasets, in the training data of a blend.
     """

@@ -87,11 +87,10 @@ def cache_directory(data: Data, run: str | None) -> str | None:
 
 
 def build(order: SampleOrder, cache: str | None, train_samples: int | None = None) -> RunSamples:
-    """Called by all ranks together.
+    """Build the samples; all ranks call this together.
 
-    `train_samples` are those of the run's steps when none are given.
-
-    Indices are kept in the directory `cache`; without one they are made anew by each node and forgotten. Raises BadData.
+    `train_samples` None means the samples of the run's steps. The directory `cache` keeps the indices; without it each node
+    builds them again for each run. Raises BadData.
     """
     streams = _streams(order)
     parts = _parts(order, train_samples or order.batches.train_samples, streams)

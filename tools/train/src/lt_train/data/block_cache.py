@@ -1,10 +1,10 @@
-"""Blocks of remote files on a local disk: of bounded size, shared by the processes of a node, the least recently used go first.
+"""Blocks of remote files on a local disk: bounded, shared by the processes of a node; the least recently used blocks go first.
 
-A block is a file of its own, `DATASET/blocks/NUMBER`, that appears by a rename when it is whole and on the disk. Who fetches it
-holds a lock on its partial file: others who want it wait, and read what was fetched; after a kill the next one begins anew. Who
-has a block open reads its bytes to the end though it is deleted meanwhile. Nothing is kept in memory, so there is nothing that
-processes must agree on but the sum of the sizes: that is in a file under a lock, counts partial files from the moment in which
-they are made, and is counted anew when the limit is reached.
+A block is a separate file, `DATASET/blocks/NUMBER`, that appears by a rename when it is complete and on disk. The process that
+fetches a block holds a lock on its partial file: other processes that need the block wait, and read the fetched file; after a
+kill the next process begins anew. A process that has a block open reads its bytes to the end even if the block is deleted
+meanwhile. Nothing is kept in memory, so processes only share the sum of the sizes: a file under a lock has it. The sum counts
+partial files from their creation, and is computed again when it reaches the limit.
 
 A kill leaves the sum too large, never too small. On filesystems without locks a block may be fetched twice, and the limit be
 exceeded by the blocks that are fetched at the same moment.
@@ -26,7 +26,7 @@ from lt_train.data.index_cache import WITHOUT_LOCKS
 BLOCKS = "blocks"
 PARTIAL = ".partial"
 SUM_DIGITS = 20
-# What is deleted at once, of the limit: looking at all blocks takes 3 microseconds each, and so is seldom done.
+# The share of the limit that is deleted at once: listing takes 3 microseconds per block, and so is seldom done.
 DELETED_SHARE = 16
 # A block's time of use is written down as often: each costs the disk a write.
 USE_SECONDS = 60
@@ -34,7 +34,7 @@ OUT_OF_USE_SECONDS = 60
 
 
 class BlockCache:
-    """The blocks below `directory`, of `limit_bytes` in all; those of other users are not counted."""
+    """The blocks below `directory`, at most `limit_bytes` in total; other users' blocks are not counted."""
 
     def __init__(self, directory: Path, limit_bytes: int):
         self.directory = directory
@@ -128,7 +128,7 @@ class BlockCache:
         return fits
 
     def _trimmed(self, wanted_bytes: int) -> int:
-        """What the blocks have when the oldest are deleted, if they have more than `wanted_bytes`."""
+        """Delete the oldest blocks if the blocks have more than `wanted_bytes`; return their size afterwards."""
         # A block may get its final name while this looks: it counts once, under either.
         cached_files, filling_bytes = {}, 0
         for folder in self._folders():

@@ -1,13 +1,13 @@
-"""A remote `.bin` as the loader reads it: its first `cached_bytes` by blocks that a cache keeps, what is behind by exact ranges.
+"""A remote `.bin` for the loader: its first `cached_bytes` are read in cached blocks, the bytes behind them by exact ranges.
 
 The samples of Megatron's order are shuffled, and so are the documents in them: a sample of 4096 tokens of documents of 500 reads
-at nine places of 1 kB. Where the cache has room for a block, all of it is used sooner or later, and the dataset comes over the
-network once. Where it has not, a block is deleted before its next document is due, and 1 MiB is fetched for 1 kB: at 64,000
-tokens/s that would be 147 MB/s for each rank, where exact ranges are 0.13 MB/s. So what has no room is not kept at all.
+at nine places of 1 kB. If the cache has room for a block, the whole block is used sooner or later, and the dataset comes over the
+network once. Without room, a block is deleted before its next document is due, and 1 MiB is fetched for 1 kB: at 64,000 tokens/s
+that would be 147 MB/s for each rank, compared with 0.13 MB/s for exact ranges. So bytes without room are not cached at all.
 
 The ranges of a sample are asked for at the same time, over the connections of the process, and the loader reads several samples
 ahead: with 32 connections and 50 ms a request, 640 ranges a second at most. At 64,000 tokens/s the loader is as fast as on local
-files, also with an empty cache, and with a range of its own for each document: 6,500 requests in 30 s, for 38% of a core
+files, also with an empty cache, and with a separate range for each document: 6,500 requests in 30 s, for 38% of a core
 (`nox -s bench -- train-data --only store`, which answers after 50 ms; 2 idle cores, 2026-11-27).
 """
 

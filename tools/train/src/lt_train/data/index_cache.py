@@ -1,12 +1,12 @@
-"""Directories that are made once and used by many: sample indices, copies of remote datasets.
+"""Directories that are made once and used by many processes: sample indices, copies of remote datasets.
 
-Several nodes, and several jobs, may want the same one on a shared filesystem at the same moment. A lock lets one of them work
-and the others wait. Correctness does not rest on it, since some mounts have no locks: each maker fills a directory under a name
-of its own, which becomes visible by one rename, and the first one wins. A name stands for its content, so what is there is never
-replaced.
+Several nodes, and several jobs, may need the same directory on a shared filesystem at the same moment. A lock lets one process
+work while the others wait. Correctness does not depend on the lock, because some mounts have no locks: each maker fills a
+directory with a unique name, which becomes visible by one rename, and the first rename wins. A name stands for its content, so
+an existing directory is never replaced.
 
-That holds for what this user has made. Where several users share the parent directory, what another one has made, or could have
-changed, is not used: each then has a directory of his own, which nobody else can write to.
+That holds for directories that this user has made. If several users share the parent directory, a directory that another user has
+made, or could have changed, is not used: each user then has a private directory.
 """
 
 import contextlib
@@ -29,10 +29,10 @@ WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
 
 def make_once(directory: Path, name: str, make: Callable[[Path], None]) -> Path:
-    """`directory/name`, filled by `make` when it is not there; `name.UID` beside one that others could have filled.
+    """Return `directory/name`, filled by `make` if it does not exist; `name.UID` if other users could have filled `name`.
 
-    `make` gets an empty directory and syncs what it writes. Raises CannotCreate and IoFailure, and whatever `make` raises; then
-    nothing is left.
+    `make` gets an empty directory and syncs its files. Raises CannotCreate and IoFailure, and the errors of `make`; then no file
+    remains.
     """
     target = location(directory, name)
     if target.name != name:
@@ -79,7 +79,7 @@ def _reason_for_distrust(target: Path, name: str) -> str | None:
 
 
 def _can_be_renamed(target: Path) -> bool:
-    """Whether other users can exchange entries of the directory, even if this user made all of them."""
+    """Return whether other users can rename entries of the directory, even entries that this user made."""
     status = target.parent.stat()
     is_sticky = status.st_mode & stat.S_ISVTX
     return status.st_uid not in (0, os.geteuid()) or bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_sticky)

@@ -52,9 +52,9 @@ class Loader:
         last_step: int,
         is_ready: Callable[[int], bool] = _always_ready,
     ) -> Iterator[Batch]:
-        """This rank's micro batches of the steps after `iteration` to `last_step`, with what the run skips left out.
+        """Yield this rank's micro batches for the steps after `iteration` up to `last_step`, without skipped samples.
 
-        Nothing is read ahead that is not there: `is_ready` says whether the samples up to before a number are.
+        Only available samples are read ahead: `is_ready` says whether the samples before a number are available.
         """
         end = consumed_samples + self.batch_sizes.samples_between(consumed_samples, last_step - iteration)
         rank, ranks = _place()
@@ -75,7 +75,7 @@ class Loader:
         tells_sources: bool = False,
         is_ready: Callable[[int], bool] = _always_ready,
     ) -> Iterator[Batch]:
-        """The `planned` micro batches; `tells_sources`: those of a blend have `sources`."""
+        """Read the `planned` micro batches; with `tells_sources`, micro batches of a blend have `sources`."""
         data, eod, target_device = self.data, self.eod, self.device
         shape = (self.batch_sizes.micro_batch_size, self.batch_sizes.seq_length)
         positions = torch.arange(shape[1], device=target_device).expand(shape)

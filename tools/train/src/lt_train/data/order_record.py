@@ -31,7 +31,7 @@ def write(
 ) -> None:
     """Add the line of this attempt to the file in the directory `run`; rank 0 calls it.
 
-    `command` are the arguments of the run's command line; `versions` are those of the datasets, by their origins.
+    `command` are the arguments of the run's command line; `versions` maps the datasets' origins to their versions.
     """
     attempt = _attempt(run, order, command, consumed_samples, iteration, versions)
     with run_files.AppendedLines(Path(run) / run_order.FILE) as file:

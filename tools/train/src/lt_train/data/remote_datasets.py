@@ -1,7 +1,7 @@
 """Datasets on s3:// and other stores: the index is copied once per node before the ranks start, tokens are read by ranges.
 
 Training reads some kilobytes at random offsets all the time: a store answers each such request in tens of milliseconds, a local
-disk in a tenth of one. So samples are read ahead (`loader`) over many connections, and what was read once is kept on a local disk
+disk in a tenth of one. So samples are read ahead (`loader`) over many connections, and the bytes are kept on a local disk
 as far as it has room (`cached_bin`, `block_cache`). The name of a copy holds the versions of the objects, so a dataset that was
 written anew is copied anew, and each range is read of that version alone. Old indices stay until someone deletes them.
 """

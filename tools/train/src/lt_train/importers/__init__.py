@@ -1,1 +1,1 @@
-"""Configurations of other trainers as options of lt-train; what has no counterpart is listed with the reason."""
+"""Configurations of other trainers as options of lt-train; a key without a counterpart is listed with the reason."""

@@ -1,7 +1,8 @@
-"""What the loss of a key changes: the model, the run itself, what it learns, its speed, or nothing.
+"""The effect of losing a key: another model, another run, another result, another speed, or nothing.
 
-A key that no table in `upstream` and no section here names may change the result. A key below `model`, or an option of a Megatron
-command, whose name is a part of the network changes the model. Several values stand for a part that is not used, and are no loss.
+A key that no table in `upstream` and no section in this module names may change the result. A key below `model`, or an option
+of a Megatron command, changes the model if its name is a part of the network. Some values mean that a part is not used: losing
+them changes nothing.
 """
 
 import enum
@@ -68,7 +69,7 @@ def is_of_model(name: str) -> bool:
 
 
 def effect_of(key: str, value: Any) -> Effect:
-    """What a key that is not carried over, and that no table names, would have changed."""
+    """Return the effect of losing a key that no table names."""
     name = key.rpartition(".")[2].lower().replace("-", "_")
     of_model = key.startswith(("model.", "recipes.model.")) or "." not in key
     if value is None or value in NEUTRAL.get(name, ()) or OF_JOBS.fullmatch(key):

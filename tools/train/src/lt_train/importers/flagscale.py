@@ -1,7 +1,7 @@
 """FlagScale's YAML of a training: sections around options that have Megatron-LM's names.
 
-FlagScale makes Megatron-LM's command line of it, and so is it read here: a switch that is true is there, and what is false or
-empty is not.
+FlagScale turns the YAML into Megatron-LM's command line, and this module reads it in the same way: a true switch is present, a
+false or empty value is absent.
 """
 
 import dataclasses

@@ -52,7 +52,7 @@ OF_RECIPES = (
 OF_NEMO = {"model.encoder_seq_length", "model.micro_batch_size", "model.mcore_gpt", "model.megatron_amp_O2"}
 OF_CONFIG = "--model takes the config.json of Hugging Face that it names"
 DENSE, EXPERTS = ("llama", "mistral"), ("mixtral",)
-# What the adapter's schema (conf/config_schemas.py) takes where a recipe says nothing.
+# The defaults in the adapter's schema (conf/config_schemas.py), for keys that a recipe leaves out.
 DEFAULTS: Mapping[str, Any] = {
     "use_smp_model": True,
     "model.train_batch_size": 2,
@@ -161,7 +161,7 @@ def _evaluation(ledger: Ledger) -> None:
 
 
 def _start(ledger: Ledger) -> None:
-    """Fine-tuning starts from Hugging Face weights, of some or all of which it trains others."""
+    """Report a fine-tuning's start: it begins from Hugging Face weights and trains some or all of the weights."""
     is_tuned = ledger.take("model.do_finetune")
     if is_tuned:
         ledger.drop_value("model.do_finetune", is_tuned, PRETRAINING, Effect.RUN)
@@ -205,7 +205,7 @@ def _model(ledger: Ledger) -> None:
 
 
 def _experts(ledger: Ledger) -> None:
-    """Of a model that has any; the keys of one that has none say nothing."""
+    """Carry over the experts. Without experts in the model, the keys have no effect."""
     if not ledger.take("model.moe", False):
         for key in (*EXPERT_KEYS, "model.moe_load_balancing"):
             ledger.drop(key, "the model has no experts")

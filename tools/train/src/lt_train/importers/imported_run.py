@@ -30,7 +30,7 @@ STATED_SIZE = re.compile(r"(?<![a-z0-9.])(?:(\d+)x)?(\d+(?:\.\d+)?)([bm])(?![a-z
 
 
 def resolve(translation: Translation) -> RunConfig:
-    """The configuration that `lt-train --config` makes of the written file. Raises ToolError for what it refuses."""
+    """Resolve the written file as `lt-train --config` does. Raises ToolError if lt-train refuses it."""
     left_out = OF_MACHINES if not translation.options.get("mock_data") else (*OF_MACHINES, "mock_data")
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory, "imported.toml")

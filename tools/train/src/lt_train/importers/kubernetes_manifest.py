@@ -1,7 +1,7 @@
-"""The command of pretrain_gpt.py in a Kubernetes manifest: a PyTorchJob, an MPIJob, a JobSet, a Pod, or a template of one.
+"""The command of pretrain_gpt.py in a Kubernetes manifest or template: a PyTorchJob, an MPIJob, a JobSet or a Pod.
 
-Whatever the kind, a container has `command` and `args`, and in `env` the values of its variables. Templates are filled in by
-envsubst before they are applied; a variable that neither the manifest nor --set has is asked for, as in a script.
+In every kind, a container has `command` and `args`, and in `env` the values of its variables. envsubst fills in templates before
+they are applied; if neither the manifest nor --set has a variable, the error asks for it, as in a script.
 """
 
 import re
@@ -14,7 +14,7 @@ from lt_train.importers import megatron_lm
 from lt_train.importers.shell.command import ShellCommand
 
 SHELLS = re.compile(r"(.*/)?(ba|z|da)?sh")
-# A container's own variables are written $(NAME) in its words, those of a template ${NAME} or $NAME.
+# A container's words refer to its own variables as $(NAME), and to a template's variables as ${NAME} or $NAME.
 OF_CONTAINER = re.compile(r"\$\((\w+)\)")
 KIND = re.compile(r"^kind:", re.MULTILINE)
 API = re.compile(r"^apiVersion:", re.MULTILINE)
@@ -47,7 +47,7 @@ def command_in(text: str, given: Mapping[str, str]) -> ShellCommand:
 
 
 def _containers(node: Any) -> Iterator[dict[str, Any]]:
-    """The containers in an object, in the order in which they are written; initialization comes before them."""
+    """Yield the containers of an object in the order of the file, after the init containers."""
     if isinstance(node, dict):
         if isinstance(node.get("command") or node.get("args"), list):
             yield node
@@ -65,5 +65,5 @@ def _variables(container: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _as_script(words: list[str]) -> str:
-    """Each word in double quotes: what it means to a shell that knows the variables."""
+    """Put each word in double quotes, so that the shell reader expands the variables in it."""
     return " ".join('"' + re.sub(r'(["\\`])', r"\\\1", word) + '"' for word in words)

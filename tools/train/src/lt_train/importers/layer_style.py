@@ -9,7 +9,7 @@ from lt_train.importers.ledger import Ledger
 # megatron/core/fusions/fused_bias_gelu.py has the tanh approximation, torch.nn.functional.gelu the error function.
 FUSED_GELU = "lt-train's GELU is Megatron's fused one, which approximates it by tanh"
 BIASES = "there are biases in linear layers then; lt-train's layers with rotary positions have none"
-# A window of these two numbers is none.
+# These two numbers mean no window.
 EVERYTHING, SEES_EVERYTHING = "-1,-1", "attention sees all earlier tokens, as without it"
 ZERO_CENTERED = (
     "the norms' weights are stored less one: from first weights they learn alike but for rounding;"
@@ -32,9 +32,9 @@ STORED_OTHERWISE = {
 
 
 def complete(ledger: Ledger, bias_key: str) -> None:
-    """Write down what a model with rotary positions says by silence, so that lt-train does not take Llama's layers for granted.
+    """Write out the trainer's defaults for a model with rotary positions, so that lt-train does not assume Llama's layers.
 
-    Biases are told as lost: guides to Llama leave their switch, `bias_key`, out.
+    Biases are reported as lost: guides to Llama leave out the switch for them, `bias_key`.
     """
     if ledger.get("model") or ledger.get("position_embedding_type") != "rope":
         return

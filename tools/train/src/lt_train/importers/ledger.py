@@ -1,6 +1,6 @@
-"""The account of a foreign configuration: every key of it is carried over once, or dropped with a reason.
+"""The account of a foreign configuration: every key is carried over once, or dropped with a reason.
 
-A key that a translation forgets is listed as unknown, so nothing of a configuration is lost silently.
+A key that a translation forgets is listed as unknown, so no key is lost silently.
 """
 
 import dataclasses
@@ -43,10 +43,10 @@ class Dropped:
 
 @dataclasses.dataclass(frozen=True)
 class Translation:
-    """`options` by the names of lt-train's parameters. Those in `defaults` are not in the configuration but follow from it.
+    """`options` by the names of lt-train's parameters. `defaults` names the options that follow from missing keys.
 
-    `names` are what the configuration calls itself and its model. `unknown_variables` of a script are those that an option needs
-    and that only a run of the script would know.
+    `names` are the configuration's names for itself and its model. `unknown_variables` of a script are variables that an option
+    needs and that only a run of the script would set.
     """
 
     source: str
@@ -136,7 +136,7 @@ class Ledger:
         return number(self._left.pop(key, otherwise))
 
     def take_number(self, key: str) -> Any:
-        """A number, None where there is none; what is not a number is dropped."""
+        """Return a number, None if the key is missing; a value of another type is dropped."""
         value = self.take(key)
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if value is None or is_number:
@@ -144,7 +144,7 @@ class Ledger:
         return self._not_taken(key, value, A_NUMBER)
 
     def take_text(self, key: str, otherwise: str | None = None) -> Any:
-        """A text, `otherwise` where there is none; what is not a text is dropped."""
+        """Return a text, `otherwise` if the key is missing; a value of another type is dropped."""
         value = self._left.pop(key, None)
         if value is None:
             return otherwise
@@ -179,26 +179,26 @@ class Ledger:
         self._carried.update(keys)
 
     def default(self, option: str, value: Any, *keys: str) -> None:
-        """What the other trainer does where nothing is said, and lt-train does otherwise; or what follows from `keys`."""
+        """Set an option to the other trainer's default, or to the value that follows from `keys`."""
         self._carried.update(keys)
         if option not in self._options:
             self._options[option] = value
             self._defaults.add(option)
 
     def leave_out(self, option: str) -> None:
-        """Take back what was carried over."""
+        """Remove an option that was carried over."""
         self._options.pop(option, None)
 
     def get(self, option: str) -> Any:
         return self._options.get(option)
 
     def drop(self, key: str, reason: str, effect: Effect = Effect.NONE) -> None:
-        """Drop a key of which `reason` says why a run learns the same without it, or what `effect` it has."""
+        """Drop a key; `reason` says why the run learns the same without it, or names its `effect`."""
         if key in self._left:
             self._drop(key, self._left.pop(key), reason, effect)
 
     def effect(self, key: str, value: Any) -> Effect:
-        """What the loss of `key` changes, by the trainer's tables or by its name."""
+        """Return the effect of losing `key`, by the trainer's tables or by the name of the key."""
         row = self._row(key)
         return row.effect if row else effect_of(key, value)
 
@@ -331,7 +331,7 @@ def number(value: Any) -> Any:
 
 
 def flatten(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested tables as keys with dots. Raises BadData for too many of them: aliases of YAML can multiply a few."""
+    """Flatten nested tables into dotted keys. Raises BadData for too many keys: YAML aliases can multiply a few."""
     flat: dict[str, Any] = {}
 
     def add(part: Mapping[str, Any], prefix: str) -> None:

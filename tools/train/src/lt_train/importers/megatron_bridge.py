@@ -1,6 +1,6 @@
 """Megatron-Bridge's `run_config.yaml`, which it writes into each checkpoint: all fields of its configuration, defaults included.
 
-Its recipes are Python and would have to be executed; the file says what they came to.
+Its recipes are Python and would have to be executed; the file has their result.
 """
 
 import re
@@ -38,7 +38,7 @@ KINDS = {
     "scheduler": re.compile(r"^megatron\..*\.SchedulerConfig$"),
     "optimizer_config_override_provider": re.compile(r"\.OptimizerConfigOverrideProvider$"),
 }
-# Packages whose objects the tables know. What an object of another package does is not known.
+# Packages whose objects the tables know. The effect of an object from another package is unknown.
 OF_UPSTREAM = re.compile(r"(megatron|torch|nvidia_resiliency_ext|builtins|functools|pathlib|signal)\b")
 SCALING = {
     "low_freq_factor": "model.low_freq_factor",
@@ -169,7 +169,7 @@ def translate(values: dict[str, Any]) -> Translation:
 
 
 def _objects(ledger: Ledger) -> None:
-    """How Python makes the objects of sections, and which kind of one is no choice."""
+    """Drop the keys that tell Python how to construct a section, and check that its class is the only choice."""
     for key in [
         key
         for key in ledger.left()

@@ -1,4 +1,4 @@
-"""What the loss of an option of Megatron-LM's command line changes, by its name and value."""
+"""The effect of losing an option of Megatron-LM's command line, by its name and value."""
 
 import re
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ MODEL = re.compile(
     r"|mtp_.*|mscale.*|gdp_.*|mamba_.*|hybrid_.*|spec|retro_.*|bert_.*|vision_.*|mlp_type|expert_interval|sandwich.*|scattered_.*"
     r"|share_layers|num_unique_layers|num_shared_.*|use_bnb_optimizer_model|encoder_num_layers|decoder_num_layers|normalize_embeddings|use_emha"
 )
-# Values with which such an option says what holds in any case.
+# Values that equal the default of such an option.
 SAYING_NOTHING: dict[str, tuple[str, ...]] = {
     **{key: tuple(map(str, values)) for key, values in NEUTRAL.items()},
     "DDP_impl": ("local", "torch"),
@@ -51,7 +51,7 @@ DEFAULT = "Megatron-LM's default, as without it"
 
 
 def row_of_flag(key: str, words: Sequence[str]) -> Row:
-    """What the loss of an option changes, and why; without words it is a switch, which is on."""
+    """Return the effect of losing an option, with the reason; an option without words is a switch that is on."""
     value = " ".join(words)
     if value and value in SAYING_NOTHING.get(key, ()):
         return Row(Effect.NONE, "it says what holds in any case")
@@ -74,7 +74,7 @@ def _is_default(words: Sequence[str], default: object) -> bool:
 
 
 def effect_of_flag(key: str, words: Sequence[str]) -> Effect:
-    """What the loss of an option changes."""
+    """Return the effect of losing an option."""
     return row_of_flag(key, words).effect
 
 

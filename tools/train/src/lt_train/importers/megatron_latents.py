@@ -32,7 +32,7 @@ NORMS = "the latents have no norms then; lt-train's have them, as all models of 
 
 
 def translate(ledger: Ledger, section: str = "") -> None:
-    """The keys of `section`, as "model.", whose values are words of a command line or those of a file."""
+    """Translate the keys below `section`, such as "model."; their values are words of a command line, or values of a file."""
     switch = f"{section}multi_latent_attention"
     if not ledger.has(switch) or ledger.peek(switch) is False:
         for key in (*SIZES, "mscale", "mscale_all_dim"):

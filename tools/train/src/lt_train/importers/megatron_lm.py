@@ -86,7 +86,7 @@ DEFAULTS = {
     "eval_iters": 100,
     "log_interval": 100,
 }
-# Options that lt-train takes for the sake of what it could do before, with no effect or to refuse them.
+# Options that lt-train still accepts from earlier versions, without effect or to refuse them.
 EARLIER = ("transformer_impl", "cpu_offloading_num_layers")
 # Of the command line, other than megatron-core's.
 MUON_DEFAULTS = {"muon_momentum": 0.9, "muon_tp_mode": "blockwise"}
@@ -164,7 +164,7 @@ def _effect_of_unknown(key: str, words: Sequence[str]) -> Effect:
 
 
 def _width(ledger: Ledger) -> None:
-    """FlagScale computes the width of a gated layer of these where it is not given."""
+    """Compute the width of a gated layer from its parts, as FlagScale does if the width is missing."""
     if ledger.has("ffn_hidden_size"):
         for key in ("multiple_of", "hidden_dim_multiplier"):
             ledger.drop(key, "beside --ffn-hidden-size it has no effect")
@@ -221,7 +221,7 @@ def _as_megatrons(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_a_directory(ledger: Ledger) -> None:
-    """What lt-train refuses for want of one: the directory's name is often known to the shell alone."""
+    """Drop options that lt-train refuses without a directory: often only the shell knows the directory's name."""
     if not ledger.get("save"):
         for option in ("exit_duration_in_mins", "exit_interval"):
             reason = "a run that ends early needs a directory to resume from: add it with --save"

@@ -78,7 +78,7 @@ def _may_matter(key: str, words: Sequence[str]) -> bool:
 
 
 def asked_for(values: Mapping[str, Sequence[str]], command: ShellCommand) -> list[str]:
-    """What has to be known of `values`, which need the shell: the variables' names, or a substitution that has none."""
+    """Return the unknown parts of `values`: the variables' names, or a substitution without a name."""
     found: dict[str, None] = {}
     for key, words in values.items():
         holds_options = list(words) == [key]

@@ -46,9 +46,9 @@ def full_name(key: str) -> str:
 
 
 def launcher(words: Sequence[str]) -> dict[str, Any]:
-    """The options of srun, torchrun and the like; one without a value is True, one that comes twice has a list.
+    """Parse the options of srun, torchrun and the like; a switch is True, a repeated option has a list.
 
-    Which of them take the next word is guessed: not a program.
+    Whether an option takes the next word is a guess: it does, unless that word is a program.
     """
     found: dict[str, list[str | bool]] = {}
     for word, following in itertools.zip_longest(words, words[1:], fillvalue="-"):
@@ -61,7 +61,7 @@ def launcher(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _split(word: str) -> list[str]:
-    """An array or an argument may hold several options in one text; unquoted, bash makes words of it."""
+    """Split a word into options: unquoted, bash splits an array's or an argument's text into words."""
     if not (word.lstrip().startswith("--") and re.search(r"\s", word.strip())):
         return [word]
     return WITH_SUBSTITUTIONS.findall(word) if needs_shell(word) else shlex.split(word)

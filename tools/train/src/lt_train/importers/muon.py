@@ -26,9 +26,9 @@ OTHERS = ("adaptive_muon_", "lion_", "soap_", "sgd_momentum")
 
 
 def translate(ledger: Ledger, section: str, optimizer: str, tensor: int, defaults: dict[str, Any]) -> None:
-    """Carry `optimizer`, if it is Muon. `defaults` are the trainer's own, where they are not megatron-core's.
+    """Carry over `optimizer` if it is Muon. `defaults` are the trainer's defaults that differ from megatron-core's.
 
-    Keys of optimizers that are not used are dropped.
+    Keys of unused optimizers are dropped.
     """
     is_muon = optimizer in NAMES
     unused = (*OTHERS, *(() if is_muon else SETTINGS))

@@ -79,7 +79,7 @@ FLAGS = {
     # Of Llama 3.1, with a factor of 8.
     "model.scale_positional_embedding": "use_rope_scaling",
 }
-# Lightning's names, of which those without a suffix are the older ones.
+# Lightning's names; the names without a suffix are the older ones.
 PRECISIONS = {"bf16": "bf16", "bf16-mixed": "bf16", "16": "fp16", "16-mixed": "fp16"}
 AMP = "model.megatron_amp_O2"
 SCALED = "lt-train draws the matrices that write to the residual stream narrower by the depth"
@@ -197,7 +197,7 @@ def _is_off(key: str, value: Any) -> bool:
 
 
 def precision(ledger: Ledger, key: str, value: Any) -> None:
-    """`value` of `key` as the type in which lt-train computes."""
+    """Carry over `value` of `key` as lt-train's compute dtype."""
     kind = "" if value is None else str(value).lower()
     option = PRECISIONS.get(kind.removesuffix("-true"))
     if option:
@@ -223,7 +223,7 @@ def fp8_scales(ledger: Ledger) -> None:
 
 
 def drop_known(ledger: Ledger) -> None:
-    """Drop what is off or NeMo's default, and what a table names."""
+    """Drop keys that are off or have NeMo's default, and keys that a table names."""
     for key in ledger.left():
         value, known = ledger.peek(key), row(key)
         if ledger.is_default(key, value):
@@ -235,7 +235,7 @@ def drop_known(ledger: Ledger) -> None:
 
 
 def known_off(key: str) -> Any:
-    """The value with which a key of Lightning's trainer limits nothing."""
+    """Return the value that turns a limit of Lightning's trainer off."""
     return UNLIMITED.get(key, "")
 
 

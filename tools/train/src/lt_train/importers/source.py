@@ -130,7 +130,7 @@ def _yaml(text: str, given: Mapping[str, Any] = MappingProxyType({})) -> dict[st
 
 
 def _resolved(key: str, value: Any, flat: dict[str, Any], depth: int = 0) -> Any:
-    """References of OmegaConf: ${a.b} from the top, ${.b} beside `key`, ${..b} beside its section. Others stay as they are."""
+    """Resolve OmegaConf's references: ${a.b} from the top, ${.b} beside `key`, ${..b} beside its section. Keep others."""
     if isinstance(value, list):
         return [_computed(_resolved(key, entry, flat, depth + 1)) for entry in value]
     if not isinstance(value, str) or depth > 8:
@@ -148,7 +148,7 @@ def _resolved(key: str, value: Any, flat: dict[str, Any], depth: int = 0) -> Any
 
 
 def _computed(value: Any) -> Any:
-    """The arithmetic of NeMo's resolvers: ${multiply:4, 1024} is 4096. What needs a value that is not there stays as it is."""
+    """Compute NeMo's resolvers: ${multiply:4, 1024} is 4096. An expression with a missing value stays unchanged."""
     found = ARITHMETIC.fullmatch(value) if isinstance(value, str) else None
     if found is None:
         return value

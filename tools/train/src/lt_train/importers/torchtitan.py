@@ -316,7 +316,7 @@ def _checkpoints(ledger: Ledger) -> None:
     dump_folder, folder = ledger.take_text("job.dump_folder"), ledger.take_text("checkpoint.folder", "checkpoint")
     for key, option in (("interval", "save_interval"), ("keep_latest_k", "keep_last")):
         value = ledger.take_number(f"checkpoint.{key}")
-        # No checkpoints to keep are all of them.
+        # 0 checkpoints to keep means that every checkpoint is kept.
         if enabled and value:
             ledger.carry_value(f"checkpoint.{key}", option, value)
         elif not enabled:

@@ -1,4 +1,4 @@
 """A checked configuration in, an exit code out: the ranks of this node are started, watched and ended together.
 
-`launcher` is what the command line calls; `worker` is what a rank runs, and calls `train`.
+The command line calls `launcher`; a rank runs `worker`, which calls `train`.
 """

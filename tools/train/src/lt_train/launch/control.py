@@ -1,9 +1,9 @@
-"""How lt-train tells the ranks that outlive another's death to begin again in their processes.
+"""Tell the ranks that survive a dead rank to begin again in their processes.
 
 A rank that is started anew imports torch and megatron-core, makes a context on its GPU and compiles kernels: on a CPU 5 of the 15
 seconds that a restart took. So the other ranks stay, leave their process groups, and meet again at another port, with a spare
-process that has imported everything in the place of the one that died. All load the newest checkpoint, as after any restart.
-A rank that hangs is ended first: the watchdog of another one names it.
+process that has imported everything and replaces the dead one. Every rank loads the newest checkpoint, as after any restart.
+A rank that hangs is killed first: the watchdog of another rank names it.
 
 A socket in the launcher's directory, of packets of JSON:
 
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "LT_TRAIN_CONTROL"
-# A rank that has lost the others waits so long to hear that one of them has died: the launcher looks every tenth of a second.
+# A rank that has lost its connections waits this long for the news of a dead rank: the launcher looks every tenth of a second.
 HOLD_SECONDS = 5.0
 # From the death of a rank until all others have left their process groups; then all ranks are started anew.
 READY_SECONDS = 20.0
@@ -153,7 +153,7 @@ class Controlled:
         self._attempts.put(None)
 
     def is_held(self) -> bool:
-        """Whether the launcher says in time that another rank has died, and this one is free of it in time."""
+        """Return whether the launcher reports another rank's death in time, and this rank has left its process groups in time."""
         return self._is_told.wait(HOLD_SECONDS) and self._is_free.wait(READY_SECONDS)
 
     def say_ready(self) -> None:

@@ -91,7 +91,7 @@ def launch(config: RunConfig) -> int:
 
 @dataclasses.dataclass
 class LaunchedRun:
-    """A run whose ranks this process starts, one attempt after another. `config` is that of the next attempt.
+    """A run whose ranks this process starts, one attempt after another. `config` belongs to the next attempt.
 
     `is_first`: this is the first of the run's nodes.
     """
@@ -189,7 +189,7 @@ def _described_data(data: Data) -> str:
 
 
 def _delete_abandoned(checkpointing: Checkpointing, data: Data) -> None:
-    """What a kill in the last deletion has left; not where another run has the lock, or nothing can be written."""
+    """Delete the remains of a killed deletion, unless another run has the lock or the directory is read-only."""
     run = checkpointing.directory
     if run is not None and not checkpointing.is_remote and run_files.abandoned(Path(run)):
         with contextlib.suppress(ToolError), _run_directory(checkpointing, data):

@@ -1,4 +1,4 @@
-"""What a rank imports before its first step, in less than half the time that it takes by itself.
+"""The imports of a rank before its first step, in less than half of their usual time.
 
 Importing torch, megatron-core, flash-attn-4 and quack took 6.2 s of a processor. Now 2.3 are left before the model is built, and
 1.4 go on in a thread (Python 3.12, torch 2.13, megatron-core 0.19.2, 2 busy cores of a Xeon, 2026-11-27). What is left out:

@@ -73,8 +73,8 @@ class Ranks:
 
         `run_config` is the JSON of their configuration. Ranks that save do so at the first signal.
 
-        Returns the exit code, that of the first rank that fails. Raises RankKilled for a rank that a signal ended; other failures
-        are reported by the ranks.
+        Returns the exit code of the first rank that fails, or 0. Raises RankKilled for a rank that a signal ended; the ranks
+        report other failures themselves.
         """
         self._attempts += 1
         config_file = self._directory / f"run_config-{self._attempts}.json"
@@ -133,10 +133,10 @@ class Ranks:
         return True
 
     def _wait(self, first: int) -> int:
-        """0, or TRY_AGAIN when the ranks have saved and ended early, NEXT_PHASE when they did for that, or the code of the first
-        that failed.
+        """Wait for the ranks. Return 0, TRY_AGAIN if they saved and ended early, NEXT_PHASE if they ended for the next phase, or
+        the code of the first rank that failed.
 
-        `first` is the number of the first rank of this node among those of all nodes.
+        `first` is the global rank of the first rank on this node.
         """
         running = set(range(len(self._processes)))
         hung: set[int] = set()

@@ -1,7 +1,7 @@
-"""Text as DATA: `lt-train corpus.jsonl.zst --tokenizer DIR` starts lt-preprocess --stream itself and trains on what it prints.
+"""Text as DATA: `lt-train corpus.jsonl.zst --tokenizer DIR` starts lt-preprocess --stream itself and trains on its output.
 
-What is tokenized lies in the run's directory, so the same command continues both. lt-preprocess gets the cores that the ranks and
-their readers leave, at a lower priority. It ends with lt-train: it is told to, and when lt-train is killed its pipe breaks.
+The datasets lie in the run's directory, so the same command continues both. lt-preprocess gets the cores that the ranks and their
+readers do not use, at a lower priority. It ends with lt-train: lt-train stops it, and if lt-train is killed, its pipe breaks.
 """
 
 import atexit

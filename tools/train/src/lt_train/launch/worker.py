@@ -126,7 +126,10 @@ def start(config: RunConfig, rank_env: RankEnvironment, control: Controlled | No
 
 
 def _imported(scores: Scoring | None) -> Callable[..., int]:
-    """What a rank calls: to score samples, or to train. megatron-core looks for flash-attn-4, which only inference needs."""
+    """Import the function that the rank runs: score samples, or train.
+
+    Hide flash-attn-4 from megatron-core, for inference only.
+    """
     with rank_imports.absent("flash_attn.cute"):
         from lt_train.train import scoring, training_run
     clock.lap("megatron-core")
@@ -134,7 +137,7 @@ def _imported(scores: Scoring | None) -> Callable[..., int]:
 
 
 def _begun(attempt: dict[str, Any], ranks: int) -> tuple[RunConfig, RankEnvironment]:
-    """What the launcher has said to begin, on one machine, in this process's environment, too."""
+    """Read the attempt that the launcher has started on this machine, and set it in this process's environment."""
     clock.begin_again()
     rank = attempt["rank"]
     rank_env = RankEnvironment(rank, rank, ranks, ranks, rank_environment.LOOPBACK, attempt["port"], "lt-train")
@@ -183,7 +186,7 @@ def _import_torch(device_type: str) -> None:
 
 
 def prepare_process(parallelism: Parallelism, precision: Precision, memory: Memory, reporting: Reporting) -> None:
-    """What a process does once, before it imports torch."""
+    """Prepare a process once, before it imports torch."""
     _keep_standard_output_for_data()
     # torch writes a stack of C++ frames for every connection that another rank's end closes.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

@@ -2,7 +2,8 @@
 
 A file names the functions and values of its module that are replaced, the releases that were read, and each function's parameters
 there (`UPSTREAM`). Rooms above hand in what shall be called instead; the file assigns it and refuses every argument that its
-replacement would pass over. docs/megatron-core.md lists all of it, with the reasons and the release that makes each unnecessary.
+replacement would pass over. docs/megatron-core.md lists every replacement, with the reason and the release that makes it
+unnecessary.
 
 `tests/train/megatron` compares the recorded parameters with the installed packages and passes every function an unknown argument.
 """

@@ -68,7 +68,7 @@ def install(accelerator: str) -> None:
 
 
 class _Stream:
-    """In place of a CUDA stream: what a CPU is asked to do is done in order anyway."""
+    """Replaces a CUDA stream: a CPU executes its work in order anyway."""
 
     def __init__(self, device: object = None, priority: int = 0, *unknown: Any, **unknown_named: Any):
         CUDA_UPSTREAM.refuse_unknown("Stream", unknown, unknown_named)
@@ -147,7 +147,7 @@ def _on_cpu(factory: Callable[..., Any], accelerator: str) -> Callable[..., Any]
         if device is not None and str(device).startswith(accelerator):
             kwargs["device"] = CPU
         kwargs.pop("pin_memory", None)
-        # torch refuses what it does not know.
+        # torch refuses unknown arguments.
         return factory(*args, **kwargs)
 
     return redirected

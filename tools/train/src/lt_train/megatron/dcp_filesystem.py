@@ -60,7 +60,7 @@ def reading_by(
 
 @contextlib.contextmanager
 def reading_data_by(read: Callable[[FileSystemReader, Any, Any], Any]) -> Iterator[None]:
-    """Within, `FileSystemReader` reads what a plan asks for by `read`, which gets the reader, the plan and its planner."""
+    """Within the context, `FileSystemReader` reads the items of a plan by `read(reader, plan, planner)`."""
 
     def read_data(self: FileSystemReader, plan: Any, planner: Any, *unknown: Any, **unknown_named: Any) -> Any:
         UPSTREAM.refuse_unknown("FileSystemReader.read_data", unknown, unknown_named)

@@ -60,7 +60,7 @@ def _take_weights(take_weights: Callable[[], None], state_dict: object = None, *
 
 
 def save_local_shards(optimizer: DistributedOptimizer, sharded_state: Callable[[Any], Any]) -> None:
-    """Save what `sharded_state` returns for a model's sharded state; what is loaded is in the rank's memory already."""
+    """Save the result of `sharded_state` for a model's sharded state; loading has already filled the rank's memory."""
     optimizer.sharded_param_state_fully_reshardable = partial(_sharded_state, sharded_state)
     optimizer.load_parameter_state_from_fully_reshardable = _load_nothing
 

@@ -1,4 +1,4 @@
-"""`megatron.core.dist_checkpointing.strategies.common`: `common.pt`, a file of rank 0 for what is no tensor, until 0.16.
+"""`megatron.core.dist_checkpointing.strategies.common`: `common.pt`, a file of rank 0 for everything except tensors, until 0.16.
 
 An error of rank 0's disk is kept until all ranks can be told (`lt_train.checkpoint.shards.first_rank_files`).
 """

@@ -29,7 +29,7 @@ UPSTREAM = Upstream(
         }
     },
 )
-# They say how a function is compiled; none changes what it computes.
+# Options for the compilation of a function; no option changes its result.
 OPTIONS = (
     *("fullgraph", "dynamic", "backend", "mode", "options", "name", "disable"),
     *("recompile_limit", "isolate_recompiles", "shapes_spec"),
@@ -37,7 +37,7 @@ OPTIONS = (
 
 
 def compile_when_called() -> None:
-    """Have torch.compile leave functions as they are until their first call."""
+    """Delay torch.compile until the first call of a function."""
     compile_now = torch.compile
 
     def compile_later(model: Callable[..., Any] | None = None, *unknown: Any, **options: Any) -> Any:
@@ -63,7 +63,7 @@ def compile_when_called() -> None:
 
 
 def leave_uncompiled() -> None:
-    """Have torch.compile return every function as it is."""
+    """Make torch.compile return every function unchanged."""
     setattr(torch, "compile", _uncompiled)  # noqa: B010
 
 

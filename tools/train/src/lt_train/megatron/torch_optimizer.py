@@ -22,7 +22,7 @@ UPSTREAM = Upstream(
 
 
 def undo_marks() -> None:
-    """Put torch's own methods in the place of those that keep its compiler away from them."""
+    """Remove torch's compile-disable wrappers from the optimizer methods; lt-train never compiles them."""
     for name in ("add_param_group", "load_state_dict", "state_dict", "zero_grad"):
         marked = getattr(torch.optim.Optimizer, name)
         setattr(torch.optim.Optimizer, name, getattr(marked, "__wrapped__", marked))

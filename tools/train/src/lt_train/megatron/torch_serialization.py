@@ -1,6 +1,6 @@
 """`torch.load`, while a checkpoint is loaded: torch and megatron-core call it for objects and for `common.pt`.
 
-It unpickles what it is given, and calls whatever function a pickle names. `lt_train.checkpoint.object_reader` reads instead.
+It unpickles any file, and calls any function that a pickle names. `lt_train.checkpoint.object_reader` reads instead.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ UPSTREAM = Upstream(
     versions=("2.11.0", "2.13.0"),
     signatures={"load": "(f, map_location=None, pickle_module=None, *, weights_only=None, mmap=None, **pickle_load_args)"},
 )
-# What is read is on the CPU and in memory, whatever is asked for.
+# Our reader always returns tensors in CPU memory, so these arguments have no effect.
 NEUTRAL = {"map_location": "cpu", "mmap": False}
 
 

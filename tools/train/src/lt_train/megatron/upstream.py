@@ -35,7 +35,7 @@ class Upstream:
     values: tuple[str, ...] = ()
 
     def qualified(self, name: str) -> str:
-        """ "Class.method" as it is, "module.function" for a function of the module."""
+        """Return "Class.method" unchanged, "module.function" for a function of the module."""
         return name if "." in name else f"{self.module.rpartition('.')[2]}.{name}"
 
     def refuse_unknown(

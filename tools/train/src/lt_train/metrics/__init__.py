@@ -1,1 +1,1 @@
-"""What a run says of itself: log lines, metrics.jsonl, TensorBoard and Weights & Biases, throughput, profiles."""
+"""The reports of a run: log lines, metrics.jsonl, TensorBoard and Weights & Biases, throughput, profiles."""

@@ -1,4 +1,4 @@
-"""What a run reports: Megatron's lines on stderr and in SAVE/train.log, SAVE/metrics.jsonl for programs, curves, and on stdout
+"""The log of a run: Megatron's lines on stderr and in SAVE/train.log, SAVE/metrics.jsonl for programs, curves, and on stdout
 the manifest of its checkpoints.
 
 Only rank 0 reports. Both files are appended to by every attempt of a run; a step that was trained again after a resume appears
@@ -97,7 +97,7 @@ class Log:
     def _show(self, text: str) -> None:
         if not self._is_loud:
             return
-        # A batch system's file of it may lie on the same full disk.
+        # A batch system may redirect stderr to a file on the same full disk.
         with contextlib.suppress(OSError, ValueError):
             if self._progress:
                 self._progress.print(text)
@@ -153,7 +153,7 @@ class Log:
         self._metric({"kind": "note", "note": note.NOTE, "message": message, "fields": fields})
 
     def sample_losses(self, step: int, first_sample: int, losses: Sequence[float]) -> None:
-        """The losses of a step's samples, which are those of the run from number `first_sample` on."""
+        """Write the losses of a step's samples; the first sample has the number `first_sample` in the run."""
         if self._sample_losses:
             self._write(self._sample_losses, sample_losses.line(step, first_sample, losses))
 
@@ -167,7 +167,7 @@ class Log:
         self._track(evaluation.step, trackers.evaluation_values(evaluation))
 
     def checkpoint(self, entry: manifest.Checkpoint, waited_seconds: float, seconds: float) -> None:
-        """A checkpoint is complete `seconds` after its step; training waited for some of them."""
+        """Report a checkpoint that is complete `seconds` after its step; training waited for `waited_seconds`."""
         if self.active:
             brief = f"checkpoint of step {entry.iteration}: {entry.path}"
             self.line(run_log.format_checkpoint_waited(entry.iteration, waited_seconds, seconds), [brief])

@@ -34,7 +34,7 @@ class Profiler:
             before = max(0, self.settings.first - self.steps_done)
             active = self.settings.end - self.steps_done - before
             self._profile = torch.profiler.profile(
-                # One step of warm-up, in which the tracer starts but records nothing.
+                # During the one step of warm-up the tracer starts but records nothing.
                 schedule=torch.profiler.schedule(wait=max(0, before - 1), warmup=min(1, before), active=active, repeat=1),
                 on_trace_ready=self._write_trace,
             )

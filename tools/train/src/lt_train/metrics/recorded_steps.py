@@ -1,7 +1,7 @@
-"""What a run's metrics.jsonl says of its steps, and which configuration computed each of them.
+"""Read the steps of a run from its metrics.jsonl, each with the configuration that computed it.
 
-Every attempt writes its configuration before its steps, and appends. Of a step that was trained again after a resume the later
-record counts, with the configuration of that attempt.
+Every attempt appends its configuration and then its steps. If a step was trained again after a resume, the later record counts,
+with the configuration of that attempt.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Training steps as rows of a table: what a terminal shows of them, where train.log has every number.
+"""Training steps as rows of a table on a terminal; train.log has every number.
 
 A row takes one line of 80 columns, Megatron's takes four. The header is printed again before it has scrolled out of sight.
 """

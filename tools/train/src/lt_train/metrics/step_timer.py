@@ -1,4 +1,4 @@
-"""Where the time of the steps goes: waiting for data, the step itself, the loop's own Python.
+"""Measure the parts of a step's time: waiting for data, the step itself, the loop's own Python.
 
 A step ends for the host when it has loss and norm. On a GPU the optimizer still runs then (`lt_train.process.reading`): what the
 loop does between two steps is hidden while it takes less than that, and is otherwise time in which the GPU idles. It is measured
@@ -49,7 +49,7 @@ class Clock:
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """The time of one step."""
+        """Time a step."""
         started = time.perf_counter()
         yield
         self._in_steps += time.perf_counter() - started
@@ -57,7 +57,7 @@ class Clock:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Time before a step in which its data is not there."""
+        """Time the wait for a step's data."""
         started = time.perf_counter()
         yield
         seconds = time.perf_counter() - started

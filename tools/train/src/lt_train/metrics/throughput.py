@@ -3,10 +3,10 @@
     MFU = FLOPs per token x tokens per second and GPU / peak FLOP/s of the GPU in the dtype of the GEMMs
 
 FLOPs per token are `Architecture.flops_per_token`: six per weight of a GEMM plus attention over the causal half of the
-sequence, forward and backward; what recomputation repeats is not counted. Megatron and TorchTitan count the whole square of
+sequence, forward and backward; recomputed operations are not counted. Megatron and TorchTitan count the whole square of
 attention, so their figures for the same speed are higher: 13% for Llama 3 8B at 8192 tokens, 18% for Llama 3.2 1B.
 
-A device whose peak `lt_shared.models.peak_flops` does not know has no MFU. With fp8 the peak is that of fp8.
+A device whose peak `lt_shared.models.peak_flops` does not know has no MFU. With fp8 the peak is the fp8 peak.
 """
 
 import dataclasses

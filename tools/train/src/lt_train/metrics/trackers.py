@@ -1,7 +1,7 @@
 """Curves for TensorBoard and Weights & Biases, under the names that Megatron-LM gives them.
 
 Both are optional packages, imported only when asked for. A wandb run continues as the same run after a restart: its id is kept in
-SAVE. There the steps are a metric of their own, `iteration`, because wandb drops what is logged for a step that it has seen, and
+SAVE. There the steps are a metric of their own, `iteration`, because wandb drops values for a step that it has seen, and
 a run that continues from its last checkpoint trains some steps again. TensorBoard purges those.
 
 wandb's files and its network belong to a service, a process that the rank starts. When that fails the curves end and the run goes
@@ -109,7 +109,7 @@ class WandbTracker:
 
     @contextlib.contextmanager
     def _noticing_failure(self, consequence: str) -> Iterator[None]:
-        """wandb's exceptions have no common class: ConnectionError, those of its private modules, its service's SystemExit."""
+        """Turn wandb's exceptions, which have no common class, into a warning: ConnectionError, private ones, SystemExit."""
         try:
             yield
         except (Exception, SystemExit) as error:

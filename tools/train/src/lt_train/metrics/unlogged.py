@@ -15,7 +15,7 @@ class Unlogged:
     source_sums: list[float] = dataclasses.field(default_factory=list)
 
     def add(self, loss: float | None, updated: bool, source_sums: Sequence[float] = ()) -> None:
-        """A step; `loss` is None for one that was to be skipped. `source_sums` are those of StepResult."""
+        """Add a step; `loss` is None for a skipped step. `source_sums` come from `StepResult`."""
         if updated and loss is not None:
             self.losses.append(loss)
             before = self.source_sums or [0.0] * len(source_sums)
@@ -29,7 +29,7 @@ class Unlogged:
 
     @property
     def source_losses(self) -> list[float | None]:
-        """The mean loss of the tokens of each dataset of a blend, None where there was no token."""
+        """Return the mean token loss of each dataset in a blend, None for a dataset without tokens."""
         datasets = len(self.source_sums) // 2
         paired = zip(self.source_sums[:datasets], self.source_sums[datasets:], strict=True)
         return [total / count if count else None for total, count in paired]

@@ -50,16 +50,16 @@ E5M2 = torch.float8_e5m2
 
 
 class Source(Protocol):
-    """Where a linear layer's input comes from, which decides what of it is saved for the backward pass."""
+    """The source of a linear layer's input. It decides which part is saved for the backward pass."""
 
     @staticmethod
     def cast(rows: Tensor, casts: Any) -> tuple[Cast, tuple[Tensor, Tensor | None]]:
-        """The input in fp8, and what is saved."""
+        """Return the input in fp8, and the tensors to save."""
         ...
 
     @staticmethod
     def transposed(gradient: Tensor, first: Tensor, second: Any, casts: Any) -> tuple[Tensor, Cast]:
-        """The gradient of what `cast` got, from that of the input, and the input's transpose in fp8, from what was saved."""
+        """Return the gradient of `rows` for the input's `gradient`, and the input's transpose in fp8 from the saved tensors."""
         ...
 
 
@@ -77,7 +77,7 @@ class Fp8:
     def linear(self, rows: Tensor, weight: Any, buffer: Tensor | None, source: type[Source]) -> Tensor:
         """`rows` [s, b, k] times the transpose of `weight` [n, k], both of 16 bits: [s, b, n].
 
-        The weight's gradient goes into `buffer`, where there is one. Only the first of a step is written there by the GEMM: fp8
+        The weight's gradient goes into `buffer`, if there is one. Only the first of a step is written there by the GEMM: fp8
         GEMMs cannot accumulate into their output.
         """
         flat = rows.reshape(-1, rows.shape[-1])
@@ -188,8 +188,10 @@ def _buffer(layer: Any) -> Tensor | None:
 
 
 class _Fp8Linear(torch.autograd.Function):
-    """Rows [m, k] times the transpose of `weight` [n, k], as `source` casts the rows. fp8 GEMMs need the contracted
-    dimension of both operands innermost."""
+    """Rows [m, k], cast by `source`, times the transpose of `weight` [n, k].
+
+    fp8 GEMMs need the contracted dimension innermost in both operands.
+    """
 
     @staticmethod
     def forward(
@@ -227,7 +229,7 @@ def _weight_gradient(
 
 
 class _ColumnParallel(torch.autograd.Function):
-    """This rank's columns of all ranks' rows."""
+    """Multiply the rows of every rank by this rank's columns."""
 
     @staticmethod
     def forward(
@@ -268,7 +270,7 @@ class _ColumnParallel(torch.autograd.Function):
 
 
 class _RowParallel(torch.autograd.Function):
-    """This rank's share of the rows, summed over the ranks; `source` casts what this rank multiplies."""
+    """Sum the products over the ranks and return this rank's rows; `source` casts the local operand."""
 
     @staticmethod
     def forward(

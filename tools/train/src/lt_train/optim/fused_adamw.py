@@ -5,8 +5,8 @@ before, the host waits for the gradients' norm to compute the clipping factor. H
 the device and the kernel reads and writes each number once: 26 bytes per parameter instead of 40. Neither gradients nor weights
 have a float32 copy (`split_master_weights`): 6 bytes per parameter less. Groups and checkpoints are those of torch's AdamW.
 
-FSDP's shards are float32 and have gradients of their own in each step: 28 bytes per parameter, instead of 40 with a pass that
-clips them, and a host that need not wait.
+FSDP's shards are float32 and have separate gradients in each step: 28 bytes per parameter, instead of 40 with a clipping pass,
+and the host does not wait.
 """
 
 import contextlib
@@ -39,10 +39,10 @@ FP32_WEIGHTS = "fp32_from_fp16_params"
 class ParameterBuffers:
     """The memory of one parameter, one-dimensional: `weight` and `gradient` are views of megatron-core's buffers.
 
-    `low_bits`, int16, is what a bfloat16 weight lacks of its float32 `master`; the master is then a tensor of its shape without
-    memory, by which megatron-core and torch know the parameter. `counted` says whether this rank counts the gradient in the norm;
-    tied and duplicated weights count once. `bucket` is megatron-core's group of weights that one all-gather sends, where that
-    overlaps the next forward pass.
+    `low_bits`, int16, are the low bits of the float32 `master` that a bfloat16 weight lacks; the master is then a tensor without
+    memory, which only identifies the parameter for megatron-core and torch. `counted` says whether this rank counts the
+    gradient in the norm; tied and duplicated weights count once. `bucket` is megatron-core's group of weights that one
+    all-gather sends, where that overlaps the next forward pass.
     """
 
     master: torch.nn.Parameter
@@ -56,9 +56,9 @@ class ParameterBuffers:
 
 @dataclasses.dataclass(frozen=True)
 class ShardBuffers:
-    """The same of one of FSDP's shards, which is its own `master`. `gradient` is what the last backward pass has left, if any.
+    """The memory of an FSDP shard, which is its own `master`. `gradient` comes from the last backward pass, if any.
 
-    `rounded` is its copy in bfloat16 that other ranks read (`lt_train.parallel.shard_gathering`), if they do.
+    `rounded` is the bfloat16 copy that other ranks read (`lt_train.parallel.shard_gathering`), if they do.
     """
 
     master: torch.nn.Parameter
@@ -81,10 +81,10 @@ Buffers: TypeAlias = ParameterBuffers | ShardBuffers
 
 
 class FusedAdamW(torch.optim.AdamW):
-    """AdamW of `buffers`. `factor`, float32 of one element, multiplies the gradients; where it is not finite nothing changes.
+    """AdamW on `buffers`. `factor`, a float32 scalar, multiplies the gradients; if it is not finite, nothing changes.
 
-    The host does not know that: it calls `count` when the step has been made. A rank's new weights of one of the `buckets` are
-    sent to the others at once, while the next bucket is updated.
+    The host does not know the factor: it calls `count` after a step that was made. The new weights of a bucket in `buckets` are
+    sent to the other ranks at once, while the next bucket is updated.
     """
 
     def __init__(self, groups: list[dict[str, Any]], buffers: Sequence[Buffers], buckets: list[Any]):
@@ -166,7 +166,7 @@ class FusedAdamW(torch.optim.AdamW):
                 parameter.low_bits.zero_()
 
     def squares(self) -> Tensor:
-        """The sum of the squares of this rank's gradients, float32 of one element."""
+        """Return the sum of the squares of this rank's gradients, a float32 scalar."""
         gradients = [parameter.gradient for parameter in self.buffers.values() if parameter.counted]
         return self.sum_of_squares([gradient for gradient in gradients if gradient is not None], self.factor.device)
 
@@ -199,7 +199,7 @@ def use_fused_adamw(optimizers: Iterable[MegatronOptimizer]) -> None:
 
 
 def _state(outer: Float16OptimizerWithFloat16Params, is_loading: bool) -> dict[str, Any]:
-    """What megatron-core makes, its masters as they are now."""
+    """Return megatron-core's state dict with the current master weights."""
     state: dict[str, Any] = Float16OptimizerWithFloat16Params.state_dict(outer, is_loading)
     state[FP32_WEIGHTS] = [[master.detach() for master in group] for group in state[FP32_WEIGHTS]]
     return state
@@ -214,9 +214,9 @@ def _load(outer: Float16OptimizerWithFloat16Params, state: dict[str, Any]) -> No
 
 @torch.no_grad()
 def step(optimizer: MegatronOptimizer, inner: list[MegatronOptimizer], clip_grad: float) -> Callable[[], float]:
-    """Launch clipping and update; the function returned gives the norm of all gradients before clipping, and waits for no more.
+    """Launch clipping and update; the returned function waits for the global gradient norm before clipping, and returns it.
 
-    A norm that is not finite has changed nothing.
+    If the norm is not finite, no weight has changed.
     """
     total = torch.zeros(1, device=inner[0].optimizer.factor.device)
     for outer in inner:
@@ -248,7 +248,7 @@ def _buckets(outer: MegatronOptimizer) -> list[Any]:
     """
     if not _gathers_later(outer):
         return []
-    # A chunk has those of the optimizer for experts, too.
+    # A chunk also has the buckets of the optimizer for experts.
     own = {id(bucket) for buffer in outer.buffers for bucket in buffer.buckets}
     groups = []
     for chunk in outer.model_chunks:
@@ -309,7 +309,7 @@ def _is_counted(model: torch.nn.Parameter) -> bool:
 
 
 def _placeholder(shape: torch.Size, device: torch.device) -> Tensor:
-    """Float32 of that shape, in the memory of one number."""
+    """Return a float32 tensor of that shape in the memory of a single number."""
     return torch.zeros(1, device=device).expand(shape)
 
 

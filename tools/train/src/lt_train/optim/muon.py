@@ -26,9 +26,9 @@ def _is_no_matrix(parameter: torch.nn.Parameter) -> bool:
 
 
 def order_alike(optimizer: ChainedOptimizer) -> None:
-    """Put the parts of `optimizer` in the same order on every rank: Muon's before AdamW's, and of each the experts' last.
+    """Put the parts of `optimizer` in the same order on every rank: Muon's before AdamW's, and within each the experts' last.
 
-    megatron-core has them in the order of the rank's own parameters, and each takes part in the sum of the gradients' norm: the
+    megatron-core orders them by the rank's own parameters, and each takes part in the sum of the gradients' norm: the
     stages of a pipeline would wait for each other in different groups.
     """
     optimizer_optimizer.order_parts(optimizer, _place)

@@ -147,13 +147,15 @@ def _step(optimizer: MegatronOptimizer, clip_grad: float) -> Outcome:
 
 
 def loss_scale(optimizer: MegatronOptimizer) -> float:
-    """What losses are multiplied with in the next step; 1 when they are not scaled, for which megatron-core would read a tensor
-    that is behind the update on the device."""
+    """Return the factor of the losses in the next step, 1 without scaling.
+
+    Without scaling, megatron-core would read a tensor that waits behind the update on the device.
+    """
     return float(optimizer.get_loss_scale()) if scales_losses(optimizer) else 1.0
 
 
 def scales_losses(optimizer: MegatronOptimizer) -> bool:
-    """As with fp16, where there is a scaler."""
+    """Return whether the optimizer scales losses, as with fp16."""
     return any(getattr(inner, "grad_scaler", None) is not None for inner in _inner(optimizer))
 
 
@@ -190,7 +192,7 @@ def float32_masters(
 
 
 def take_masters(optimizer: MegatronOptimizer) -> None:
-    """Let the optimizer have what was loaded within `float32_masters`."""
+    """Give the optimizer the master weights that were loaded within `float32_masters`."""
     for inner in _fused_adamws(optimizer):
         inner.take()
 
@@ -213,11 +215,11 @@ def _step_device(group: dict[str, Any], parameter: torch.Tensor) -> torch.device
 
 
 def separate_steps(optimizer: MegatronOptimizer) -> None:
-    """Give every parameter its own step counter, where the fused AdamW wants it.
+    """Give every parameter its own step counter, on the device where the fused AdamW expects it.
 
-    megatron-core restores one tensor object for all of them; torch's AdamW then counts it up once per parameter, so bias
-    correction drifts and the losses after a resume differ without any message. It also restores the saved groups' settings, those
-    of a run on another device among them.
+    megatron-core restores one tensor object for every parameter; torch's AdamW then increments it once per parameter, so bias
+    correction drifts and the losses after a resume differ without any message. It also restores the saved groups' settings, even
+    if the run was on another device.
     """
     _fuse(optimizer)
     for inner in torch_optimizers(optimizer):

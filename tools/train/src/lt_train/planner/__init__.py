@@ -1,3 +1,4 @@
-"""Which layout fits and is fastest, and what a rank will hold, from the configuration alone; `lt-train plan` and `--parallel
-auto`.
+"""Find the fastest layout that fits, and estimate a rank's memory, from the configuration alone.
+
+For `lt-train plan` and `--parallel auto`.
 """

@@ -22,8 +22,8 @@ class Activations:
     """The activations of the ranks of a run, in bytes.
 
     A step has at most `micro_batches` micro batches of `tokens` tokens on a rank, in numbers of `number_bytes` bytes. The other
-    flags are those of the kernels that keep less: `fuses_layers` is Triton's, `fuses_loss` makes no float32 copy of the logits,
-    `groups_experts` and `exchanges_whole_tokens` are those of `lt_train.config.kernels`.
+    flags name kernels that keep fewer activations: `fuses_layers` means Triton's kernels, `fuses_loss` makes no float32 copy of
+    the logits, `groups_experts` and `exchanges_whole_tokens` are defined in `lt_train.config.kernels`.
     """
 
     model: Architecture
@@ -38,7 +38,7 @@ class Activations:
     exchanges_whole_tokens: bool
 
     def on_rank(self, pipeline_rank: int) -> int:
-        """The activations of all micro batches that are between their forward and their backward pass at a time."""
+        """Return the activations of the micro batches between their forward and their backward pass, in bytes."""
         parallel, recompute = self.parallel, self.recompute
         mixers = [self.model.mixer(layer) for layer in parallel.layer_numbers(pipeline_rank, self.model.num_layers)]
         layers = [self._of_mixer[mixer] for mixer in mixers]
@@ -55,7 +55,7 @@ class Activations:
         in_flight: float = min(self.micro_batches, parallel.pipeline - pipeline_rank)
         if parallel.interleaving:
             in_flight = parallel.pipeline + (parallel.pipeline - 1 - 2 * pipeline_rank) / parallel.interleaving
-        # Multi-token prediction layers have two norms, a projection of both and logits of their own.
+        # A multi-token prediction layer adds two norms, a projection of their outputs, and logits.
         mtp_layer = self._of_mixer[self.model.mixer(self.model.num_layers)] if mtp_layers else 0
         kept_by_mtp = mtp_layers * (mtp_layer + 4 * self.residual)
         logits = (1 + mtp_layers) * self._logits() if is_last else 0
@@ -71,7 +71,7 @@ class Activations:
 
     @functools.cached_property
     def _of_mixer(self) -> dict[str, int]:
-        """What a layer with each kind of mixer keeps for a micro batch, unless whole layers are recomputed."""
+        """Return the bytes that a layer with each kind of mixer keeps for a micro batch, without recomputation."""
         model = self.model
         mixers = {model.mixer(layer) for layer in range(model.num_layers + model.mtp_num_layers)}
         return {mixer: self._layer(mixer) for mixer in mixers}
@@ -89,8 +89,8 @@ class Activations:
             experts = self._grouped_experts() if self.groups_experts else 0
             wide = shared + (0 if experts else one_by_one)
         split = (self._mixer_width(mixer) + wide) // self.parallel.tensor * self.tokens * self.number_bytes
-        # Inputs and outputs of both norms, and the inputs of those behind. Where norms are only behind, their outputs are not
-        # kept, but the inputs of attention and MLP are.
+        # Inputs and outputs of the two norms, and the inputs of norms behind the sublayers. If a block has norms only behind the
+        # sublayers, their outputs are not kept, but the inputs of attention and MLP are.
         behind = 2 if model.norm_placement == "both" else 0
         return split + experts + ((2 if "layernorm" in modules else 4) + behind) * self.residual
 
@@ -100,16 +100,21 @@ class Activations:
         return COSTS[mixer].kept(self.model, Setting(self.fuses_layers, recomputes_core, self.parallel.context))
 
     def _mlp_width(self) -> int:
-        """Numbers per token that an MLP, or one expert, keeps: both inputs of SwiGLU, the SiLU of one and their product; or input
-        and output of GELU."""
+        """Return the numbers per token that an MLP or an expert keeps: input and output of GELU, or four for SwiGLU.
+
+        SwiGLU keeps its two inputs, the SiLU of the gate, and the product.
+        """
         llama = self.model.family == "llama"
         count = (3 if llama and self.fuses_layers else 4) if llama else 2
         is_recomputed = self.recompute is not None and SWIGLU in self.recompute.modules
         return self.model.expert_size * (count - is_recomputed)
 
     def _expert_backward(self) -> int:
-        """While a layer's experts compute backward: the tokens of all ranks that share them and their gradients, and for each row
-        the gradients of SwiGLU's output and of its inputs, the output once more, and the gradient of the expert's."""
+        """Return the bytes during the backward pass of a layer's experts.
+
+        They are the tokens of the ranks that share the experts, with gradients, and for each row the gradients of SwiGLU's output
+        and inputs, the recomputed output, and the gradient of the expert's output.
+        """
         if not self.groups_experts:
             return 0
         exchanged = 2 * self.parallel.expert * self.residual if self.exchanges_whole_tokens else 0
@@ -117,13 +122,13 @@ class Activations:
         return exchanged + int(self._expert_rows * width) * self.number_bytes
 
     def _grouped_experts(self) -> int:
-        """What a layer's grouped experts keep: the output of the first GEMM, and what says which rows are whose."""
+        """Return the bytes that a layer's grouped experts keep: the output of the first GEMM, and the indices of the rows."""
         model, ranks = self.model, self.parallel.expert
         width = 2 * model.expert_size + (model.hidden_size if self._receives_rows else 0)
         tokens, experts = self.tokens // self.parallel.tensor, model.num_experts or 0
         choices = tokens * (experts * BYTES_OF_CHOICE + model.moe_router_topk * BYTES_OF_ROW)
         if self.exchanges_whole_tokens:
-            # Of the tokens of all ranks, the probabilities of the local experts, and room for as many rows as there could be.
+            # The local experts' probabilities for the ranks' tokens, and room for the largest possible number of rows.
             local_experts = experts // ranks
             choices = tokens * experts * BYTES_OF_CHOICE
             choices += tokens * ranks * (4 * local_experts + min(model.moe_router_topk, local_experts) * BYTES_OF_ROW)

@@ -1,4 +1,4 @@
-"""What a checkpoint takes on disk by the plan: the bytes of a parameter are explained in `checkpoint.disk_space`."""
+"""The planned size of a checkpoint on disk; `checkpoint.disk_space` explains the bytes of a parameter."""
 
 import dataclasses
 from typing import Self
@@ -9,7 +9,7 @@ from lt_train.config.settings.precision import Precision
 
 
 def parameter_bytes(precision: Precision, checkpointing: Checkpointing) -> tuple[int, int]:
-    """Of a parameter: the weight in its type, and the optimizer's copy and two moments in float32, where they are saved."""
+    """Return the saved bytes of a parameter: its weight, and the optimizer's copy and two moments in float32, if saved."""
     weight, state = (2, 12) if precision.half else (4, 8)
     return weight, 0 if checkpointing.no_save_optim else state
 
@@ -33,10 +33,10 @@ class CheckpointSize:
         return self.weights + self.state
 
     def local_set(self, nodes: int) -> int:
-        """The most that a node holds of a local checkpoint: its own shards, and those of another node.
+        """Return the largest size of a local checkpoint on a node: its own shards, and the shards of another node.
 
-        The first data-parallel ranks write the weights, and without the distributed optimizer its state, too: one node may have
-        all.
+        The first data-parallel ranks write the weights, and without the distributed optimizer also the optimizer's state: one
+        node may have everything.
         """
         if nodes == 1 or not self.shards_optimizer:
             return self.total

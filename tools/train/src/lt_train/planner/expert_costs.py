@@ -1,15 +1,15 @@
-"""What the experts of a mixture cost beside their GEMMs, as a share of the time of the work itself.
+"""The cost of experts beside their GEMMs, as a share of the time of the work itself.
 
-Both figures are those of the one mixture that was measured (`measured_speeds`), by the work that a GPU would do meanwhile.
+Both figures come from the one mixture that was measured (`measured_speeds`), converted to the work that a GPU would do meanwhile.
 
-An expert that is computed alone takes its time for launches and kernels too small to fill a GPU, however many tokens it has: 0.95
-ms of a layer and micro batch. For 16,384 tokens on one GPU this is 8% of the work of Mixtral 8x7B, and 7 times that of
-Qwen3-30B-A3B; among tensor-parallel ranks the work is divided, and this is not.
+An expert that is computed alone takes its time for launches and for kernels too small to fill a GPU, with any number of tokens:
+0.95 ms per layer and micro batch. For 16,384 tokens on one GPU this is 8% of the work of Mixtral 8x7B, and 7 times the work of
+Qwen3-30B-A3B. Tensor-parallel ranks divide the work, but not this time.
 
-An exchange takes time by the numbers that are sent. Each of n ranks sends a token to the n - 1 others
-(`lt_train.parallel.token_exchange`); with more ranks than a token has experts, k, megatron-core sends it for each of these, so
-k (n - 1) / n times. Between nodes nothing was measured: by the data sheets, an H100 sends 450 GB/s to GPUs of its node, and 50
-through an adapter of 400 Gbit/s.
+The time of an exchange is proportional to the numbers sent. Each of n ranks sends a token to the n - 1 other ranks
+(`lt_train.parallel.token_exchange`); with more ranks than a token has experts, k, megatron-core sends the token once per
+expert, so k (n - 1) / n times. Between nodes nothing was measured: by the data sheets, an H100 sends 450 GB/s to GPUs in its
+node, and 50 through an adapter with 400 Gbit/s.
 """
 
 from lt_shared.models.architecture import Architecture
@@ -52,7 +52,7 @@ def nodes(model: Architecture, parallel: Parallelism, ranks_per_node: int) -> in
 
 
 def _sent(model: Architecture, parallel: Parallelism, ranks_per_node: int) -> float:
-    """How often a token is sent to another rank; to one of another node it counts as often as that takes longer."""
+    """Return how often a token is sent to another rank; a send to another node counts as many times as it takes longer."""
     ranks = parallel.expert
     if ranks == 1:
         return 0.0

@@ -20,8 +20,8 @@ EXPERT_SIZE = "expert_model_parallel_size"
 class LayoutSpace:
     """The layouts of a model with `work` and samples of `seq_length` tokens on a cluster.
 
-    `splits_state`: data-parallel ranks can split the optimizer's state. `may_recompute`: whole layers are recomputed in half of
-    the layouts, because the options do not say what is recomputed.
+    `splits_state`: data-parallel ranks can split the optimizer's state. `may_recompute`: half of the layouts recompute whole
+    layers, because no option sets the recomputation.
     """
 
     model: Architecture
@@ -62,8 +62,8 @@ class LayoutSpace:
         return [{EXPERT_SIZE: size} if size > 1 else {} for size in _divisors(math.gcd(self.model.num_experts, ranks))]
 
     def _stages(self, pipeline: int) -> list[dict[str, int]]:
-        """Options for the layers of the first and the last rank: none if all can have as many, and those of the most equal
-        work."""
+        """Return the options for the layers of the first and the last rank: no option if every rank can have as many layers,
+        and the option with the most equal work."""
         layers = self.model.num_layers
         if pipeline > layers:
             return []

@@ -93,7 +93,7 @@ def _short(found: ParallelLayout) -> str:
 
 
 def _stages(found: ParallelLayout) -> list[tuple[str, str]]:
-    """The totals of all pipeline ranks, where there are several; the ranks of one stage are alike."""
+    """Return the totals of the pipeline ranks, if there are several; the ranks of a stage are alike."""
     estimates = found.memory.ranks
     if len(estimates) == 1:
         return []

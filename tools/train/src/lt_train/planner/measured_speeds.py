@@ -1,23 +1,24 @@
-"""What parallel layouts cost, measured: tokens per second and GPU as a share of one GPU's. The planner chooses by these.
+"""The measured cost of parallel layouts: tokens per second and GPU as a share of one GPU's. The planner chooses by them.
 
 Two GPUs of one host (H200, torch 2.11, megatron-core 0.19.2, flash-attn-4), 8 layers of Llama 3 8B's width in bfloat16, beside
 one GPU in the same call:
 
     lt-train bench --model llama3-8b --num-layers 8 --seq-length 8192 --micro-batch-size 4 --global-batch-size 4 --bf16
 
-On 2026-11-27, with quack; data parallelism on four GPUs. FSDP's ranks read each other's shards by copy engines, which those of
-several nodes and of tensor parallelism cannot. After a new measurement only `MEASURED` and the dates change. A cost is what one
-doubling of a parallel size adds to the time of the work itself; what a pipeline's bubble and unequal stages leave is calculated
-(`stage_work`), and its own cost is what is missing beside that.
+On 2026-11-27, with quack; data parallelism on four GPUs. FSDP's ranks read each other's shards by copy engines; ranks on several
+nodes or with tensor parallelism cannot. After a new measurement only `MEASURED` and the dates change. A cost is the time that one
+doubling of a parallel size adds to the work itself. The losses by a pipeline's bubble and by unequal stages are calculated
+(`stage_work`); a pipeline's cost is the measured loss beyond them.
 
-Of mixtures one was measured, four layers of Qwen3-30B-A3B's width with 4 x 4,096 tokens on each GPU; `expert_costs` carries its
-figures over to others:
+One mixture was measured, four layers of Qwen3-30B-A3B's width with 4 x 4,096 tokens on each GPU; `expert_costs` applies its
+figures to other mixtures:
 
     lt-train bench --model qwen3-30b-a3b --num-layers 4 --seq-length 4096 --micro-batch-size 4 --global-batch-size 4 --bf16
 
-On one H200 124,713 tokens/s with all experts of a layer by grouped GEMMs (2026-11-25) and 26,566 one after another (2026-11-23);
-on two with half of the experts each 121,080, beside one's 127,190 in the same call (2026-11-27). So the whole model on four
-wastes 19%. It had 12,436 tokens/s: by what a layer takes on one GPU the exchange among four took a quarter of the step.
+On one H200 124,713 tokens/s with grouped GEMMs for a layer's experts (2026-11-25) and 26,566 with one expert after another
+(2026-11-23); on two H200 with half of the experts each 121,080, beside 127,190 on one in the same call (2026-11-27). So the whole
+model on four wastes 19%. It had 12,436 tokens/s: compared with a layer's time on one GPU, the exchange among four took a
+quarter of the step.
 """
 
 import dataclasses
@@ -25,7 +26,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """`options` of a layout of two GPUs, beside those above; `share` of the speed of one GPU with the same samples."""
+    """A layout of two GPUs: its `options` beside the command above, and its `share` of one GPU's speed with the same samples."""
 
     options: tuple[str, ...]
     share: float

@@ -1,10 +1,10 @@
-"""What a rank will hold, estimated from the configuration before anything starts; no torch is imported.
+"""A rank's memory, estimated from the configuration before anything starts; no torch is imported.
 
-Weights, gradients and optimizer state follow from the sizes and are exact but for the padding of buffers. Activations are those
-of torch's layers, one term per tensor that the backward pass needs; what kernels and the caching allocator take besides (a few
-percent, and about a gigabyte for CUDA and NCCL) is not in it. The numbers are those of the fullest rank: of the pipeline's first,
-which holds the activations of the most micro batches, or its last, which has the logits; and of those that share experts the one
-with the most tokens. Seven mixtures that were measured on H200 had between 0.5 GiB less and 2.1 more.
+Weights, gradients and optimizer state follow from the sizes and are exact except for the padding of buffers. Activations are
+estimated for torch's layers, one term per tensor that the backward pass needs. Memory of kernels and of the caching allocator
+(a few percent, and about a gigabyte for CUDA and NCCL) is not included. The numbers belong to the fullest rank: the pipeline's
+first rank, which holds the activations of the most micro batches, or the last rank, which has the logits; and among ranks that
+share experts the rank with the most tokens. Seven mixtures measured on H200 had between 0.5 GiB less and 2.1 GiB more.
 """
 
 import dataclasses
@@ -95,7 +95,7 @@ class ModelStates:
 
 @dataclasses.dataclass(frozen=True)
 class MemoryEstimate:
-    """What the ranks of a run hold, by pipeline rank: the other ranks of a stage are alike."""
+    """The memory of a run's ranks, by pipeline rank: the other ranks of a stage are alike."""
 
     states: ModelStates
     activations: Activations
@@ -113,8 +113,10 @@ class MemoryEstimate:
         return max(map(self.on_rank, self._different_ranks()), key=lambda estimate: estimate.total)
 
     def _different_ranks(self) -> Iterable[int]:
-        """The pipeline's first rank, its last, and of those between that have the same kinds of layers the first: it has the
-        activations of the most micro batches."""
+        """Yield the pipeline's first and last rank, and between them the first rank for each combination of layer kinds.
+
+        The first such rank holds the activations of the most micro batches.
+        """
         model, parallel = self.states.model, self.states.parallel
         ranks: dict[Any, int] = {}
         for rank in range(parallel.pipeline):
@@ -124,7 +126,7 @@ class MemoryEstimate:
 
 
 def estimate(config: RunConfig) -> MemoryEstimate:
-    """Take from the configuration what the memory of a rank depends on."""
+    """Build the estimate from the settings that the memory of a rank depends on."""
     memory, parallel, half = config.memory, config.parallelism, config.precision.half
     number_bytes = 2 if half else 4
     is_float32 = memory.fully_sharded or not half
@@ -135,7 +137,7 @@ def estimate(config: RunConfig) -> MemoryEstimate:
         # With FSDP float32, and a copy in 16 bits where other ranks read it.
         weight_bytes=(6 if kernels.shares_shards(config) else 4) if is_float32 else 2,
         gradient_bytes=2 if half and memory.gradient_dtype == "bfloat16" else 4,
-        # Two moments and what a weight of 16 bits lacks, which is 16 bits more or a copy in float32.
+        # Two moments, and for a 16-bit weight the missing 16 bits or a float32 copy.
         optimizer_bytes=8 if is_float32 else 10 if kernels.fuses_adamw(config) else 12,
         number_bytes=number_bytes,
         optimizer_shards=max(1, replicas // memory.replicas) if config.shards_optimizer else 1,

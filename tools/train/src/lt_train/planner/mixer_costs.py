@@ -1,4 +1,4 @@
-"""What a mixer costs a rank: a row of `COSTS` for each kind (`Architecture.mixer`).
+"""The cost of a mixer on a rank: a row of `COSTS` for each kind (`Architecture.mixer`).
 
 `lt_shared.models.architecture.mixers` counts its parameters. This module counts the parameters that tensor-parallel ranks do not
 split, and the activations that a rank keeps.
@@ -60,7 +60,7 @@ def _kept(model: Architecture, setting: Setting, projected: int, keys_values: in
     """Queries, keys and values in the projection's output; those rotated; the result of attention, and its copy for the next."""
     llama, width = model.family == "llama", projected
     fused = llama and setting.fuses
-    # One kernel splits and rotates them, and keeps what it got only if it has norms, too.
+    # One kernel splits and rotates them, and keeps its input only if it also computes norms.
     if llama and not (fused and rotates_all and not model.qk_layernorm):
         width += model.query_size + model.kv_size
     width += model.value_size * (1 if setting.recomputes_core or fused else 2)

@@ -1,12 +1,12 @@
-"""The passes of each pipeline rank in their order, and when they would run: what a schedule's bubble and unequal stages leave.
+"""The passes of each pipeline rank in their order, and their times: the share that a schedule's bubble and unequal stages leave.
 
 A micro batch passes forward through all stages and backward through them again. The zero-bubble schedule ZB-H1 (Qi et al.,
 arXiv 2401.10241) splits the backward pass: the gradients of the weights wait for a time in which a rank would have nothing else
 to do. Ranks have as many micro batches between their passes as with 1F1B.
 
-The order is a list, the same for the same sizes. So gradients are summed in the same order with both, and the bubble can be
-calculated before anything runs: `train.pipeline_schedule` executes these lists, `lt-train plan` and `lt-train bench` print what
-they leave. Communication takes no time here.
+The order is a list, the same for the same sizes. So both schedules sum gradients in the same order, and the bubble can be
+calculated before anything runs: `train.pipeline_schedule` executes these lists, `lt-train plan` and `lt-train bench` print the
+remaining share. Communication takes no time in this model.
 """
 
 import dataclasses
@@ -24,9 +24,9 @@ _FROM = {FORWARD: -1, BACKWARD: 1}
 
 
 class Pass(NamedTuple):
-    """Of one micro batch through stage number `chunk` of a rank. BACKWARD has the weights' gradients unless WEIGHTS are apart.
+    """A pass of a micro batch through stage number `chunk` of a rank. BACKWARD includes the weights' gradients, without WEIGHTS.
 
-    A tuple: the search for a layout of a large cluster puts a million of them into dictionaries.
+    A tuple, because the search for a layout of a large cluster puts a million passes into dictionaries.
     """
 
     kind: str
@@ -36,7 +36,7 @@ class Pass(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What a stage computes for a micro batch, in any unit."""
+    """The work of a stage for a micro batch, in any unit."""
 
     forward: float
     backward: float
@@ -49,7 +49,7 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class Timeline:
-    """When each pass of each rank begins and ends, [ranks] of dictionaries."""
+    """The begin and the end of each pass: for each rank a dictionary by pass."""
 
     begins: tuple[dict[Pass, float], ...]
     ends: tuple[dict[Pass, float], ...]
@@ -98,7 +98,7 @@ def _interleaved(rank: int, ranks: int, micro_batches: int, chunks: int) -> list
 
 
 def timeline(orders: Sequence[Sequence[Pass]], work: Sequence[Work]) -> Timeline:
-    """When the passes of `orders` [ranks] run; `work` is that of each stage, in the model's order: [chunks x ranks]."""
+    """Compute the times of the passes in `orders` [ranks]; `work` [chunks x ranks] has the stages in the model's order."""
     ranks, stages = len(orders), len(work)
     splits = any(each.kind == WEIGHTS for of_rank in orders for each in of_rank)
     lengths = [
@@ -132,7 +132,7 @@ def timeline(orders: Sequence[Sequence[Pass]], work: Sequence[Work]) -> Timeline
 
 
 def arrives_from(current: Pass, rank: int, ranks: int, stages: int) -> tuple[int, Pass] | None:
-    """The rank and its pass whose output `current` takes, or None where it takes none of another stage."""
+    """Return the rank and the pass whose output `current` takes, or None if it needs no other stage."""
     if current.kind == WEIGHTS:
         return None
     stage = current.chunk * ranks + rank + _FROM[current.kind]
@@ -143,8 +143,11 @@ def arrives_from(current: Pass, rank: int, ranks: int, stages: int) -> tuple[int
 
 @functools.lru_cache(maxsize=256)
 def share_left(schedule: str, ranks: int, micro_batches: int, work: tuple[Work, ...]) -> float:
-    """The share of the time in which a rank computes, on average, when `work` is that of the stages: 1 without bubbles, and
-    with equal ranks. The rest is the bubble, and the wait for the rank with the most work."""
+    """Return the mean share of time in which a rank computes, if the stages have `work`.
+
+    The share is 1 without a bubble and with equal ranks. The remainder is the bubble and the wait for the rank with the most
+    work.
+    """
     if ranks == 1:
         return 1.0
     chunks = len(work) // ranks
@@ -162,6 +165,6 @@ def _orders(schedule: str, ranks: int, micro_batches: int, chunks: int) -> list[
 
 
 def bubble_share(schedule: str, ranks: int, micro_batches: int, chunks: int = 1) -> float:
-    """The share of a step in which a rank waits when all stages are equal and all passes take as long."""
+    """Return the share of a step in which a rank waits, if the stages are equal and every pass takes the same time."""
     equal = (Work(1.0, 1.0, 1.0),) * (ranks * chunks)
     return 1 - share_left(schedule, ranks, micro_batches, equal)

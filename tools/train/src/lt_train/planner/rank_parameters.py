@@ -1,6 +1,7 @@
-"""How many parameters a rank holds before data-parallel ranks shard them; exact but for the padding of buffers.
+"""Count the parameters of a rank before data-parallel ranks shard them; exact except for the padding of buffers.
 
-Every function returns a pair: the dense parameters, which all data-parallel ranks share, and those of the rank's own experts.
+Every function returns a pair: the dense parameters, which all data-parallel ranks share, and the parameters of the rank's
+experts.
 """
 
 from lt_shared.models.architecture import Architecture

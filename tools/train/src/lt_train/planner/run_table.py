@@ -1,4 +1,4 @@
-"""What a run would do, for people: `--dry-run` on a terminal. `lt-train plan` has some of its rows."""
+"""The table that `--dry-run` prints on a terminal. `lt-train plan` shares some rows."""
 
 from collections.abc import Collection
 

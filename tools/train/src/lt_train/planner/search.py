@@ -1,11 +1,11 @@
-"""Which layout a model gets: tensor, pipeline, context and expert parallel sizes and recomputation, from the model and the GPUs.
+"""Choose a layout: tensor, pipeline, context and expert parallel sizes and recomputation, from the model and the GPUs.
 
-Every layout that passes the checks is estimated, and of those that fit into the memory of a GPU the one that wastes the least
-time is taken. The waste is a rough count: a third more work for recomputing whole layers, what the bubble of the pipeline and the
-unequal work of its stages leave, calculated, what was measured for each doubling of ranks that exchange activations
-(`measured_speeds`), and of a mixture the exchange of tokens and experts that are computed one after another (`expert_costs`). It
-puts layouts in an order and predicts no speed; `lt-train bench` measures. Tensor parallelism stays within a node. Data-parallel
-ranks split the optimizer state in any case, since that costs nothing.
+Every layout that passes the checks is estimated; among the layouts that fit into the memory of a GPU, the one that wastes the
+least time is chosen. The waste is a rough count of four parts: a third more work for recomputing whole layers; the calculated
+losses by the pipeline's bubble and by unequal stages; the measured cost for each doubling of ranks that exchange activations
+(`measured_speeds`); and for a mixture the exchange of tokens and experts that are computed one after another (`expert_costs`).
+The waste puts layouts in an order and predicts no speed; `lt-train bench` measures. Tensor parallelism stays within a node.
+Data-parallel ranks always split the optimizer state, because that costs nothing.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from lt_train.planner.layout_space import EXPERT_SIZE, LayoutSpace
 from lt_train.planner.memory_estimate import Estimate, MemoryEstimate
 from lt_train.planner.stage_work import PipelineWork, model_work
 
-# CUDA's and NCCL's own, and what kernels and fragments take beside what is estimated.
+# Memory of CUDA and NCCL, and of kernels and fragments beyond the estimate.
 RUNTIME_BYTES = 3 * GIB // 2
 SPARE_SHARE = 0.06
 LESS_MEMORY = "more GPUs, or --parallel auto, --use-torch-fsdp2, --recompute-granularity full, a smaller --micro-batch-size"
@@ -50,7 +50,7 @@ class ParallelLayout:
 
     @functools.cached_property
     def estimate(self) -> Estimate:
-        """What the fullest rank holds."""
+        """Return the memory of the fullest rank."""
         return self.memory.fullest_rank
 
     @property
@@ -153,7 +153,7 @@ def usable_bytes(cluster: Cluster) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Shortage:
-    """Why a run does not fit: `is_certain` by what is exact, weights, gradients and optimizer state; activations are not."""
+    """Why a run does not fit. `is_certain` if weights, gradients and optimizer state alone, which are exact, do not fit."""
 
     reason: str
     is_certain: bool

@@ -19,7 +19,7 @@ from lt_train.config.settings.parallelism import ZERO_BUBBLE, Parallelism
 from lt_train.planner import pipeline_passes
 from lt_train.planner.pipeline_passes import Work
 
-# The layers of the first and of the last pipeline rank, where they are not those of the others.
+# The layers of the first and of the last pipeline rank, if they differ from the other ranks.
 Ends = tuple[int | None, int | None]
 EVEN: Ends = (None, None)
 WORTH_SAYING = 0.005
@@ -29,7 +29,7 @@ SHOWN = 8
 
 @dataclasses.dataclass(frozen=True)
 class ModelWork:
-    """FLOPs per token of every layer, and of what the last stage has behind the layers."""
+    """FLOPs per token of every layer, and of the last stage's output behind the layers."""
 
     layers: tuple[Work, ...]
     head: Work
@@ -88,7 +88,7 @@ def _sum(parts: Sequence[Work]) -> Work:
 
 
 def _splits(layers: int, ranks: int) -> Iterator[tuple[int, int, int]]:
-    """Layers of the first rank, of each in between, and of the last."""
+    """Yield the layers of the first rank, of each rank in between, and of the last rank."""
     for middle in range(1, layers // (ranks - 2) + 1) if ranks > 2 else (0,):
         rest = layers - middle * (ranks - 2)
         yield from ((first, middle, rest - first) for first in range(1, rest))
@@ -135,7 +135,7 @@ class PipelineWork:
 
     @property
     def bubble_share(self) -> float:
-        """The share of a step in which a rank waits, if all stages were equal."""
+        """Return the share of a step in which a rank would wait with equal stages."""
         parallel, chunks = self.parallel, self.parallel.interleaving or 1
         return pipeline_passes.bubble_share(parallel.pipeline_schedule, parallel.pipeline, self.micro_batches, chunks)
 

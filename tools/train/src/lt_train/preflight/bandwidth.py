@@ -40,10 +40,10 @@ PROGRAM = ("-P", "-m", __name__)
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """What the first rank knows at the end. Bandwidths in bytes per second; names are those of nodes, or of ranks of one node.
+    """The result on the first rank. Bandwidths are in bytes per second; names are nodes, or ranks on one node.
 
-    `bus_bandwidth` is that of nccl-tests: what each link carries in an all-reduce. `seen_by` are the nodes that see a file which
-    the first wrote into SAVE; None when there is no local SAVE.
+    `bus_bandwidth` is defined as in nccl-tests: the traffic on each link in an all-reduce. `seen_by` are the nodes that see a
+    file that the first node wrote into SAVE; None without a local SAVE.
     """
 
     ranks: int
@@ -140,7 +140,7 @@ def rounds(players: int) -> list[dict[int, int]]:
 
 
 def _players(rank_env: RankEnvironment) -> tuple[list[str], int | None]:
-    """Names of those who play, nodes or ranks of one node, and this rank's number among them, None for a bystander."""
+    """Return the names of the participants, nodes or ranks on one node, and this rank's index, None if it only waits."""
     from lt_train.process import agreement
 
     nodes = rank_env.world_size // rank_env.local_world_size
@@ -222,9 +222,9 @@ def _seen_by(rank_env: RankEnvironment, names: list[str], player: int | None, sa
 
 
 def on_this_machine(node: Node | None, ranks: int, where: str, save: str | None) -> Measurement | None:
-    """Start the ranks of this machine, one node's of several where there is `node`; the first node gets the result.
+    """Start the ranks of this machine, which is `node` among several nodes if it is given; the first node gets the result.
 
-    Raises Unavailable when one of them fails.
+    Raises Unavailable if a rank fails.
     """
     port = free_port()
     started = []

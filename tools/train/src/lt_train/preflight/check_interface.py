@@ -1,4 +1,4 @@
-"""What a check gets and what it gives."""
+"""The input and the output of a check."""
 
 import dataclasses
 import os
@@ -21,9 +21,9 @@ SHOWN_NODES = 8
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """An error keeps the run from working; a warning lets it work worse, or is not certain.
+    """A finding. An error prevents the run; a warning slows it down, or is uncertain.
 
-    `nodes` are those of several that have it, empty when only this machine was looked at.
+    `nodes` are the affected nodes among several, empty if only this machine was checked.
     """
 
     is_error: bool
@@ -58,11 +58,11 @@ class NotChecked(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Situation:
-    """What is checked, and where it will run.
+    """The input of a check: the settings of a run, and its machines.
 
-    `made` is what could be made of the options. `cluster` is the one that the run is for, `is_elsewhere` that it is not this
-    machine. `root` stands for the root of the filesystem; `lacks_data` says that made-up data stands in for data that could
-    not be read, `verifies_data` that all of it is read.
+    `made` has the settings groups that the options resolve to. `cluster` is the target of the run, `is_elsewhere` says that it is
+    not this machine. `root` replaces the root of the filesystem; `lacks_data` says that mock data replaces unreadable data,
+    `verifies_data` that every byte of the data is read.
     """
 
     made: Draft
@@ -112,7 +112,7 @@ class Situation:
 
     @property
     def instance(self) -> Instance | None:
-        """AWS's instance type: INSTANCE_TYPE, or what the firmware of the machine says."""
+        """Return AWS's instance type: INSTANCE_TYPE, or the machine type in the firmware."""
         name = self.environment.get("INSTANCE_TYPE") or self.read("/sys/devices/virtual/dmi/id/product_name")
         return instances.INSTANCES.get(name.removeprefix("ml."))
 

@@ -1,4 +1,4 @@
-"""All checks, in their order; which of them every start makes; and the result for people and programs."""
+"""All checks in their order, the subset that every start runs, and the result for people and programs."""
 
 import dataclasses
 import os
@@ -21,7 +21,7 @@ Check = Callable[[Situation], Iterator[Finding]]
 
 
 def _group(name: str, *checks: Check) -> dict[str, Check]:
-    """`checks` under the names that they have in reports: that of the group and that of the function."""
+    """Map `checks` by their names in reports: the name of the group and the name of the function."""
     return {f"{name}.{check.__name__}": check for check in checks}
 
 
@@ -52,9 +52,9 @@ CHECKS_AT_START: dict[str, Check] = {
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What was found. `checked` are names of `CHECKS`; `not_checked` has those that found nothing to check, with the reason.
+    """The findings. `checked` are names of `CHECKS`; `not_checked` maps the checks that did not apply to the reason.
 
-    `nodes` are those that were looked at, empty for this machine alone.
+    `nodes` are the checked nodes, empty for this machine alone.
     """
 
     findings: tuple[Finding, ...]
@@ -91,7 +91,7 @@ class Result:
 
     @classmethod
     def of_record(cls, record: dict[str, Any]) -> "Result":
-        """The result of one node, whose `record` this is. Raises KeyError or TypeError for anything else."""
+        """Rebuild a node's result from its `record`. Raises KeyError or TypeError for a malformed record."""
         findings = tuple(
             Finding(finding["level"] == "error", str(finding["what"]), str(finding["where"]), str(finding["remedy"]))
             for finding in record["findings"]
@@ -133,7 +133,7 @@ def of_options(
 
 
 def _draft(options: dict[str, Any], words: tuple[str, ...], planned: cluster.Cluster | None) -> tuple[Draft, list[Finding], bool]:
-    """What the options make, what kept parts of it from being made, and whether made-up data stands in for the data."""
+    """Resolve the options; return the draft, the findings about settings that failed, and whether mock data replaces the data."""
     problems: list[Finding] = []
     lacks_data = False
     try:

@@ -1,4 +1,4 @@
-"""The datasets: pairs of files that are whole, of one tokenizer, and where they are said to be."""
+"""Check the datasets: complete pairs of files, from one tokenizer, at the given paths."""
 
 import dataclasses
 from collections.abc import Iterator

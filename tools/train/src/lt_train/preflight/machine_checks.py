@@ -51,7 +51,7 @@ def shared_memory(situation: Situation) -> Iterator[Finding]:
 
 
 def bytecode(situation: Situation) -> Iterator[Finding]:
-    """Python need not compile at every start what a rank imports: flash-attn-4, quack and cutlass-dsl alone take it 2 s."""
+    """Check that Python keeps bytecode. Otherwise each start compiles flash-attn-4, quack and cutlass-dsl, which takes 2 s."""
     situation.need_here()
     unkept = [module for module in LARGE_PACKAGES if _is_compiled_each_time(module)]
     if unkept:
@@ -105,7 +105,7 @@ def rendezvous_port(situation: Situation) -> Iterator[Finding]:
 
 
 def clock(situation: Situation) -> Iterator[Finding]:
-    """Whether the kernel's clock is kept by NTP; `nodes` compares those of several nodes."""
+    """Check that NTP keeps the kernel's clock; `nodes` compares the clocks of several nodes."""
     situation.need_here()
     state = ctypes.create_string_buffer(SIZE_OF_TIMEX)
     if ctypes.CDLL(None).adjtimex(state) < 0:

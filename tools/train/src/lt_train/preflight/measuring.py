@@ -15,7 +15,7 @@ FEWEST = 2
 
 
 def add(result: Result, options: dict[str, Any]) -> Result:
-    """`result` with what the measurement found; the first rank alone has it."""
+    """Add the findings of the bandwidth measurement to `result`; only the first rank has them."""
     try:
         found = _measure(options)
     except ToolError as problem:

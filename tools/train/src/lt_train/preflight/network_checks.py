@@ -13,7 +13,7 @@ DEPRECATED = {
     "NCCL_ENABLE_TIMING": "TORCH_NCCL_ENABLE_TIMING",
     "PYTORCH_CUDA_ALLOC_CONF": "PYTORCH_ALLOC_CONF",
 }
-# What torch does in any case since 2.8; it warns of them.
+# Since 2.8 torch always behaves so, and warns about these variables.
 WITHOUT_EFFECT = ("NCCL_AVOID_RECORD_STREAMS", "TORCH_NCCL_AVOID_RECORD_STREAMS")
 PLUGIN_DIRECTORIES = ("/opt/amazon/ofi-nccl", "/opt/aws-ofi-nccl", "/opt/amazon/efa")
 

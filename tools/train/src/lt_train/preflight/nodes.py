@@ -1,10 +1,10 @@
-"""One report of all nodes: each sends its findings to the first, which asks each for its time.
+"""One report of all nodes: each node sends its findings to the first node, which asks each node for its time.
 
-A line of JSON goes over a socket to the rendezvous, which the run will use as well: what keeps the ranks apart is found here.
-That needs no torch, so preflight takes a fraction of a second and not several.
+A line of JSON goes over a socket to the rendezvous of the run, so a network that would keep the ranks apart is found before the
+run. No torch is imported, so preflight takes a fraction of a second instead of several seconds.
 
-A clock is read between a question and its answer. Half the time between them is the error of its offset, 1 ms or less within a
-cluster.
+A clock is read between a question and its answer. Half the time between question and answer is the error of the offset, 1 ms or
+less within a cluster.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ class Report:
 
 @dataclasses.dataclass(frozen=True)
 class Meeting:
-    """Where `count` processes meet, of which this is `number`, on node `node`."""
+    """The meeting of `count` processes; this process has `number` and runs on node `node`."""
 
     number: int
     node: int
@@ -67,9 +67,9 @@ def meeting(rank_env: RankEnvironment | None, node: Node | None, environment: Ma
 
 
 def gather(result: Result, at: Meeting, wait_seconds: float = WAIT_SECONDS) -> Result | None:
-    """The result of all nodes in the first process, None in the others.
+    """Gather the nodes' results in the first process; return None in the other processes.
 
-    A process that does not reach the first says so, and gets its own result.
+    A process that does not reach the first one reports that, and returns its own result.
     """
     own = Report(at.number, at.node, socket.gethostname(), result)
     deadline = time.monotonic() + wait_seconds
@@ -183,7 +183,7 @@ def _names(reports: list[Report]) -> dict[int, str]:
 
 
 def _clocks(reports: list[Report], names: dict[int, str]) -> Iterable[Finding]:
-    """Each clock against the one in the middle: that of the first may be the wrong one."""
+    """Compare each clock with the median, because the first node's clock may be wrong."""
     ahead: dict[int, Any] = {}
     for report in reports:
         ahead.setdefault(report.node, report.ahead_seconds)

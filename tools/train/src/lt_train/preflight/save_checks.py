@@ -1,4 +1,4 @@
-"""Where checkpoints go: set, shared by the nodes, writable, large enough; and what is loaded is there."""
+"""Check the directory of checkpoints: set, shared by the nodes, writable, large enough; and that loaded checkpoints exist."""
 
 import math
 import os
@@ -11,7 +11,7 @@ from lt_train.config.cluster import GIB
 from lt_train.planner.checkpoint_size import CheckpointSize
 from lt_train.preflight.check_interface import Finding, NotChecked, Situation, error, warning
 
-# Filesystems of one machine. All others, of which there are many, are taken to be shared.
+# Filesystems of one machine. Every other filesystem counts as shared.
 LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "ramfs", "overlay", "squashfs", "f2fs", "devtmpfs"}
 IN_CONTAINER = {"overlay", "tmpfs", "ramfs", "squashfs"}
 OF_THE_KERNEL = {"proc", "sysfs", "cgroup", "cgroup2", "devpts", "debugfs", "tracefs", "securityfs", "mqueue", "bpf"}

@@ -1,1 +1,1 @@
-"""The process that a rank is: its device, its rank and world size, signals, the watchdog, what is said when it fails."""
+"""The process of a rank: device, rank and world size, signals, the watchdog, failure reports."""

@@ -188,10 +188,11 @@ def outlive_aborted_collectives(device: str) -> None:
 
 
 def abort_collectives(device: str) -> None:
-    """End the kernels of all collectives of this process, also those that wait for a rank which has died; waits for their end.
+    """Abort this process's collectives, also the ones that wait for a dead rank, and wait for the end of their kernels.
 
-    Called from another thread than the one that waits for them. Of all groups at once: a kernel of one may stand in a queue
-    behind that of another, and each abort waits for its own. What is read or sent through these groups afterwards fails.
+    Call it from another thread than the one that waits for the collectives. All groups are aborted at once, because a group's
+    kernel may be queued behind another group's, and each abort waits for its own kernels. Later reads and sends through these
+    groups fail.
     """
     if device != CUDA:
         return
@@ -314,7 +315,7 @@ def record_memory_history() -> None:
 
 
 def dump_memory_history(path: str) -> None:
-    """Write what was remembered as a pickle for torch's memory viewer, and stop remembering."""
+    """Write the recorded allocations as a pickle for torch's memory viewer, and stop recording."""
     import torch
 
     torch.cuda.memory._dump_snapshot(path)  # type: ignore[no-untyped-call]
@@ -330,7 +331,7 @@ def release(device: "torch.device") -> None:
 
 
 class HostCopies:
-    """Copies to page-locked host memory on a stream of their own, beside what a GPU computes."""
+    """Copies to page-locked host memory on a separate stream, beside the GPU's computation."""
 
     def __init__(self, device: "torch.device"):
         import torch
@@ -361,7 +362,7 @@ class HostCopies:
 
         with torch.cuda.stream(self.stream):
             work()
-        # What was made for the checkpoint alone is freed at once: not before it is read.
+        # A tensor that exists only for the checkpoint is freed at once, so record its use on the stream: not before it is read.
         for source in sources:
             if source.device.type == CUDA:
                 source.record_stream(self.stream)
@@ -379,5 +380,5 @@ class HostCopies:
 
 
 def host_copies(device: "torch.device") -> HostCopies | None:
-    """How tensors get to host memory beside the computation; None on a CPU, where they are."""
+    """Return the copies to host memory; None on a CPU, whose tensors are there already."""
     return HostCopies(device) if device.type == CUDA else None

@@ -25,7 +25,7 @@ CLAIMS = "lt-train/failures"
 CODE = "lt-train/failure-code"
 ECHO_SECONDS = 4.0
 POLL_SECONDS = 0.1
-# What is compiled for the GPU at the first step, by modules of these names, and how to train without it.
+# Packages that compile for the GPU at the first step, by module name, and the way to train without each.
 OPTIONAL_PACKAGES = {
     "flash_attn": ("flash-attn-4", "--attention-backend fused"),
     "quack": ("quack-kernels", "--swiglu-impl triton --cross-entropy-impl triton"),

@@ -1,10 +1,10 @@
-"""A thread in every rank that ends it when another rank has failed and this one does not notice.
+"""A thread in every rank that ends the rank if another rank has failed and this one does not notice.
 
-gloo closes the connections of a rank that ends, and who waits for it fails. NCCL's kernels wait on for ten minutes and more.
-lt-train ends the ranks of its own node then, and `srun --kill-on-bad-exit` those of all; torchrun first sends SIGTERM, which asks
-a rank for a last step, and waits 30 seconds. So each rank asks once a second whether a failure has been reported
-(`lt_train.process.failure_report`), through a connection of its own to the ranks' store. It then has some seconds to end by
-itself, as it does when the error reaches it, and ends with the code of the rank that has failed.
+gloo closes the connections of a rank that ends, and a rank that waits for it fails. NCCL's kernels wait on for ten minutes and
+more. lt-train then ends the ranks of its own node, and `srun --kill-on-bad-exit` the ranks of every node; torchrun first sends
+SIGTERM, which asks a rank for a last step, and waits 30 seconds. So each rank asks once a second whether a failure has been
+reported (`lt_train.process.failure_report`), through a connection of its own to the ranks' store. It then has some seconds to
+end by itself, as it does when the error reaches it, and ends with the code of the rank that has failed.
 """
 
 import os
@@ -25,11 +25,11 @@ ANSWER_SECONDS = 30.0
 
 
 class FailureWatch:
-    """Watches while the context lasts, in which the process group of all ranks is there.
+    """Watches within the context, which lasts as long as the global process group.
 
-    Python ends a thread that comes back from torch while the interpreter does, and torch then aborts the process: a run that is
-    complete waits for the thread. One that has failed ends in another way (`failure_report`), or goes on in this process, without
-    waiting for a store that may be stopped.
+    Python ends a thread that returns from torch while the interpreter ends, and torch then aborts the process: so a complete run
+    waits for the thread. A failed run ends in another way (`failure_report`), or goes on in this process, without waiting for a
+    store that may be stopped.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
-"""torch's flight recorder: the last collectives of this rank, with their stacks, which say who is missing when a run hangs.
+"""torch's flight recorder: the last collectives of this rank, with their stacks. They name the missing rank if a run hangs.
 
-torch itself writes them when a collective times out, to /tmp of each node, but the watchdog ends the rank before that, and so
-writes them beside the stacks. How many are kept is torch's TORCH_FR_BUFFER_SIZE, 2,000 by default, and none in older releases.
-Its cost: a call takes 1 to 2 us longer (8 to 9 without, gloo, torch 2.13); 2,000 calls are a dump of 250 kB, written in 50 ms
+torch itself writes them to /tmp of each node when a collective times out, but the watchdog ends the rank before that, and so
+writes them beside the stacks. torch's TORCH_FR_BUFFER_SIZE sets their number, 2,000 by default, and 0 in older releases.
+The cost: a call takes 1 to 2 us longer (8 to 9 without, gloo, torch 2.13); 2,000 calls are a dump of 250 kB, written in 50 ms
 after the symbolizer has been loaded, which takes seconds once.
 """
 
@@ -31,7 +31,7 @@ def buffer_size_variable(torch_version: str) -> str:
 
 
 def dump() -> bytes:
-    """A pickle of what was recorded. On a GPU it has a recorder of its own."""
+    """Return a pickle of the recorded collectives. NCCL has a separate recorder."""
     import torch
     from torch._C import _distributed_c10d as c10d
 

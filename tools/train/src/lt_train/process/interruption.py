@@ -1,9 +1,9 @@
-"""A rank is interrupted when another one has died or hangs: it leaves what it does, and begins again in the same process.
+"""Interrupt a rank if another one has died or hangs: the rank abandons its step and begins again in the same process.
 
-Its launcher says so (`lt_train.launch.control`), to a thread of the rank. gloo's collectives fail by themselves when a connection
-is closed. Those of a GPU wait for ever: the host waits for the device, and a kernel of the device for the rank that has died. So
-that thread aborts them. The kernels then end with whatever their buffers hold, and the host goes on as if all was well: what it
-reads from the device after the interruption, it must neither log nor save.
+The launcher tells a thread of the rank (`lt_train.launch.control`). gloo's collectives fail by themselves when a connection is
+closed. A GPU's collectives wait forever: the host waits for the device, and a kernel on the device for the dead rank. So the
+thread aborts them. The kernels then end with arbitrary buffers, and the host goes on without an error: it must neither log nor
+save any number that it reads from the device after the interruption.
 
 Imports no torch: a rank can be interrupted from its beginning on.
 """

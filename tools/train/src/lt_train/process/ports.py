@@ -8,7 +8,7 @@ FIRST_TO_LAST = (20000, 32000)
 
 
 def free_port() -> int:
-    """A port that nobody listens on. Rank 0 binds it seconds later, so it lies below those of outgoing connections."""
+    """Return a port without a listener. Rank 0 binds it seconds later, so it lies below the ports of outgoing connections."""
     while True:
         port = random.randrange(*FIRST_TO_LAST)
         with socket.socket() as listener, contextlib.suppress(OSError):

@@ -57,7 +57,7 @@ RANGES = r"\[\d+(?:[-,]\d+)*\]"
 
 @dataclasses.dataclass(frozen=True)
 class RankEnvironment:
-    """The numbers of one rank as torch.distributed counts them; `launcher` is who set them: srun, torchrun and so on."""
+    """The numbers of a rank as torch.distributed counts them; `launcher` names their source: srun, torchrun and so on."""
 
     rank: int
     local_rank: int
@@ -91,9 +91,9 @@ class RankEnvironment:
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """One of the nodes on which a launcher started one lt-train each, which starts the ranks of its node.
+    """A node on which a launcher started one lt-train, which starts the ranks of the node.
 
-    `ranks` is the number of ranks per node that the launcher asks for, None when it leaves that to lt-train.
+    `ranks` is the number of ranks per node that the launcher requests, None if it leaves the number to lt-train.
     """
 
     node_rank: int

@@ -1,4 +1,4 @@
-"""What follows the end of lt-train, by its exit code: the one table of all that start it again.
+"""The action after the end of lt-train, by its exit code: the one table for everything that restarts lt-train.
 
 | policy | codes | --max-restarts | Slurm | Kubernetes |
 |---|---|---|---|---|
@@ -6,10 +6,10 @@
 | RESTART | 69, 70, 74; 128 + a signal | is started again | the step is started again within the job | all pods start again |
 | NEVER | 0 and all others | ends | the job ends | the job ends |
 
-A node starts again even if only another knows why: when a rank is killed, the others end with 74, since a connection was
-closed. --max-restarts starts ranks on the same machine: one that computes wrong ends the run there with 76, so that the next
-start can leave that machine out. What cannot work ends with another code, and `crash_loop` gives the code 78 to what fails
-three times at the same step, so that nothing is started again for ever.
+A node starts again even if only another node knows the reason: if a rank is killed, the other ranks end with 74, because a
+connection was closed. --max-restarts starts ranks on the same machine: a rank that computes wrong ends the run there with 76, so
+that the next start can leave that machine out. A run that cannot work ends with another code, and `crash_loop` gives the code
+78 to a run that fails three times at the same step, so that nothing is restarted forever.
 
 mpirun starts nothing again: it ends all processes and passes on the code of the first that failed.
 """
@@ -34,12 +34,12 @@ SIGNALLED = 128
 # Between a rank and lt-train, which starts the ranks again: they have saved where a phase with another sequence length or another
 # rotary embedding begins. Where torchrun or srun has started the ranks, it is TRY_AGAIN.
 NEXT_PHASE = 79
-# By which a rank dies, and SIGTERM, with which srun ends the other nodes.
+# Signals that kill a rank, and SIGTERM, which srun sends to the other nodes.
 CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM)
 
 
 def policy(code: int) -> Policy:
-    """What is done after lt-train has ended with `code`."""
+    """Return the policy for the exit code `code`."""
     if code in CONTINUED:
         return Policy.CONTINUE
     return Policy.RESTART if code in FAILED or code > SIGNALLED else Policy.NEVER

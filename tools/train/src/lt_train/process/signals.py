@@ -2,7 +2,7 @@
 
 SIGTERM (Slurm's preemption, Kubernetes) and SIGUSR1 (`sbatch --signal=USR1@300`) ask the run to finish its step, save, and end
 with exit code 75, so that a batch script can put the job back into the queue. They may reach one rank only, or each at another
-moment: in every step, before the optimizer runs, the ranks take the maximum of what each of them knows, so all save the same
+moment: in every step, before the optimizer runs, the ranks reduce their reasons to the maximum, so all ranks save the same
 step. That costs a small all-reduce per step, and one step more after a signal that comes while the optimizer runs. A second
 signal ends the process at once. So does SIGINT, which is Ctrl-C, in a run that saves; elsewhere, and if a shell has it ignored,
 it keeps its meaning. Before the first step there is nothing to save, and a signal ends the program with the same exit
@@ -140,7 +140,7 @@ class Limits:
         return _received
 
     def reached(self, iteration: int) -> Reason:
-        """What this rank alone knows after `iteration` steps."""
+        """Return this rank's own reason to end after `iteration` steps."""
         if self.received():
             return self.received()
         if self._end is not None and time.monotonic() >= self._end:

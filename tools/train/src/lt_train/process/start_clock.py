@@ -1,6 +1,6 @@
-"""What a rank did from the start of lt-train to its first step, and how long each part took.
+"""The phases of a rank from the start of lt-train to its first step, with their seconds.
 
-Laps follow each other and add up to the whole; what threads do meanwhile is told beside them. A rank that begins again in its
+Laps follow each other and add up to the whole; the work of threads is listed beside them. A rank that begins again in its
 process (`lt_train.launch.control`) begins its clock again, too.
 """
 
@@ -58,7 +58,7 @@ class StartClock:
         self._is_over = False
 
     def lap(self, phase: str) -> None:
-        """What this rank did since the last lap was `phase`."""
+        """End a lap: the time since the last lap belongs to `phase`."""
         now = time.monotonic()
         self._phases[phase] = self._phases.get(phase, 0.0) + now - self._last
         self._last = now

@@ -1,9 +1,9 @@
 """A pipe from which the shards of a stream come while the run trains: its lines go on to a file that the ranks follow.
 
-A pipe reaches one process, and what reads it must not stop: lt-preprocess would stop with it. The file lies in the run's
-directory, where the ranks of other nodes see it, too. Whether the pipe ended before its last line is told by another file, which
-the ranks of this node alone follow: in the run's directory it could be that of an attempt before. Lines are read with os.read,
-since a thread that waits inside of sys.stdin would keep the interpreter from ending.
+A pipe reaches one process, and its reader must not stop: lt-preprocess would stop with it. The file lies in the run's directory,
+so that the ranks of other nodes see it, too. Another file says whether the pipe ended before its last line. Only the ranks of
+this node follow that file: in the run's directory it could belong to an earlier attempt. Lines are read with os.read, since a
+thread that waits inside of sys.stdin would keep the interpreter from ending.
 """
 
 import io

@@ -41,7 +41,7 @@ KEY = "lt-train/hung"
 
 
 class Watchdog:
-    """Watches one rank while it trains: `beat` says that it moved, and what is `slow` may take `SLOW` times as long as a step."""
+    """Watches a rank while it trains: `beat` reports progress, and a `slow` phase may take `SLOW` times as long as a step."""
 
     def __init__(self, timeout_seconds: float, rank_env: RankEnvironment, directory: str | None):
         self.timeout_seconds = timeout_seconds

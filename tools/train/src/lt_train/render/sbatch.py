@@ -73,8 +73,9 @@ profiling() {
     bash -c 'if command -v dcgmi > /dev/null; then dcgmi profile "$1"; fi' profiling "$1" || true
 }"""
 
-# The shell of a task ignores signals and waits for lt-train, which handles them. srun's status is the largest of its tasks,
-# and tasks that srun kills after a failure have 143. So codes that must not restart within the job become larger than 143.
+# The shell of a task traps signals without effect and waits for lt-train, which handles them. srun's status is the largest of
+# its tasks, and tasks that srun kills after a failure have 143. So codes that must not restart within the job become larger
+# than 143.
 PERMANENT = 170
 PERMANENT_CODES = (*restart_policy.NEVER, ExitCode.NO_PROGRESS)
 AGAIN_CODES = (*restart_policy.FAILED, *(restart_policy.SIGNALLED + number for number in restart_policy.CRASHES))

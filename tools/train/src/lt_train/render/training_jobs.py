@@ -143,7 +143,7 @@ def _job_set(job: Job, options: PodOptions, command: list[str]) -> list[dict[str
 
 
 def _train_job(job: Job, options: PodOptions, command: list[str]) -> list[dict[str, Any]]:
-    """Build a TrainJob with a TrainingRuntime for this run, because the Trainer's versions name volumes differently."""
+    """Build a TrainJob with a TrainingRuntime for this run, because the Trainer's versions name volumes and nodes differently."""
     step = {"metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}}}
     policy = {"numNodes": job.nodes, "torch": {}}
     runtime = {

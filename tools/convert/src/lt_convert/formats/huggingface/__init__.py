@@ -13,10 +13,10 @@ from lt_convert.formats.checkpoint import Source, Target
 from lt_convert.formats.directories import TORCHTITAN_STEP, configuration_directories, listing
 from lt_convert.formats.huggingface import fused_experts, openai_original
 from lt_convert.formats.huggingface.dequantization import dequantized
-from lt_convert.formats.huggingface.quantization import Written, quantized
 from lt_convert.formats.huggingface.safetensors_files import INDEX as INDEX
 from lt_convert.formats.huggingface.safetensors_files import SINGLE as SINGLE
 from lt_convert.formats.huggingface.safetensors_files import file, model_files, read_file, read_model, weight_files
+from lt_convert.formats.huggingface.weight_quantization import Written, quantized
 from lt_convert.tensors.output_files import OutputFile
 from lt_convert.tensors.source_files import Files
 from lt_convert.tensors.tensor import Tensor

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from lt_convert.formats.directories import listing
 from lt_convert.formats.huggingface import openai_original
-from lt_convert.formats.huggingface.quantization import Written
+from lt_convert.formats.huggingface.weight_quantization import Written
 from lt_convert.tensors.output_files import OutputFile, Payload
 from lt_convert.tensors.source_files import INCOMPLETE, Files
 from lt_convert.tensors.tensor import ITEM_BYTES, Tensor, assemble, tensor_in_files

@@ -1,19 +1,21 @@
-r"""Words as Tekken, o200k and Kimi cut them, a block of 64 bytes at a time, as `pretokenizer` does where case does not matter.
+r"""Words as Tekken, o200k and Kimi cut them, a block of 64 bytes at a time; `pretokenizer` does the same for patterns without
+case.
 
-A word of letters is UPPER*LOWER+, or else UPPER+: in a run of letters it ends where upper case follows lower case. A mask of each
-tells. A contraction belongs to the word before it; the letters after it begin another.
+A word of letters is UPPER*LOWER+, or else UPPER+: in a run of letters it ends before an upper case letter that follows lower
+case. Two masks, upper and lower case, show these ends. A contraction belongs to the word before it; the letters after it begin
+a new word.
 
-What the masks do not say, `cased_words` says a character at a time, for the block in which it occurs:
+Masks do not decide these cases; `cased_words` decides them a character at a time, for the block that contains one:
 
 - an upper case letter after a letter without case, or after a mark: a word ends there only if no lower case follows
-- a mark that no letter precedes, which may begin a word, or belong to what is before it
+- a mark that no letter precedes: it begins a word, or belongs to the characters before it
 - a slash after a line break that belongs to the word before it
 - a character outside ASCII after a contraction, which may be a mark
-- for Kimi a Chinese number, mark or symbol, which begins a Chinese word, or belongs to what is before it; also numbers at the
-  start of the next block, as the numbers before them may have been counted wrongly
+- for Kimi a Chinese number, mark or symbol: it begins a Chinese word, or belongs to the characters before it; also numbers at the
+  start of the next block, because the numbers before them may have been counted wrongly
 
-It goes on from the last word that began before the block, and says where the first word after the block begins. With that the
-next block is exact, whatever the masks say of this one."""
+It continues the last word that began before the block, and returns the start of the first word after the block. So the next
+block is exact, whatever the masks show in this block."""
 
 from typing import Any
 
@@ -56,9 +58,10 @@ from lt_preprocess.tokenizers.pattern_codes import TEKKEN
 def _wide_characters(
     by_script: bool, at: int, end: int, classes: int, wide: np.uint64, tails: np.uint64
 ) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64, np.uint64, np.uint64, np.uint64, np.uint64, np.uint64]:
-    """The bytes of characters outside ASCII: letters and marks, of these upper case, lower case and marks; numbers; white space.
+    """Classify the bytes of characters outside ASCII: letters and marks; upper case, lower case, marks; numbers; white space.
 
-    Then which white space a non-space follows; Chinese characters, which are in no other mask; and of these what is no letter.
+    Then white space before a non-space; Chinese characters, which are in no other mask; and Chinese characters that are no
+    letters.
     """
     letters, uppers, lowers, marks = ZERO, ZERO, ZERO, ZERO
     numbers, spaces, lasts, han, unclear = ZERO, ZERO, ZERO, ZERO, ZERO
@@ -123,7 +126,7 @@ def _with_contractions(at: int, end: int, starts: np.uint64, apostrophes: np.uin
 
 @inner
 def _by_characters(word_end: Any, pattern: int, at: int, end: int, classes: int, state: int, word: int) -> np.uint64:
-    """The word starts of a block, from those of the words since `word`."""
+    """Return the word starts of a block, computed a character at a time from `word` on."""
     starts = ZERO
     stop = min(at + BLOCK_BYTES, end)
     while word < stop:

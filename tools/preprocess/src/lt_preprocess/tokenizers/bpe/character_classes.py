@@ -48,9 +48,9 @@ def _code_points(ranges: str) -> list[tuple[int, int]]:
 
 
 def table(pattern: int = pattern_codes.GPT2) -> npt.NDArray[np.uint8]:
-    """The class of each code point for a pattern, shape [0x110000]: 1.1 MB, of which one script touches a few cache lines.
+    """Return the class of each code point for a pattern, shape [0x110000]: 1.1 MB; a script touches only a few cache lines.
 
-    Patterns that take marks for letters differ from others in nothing else: their tables have no marks.
+    Patterns that treat marks as letters differ from the other patterns only in this: their tables have no marks.
     """
     classes = np.full(0x110000, OTHER, np.uint8)
     for ranges, code in _RANGES:

@@ -4,9 +4,9 @@ r"""Words of DeepSeek's pre-tokenizer, which splits text three times, a block of
     ASCII punctuation and [A-Za-z]+ | [^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+ | ?[\p{P}\p{S}]+[\r\n]* |
     \s*[\r\n]+ | \s+(?!\S) | \s+
 
-To a later split, what the earlier ones cut out is the end of the text: all white space before a number is one word. The words,
-as runs of characters of one class (letters and marks L, numbers N, ideographs I, punctuation and symbols P, white space S, others
-O, which are control characters and what Unicode does not assign):
+For a later split, a piece that an earlier split cut out is the end of the text: all white space before a number is one word.
+The words, as runs of characters of one class (letters and marks L, numbers N, ideographs I, punctuation and symbols P, white
+space S, others O: control characters and unassigned code points):
 
 - A run of L is a word, with the one S (no line break) or O before it. Numbers are cut after three digits. A run of I is a word.
 - A run of P is a word with a blank before and the line breaks after it. But an ASCII P that starts a word and an ASCII letter
@@ -15,7 +15,7 @@ O, which are control characters and what Unicode does not assign):
   following word, or N, I or the end of the text follows.
 - A run of O is a word, which no alternative matches; but its last character belongs to the L that follows.
 
-No mask needs more than the character after the block. A character at a time this took twice as long as all the rest of encoding.
+No mask needs more than the character after the block. A character at a time this took twice as long as the rest of the encoding.
 """
 
 import numpy as np

@@ -3,8 +3,8 @@
 The ids of a word come from the thread's word cache, or it is a token that no merge makes, or its bytes are merged. Special tokens
 are not known here: `<|endoftext|>` in a text is 13 ordinary characters.
 
-A few hundred words are cut, hashed and prefetched before the first of them is looked up. The word cache does not fit into the
-processor's caches: a loop that did both for one word after the other waited for memory at every tenth word, and took 1.6 times
+A few hundred words are cut, hashed and prefetched before the first one is looked up. The word cache does not fit into the
+processor's caches: a loop that cut and looked up each word in turn waited for memory at every tenth word, and took 1.6 times
 as long.
 """
 

@@ -1,11 +1,11 @@
-r"""Words as Kimi's pattern cuts them: o200k's, but Chinese characters are words of their own, a character at a time;
-`cased_blocks` asks where masks do not say enough.
+r"""Words as Kimi's pattern cuts them: o200k's, but runs of Chinese characters are separate words. The words are cut a character
+at a time; `cased_blocks` calls this module if its masks do not decide.
 
     [\p{Han}]+ | o200k's words, in which UPPER and LOWER have no \p{Han} |
     \p{N}{1,3} | ?[^\s\p{L}\p{N}]+[\r\n]* | \s*[\r\n]+ | \s+(?!\S) | \s+
 
 Not every character of the script is a letter: U+3007 is a number, radicals are symbols. They begin a Chinese word, but a run of
-numbers or of others that has begun takes them, too."""
+numbers or other characters that has begun includes them, too."""
 
 import numpy as np
 

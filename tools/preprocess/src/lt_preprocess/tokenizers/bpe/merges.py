@@ -60,11 +60,11 @@ _SCRATCH_LANES = SCANNED_BYTES + 3 * LANES
 
 
 class MergeTables(NamedTuple):
-    """The merges of a vocabulary, owned.
+    """The merges of a vocabulary, with their arrays.
 
     `byte_ids` int32 [256]; `byte_pairs` uint32 [65536], rank or all ones; `pairs` uint64 [8 * buckets + 8], left id, right id and
     rank, or all ones, with an empty bucket at the end; `pair_filter` uint64, a bit for the hash of each pair; `merged_ids` int32
-    [ranks], the id that a merge of this rank makes; `id_minus_rank` is the difference where all merges have the same, else -1.
+    [ranks], the id that a merge of this rank makes; `id_minus_rank` is the difference if it is the same for every merge, else -1.
     """
 
     byte_ids: Ids
@@ -144,7 +144,7 @@ def _hashed(left: np.uint64, right: np.uint64) -> tuple[np.uint64, np.uint64]:
 
 @inner
 def _bucket_of(tables: Merges, hashed: np.uint64) -> int:
-    """The address of the first bucket in which a pair may be."""
+    """Return the address of the first bucket that may hold a pair."""
     return tables.pairs + (signed(hashed >> np.uint64(30)) & tables.pairs_mask)
 
 
@@ -174,7 +174,7 @@ def _fill(tables: Merges, rows: int, count: int) -> None:
 
 @inner
 def rank_of(tables: Merges, left: np.uint32, right: np.uint32) -> np.uint32:
-    """The rank at which two neighbouring ids merge; all ones if they do not."""
+    """Return the rank at which two neighbouring ids merge; all ones if they do not merge."""
     key, hashed = _hashed(np.uint64(left), np.uint64(right))
     bit = hashed >> tables.filter_shift
     may_merge = load64(tables.pair_filter + 8 * signed(bit >> _SIX)) >> (bit & _BIT_MASK) & _ONE
@@ -188,7 +188,7 @@ def rank_of(tables: Merges, left: np.uint32, right: np.uint32) -> np.uint32:
 
 
 def new_scratch() -> Ranks:
-    """The buffer in which one thread merges: uint32, ids, then ranks."""
+    """Allocate a thread's buffer for merging: uint32, ids, then ranks."""
     return np.zeros(2 * _SCRATCH_LANES, np.uint32)
 
 
@@ -310,7 +310,7 @@ def _merge_with_heap(tables: Merges, start: int, size: int, output: int) -> int:
 
 @inner
 def _rank_at(tables: Merges, nodes: int, index: int, size: int) -> np.uint32:
-    """The rank at which a node merges with the one after it."""
+    """Return the rank at which a node merges with the next node."""
     node = nodes + _NODE_BYTES * index
     following = signed(load32(node + _AFTER))
     if following >= size:

@@ -112,12 +112,11 @@ def _with_contractions(at: int, end: int, starts: np.uint64, apostrophes: np.uin
 
 @inner
 def word_starts(pattern: int, at: int, end: int, classes: int, state: int) -> np.uint64:
-    """The bytes of the block at `at` at which words start, the first in the lowest bit; bits after the text's end are not set.
+    """Return the mask of word starts in the block at `at`; the first byte has the lowest bit, and bits after the end are 0.
 
-    For GPT-2, Llama 3, Qwen 2 and those like them. The other patterns' code is apart, so that a tokenizer does not wait for the
-    compiler of all.
-    Addresses: `at` and `end` of valid UTF-8 with PADDING_BYTES after it; `classes` of `character_classes.table`; `state` of
-    STATE_SIZE uint64, zero at the start of a text.
+    For GPT-2, Llama 3, Qwen 2 and similar patterns. The other patterns' code is separate, so that a tokenizer does not wait for
+    the compilation of every pattern. Addresses: `at` and `end` of valid UTF-8 with PADDING_BYTES after it; `classes` of
+    `character_classes.table`; `state` of STATE_SIZE uint64, zero at the start of a text.
     """
     letters, numbers, spaces, newlines, blanks, apostrophes, wide, tails = character_masks(at)
     valid = low_bits(end - at)

@@ -1,4 +1,4 @@
-"""Merge the symbols of one segment as SentencePiece does: the best rank first, of equals the leftmost.
+"""Merge the symbols of a segment as SentencePiece does: the best rank first, and the leftmost among equal ranks.
 
 The ranks of up to 64 characters are scanned for the smallest. Longer segments use a heap over a linked list: n log n steps for n
 characters, and 32 bytes of memory for each.

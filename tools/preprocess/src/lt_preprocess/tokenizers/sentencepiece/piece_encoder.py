@@ -1,8 +1,8 @@
 """Encode texts with the tables of a BPE model of characters, in one compiled function without the GIL.
 
-User-defined pieces are found first: what is merged lies between them, since sentencepiece never merges them with anything. The
-rest is cut where no piece can span the cut (`segments`), so that a segment is mostly a word with the space before it. The ids of
-a segment are those of its one character, or come from the thread's cache, or its characters are merged.
+User-defined pieces are searched first, because sentencepiece never merges them with their neighbours. The text between them is
+cut wherever no piece can span the cut (`segments`), so that a segment is mostly a word with the space before it. A segment of
+one character has that character's ids; other segments come from the thread's cache, or their characters are merged.
 """
 
 import numpy as np
@@ -90,7 +90,7 @@ def _encode_span(
 
 @inlined
 def _user_defined(tables: Tables, data: Bytes, start: int, end: int) -> tuple[int, int, int]:
-    """Where the next user-defined piece starts and ends, the longest of those that start there, and its id; -1 when none does."""
+    """Return start, end and id of the next user-defined piece, the longest one at its start; -1 if there is none."""
     if len(tables.user_defined_ids) > 0:
         for at in range(start, end):
             if tables.user_defined.is_first[data[at]]:
@@ -160,7 +160,7 @@ def _squeeze(data: Bytes, offsets: Integers, squeezed: Bytes, squeezed_offsets: 
 
 @kernel
 def _fuse_unknown(ids: Ids, lengths: Integers, unknown: int) -> int:
-    """Leave one id of each run of unknown characters in a text; returns how many ids remain."""
+    """Keep one id of each run of unknown characters in a text; return the number of ids that remain."""
     at = count = 0
     for text in range(len(lengths)):
         end, before = at + lengths[text], count
@@ -250,6 +250,6 @@ def _begins_with_space(texts: Texts) -> Flags:
 
 
 def compile_for(encoder: Encoder) -> None:
-    """Compile, or load what was compiled before, and tell the user when it takes time."""
+    """Compile the encoder or load its machine code, and tell the user if that takes time."""
     with AnnounceCompilation():
         encoder.encode(Texts.from_list([b"a"]))

@@ -1,13 +1,13 @@
 """A BPE model of characters as compiled code reads it: a SentencePiece model, or a list of merges.
 
-A symbol is a number: a piece that takes part in merging, or `len(ids)` plus the code point for a character that is no piece. The
+A symbol is a number: a piece that takes part in merging, or `len(ids)` plus the code point of a character that is no piece. The
 pair table holds the two symbols and the number of each merge in one integer of 64 bits. In a SentencePiece model two neighbours
 merge when their texts together are a piece, so there is one for each way to cut each piece into two symbols, 59,000 of them in
 1 MiB for Mistral's 32,000 pieces; merges are numbered by their results, best score first. A `tokenizer.json` that was made from
 such a model lists the same pairs, but each has a rank of its own: of Gemma 3's pieces, 1,230 cuts that overlap come in another
 order.
 
-Pieces also say which characters can never be parts of one symbol: those that are neighbours inside no piece. `classes` numbers
+Pieces also show which characters can never share a symbol: characters that are neighbours inside no piece. `classes` numbers
 the characters that stand inside pieces of several characters and `neighbours` is a bit matrix over these numbers. In a model with
 more than 1,023 such characters several share a number: then some pairs look possible that are not, never the reverse.
 """

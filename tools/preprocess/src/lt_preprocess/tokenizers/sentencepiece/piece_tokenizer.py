@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class SentencePieceBpe(Tokenizer):
-    """A tokenizer over a model to which there is no obstacle."""
+    """A compiled tokenizer for a model without obstacles."""
 
     def __init__(self, model: SentencePieceModel):
         self.vocab_size = len(model.pieces)
@@ -59,7 +59,7 @@ class SentencePieceBpe(Tokenizer):
         return encoder
 
     def decode(self, ids: Sequence[int] | Ids) -> bytes:
-        """As sentencepiece, but bytes that are no UTF-8 stay what they are."""
+        """Decode as sentencepiece does, but keep bytes that are no UTF-8 unchanged."""
         numbers = np.asarray(ids, np.int64).tolist()
         if numbers and not 0 <= min(numbers) <= max(numbers) < self.vocab_size:
             number = next(number for number in numbers if not 0 <= number < self.vocab_size)

@@ -75,7 +75,7 @@ def short_key(data: Bytes, start: int, end: int) -> tuple[np.uint64, np.uint64]:
 
 @inlined
 def short_set(low: np.uint64, high: np.uint64) -> int:
-    """The index in `Caches.short` at which the set of a short segment begins."""
+    """Return the first index of a short segment's set in `Caches.short`."""
     hashed = (low ^ high * _SECOND_MULTIPLIER) * _MULTIPLIER
     hashed ^= hashed >> _SHIFT_32
     return int(np.int64(hashed & np.uint64(_SHORT_SETS - 1))) * 2 * _SHORT_ENTRY
@@ -129,7 +129,7 @@ def long_tag(data: Bytes, start: int, end: int) -> np.uint64:
 
 @inlined
 def long_set(tag: np.uint64) -> int:
-    """The index in `Caches.long` at which the set of a long segment begins."""
+    """Return the first index of a long segment's set in `Caches.long`."""
     return int(np.int64((tag >> _SHIFT_32) & np.uint64(_LONG_SETS - 1))) * 2 * _LONG_ENTRY
 
 

@@ -1,11 +1,11 @@
 """Cut UTF-8 text where no symbol can span the cut, so that each segment is merged alone, and may be cached.
 
 Why this is exact: a merge makes a symbol whose text is a piece. Two characters that are neighbours inside no piece are therefore
-never in one symbol, whatever merges happen on either side. Merges on one side of such a boundary do not change what is possible
-on the other, and the order of merging (best score, then leftmost) within a segment is the same with and without the rest of the
-text. So the text may be cut there. It need not be cut at every such boundary: between ASCII letters it never is, so that eight
-bytes are compared at once. Since pieces hold U+2581 at their start or in pure runs only, nearly all words are cut before the
-space; in Chinese nearly every character is a segment.
+never in one symbol, whatever merges happen on either side. Merges on one side of such a boundary do not change the possible
+merges on the other side, and the order of merging (best score, then leftmost) within a segment is the same with and without the
+rest of the text. So the text may be cut there. It need not be cut at every such boundary: between ASCII letters it never is, so
+that eight bytes are compared at once. Since pieces hold U+2581 at their start or in pure runs only, nearly all words are cut
+before the space; in Chinese nearly every character is a segment.
 """
 
 import numpy as np

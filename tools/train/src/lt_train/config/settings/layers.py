@@ -39,13 +39,14 @@ WITHOUT_EFFECT = {
 }
 
 # The one table of --help and of the reference for the options that choose an implementation. Each help says when to set it.
+# --transformer-impl is hidden: lt-train's layers compute every run, so it chooses nothing.
 _IMPLEMENTATION_OPTIONS = console.section(
     "Implementations",
     click.option(
         "--transformer-impl",
         type=click.Choice(IMPLEMENTATIONS),
         default=AUTO,
-        help="Accept Megatron-LM's choice of layers. No effect: lt-train's layers compute every run. Never needs to be set.",
+        hidden=True,
     ),
     click.option(
         "--kernels",

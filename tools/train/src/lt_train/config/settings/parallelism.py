@@ -19,7 +19,7 @@ MANUAL, AUTO = "manual", "auto"
 ONE_F_ONE_B, ZERO_BUBBLE = "1f1b", "zero-bubble"
 # A vocabulary is padded to a multiple of this many columns for each tensor-parallel rank.
 VOCABULARY_MULTIPLE = 128
-# The largest NVLink domain (NVL72). Ranks beyond it cannot share a layer at NVLink speed.
+# The GPUs of the largest node or rack: more ranks do not share a layer.
 MOST_TENSOR_PARALLEL = 72
 
 OPTIONS = console.section(
@@ -257,7 +257,7 @@ def check(parallel: Parallelism, model: Architecture, seq_length: int) -> Iterat
     if parallel.tensor_overlap and not parallel.sequence:
         yield BadConfig("--tp-comm-overlap needs sequence parallelism", "add --sequence-parallel")
     if parallel.pipeline > 1 and model.mtp_num_layers and model.tie_embeddings:
-        # Three layers on two stages then share the embedding, and the pipeline sums its gradient differently than one rank does.
+        # Three layers on two stages then share the embedding, and its gradient in a pipeline is not the gradient on one rank.
         yield BadConfig(
             "multi-token prediction with tied embeddings has other gradients in a pipeline",
             "drop --pipeline-model-parallel-size, or add --untie-embeddings-and-output-weights or --mtp-num-layers 0",
@@ -301,7 +301,7 @@ def _check_stages(parallel: Parallelism, layers: int) -> Iterator[ToolError]:
 def _check_sequence(parallel: Parallelism, seq_length: int) -> Iterator[ToolError]:
     """Yield BadConfig if context and sequence parallelism do not divide a sample.
 
-    Each context-parallel rank computes two chunks of a sample, so that causal attention is balanced.
+    Each context-parallel rank computes two chunks of a sample, and sequence parallelism splits the chunks again.
     """
     pieces = 2 * parallel.context if parallel.context > 1 else 1
     if seq_length % pieces:

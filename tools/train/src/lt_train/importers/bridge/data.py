@@ -1,4 +1,4 @@
-"""Megatron-Bridge's dataset: which files, in which order, and what of their vocabulary the model has."""
+"""Megatron-Bridge's dataset: its files, the order of the samples, and the vocabulary."""
 
 from typing import Any
 

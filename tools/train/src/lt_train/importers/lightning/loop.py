@@ -1,6 +1,6 @@
 """How long Lightning's trainer trains and when it evaluates.
 
-Lightning reads a whole number as a count of batches, and a number with a point as a share: 1.0 is all of them, 0.0 none.
+Lightning reads an integer as a count of batches, and a float as a share: 1.0 is every batch, 0.0 none.
 """
 
 import re
@@ -16,7 +16,7 @@ DURATION = re.compile(r"(\d+):(\d+):(\d+):(\d+)")
 
 
 def validation(ledger: Ledger) -> None:
-    """Without a limit or an interval Lightning takes 1.0: all batches, at the end of each epoch."""
+    """Carry over the validation. Without a limit or an interval Lightning takes 1.0: all batches, at the end of each epoch."""
     limit, interval = ledger.take(LIMIT), ledger.take(INTERVAL)
     if ledger.get("eval_iters") == 0:
         for key, value in ((LIMIT, limit), (INTERVAL, interval)):

@@ -1,6 +1,6 @@
-"""How first weights are drawn: otherwise it is another run, unless the weights of a checkpoint take their place.
+"""The initialization of the weights: another one makes another run, unless a checkpoint replaces the weights.
 
-Megatron-LM's options other than --init-method-std, and what the importers of other trainers share.
+Megatron-LM's options other than --init-method-std, and the rules that the importers of other trainers share.
 """
 
 from lt_train.importers.effects import Effect

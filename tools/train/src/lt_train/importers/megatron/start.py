@@ -121,7 +121,7 @@ def _at_loading(ledger: Ledger, begin: Start) -> None:
 
 
 def row_at_loading(name: str, begin: Start) -> Row:
-    """What the loss of an option that is read beside a checkpoint changes."""
+    """Return the row of an option that Megatron reads beside a checkpoint."""
     row = AT_LOADING[name]
     if begin is Start.NONE:
         return Row(Effect.NONE, WITHOUT_LOAD)

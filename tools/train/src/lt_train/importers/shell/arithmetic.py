@@ -47,9 +47,9 @@ class Unknown(Exception):
 
 
 def evaluate(text: str, read: Callable[[str], str | None], assign: Callable[[str, str], None], depth: int = 0) -> int:
-    """The value of an expression; `read` gives a variable's text, None where it is not known.
+    """Evaluate an expression; `read` gives a variable's text, or None if it is unknown.
 
-    Raises Unknown, and ValueError for what is no expression.
+    Raises Unknown for an unknown variable, and ValueError for a malformed expression.
     """
     if depth > DEEPEST or len(text) > LONGEST:
         raise ValueError("arithmetic too deep to follow")

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 @dataclasses.dataclass(frozen=True)
 class ShellCommand:
-    """Its words, variables replaced where they are known, and the line on which it begins.
+    """A command: its words with known variables replaced, and its first line.
 
     `conditional` are the variables whose value depends on a condition, with the words that they may have; `causes` the variables
-    that decide it, `around` those that decide whether the command is run. `sourced` are the files from which the script has
-    variables. Of one with `is_text` the script only writes the command, into a here-document.
+    in that condition, `around` the variables that decide whether the command is run. `sourced` are the files that set variables
+    of the script. With `is_text` the script only writes the command into a here-document.
     """
 
     words: list[str]

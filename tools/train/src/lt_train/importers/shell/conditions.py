@@ -1,4 +1,4 @@
-"""Whether a test holds, where it needs nothing but values that are known."""
+"""Evaluate tests of a shell script whose values are known."""
 
 import fnmatch
 import operator

@@ -1,6 +1,6 @@
-"""What a word of a shell script expands to: quotes, variables, substitutions and arithmetic, as bash does it.
+"""Expand a word of a shell script as bash does: quotes, variables, substitutions and arithmetic.
 
-What a command prints is not known, but for `echo`, `expr`, `printf` of a plain text, and `bc` of whole numbers.
+The output of a command is unknown, except for `echo`, `expr`, `printf` with a plain text, and `bc` with whole numbers.
 """
 
 import fnmatch
@@ -29,7 +29,7 @@ DEEPEST = 30
 
 
 class Expansion:
-    """Words in the light of `variables`; `output` gives what a command prints, None where that is not known."""
+    """Expands words with `variables`; `output` returns the output of a command, or None if it is unknown."""
 
     def __init__(self, variables: Variables, output: Callable[[str], str | None]):
         self._variables = variables
@@ -119,7 +119,7 @@ class Expansion:
             fields.split(value)
 
     def _value(self, piece: str) -> tuple[Value, bool]:
-        """What a dollar sign or a backquote stands for, and whether it is all of a list."""
+        """Return the value behind a dollar sign or a backquote, and whether it is a whole list."""
         if piece.startswith("$((") and piece.endswith("))"):
             return self.arithmetic(piece[3:-2]), False
         if piece.startswith("$("):
@@ -191,7 +191,7 @@ class Expansion:
         sliced = SLICE.fullmatch(operation)
         try:
             if sliced and isinstance(value, list):
-                # The first of the arguments is the second of all: before them stands the program.
+                # The program is element 0, so the first argument is element 1.
                 return self._slice([unknown("$0"), *value] if name in ALL else value, sliced)
             changed = ["".join(self._slice(entry, sliced)) if sliced else self._edited(entry, operation) for entry in entries]
         except (ValueError, arithmetic.Unknown):
@@ -226,7 +226,7 @@ class Expansion:
         return found
 
     def _edited(self, value: str, operation: str) -> str:
-        """Without what a pattern matches at an end, with it replaced, or in other case."""
+        """Remove the match of a pattern at an end, replace it, or change the case."""
         if operation in CASES:
             return CASES[operation](value)
         if len(value) > LONGEST_MATCHED:

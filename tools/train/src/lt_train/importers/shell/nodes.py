@@ -11,7 +11,7 @@ class HereDocument:
 
 @dataclasses.dataclass
 class Simple:
-    """One command: words as they are written, assignments among them."""
+    """One command: its unexpanded words, including assignments."""
 
     words: list[str]
     line: int

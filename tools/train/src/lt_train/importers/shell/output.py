@@ -1,4 +1,4 @@
-"""What a command in a substitution prints, for the few whose output follows from their words."""
+"""The output of the few commands in substitutions that depend on their words alone."""
 
 import re
 from collections.abc import Sequence

@@ -1,9 +1,9 @@
-"""What a shell script says without being run: the commands that a run may start, each with its words.
+"""Read a shell script without running it: the commands that a run may start, each with its words.
 
 Scripts around Megatron-LM keep its options in variables: `: "${NUM_LAYERS:=36}"`, `ARGS=(--num-layers $NUM_LAYERS)`, then
-`pretrain_gpt.py "${ARGS[@]}"`. Assignments, arithmetic, functions, loops and conditions are followed where the values are known;
-of a condition that is not, both branches. Commands in the text of another one (`bash -c "..."`) are followed as a script of their
-own. No command is run, so what it prints, and what a sourced file sets, is not known.
+`pretrain_gpt.py "${ARGS[@]}"`. Assignments, arithmetic, functions, loops and conditions are followed if their values are known;
+of an unknown condition, both branches are followed. Commands in a text (`bash -c "..."`) are followed as a separate script. No
+command is run, so its output, and the variables of a sourced file, are unknown.
 """
 
 import dataclasses
@@ -56,7 +56,7 @@ def commands(text: str, given: Mapping[str, str] | None = None) -> list[ShellCom
 
 
 class _Script:
-    """`status` of what is run is None where a run decides it; `causes` are the variables that the last such test needs."""
+    """`status` of the last command is None if only a run decides it; `causes` are the variables in the last such test."""
 
     def __init__(self, variables: Variables):
         self.found: list[ShellCommand] = []
@@ -110,14 +110,14 @@ class _Script:
                 return True
 
     def _apart(self, nodes: Iterable[Node]) -> bool | None:
-        """In a subshell, of which no variable remains."""
+        """Run `nodes` in a subshell: its variables are lost."""
         before, self._variables = self._variables, self._variables.copy()
         status = self.run(nodes)
         self._variables = before
         return status
 
     def _branch(self, nodes: Iterable[Node], causes: Sequence[str]) -> Variables:
-        """What the variables would be behind `nodes`."""
+        """Return the variables after `nodes`."""
         before, self._variables = self._variables, self._variables.copy()
         around, self._around = self._around, [*self._around, *causes]
         self._branches += 1
@@ -183,7 +183,7 @@ class _Script:
         return True
 
     def _while(self, node: While) -> bool | None:
-        """A script is read as it is called without arguments, so a loop over them has no rounds."""
+        """Follow a loop. The script has no arguments, so a loop over them has no rounds."""
         for _ in range(MOST_ROUNDS * 4):
             self._causes = []
             self._variables.values["#"] = str(len(self._variables.arguments))
@@ -208,7 +208,7 @@ class _Script:
         return True
 
     def _pattern(self, source: str) -> str:
-        """What is quoted stands for itself."""
+        """Return a glob pattern; quoted characters match themselves."""
         text = self._expansion.text(source)
         return re.sub(r"([*?[])", r"[\1]", text) if source[:1] in "'\"\\" and source else text
 

@@ -30,7 +30,7 @@ BLANK = re.compile(r"(?:[ \t]|\\\n)+")
 REDIRECTION = re.compile(r"(?:\d*|\{\w+\})(?P<sign><<<|<<-?|<>|>>|>&|<&|>\||>|<)(?!\()|(?P<both>&>>?)")
 FUNCTION = re.compile(r"(?:function[ \t]+([\w:.-]+)[ \t]*(?:\([ \t]*\))?|([\w:.-]+)[ \t]*\([ \t]*\))\s*(?=[{(])")
 ARRAY_AHEAD = re.compile(rf"{NAME}(\[[^\]]*\])?\+?=$")
-# What a template leaves for its reader to fill in: DATA=<PATH TO THE DATA>.
+# A placeholder that a template leaves for its reader: DATA=<PATH TO THE DATA>.
 PLACEHOLDER = re.compile(r"<[A-Za-z](?:[\w ./-]{0,80}[\w./-])?>(?![>(])")
 RESERVED = frozenset(("then", "else", "elif", "fi", "do", "done", "esac", "}"))
 QUOTING = "\\'\"`$" + OPENING
@@ -39,7 +39,7 @@ DEEPEST = 60
 
 
 def parse(text: str) -> list[Node]:
-    """The commands of a script. Raises ValueError with the line of what is left open or out of place."""
+    """Parse the commands of a script. Raises ValueError with the line of an open or misplaced word."""
     parser = _Parser(text)
     found = parser.commands()
     if parser.position < len(text):
@@ -132,7 +132,7 @@ class _Parser:
             raise self.error(f"{name} is missing before {self.ahead()}")
 
     def commands(self) -> list[Node]:
-        """Up to a word that closes what is around them."""
+        """Parse commands up to the word that closes the block."""
         self._depth += 1
         if self._depth > DEEPEST:
             raise self.error("nested too deeply")

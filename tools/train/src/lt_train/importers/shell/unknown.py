@@ -24,7 +24,7 @@ def is_known(text: str) -> bool:
 
 
 def is_nameless(text: str) -> bool:
-    """Whether the whole of `text` has no name to ask for, as what a command prints."""
+    """Return whether `text` is an unknown value without a name, such as the output of a command."""
     found = PART.fullmatch(text)
     return found is not None and (COMMAND.search(found[1]) is not None or not variables_in(found[1]))
 

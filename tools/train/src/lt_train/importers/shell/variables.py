@@ -1,7 +1,7 @@
-"""The variables of a script that is followed, and what becomes of those that a condition decides.
+"""The variables of a script, also if an unknown condition decides their values.
 
-Where both branches of a condition may be taken, each is followed on a copy, and what differs then is not known: the variable
-stands for itself, beside the words that it may have. The environment is not looked at: a script is translated alike everywhere.
+If a run may take either branch of a condition, each branch is followed on a copy, and a variable with two values is unknown: it
+stands for itself, beside the words that it may have. The environment is not read: a script is translated alike everywhere.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ Value = str | list[str]
 
 
 def words_in(value: Value) -> list[str]:
-    """The words of an unquoted variable; a part that is not known is in one of them, spaces and all."""
+    """Split an unquoted variable into words; an unknown part stays within one word, with its spaces."""
     if isinstance(value, list):
         return [word for entry in value for word in words_in(entry)]
     words: list[str] = []
@@ -51,7 +51,10 @@ def split_outside(value: str) -> list[str]:
 
 @dataclasses.dataclass
 class Variables:
-    """Those in `given` stay as they are. `choices` are the words that a variable may have, `causes` the variables that decide."""
+    """The variables; assignments do not change `given`.
+
+    `choices` has a variable's possible words, `causes` what they depend on.
+    """
 
     given: frozenset[str]
     values: dict[str, Value]
@@ -75,7 +78,7 @@ class Variables:
         return self.values.get(name)
 
     def assign(self, name: str, value: Value) -> None:
-        """A secret stays behind the name of its variable, and so does what a command prints."""
+        """Assign a value. A secret and the output of a command stay behind the name of the variable."""
         if name in self.given:
             return
         has_no_name = isinstance(value, str) and is_nameless(value)
@@ -90,7 +93,7 @@ class Variables:
             self.values.pop(name, None)
 
     def merge(self, branches: Sequence["Variables"], causes: Sequence[str]) -> None:
-        """Take on what `branches` came to, one of which is taken."""
+        """Merge the variables of `branches`, if a run takes exactly one branch."""
         living = [branch for branch in branches if not branch.is_left]
         if not living:
             self.is_left = True
@@ -129,5 +132,5 @@ class Variables:
 
 
 def names_behind(words: Sequence[str]) -> list[str]:
-    """The variables on which words depend that are not known."""
+    """Return the unknown variables in `words`."""
     return list(dict.fromkeys(name for word in words if not is_known(word) for name in unknown_variables(word)))

@@ -1,4 +1,4 @@
-"""Rows of a trainer's options: what the loss of an option changes, and why."""
+"""Rows of a trainer's options: the effect of losing an option, with the reason."""
 
 import dataclasses
 import functools

@@ -11,7 +11,7 @@ import time
 
 from lt_shared.console import Unavailable
 
-# A launcher starts the processes of one machine at the same time, and Python takes a second.
+# A launcher starts the processes of a machine at the same time, and Python takes a second.
 WAIT_SECONDS = 60.0
 POLL_SECONDS = 0.1
 SHOWN = 16
