@@ -39,6 +39,8 @@ def small_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def staging() -> Iterator[LateStaging]:
+    # A writer that an earlier test of this process has left would have that test's environment, without these credentials.
+    writer_process.stop()
     staging = LateStaging()
     yield staging
     writer_process.stop()

@@ -1,4 +1,4 @@
-"""`lt-train help`: a part of the long help, by the name of its section or of options."""
+"""`lt-train help`: show one section of the long help, or the options whose names contain a word."""
 
 import difflib
 import re
@@ -16,7 +16,7 @@ lt-train help lr
 
 
 def _complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    return [word for word in _words_to_ask_for() if word.startswith(incomplete.lower())]
+    return [word for word in _searchable_words() if word.startswith(incomplete.lower())]
 
 
 @click.command("help", cls=console.Command, examples=EXAMPLES, context_settings={"ignore_unknown_options": True})
@@ -31,46 +31,46 @@ def command(words: tuple[str, ...]) -> None:
     sections = console.option_sections(context)
     if not words:
         with formatter.section("Sections"):
-            formatter.write_dl([(title, _listed(list(options))) for title, options in sections.items()])
+            formatter.write_dl([(title, _summarize(list(options))) for title, options in sections.items()])
         formatter.write_paragraph()
         formatter.write_text("lt-train help SECTION shows one, lt-train --help all of them.")
     else:
-        found = _matching(" ".join(words), sections)
-        for title, options in found.items():
+        matching = _matching(" ".join(words), sections)
+        for title, options in matching.items():
             with formatter.section(title):
                 formatter.write_dl([record for option in options if (record := option.get_help_record(context))])
     click.echo(formatter.getvalue().strip("\n"))
 
 
 def _matching(words: str, sections: dict[str, list[click.Option]]) -> dict[str, list[click.Option]]:
-    """The section that is called so, else the options that are. Raises UsageError when neither is."""
-    wanted = words.strip("-").lower()
-    if titles := [title for title in sections if f" {title}".lower().find(f" {wanted}") >= 0]:
+    """Return the sections whose title matches `words`, otherwise the options. Raises UsageError if neither match."""
+    query = words.strip("-").lower()
+    if titles := [title for title in sections if f" {title}".lower().find(f" {query}") >= 0]:
         return {title: sections[title] for title in titles}
-    named = {title: [one for one in options if _is_called(one, wanted)] for title, options in sections.items()}
-    found = {title: options for title, options in named.items() if options}
-    if not found and words.startswith("-"):
+    options_by_section = {title: [one for one in options if _has_name_part(one, query)] for title, options in sections.items()}
+    matching = {title: options for title, options in options_by_section.items() if options}
+    if not matching and words.startswith("-"):
         raise click.NoSuchOption(words, ctx=click.get_current_context())
-    if not found:
-        nearest = difflib.get_close_matches(wanted, _words_to_ask_for(), 1)
+    if not matching:
+        nearest = difflib.get_close_matches(query, _searchable_words(), 1)
         hint = f"did you mean {nearest[0]}?" if nearest else f"sections: {', '.join(sections)}"
         raise UsageError(f"{words}: neither a section nor an option", hint)
-    return found
+    return matching
 
 
-def _words_to_ask_for() -> list[str]:
-    """The words of the sections' titles, and the names of options without dashes."""
+def _searchable_words() -> list[str]:
+    """List the words of the section titles, and the option names without leading dashes."""
     sections = console.option_sections(click.Context(schema()))
     titles = [word for title in sections for word in re.findall(r"\w{3,}", title.lower())]
     names = [spelling.strip("-") for options in sections.values() for one in options for spelling in one.opts]
     return sorted({*titles, *names})
 
 
-def _is_called(option: click.Option, wanted: str) -> bool:
-    return any(f"-{wanted}-" in f"{spelling}-" for spelling in option.opts)
+def _has_name_part(option: click.Option, query: str) -> bool:
+    return any(f"-{query}-" in f"{spelling}-" for spelling in option.opts)
 
 
-def _listed(options: list[click.Option]) -> str:
-    """The first names, and how many more there are."""
+def _summarize(options: list[click.Option]) -> str:
+    """Return the first three option names and the number of the others."""
     names = [option.opts[0] for option in options[:3]]
     return ", ".join(names) + (f" and {len(options) - 3} more" if len(options) > 3 else "")

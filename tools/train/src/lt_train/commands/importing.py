@@ -1,4 +1,4 @@
-"""`lt-train import`: another trainer's configuration as a file for --config."""
+"""`lt-train import`: translate another trainer's configuration into a file for --config."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from lt_shared.models.architecture import Architecture
     from lt_train.importers.ledger import Dropped, Translation
 
-# Keys of one section with the same reason: more than this share a line, so that important keys stay visible.
+# More dropped keys than this with the same section and reason are reported in one line, so that the other lines stand out.
 MOST_ALIKE = 3
 PARTIAL = "--partial writes it nevertheless"
 
@@ -26,20 +26,21 @@ lt-train import -- torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 36 -
 
 @click.command("import", cls=console.Command, examples=EXAMPLES)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of TOML.")
-@click.option("--partial", is_flag=True, help="Write what was carried over, even if that is another model, or none.")
+@click.option("--partial", is_flag=True, help="Write the options even if they describe another model, or no model.")
+# click derives LT_TRAIN_IMPORT_GIVEN from the name of this parameter, so renaming it would rename an environment variable.
 @click.option(
-    "--set", "given", metavar="NAME=VALUE", multiple=True, help="A key of FILE, or a variable of the script. Repeatable."
+    "--set", "given", metavar="NAME=VALUE", multiple=True, help="Set a key of FILE or a variable of the script. Repeatable."
 )
 @click.argument("source", nargs=-1, type=click.UNPROCESSED, metavar="FILE | -- COMMAND LINE")
 def command(as_json: bool, partial: bool, given: tuple[str, ...], source: tuple[str, ...]) -> Any:
     """Turn another trainer's configuration into one for --config.
 
-    FILE is a TorchTitan TOML, a HyperPod recipe or NeMo YAML, Megatron-Bridge's run_config.yaml, or a script or a manifest of
-    Kubernetes that starts pretrain_gpt.py. The options go to standard output as TOML, and what is not carried over to standard
-    error, with the reason.
-    Exit code 65, and no output, when the model would be another one, when there is none in the file, when the run would begin
-    from other weights or another step or have another optimizer, when only a run of the script knows a value that decides the
-    model, the start, the batches, the schedule or the layout, or when lt-train would refuse the result.
+    FILE is a TorchTitan TOML, a HyperPod recipe or NeMo YAML, Megatron-Bridge's run_config.yaml, or a script or Kubernetes
+    manifest that starts pretrain_gpt.py. The options go to standard output as TOML. Dropped keys go to standard error, each with
+    its reason.
+    The command prints no options and exits with 65 if FILE has no model, if the result would be another model, if the run would
+    start from other weights or another step or use another optimizer, if only a run of the script would show a value that decides
+    the model, the start, the batches, the schedule or the layout, or if lt-train would refuse the result.
     """
     from lt_train.importers import source as sources
 
@@ -48,12 +49,12 @@ def command(as_json: bool, partial: bool, given: tuple[str, ...], source: tuple[
             "no FILE and no command line", "lt-train import FILE, or lt-train import -- torchrun ... pretrain_gpt.py ..."
         )
     if len(source) == 1:
-        translation = sources.translate_file(source[0], _assignments(given))
+        translation = sources.translate_file(source[0], _parse_overrides(given))
     elif given:
         raise UsageError("--set is for a FILE", "write the values into the command line")
     else:
         translation = sources.translate_command(source)
-    _tell_losses(translation)
+    _report_dropped(translation)
     problem = _model_problem(translation, source[0] if len(source) == 1 else "")
     if problem and not partial:
         raise problem
@@ -65,80 +66,82 @@ def command(as_json: bool, partial: bool, given: tuple[str, ...], source: tuple[
         click.echo(translation.toml(), nl=False)
 
 
-def _assignments(given: tuple[str, ...]) -> dict[str, str]:
-    for entry in given:
+def _parse_overrides(entries: tuple[str, ...]) -> dict[str, str]:
+    for entry in entries:
         if not entry.partition("=")[0] or "=" not in entry:
             raise UsageError(f"--set {entry}: expected NAME=VALUE, e.g. TENSOR_PARALLEL=4")
-    return dict(entry.split("=", 1) for entry in given)
+    return dict(entry.split("=", 1) for entry in entries)
 
 
-def _tell_losses(translation: "Translation") -> None:
-    """Those that matter in a line each, the others by their names, or with -v likewise."""
+def _report_dropped(translation: "Translation") -> None:
+    """Report each dropped key that changes the model, the run or the result, and only the number of other keys without -v."""
     from lt_train.importers.effects import Effect
 
     more = "" if console.verbosity() == console.Verbosity.VERBOSE else "; -v lists them"
     for effect in Effect:
         lost = translation.lost(effect)
         matters = effect in (Effect.MODEL, Effect.RUN, Effect.RESULT)
-        for entries in _alike(lost):
+        for entries in _group_by_reason(lost):
             together = matters and len(entries) > MOST_ALIKE
             if together:
                 section = entries[0].key.rpartition(".")[0]
                 console.note(f"not carried over, changes {effect}: {section}, {len(entries)} keys: {entries[0].reason}{more}")
             for entry in entries:
                 value = entry.value.replace("\n", "\\n") if isinstance(entry.value, str) else entry.value
-                tell = console.note if matters and not together else console.detail
-                tell(f"not carried over, changes {effect}: {entry.key} = {value}: {entry.reason}")
+                report = console.note if matters and not together else console.detail
+                report(f"not carried over, changes {effect}: {entry.key} = {value}: {entry.reason}")
         if lost and not matters:
             console.note(f"not carried over, changes {effect}: {len(lost)} keys{more}")
 
 
-def _alike(lost: "Sequence[Dropped]") -> "list[list[Dropped]]":
-    """Group keys of a section that are dropped for the same reason; other keys are alone."""
-    found: dict[tuple[str, str], list[Dropped]] = {}
+def _group_by_reason(lost: "Sequence[Dropped]") -> "list[list[Dropped]]":
+    """Group dropped keys by their subsection and reason. A key outside of a subsection is a group of its own."""
+    groups: dict[tuple[str, str], list[Dropped]] = {}
     for entry in lost:
         part = entry.key.rpartition(".")[0]
-        found.setdefault((part if "." in part else entry.key, entry.reason), []).append(entry)
-    return list(found.values())
+        groups.setdefault((part if "." in part else entry.key, entry.reason), []).append(entry)
+    return list(groups.values())
 
 
 def _model_problem(translation: "Translation", path: str) -> ToolError | None:
-    """Return why the file would be no run, or would have another model; name the size of its model."""
+    """Return the error for a file that describes no run or would train another model. Otherwise report the model's size."""
     from lt_train.config.checks import problems
     from lt_train.importers import imported_run
     from lt_train.importers.effects import Effect
     from lt_train.importers.layer_style import BIASES
 
-    where = f"{path}: " if path else ""
+    location = f"{path}: " if path else ""
     if translation.unknown_variables:
         unknown = translation.unknown_variables
         named = [name for name in unknown if name.isidentifier() or name.isdigit()]
         remedy = (
             f"give it: {' '.join(f'--set {name}=VALUE' for name in named)}" if named else "pass the command line with its value"
         )
-        return BadData(f"{where}{', '.join(unknown)}: only a run of the script knows the value", remedy)
+        return BadData(f"{location}{', '.join(unknown)}: only a run of the script knows the value", remedy)
     if not {"model", "num_layers"} & translation.options.keys():
         return BadData(
-            f"{where}no model: neither its name nor its layers are known", "lt-train models lists the names of --model"
+            f"{location}no model: neither its name nor its layers are known", "lt-train models lists the names of --model"
         )
-    # Guides to Llama forget to leave biases out, and mean Llama.
+    # Guides to Llama often forget --disable-bias-linear, so dropped biases alone do not make another model.
     lost = ", ".join(entry.key for entry in translation.lost(Effect.MODEL) if entry.reason != BIASES)
     of_run = ", ".join(entry.key for entry in translation.lost(Effect.RUN))
     kind = "model" if lost else "run"
-    another = BadData(f"{where}another {kind} would result, without {lost or of_run}", PARTIAL) if lost or of_run else None
+    another = BadData(f"{location}another {kind} would result, without {lost or of_run}", PARTIAL) if lost or of_run else None
     try:
         config = imported_run.resolve(translation)
         refused = next(problems(config), None)
     except ToolError as error:
-        return another or BadData(f"{where}lt-train refuses the result: {error}", error.hint)
+        return another or BadData(f"{location}lt-train refuses the result: {error}", error.hint)
     if refused:
-        return another or BadData(f"{where}lt-train refuses the result: {refused}", refused.hint)
-    console.note(_size(config.architecture, imported_run.stated_size(path.rpartition("/")[2], *translation.names), translation))
+        return another or BadData(f"{location}lt-train refuses the result: {refused}", refused.hint)
+    console.note(
+        _describe_size(config.architecture, imported_run.stated_size(path.rpartition("/")[2], *translation.names), translation)
+    )
     return another
 
 
-def _size(model: "Architecture", stated: str | None, translation: "Translation") -> str:
-    beside = f"; the original says {stated}" if stated else ""
+def _describe_size(model: "Architecture", stated: str | None, translation: "Translation") -> str:
+    original_size = f"; the original says {stated}" if stated else ""
     is_known = {"vocab_size", "model"} & translation.options.keys()
     vocabulary = "" if is_known else f" with a vocabulary of {model.vocab_size:,}, which the data decides"
-    return f"the model has {model.parameters():,} parameters{vocabulary}{beside}"
+    return f"the model has {model.parameters():,} parameters{vocabulary}{original_size}"

@@ -1,4 +1,4 @@
-"""`lt-train plan` as a function, for notebooks and scripts, with the options and the checks of the command."""
+"""Call `lt-train plan` from notebooks and scripts. The function has the options and checks of the command."""
 
 import dataclasses
 import difflib
@@ -13,7 +13,7 @@ from lt_train.commands import plan_layout
 from lt_train.planner import layout_table
 
 Value = str | os.PathLike[str] | int | float | bool | list[int] | tuple[int, ...] | None
-NOT_TAKEN = ("as_json", "help", "quiet", "verbose")
+COMMAND_ONLY = ("as_json", "help", "quiet", "verbose")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,12 +30,12 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The layout for a model on a cluster, with the memory of a rank.
+    """The layout of a model on a cluster, and the memory of its ranks.
 
-    `fits` says whether the fullest rank has no more than `usable_bytes`. `rank_memory_bytes` is the memory of that rank:
-    `weights`, `gradients`, `optimizer`, `gathered` (layers that FSDP has at a time), `activations`, and their `total`;
-    `ranks_memory_bytes` has the total of a rank in each pipeline stage. `options` are the words to add to the command line of
-    `lt-train` for this layout. `record` is the object that `lt-train plan --json` prints.
+    `fits` says whether the rank with the most memory stays within `usable_bytes`. `rank_memory_bytes` lists the memory of that
+    rank: `weights`, `gradients`, `optimizer`, `gathered` (the layers that FSDP gathers at a time), `activations` and `total`.
+    `ranks_memory_bytes` has the total of one rank per pipeline stage. `options` are the options of `lt-train` that select this
+    layout. `record` is the object that `lt-train plan --json` prints.
     """
 
     layout: Layout
@@ -48,14 +48,14 @@ class Plan:
 
 
 def plan(*, model: str | os.PathLike[str] | None = None, gpu: str, nodes: int = 1, **options: Value) -> Plan:
-    """The best layout of a model on a cluster that need not be there, or whether one with sizes of its own fits.
+    """Choose the best layout of a model on a cluster, which need not exist, or check a layout that the options set.
 
-    `gpu` is a name as in `lt-train plan --help`. `options` are the others of that command, with underscores: `bf16=True`,
-    `seq_length=8192`, `global_batch_size=1024`, `tensor_model_parallel_size=4`. Where the command takes several values, give a
-    list. None and False leave an option out. The environment's (LT_TRAIN_SEQ_LENGTH) are not looked at.
+    `gpu` is a name from `lt-train plan --help`. `options` are the other options of the command, with underscores: `bf16=True`,
+    `seq_length=8192`, `global_batch_size=1024`, `tensor_model_parallel_size=4`. An option with several values takes a list. None
+    and False omit an option. Environment variables such as LT_TRAIN_SEQ_LENGTH are ignored.
 
-    What does not fit is no error: `fits` says so. Raises UsageError for an option that is not known or whose value cannot be,
-    BadConfig for a model that no layout divides among the ranks.
+    A layout that does not fit is no error: `fits` is False. Raises UsageError for an unknown option or an invalid value, and
+    BadConfig for a model that no layout can divide among the ranks.
     """
     words = [
         word for name, value in {"model": model, "gpu": gpu, "nodes": nodes, **options}.items() for word in _words(name, value)
@@ -63,11 +63,11 @@ def plan(*, model: str | os.PathLike[str] | None = None, gpu: str, nodes: int = 
     command = plan_layout.command
     try:
         with command.make_context("plan", words, auto_envvar_prefix=None) as context:
-            given = dict(context.params)
+            parameters = dict(context.params)
     except click.UsageError as error:
         raise UsageError(error.format_message()) from None
-    del given["as_json"]
-    record = layout_table.record(plan_layout.choose(given.pop("ranks"), given))
+    del parameters["as_json"]
+    record = layout_table.record(plan_layout.choose(parameters.pop("ranks"), parameters))
     return Plan(
         Layout(**{field.name: record[field.name] for field in dataclasses.fields(Layout)}),
         record["fits"],
@@ -80,7 +80,7 @@ def plan(*, model: str | os.PathLike[str] | None = None, gpu: str, nodes: int = 
 
 
 def _words(name: str, value: Value) -> list[str]:
-    """An option as on the command line; nothing for None and False."""
+    """Convert one option into command-line words, or into no words for None and False."""
     spellings = _options()
     if name not in spellings:
         near = difflib.get_close_matches(name, spellings, 1)
@@ -101,9 +101,9 @@ def _words(name: str, value: Value) -> list[str]:
 
 
 def _options() -> dict[str, tuple[str, click.Option]]:
-    """Return the flag and the option for each keyword."""
-    found: dict[str, tuple[str, click.Option]] = {}
+    """Map each keyword of `plan` to the flag and the option."""
+    option_by_name: dict[str, tuple[str, click.Option]] = {}
     for option in plan_layout.command.params:
-        if isinstance(option, click.Option) and option.name not in NOT_TAKEN:
-            found |= {flag[2:].replace("-", "_"): (flag, option) for flag in option.opts if flag.startswith("--")}
-    return found
+        if isinstance(option, click.Option) and option.name not in COMMAND_ONLY:
+            option_by_name |= {flag[2:].replace("-", "_"): (flag, option) for flag in option.opts if flag.startswith("--")}
+    return option_by_name

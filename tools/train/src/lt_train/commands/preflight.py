@@ -1,4 +1,4 @@
-"""`lt-train preflight`: everything that can be checked of a run before it starts."""
+"""`lt-train preflight`: check a run before it starts."""
 
 from typing import Any
 
@@ -60,6 +60,6 @@ def command(data: tuple[str, ...], network: bool, verify_data: bool, image: str 
         for check, reason in result.not_checked.items():
             note(f"not checked: {check}: {reason}")
         warnings = len(result.findings) - len(result.errors)
-        where = f" on {len(result.nodes)} nodes" if result.nodes else ""
-        note(f"{len(result.checked)} checks{where}: {len(result.errors)} error(s), {warnings} warning(s)")
+        location = f" on {len(result.nodes)} nodes" if result.nodes else ""
+        note(f"{len(result.checked)} checks{location}: {len(result.errors)} error(s), {warnings} warning(s)")
     return ExitCode.BAD_CONFIG if result.errors else ExitCode.OK

@@ -1,4 +1,4 @@
-"""`lt-train render`: job files for Slurm and Kubernetes on standard output."""
+"""`lt-train render`: print job files for Slurm and Kubernetes."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -23,12 +23,12 @@ K8S_EXAMPLES = """
 lt-train render k8s --image registry/lt --model llama3-8b --bf16 --parallel auto --save /fsx/run1 @/fsx/web | kubectl apply -f -
 """
 Function = Callable[..., Any]
-# An option that is not the job's is lt-train's, and is checked by lt-train.
+# Options that a job command does not have are parsed and checked as options of lt-train.
 PASSED_ON = {"ignore_unknown_options": True}
 
 
 class TrainingArguments(click.Argument):
-    """Options and data of lt-train, which click does not know here; completed like lt-train's own."""
+    """Options and data of lt-train. click does not parse them in this command, but completes them like lt-train."""
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
         from click.shell_completion import CompletionItem
@@ -44,15 +44,15 @@ class TrainingArguments(click.Argument):
 
 
 class JobCommand(console.Command):
-    """Completes the options of the job and, behind them, the options of lt-train."""
+    """Complete the options of the job and then the options of lt-train."""
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
         from lt_train.config.options import schema
 
-        found = super().shell_complete(ctx, incomplete)
-        own = {item.value for item in found}
+        job_items = super().shell_complete(ctx, incomplete)
+        job_values = {item.value for item in job_items}
         run = schema()
-        return found + [item for item in run.shell_complete(click.Context(run), incomplete) if item.value not in own]
+        return job_items + [item for item in run.shell_complete(click.Context(run), incomplete) if item.value not in job_values]
 
 
 def stages(function: Function) -> Function:
@@ -69,7 +69,7 @@ def stages(function: Function) -> Function:
 
 
 class Renderers(console.Group):
-    """Says which renderers there are when another one is asked for."""
+    """List the renderers in the error for an unknown one."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
@@ -82,7 +82,7 @@ class Renderers(console.Group):
 def command() -> None:
     """Print a job file for a scheduler; nothing is submitted.
 
-    All other options and the data belong to lt-train. They are checked, and stand in the job file.
+    Options that the job does not have, and data, are passed to lt-train. They are checked and written into the job file.
     """
 
 

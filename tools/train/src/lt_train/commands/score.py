@@ -74,12 +74,12 @@ def command(
     if (steps is None) == (samples is None):
         raise click.UsageError("Give --step or --samples.")
     attempts = run_order.read(run)
-    attempt, numbers = _of_samples(attempts, samples) if samples else _of_steps(attempts, steps or (1, 1))
+    attempt, numbers = _select_samples(attempts, samples) if samples else _select_steps(attempts, steps or (1, 1))
     step = steps[0] if steps else run_order.step_of(attempts, numbers.start)
     checkpoint_path = Path(checkpoint) if checkpoint else checkpoint_layout.newest_before(Path(run), step)
     if checkpoint_path is None:
         raise NoInput(f"{run}: no checkpoint was saved before step {step}", "--checkpoint names one")
-    parts = _parts(run, attempt, checkpoint_path, more, numbers)
+    parts = _scoring_configs(run, attempt, checkpoint_path, more, numbers)
     if len(parts) > 1 and rank_environment.find():
         ranges = ", ".join(f"{part.start}-{part.stop - 1}" for _, part in parts)
         raise BadConfig(
@@ -95,14 +95,14 @@ def command(
 
 def _check_options(more: Sequence[str]) -> None:
     """Raise NoSuchOption for an option that lt-train does not have."""
-    # Unknown options are arguments here; the first argument is RUN.
+    # click passes unknown options as arguments here, and the first becomes RUN.
     try:
         run_options.schema().make_context("lt-train", list(more))
     except click.NoSuchOption as error:
         raise click.NoSuchOption(error.option_name, possibilities=error.possibilities, ctx=click.get_current_context()) from None
 
 
-def _of_steps(attempts: "Sequence[AttemptOrder]", steps: tuple[int, int]) -> "tuple[AttemptOrder, range]":
+def _select_steps(attempts: "Sequence[AttemptOrder]", steps: tuple[int, int]) -> "tuple[AttemptOrder, range]":
     from lt_shared.data.sample_order import run_order, sample_losses
 
     if steps[0] < 1:
@@ -111,14 +111,14 @@ def _of_steps(attempts: "Sequence[AttemptOrder]", steps: tuple[int, int]) -> "tu
     return attempt, sample_losses.with_those_before(run_order.samples_of(attempts, *steps))
 
 
-def _of_samples(attempts: "Sequence[AttemptOrder]", samples: tuple[int, int]) -> "tuple[AttemptOrder, range]":
+def _select_samples(attempts: "Sequence[AttemptOrder]", samples: tuple[int, int]) -> "tuple[AttemptOrder, range]":
     attempt = next((one for one in reversed(attempts) if one.consumed_samples <= samples[0]), attempts[0])
     if samples[1] >= attempt.samples:
         raise BadData(f"sample {samples[1]}: the run has samples 0 to {attempt.samples - 1}")
     return attempt, range(samples[0], samples[1] + 1)
 
 
-def _parts(
+def _scoring_configs(
     run: str, attempt: "AttemptOrder", checkpoint: Path, more: Sequence[str], numbers: range
 ) -> list[tuple[RunConfig, range]]:
     """Return configurations that score the run's data with the weights of `checkpoint`, each with its range of samples.
@@ -133,7 +133,7 @@ def _parts(
     unused = {"data", "dry_run", "as_json"}
     options = {name: value for name, value in context.params.items() if name not in unused}
     datasets = tuple(_dataset(dataset) for dataset in attempt.datasets)
-    settled = {
+    scoring_options = {
         "save": None,
         "save_local": None,
         "save_local_interval": None,
@@ -156,10 +156,10 @@ def _parts(
         "max_restarts": 0,
     }
     if not attempt.phases:
-        return [(resolve_run_config(options | settled, datasets), numbers)]
+        return [(resolve_run_config(options | scoring_options, datasets), numbers)]
     parts: list[tuple[RunConfig, range]] = []
-    for phase, part in _of_phases(attempt, options, datasets, numbers):
-        config = resolve_run_config(options | settled | {"seq_length": phase.seq_length}, datasets)
+    for phase, part in _split_by_phase(attempt, options, datasets, numbers):
+        config = resolve_run_config(options | scoring_options | {"seq_length": phase.seq_length}, datasets)
         config = dataclasses.replace(config, architecture=phase.architecture)
         if parts and parts[-1][0] == config:
             parts[-1] = (config, range(parts[-1][1].start, part.stop))
@@ -175,7 +175,7 @@ def _dataset(dataset: "OrderedDataset") -> Dataset:
     return dataclasses.replace(head, weight=dataset.weight)
 
 
-def _of_phases(
+def _split_by_phase(
     attempt: "AttemptOrder", options: dict[str, Any], datasets: tuple[Dataset, ...], numbers: range
 ) -> Iterator[tuple[Phase, range]]:
     """Yield each phase with some of the samples, and their range. Raises BadConfig if the run had a different schedule."""

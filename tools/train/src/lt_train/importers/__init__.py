@@ -1,1 +1,1 @@
-"""Configurations of other trainers as options of lt-train; a key without a counterpart is listed with the reason."""
+"""Translate configurations of other trainers into options of lt-train. Keys without a counterpart are listed with a reason."""

@@ -1,8 +1,7 @@
-"""The effect of losing a key: another model, another run, another result, another speed, or nothing.
+"""Classify the effect of dropping a key: another model, another run, another result, another speed, or nothing.
 
-A key that no table in `upstream` and no section in this module names may change the result. A key below `model`, or an option
-of a Megatron command, changes the model if its name is a part of the network. Some values mean that a part is not used: losing
-them changes nothing.
+A key that neither the tables in `upstream` nor the patterns here name counts as changing the result. A key below `model`, or an
+option of a Megatron command, changes the model if its name is a part of the network. Values that switch a part off lose nothing.
 """
 
 import enum
@@ -11,17 +10,17 @@ from typing import Any
 
 
 class Effect(enum.StrEnum):
-    """From the worst to none."""
+    """The effect of dropping a key, from the worst to none."""
 
     MODEL = "the model"
-    # Its first weights or step, its optimizer, or whether it trains at all.
+    # The first weights or step, the optimizer, or whether the run trains at all.
     RUN = "the run"
     RESULT = "the result"
     SPEED = "speed"
     NONE = "nothing"
 
 
-# Values that switch a part off, or name what lt-train has in any case.
+# Values that switch a part off, or select the behavior that lt-train always has.
 NEUTRAL = {
     "activation": ("gelu",),
     "attention_type": ("multihead",),
@@ -60,19 +59,19 @@ MODEL_SECTIONS = re.compile(
     r"(recipes\.)?model\.(encoder|decoder|retro|hyena|mcore_customization_config|vision.*|mm_cfg|unet_config|first_stage_config|"
     r"cond_stage_config|language_model|moe|rope_scaling|mixed_attention|mamba)\."
 )
-OF_JOBS = re.compile(r"(recipes\.)?(run|git|cluster|hydra|env_vars|job|comm|launcher [^ ]*)(\..*)?")
+JOB_KEYS = re.compile(r"(recipes\.)?(run|git|cluster|hydra|env_vars|job|comm|launcher [^ ]*)(\..*)?")
 
 
 def is_of_model(name: str) -> bool:
-    """Whether a key of this name is of the network."""
+    """Whether a key with this name configures the network."""
     return MODEL.fullmatch(name) is not None
 
 
 def effect_of(key: str, value: Any) -> Effect:
-    """Return the effect of losing a key that no table names."""
+    """Return the effect of dropping a key that no table names."""
     name = key.rpartition(".")[2].lower().replace("-", "_")
     of_model = key.startswith(("model.", "recipes.model.")) or "." not in key
-    if value is None or value in NEUTRAL.get(name, ()) or OF_JOBS.fullmatch(key):
+    if value is None or value in NEUTRAL.get(name, ()) or JOB_KEYS.fullmatch(key):
         return Effect.NONE
     if (of_model and MODEL.fullmatch(name)) or MODEL_SECTIONS.match(key):
         return Effect.NONE if value in OFF else Effect.MODEL

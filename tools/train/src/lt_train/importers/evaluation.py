@@ -1,4 +1,4 @@
-"""When a trainer evaluates nothing: lt-train evaluates unless --eval-iters is 0."""
+"""Switch evaluation off if the trainer evaluates nothing, because lt-train evaluates unless --eval-iters is 0."""
 
 from lt_shared.console import BadConfig
 from lt_shared.data.sample_order.split import split_shares
@@ -6,8 +6,8 @@ from lt_train.importers.effects import Effect
 from lt_train.importers.ledger import Ledger
 
 
-def without_data(ledger: Ledger, key: str) -> None:
-    """Set --eval-iters 0 where the configuration has no validation data, whatever `key` says."""
+def switch_off_without_data(ledger: Ledger, key: str) -> None:
+    """Set --eval-iters 0 if the configuration has no validation data, even if `key` sets a number of iterations."""
     if ledger.get("eval_iters") != 0 and _has_no_data(ledger):
         if ledger.get("eval_iters"):
             ledger.drop_value(key, ledger.get("eval_iters"), "there is no validation data", Effect.NONE)
@@ -15,9 +15,9 @@ def without_data(ledger: Ledger, key: str) -> None:
 
 
 def switch_off(ledger: Ledger, *keys: str) -> None:
-    """Evaluate nothing."""
+    """Set --eval-iters 0, and mark `keys` as carried over by it."""
     ledger.set("eval_iters", 0, *keys)
-    ledger.leave_out("eval_interval")
+    ledger.withdraw("eval_interval")
 
 
 def _has_no_data(ledger: Ledger) -> bool:

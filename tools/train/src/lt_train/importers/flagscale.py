@@ -1,7 +1,7 @@
-"""FlagScale's YAML of a training: sections around options that have Megatron-LM's names.
+"""Translate FlagScale's training YAML: sections of options with Megatron-LM's names.
 
-FlagScale turns the YAML into Megatron-LM's command line, and this module reads it in the same way: a true switch is present, a
-false or empty value is absent.
+FlagScale turns the YAML into Megatron-LM's command line, and this module does the same: `true` becomes a switch, and a value
+that is false or empty is omitted.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from typing import Any
 from lt_shared.console import BadData
 from lt_train.importers.effects import Effect
 from lt_train.importers.ledger import Dropped, Translation
-from lt_train.importers.megatron_flags import decides
+from lt_train.importers.megatron_flags import decides_run
 from lt_train.importers.megatron_lm import translate as translate_words
 
 SOURCE = "FlagScale"
@@ -21,7 +21,7 @@ LAUNCHER = ("experiment", "action", "hydra", "defaults", "inference", "serve")
 OF_LAUNCHER = "a setting of the launcher: see lt-train render and --save"
 UNKNOWN = "not a section of a training"
 ENTRYPOINT = "experiment.task.entrypoint"
-# Numbers that choose no other model, batch, schedule or layout.
+# Options that change neither the model nor the batches, the schedule or the layout.
 NOT_NEEDED = ("split", "seed", "save_interval", "log_interval", "eval_interval", "eval_iters")
 OF_FLAGSCALE = (
     "system.tensor_model_parallel_size",
@@ -40,38 +40,41 @@ def is_training(values: Mapping[str, Any]) -> bool:
 
 
 def translate(values: Mapping[str, Any]) -> Translation:
-    """`values` are the keys with dots. Raises BadData for one that decides the run and stands in another file."""
+    """Translate `values`, whose keys are dotted paths.
+
+    Raises BadData if an option that decides the run refers to another file.
+    """
     words = ["pretrain_gpt.py"]
-    elsewhere: dict[str, Any] = {}
-    others: dict[str, Any] = {}
+    references: dict[str, Any] = {}
+    other_values: dict[str, Any] = {}
     for key, value in values.items():
-        section, _, rest = key.partition(".")
-        name = rest.rpartition(".")[2]
+        section, _, path = key.partition(".")
+        name = path.rpartition(".")[2]
         if section in SECTIONS and isinstance(value, str) and "${" in value:
-            elsewhere[key] = value
-        elif section in SECTIONS and rest:
+            references[key] = value
+        elif section in SECTIONS and path:
             words += _words(name, value)
         else:
-            others[key] = value
-    names = {key: key.rpartition(".")[2] for key in elsewhere}
-    deciding = {key for key, name in names.items() if decides(name, [""]) or name == "split"}
-    needed = [key for key in elsewhere if key in deciding and names[key] not in NOT_NEEDED]
-    if needed:
-        raise BadData(f"{', '.join(needed)}: another file has the value", " ".join(f"--set {key}=VALUE" for key in needed))
+            other_values[key] = value
+    names = {key: key.rpartition(".")[2] for key in references}
+    deciding = {key for key, name in names.items() if decides_run(name, [""]) or name == "split"}
+    missing = [key for key in references if key in deciding and names[key] not in NOT_NEEDED]
+    if missing:
+        raise BadData(f"{', '.join(missing)}: another file has the value", " ".join(f"--set {key}=VALUE" for key in missing))
     translation = translate_words(words, SOURCE)
-    left = [
+    dropped = [
         Dropped(key, value, "another file has the value: see --set", Effect.RESULT if key in deciding else Effect.NONE)
-        for key, value in elsewhere.items()
+        for key, value in references.items()
     ]
-    left += [
+    dropped += [
         Dropped(
             key, value, OF_LAUNCHER if _is_of_launcher(key) else UNKNOWN, Effect.NONE if _is_of_launcher(key) else Effect.RESULT
         )
-        for key, value in others.items()
+        for key, value in other_values.items()
         if key != ENTRYPOINT and value is not None
     ]
-    left.append(Dropped(ENTRYPOINT, "pretrain_gpt.py", "another file names the program; this one is taken", Effect.RESULT))
-    return dataclasses.replace(translation, dropped=(*translation.dropped, *left))
+    dropped.append(Dropped(ENTRYPOINT, "pretrain_gpt.py", "another file names the program; this one is taken", Effect.RESULT))
+    return dataclasses.replace(translation, dropped=(*translation.dropped, *dropped))
 
 
 def _words(name: str, value: Any) -> list[str]:

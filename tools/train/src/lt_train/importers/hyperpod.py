@@ -1,4 +1,4 @@
-"""Recipes of SageMaker HyperPod (YAML for Hydra), as they were until December 2025."""
+"""Translate recipes of SageMaker HyperPod (YAML for Hydra) in their format until December 2025."""
 
 import os
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ RENAMED = {
     "model.optim.weight_decay": "weight_decay",
     "model.optim.sched.min_lr": "min_lr",
 }
-# Keys of HyperPod's recipes alone, and of NeMo's models alone.
+# Keys that only HyperPod's recipes have, and keys that only NeMo's models have.
 OF_RECIPES = (
     *("use_smp_model", "cluster_type", "model.model_type", "model.train_batch_size"),
     *("model.tensor_model_parallel_degree", "model.num_hidden_layers", "run.model_type"),
@@ -52,7 +52,7 @@ OF_RECIPES = (
 OF_NEMO = {"model.encoder_seq_length", "model.micro_batch_size", "model.mcore_gpt", "model.megatron_amp_O2"}
 OF_CONFIG = "--model takes the config.json of Hugging Face that it names"
 DENSE, EXPERTS = ("llama", "mistral"), ("mixtral",)
-# The defaults in the adapter's schema (conf/config_schemas.py), for keys that a recipe leaves out.
+# Defaults in the adapter's schema (conf/config_schemas.py).
 DEFAULTS: Mapping[str, Any] = {
     "use_smp_model": True,
     "model.train_batch_size": 2,
@@ -89,7 +89,7 @@ def is_recipe(values: Mapping[str, Any]) -> bool:
 
 
 def translate(values: dict[str, Any]) -> Translation:
-    """`values` are the keys with dots, references resolved. Raises BadData for a model whose shape is not in the recipe."""
+    """Translate `values`, whose keys are dotted paths. Raises BadData if the recipe does not state the shape of the model."""
     values = {key.removeprefix("recipes."): value for key, value in values.items()}
     if str(values.get("run.model_type", "")).startswith("amazon.nova"):
         raise BadData("Amazon's Nova: its shape is not public", "lt-train models lists what --model knows")
@@ -124,14 +124,14 @@ def translate(values: dict[str, Any]) -> Translation:
     length(ledger)
     _start(ledger)
     for name in LAUNCHERS:
-        for key in [key for key in ledger.left() if key == name or (name.endswith(".") and key.startswith(name))]:
+        for key in [key for key in ledger.remaining_keys() if key == name or (name.endswith(".") and key.startswith(name))]:
             ledger.drop(key, LAUNCHER)
     drop_known(ledger)
     return ledger.close("not a key of a recipe")
 
 
 def _precision(ledger: Ledger) -> None:
-    """Recipes state it of the trainer and of the model, the second as a reference to the first."""
+    """Translate the precision. Recipes set trainer.precision, and model.precision as a reference to it."""
     of_model = ledger.take("model.precision")
     if ledger.peek("trainer.precision") is None:
         ledger.drop("trainer.precision", IS_OFF)
@@ -144,16 +144,16 @@ def _precision(ledger: Ledger) -> None:
 
 
 def _type(precision_of_lightning: Any) -> str:
-    """bf16-mixed and bf16 are one type."""
+    """Return the type without Lightning's suffix: bf16-mixed and bf16 are the same type."""
     return str(precision_of_lightning).lower().removesuffix("-mixed")
 
 
 def _evaluation(ledger: Ledger) -> None:
-    """A recipe evaluates with a directory of validation data alone; made-up data has one."""
+    """Translate evaluation. A recipe evaluates only with a directory of validation data; synthetic data includes one."""
     size = ledger.take("model.val_batch_size")
-    if "model.data.val_dir" in ledger.given() and not ledger.peek("model.data.val_dir") and not ledger.get("mock_data"):
+    if "model.data.val_dir" in ledger.original_values() and not ledger.peek("model.data.val_dir") and not ledger.get("mock_data"):
         evaluation.switch_off(ledger)
-    if LIMIT in ledger.given():
+    if LIMIT in ledger.original_values():
         validation(ledger)
     is_other = ledger.get("eval_iters") != 0 and size != ledger.get("micro_batch_size")
     reason = "lt-train evaluates with --micro-batch-size"
@@ -161,14 +161,14 @@ def _evaluation(ledger: Ledger) -> None:
 
 
 def _start(ledger: Ledger) -> None:
-    """Report a fine-tuning's start: it begins from Hugging Face weights and trains some or all of the weights."""
+    """Report fine-tuning, which starts from Hugging Face weights and trains some or all of them."""
     is_tuned = ledger.take("model.do_finetune")
     if is_tuned:
         ledger.drop_value("model.do_finetune", is_tuned, PRETRAINING, Effect.RUN)
     reason = START if is_tuned else "what the recipe leaves out of the model's shape is in the config.json that it names"
     ledger.drop("model.hf_model_name_or_path", reason, Effect.RUN if is_tuned else Effect.RESULT)
     if not ledger.peek("model.peft.peft_type"):
-        for key in [key for key in ledger.left() if key.startswith("model.peft.")]:
+        for key in [key for key in ledger.remaining_keys() if key.startswith("model.peft.")]:
             ledger.drop(key, "all weights are trained")
     decay = ledger.take("model.lr_decay_iters")
     effect = Effect.NONE if decay == ledger.get("train_iters") else Effect.RESULT
@@ -184,7 +184,7 @@ def _model(ledger: Ledger) -> None:
         ledger.drop_value("model.model_type", kind, UNKNOWN_EXPERTS, Effect.MODEL)
     window = ledger.take_number("model.sliding_window")
     if window:
-        # Hugging Face counts the token itself, Megatron those before it.
+        # Hugging Face's window includes the current token; Megatron's counts the tokens before it.
         ledger.carry_value("model.sliding_window", "window_size", f"{int(window) - 1},0")
     if ledger.has("model.num_hidden_layers"):
         for option, value in LLAMA.items():
@@ -205,7 +205,7 @@ def _model(ledger: Ledger) -> None:
 
 
 def _experts(ledger: Ledger) -> None:
-    """Carry over the experts. Without experts in the model, the keys have no effect."""
+    """Translate the settings of experts, or drop them if the model has no experts."""
     if not ledger.take("model.moe", False):
         for key in (*EXPERT_KEYS, "model.moe_load_balancing"):
             ledger.drop(key, "the model has no experts")
@@ -226,7 +226,7 @@ def _sharding(ledger: Ledger) -> None:
         machines = {key: ledger.take_number(key) for key in ("trainer.devices", "trainer.num_nodes")}
         for key, value in machines.items():
             ledger.drop_value(key, value, JOB)
-        # As integers, which have no largest one.
+        # Python integers cannot overflow, unlike floats.
         devices, nodes = (int(value or least) for value, least in zip(machines.values(), (0, 1), strict=True))
         data = devices * nodes // max(1, int(ledger.get("tensor_model_parallel_size") or 1))
         if strategy == "hybrid_shard" and degree and degree >= 1 and data > degree and data % degree == 0:

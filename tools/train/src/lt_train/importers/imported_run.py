@@ -1,6 +1,6 @@
-"""The run that an imported configuration describes, by lt-train's own checks, and how large its model is.
+"""Resolve an imported configuration with lt-train's checks, and read the model size from its name.
 
-It is checked on as few GPUs as its parallel sizes need; how many the other trainer had is not in its configuration.
+The checks assume the smallest number of GPUs that the parallel sizes need, because a configuration does not state the number.
 """
 
 import math
@@ -24,13 +24,13 @@ PARALLEL_SIZES = (
     "expert_model_parallel_size",
     "num_distributed_optimizer_instances",
 )
-# What names files of the other machine, or a length that follows from data.
+# Options that name files on the other machine, or a length that follows from data.
 OF_MACHINES = ("data_path", "train_data_path", "valid_data_path", "test_data_path", "split")
 STATED_SIZE = re.compile(r"(?<![a-z0-9.])(?:(\d+)x)?(\d+(?:\.\d+)?)([bm])(?![a-z0-9])")
 
 
 def resolve(translation: Translation) -> RunConfig:
-    """Resolve the written file as `lt-train --config` does. Raises ToolError if lt-train refuses it."""
+    """Resolve the translation like `lt-train --config` resolves the written file. Raises ToolError if lt-train rejects it."""
     left_out = OF_MACHINES if not translation.options.get("mock_data") else (*OF_MACHINES, "mock_data")
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory, "imported.toml")
@@ -46,9 +46,9 @@ def resolve(translation: Translation) -> RunConfig:
 
 
 def stated_size(*names: str) -> str | None:
-    """The size in the first name that has one: "8b" of "llama3_8b.yaml", "8x7b" of "mixtral_8x7b"."""
+    """Return the model size in the first name that has one: "8b" in "llama3_8b.yaml", "8x7b" in "mixtral_8x7b"."""
     for name in names:
-        found = STATED_SIZE.search(re.sub(r"[_\-/ ]", " ", name.lower()))
-        if found:
-            return found[0]
+        match = STATED_SIZE.search(re.sub(r"[_\-/ ]", " ", name.lower()))
+        if match:
+            return match[0]
     return None

@@ -1,4 +1,4 @@
-"""Megatron's layers where nothing is said: LayerNorm, GELU and biases, which lt-train has with learned positions alone."""
+"""Megatron's default layers: LayerNorm, GELU and biases. lt-train supports them with learned position embeddings only."""
 
 from collections.abc import Mapping
 
@@ -6,10 +6,10 @@ from lt_shared.models.rope_scaling import RopeScaling
 from lt_train.importers.effects import Effect
 from lt_train.importers.ledger import Ledger
 
-# megatron/core/fusions/fused_bias_gelu.py has the tanh approximation, torch.nn.functional.gelu the error function.
+# megatron/core/fusions/fused_bias_gelu.py approximates GELU by tanh; torch.nn.functional.gelu uses the error function.
 FUSED_GELU = "lt-train's GELU is Megatron's fused one, which approximates it by tanh"
 BIASES = "there are biases in linear layers then; lt-train's layers with rotary positions have none"
-# These two numbers mean no window.
+# This window size means full causal attention.
 EVERYTHING, SEES_EVERYTHING = "-1,-1", "attention sees all earlier tokens, as without it"
 ZERO_CENTERED = (
     "the norms' weights are stored less one: from first weights they learn alike but for rounding;"
@@ -23,7 +23,7 @@ INTERLEAVED = (
 INTERLEAVED_START = (
     "the checkpoint has the experts' gates in blocks between the values that they gate, lt-train has them in front"
 )
-# The reason in a run from first weights, and in one from a checkpoint.
+# Two reasons for each key: for a run from random weights, and for a run from a checkpoint.
 STORED_OTHERWISE = {
     "apply_layernorm_1p": (ZERO_CENTERED, ZERO_CENTERED_START),
     "layernorm_zero_centered_gamma": (ZERO_CENTERED, ZERO_CENTERED_START),
@@ -32,9 +32,9 @@ STORED_OTHERWISE = {
 
 
 def complete(ledger: Ledger, bias_key: str) -> None:
-    """Write out the trainer's defaults for a model with rotary positions, so that lt-train does not assume Llama's layers.
+    """Write Megatron's default layers into the options of a model with rotary positions, because lt-train defaults to Llama's.
 
-    Biases are reported as lost: guides to Llama leave out the switch for them, `bias_key`.
+    Biases are reported as dropped under `bias_key`, the switch that guides to Llama often forget.
     """
     if ledger.get("model") or ledger.get("position_embedding_type") != "rope":
         return
@@ -45,7 +45,7 @@ def complete(ledger: Ledger, bias_key: str) -> None:
 
 
 def drop_stored_otherwise(ledger: Ledger, section: str = "") -> None:
-    """Drop what says that weights are stored otherwise than lt-train's. Where a run begins is to be translated before."""
+    """Drop the keys that select another storage layout of weights. Translate --load first: the reason depends on it."""
     for name, (reason, reason_of_checkpoint) in STORED_OTHERWISE.items():
         key = section + name
         if ledger.peek(key) is False:
@@ -59,9 +59,9 @@ def drop_stored_otherwise(ledger: Ledger, section: str = "") -> None:
 
 
 def drop_scaling(ledger: Ledger, keys: Mapping[str, str], is_scaled: bool) -> None:
-    """Drop the numbers of Llama 3.1's rotary scaling that are constants in megatron-core. `keys` are by fields of RopeScaling.
+    """Drop the numbers of Llama 3.1's rotary scaling that are constants in megatron-core.
 
-    Another number is another model, if positions are scaled so.
+    `keys` maps fields of RopeScaling to keys. If positions are scaled, a number other than the constant changes the model.
     """
     for field, key in keys.items():
         constant = getattr(RopeScaling, field)

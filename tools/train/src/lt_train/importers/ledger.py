@@ -1,6 +1,6 @@
-"""The account of a foreign configuration: every key is carried over once, or dropped with a reason.
+"""Account for each key of another trainer's configuration: it is carried over once, or dropped with a reason.
 
-A key that a translation forgets is listed as unknown, so no key is lost silently.
+`Ledger.close` lists the keys that a translation forgot as unknown, so no key is lost silently.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from lt_train.importers.effects import Effect, effect_of
 from lt_train.importers.upstream.rows import Row, is_default
 
 MOST_KEYS = 10_000
-# Steps, sizes and seeds are 64-bit integers where they are used.
+# The trainer stores steps, sizes and seeds in 64-bit integers.
 LARGEST = 2**63 - 1
 HOLDS_SECRET = "it holds a secret: those come from the environment"
 NOT_SET = "it is not set"
@@ -43,10 +43,11 @@ class Dropped:
 
 @dataclasses.dataclass(frozen=True)
 class Translation:
-    """`options` by the names of lt-train's parameters. `defaults` names the options that follow from missing keys.
+    """A translated configuration. `options` maps names of lt-train's parameters to values.
 
-    `names` are the configuration's names for itself and its model. `unknown_variables` of a script are variables that an option
-    needs and that only a run of the script would set.
+    `defaults` names the options that follow from the other trainer's defaults instead of a key. `names` are the names that the
+    configuration gives to itself and its model. `unknown_variables` are the variables of a script that an option needs and
+    whose values only a run of the script would show.
     """
 
     source: str
@@ -57,14 +58,14 @@ class Translation:
     unknown_variables: tuple[str, ...] = ()
 
     def without(self, names: Collection[str]) -> "Translation":
-        """The same without some options."""
+        """Return a copy without the options `names`."""
         return dataclasses.replace(self, options={name: self.options[name] for name in self.options if name not in names})
 
     def lost(self, effect: Effect) -> list[Dropped]:
         return [entry for entry in self.dropped if entry.effect is effect]
 
     def toml(self) -> str:
-        """What --config reads."""
+        """Write the options as a TOML file for --config."""
         lines = [f"# from {self.source}"]
         for name, value in self.options.items():
             default = f"  # a default of {self.source}" if name in self.defaults else ""
@@ -72,7 +73,7 @@ class Translation:
         return "\n".join(lines) + "\n"
 
     def record(self) -> dict[str, Any]:
-        """The JSON object of `lt-train import --json`."""
+        """Return the JSON object that `lt-train import --json` prints."""
         return {
             "v": 1,
             "kind": "import",
@@ -88,12 +89,12 @@ def _literal(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, list):
         return f"[{', '.join(map(_literal, value))}]"
-    # TOML writes texts as JSON does, but for one control character.
+    # JSON strings are valid TOML strings, except that TOML forbids an unescaped DEL.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") if isinstance(value, str) else repr(value)
 
 
 class Ledger:
-    """Keys with dots, each to be taken once."""
+    """The dotted keys of a configuration. A translation takes or drops each key once."""
 
     def __init__(
         self,
@@ -103,60 +104,60 @@ class Ledger:
         row: Callable[[str], Row | None] = lambda key: None,
         defaults: Mapping[str, Any] = MappingProxyType({}),
     ):
-        """`written` has the names that keys have in the configuration, where those are others.
+        """`written` maps keys to the names in the configuration, if those differ.
 
-        `row` says of a key what its loss changes, `defaults` which values the trainer takes where nothing is said.
+        `row` returns the effect of dropping a key, and `defaults` are the trainer's default values.
         """
         self._row, self._upstream = row, defaults
         self.source = source
         self._written = written or {}
-        self._left = dict(values)
-        self._given = dict(values)
+        self._remaining = dict(values)
+        self._original = dict(values)
         self._carried: set[str] = set()
         self._options: dict[str, Any] = {}
         self._defaults: set[str] = set()
         self._dropped: list[Dropped] = []
 
     def has(self, key: str) -> bool:
-        return key in self._left
+        return key in self._remaining
 
     def peek(self, key: str) -> Any:
-        return self._left.get(key)
+        return self._remaining.get(key)
 
-    def given(self) -> Mapping[str, Any]:
-        """All keys with the values that they came with."""
-        return self._given
+    def original_values(self) -> Mapping[str, Any]:
+        """Return all keys with their original values, including keys that were taken or dropped."""
+        return self._original
 
-    def left(self) -> list[str]:
-        """The keys that were neither taken nor dropped yet."""
-        return list(self._left)
+    def remaining_keys(self) -> list[str]:
+        """List the keys that were neither taken nor dropped yet."""
+        return list(self._remaining)
 
-    def take(self, key: str, otherwise: Any = None) -> Any:
-        """The value, which the caller carries over or drops; if it does neither, `close` lists it."""
-        return number(self._left.pop(key, otherwise))
+    def take(self, key: str, default: Any = None) -> Any:
+        """Return the value of `key`, which the caller has to carry over or drop. Otherwise `close` lists the key."""
+        return number(self._remaining.pop(key, default))
 
     def take_number(self, key: str) -> Any:
-        """Return a number, None if the key is missing; a value of another type is dropped."""
+        """Take a number. Returns None if `key` is missing; drops a value that is not a finite number."""
         value = self.take(key)
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if value is None or is_number:
             return value
-        return self._not_taken(key, value, A_NUMBER)
+        return self._refuse(key, value, A_NUMBER)
 
-    def take_text(self, key: str, otherwise: str | None = None) -> Any:
-        """Return a text, `otherwise` if the key is missing; a value of another type is dropped."""
-        value = self._left.pop(key, None)
+    def take_text(self, key: str, default: str | None = None) -> Any:
+        """Take a text. Returns `default` if `key` is missing; drops a value that is not a text."""
+        value = self._remaining.pop(key, None)
         if value is None:
-            return otherwise
+            return default
         is_text = isinstance(value, str) and "\0" not in value
-        return value if is_text else self._not_taken(key, value, A_TEXT, otherwise)
+        return value if is_text else self._refuse(key, value, A_TEXT, default)
 
     def carry(self, key: str, option: str) -> None:
-        """Carry `key` over as `option`, if lt-train takes its value there; one that is not set is passed over."""
+        """Carry `key` over as `option`. A value that lt-train rejects is dropped; a key without a value is skipped."""
         self.carry_value(key, option, self.take(key))
 
     def carry_value(self, key: str, option: str, value: Any) -> None:
-        """The same for a value that was taken before."""
+        """Carry the value of `key` over, which the caller took before."""
         if value is None:
             return
         try:
@@ -165,12 +166,12 @@ class Ledger:
             self._drop(key, value, f"lt-train takes {expected(options()[option])} there", self.effect(key, value))
 
     def flag(self, key: str, option: str) -> None:
-        """Carry a switch over that is on."""
+        """Carry a switch over if it is on."""
         if self.take(key):
             self.set(option, True, key)
 
     def set(self, option: str, value: Any, *keys: str) -> None:
-        """`keys` are carried over by it."""
+        """Set `option`, and mark `keys` as carried over by it. A secret is dropped instead."""
         if credentials.holds(value):
             self._drop(keys[0] if keys else option, value, HOLDS_SECRET)
         else:
@@ -179,13 +180,13 @@ class Ledger:
         self._carried.update(keys)
 
     def default(self, option: str, value: Any, *keys: str) -> None:
-        """Set an option to the other trainer's default, or to the value that follows from `keys`."""
+        """Set `option` unless it is set. `value` is the other trainer's default if lt-train's differs, or follows from `keys`."""
         self._carried.update(keys)
         if option not in self._options:
             self._options[option] = value
             self._defaults.add(option)
 
-    def leave_out(self, option: str) -> None:
+    def withdraw(self, option: str) -> None:
         """Remove an option that was carried over."""
         self._options.pop(option, None)
 
@@ -193,62 +194,62 @@ class Ledger:
         return self._options.get(option)
 
     def drop(self, key: str, reason: str, effect: Effect = Effect.NONE) -> None:
-        """Drop a key; `reason` says why the run learns the same without it, or names its `effect`."""
-        if key in self._left:
-            self._drop(key, self._left.pop(key), reason, effect)
+        """Drop `key`. `reason` explains why dropping it changes nothing, or `effect` says what it changes."""
+        if key in self._remaining:
+            self._drop(key, self._remaining.pop(key), reason, effect)
 
     def effect(self, key: str, value: Any) -> Effect:
-        """Return the effect of losing `key`, by the trainer's tables or by the name of the key."""
+        """Return the effect of dropping `key`, from the trainer's table or from the name of the key."""
         row = self._row(key)
         return row.effect if row else effect_of(key, value)
 
     def upstream(self, key: str) -> Any:
-        """The value that the trainer takes where nothing is said; None where that is not known."""
+        """Return the trainer's default for `key`, or None if it is unknown."""
         return self._upstream.get(key)
 
     def is_default(self, key: str, value: Any) -> bool:
-        """Whether the trainer takes `value` where nothing is said."""
+        """Whether `value` is the trainer's default for `key`."""
         return key in self._upstream and is_default(value, self._upstream[key])
 
     def drop_known(self) -> None:
-        """Drop keys that have the trainer's own default, and keys that stand in its table."""
-        for key in self.left():
-            value, row = self._left[key], self._row(key)
+        """Drop the keys with the trainer's default value and the keys in the trainer's table."""
+        for key in self.remaining_keys():
+            value, row = self._remaining[key], self._row(key)
             if self.is_default(key, value):
                 self.drop(key, f"{self.source}'s default, as without it")
             elif row:
                 self.drop(key, row.reason, row.effect)
 
     def drop_value(self, key: str, value: Any, reason: str, effect: Effect | None = None) -> None:
-        """Drop a key that was taken before. `effect` says what that changes where the key's name does not."""
+        """Drop a key that was taken before. Without `effect`, the trainer's table or the name of the key sets the effect."""
         self._drop(key, value, reason, effect)
 
     def drop_all(self, reasons: Mapping[str, str]) -> None:
-        """Drop keys that change nothing, and with a name that ends in a dot all keys below it, which may change the run."""
+        """Drop the keys in `reasons`. A name that ends in a dot drops all keys below it, with the effects of those keys."""
         for name, reason in reasons.items():
             if name.endswith("."):
-                for key in [key for key in self._left if key.startswith(name)]:
-                    self._drop(key, self._left.pop(key), reason)
+                for key in [key for key in self._remaining if key.startswith(name)]:
+                    self._drop(key, self._remaining.pop(key), reason)
             else:
                 self.drop(name, reason)
 
     def close(self, unknown: str, unknown_variables: Collection[str] = ()) -> Translation:
-        for key, value in self._left.items():
+        for key, value in self._remaining.items():
             self._drop(key, value, "lt-train has no such setting" if key in self._upstream else unknown)
         listed = {entry.key for entry in self._dropped}
-        for key, value in self._given.items():
+        for key, value in self._original.items():
             if self._name(key) not in listed and key not in self._carried:
                 self._close_taken(key, value)
-        names = tuple(str(self._given[key]) for key in NAMING if isinstance(self._given.get(key), str | int | float))
+        names = tuple(str(self._original[key]) for key in NAMING if isinstance(self._original.get(key), str | int | float))
         return Translation(
             self.source, self._options, frozenset(self._defaults), tuple(self._dropped), names, tuple(unknown_variables)
         )
 
     def _close_taken(self, key: str, value: Any) -> None:
-        """Drop a key that a translation has read, and that led to no option."""
+        """Drop a key that the translation took without setting an option."""
         self._drop(key, value, IS_IMPLIED if value else IS_OFF, Effect.NONE)
 
-    def _not_taken(self, key: str, value: Any, reason: str, otherwise: Any = None) -> Any:
+    def _refuse(self, key: str, value: Any, reason: str, otherwise: Any = None) -> Any:
         self._drop(key, value, reason)
         return otherwise
 
@@ -256,7 +257,7 @@ class Ledger:
         if value is None:
             reason = NOT_SET
             effect = Effect.NONE
-        if value is not None or key in self._given:
+        if value is not None or key in self._original:
             shown = credentials.NOT_SHOWN if credentials.is_secret(key) else covered(value)
             shown = " ".join(map(str, shown)) if isinstance(shown, list) else shown
             self._dropped.append(Dropped(self._name(key), shown, reason, effect or self.effect(key, value)))
@@ -267,13 +268,13 @@ class Ledger:
 
 @functools.cache
 def options() -> dict[str, click.Option]:
-    """lt-train's options by all their names, with underscores."""
-    found = [option for option in schema().params if isinstance(option, click.Option)]
-    return {spelling.lstrip("-").replace("-", "_"): option for option in found for spelling in option.opts}
+    """Map every spelling of lt-train's options, with underscores, to the option."""
+    declared = [option for option in schema().params if isinstance(option, click.Option)]
+    return {spelling.lstrip("-").replace("-", "_"): option for option in declared for spelling in option.opts}
 
 
 def accepted(option: click.Option, value: Any) -> Any:
-    """`value` as `option` takes it. Raises click.BadParameter for one that it does not."""
+    """Convert `value` for `option`. Raises click.BadParameter for a value that `option` does not accept."""
     if option.multiple or option.nargs != 1:
         if not isinstance(value, list) or (option.nargs not in (1, -1) and len(value) != option.nargs):
             raise click.BadParameter("a list")
@@ -303,7 +304,7 @@ def _accepted(option: click.Option, value: Any) -> Any:
 
 
 def expected(option: click.Option) -> str:
-    """What `accepted` takes, in words."""
+    """Describe the values that `accepted` accepts."""
     if option.is_flag:
         return "true or false"
     kind = option.type
@@ -326,12 +327,12 @@ def expected(option: click.Option) -> str:
 
 
 def number(value: Any) -> Any:
-    """YAML reads 1e-5, without a point, as text."""
+    """Convert a number such as 1e-5 from text, because YAML reads it as a text if it has no point."""
     return float(value) if isinstance(value, str) and "e" in value.lower() and NUMBER.fullmatch(value) else value
 
 
 def flatten(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten nested tables into dotted keys. Raises BadData for too many keys: YAML aliases can multiply a few."""
+    """Flatten nested tables into dotted keys. Raises BadData above MOST_KEYS, because YAML aliases can multiply keys."""
     flat: dict[str, Any] = {}
 
     def add(part: Mapping[str, Any], prefix: str) -> None:

@@ -1,6 +1,6 @@
-"""Megatron-Bridge's `run_config.yaml`, which it writes into each checkpoint: all fields of its configuration, defaults included.
+"""Translate Megatron-Bridge's `run_config.yaml`, which each checkpoint contains: all fields of its configuration with defaults.
 
-Its recipes are Python and would have to be executed; the file has their result.
+Megatron-Bridge's recipes are Python programs, which the importer does not execute. The file has the result of the recipe.
 """
 
 import re
@@ -16,36 +16,36 @@ from lt_train.importers.bridge.objects import plain
 from lt_train.importers.effects import Effect
 from lt_train.importers.layer_style import EVERYTHING, FUSED_GELU, SEES_EVERYTHING, complete, drop_scaling, drop_stored_otherwise
 from lt_train.importers.ledger import Ledger, Translation, options
-from lt_train.importers.megatron.recomputation import recomputed
+from lt_train.importers.megatron.recomputation import carry_recompute_modules
 from lt_train.importers.megatron.switches import delayed_scaling
 from lt_train.importers.upstream.bridge_fields import row
 from lt_train.importers.upstream.rows import options as upstream_options
 
 SOURCE = "Megatron-Bridge"
 CONTAINER, MODEL = "_target_", "model._target_"
-OF_FIRST_WEIGHTS = re.compile(r"model\.(output_layer_|embedding_)?init_method\.")
+INITIALIZER_KEY = re.compile(r"model\.(output_layer_|embedding_)?init_method\.")
 OTHER_MODELS = re.compile(r"T5|Mamba|Hybrid|VL|Vision|Audio|Mimo|MIMO|Gemma|Nemotron|OSS")
 MEGATRONS = "megatron-core's own default, as in lt-train"
 DEFAULT = "Megatron-Bridge's default, as in lt-train"
-# Others, like quick_gelu, compute something else.
+# Exactly `gelu`: quick_gelu and other variants compute another function.
 GELU = re.compile(r"(^|\.)gelu$")
 SCALES = ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
 DEFAULTS = {"weight_decay": 0.01, "adam_beta2": 0.999, "lr_decay_style": "linear", "eval_iters": 100}
-# Objects whose kind is a choice.
+# Objects whose class changes the run, with the classes that lt-train supports.
 KINDS = {
     "dataset": re.compile(r"(^|\.)(Mock)?GPTDatasetConfig$"),
     "optimizer": re.compile(r"^megatron\..*\.(Adam)?OptimizerConfig$"),
     "scheduler": re.compile(r"^megatron\..*\.SchedulerConfig$"),
     "optimizer_config_override_provider": re.compile(r"\.OptimizerConfigOverrideProvider$"),
 }
-# Packages whose objects the tables know. The effect of an object from another package is unknown.
-OF_UPSTREAM = re.compile(r"(megatron|torch|nvidia_resiliency_ext|builtins|functools|pathlib|signal)\b")
+# Packages whose classes the tables know. A class of another package may do anything.
+KNOWN_PACKAGE = re.compile(r"(megatron|torch|nvidia_resiliency_ext|builtins|functools|pathlib|signal)\b")
 SCALING = {
     "low_freq_factor": "model.low_freq_factor",
     "high_freq_factor": "model.high_freq_factor",
     "original_max_position_embeddings": "model.old_context_len",
 }
-# Fields with what megatron-core has where nothing is said. Of the same value they say nothing.
+# Fields with megatron-core's defaults. A field with its default is dropped.
 NEUTRAL = {
     "model.mamba_head_dim": 64,
     "model.mamba_num_groups": 8,
@@ -112,7 +112,7 @@ FLAGS = {
     "ddp.overlap_param_gather": "overlap_param_gather",
     "checkpoint.async_save": "async_save",
 }
-OF_EXPERTS = (
+EXPERT_OPTIONS = (
     *(field for field in experts.FIELDS if field != "num_experts"),
     *("moe_router_bias_update_rate", "moe_token_dispatcher_type"),
 )
@@ -125,7 +125,7 @@ def is_run_config(values: Mapping[str, Any]) -> bool:
 
 
 def translate(values: dict[str, Any]) -> Translation:
-    """`values` are the keys with dots. Raises BadData for a model that is no decoder like GPT's."""
+    """Translate `values`, whose keys are dotted paths. Raises BadData for a model that is no GPT-like decoder."""
     provider = str(values.get(MODEL, "")).rpartition(".")[2]
     if OTHER_MODELS.search(provider):
         raise BadData(f"{provider}: lt-train has no such model", "lt-train models lists what it has")
@@ -154,33 +154,33 @@ def translate(values: dict[str, Any]) -> Translation:
     start.translate(ledger)
     initialization.translate(ledger)
     data.translate(ledger)
-    evaluation.without_data(ledger, "validation.eval_iters")
+    evaluation.switch_off_without_data(ledger, "validation.eval_iters")
     if not ledger.peek("tensor_inspect.enabled"):
-        for key in [key for key in ledger.left() if key.startswith("tensor_inspect.")]:
+        for key in [key for key in ledger.remaining_keys() if key.startswith("tensor_inspect.")]:
             ledger.drop(key, "tensors are not inspected")
     drop_stored_otherwise(ledger, "model.")
-    for key in ledger.left():
-        known = row(key)
+    for key in ledger.remaining_keys():
+        table_row = row(key)
         if ledger.is_default(key, ledger.peek(key)):
             ledger.drop(key, DEFAULT)
-        elif known:
-            ledger.drop(key, known.reason, known.effect)
+        elif table_row:
+            ledger.drop(key, table_row.reason, table_row.effect)
     return ledger.close("lt-train has no such setting")
 
 
 def _objects(ledger: Ledger) -> None:
-    """Drop the keys that tell Python how to construct a section, and check that its class is the only choice."""
+    """Drop the keys that say how Python creates the objects of sections. An unknown class may change the model or the run."""
     for key in [
         key
-        for key in ledger.left()
-        if (key.endswith(("._target_", "._call_", "._args_", "._partial_")) and not OF_FIRST_WEIGHTS.match(key))
+        for key in ledger.remaining_keys()
+        if (key.endswith(("._target_", "._call_", "._args_", "._partial_")) and not INITIALIZER_KEY.match(key))
         or key == CONTAINER
     ]:
         is_target, target = key.endswith("_target_"), str(ledger.peek(key))
         kind = KINDS.get(key.removesuffix("._target_")) if is_target else None
         if kind and not kind.search(target):
             ledger.drop(key, "lt-train trains on Megatron's datasets, and one optimizer for all weights", Effect.RUN)
-        elif is_target and not OF_UPSTREAM.match(target):
+        elif is_target and not KNOWN_PACKAGE.match(target):
             reason = f"{target.partition('.')[0]} is neither Megatron-Bridge nor megatron-core: its code is not read"
             ledger.drop(key, reason, Effect.MODEL if key == MODEL else Effect.RUN)
         else:
@@ -218,22 +218,22 @@ def _optimizer(ledger: Ledger) -> None:
 
 
 def _defaults(ledger: Ledger) -> None:
-    """What Megatron-Bridge does where an optimizer, a schedule or an evaluation is not described in full."""
+    """Set Megatron-Bridge's defaults for the optimizer, the schedule and the evaluation."""
     for option, value in DEFAULTS.items():
         ledger.default(option, value)
     if not any(ledger.get(f"lr_warmup_{unit}") is not None for unit in ("iters", "samples", "fraction")):
         ledger.default("lr_warmup_iters", 0)
     interval = ("train.eval_interval", "validation.eval_interval")
-    is_asked = any(key in ledger.given() for key in interval)
+    is_asked = any(key in ledger.original_values() for key in interval)
     if is_asked and ledger.get("eval_interval") is None and ledger.get("train_iters"):
-        # Without an interval the end alone is evaluated.
+        # Without an interval, Megatron-Bridge evaluates only at the end of the run.
         ledger.default("eval_interval", ledger.get("train_iters"))
 
 
 def _carry(ledger: Ledger, key: str, option: str) -> None:
     value = ledger.peek(key)
     if option == "recompute_modules" and isinstance(value, list):
-        recomputed(ledger, key, [str(word) for word in ledger.take(key)])
+        carry_recompute_modules(ledger, key, [str(word) for word in ledger.take(key)])
     elif isinstance(value, list) and option == "window_size" and ",".join(map(str, value)) == EVERYTHING:
         ledger.drop(key, SEES_EVERYTHING)
     elif isinstance(value, list) and option == "window_size":
@@ -248,19 +248,19 @@ def _carry(ledger: Ledger, key: str, option: str) -> None:
 def _precision(ledger: Ledger) -> None:
     for name in ("bf16", "fp16"):
         keys = [f"{section}.{name}" for section in ("mixed_precision", "model", "optimizer")]
-        given = [ledger.take(key) for key in keys]
-        if any(given):
+        switches = [ledger.take(key) for key in keys]
+        if any(switches):
             ledger.set(name, True, *keys)
     form = ledger.take("model.fp8") or ledger.take("mixed_precision.fp8")
     if form:
         for key in ("model.fp8", "mixed_precision.fp8"):
-            if key in ledger.given():
+            if key in ledger.original_values():
                 ledger.carry_value(key, "fp8_format", str(form))
         for section in ("model", "mixed_precision"):
             _fp8_recipe(ledger, f"{section}.fp8_recipe")
     for kind in ("fp8", "fp4"):
         if not (form if kind == "fp8" else ledger.peek("model.fp4") or ledger.peek("mixed_precision.fp4")):
-            for key in [key for key in ledger.left() if key.rpartition(".")[2].startswith(f"{kind}_")]:
+            for key in [key for key in ledger.remaining_keys() if key.rpartition(".")[2].startswith(f"{kind}_")]:
                 ledger.drop(key, f"{kind} is off")
     _gradients(ledger)
 
@@ -273,7 +273,7 @@ def _fp8_recipe(ledger: Ledger, key: str) -> None:
 
 
 def _gradients(ledger: Ledger) -> None:
-    """In which type gradients are summed; the mixed precision says it for the distributed data parallelism."""
+    """Translate the type of the gradient reduction. mixed_precision overrides ddp."""
     keys = ("mixed_precision.grad_reduce_in_fp32", "ddp.grad_reduce_in_fp32")
     stated = [(key, ledger.take(key)) for key in keys]
     is_single = next((value for _, value in stated if value is not None), True)
@@ -286,7 +286,7 @@ def _gradients(ledger: Ledger) -> None:
 
 def _experts(ledger: Ledger) -> None:
     has_experts = (ledger.peek("model.num_moe_experts") or 1) > 1
-    for name in OF_EXPERTS:
+    for name in EXPERT_OPTIONS:
         if has_experts and options()[name].is_flag:
             ledger.flag(f"model.{name}", name)
         elif has_experts:
@@ -313,7 +313,7 @@ def _style(ledger: Ledger) -> None:
     if position != "rope":
         for option in ("rotary_base", "rotary_percent"):
             ledger.drop_value(f"model.{option}", ledger.get(option), "it belongs to rotary positions", Effect.NONE)
-            ledger.leave_out(option)
+            ledger.withdraw(option)
     ledger.carry("model.normalization", "normalization")
     gated, function = ledger.take("model.gated_linear_unit"), str(ledger.take("model.activation_func", "gelu"))
     if gated and function.endswith((".silu", ".swish")):

@@ -1,4 +1,4 @@
-"""The effect of losing an option of Megatron-LM's command line, by its name and value."""
+"""Classify options of Megatron-LM's command line by the effect of dropping them."""
 
 import re
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ MODEL = re.compile(
     r"|mtp_.*|mscale.*|gdp_.*|mamba_.*|hybrid_.*|spec|retro_.*|bert_.*|vision_.*|mlp_type|expert_interval|sandwich.*|scattered_.*"
     r"|share_layers|num_unique_layers|num_shared_.*|use_bnb_optimizer_model|encoder_num_layers|decoder_num_layers|normalize_embeddings|use_emha"
 )
-# Values that equal the default of such an option.
-SAYING_NOTHING: dict[str, tuple[str, ...]] = {
+# Values that select lt-train's behavior, so the option can be dropped.
+NEUTRAL_VALUES: dict[str, tuple[str, ...]] = {
     **{key: tuple(map(str, values)) for key, values in NEUTRAL.items()},
     "DDP_impl": ("local", "torch"),
     "mlp_type": ("standard",),
@@ -41,8 +41,8 @@ SAYING_NOTHING: dict[str, tuple[str, ...]] = {
     "exit_signal": ("15", "SIGTERM", "10", "SIGUSR1"),
     "dataloader_type": ("single",),
 }
-# Names of files and reports; the user has other ones.
-OF_PLACES = re.compile(
+# Options that name files, directories and reports. They differ between machines and do not change the run.
+PATHS_AND_REPORTS = re.compile(
     r"(.*_)?data_path|.*_(path|dir)|save|split|config|tokenizer_.*|vocab_file|merge_file|wandb_.*|profile_ranks|log_.*|plain|verbose"
     r"|quiet|v|q|no_verify"
 )
@@ -50,10 +50,10 @@ NOT_THERE = "lt-train has no such option"
 DEFAULT = "Megatron-LM's default, as without it"
 
 
-def row_of_flag(key: str, words: Sequence[str]) -> Row:
-    """Return the effect of losing an option, with the reason; an option without words is a switch that is on."""
+def loss_of_flag(key: str, words: Sequence[str]) -> Row:
+    """Return the effect of dropping option `key`, with the reason. An option without `words` is a switch that is on."""
     value = " ".join(words)
-    if value and value in SAYING_NOTHING.get(key, ()):
+    if value and value in NEUTRAL_VALUES.get(key, ()):
         return Row(Effect.NONE, "it says what holds in any case")
     kind, default = upstream_options("megatron_lm").get(key, ("", None))[:2]
     if kind in ("value", "list") and words and _is_default(words, default):
@@ -61,7 +61,7 @@ def row_of_flag(key: str, words: Sequence[str]) -> Row:
     if key in ROWS:
         return ROWS[key]
     if MODEL.fullmatch(key) or is_of_model(key):
-        # A model without positions is another one; lt-train's has learned ones by default.
+        # `none` is not neutral here: lt-train's default is learned position embeddings.
         is_off = words and value in OFF and key != "position_embedding_type"
         return Row(Effect.NONE if is_off else Effect.MODEL, NOT_THERE)
     return Row(Effect.RESULT, NOT_THERE)
@@ -74,14 +74,14 @@ def _is_default(words: Sequence[str], default: object) -> bool:
 
 
 def effect_of_flag(key: str, words: Sequence[str]) -> Effect:
-    """Return the effect of losing an option."""
-    return row_of_flag(key, words).effect
+    """Return the effect of dropping option `key`."""
+    return loss_of_flag(key, words).effect
 
 
-def decides(key: str, words: Sequence[str]) -> bool:
-    """Whether the run is another one with another value: in its model, its start, its batches, its schedule or its layout."""
+def decides_run(key: str, words: Sequence[str]) -> bool:
+    """Whether another value changes the model, the first weights or step, the batches, the schedule or the layout of the run."""
     if key in WITHOUT_EFFECT:
         return False
     if key in options():
-        return not OF_PLACES.fullmatch(key)
+        return not PATHS_AND_REPORTS.fullmatch(key)
     return effect_of_flag(key, words) in (Effect.MODEL, Effect.RUN)

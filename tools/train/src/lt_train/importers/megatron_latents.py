@@ -1,6 +1,6 @@
-"""Megatron's options of multi-head latent attention, and of the YaRN that goes with it, as lt-train's.
+"""Translate Megatron's options of multi-head latent attention and its YaRN scaling.
 
-megatron-core rotates with YaRN there unless it is told not to. With a factor of 1 that is plain RoPE.
+megatron-core's latent attention uses YaRN by default. With a factor of 1, YaRN is plain RoPE.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from lt_train.config.settings.model.latent_attention import SIZES
 from lt_train.importers.effects import Effect
 from lt_train.importers.ledger import Ledger
 
-OF_YARN = (
+YARN_KEYS = (
     "rope_type",
     "rotary_scaling_factor",
     "original_max_position_embeddings",
@@ -25,14 +25,14 @@ OF_YARN = (
     "mscale_all_dim",
 )
 WITHOUT = "without --multi-latent-attention it has no effect"
-# The defaults of Megatron-LM's arguments.
-BY_SILENCE = {"rotary_scaling_factor": 1.0, "mscale": 1.0, "mscale_all_dim": 0.0}
+# Defaults of Megatron-LM's arguments.
+DEFAULTS = {"rotary_scaling_factor": 1.0, "mscale": 1.0, "mscale_all_dim": 0.0}
 SCORES = "beside plain RoPE megatron-core still multiplies attention scores by it and the factor"
 NORMS = "the latents have no norms then; lt-train's have them, as all models of DeepSeek"
 
 
 def translate(ledger: Ledger, section: str = "") -> None:
-    """Translate the keys below `section`, such as "model."; their values are words of a command line, or values of a file."""
+    """Translate the keys below `section`, such as "model.". A value is a list of command-line words or a value of a file."""
     switch = f"{section}multi_latent_attention"
     if not ledger.has(switch) or ledger.peek(switch) is False:
         for key in (*SIZES, "mscale", "mscale_all_dim"):
@@ -45,20 +45,20 @@ def translate(ledger: Ledger, section: str = "") -> None:
         ledger.drop(norms, "the latents have norms in any case")
     else:
         ledger.drop_value(norms, ledger.take(norms, False), NORMS, Effect.MODEL)
-    given = {key: _text(ledger.take(section + key)) for key in OF_YARN if ledger.has(section + key)}
+    texts = {key: _text(ledger.take(section + key)) for key in YARN_KEYS if ledger.has(section + key)}
     try:
-        arguments = BY_SILENCE | {key: _value(key, text) for key, text in given.items()}
+        arguments = DEFAULTS | {key: _value(key, text) for key, text in texts.items()}
         is_lost = rope.multiplies_plain_scores(arguments)
         scaling = None if is_lost else rope.latent_scaling(arguments)
     except (ValueError, TypeError, BadConfig):
-        for key, text in given.items():
+        for key, text in texts.items():
             ledger.drop_value(section + key, text, "a number is needed there", Effect.MODEL)
         return
     if is_lost:
-        ledger.drop_value(f"{section}mscale_all_dim", given["mscale_all_dim"], SCORES, Effect.MODEL)
-    for key, text in given.items():
+        ledger.drop_value(f"{section}mscale_all_dim", texts["mscale_all_dim"], SCORES, Effect.MODEL)
+    for key, text in texts.items():
         if scaling:
-            ledger.set("rope_scaling", _as_in_config(scaling), section + key)
+            ledger.set("rope_scaling", _to_config_json(scaling), section + key)
         else:
             ledger.drop_value(section + key, text, "plain RoPE", Effect.NONE)
 
@@ -68,13 +68,13 @@ def _text(value: Any) -> str:
 
 
 def _value(key: str, text: str) -> Any:
-    """None where a file says so. Raises ValueError for a text that is no number."""
+    """Convert the text of `key`. "None" becomes None. Raises ValueError for a text that is no number."""
     if text == "None":
         return None
     return text if key == "rope_type" else int(text) if key == "original_max_position_embeddings" else _number(text)
 
 
-def _as_in_config(scaling: YarnScaling) -> str:
+def _to_config_json(scaling: YarnScaling) -> str:
     return json.dumps({name: value for name, value in dataclasses.asdict(scaling).items() if value is not None})
 
 

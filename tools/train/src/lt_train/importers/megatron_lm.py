@@ -1,7 +1,7 @@
-"""The command line of Megatron-LM's pretrain_gpt.py: most of its options have the same name here.
+"""Translate the command line of Megatron-LM's pretrain_gpt.py. Most options have the same name in lt-train.
 
-Where nothing is given, the two differ: Megatron drops out a tenth of the activations, decays linearly to zero and takes another
-beta2. These defaults are carried over too, since the same command should train the same model.
+Some defaults differ: Megatron-LM has a dropout of 0.1, linear decay to zero and another beta2. They are carried over, too,
+because the same command should train the same model.
 """
 
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ from lt_train.importers.effects import Effect
 from lt_train.importers.layer_style import EVERYTHING, SEES_EVERYTHING, complete, drop_stored_otherwise
 from lt_train.importers.ledger import Ledger, Translation, accepted, expected, options
 from lt_train.importers.megatron import initialization, start, switches
-from lt_train.importers.megatron.recomputation import recomputed
-from lt_train.importers.megatron_flags import OF_PLACES, effect_of_flag, row_of_flag
-from lt_train.importers.megatron_script import asked_for, command_in, sources_of_options
-from lt_train.importers.megatron_words import full_name, is_script, launcher, parse
+from lt_train.importers.megatron.recomputation import carry_recompute_modules
+from lt_train.importers.megatron_flags import PATHS_AND_REPORTS, effect_of_flag, loss_of_flag
+from lt_train.importers.megatron_script import command_in, sourced_option_files, variables_to_set
+from lt_train.importers.megatron_words import full_name, is_script, parse, parse_launcher
 from lt_train.importers.shell.command import ShellCommand
 from lt_train.importers.shell.unknown import needs_shell, variables_in
 from lt_train.importers.vocabulary import HERE
@@ -73,7 +73,7 @@ RENAMED = {
     "rotary_position_embeddings_theta": "rotary_base",
     "rope_theta": "rotary_base",
 }
-# Of Megatron-LM until 2023, and of Megatron-DeepSpeed.
+# Switches of Megatron-LM until 2023, and of Megatron-DeepSpeed.
 FP8_SWITCHES = {"fp8_e4m3": "e4m3", "fp8_hybrid": "hybrid"}
 NORMS = {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}
 DEFAULTS = {
@@ -86,38 +86,38 @@ DEFAULTS = {
     "eval_iters": 100,
     "log_interval": 100,
 }
-# Options that lt-train still accepts from earlier versions, without effect or to refuse them.
+# Options that lt-train still parses for compatibility. They have no effect or raise an error.
 EARLIER = ("transformer_impl", "cpu_offloading_num_layers")
-# Of the command line, other than megatron-core's.
+# Defaults of Megatron-LM's command line that differ from megatron-core's.
 MUON_DEFAULTS = {"muon_momentum": 0.9, "muon_tp_mode": "blockwise"}
 
 
 def translate(words: Sequence[str], source: str = SOURCE) -> Translation:
-    """`words` are a command line. Raises BadData when it is not one of pretrain_gpt.py."""
+    """Translate the words of a command line. Raises BadData if it does not start pretrain_gpt.py."""
     return translate_command(ShellCommand(list(words)), source)
 
 
 def translate_command(command: ShellCommand, source: str = SOURCE) -> Translation:
-    """The same for the command of a script, some of whose variables may not be known."""
+    """Translate the command of a script, whose words may contain unknown variables."""
     script = next((index for index, word in enumerate(command.words) if is_script(word)), None)
     if script is None:
         raise BadData("no pretrain_gpt.py in the command line", "pass the whole command: -- torchrun ... pretrain_gpt.py ...")
     parsed = parse(command.words[script + 1 :])
     values = _as_megatrons(parsed)
-    # An earlier name is told as it was written.
+    # Reports show the old name of an option if the command uses it.
     written = {RENAMED[name]: name for name in parsed if name in RENAMED and RENAMED[name] not in parsed}
     of_shell = {key: words for key, words in values.items() if any(map(needs_shell, words)) and not REASONS.get(key)}
     is_own = values.get("load") == values.get("save")
     if is_own:
         of_shell.pop("load", None)
-    of_launcher = launcher(command.words[:script])
+    of_launcher = parse_launcher(command.words[:script])
     ledger = Ledger(source, values | of_launcher, written)
     for key in of_launcher:
         ledger.drop(key, LAUNCHER)
-    unknown = asked_for(of_shell, command)
+    unknown = variables_to_set(of_shell, command)
     for key in of_shell:
         _drop_unknown(ledger, key, command)
-    for file in sources_of_options(command):
+    for file in sourced_option_files(command):
         ledger.drop_value(f"source {file}", file, "what it sets is not known without running the script", Effect.RESULT)
     megatron_latents.translate(ledger)
     _contradictions(ledger)
@@ -135,19 +135,19 @@ def translate_command(command: ShellCommand, source: str = SOURCE) -> Translatio
     _without_a_directory(ledger)
     _defaults(ledger)
     complete(ledger, "disable_bias_linear")
-    evaluation.without_data(ledger, "eval_iters")
-    for key in ledger.left():
+    evaluation.switch_off_without_data(ledger, "eval_iters")
+    for key in ledger.remaining_keys():
         words = ledger.take(key)
-        row = row_of_flag(key, words)
+        row = loss_of_flag(key, words)
         ledger.drop_value(key, " ".join(words) if words else True, row.reason, row.effect)
     return ledger.close("lt-train has no such option", unknown)
 
 
 def _drop_unknown(ledger: Ledger, key: str, command: ShellCommand) -> None:
-    """A value that only a run of the script knows."""
+    """Drop an option whose value only a run of the script would show."""
     words = ledger.take(key)
     if words == [key]:
-        is_told = asked_for({key: words}, command) or any(name not in command.conditional for name in variables_in(key))
+        is_told = variables_to_set({key: words}, command) or any(name not in command.conditional for name in variables_in(key))
         effect = Effect.RESULT if is_told else Effect.NONE
         ledger.drop_value(key, key, f"{OF_SHELL}, or the options that it holds", effect)
         return
@@ -155,23 +155,23 @@ def _drop_unknown(ledger: Ledger, key: str, command: ShellCommand) -> None:
 
 
 def _effect_of_unknown(key: str, words: Sequence[str]) -> Effect:
-    """A place is another one here; of any other option lt-train would take its default."""
+    """Return the effect of dropping an unknown value. lt-train's default replaces it; paths differ between machines anyway."""
     if effect_of_flag(key, words) is Effect.MODEL:
         return Effect.MODEL
-    if key in options() and key not in (*WITHOUT_EFFECT, *EARLIER) and (key == "split" or not OF_PLACES.fullmatch(key)):
+    if key in options() and key not in (*WITHOUT_EFFECT, *EARLIER) and (key == "split" or not PATHS_AND_REPORTS.fullmatch(key)):
         return Effect.RESULT
     return effect_of_flag(key, words) if key not in options() or key in EARLIER else Effect.NONE
 
 
 def _width(ledger: Ledger) -> None:
-    """Compute the width of a gated layer from its parts, as FlagScale does if the width is missing."""
+    """Drop the two options from which FlagScale computes a missing --ffn-hidden-size, if it is not missing."""
     if ledger.has("ffn_hidden_size"):
         for key in ("multiple_of", "hidden_dim_multiplier"):
             ledger.drop(key, "beside --ffn-hidden-size it has no effect")
 
 
 def _lengths(ledger: Ledger) -> None:
-    """Megatron-DeepSpeed ends at the first of two lengths; lt-train takes one."""
+    """Drop the longer of --train-tokens and --train-samples: Megatron-DeepSpeed ends at the shorter, lt-train takes one."""
     keys = ("train_tokens", "train_samples", "seq_length")
     if not all(map(ledger.has, keys)):
         return
@@ -195,33 +195,33 @@ def _vocabulary(ledger: Ledger) -> None:
 
 
 def _as_megatrons(values: dict[str, Any]) -> dict[str, Any]:
-    """Options of Megatron-DeepSpeed, and earlier ones of Megatron-LM, under the names that they have now."""
-    found = {RENAMED.get(name, name): value for name, value in ((full_name(key), value) for key, value in values.items())}
-    if "use_rotary_position_embeddings" in found:
-        del found["use_rotary_position_embeddings"]
-        found.setdefault("position_embedding_type", ["rope"])
+    """Rename options of Megatron-DeepSpeed and of earlier Megatron-LM to the current names."""
+    current = {RENAMED.get(name, name): value for name, value in ((full_name(key), value) for key, value in values.items())}
+    if "use_rotary_position_embeddings" in current:
+        del current["use_rotary_position_embeddings"]
+        current.setdefault("position_embedding_type", ["rope"])
     if "num_key_value_heads" in values:
-        found.setdefault("group_query_attention", [])
-    if "group_query_attention" in found:
-        # Megatron-LM's default, beside which the switch alone means multi-query attention.
-        found.setdefault("num_query_groups", ["1"])
-    if "checkpoint_activations" in found and "recompute_granularity" not in found:
-        del found["checkpoint_activations"]
-        found |= {"recompute_granularity": ["full"], "recompute_method": ["uniform"]}
-        found.setdefault("recompute_num_layers", found.pop("checkpoint_num_layers", ["1"]))
-    if "activations_checkpoint_method" in found and "recompute_granularity" not in found:
-        found |= {"recompute_granularity": ["full"], "recompute_method": found.pop("activations_checkpoint_method")}
-        found.setdefault("recompute_num_layers", found.pop("activations_checkpoint_num_layers", ["1"]))
+        current.setdefault("group_query_attention", [])
+    if "group_query_attention" in current:
+        # Megatron-LM's default is one group, so the switch alone means multi-query attention.
+        current.setdefault("num_query_groups", ["1"])
+    if "checkpoint_activations" in current and "recompute_granularity" not in current:
+        del current["checkpoint_activations"]
+        current |= {"recompute_granularity": ["full"], "recompute_method": ["uniform"]}
+        current.setdefault("recompute_num_layers", current.pop("checkpoint_num_layers", ["1"]))
+    if "activations_checkpoint_method" in current and "recompute_granularity" not in current:
+        current |= {"recompute_granularity": ["full"], "recompute_method": current.pop("activations_checkpoint_method")}
+        current.setdefault("recompute_num_layers", current.pop("activations_checkpoint_num_layers", ["1"]))
     for name, form in FP8_SWITCHES.items():
-        if found.pop(name, None) is not None:
-            found.setdefault("fp8_format", [form])
-    if "normalization" in found:
-        found["normalization"] = [NORMS.get(word.lower(), word) for word in found["normalization"]]
-    return found
+        if current.pop(name, None) is not None:
+            current.setdefault("fp8_format", [form])
+    if "normalization" in current:
+        current["normalization"] = [NORMS.get(word.lower(), word) for word in current["normalization"]]
+    return current
 
 
 def _without_a_directory(ledger: Ledger) -> None:
-    """Drop options that lt-train refuses without a directory: often only the shell knows the directory's name."""
+    """Drop options that need a directory if none is known. Often only the shell knows the name of the directory."""
     if not ledger.get("save"):
         for option in ("exit_duration_in_mins", "exit_interval"):
             reason = "a run that ends early needs a directory to resume from: add it with --save"
@@ -233,7 +233,7 @@ def _without_a_directory(ledger: Ledger) -> None:
 
 def _take_back(ledger: Ledger, option: str, reason: str, effect: Effect = Effect.NONE) -> None:
     ledger.drop_value(option, ledger.get(option), reason, effect)
-    ledger.leave_out(option)
+    ledger.withdraw(option)
 
 
 def _contradictions(ledger: Ledger) -> None:
@@ -252,9 +252,9 @@ def _contradictions(ledger: Ledger) -> None:
         if groups:
             effect = Effect.NONE if groups == ["1"] else Effect.RESULT
             ledger.drop_value("num_query_groups", " ".join(groups), "without --group-query-attention it has no effect", effect)
-    is_given = ledger.has("tensor_model_parallel_size")
+    has_tensor = ledger.has("tensor_model_parallel_size")
     tensor = ledger.take("tensor_model_parallel_size")
-    if not is_given or tensor == ["1"]:
+    if not has_tensor or tensor == ["1"]:
         ledger.drop("sequence_parallel", "with a tensor parallel size of 1 Megatron-LM ignores it")
     elif len(tensor) == 1 and tensor[0].isdigit():
         ledger.set("tensor_model_parallel_size", int(tensor[0]), "tensor_model_parallel_size")
@@ -282,7 +282,7 @@ def _carry(ledger: Ledger, key: str) -> None:
         ledger.set(key, True, key)
         return
     if key == "recompute_modules":
-        recomputed(ledger, key, words)
+        carry_recompute_modules(ledger, key, words)
         return
     if key == "window_size" and _one_word(key, words).replace(" ", "") == EVERYTHING:
         ledger.drop_value(key, " ".join(words), SEES_EVERYTHING, Effect.NONE)
@@ -293,12 +293,12 @@ def _carry(ledger: Ledger, key: str) -> None:
         else:
             ledger.set(key, accepted(option, _one_word(key, words)), key)
     except (click.BadParameter, ValueError):
-        row = row_of_flag(key, words)
+        row = loss_of_flag(key, words)
         ledger.drop_value(key, " ".join(words), f"lt-train takes {expected(option)} there", row.effect)
 
 
 def _one_word(key: str, words: Sequence[str]) -> str:
-    """A list of Megatron-LM as lt-train takes it in one word. Raises ValueError for several words of an option that has one."""
+    """Join the words of a list option into lt-train's form. Raises ValueError for several words of another option."""
     if key == "moe_layer_freq":
         return "".join(words)
     if key == "window_size":

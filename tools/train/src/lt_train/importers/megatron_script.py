@@ -1,6 +1,6 @@
-"""The command of pretrain_gpt.py in a shell script, and which variables it has that only a run of the script would know.
+"""Find the command of pretrain_gpt.py in a shell script, and list the unknown variables that the user has to --set.
 
-A script may start it twice, with other options. Which of the two is meant is not for lt-train to choose.
+If a script starts pretrain_gpt.py twice with options that would train different runs, importing it is an error.
 """
 
 import re
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from lt_shared.console import BadData
 from lt_train.importers.effects import Effect
-from lt_train.importers.megatron_flags import decides, effect_of_flag
+from lt_train.importers.megatron_flags import decides_run, effect_of_flag
 from lt_train.importers.megatron_words import is_script, parse
 from lt_train.importers.shell.command import ShellCommand
 from lt_train.importers.shell.script import commands
@@ -16,32 +16,35 @@ from lt_train.importers.shell.unknown import needs_shell, variables_in
 
 OTHER_PROGRAM = re.compile(r"(^|/)\w*(pretrain|finetune|train)\w*\.py$")
 OF_NEMO = "import the YAML that its --config-name names, with --set KEY=VALUE for what the command line overrides"
-# Outside of comments.
+# A start of pretrain_gpt.py outside of comments.
 STARTED = re.compile(r"^[^#\n]*pretrain_gpt\w*\.py", re.MULTILINE)
 COMMAND_LINE = "pass it: lt-train import -- torchrun ... pretrain_gpt.py ..."
 WHOLE = re.compile(r"\$\{?\w+\}?|\$\(.*\)|`.*`", re.DOTALL)
-# Files that set up Python or the machine, and no options.
+# Sourced files that set up Python or the machine and contain no training options.
 OF_ENVIRONMENT = re.compile(r"activate|bashrc|profile|conda|module|lmod|setvars|venv|spack|env|\.rc")
 
 
-def command_in(text: str, given: Mapping[str, str] | None = None) -> ShellCommand:
-    """The command that starts pretrain_gpt.py in a shell script. Raises BadData without one, and where two differ."""
+def command_in(text: str, overrides: Mapping[str, str] | None = None) -> ShellCommand:
+    """Return the command that starts pretrain_gpt.py in a shell script.
+
+    Raises BadData if there is none, or if two commands would train different runs.
+    """
     try:
-        found = commands(text, given)
+        all_commands = commands(text, overrides)
     except ValueError as error:
         raise BadData(f"not a command line: {error}") from None
-    run = [command for command in found if not command.is_text]
-    starting = [command for command in run if any(map(is_script, command.words))]
+    executed = [command for command in all_commands if not command.is_text]
+    starting = [command for command in executed if any(map(is_script, command.words))]
     if starting:
         for command in starting[1:]:
             _check_same(starting[0], command)
         return starting[0]
-    if not any(command.is_text for command in found) and STARTED.search(text):
+    if not any(command.is_text for command in all_commands) and STARTED.search(text):
         raise BadData("only a run of the script knows the command of pretrain_gpt.py", COMMAND_LINE)
-    raise _without(run, [command for command in found if command.is_text])
+    raise _missing_command_error(executed, [command for command in all_commands if command.is_text])
 
 
-def _without(run: Iterable[ShellCommand], written: Sequence[ShellCommand]) -> BadData:
+def _missing_command_error(run: Iterable[ShellCommand], written: Sequence[ShellCommand]) -> BadData:
     other = next((word for command in run for word in command.words if OTHER_PROGRAM.search(word)), None)
     if other:
         name = other.rpartition("/")[2]
@@ -55,42 +58,47 @@ def _without(run: Iterable[ShellCommand], written: Sequence[ShellCommand]) -> Ba
 
 
 def _check_same(first: ShellCommand, second: ShellCommand) -> None:
-    """Raises BadData for two commands that would train different runs."""
-    one, other = _deciding(first), _deciding(second)
+    """Raise BadData if the two commands would train different runs."""
+    one, other = _deciding_options(first), _deciding_options(second)
     different = [key for key in dict.fromkeys([*one, *other]) if one.get(key) != other.get(key)]
     if not different:
         return
     names = ", ".join(key if key.startswith("$") else f"--{key.replace('_', '-')}" for key in different[:3])
     more = f" and {len(different) - 3} others" if len(different) > 3 else ""
-    causes = list(dict.fromkeys([*first.around, *second.around]))
+    causes = list(dict.fromkeys([*first.guards, *second.guards]))
     hint = f"what decides it: {' '.join(f'--set {name}=VALUE' for name in causes)}" if causes else COMMAND_LINE
     raise BadData(f"lines {first.line} and {second.line} start pretrain_gpt.py with different options: {names}{more}", hint)
 
 
-def _deciding(command: ShellCommand) -> dict[str, list[str]]:
+def _deciding_options(command: ShellCommand) -> dict[str, list[str]]:
     place = next(index for index, word in enumerate(command.words) if is_script(word))
     values = parse(command.words[place + 1 :])
-    return {key: words for key, words in values.items() if needs_shell(key) or decides(key, words) or _may_matter(key, words)}
+    return {key: words for key, words in values.items() if needs_shell(key) or decides_run(key, words) or _may_matter(key, words)}
 
 
 def _may_matter(key: str, words: Sequence[str]) -> bool:
     return effect_of_flag(key, words) is Effect.MODEL
 
 
-def asked_for(values: Mapping[str, Sequence[str]], command: ShellCommand) -> list[str]:
-    """Return the unknown parts of `values`: the variables' names, or a substitution without a name."""
-    found: dict[str, None] = {}
+def variables_to_set(values: Mapping[str, Sequence[str]], command: ShellCommand) -> list[str]:
+    """List the variables that the user has to --set for `values`, and the substitutions that contain no variable.
+
+    `values` are the options that contain unknown parts, with their words.
+    """
+    names: dict[str, None] = {}
     for key, words in values.items():
         holds_options = list(words) == [key]
-        if not holds_options and decides(key, words):
-            found |= dict.fromkeys(_names(words) or words)
+        if not holds_options and decides_run(key, words):
+            names |= dict.fromkeys(_names(words) or words)
         for word in words:
-            found |= dict.fromkeys(_behind(word, command, frozenset()) if _may_hold_options(word, holds_options, command) else ())
-    return list(found)
+            names |= dict.fromkeys(
+                _deciding_variables(word, command, frozenset()) if _may_hold_options(word, holds_options, command) else ()
+            )
+    return list(names)
 
 
 def _may_hold_options(word: str, holds_options: bool, command: ShellCommand) -> bool:
-    """Also a word behind a switch that lt-train does not know may."""
+    """Whether an unknown word may expand to options: it stands alone, or one of its choices begins with `--`."""
     return holds_options or any(
         choice.startswith("--") for name in variables_in(word) for choice in command.conditional.get(name, ())
     )
@@ -100,28 +108,31 @@ def _names(words: Iterable[str]) -> list[str]:
     return [name for word in words for name in variables_in(word)]
 
 
-def _behind(word: str, command: ShellCommand, seen: frozenset[str]) -> list[str]:
-    """What decides over the options in a word that stands for several: the variables of a condition, or the word's own name."""
+def _deciding_variables(word: str, command: ShellCommand, visited: frozenset[str]) -> list[str]:
+    """List the variables that decide which options the word `$NAME` expands to.
+
+    These are the variables of the condition that sets NAME, or NAME itself if a sourced file may set it.
+    """
     if not WHOLE.fullmatch(word):
         return []
-    names = [name for name in variables_in(word) if name not in seen]
-    found: list[str] = []
+    names = [name for name in variables_in(word) if name not in visited]
+    deciding: list[str] = []
     for name in names:
         choices = command.conditional.get(name)
         if choices is None:
-            found += [name] if any(not OF_ENVIRONMENT.search(file) for file in command.sourced) else []
+            deciding += [name] if any(not OF_ENVIRONMENT.search(file) for file in command.sourced) else []
             continue
-        if any(matters(key, words) for key, words in parse(choices).items() if not needs_shell(key)):
-            found += command.causes.get(name) or [name]
+        if any(changes_training(key, words) for key, words in parse(choices).items() if not needs_shell(key)):
+            deciding += command.causes.get(name) or [name]
         for choice in filter(needs_shell, choices):
-            found += _behind(choice, command, seen | set(names))
-    return found
+            deciding += _deciding_variables(choice, command, visited | set(names))
+    return deciding
 
 
-def matters(key: str, words: Sequence[str]) -> bool:
-    """Whether a run with the option learns otherwise than without it."""
-    return decides(key, words) or effect_of_flag(key, words) is Effect.MODEL
+def changes_training(key: str, words: Sequence[str]) -> bool:
+    """Whether dropping the option would change the model or the run."""
+    return decides_run(key, words) or effect_of_flag(key, words) is Effect.MODEL
 
 
-def sources_of_options(command: ShellCommand) -> list[str]:
+def sourced_option_files(command: ShellCommand) -> list[str]:
     return [file for file in command.sourced if not OF_ENVIRONMENT.search(file)]

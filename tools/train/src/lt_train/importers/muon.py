@@ -1,4 +1,4 @@
-"""Muon's settings: lt-train has megatron-core's own defaults, and orthogonalizes whole matrices in every layout."""
+"""Translate Muon's settings. lt-train uses megatron-core's defaults, and orthogonalizes whole matrices in every layout."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from lt_train.importers.ledger import Ledger
 from lt_train.importers.upstream.rows import is_default
 
 NAMES = ("muon", "dist_muon")
-# megatron/core/optimizer/optimizer_config.py of 0.19; `muon_tp_mode` is what lt-train chooses.
+# Defaults in megatron/core/optimizer/optimizer_config.py of 0.19, except `muon_tp_mode`, which is lt-train's choice.
 SETTINGS: dict[str, Any] = {
     "muon_momentum": 0.95,
     "muon_nesterov": False,
@@ -26,13 +26,13 @@ OTHERS = ("adaptive_muon_", "lion_", "soap_", "sgd_momentum")
 
 
 def translate(ledger: Ledger, section: str, optimizer: str, tensor: int, defaults: dict[str, Any]) -> None:
-    """Carry over `optimizer` if it is Muon. `defaults` are the trainer's defaults that differ from megatron-core's.
+    """Carry `optimizer` over if it is Muon, and drop the settings of unused optimizers.
 
-    Keys of unused optimizers are dropped.
+    `defaults` are the trainer's defaults that differ from megatron-core's.
     """
     is_muon = optimizer in NAMES
     unused = (*OTHERS, *(() if is_muon else SETTINGS))
-    for key in [key for key in ledger.left() if key.startswith(tuple(f"{section}{name}" for name in unused))]:
+    for key in [key for key in ledger.remaining_keys() if key.startswith(tuple(f"{section}{name}" for name in unused))]:
         ledger.drop(key, "another optimizer reads it")
     if not is_muon:
         return
@@ -52,7 +52,7 @@ def translate(ledger: Ledger, section: str, optimizer: str, tensor: int, default
 
 
 def _word(value: Any) -> Any:
-    """The value of a command line's words; no words are a switch that is on."""
+    """Join the words of a command-line option. An option without words is a switch that is on."""
     if isinstance(value, list):
         return " ".join(map(str, value)) if value else True
     return value

@@ -1,4 +1,4 @@
-"""NeMo's YAML for GPT and Llama (`megatron_gpt_config.yaml` and its descendants, AWS's fork for Trainium among them)."""
+"""Translate NeMo's YAML for GPT and Llama: `megatron_gpt_config.yaml` and its descendants, such as AWS's fork for Trainium."""
 
 import os
 import re
@@ -76,16 +76,16 @@ FLAGS = {
     "model.wrap_with_zero": "use_distributed_optimizer",
     "model.qkv_bias": "add_qkv_bias",
     "model.moe_grouped_gemm": "moe_grouped_gemm",
-    # Of Llama 3.1, with a factor of 8.
+    # Llama 3.1's frequency scaling with a factor of 8.
     "model.scale_positional_embedding": "use_rope_scaling",
 }
-# Lightning's names; the names without a suffix are the older ones.
+# Lightning's names. The names without a suffix are the older ones.
 PRECISIONS = {"bf16": "bf16", "bf16-mixed": "bf16", "16": "fp16", "16-mixed": "fp16"}
 AMP = "model.megatron_amp_O2"
 SCALED = "lt-train draws the matrices that write to the residual stream narrower by the depth"
 AUTOCAST = "NeMo keeps weights and the residual stream in 32 bits then, lt-train computes in 16"
 DEFAULT = "NeMo's default, as in lt-train"
-# megatron_gpt_model.py, and Lightning's trainer, which clips nothing unless told to.
+# Dropout from megatron_gpt_model.py; Lightning's trainer clips no gradients by default.
 DEFAULTS = {"hidden_dropout": 0.1, "attention_dropout": 0.1, "clip_grad": 0.0}
 # Values of Lightning's trainer that limit nothing.
 UNLIMITED = {
@@ -96,7 +96,7 @@ UNLIMITED = {
     "trainer.gradient_clip_algorithm": "norm",
     "trainer.check_val_every_n_epoch": 1,
 }
-# Keys that only models other than decoders have, and their kind.
+# Key prefixes that only models other than GPT-like decoders have, with the kind of model.
 OTHER_KINDS = {
     "model.bert_": "BERT",
     "model.mask_prob": "an encoder",
@@ -114,13 +114,13 @@ OTHER_KINDS = {
     "model.data.seq_length_dec": "an encoder and a decoder",
 }
 EXPERT_SETTINGS = ("model.moe_router_topk", "model.moe_aux_loss_coeff", "model.moe_ffn_hidden_size", "model.moe_grouped_gemm")
-OF_FINE_TUNING = re.compile(r"model\.data\.(train|validation|test)_ds\.")
+FINE_TUNING_KEY = re.compile(r"model\.data\.(train|validation|test)_ds\.")
 UNKNOWN_EXPERTS = "a model with experts is named so, and no key has their number"
-OF_EXPERTS = re.compile(r"mixtral|(?<![a-z])moe(?![a-z])|\d+x\d+b")
+EXPERT_MODEL_NAME = re.compile(r"mixtral|(?<![a-z])moe(?![a-z])|\d+x\d+b")
 
 
 def translate(values: dict[str, Any]) -> Translation:
-    """`values` are the keys with dots, references resolved. Raises BadData for a model that is no decoder like GPT's."""
+    """Translate `values`, whose keys are dotted paths. Raises BadData for a model that is no GPT-like decoder."""
     for prefix, kind in OTHER_KINDS.items():
         if any(key.startswith(prefix) for key in values):
             raise BadData(f"{kind}: lt-train trains decoders like GPT's and Llama's", "lt-train models lists them")
@@ -171,7 +171,7 @@ def translate(values: dict[str, Any]) -> Translation:
     for option, value in DEFAULTS.items():
         ledger.default(option, value)
     _saving(ledger, values)
-    evaluation.without_data(ledger, "trainer.limit_val_batches")
+    evaluation.switch_off_without_data(ledger, "trainer.limit_val_batches")
     validation(ledger)
     length(ledger)
     padding(ledger, "model.make_vocab_size_divisible_by")
@@ -181,23 +181,23 @@ def translate(values: dict[str, Any]) -> Translation:
 
 
 def _named_after_experts(ledger: Ledger, values: dict[str, Any]) -> None:
-    """A file that leaves the experts of its model to a checkpoint describes another one."""
+    """Report a model whose name says that it has experts, but whose file does not state their number."""
     if not values.get("model.num_moe_experts"):
         for key in NAMING:
-            if key in values and OF_EXPERTS.search(str(values[key]).lower()):
+            if key in values and EXPERT_MODEL_NAME.search(str(values[key]).lower()):
                 ledger.drop_value(key, ledger.take(key), UNKNOWN_EXPERTS, Effect.MODEL)
                 return
 
 
 def _is_off(key: str, value: Any) -> bool:
-    """Whether NeMo's value means that the setting is not used."""
+    """Whether `value` is NeMo's way of switching the setting off."""
     if key == "trainer.max_steps" and isinstance(value, int | float):
         return value <= 0 or isinstance(value, float)
     return key == "model.virtual_pipeline_model_parallel_size" and value == 1
 
 
 def precision(ledger: Ledger, key: str, value: Any) -> None:
-    """Carry over `value` of `key` as lt-train's compute dtype."""
+    """Carry Lightning's precision `value` over as --bf16 or --fp16."""
     kind = "" if value is None else str(value).lower()
     option = PRECISIONS.get(kind.removesuffix("-true"))
     if option:
@@ -209,7 +209,7 @@ def precision(ledger: Ledger, key: str, value: Any) -> None:
 
 
 def fp8_scales(ledger: Ledger) -> None:
-    """How a GEMM's scale follows from the largest values of earlier steps; without fp8 nothing reads it."""
+    """Drop the settings of fp8 scales, which set how a GEMM's scale follows from the amax of earlier steps."""
     for key in ("model.fp8_amax_history_len", "model.fp8_amax_compute_algo", "model.fp8_interval", "model.fp8_margin"):
         if ledger.get("fp8_format"):
             ledger.drop_value(key, ledger.take(key), NOT_DELAYED)
@@ -223,19 +223,19 @@ def fp8_scales(ledger: Ledger) -> None:
 
 
 def drop_known(ledger: Ledger) -> None:
-    """Drop keys that are off or have NeMo's default, and keys that a table names."""
-    for key in ledger.left():
-        value, known = ledger.peek(key), row(key)
+    """Drop keys with NeMo's default, and keys that the table `row` names."""
+    for key in ledger.remaining_keys():
+        value, table_row = ledger.peek(key), row(key)
         if ledger.is_default(key, value):
             ledger.drop(key, DEFAULT)
-        elif known and (value is None or value is False or value == known_off(key)):
+        elif table_row and (value is None or value is False or value == unlimited_value(key)):
             ledger.drop(key, "it is off")
-        elif known:
-            ledger.drop(key, known.reason, known.effect)
+        elif table_row:
+            ledger.drop(key, table_row.reason, table_row.effect)
 
 
-def known_off(key: str) -> Any:
-    """Return the value that turns a limit of Lightning's trainer off."""
+def unlimited_value(key: str) -> Any:
+    """Return the value that makes `key` of Lightning's trainer limit nothing."""
     return UNLIMITED.get(key, "")
 
 
@@ -286,7 +286,7 @@ def _style(ledger: Ledger) -> None:
 
 def _data(ledger: Ledger) -> None:
     if ledger.has("model.data.data_prefix"):
-        for key in [key for key in ledger.left() if OF_FINE_TUNING.match(key)]:
+        for key in [key for key in ledger.remaining_keys() if FINE_TUNING_KEY.match(key)]:
             ledger.drop(key, "fine-tuning alone reads it: pretraining reads model.data.data_prefix")
     prefix = ledger.take("model.data.data_prefix")
     if isinstance(prefix, list) and prefix:

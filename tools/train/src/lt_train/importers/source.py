@@ -1,4 +1,4 @@
-"""Which trainer a configuration belongs to, and its keys with references resolved."""
+"""Detect the trainer that a configuration belongs to, resolve references between its keys, and translate it."""
 
 import difflib
 import functools
@@ -41,12 +41,12 @@ IN_PYTHON = (
 )
 
 
-def translate_file(path: str, given: Mapping[str, str] | None = None) -> Translation:
-    """A TorchTitan TOML, a HyperPod recipe, a NeMo YAML, Megatron-Bridge's run_config.yaml, or what starts pretrain_gpt.py: a
-    script, or a manifest of Kubernetes.
+def translate_file(path: str, overrides: Mapping[str, str] | None = None) -> Translation:
+    """Translate the configuration file at `path` into lt-train's options.
 
-    `given` are values of the configuration's keys, or of the script's variables, that come before its own. Raises NoInput or
-    BadData.
+    The file is a TorchTitan TOML, a HyperPod recipe, a NeMo YAML, Megatron-Bridge's run_config.yaml, or a script or Kubernetes
+    manifest that starts pretrain_gpt.py. `overrides` maps keys of the configuration, or variables of the script, to values
+    that replace the file's values. Raises NoInput or BadData.
     """
     credentials.check(path, "FILE")
     _check_regular(path)
@@ -57,7 +57,7 @@ def translate_file(path: str, given: Mapping[str, str] | None = None) -> Transla
     except UnicodeDecodeError:
         raise BadData(f"{path}: not a text file", SYNTAX) from None
     try:
-        return _translate(PurePath(path).suffix.lower(), text, given or {})
+        return _translate(PurePath(path).suffix.lower(), text, overrides or {})
     except tomllib.TOMLDecodeError as error:
         raise BadData(f"{path}: not TOML: {error}", SYNTAX) from None
     except RecursionError:
@@ -66,21 +66,21 @@ def translate_file(path: str, given: Mapping[str, str] | None = None) -> Transla
         raise BadData(f"{path}: {error}", error.hint or SYNTAX) from None
 
 
-def _translate(suffix: str, text: str, given: Mapping[str, str]) -> Translation:
+def _translate(suffix: str, text: str, overrides: Mapping[str, str]) -> Translation:
     if suffix == ".toml":
-        return torchtitan.translate(flatten(tomllib.loads(text)) | _read(given))
+        return torchtitan.translate(flatten(tomllib.loads(text)) | _parse_overrides(overrides))
     if suffix == ".py":
         raise BadData("a configuration in Python would have to be executed", IN_PYTHON)
     is_manifest = suffix.startswith((".yaml", ".yml")) and kubernetes_manifest.is_manifest(text)
     if is_manifest or suffix not in (".yaml", ".yml"):
-        _check_variables(text, given)
+        _check_variables(text, overrides)
     if is_manifest:
-        command = kubernetes_manifest.command_in(text, given)
+        command = kubernetes_manifest.command_in(text, overrides)
         return megatron_lm.translate_command(command)
     if suffix not in (".yaml", ".yml"):
-        command = megatron_lm.command_in(text, given)
+        command = megatron_lm.command_in(text, overrides)
         return megatron_lm.translate_command(command)
-    values = _yaml(text, _read(given))
+    values = _yaml(text, _parse_overrides(overrides))
     if flagscale.is_training(values):
         return flagscale.translate(values)
     if megatron_bridge.is_run_config(values):
@@ -89,75 +89,79 @@ def _translate(suffix: str, text: str, given: Mapping[str, str]) -> Translation:
 
 
 def _check_regular(path: str) -> None:
-    """Raises BadData for a named pipe: until something is written to it, reading waits."""
+    """Raise BadData for a named pipe, because reading a pipe blocks until a process writes to it."""
     file = Path(path)
     if file.is_fifo() and not path.startswith(("/dev/", "/proc/")):
         raise BadData(f"{path}: not a file but a named pipe", "lt-train import FILE")
 
 
-def _check_variables(text: str, given: Mapping[str, str]) -> None:
-    """Raises BadData for a name that the script does not have: its value would go nowhere."""
-    for name in given:
+def _check_variables(text: str, overrides: Mapping[str, str]) -> None:
+    """Raise BadData for a --set variable that does not occur in the script and would have no effect."""
+    for name in overrides:
         if not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text):
-            known = sorted({found for names in VARIABLE.findall(text) for found in names if found})
-            nearest = difflib.get_close_matches(name, known, n=1)
-            remedy = f"did you mean {nearest[0]}?" if nearest else f"it has {', '.join(known) or 'no variables'}"
+            variables = sorted({variable for names in VARIABLE.findall(text) for variable in names if variable})
+            nearest = difflib.get_close_matches(name, variables, n=1)
+            remedy = f"did you mean {nearest[0]}?" if nearest else f"it has {', '.join(variables) or 'no variables'}"
             raise BadData(f"--set {name}: it has no such variable", remedy)
 
 
-def _read(given: Mapping[str, str]) -> dict[str, Any]:
-    """Values as YAML writes them."""
+def _parse_overrides(overrides: Mapping[str, str]) -> dict[str, Any]:
+    """Parse the value of each override as YAML."""
     try:
-        return {key: strict_yaml.loads(value) for key, value in given.items()}
+        return {key: strict_yaml.loads(value) for key, value in overrides.items()}
     except ValueError as error:
         raise BadData(f"--set: not YAML: {error}") from None
 
 
 def translate_command(words: Sequence[str]) -> Translation:
-    """The command line of pretrain_gpt.py. Raises BadData for another one."""
+    """Translate the command line of pretrain_gpt.py. Raises BadData for the command line of another program."""
     return megatron_lm.translate(words)
 
 
-def _yaml(text: str, given: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+def _yaml(text: str, overrides: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
     try:
         content = strict_yaml.loads(text)
     except ValueError as error:
         raise BadData(f"not YAML: {error}", SYNTAX) from None
     if not isinstance(content, dict):
         raise BadData("not a configuration: it has no keys")
-    flat = flatten({str(key): value for key, value in content.items()}) | dict(given)
-    return {key: _computed(_resolved(key, value, flat)) for key, value in flat.items()}
+    flat = flatten({str(key): value for key, value in content.items()}) | dict(overrides)
+    return {key: _compute(_resolve(key, value, flat)) for key, value in flat.items()}
 
 
-def _resolved(key: str, value: Any, flat: dict[str, Any], depth: int = 0) -> Any:
-    """Resolve OmegaConf's references: ${a.b} from the top, ${.b} beside `key`, ${..b} beside its section. Keep others."""
+def _resolve(key: str, value: Any, flat: dict[str, Any], depth: int = 0) -> Any:
+    """Resolve OmegaConf references in `value`: ${a.b} from the top, ${.b} beside `key`, ${..b} beside the section of `key`.
+
+    A reference to a key that does not exist stays unchanged.
+    """
     if isinstance(value, list):
-        return [_computed(_resolved(key, entry, flat, depth + 1)) for entry in value]
+        return [_compute(_resolve(key, entry, flat, depth + 1)) for entry in value]
     if not isinstance(value, str) or depth > 8:
         return value
     whole = REFERENCE.fullmatch(value)
     if whole:
-        target = _target(key, whole[1], flat)
-        return value if target is None else _resolved(target, flat[target], flat, depth + 1)
+        target = _resolve_key(key, whole[1], flat)
+        return value if target is None else _resolve(target, flat[target], flat, depth + 1)
 
     def text(reference: re.Match[str]) -> str:
-        target = _target(key, reference[1], flat)
-        return reference[0] if target is None else str(_resolved(target, flat[target], flat, depth + 1))
+        target = _resolve_key(key, reference[1], flat)
+        return reference[0] if target is None else str(_resolve(target, flat[target], flat, depth + 1))
 
     return REFERENCE.sub(text, value)
 
 
-def _computed(value: Any) -> Any:
-    """Compute NeMo's resolvers: ${multiply:4, 1024} is 4096. An expression with a missing value stays unchanged."""
-    found = ARITHMETIC.fullmatch(value) if isinstance(value, str) else None
-    if found is None:
+def _compute(value: Any) -> Any:
+    """Evaluate an expression of NeMo's resolvers: ${multiply:4, 1024} is 4096. Unresolved operands leave the text unchanged."""
+    match = ARITHMETIC.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
         return value
-    numbers = [int(word) for word in found[2].split(",")]
-    return functools.reduce(OPERATIONS[found[1]], numbers)
+    numbers = [int(word) for word in match[2].split(",")]
+    return functools.reduce(OPERATIONS[match[1]], numbers)
 
 
-def _target(key: str, name: str, flat: dict[str, Any]) -> str | None:
+def _resolve_key(key: str, name: str, flat: dict[str, Any]) -> str | None:
     if name.startswith("."):
         below = name.lstrip(".")
         name = ".".join([*key.split(".")[: -(len(name) - len(below))], below])
-    return next((found for found in (name, name.removeprefix("recipes."), name.removeprefix("training.")) if found in flat), None)
+    candidates = (name, name.removeprefix("recipes."), name.removeprefix("training."))
+    return next((candidate for candidate in candidates if candidate in flat), None)

@@ -74,7 +74,7 @@ STYLES = {"linear": "linear", "cosine": "cosine", "sqrt": "minus_sqrt"}
 
 
 def translate(values: dict[str, Any]) -> Translation:
-    """`values` are the keys with dots."""
+    """Translate `values`, whose keys are dotted paths."""
     moved: dict[str, Any] = {}
     written: dict[str, str] = {}
     for key, value in values.items():
@@ -90,7 +90,7 @@ def translate(values: dict[str, Any]) -> Translation:
     _checkpoints(ledger)
     _reports(ledger)
     for prefix, reason in SPEED_SECTIONS.items():
-        for key in [key for key in ledger.left() if key.startswith(prefix)]:
+        for key in [key for key in ledger.remaining_keys() if key.startswith(prefix)]:
             ledger.drop(key, reason, Effect.SPEED)
     _fault_tolerance(ledger)
     ledger.drop_known()
@@ -114,7 +114,7 @@ def _model(ledger: Ledger, written: Iterable[str]) -> None:
 
 
 def _llama3(ledger: Ledger, preset: str, flavor: str, written: Iterable[str]) -> None:
-    """With scaled rotary positions, or as TorchTitan had them before."""
+    """Select the preset with or without scaled rotary positions, by the version of TorchTitan that has the keys in `written`."""
     keys = list(written)
     is_of_guide = any(key in INVENTED for key in keys)
     if not is_of_guide and any(map(BEFORE_SCALING.fullmatch, keys)):
@@ -259,7 +259,7 @@ def _fault_tolerance(ledger: Ledger) -> None:
     if ledger.take("fault_tolerance.enable"):
         reason = "lt-train has no replica groups that come and go"
         ledger.drop_value("fault_tolerance.enable", True, reason, Effect.RESULT)
-        for key in [key for key in ledger.left() if key.startswith("fault_tolerance.")]:
+        for key in [key for key in ledger.remaining_keys() if key.startswith("fault_tolerance.")]:
             ledger.drop(key, reason, Effect.RESULT)
 
 
@@ -278,9 +278,9 @@ def _precision(ledger: Ledger) -> None:
     converters = [str(entry) for entry in converters] if isinstance(converters, list) else [str(converters)]
     switches = ["model.converters", "training.enable_float8"]
     float8 = ledger.take("training.enable_float8") or any("float8" in entry for entry in converters)
-    others = [entry for entry in converters if "float8" not in entry]
-    if others:
-        ledger.drop_value("model.converters", others, "lt-train has float8 alone")
+    other_converters = [entry for entry in converters if "float8" not in entry]
+    if other_converters:
+        ledger.drop_value("model.converters", other_converters, "lt-train has float8 alone")
     for section in ("float8", "quantize.linear.float8", "quantize.dense.float8"):
         switches.append(f"{section}.enable_float8_linear")
         float8 = ledger.take(switches[-1]) or float8
@@ -290,7 +290,7 @@ def _precision(ledger: Ledger) -> None:
             if recipe not in ("rowwise", "tensorwise"):
                 reason = "lt-train has tensorwise and rowwise; this is the nearer one"
                 ledger.drop_value(f"{section}.recipe_name", recipe, reason, Effect.RESULT)
-        for key in [key for key in ledger.left() if key.startswith(f"{section}.")]:
+        for key in [key for key in ledger.remaining_keys() if key.startswith(f"{section}.")]:
             if not float8:
                 ledger.drop(key, "float8 is off")
             elif key.endswith(GATHERING):
@@ -299,8 +299,8 @@ def _precision(ledger: Ledger) -> None:
                 is_off = not ledger.peek(key)
                 reason = "lt-train chooses which layers have fp8"
                 ledger.drop(key, reason, Effect.NONE if is_off else Effect.RESULT)
-    if not others:
-        for key in [key for key in ledger.left() if key.startswith(("quantize.", "mx."))]:
+    if not other_converters:
+        for key in [key for key in ledger.remaining_keys() if key.startswith(("quantize.", "mx."))]:
             ledger.drop(key, "no converter of the model reads it")
     if float8:
         ledger.set("fp8_format", "hybrid", *switches)
@@ -316,7 +316,7 @@ def _checkpoints(ledger: Ledger) -> None:
     dump_folder, folder = ledger.take_text("job.dump_folder"), ledger.take_text("checkpoint.folder", "checkpoint")
     for key, option in (("interval", "save_interval"), ("keep_latest_k", "keep_last")):
         value = ledger.take_number(f"checkpoint.{key}")
-        # 0 checkpoints to keep means that every checkpoint is kept.
+        # keep_latest_k = 0 keeps all checkpoints.
         if enabled and value:
             ledger.carry_value(f"checkpoint.{key}", option, value)
         elif not enabled:
@@ -334,11 +334,11 @@ def _checkpoints(ledger: Ledger) -> None:
 
 
 def _start(ledger: Ledger, enabled: bool) -> None:
-    """A first checkpoint or Hugging Face model, which TorchTitan reads with checkpoints enabled alone."""
+    """Report an initial checkpoint or Hugging Face model. TorchTitan reads it only if checkpoints are enabled."""
     keys = [f"checkpoint.initial_load_{name}" for name in ("path", "in_hf", "in_hf_quantized", "model_only")]
     path, in_hf = ledger.peek(keys[0]), ledger.peek(keys[1])
-    own = os.path.normpath(str(ledger.get("save") or ""))
-    is_own = isinstance(path, str) and enabled and f"{os.path.normpath(path)}{os.sep}".startswith(f"{own}{os.sep}")
+    save_directory = os.path.normpath(str(ledger.get("save") or ""))
+    is_own = isinstance(path, str) and enabled and f"{os.path.normpath(path)}{os.sep}".startswith(f"{save_directory}{os.sep}")
     is_start = enabled and bool(path or in_hf) and not is_own
     for key in keys:
         if not is_start or ledger.is_default(key, ledger.peek(key)):
@@ -378,7 +378,7 @@ def _reports(ledger: Ledger) -> None:
             ledger.drop_value(f"validation.{key}", size, f"lt-train evaluates with --{option.replace('_', '-')}", effect)
     else:
         evaluation.switch_off(ledger)
-        for key in [key for key in ledger.left() if key.startswith("validation.")]:
+        for key in [key for key in ledger.remaining_keys() if key.startswith("validation.")]:
             ledger.drop(key, "validation is not enabled")
 
 
@@ -387,7 +387,7 @@ def _evaluated_batches(ledger: Ledger) -> None:
     key = "validation.steps"
     steps, total = ledger.take_number(key), ledger.get("global_batch_size")
     size = ledger.peek("validation.local_batch_size") or ledger.upstream("validation.local_batch_size")
-    shards, copies = (ledger.given().get(f"parallelism.data_parallel_{kind}_degree") for kind in ("shard", "replicate"))
+    shards, copies = (ledger.original_values().get(f"parallelism.data_parallel_{kind}_degree") for kind in ("shard", "replicate"))
     ranks = shards * (copies or 1) if isinstance(shards, int) and shards > 0 else None
     if steps is None or total is None:
         ledger.carry_value(key, "eval_iters", steps)

@@ -1,4 +1,4 @@
-"""To how many rows a trainer pads the vocabulary: lt-train to a multiple of 128 times the tensor parallel size."""
+"""Compare vocabulary padding: lt-train pads to a multiple of 128 times the tensor parallel size."""
 
 from lt_train.importers.effects import Effect
 from lt_train.importers.ledger import Ledger
@@ -9,7 +9,7 @@ OTHERWISE = f"{PADDED}: the padded rows are others"
 
 
 def padding(ledger: Ledger, key: str, is_padded: bool = True) -> None:
-    """Drop the multiple at `key`: with a vocabulary that both pad alike, or with the same multiple, nothing changes."""
+    """Drop the padding multiple at `key`. If both trainers pad to the same number of rows, dropping it changes nothing."""
     multiple = ledger.take_number(key)
     multiple = 1 if not is_padded else int(multiple or HERE)
     size, tensor = ledger.get("vocab_size"), int(ledger.get("tensor_model_parallel_size") or 1)

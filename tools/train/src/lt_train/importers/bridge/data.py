@@ -1,4 +1,4 @@
-"""Megatron-Bridge's dataset: its files, the order of the samples, and the vocabulary."""
+"""Translate Megatron-Bridge's dataset: its files, its sample order and its vocabulary."""
 
 from typing import Any
 
@@ -13,10 +13,10 @@ def translate(ledger: Ledger) -> None:
     _files(ledger)
     if ledger.get("vocab_size") is None and ledger.peek("tokenizer.tokenizer_type") == "NullTokenizer":
         ledger.carry("tokenizer.vocab_size", "vocab_size")
-    seed, own = ledger.get("seed"), ledger.take("dataset.random_seed")
-    if own is not None:
-        effect = Effect.NONE if own == (seed if seed is not None else 1234) else Effect.RESULT
-        ledger.drop_value("dataset.random_seed", own, "the seed of the run orders the data", effect)
+    seed, data_seed = ledger.get("seed"), ledger.take("dataset.random_seed")
+    if data_seed is not None:
+        effect = Effect.NONE if data_seed == (seed if seed is not None else 1234) else Effect.RESULT
+        ledger.drop_value("dataset.random_seed", data_seed, "the seed of the run orders the data", effect)
     kind = ledger.take("dataset.dataloader_type")
     if kind is not None:
         ledger.drop_value("dataset.dataloader_type", kind, ORDER, Effect.NONE if kind == "single" else Effect.RESULT)
@@ -49,7 +49,7 @@ def _files(ledger: Ledger) -> None:
 
 
 def _prefixes(blend: Any) -> list[str]:
-    """[[prefix, ...], [weight, ...]] as lt-train's words; the weights may be None."""
+    """Convert [[prefix, ...], [weight, ...]] into the words of --data-path. The weights may be None."""
     if not isinstance(blend, list) or len(blend) != 2 or not isinstance(blend[0], list):
         return []
     prefixes, weights = blend

@@ -23,7 +23,7 @@ def translate(ledger: Ledger) -> None:
         ("embedding_init_method", deviation),
     ):
         prefix = f"model.{name}."
-        keys = [key for key in ledger.left() if key.startswith(prefix)]
+        keys = [key for key in ledger.remaining_keys() if key.startswith(prefix)]
         arguments = {key.removeprefix(prefix): ledger.peek(key) for key in keys}
         is_usual = (
             arguments.get("_target_") == NORMAL

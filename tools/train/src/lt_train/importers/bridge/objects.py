@@ -1,4 +1,4 @@
-"""Objects of Python in Megatron-Bridge's run_config.yaml as the plain values that they stand for."""
+"""Replace the Python objects in Megatron-Bridge's run_config.yaml by plain values."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ ENUMS = {
 
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` with the name of a function, a type or an enum's member in the place of the keys that describe it."""
+    """Replace the keys that describe a function, a type or an enum member by one key with its name."""
     replaced = dict(values)
     for key in values:
         prefix, _, name = key.rpartition(".")

@@ -1,4 +1,4 @@
-"""Where a run of Megatron-Bridge begins: from checkpoint.save, checkpoint.load or checkpoint.pretrained_checkpoint."""
+"""Translate the checkpoint that a run of Megatron-Bridge starts from: checkpoint.save, .load or .pretrained_checkpoint."""
 
 import posixpath
 
@@ -7,7 +7,7 @@ from lt_train.importers.ledger import Ledger
 from lt_train.importers.megatron.start import ITERATION, OF_OWN, OWN, SCHEDULE_OF_OWN, WITHOUT_LOAD, Start, row_at_loading
 from lt_train.importers.upstream.megatron_options import AT_LOADING
 
-# Fields of False that leave something of a checkpoint out, with lt-train's options.
+# Fields that exclude a part of the checkpoint if they are False, with lt-train's options.
 LEFT_OUT = {"load_optim": "no_load_optim", "load_rng": "no_load_rng"}
 SCHEDULE = "use_checkpoint_opt_param_scheduler"
 
@@ -48,7 +48,7 @@ def translate(ledger: Ledger) -> None:
         for option in ("exit_interval", "exit_duration_in_mins"):
             reason = "a run that ends early needs a directory to resume from: add it with --save"
             ledger.drop_value(f"train.{option}", ledger.get(option), reason, Effect.RESULT)
-            ledger.leave_out(option)
+            ledger.withdraw(option)
 
 
 def _of_own(ledger: Ledger) -> None:
@@ -72,7 +72,7 @@ def _from(ledger: Ledger, load: str) -> None:
 
 
 def _pretrained(ledger: Ledger, load: str | None) -> bool:
-    """Returns whether lt-train begins from it."""
+    """Carry checkpoint.pretrained_checkpoint over. Returns whether lt-train starts from it."""
     key = "checkpoint.pretrained_checkpoint"
     pretrained = ledger.take_text(key)
     if pretrained and load:

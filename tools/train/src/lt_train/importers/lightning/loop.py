@@ -1,6 +1,6 @@
-"""How long Lightning's trainer trains and when it evaluates.
+"""Translate the time limit and the evaluation settings of Lightning's trainer.
 
-Lightning reads an integer as a count of batches, and a float as a share: 1.0 is every batch, 0.0 none.
+Lightning reads an int as a number of batches and a float as a share: 1.0 means all batches, 0.0 none.
 """
 
 import re
@@ -16,7 +16,7 @@ DURATION = re.compile(r"(\d+):(\d+):(\d+):(\d+)")
 
 
 def validation(ledger: Ledger) -> None:
-    """Carry over the validation. Without a limit or an interval Lightning takes 1.0: all batches, at the end of each epoch."""
+    """Translate the evaluation settings. Lightning's default limit and interval are 1.0: all batches, once per epoch."""
     limit, interval = ledger.take(LIMIT), ledger.take(INTERVAL)
     if ledger.get("eval_iters") == 0:
         for key, value in ((LIMIT, limit), (INTERVAL, interval)):
@@ -42,7 +42,7 @@ def validation(ledger: Ledger) -> None:
 
 
 def length(ledger: Ledger) -> None:
-    """The first of several times ends a run with a checkpoint, as --exit-duration-in-mins does, which needs SAVE."""
+    """Carry the time limit over as --exit-duration-in-mins, which needs --save. The first key with a limit counts."""
     for key in ("trainer.max_time", "exp_manager.max_time_per_run"):
         match = DURATION.fullmatch(str(ledger.peek(key) or ""))
         if match and ledger.get("save") and ledger.get("exit_duration_in_mins") is None:

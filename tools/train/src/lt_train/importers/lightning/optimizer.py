@@ -10,13 +10,13 @@ ADAMW = ("fused_adam", "adamw", "distributed_fused_adam", "mcore_distributed_opt
 ADAM = "adam"
 # nemo/core/optim/lr_scheduler.py: WarmupAnnealing falls in a line to its least value.
 SCHEDULES = {"CosineAnnealing": "cosine", "InverseSquareRootAnnealing": "inverse-square-root", "WarmupAnnealing": "linear"}
-# Its rate falls below `min_lr`.
+# The learning rate of this schedule falls below `min_lr`.
 WITHOUT_LEAST = "InverseSquareRootAnnealing"
 
 
 def optimizer(ledger: Ledger, section: str) -> None:
-    """Name, betas and schedule; the keys that have one counterpart are renamed elsewhere."""
-    if not any(key.startswith(f"{section}.") for key in ledger.given()):
+    """Translate the name, betas and schedule. The importers rename the keys that have one counterpart."""
+    if not any(key.startswith(f"{section}.") for key in ledger.original_values()):
         return
     _name(ledger, f"{section}.name")
     _betas(ledger, f"{section}.betas")
@@ -66,7 +66,7 @@ def _gradients(ledger: Ledger, key: str) -> None:
 def _schedule(ledger: Ledger, section: str) -> None:
     has_class = ledger.has(f"{section}._target_")
     if not (has_class or ledger.peek(f"{section}.name")):
-        # Without a schedule, or without its name, NeMo's rate is constant from the first step on.
+        # Without a schedule, or without its name, NeMo's learning rate is constant from the first step on.
         ledger.default("lr_decay_style", "constant")
         ledger.default("lr_warmup_iters", 0)
         return
@@ -74,7 +74,7 @@ def _schedule(ledger: Ledger, section: str) -> None:
     length = _length(ledger, f"{section}.max_steps")
     warmup = ledger.get("lr_warmup_iters")
     if warmup and warmup >= (length or warmup + 1):
-        # A run that ends while it warms up.
+        # The run ends during the warm-up.
         ledger.default("lr_decay_iters", warmup + 1)
     schedule = ledger.take_text(f"{section}.name")
     if schedule in SCHEDULES:
@@ -84,7 +84,7 @@ def _schedule(ledger: Ledger, section: str) -> None:
     least = ledger.get("min_lr")
     if schedule == WITHOUT_LEAST and least:
         ledger.drop_value(f"{section}.min_lr", least, f"{schedule} does not read it before its last step", Effect.NONE)
-        ledger.leave_out("min_lr")
+        ledger.withdraw("min_lr")
     ledger.default("min_lr", 0.0)
     _constant_steps(ledger, f"{section}.constant_steps", schedule)
 
@@ -100,7 +100,7 @@ def _warmup(ledger: Ledger, section: str) -> None:
 
 
 def _length(ledger: Ledger, key: str) -> Any:
-    """The steps of the schedule: its own, or the run's."""
+    """Return the number of steps of the schedule, by default the length of the run."""
     steps, length = ledger.take_number(key), ledger.get("train_iters")
     if steps and steps > 0 and steps != length:
         ledger.carry_value(key, "lr_decay_iters", steps)
@@ -110,7 +110,7 @@ def _length(ledger: Ledger, key: str) -> Any:
 
 
 def _constant_steps(ledger: Ledger, key: str, schedule: str | None) -> None:
-    """NeMo's cosine ends so many steps before the run does, and stays at its least value."""
+    """Shorten the decay: NeMo's cosine ends `constant_steps` before the run and then stays at the minimum."""
     steps, length = ledger.take_number(key), ledger.get("lr_decay_iters") or ledger.get("train_iters")
     if not steps:
         return

@@ -1,13 +1,13 @@
-"""The initialization of the weights: another one makes another run, unless a checkpoint replaces the weights.
+"""Drop options that initialize weights. Dropping one changes the run, unless a checkpoint replaces the initial weights.
 
-Megatron-LM's options other than --init-method-std, and the rules that the importers of other trainers share.
+This module handles Megatron-LM's options except --init-method-std, and helps the importers of other trainers.
 """
 
 from lt_train.importers.effects import Effect
 from lt_train.importers.ledger import Ledger
 from lt_train.importers.upstream.rows import is_default
 
-# megatron-core's own, which it takes where nothing is said.
+# megatron-core's default.
 STANDARD_DEVIATION = 0.02
 OTHER = "lt-train draws first weights by --init-method-std"
 OTHER_NUMBERS = "lt-train draws other numbers of the same distribution"
@@ -16,7 +16,7 @@ OF_EMBEDDING = "the embedding has the same deviation as --init-method-std"
 
 
 def translate(ledger: Ledger) -> None:
-    """Drop the options. --init-method-std and the run's start are to be carried over before."""
+    """Drop the options. Carry --init-method-std and --load over first: the effects depend on them."""
     drop(ledger, "init_method_xavier_uniform")
     drop(ledger, "no_initialization", "Megatron-LM leaves the first weights as memory is; lt-train draws them")
     for key in ("use_cpu_initialization", "data_parallel_random_init"):
@@ -28,7 +28,7 @@ def translate(ledger: Ledger) -> None:
 
 
 def drop(ledger: Ledger, key: str, reason: str = OTHER, effect: Effect = Effect.RUN) -> None:
-    """Drop `key`, whose loss has `effect` in a run from first weights. Where a run begins is to be translated before."""
+    """Drop `key` with `effect`, or without an effect if the run loads a checkpoint. Carry --load over first."""
     if ledger.get("load"):
         ledger.drop(key, LOADED)
     else:
@@ -36,5 +36,5 @@ def drop(ledger: Ledger, key: str, reason: str = OTHER, effect: Effect = Effect.
 
 
 def deviation(ledger: Ledger) -> float:
-    """The standard deviation of the first weights."""
+    """Return the standard deviation of the initial weights."""
     return float(ledger.get("init_method_std") or STANDARD_DEVIATION)

@@ -8,10 +8,10 @@ from lt_train.importers.effects import Effect
 from lt_train.importers.ledger import Ledger
 
 
-def recomputed(ledger: Ledger, key: str, words: Sequence[str]) -> None:
+def carry_recompute_modules(ledger: Ledger, key: str, words: Sequence[str]) -> None:
     """Carry the modules over that lt-train recomputes, too; recomputation changes no result."""
     modules = [module for word in words for module in re.split(r"[\s,]+", word) if module]
-    experts = ledger.given().get("num_experts") or ledger.given().get("model.num_moe_experts")
+    experts = ledger.original_values().get("num_experts") or ledger.original_values().get("model.num_moe_experts")
     missing = "mlp" if experts not in (None, 0, 1, ["1"]) else "moe"
     usable = [module for module in modules if module in RECOMPUTE_MODULES and module != missing]
     if usable:

@@ -1,4 +1,4 @@
-"""Where a run of Megatron-LM begins: from --save, from --load, or from --pretrained-checkpoint, as options of lt-train.
+"""Translate Megatron-LM's choice of the checkpoint to start from: --save, --load or --pretrained-checkpoint.
 
 lt-train continues from SAVE if SAVE has a checkpoint. Otherwise it starts from --load, with --finetune from the weights alone.
 """
@@ -15,7 +15,7 @@ OWN = "a run continues from its own --save"
 OF_OWN = "a run continues from the newest checkpoint of its own --save, with all that is there"
 WITHOUT_LOAD = "without --load nothing reads it"
 WEIGHTS_ALONE = "of a checkpoint to finetune the weights alone are read"
-# Switches that matter beside a checkpoint of SAVE, which the first start does not have.
+# Switches that have an effect only if SAVE has a checkpoint, so not at the first start of a run.
 SCHEDULE_OF_OWN = "a resume takes the schedule from the command line, Megatron-LM's from the checkpoint"
 WITH_OWN = {
     "exit_on_missing_checkpoint": "lt-train begins anew when SAVE has no checkpoint",
@@ -24,7 +24,7 @@ WITH_OWN = {
     "use_checkpoint_args": "a resume takes the model from the command line, and compares it with the checkpoint's",
     "override_ckpt_iteration": OF_OWN,
 }
-# Which of SAVE's checkpoints is read.
+# Options that select the checkpoint in SAVE.
 OF_STEP = ("ckpt_step", "load_tag")
 WHAT_TO_TAKE = ("no_load_optim", "no_load_rng", "finetune")
 # Megatron-LM writes at least seven digits.
@@ -32,7 +32,7 @@ ITERATION = "iter_{:07d}"
 
 
 class Start(enum.Enum):
-    """Which checkpoint a run begins from."""
+    """The checkpoint that a run starts from."""
 
     NONE = enum.auto()
     OWN = enum.auto()
@@ -41,7 +41,7 @@ class Start(enum.Enum):
 
 
 def translate(ledger: Ledger, is_own: bool) -> None:
-    """`is_own` says that --load is --save, which the shell alone may know."""
+    """Translate the options. `is_own` says that --load equals --save, even if both are an unknown variable."""
     save, load = (_text(ledger.take(key)) for key in ("save", "load"))
     if save:
         ledger.set("save", save, "save")
@@ -66,7 +66,7 @@ def _text(words: list[str] | None) -> str | None:
 
 
 def _with_step(ledger: Ledger, load: str) -> str:
-    """Megatron-LM starts from the step of --ckpt-step where that is not 0."""
+    """Append the step of --ckpt-step to `load`. Step 0 means the newest checkpoint."""
     step = _text(ledger.peek("ckpt_step"))
     if step is None or not step.isdigit():
         return load
@@ -79,7 +79,7 @@ def _with_step(ledger: Ledger, load: str) -> str:
 
 
 def _of_own(ledger: Ledger) -> None:
-    """What of SAVE's own checkpoint each start of Megatron-LM would leave out."""
+    """Drop the options that make Megatron-LM ignore parts of the checkpoint in SAVE at each start."""
     for key in (*WHAT_TO_TAKE, *OF_STEP, "reset_iteration", "no_load_lr_state"):
         if ledger.has(key):
             words = ledger.take(key)
@@ -92,9 +92,9 @@ def _of_own(ledger: Ledger) -> None:
 
 
 def _pretrained(ledger: Ledger, load: str | None) -> bool:
-    """Megatron-LM takes the weights alone of --pretrained-checkpoint when --load has no checkpoint.
+    """Carry --pretrained-checkpoint over as --load with --finetune. Returns whether lt-train starts from it.
 
-    Returns whether lt-train begins from it.
+    Megatron-LM loads only the weights of --pretrained-checkpoint, and only if --load has no checkpoint.
     """
     pretrained = _text(ledger.peek("pretrained_checkpoint"))
     if pretrained is None:
@@ -121,7 +121,7 @@ def _at_loading(ledger: Ledger, begin: Start) -> None:
 
 
 def row_at_loading(name: str, begin: Start) -> Row:
-    """Return the row of an option that Megatron reads beside a checkpoint."""
+    """Return the effect of dropping an option that Megatron-LM reads when it loads a checkpoint."""
     row = AT_LOADING[name]
     if begin is Start.NONE:
         return Row(Effect.NONE, WITHOUT_LOAD)

@@ -19,9 +19,9 @@ def translate(ledger: Ledger) -> None:
 def _fp8(ledger: Ledger) -> None:
     """Without --fp8-format nothing reads how fp8 is computed; with it, Megatron-LM scales by earlier steps unless told not to."""
     if not ledger.has("fp8_format"):
-        for key in [key for key in ledger.left() if key.startswith(("fp8_", "no_fp8_", "disable_fp8_"))]:
+        for key in [key for key in ledger.remaining_keys() if key.startswith(("fp8_", "no_fp8_", "disable_fp8_"))]:
             ledger.drop(key, "fp8 is off")
-    elif ledger.peek("fp8_recipe") == [DELAYED] or "fp8_recipe" not in ledger.given():
+    elif ledger.peek("fp8_recipe") == [DELAYED] or "fp8_recipe" not in ledger.original_values():
         delayed_scaling(ledger, "fp8_recipe")
 
 
@@ -54,7 +54,7 @@ def _mask(ledger: Ledger) -> None:
 def _switched_off(ledger: Ledger) -> None:
     """Options that nothing reads without another one."""
     if not ledger.has("perform_rl_step"):
-        for key in [key for key in ledger.left() if key.startswith(OF_REINFORCEMENT)]:
+        for key in [key for key in ledger.remaining_keys() if key.startswith(OF_REINFORCEMENT)]:
             ledger.drop(key, "without --perform-rl-step nothing reads it")
     for key, (switch, value) in SWITCHES.items():
         is_off = ledger.peek(switch) != [value] if value else not ledger.has(switch)

@@ -1,7 +1,7 @@
-"""The shell's arithmetic: integers of 64 bits with C's operators, and variables by their names.
+"""Evaluate shell arithmetic: 64-bit integers, C's operators, and variables by name.
 
-A small parser by precedence, so that nothing of a script is ever evaluated as Python. What needs a variable that is not known
-raises Unknown with its name: bash would take 0 for one that is unset, but the environment may have it.
+This is a precedence-climbing parser, so no text of a script is evaluated as Python. An unknown variable raises Unknown. bash
+reads an unset variable as 0, but here the environment of the real run may set it.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ SIGN = 1 << 63
 
 
 class Unknown(Exception):
-    """The names of variables that a value depends on."""
+    """A value depends on unknown variables, whose names are `names`."""
 
     def __init__(self, *names: str):
         super().__init__(*names)
@@ -47,9 +47,9 @@ class Unknown(Exception):
 
 
 def evaluate(text: str, read: Callable[[str], str | None], assign: Callable[[str, str], None], depth: int = 0) -> int:
-    """Evaluate an expression; `read` gives a variable's text, or None if it is unknown.
+    """Evaluate an expression. `read` returns the text of a variable, or None if it is unknown.
 
-    Raises Unknown for an unknown variable, and ValueError for a malformed expression.
+    Raises Unknown, and ValueError for a syntax error.
     """
     if depth > DEEPEST or len(text) > LONGEST:
         raise ValueError("arithmetic too deep to follow")
@@ -63,15 +63,15 @@ def evaluate(text: str, read: Callable[[str], str | None], assign: Callable[[str
 
 
 def _tokens(text: str) -> list[str]:
-    found: list[str] = []
+    tokens: list[str] = []
     position = 0
     while text[position:].strip():
-        matched = TOKEN.match(text, position)
-        if matched is None:
+        match = TOKEN.match(text, position)
+        if match is None:
             raise ValueError(f"not arithmetic: {text}")
-        found.append(matched[0].strip())
-        position = matched.end()
-    return found
+        tokens.append(match[0].strip())
+        position = match.end()
+    return tokens
 
 
 def _wrapped(value: int) -> int:
@@ -107,7 +107,7 @@ OPERATIONS: dict[str, Callable[[int, int], int]] = {
 
 @dataclasses.dataclass
 class _Parser:
-    """What stands on a side that is not evaluated, as behind `0 &&`, is read with `is_live` off and assigns nothing."""
+    """Parse and evaluate in one pass. With `is_live` off, as after `0 &&`, it parses only: no variable is read or assigned."""
 
     tokens: list[str]
     read: Callable[[str], str | None]
@@ -222,10 +222,10 @@ class _Parser:
         return value
 
     def _next(self, token: str) -> bool:
-        found = self.tokens[:1] == [token]
-        if found:
+        is_next = self.tokens[:1] == [token]
+        if is_next:
             self.tokens.pop(0)
-        return found
+        return is_next
 
     def _expect(self, token: str) -> None:
         if not self._next(token):

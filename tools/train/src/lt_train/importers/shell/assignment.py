@@ -1,9 +1,9 @@
-"""Assignments as scripts write them: NAME=value, NAME+=value, NAME[key]=value, and arrays."""
+"""Execute the assignments NAME=value, NAME+=value, NAME[key]=value and NAME=(...)."""
 
 import re
 
 from lt_train.importers.shell.expansion import Expansion
-from lt_train.importers.shell.syntax import NAME, words_of
+from lt_train.importers.shell.syntax import NAME, array_words
 from lt_train.importers.shell.unknown import unknown
 from lt_train.importers.shell.variables import Value, Variables
 
@@ -12,11 +12,11 @@ KEYED = re.compile(r"\[([^\]]+)\]=(.*)", re.DOTALL)
 
 
 def assign(source: str, variables: Variables, expansion: Expansion) -> None:
-    """Nothing for a word that assigns nothing, as `export NAME`."""
-    found = ASSIGNMENT.fullmatch(source)
-    if found is None:
+    """Assign to `variables` if `source` is an assignment. Other words, such as NAME of `export NAME`, change nothing."""
+    match = ASSIGNMENT.fullmatch(source)
+    if match is None:
         return
-    name, index, more, value = found.groups()
+    name, index, more, value = match.groups()
     if value.startswith("(") and index is None:
         _assign_array(name, value[1:-1], bool(more), variables, expansion)
         return
@@ -33,7 +33,7 @@ def assign(source: str, variables: Variables, expansion: Expansion) -> None:
 
 def _assign_array(name: str, source: str, is_appended: bool, variables: Variables, expansion: Expansion) -> None:
     words: list[str] = []
-    for word in words_of(source):
+    for word in array_words(source):
         keyed = KEYED.fullmatch(word)
         if keyed:
             variables.assign(f"{name}[{expansion.text(keyed[1])}]", expansion.text(keyed[2]))

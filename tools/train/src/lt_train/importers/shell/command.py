@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 @dataclasses.dataclass(frozen=True)
 class ShellCommand:
-    """A command: its words with known variables replaced, and its first line.
+    """The words of a command with known variables replaced, and the line on which the command begins.
 
-    `conditional` are the variables whose value depends on a condition, with the words that they may have; `causes` the variables
-    in that condition, `around` the variables that decide whether the command is run. `sourced` are the files that set variables
-    of the script. With `is_text` the script only writes the command into a here-document.
+    `conditional` maps a variable whose value depends on a condition to the words that it may have, and `causes` maps it to the
+    variables in that condition. `guards` are the variables that decide whether the command runs. `sourced` lists the files that
+    the script sources. `is_text` marks a command that the script writes into a here-document instead of running it.
     """
 
     words: list[str]
@@ -18,5 +18,5 @@ class ShellCommand:
     line: int = 0
     causes: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
     sourced: tuple[str, ...] = ()
-    around: tuple[str, ...] = ()
+    guards: tuple[str, ...] = ()
     is_text: bool = False

@@ -1,4 +1,4 @@
-"""Evaluate tests of a shell script whose values are known."""
+"""Decide shell tests that depend on known values only."""
 
 import fnmatch
 import operator
@@ -18,7 +18,10 @@ TEXTS: dict[str, Callable[[str, str], bool]] = {"<": operator.lt, ">": operator.
 
 
 def decide(words: Sequence[str], is_extended: bool) -> bool | None:
-    """The words of `[ ... ]` or, with patterns and && and ||, `[[ ... ]]`; None where a run of the script decides."""
+    """Return the result of the test `words`, or None if it depends on an unknown value.
+
+    `is_extended` selects `[[ ... ]]` with patterns, && and ||; otherwise the words are from `[ ... ]`.
+    """
     for sign, settles in (("||" if is_extended else "-o", True), ("&&" if is_extended else "-a", False)):
         place = _outside(words, sign)
         if place is not None:
@@ -33,7 +36,7 @@ def decide(words: Sequence[str], is_extended: bool) -> bool | None:
 
 
 def _outside(words: Sequence[str], sign: str) -> int | None:
-    """The last place of `sign` that no parentheses surround."""
+    """Return the last index of `sign` outside of parentheses."""
     depth = 0
     for place in range(len(words) - 1, 0, -1):
         depth += {")": 1, "(": -1}.get(words[place], 0)

@@ -1,6 +1,6 @@
-"""Expand a word of a shell script as bash does: quotes, variables, substitutions and arithmetic.
+"""Expand words of a shell script like bash: quotes, variables, substitutions and arithmetic.
 
-The output of a command is unknown, except for `echo`, `expr`, `printf` with a plain text, and `bc` with whole numbers.
+The output of a command is unknown, except for the commands that `output.command_output` computes.
 """
 
 import fnmatch
@@ -21,7 +21,7 @@ CASES: dict[str, Callable[[str], str]] = {"^^": str.upper, ",,": str.lower}
 ENDING = "\\$`'\"<>" + OPENING
 ALL = ("@", "*")
 LONGEST_MATCHED = 2_000
-# A pattern may begin and end anywhere: each place is tried with each length.
+# ${NAME/pattern/text} tries every start with every length, which takes quadratic time in the length of the value.
 LONGEST_SEARCHED = 300
 WILD = re.compile(r"[*?\[]")
 MOST_OF_RANGE = 64
@@ -29,7 +29,7 @@ DEEPEST = 30
 
 
 class Expansion:
-    """Expands words with `variables`; `output` returns the output of a command, or None if it is unknown."""
+    """Expand words with the values of `variables`. `output` returns what a command prints, or None if that is unknown."""
 
     def __init__(self, variables: Variables, output: Callable[[str], str | None]):
         self._variables = variables
@@ -40,7 +40,7 @@ class Expansion:
         return [word for source in sources for word in self.fields(source)]
 
     def fields(self, source: str) -> list[str]:
-        """One word becomes none or several where it is not quoted."""
+        """Expand one word into fields. An unquoted word may become several fields or none."""
         span = RANGE.fullmatch(source)
         if span and abs(int(span[2]) - int(span[1])) < MOST_OF_RANGE:
             step = 1 if int(span[2]) >= int(span[1]) else -1
@@ -48,11 +48,11 @@ class Expansion:
         return self._fields(source, False)
 
     def text(self, source: str) -> str:
-        """The same as one text, as in an assignment."""
+        """Expand one word into one text without word splitting, as in an assignment."""
         return " ".join(self._fields(source, False, is_split=False))
 
     def quoted(self, source: str) -> str:
-        """What stands between double quotes, or in a here-document."""
+        """Expand the text between double quotes, or the text of a here-document."""
         return " ".join(self._fields(source, True))
 
     def _fields(self, source: str, is_quoted: bool, is_split: bool = True) -> list[str]:
@@ -66,7 +66,7 @@ class Expansion:
             self._add(fields, source[position:end], is_quoted, is_split)
             position = end
         self._depth -= 1
-        return fields.found
+        return fields.words
 
     def _piece_end(self, source: str, position: int, is_quoted: bool) -> int:
         character = source[position]
@@ -96,7 +96,7 @@ class Expansion:
         elif piece[0] == "'":
             fields.add(piece[1:-1])
         elif piece.startswith("$'"):
-            fields.add(re.sub(r"\\(.)", lambda found: {"n": "\n", "t": "\t"}.get(found[1], found[1]), piece[2:-1]))
+            fields.add(re.sub(r"\\(.)", lambda match: {"n": "\n", "t": "\t"}.get(match[1], match[1]), piece[2:-1]))
         elif piece.startswith(('"', '$"')) and len(piece) > 1:
             inner = self._fields(piece.lstrip("$")[1:-1], True)
             is_all = any(mark in piece for mark in ("@]}", "$@", "${@"))
@@ -119,25 +119,25 @@ class Expansion:
             fields.split(value)
 
     def _value(self, piece: str) -> tuple[Value, bool]:
-        """Return the value behind a dollar sign or a backquote, and whether it is a whole list."""
+        """Return the value of a `$` or backquote substitution, and whether it is a whole list, such as "$@"."""
         if piece.startswith("$((") and piece.endswith("))"):
             return self.arithmetic(piece[3:-2]), False
         if piece.startswith("$("):
-            return self._printed(piece, piece[2:-1]), False
+            return self._command_output(piece, piece[2:-1]), False
         if piece.startswith("`"):
-            return self._printed(piece, re.sub(r"\\([`$\\])", r"\1", piece[1:-1])), False
+            return self._command_output(piece, re.sub(r"\\([`$\\])", r"\1", piece[1:-1])), False
         if piece.startswith("${"):
             return self._braced(piece)
         name = piece[1:]
-        return self._plain(name, piece), name == "@"
+        return self._variable(name, piece), name == "@"
 
-    def _printed(self, piece: str, command: str) -> str:
-        found = self._output(command)
-        if found is not None:
-            return found.rstrip("\n")
+    def _command_output(self, piece: str, command: str) -> str:
+        output = self._output(command)
+        if output is not None:
+            return output.rstrip("\n")
         return unknown(piece)
 
-    def _plain(self, name: str, piece: str) -> Value:
+    def _variable(self, name: str, piece: str) -> Value:
         if name in ALL:
             return list(self._variables.arguments)
         value = self._variables.get(name)
@@ -146,27 +146,27 @@ class Expansion:
         return unknown(piece) if value is None else value
 
     def _braced(self, piece: str) -> tuple[Value, bool]:
-        found = BRACED.fullmatch(piece[2:-1])
-        if found is None:
+        match = BRACED.fullmatch(piece[2:-1])
+        if match is None:
             return unknown(piece), False
-        name, index, operation = found["name"], found["index"], found["operation"]
+        name, index, operation = match["name"], match["index"], match["operation"]
         is_all = index in ALL or (name in ALL and index is None)
         value = self._element(name, index)
-        if found["hash"]:
+        if match["hash"]:
             return self._length(value, piece, is_all), False
         if operation:
-            return self._operated(name, value, operation, piece), is_all
+            return self._apply_operation(name, value, operation, piece), is_all
         if value is None:
             return ([] if is_all and name in ALL else unknown(f"${name}" if index is None or is_all else piece)), False
         return value, is_all and index != "*"
 
     def _element(self, name: str, index: str | None) -> Value | None:
-        """Of an array all entries, one entry, or the first."""
+        """Return all entries of an array for index @ or *, one entry for another index, and the first without an index."""
         if name in ALL:
             return list(self._variables.arguments)
         value = self._variables.get(name)
         if index in ALL:
-            return words_in(value) if isinstance(value, str) and name in self._variables.given else value
+            return words_in(value) if isinstance(value, str) and name in self._variables.preset else value
         if index is None or value is None or isinstance(value, str):
             keyed = None if index is None else self._variables.get(f"{name}[{self.text(index)}]")
             return keyed if keyed is not None or index not in (None, "0") else (value[0] if isinstance(value, list) else value)
@@ -181,7 +181,7 @@ class Expansion:
             return unknown(piece)
         return str(len(value) if is_all or isinstance(value, str) else len(value[0]))
 
-    def _operated(self, name: str, value: Value | None, operation: str, piece: str) -> Value:
+    def _apply_operation(self, name: str, value: Value | None, operation: str, piece: str) -> Value:
         defaulting = DEFAULTING.fullmatch(operation)
         if defaulting:
             return self._or_default(name, value, defaulting, piece)
@@ -191,68 +191,68 @@ class Expansion:
         sliced = SLICE.fullmatch(operation)
         try:
             if sliced and isinstance(value, list):
-                # The program is element 0, so the first argument is element 1.
+                # bash counts the program as ${@:0:1}, so the first argument has index 1.
                 return self._slice([unknown("$0"), *value] if name in ALL else value, sliced)
-            changed = ["".join(self._slice(entry, sliced)) if sliced else self._edited(entry, operation) for entry in entries]
+            changed = ["".join(self._slice(entry, sliced)) if sliced else self._edit(entry, operation) for entry in entries]
         except (ValueError, arithmetic.Unknown):
             return unknown(piece)
         return changed[0] if isinstance(value, str) else changed
 
-    def _or_default(self, name: str, value: Value | None, found: re.Match[str], piece: str) -> Value:
-        is_empty = value is None or (found[1] == ":" and not value)
-        if found[2] == "+":
-            return "" if is_empty else unknown(piece) if value and not is_known("".join(value)) else self.text(found[3])
+    def _or_default(self, name: str, value: Value | None, match: re.Match[str], piece: str) -> Value:
+        is_empty = value is None or (match[1] == ":" and not value)
+        if match[2] == "+":
+            return "" if is_empty else unknown(piece) if value and not is_known("".join(value)) else self.text(match[3])
         if not is_empty:
             return value or ""
-        if found[2] == "?":
+        if match[2] == "?":
             return unknown(f"${name}")
-        default = self.text(found[3])
-        if found[2] == "=":
+        default = self.text(match[3])
+        if match[2] == "=":
             self._variables.assign(name, default)
         return default
 
-    def _slice(self, value: Value, found: re.Match[str]) -> Value:
-        start = int(self._number(found[1]))
+    def _slice(self, value: Value, match: re.Match[str]) -> Value:
+        start = int(self._number(match[1]))
         start = max(start + len(value), 0) if start < 0 else start
-        if found[2] is None:
+        if match[2] is None:
             return value[start:]
-        length = int(self._number(found[2]))
+        length = int(self._number(match[2]))
         return value[start : start + length] if length >= 0 else value[start:length]
 
     def _number(self, text: str) -> str:
-        found = self.arithmetic(text)
-        if not is_known(found):
+        value = self.arithmetic(text)
+        if not is_known(value):
             raise ValueError(text)
-        return found
+        return value
 
-    def _edited(self, value: str, operation: str) -> str:
-        """Remove the match of a pattern at an end, replace it, or change the case."""
+    def _edit(self, value: str, operation: str) -> str:
+        """Apply ${NAME#pattern}, ${NAME%pattern}, ${NAME/pattern/text}, ${NAME^^} or ${NAME,,} to one value."""
         if operation in CASES:
             return CASES[operation](value)
         if len(value) > LONGEST_MATCHED:
             raise ValueError("too long to be matched")
         if operation.startswith(("#", "%")):
             is_longest = operation[:2] in ("##", "%%")
-            return _without(value, self._pattern(operation[1 + is_longest :]), operation[0] == "#", is_longest)
+            return _strip_pattern(value, self._pattern(operation[1 + is_longest :]), operation[0] == "#", is_longest)
         if operation.startswith("/"):
-            return self._substituted(value, operation[1:])
+            return self._substitute(value, operation[1:])
         raise ValueError(operation)
 
     def _pattern(self, source: str) -> str:
-        """A glob; quoted characters stand for themselves."""
+        """Expand a glob. Wildcards in quotes are escaped."""
         pieces = re.split(r"(\\.|'[^']*'|\"[^\"]*\")", source)
         quoted = "'\"\\"
         return "".join(re.sub(r"([*?[])", r"[\1]", self.text(p)) if p[:1] and p[0] in quoted else self.text(p) for p in pieces)
 
-    def _substituted(self, value: str, operation: str) -> str:
+    def _substitute(self, value: str, operation: str) -> str:
         is_global, anchor = operation.startswith("/"), operation[:1] if operation[:1] in ("#", "%") else ""
         body = operation[1:] if is_global or anchor else operation
-        found = re.match(r"((?:\\.|'[^']*'|\"[^\"]*\"|[^/\\])*)(?:/(.*))?", body, re.DOTALL)
-        pattern, replacement = self._pattern(found[1] if found else body), self.text(found[2] or "") if found else ""
+        match = re.match(r"((?:\\.|'[^']*'|\"[^\"]*\"|[^/\\])*)(?:/(.*))?", body, re.DOTALL)
+        pattern, replacement = self._pattern(match[1] if match else body), self.text(match[2] or "") if match else ""
         if not is_known(pattern + replacement):
             raise ValueError(operation)
         if anchor:
-            return _replaced_at_end(value, pattern, replacement, anchor == "#")
+            return _replace_at_end(value, pattern, replacement, anchor == "#")
         if not value:
             return replacement if pattern and _matches(value, pattern) else value
         if not WILD.search(pattern):
@@ -271,7 +271,7 @@ class Expansion:
         return "".join(parts) + value[position:]
 
     def arithmetic(self, source: str) -> str:
-        """The value of an expression, or that it is not known."""
+        """Return the value of an arithmetic expression, or the expression as an unknown part."""
         expression = self.text(source)
         names = names_behind([expression])
         try:
@@ -293,17 +293,17 @@ class Expansion:
 
 
 class _Fields:
-    """Words that pieces are added to."""
+    """The fields of one word, built piece by piece. Adjacent pieces join into one field until a blank ends it."""
 
     def __init__(self) -> None:
-        self.found: list[str] = []
+        self.words: list[str] = []
         self._is_open = False
 
     def add(self, text: str) -> None:
         if self._is_open:
-            self.found[-1] += text
+            self.words[-1] += text
         else:
-            self.found.append(text)
+            self.words.append(text)
             self._is_open = True
 
     def extend(self, words: Sequence[str]) -> None:
@@ -331,7 +331,7 @@ def _matches(text: str, pattern: str) -> bool:
     return fnmatch.fnmatchcase(text, pattern)
 
 
-def _without(value: str, pattern: str, is_front: bool, is_longest: bool) -> str:
+def _strip_pattern(value: str, pattern: str, is_front: bool, is_longest: bool) -> str:
     lengths = range(len(value), -1, -1) if is_longest else range(len(value) + 1)
     for length in lengths:
         part = value[:length] if is_front else value[len(value) - length :]
@@ -341,12 +341,12 @@ def _without(value: str, pattern: str, is_front: bool, is_longest: bool) -> str:
 
 
 def _with_dollars(expression: str, names: Sequence[str]) -> str:
-    """Arithmetic may name variables without one."""
+    """Put a dollar sign before `names` in `expression`, because arithmetic may name variables without it."""
     bare = "|".join(map(re.escape, names)) or "(?!)"
     return re.sub(rf"(?<![\w$])({bare})(?!\w)", r"$\1", expression)
 
 
-def _replaced_at_end(value: str, pattern: str, replacement: str, is_front: bool) -> str:
+def _replace_at_end(value: str, pattern: str, replacement: str, is_front: bool) -> str:
     for length in range(len(value), -1, -1):
         part = value[:length] if is_front else value[len(value) - length :]
         if _matches(part, pattern):

@@ -1,4 +1,4 @@
-"""The tree that a shell script becomes. Words keep their source, quotes and all."""
+"""The syntax tree of a shell script. Words keep their source text with quotes."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ class HereDocument:
 
 @dataclasses.dataclass
 class Simple:
-    """One command: its unexpanded words, including assignments."""
+    """One command. `words` include its assignments; `is_written` says that its output goes to a file."""
 
     words: list[str]
     line: int
@@ -39,7 +39,7 @@ class Pipeline:
 
 @dataclasses.dataclass
 class Chain:
-    """`first && second || third`: the sign before each."""
+    """`first && second || third`, as pairs of the sign before a command and the command."""
 
     parts: "list[tuple[str, Node]]"
 

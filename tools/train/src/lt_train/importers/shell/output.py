@@ -1,4 +1,4 @@
-"""The output of the few commands in substitutions that depend on their words alone."""
+"""Compute the output of a command substitution for `echo`, `expr`, `seq`, `cat` of a here-document, and `echo ... | bc`."""
 
 import re
 from collections.abc import Sequence
@@ -15,23 +15,23 @@ LONGEST_SEQUENCE = 64
 
 
 class Expanding(Protocol):
-    """What gives the words of sources, and the text of a here-document."""
+    """The methods of Expansion that this module calls."""
 
     def words(self, sources: Sequence[str]) -> list[str]: ...
 
     def quoted(self, source: str) -> str: ...
 
 
-def printed(text: str, expansion: Expanding) -> str | None:
-    """None where only a run knows it."""
+def command_output(text: str, expansion: Expanding) -> str | None:
+    """Return the output of the command `text`, or None if only a run would show it."""
     try:
         nodes = parse(text)
     except ValueError:
         return None
-    return _of(nodes[0], expansion) if len(nodes) == 1 else None
+    return _node_output(nodes[0], expansion) if len(nodes) == 1 else None
 
 
-def _of(node: Node, expansion: Expanding) -> str | None:
+def _node_output(node: Node, expansion: Expanding) -> str | None:
     if isinstance(node, Pipeline) and len(node.parts) == 2 and not node.is_negated:
         first, second = node.parts
         if (
@@ -40,7 +40,7 @@ def _of(node: Node, expansion: Expanding) -> str | None:
             and isinstance(first, Simple)
             and first.words[:1] == ["echo"]
         ):
-            return _calculated(_of(first, expansion), second.words[1:])
+            return _calculated(_node_output(first, expansion), second.words[1:])
     if not isinstance(node, Simple) or node.is_written or not node.words:
         return None
     if node.words == ["cat"] and len(node.documents) == 1:
@@ -66,14 +66,14 @@ def _integer(expression: str) -> str | None:
 
 
 def _expression(words: Sequence[str]) -> str | None:
-    """expr, whose numbers are all decimal."""
+    """Compute the output of expr. It reads numbers with leading zeros as decimal, not octal."""
     if not words or not all(map(OF_EXPR.fullmatch, words)):
         return None
     return _integer(" ".join(re.sub(r"\b0+(?=\d)", "", word) for word in words))
 
 
 def _calculated(expression: str | None, options: Sequence[str]) -> str | None:
-    """bc without a scale."""
+    """Compute the output of bc with scale 0. Returns None for a division with options, because -l sets a scale."""
     if expression is None or not is_known(expression) or not OF_BC.fullmatch(expression) or (options and "/" in expression):
         return None
     return _integer(re.sub(r"\b0+(?=\d)", "", expression))

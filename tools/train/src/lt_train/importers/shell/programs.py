@@ -1,4 +1,4 @@
-"""Programs that a script is followed around: which read their words as a script, and which only look at something."""
+"""Tables of programs: shells that run a script from an argument, programs that only print, and programs that only test."""
 
 import re
 from collections.abc import Sequence
@@ -16,20 +16,20 @@ OF_SHELL = re.compile(r"-[a-z]{0,5}c")
 STARTING = "pretrain_"
 
 
-def scripts_in(words: Sequence[str]) -> list[str]:
-    """Words that another shell reads: behind -c, or with a command that starts a training."""
+def find_scripts(words: Sequence[str]) -> list[str]:
+    """List the words that are scripts themselves: the argument of `sh -c`, or a text that starts a training."""
     if any(re.search(rf"{STARTING}\w+\.py$", word) for word in words):
         return []
-    found = []
+    scripts = []
     for place, word in enumerate(words):
         is_read = place > 1 and OF_SHELL.fullmatch(words[place - 1]) and any(map(SHELLS.fullmatch, words[: place - 1]))
         if is_read or (STARTING in word and re.search(r"\s", word.strip())):
-            found.append(word)
-    return found
+            scripts.append(word)
+    return scripts
 
 
 def is_test(node: Node) -> bool:
-    """Whether it is not taken for granted that it succeeds."""
+    """Whether `node` tests something, so that the interpreter may not assume that it succeeds."""
     if isinstance(node, Pipeline):
         return is_test(node.parts[-1])
     if isinstance(node, Simple):

@@ -1,10 +1,10 @@
-"""Where quotes, substitutions and parentheses of a shell script end."""
+"""Find the end of quotes, substitutions and parentheses in a shell script."""
 
 from lt_train.importers.shell.unknown import CLOSING, OPENING
 
 
 def end_of_quoted(text: str, position: int) -> int:
-    """Where the quote, substitution or escape ends that begins at `position`. Raises ValueError where it does not end."""
+    """Return the end of the quote, substitution or escape at `position`. Raises ValueError if it is unclosed."""
     if text[position] == "\\":
         return position + 2
     if text[position] == OPENING:
@@ -33,13 +33,13 @@ def _end_of_single(text: str, position: int) -> int:
 
 
 def _end_of_unknown(text: str, position: int) -> int:
-    """A part that is not known is one piece, whatever stands in it."""
+    """Return the end of the unknown part at `position`. Quotes inside of it do not count."""
     end = text.find(CLOSING, position)
     return len(text) if end < 0 else end + 1
 
 
 def end_of(text: str, position: int, closing: str) -> int:
-    """Behind `closing`; parentheses and quotes between are skipped as wholes."""
+    """Return the position after `closing`, skipping nested parentheses and quotes."""
     nested: list[str] = [closing]
     while position < len(text):
         character, inner = text[position], nested[-1]

@@ -1,7 +1,7 @@
-"""The grammar of shell scripts, as far as scripts around trainers have it: text becomes a tree of commands.
+"""Parse the part of the shell grammar that scripts around trainers use into a tree of commands.
 
-Words keep their source, quotes and all; they are expanded when the tree is followed, since that needs the variables. What bash
-refuses is refused here: a quote, a parenthesis or an `if` that is left open.
+Words keep their source text with quotes. The interpreter expands them, because expansion needs the variables. Like bash, the
+parser raises an error for an unclosed quote, parenthesis or `if`.
 """
 
 import bisect
@@ -30,7 +30,7 @@ BLANK = re.compile(r"(?:[ \t]|\\\n)+")
 REDIRECTION = re.compile(r"(?:\d*|\{\w+\})(?P<sign><<<|<<-?|<>|>>|>&|<&|>\||>|<)(?!\()|(?P<both>&>>?)")
 FUNCTION = re.compile(r"(?:function[ \t]+([\w:.-]+)[ \t]*(?:\([ \t]*\))?|([\w:.-]+)[ \t]*\([ \t]*\))\s*(?=[{(])")
 ARRAY_AHEAD = re.compile(rf"{NAME}(\[[^\]]*\])?\+?=$")
-# A placeholder that a template leaves for its reader: DATA=<PATH TO THE DATA>.
+# A placeholder that the reader of a template fills in: DATA=<PATH TO THE DATA>.
 PLACEHOLDER = re.compile(r"<[A-Za-z](?:[\w ./-]{0,80}[\w./-])?>(?![>(])")
 RESERVED = frozenset(("then", "else", "elif", "fi", "do", "done", "esac", "}"))
 QUOTING = "\\'\"`$" + OPENING
@@ -39,26 +39,26 @@ DEEPEST = 60
 
 
 def parse(text: str) -> list[Node]:
-    """Parse the commands of a script. Raises ValueError with the line of an open or misplaced word."""
+    """Parse a script into its commands. Raises ValueError with the line of a syntax error."""
     parser = _Parser(text)
-    found = parser.commands()
+    nodes = parser.commands()
     if parser.position < len(text):
         raise parser.error(f"{parser.ahead()} is out of place")
-    return found
+    return nodes
 
 
-def words_of(text: str) -> list[str]:
-    """The words in the parentheses of an array."""
+def array_words(text: str) -> list[str]:
+    """Split the text between the parentheses of an array assignment into words."""
     parser = _Parser(text)
-    found: list[str] = []
+    words: list[str] = []
     while True:
         parser.newlines()
         if parser.position >= len(text):
-            return found
+            return words
         word = parser.word()
         if not word:
             raise parser.error(f"{parser.ahead()} is out of place in an array")
-        found.append(word)
+        words.append(word)
 
 
 class _Parser:
@@ -66,7 +66,7 @@ class _Parser:
         self.text = text
         self.position = 0
         self._pending: list[tuple[str, bool, HereDocument]] = []
-        self._newlines = [found.start() for found in re.finditer("\n", text)]
+        self._newlines = [newline.start() for newline in re.finditer("\n", text)]
         self._depth = 0
 
     def error(self, message: str) -> ValueError:
@@ -79,8 +79,8 @@ class _Parser:
         return bisect.bisect_left(self._newlines, self.position) + 1
 
     def _blanks(self) -> None:
-        found = BLANK.match(self.text, self.position)
-        self.position = found.end() if found else self.position
+        match = BLANK.match(self.text, self.position)
+        self.position = match.end() if match else self.position
         if self.text.startswith("#", self.position):
             self.position = end_of_line(self.text, self.position)
 
@@ -107,12 +107,12 @@ class _Parser:
 
     def _next(self, sign: str) -> bool:
         self._blanks()
-        found = self.text.startswith(sign, self.position)
-        self.position += len(sign) if found else 0
-        return found
+        is_next = self.text.startswith(sign, self.position)
+        self.position += len(sign) if is_next else 0
+        return is_next
 
     def _peek(self) -> str:
-        """The word ahead, where a command begins."""
+        """Return the word at the position without consuming it."""
         self._blanks()
         end = self.position
         while end < len(self.text) and self.text[end] not in METACHARACTERS + "\"'$`\\":
@@ -121,9 +121,9 @@ class _Parser:
 
     def _keyword(self, name: str) -> bool:
         self.newlines()
-        found = self._peek() == name
-        self.position += len(name) if found else 0
-        return found
+        is_next = self._peek() == name
+        self.position += len(name) if is_next else 0
+        return is_next
 
     def _expect(self, name: str) -> None:
         while self._next(";"):
@@ -132,23 +132,23 @@ class _Parser:
             raise self.error(f"{name} is missing before {self.ahead()}")
 
     def commands(self) -> list[Node]:
-        """Parse commands up to the word that closes the block."""
+        """Parse commands up to the word or sign that closes the surrounding construct."""
         self._depth += 1
         if self._depth > DEEPEST:
             raise self.error("nested too deeply")
-        found: list[Node] = []
+        nodes: list[Node] = []
         while True:
             self.newlines()
             if self.position >= len(self.text) or self.text[self.position] in ");&" or self._peek() in RESERVED:
-                if self.text.startswith("&", self.position) and not self.text.startswith("&&", self.position) and found:
+                if self.text.startswith("&", self.position) and not self.text.startswith("&&", self.position) and nodes:
                     self.position += 1
                     continue
-                if self.text.startswith(";", self.position) and not self.text.startswith(";;", self.position) and found:
+                if self.text.startswith(";", self.position) and not self.text.startswith(";;", self.position) and nodes:
                     self.position += 1
                     continue
                 self._depth -= 1
-                return found
-            found.append(self._chain())
+                return nodes
+            nodes.append(self._chain())
 
     def _chain(self) -> Node:
         parts: list[tuple[str, Node]] = [("", self._pipeline())]
@@ -215,7 +215,7 @@ class _Parser:
         return body
 
     def _arithmetic(self) -> str | None:
-        """What stands in double parentheses; None where they are two subshells."""
+        """Parse `((expression))`. Returns None if the parentheses open two nested subshells instead."""
         end = self._end_of(self.position + 2, ")")
         if not self.text.startswith(")", end):
             return None
@@ -305,24 +305,24 @@ class _Parser:
             words.append(word)
 
     def _redirections(self, simple: Simple | None = None) -> bool:
-        """Skip one or more; of a here-document note what will stand in it."""
+        """Skip redirections and return whether there was one. The text of a here-document is read after the line ends."""
         self._blanks()
-        found = None if PLACEHOLDER.match(self.text, self.position) else REDIRECTION.match(self.text, self.position)
-        is_any = found is not None
-        while found is not None:
-            self.position = found.end()
+        match = None if PLACEHOLDER.match(self.text, self.position) else REDIRECTION.match(self.text, self.position)
+        is_any = match is not None
+        while match is not None:
+            self.position = match.end()
             target = self.word()
-            sign = found["sign"] or found["both"]
+            sign = match["sign"] or match["both"]
             if sign in ("<<", "<<-"):
                 quotes = re.compile(r"[\\'\"]")
                 document = HereDocument(quotes.search(target) is None)
                 self._pending.append((quotes.sub("", target), sign == "<<-", document))
                 if simple:
                     simple.documents.append(document)
-            elif simple and sign in (">", ">>", ">|") and not found[0][0].isdigit():
+            elif simple and sign in (">", ">>", ">|") and not match[0][0].isdigit():
                 simple.is_written = True
             self._blanks()
-            found = REDIRECTION.match(self.text, self.position)
+            match = REDIRECTION.match(self.text, self.position)
         return is_any
 
     def _simple(self) -> Node:
@@ -340,7 +340,7 @@ class _Parser:
         return simple
 
     def word(self, is_pattern: bool = False) -> str:
-        """The source of the next word, "" where there is none."""
+        """Return the source of the next word, or "" if none follows."""
         self._blanks()
         start = self.position
         while self.position < len(self.text):

@@ -1,7 +1,7 @@
-"""Parts of a text that only a run of the script would know.
+"""Mark the parts of a text whose value only a run of the script would show.
 
-While a script is followed, such a part stands between two marks, so that a dollar sign in single quotes is not taken for one. In
-the commands that are handed out it is written as the shell writes it: `$NODES`, `$((8*$NODES))`, `$(hostname)`.
+The interpreter puts an unknown part between two private-use characters, because a literal dollar sign in single quotes must not
+look like one. Recorded commands contain the shell's notation again: `$NODES`, `$((8*$NODES))`, `$(hostname)`.
 """
 
 import re
@@ -15,7 +15,7 @@ COMMAND = re.compile(r"\$\((?!\()|`")
 
 
 def unknown(text: str) -> str:
-    """`text` as a part that is not known."""
+    """Mark `text` as an unknown part."""
     return f"{OPENING}{MARKS.sub('', text)}{CLOSING}"
 
 
@@ -24,13 +24,13 @@ def is_known(text: str) -> bool:
 
 
 def is_nameless(text: str) -> bool:
-    """Return whether `text` is an unknown value without a name, such as the output of a command."""
-    found = PART.fullmatch(text)
-    return found is not None and (COMMAND.search(found[1]) is not None or not variables_in(found[1]))
+    """Whether all of `text` is one unknown part without a variable that --set could give, such as the output of a command."""
+    match = PART.fullmatch(text)
+    return match is not None and (COMMAND.search(match[1]) is not None or not variables_in(match[1]))
 
 
 def written(text: str) -> str:
-    """`text` as a shell writes it; a name that letters follow needs its braces."""
+    """Return `text` in shell notation without marks. A variable before a letter gets braces."""
     return MARKS.sub("", BEFORE_LETTERS.sub(r"${\1}", text))
 
 
@@ -39,10 +39,10 @@ def needs_shell(word: str) -> bool:
 
 
 def variables_in(word: str) -> list[str]:
-    """The names of the variables in what `written` gives."""
+    """List the variables in a word in shell notation."""
     return VARIABLE.findall(word)
 
 
 def unknown_variables(text: str) -> list[str]:
-    """The names in the unknown parts of a text that has marks."""
+    """List the variables in the unknown parts of a marked text."""
     return [name for part in PART.findall(text) for name in variables_in(part)]

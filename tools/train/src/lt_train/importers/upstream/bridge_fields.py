@@ -7,7 +7,7 @@ from lt_train.importers.effects import Effect
 from lt_train.importers.upstream import megatron_options
 from lt_train.importers.upstream.rows import Row, rows
 
-# Sections whose fields do not change the result of a run, except for the fields in ROWS.
+# Sections whose fields change no result, except for the fields in ROWS.
 SECTIONS = {
     "logger.": Row(Effect.NONE, megatron_options.REPORTS),
     "profiling.": Row(Effect.NONE, megatron_options.REPORTS),

@@ -1,4 +1,4 @@
-"""Rows of a trainer's options: the effect of losing an option, with the reason."""
+"""Tables of a trainer's options: the effect of dropping an option, and the reason."""
 
 import dataclasses
 import functools
@@ -31,7 +31,7 @@ def rows(*groups: tuple[Effect, str, str]) -> dict[str, Row]:
 
 @functools.cache
 def options(trainer: str) -> dict[str, Any]:
-    """Read the options of `trainer` with their defaults; of Megatron-LM with kind, default and, if any, choices."""
+    """Read the options of `trainer` with their defaults. Megatron-LM's entries have a kind, a default and optional choices."""
     text = resources.files(__package__).joinpath(f"{trainer}.json").read_text()
     table: dict[str, Any] = json.loads(text)["options"]
     return table
@@ -52,5 +52,5 @@ def is_default(value: Any, default: Any) -> bool:
 
 
 def _last_name(text: str) -> str:
-    """The name of torch.bfloat16 or of an enum's member without where it is from."""
+    """Return the last part of a dotted name: "bfloat16" for torch.bfloat16, or the member name of an enum."""
     return text.rpartition(".")[2].lower()
