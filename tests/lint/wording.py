@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tokenize
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -43,10 +43,9 @@ class Tally:
 
     hits: int = 0
     size: int = 0
-    worst: Counter[str] | None = None
+    worst: Counter[str] = field(default_factory=Counter)
 
     def add(self, path: str, hits: int, size: int) -> None:
-        self.worst = self.worst or Counter()
         self.worst[path] += hits
         self.hits += hits
         self.size += size
@@ -107,7 +106,7 @@ def main() -> int:
         print(f"{name}: {tally.hits} of {tally.size:,}, {tally.rate:.1f} per 1,000; at most {LIMITS[name]}")
         if tally.rate > LIMITS[name]:
             too_many = True
-            print("\n".join(f"  {hits:4} {path}" for path, hits in (tally.worst or Counter()).most_common(10)))
+            print("\n".join(f"  {hits:4} {path}" for path, hits in tally.worst.most_common(10)))
     return int(too_many)
 
 

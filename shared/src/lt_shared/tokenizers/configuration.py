@@ -122,20 +122,14 @@ def _prepend_scheme(content: bytes) -> str | None:
 
 def _listed_tokens(content: bytes) -> list[dict[str, Any]]:
     """The added tokens in a tokenizer.json, without parsing its vocabulary; [] for a file that is malformed."""
-    listed = value_behind(_ADDED_TOKENS, content) or []
-    return [token for token in listed if isinstance(token, dict) and isinstance(token.get("content"), str)]
-
-
-def value_behind(key: re.Pattern[bytes], content: bytes) -> Any:
-    """The JSON value behind the first match of `key`, without parsing the rest; None without a match or for a malformed value."""
-    match = key.search(content)
+    match = _ADDED_TOKENS.search(content)
     if match is None:
-        return None
+        return []
     try:
-        value, _ = json.JSONDecoder().raw_decode(content[match.end() :].decode())
+        listed, _ = json.JSONDecoder().raw_decode(content[match.end() :].decode())
     except (ValueError, RecursionError):
-        return None
-    return value
+        return []
+    return [token for token in listed if isinstance(token, dict) and isinstance(token.get("content"), str)]
 
 
 def _holds(content: bytes, token: str, quoted: bool) -> bool:

@@ -6,6 +6,7 @@ tokens, AutoTokenizer and the file give different ids: the directory is ambiguou
 replaces the first pattern of a Mistral model's tokenizer.
 """
 
+import contextlib
 import dataclasses
 import json
 import unicodedata
@@ -156,12 +157,11 @@ def _read_tokenizer(path: Path) -> dict[str, Any]:
     import orjson
 
     # Every start reads the file, also if its vocabulary is cached: orjson needs a fraction of the strict reader's time.
-    try:
-        with memory.garbage_collection_paused():
-            tokenizer = orjson.loads(path.read_bytes())
-    except orjson.JSONDecodeError:
-        return json_files.read_object(path)
-    return tokenizer if isinstance(tokenizer, dict) else json_files.read_object(path)
+    with contextlib.suppress(orjson.JSONDecodeError), memory.garbage_collection_paused():
+        tokenizer = orjson.loads(path.read_bytes())
+        if isinstance(tokenizer, dict):
+            return tokenizer
+    return json_files.read_object(path)
 
 
 def _check_rules(
@@ -211,9 +211,11 @@ def _model(tokenizer: Mapping[str, Any]) -> Mapping[str, Any]:
     return model if isinstance(model, dict) else {}
 
 
-def _added_contents(tokenizer: Mapping[str, Any]) -> list[Any]:
+def _added_contents(tokenizer: Mapping[str, Any]) -> frozenset[str]:
+    """Return the texts of the added tokens: a set, because `_cuts_alike` looks up every token of the vocabulary in it."""
     added = tokenizer.get("added_tokens")
-    return [token.get("content") for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+    contents = (token.get("content") for token in added if isinstance(token, dict)) if isinstance(added, list) else ()
+    return frozenset(content for content in contents if isinstance(content, str))
 
 
 def _joins_digits(token: str) -> bool:
