@@ -133,7 +133,7 @@ def evaluation_tags(split: str) -> tuple[str, str]:
 
 
 def find_step(text: bytes) -> tuple[re.Match[bytes], list[re.Match[bytes]]] | None:
-    """Return the matches of STEP_HEAD and of every STEP_PAIR in the last step line of `text`, or None without a complete step line.
+    """Return the matches of STEP_HEAD and of every STEP_PAIR in the last step line of `text`; None without a complete line.
 
     A killed process may cut its line off anywhere, and another line may follow on the same line: the last head counts. If text
     follows the last `|`, the line is complete only with Megatron's last pair.

@@ -64,7 +64,7 @@ class Architecture(Sizes):
         return layers + final_norm + positions + vocabulary
 
     def flops_per_token(self, sequence_length: int) -> int:
-        """Return the floating-point operations per token in a training step, forward and backward, without recomputation (`flops`)."""
+        """Return the FLOPs per token in a training step, forward and backward, without recomputation (`flops`)."""
         return flops.per_token(self, sequence_length)
 
     def to_record(self) -> dict[str, Any]:

@@ -47,8 +47,9 @@ def check_values(config: Mapping[str, Any], expected: Mapping[str, Any], name: s
 
 
 def either(config: Mapping[str, Any], name: str, *fields: str) -> Any:
-    """Return a setting that has different names in transformers' versions. Raises BadConfig if two names disagree, and KeyError for
-    the first name if all are missing."""
+    """Return a setting that has different names in transformers' versions.
+
+    Raises BadConfig if two names disagree, and KeyError for the first name if all are missing."""
     values = [config[field] for field in fields if config.get(field) is not None]
     if not values:
         raise KeyError(fields[0])
@@ -58,7 +59,7 @@ def either(config: Mapping[str, Any], name: str, *fields: str) -> Any:
 
 
 def window_frequency(config: Mapping[str, Any], pattern: int) -> int | None:
-    """Return Megatron's `window_attn_skip_freq` for `layer_types`: every n-th layer has no window; None if all layers have windows.
+    """Return Megatron's `window_attn_skip_freq` for `layer_types`: every n-th layer has no window; None if all layers have one.
 
     `pattern` is the family's value, used if the file does not state one or has too few layers to show it.
     """

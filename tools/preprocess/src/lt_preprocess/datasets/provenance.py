@@ -163,8 +163,10 @@ def sidecar(
     files: list[dict[str, Any]] | None = None,
     documents: Origins | None = None,
 ) -> tuple[str, bytes]:
-    """Return the sidecar's path and content. `files` are the dataset's text files, complete and in order; `documents` has the known
-    origins of the documents."""
+    """Return the sidecar's path and content.
+
+    `files` are the dataset's text files, complete and in order; `documents` has the documents' known origins.
+    """
     record = {
         "v": manifest.SIDECAR_VERSION,
         "dataset": manifest.record_of(dataset),
