@@ -138,8 +138,8 @@ def files() -> str:
         "| what | where it is described |\n|---|---|\n"
         "| manifest lines, from tool to tool | [How it works](../how-it-works.md#manifest-lines) |\n"
         "| datasets, and the sidecar beside them | [Tokenizing](../guides/data.md#the-sidecar) |\n"
-        "| checkpoints, log, metrics | [Checkpoints](../guides/checkpoints.md#what-a-run-leaves) |\n"
-        "| the four checkpoint formats | [Converting checkpoints](../guides/conversion.md#what-is-written) |\n"
+        "| checkpoints, log, metrics | [Checkpoints](../guides/checkpoints.md#the-files-of-a-run) |\n"
+        "| the four checkpoint formats | [Converting checkpoints](../guides/conversion.md#output-files) |\n"
         "| events, state files | [Logs and events](../guides/logs.md#events-of-scrape) |\n"
     )
 
