@@ -25,6 +25,7 @@ from lt_train.config.settings import (
     parallelism,
     precision,
     reporting,
+    routing,
     schedule_file,
     skipping,
 )
@@ -108,6 +109,7 @@ def draft(options: dict[str, Any], datasets: tuple[Dataset, ...], planned: clust
             options = options | wrong
             again("parallelism", parallel, "architecture")
     make("layers", lambda layout: layers.resolve_layers(options, layout.device), "parallelism")
+    make("routing", lambda: routing.resolve_routing(options))
     make("batches", sizes, "architecture", "parallelism")
     if "batches" in parts and "batches" not in stand_ins:
         make("optimization", lambda lengths: optimization.resolve_optimization(options, lengths), "batches")

@@ -22,6 +22,7 @@ from lt_train.config.settings import (
     parallelism,
     precision,
     reporting,
+    routing,
     skipping,
     streaming,
 )
@@ -32,6 +33,7 @@ SUBJECTS = (
     *(
         architecture,
         *architecture.PARTS,
+        routing,
         layers,
         batches,
         precision,
@@ -47,7 +49,7 @@ SUBJECTS = (
 # The subjects that `lt-train bench` has options for; `benchmark` settles the others.
 MEASURED_SUBJECTS = (
     *(architecture, *architecture.PARTS),
-    *(layers, batches, precision, optimization, parallelism, memory),
+    *(routing, layers, batches, precision, optimization, parallelism, memory),
 )
 
 Function = Callable[..., Any]

@@ -74,9 +74,21 @@ class LocalMoE(MoE):
     copied to the host.
     """
 
+    def __init__(self, config: TransformerConfig, *parts: Any):
+        super().__init__(config, *parts)
+        self.counts = RowCounts(config.recompute_granularity == "full" or self.recomputes)
+
     def _routed(self, hidden_states: Tensor, probabilities: Tensor, routing_map: Tensor) -> Tensor:
-        chosen = routing_map.view(-1, routing_map.shape[-1])
-        routing = Routing.of_map(chosen, self.config.moe_router_topk, self.experts.operations.rows)
+        chosen, most, operations = (
+            routing_map.view(-1, routing_map.shape[-1]),
+            self.config.moe_router_topk,
+            self.experts.operations.rows,
+        )
+        if self.config.moe_expert_capacity_factor is None:
+            routing = Routing.of_map(chosen, most, operations)
+        else:
+            # With a capacity, tokens have fewer rows than experts, and the host waits for the number of rows.
+            routing = Routing.of_part(chosen, most, operations, partial(self.counts.coming, training=self.training))
         output, _ = self.experts(hidden_states.reshape(-1, hidden_states.shape[-1]), routing, probabilities)
         return output.view(hidden_states.shape)  # type: ignore[no-any-return]
 

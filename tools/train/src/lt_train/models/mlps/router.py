@@ -17,6 +17,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 from torch.nn.functional import linear
 
+from lt_train.config.settings.routing import BATCH, NONE
 from lt_train.megatron.upstream import refuse_unknown
 from lt_train.ops.router_gemm import router_logits
 
@@ -64,6 +65,9 @@ class Router(TopKRouter):  # type: ignore[misc]
         super().__init__(config=config, pg_collection=groups)
         chooses_by_logits = config.moe_router_score_function == "softmax" and not config.moe_router_pre_softmax
         is_plain = config.moe_router_num_groups is None and config.moe_router_topk_scaling_factor is None
+        # The kernel adds up the probabilities of all its tokens, and drops none.
+        is_plain = is_plain and not config.moe_expert_capacity_factor
+        is_plain = is_plain and config.moe_router_load_balancing_type in (BATCH, NONE)
         self.in_bfloat16, self.by_kernel = in_bfloat16, by_kernel and chooses_by_logits and is_plain
         if group_score_topk:
             self.router_replay = GroupLimitedTopk(group_score_topk)
@@ -99,8 +103,9 @@ class Router(TopKRouter):  # type: ignore[misc]
         from lt_train.kernels.router import choose_experts
 
         refuse_unknown("TopKRouter.routing", unknown, options)
-        probabilities, routing_map, sums, counts = choose_experts(logits.view(-1, logits.shape[-1]), self.topk)
-        coefficient, group = self.get_aux_loss_coeff("aux_loss"), self.tp_cp_group
+        logits = self.apply_z_loss(logits.view(-1, logits.shape[-1]))
+        probabilities, routing_map, sums, counts = choose_experts(logits, self.topk)
+        coefficient, group = self.get_aux_loss_coeff(BATCH), self.tp_cp_group
         if not (coefficient and self.training and torch.is_grad_enabled()):
             return probabilities, routing_map
         loss = switch_load_balancing_loss_func(
