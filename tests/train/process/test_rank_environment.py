@@ -171,8 +171,8 @@ def test_launchers_of_mpi_programs(variables: dict[str, str], launcher: str) -> 
     with pytest.raises(BadConfig, match=f"{launcher} started 2 processes .*_(RANK|ID)=1.*MASTER_ADDR") as caught:
         rank_environment.find(alone_here)
     assert "MASTER_ADDR=" in str(caught.value.hint)
-    node = rank_environment.find_node(alone_here | {"MASTER_ADDR": "n1"})
-    assert node == Node(1, 2, None, "n1", 20000, launcher)
+    node = rank_environment.find_node(alone_here | {"MASTER_ADDR": "n1", "MASTER_PORT": "5"})
+    assert node == Node(1, 2, None, "n1", 5, launcher)
 
 
 def test_srun_comes_before_the_pmi_that_it_sets() -> None:
