@@ -24,7 +24,7 @@ import numpy as np
 from lt_preprocess.compiler.intrinsics import leading_zeros, load8, load64, signed, store64, trailing_zeros
 from lt_preprocess.compiler.jit import inner
 from lt_preprocess.compiler.simd import BLOCK_BYTES, case_masks, character_masks
-from lt_preprocess.tokenizers.bpe import cased_words, han_words
+from lt_preprocess.tokenizers.bpe import cased_words
 from lt_preprocess.tokenizers.bpe.blocks import (
     ABSORBED_BEFORE,
     BLANKS_BEFORE,
@@ -147,7 +147,7 @@ def word_starts_by_case(pattern: int, at: int, end: int, classes: int, state: in
 @inner
 def word_starts_by_script(pattern: int, at: int, end: int, classes: int, state: int) -> np.uint64:
     """The same for Kimi."""
-    return _word_starts(han_words.word_end, True, pattern, at, end, classes, state)
+    return _word_starts(cased_words.word_end_by_script, True, pattern, at, end, classes, state)
 
 
 @inner

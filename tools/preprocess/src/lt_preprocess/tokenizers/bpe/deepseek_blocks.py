@@ -11,7 +11,7 @@ space S, others O: control characters and unassigned code points):
 - A run of L is a word, with the one S (no line break) or O before it. Numbers are cut after three digits. A run of I is a word.
 - A run of P is a word with a blank before and the line breaks after it. But an ASCII P that starts a word and an ASCII letter
   after it are a word with the ASCII letters that follow; if other letters follow these, they are the next word.
-- Of the rest of a run of S, a word ends after the last line break, and the last character stands alone unless it belongs to the
+- In the rest of a run of S, a word ends after the last line break, and the last character stands alone unless it belongs to the
   following word, or N, I or the end of the text follows.
 - A run of O is a word, which no alternative matches; but its last character belongs to the L that follows.
 

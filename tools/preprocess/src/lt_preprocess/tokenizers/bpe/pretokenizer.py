@@ -4,25 +4,24 @@ GPT-2:    's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)
 Llama 3:  (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|
           \s*[\r\n]+|\s+(?!\S)|\s+
 Qwen 2:   Llama 3's with \p{N} for \p{N}{1,3}
-Qwen 3.5: Qwen 2's with [\p{L}\p{M}] for \p{L}, which is the same code over other character classes
+Qwen 3.5: Qwen 2's with [\p{L}\p{M}] for \p{L}: the code for Qwen 2 with another table of character classes
 cl100k:   Llama 3's, but for the white space at the end of a text; see `final_white_space`
 Tekken, o200k and Kimi cut between cases too; see `cased_blocks`. DeepSeek splits three times; see `deepseek_blocks`. StarCoder's
 words are cut a character at a time; see `split_sequences`.
 
-The text is read in blocks of 64 bytes. Vector compares give a bit mask for each class of characters, and some sixty operations
-on these masks give the bytes at which words start, without a branch for each word: a regular expression engine, and a loop over
-characters too, spends most of its time on branches that the processor cannot predict. Only what is rare is done character by
-character: what is outside ASCII, contractions, long numbers, indentation. English takes 0.4 ns a byte this way; a loop over
-characters took 5.
+The text is read in blocks of 64 bytes. Vector compares give one bit mask per character class, and some sixty operations on these
+masks give the bytes at which words start, without a branch per word: a regular expression engine, like a loop over characters,
+spends most of its time on branches that the processor cannot predict. Only rare text is read character by character: text outside
+ASCII, contractions, long numbers, indentation. English takes 0.4 ns per byte this way; a loop over characters took 5.
 
 The words of each pattern, as runs of characters of one class (letters L, numbers N, white space S, others O):
 
-- GPT-2: a run of L, N or O is a word, together with a blank before it. Of a run of S, the last character stands alone unless it
+- GPT-2: a run of L, N or O is a word, together with a blank before it. In a run of S, the last character stands alone unless it
   is such a blank or the text ends.
 - Llama 3: a run of L is a word, with the one S (no line break) or single O before it. Numbers are cut after three digits. A run
-  of O is a word with a blank before and the line breaks after it. Of the rest of a run of S, a word ends after the last line
+  of O is a word with a blank before and the line breaks after it. In the rest of a run of S, a word ends after the last line
   break, and the last character stands alone unless it belongs to the following word or the text ends.
-- A contraction is a word where an apostrophe starts one."""
+- A contraction is a word if an apostrophe starts it."""
 
 import numpy as np
 

@@ -1,8 +1,9 @@
-r"""Words of a pre-tokenizer that splits text twice, the second time only what the first split has left, a character at a time.
+r"""Words of a pre-tokenizer that splits text twice, a character at a time; the second split cuts the gaps between the first's
+matches.
 
 StarCoder:  \p{N}, then GPT-2's pattern.
 
-To the second split, what the first cut out is the end of the text: all white space before a number is one word."""
+For the second split, a match of the first is the end of the text: all white space before a number is one word."""
 
 from lt_preprocess.compiler.intrinsics import load8
 from lt_preprocess.compiler.jit import inner

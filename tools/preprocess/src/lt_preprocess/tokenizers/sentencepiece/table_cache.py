@@ -1,4 +1,4 @@
-"""The tables of a vocabulary kept on disk: those of Gemma's 515,000 merges take 2 s to make and 20 ms to read.
+"""Cache a vocabulary's tables on disk: the tables for Gemma's 515,000 merges take 2 s to make and 20 ms to read.
 
 One file, 16 MB for Gemma, beside the vocabulary's file and with a similar name (`vocabulary_cache`): a readable file is never
 out of date.
