@@ -327,6 +327,16 @@ def test_two_processes_of_mpiexec_are_two_ranks(tmp_path: Path, dataset: Dataset
     assert ("step", 2) in losses(tmp_path / "run")
 
 
+def test_two_processes_with_other_settings_do_not_train_together(tmp_path: Path) -> None:
+    """As ranks of two runs that have one port."""
+    shared = {"PMI_SIZE": "2", "MPI_LOCALNRANKS": "2", "PMI_JOBID": str(tmp_path)}
+    tasks = [shared | {"PMI_RANK": rank, "MPI_LOCALRANKID": rank, "LT_TRAIN_SEED": rank} for rank in ("0", "1")]
+    first, second = run_tasks(quick_command(*SMALL, "--mock-data", "--train-iters", "2"), tasks)
+    assert (first.code, second.code, second.err.count("error")) == (78, 78, 0), (first, second)
+    assert "has other settings than rank 0" in first.err
+    assert ": seed\n" in first.err
+
+
 def test_a_node_of_sagemaker_ends_with_78() -> None:
     result = run(*SMALL, "--mock-data", **HOSTS)
     assert (result.code, "SM_CURRENT_HOST=h1" in result.err) == (78, True)

@@ -61,7 +61,8 @@ def test_ranks_whose_launcher_is_out_of_sight_meet_by_the_numbers_of_their_job()
         {"PMI_RANK": "2", "PMI_SIZE": "4", "PALS_LOCAL_RANKID": "0", "PALS_LOCAL_SIZE": "2", "PALS_APID": "{}"},
         {
             **{f"OMPI_COMM_WORLD_{name}": number for name, number in (("RANK", "2"), ("SIZE", "4"), ("LOCAL_RANK", "0"))},
-            **{"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "prterun-{}@1"},
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+            "PMIX_NAMESPACE": "prterun-{}@1",
         },
         {"FLUX_TASK_RANK": "2", "FLUX_JOB_SIZE": "4", "FLUX_TASK_LOCAL_ID": "0", "FLUX_JOB_NNODES": "2", "FLUX_JOB_ID": "{}"},
     ],

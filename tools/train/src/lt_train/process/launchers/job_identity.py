@@ -14,7 +14,7 @@ STARTERS = ("hydra_pmi_proxy", "mpispawn")
 
 
 def job_on_host(environment: Mapping[str, str], variables: Variables) -> str:
-    """Name this process's job by the variables that number jobs and the process that started its ranks; empty if none is known."""
+    """Name this process's job by the numbers of the job and of the process that started its ranks; empty if none is known."""
     numbers = [f"{name}={environment[name]}" for name in variables.job if environment.get(name)]
     return " ".join([*numbers, *_starters()])
 
