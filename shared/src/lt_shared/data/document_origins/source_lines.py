@@ -1,4 +1,4 @@
-"""Read the source lines that documents were tokenized from, with the byte at which each line begins.
+"""Read the source lines of documents, with the byte at which each line begins.
 
 Each file is read once for all requested lines. A plain file is read from the nearest known byte, at most 16 MiB before
 the line; a compressed one from its beginning, since nothing in it can be found otherwise: gzip, bzip2 and xz everywhere, zstd

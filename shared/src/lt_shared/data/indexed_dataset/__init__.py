@@ -7,9 +7,9 @@
     uint8     dtype code (8 = uint16, 4 = int32, ...)
     uint64    number of sequences S
     uint64    length of the document index, D + 1 for D documents
-    int32[S]  tokens of each sequence
-    int64[S]  byte offset of each sequence in the .bin
-    int64[D+1] first sequence of each document, from 0 to S
+    int32[S]  lengths of the sequences in tokens
+    int64[S]  byte offsets of the sequences in the .bin
+    int64[D+1] first sequences of the documents, from 0 to S
 
 Files are byte for byte the output of megatron-core's IndexedDatasetBuilder. The `.idx` is published last.
 """

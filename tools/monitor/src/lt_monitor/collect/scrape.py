@@ -109,7 +109,7 @@ class Sink(Protocol):
 
 
 def scrape_log(path: str, offsets: LogOffsets, output: Sink) -> None:
-    """Pass the records of one log since its offset to `output`, and store the new offset in `offsets.new`."""
+    """Pass a log's records since its offset to `output`, and store the new offset in `offsets.new`."""
     absolute, run = os.path.abspath(path), log_files.run_name(path)
     for rotated in offsets.rotated(absolute):
         _read_appended(path, rotated, offsets, output)

@@ -214,7 +214,7 @@ def outputs(target: Target) -> list[OutputFile]:
 
 
 def _dtype(tensors: Mapping[str, Tensor], origin: str) -> str:
-    """Return the dtype of most bytes, in which transformers loads all tensors; warn of other dtypes.
+    """Return the dtype with the most bytes, which transformers uses for all tensors; warn of other dtypes.
 
     Balancing biases are float32 in every model, and stay float32 when transformers loads them.
     """

@@ -1,7 +1,7 @@
 """Why a job ended, from the end of its output: one fault, its nodes and ranks, and the remedy.
 
-Several logs, one for each rank or node, are one job. Only a fault at the end counts: a fault before a step was caught, or
-belongs to an earlier attempt. After the log says that training is complete, only a root fault counts, such as a full disk under
+Several logs, one for each rank or node, are one job. Only a fault at the end counts: a fault before a step was caught, or belongs
+to an earlier attempt. After the log says that training is complete, only a root fault counts, such as a full disk under
 the last checkpoint, because processes complain of each other when they exit.
 """
 
@@ -178,7 +178,7 @@ def _last_two(marks: Sequence[tuple[int, Any]]) -> tuple[int, int]:
 
 
 def _open_faults(tail: LogTail) -> list[Record]:
-    """The faults at the end of one log."""
+    """Return the faults at the end of a log."""
     over, _ = _recovered(tail)
     started = max((record["src"]["offset"] for record in tail.records if record["kind"] == "start"), default=-1)
     faults = [record for record in tail.records if record["kind"] == "fault"]

@@ -4,14 +4,14 @@ GPT-2:     's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S
 Llama 3:   (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|
            \s*[\r\n]+|\s+(?!\S)|\s+
 Qwen 2:    Llama 3's with \p{N} for \p{N}{1,3}
-Qwen 3.5:  Qwen 2's with [\p{L}\p{M}] for \p{L}, which is the same code over other character classes
+Qwen 3.5:  Qwen 2's with [\p{L}\p{M}] for \p{L}: the code for Qwen 2 with another table of character classes
 cl100k:    Llama 3's, but for the white space at the end of a text; see `final_white_space`
 StarCoder: \p{N}, then GPT-2's pattern on the text between the numbers
 Tekken, o200k and Kimi cut between cases too; see `cased_blocks`. DeepSeek splits three times; see `deepseek_blocks`.
 
-The text is read in blocks of 64 bytes. Vector compares give a bit mask for each class of characters, and some sixty operations
-on these masks give the bytes at which words start. Only rare text is read a character at a time: text outside ASCII,
-contractions, long numbers, indentation. English takes 0.4 ns a byte this way; a loop over characters took 5."""
+The text is read in blocks of 64 bytes. Vector compares give one bit mask per character class, and some sixty operations on these
+masks give the bytes at which words start. Only rare text is read character by character: text outside ASCII, contractions, long
+numbers, indentation. English takes 0.4 ns per byte this way; a loop over characters took 5."""
 
 import numpy as np
 
@@ -138,8 +138,8 @@ def word_starts(pattern: int, at: int, end: int, classes: int, state: int) -> np
     after_numbers = shifted(numbers, state + NUMBERS_BEFORE)
     after_blanks = shifted(blanks, state + BLANKS_BEFORE)
     after_others = shifted(others, state + OTHERS_BEFORE)
-    # No branch for each word: a regular expression engine, and a loop over characters too, spends most of its time on branches
-    # that the processor cannot predict.
+    # No branch per word: a regular expression engine, like a loop over characters, spends most of its time on branches that the
+    # processor cannot predict.
     if pattern == GPT2:
         # A run of letters, numbers or others is a word, together with a blank before it. Of a run of white space, the last
         # character stands alone unless it is such a blank or the text ends.

@@ -46,7 +46,7 @@ class ByteFallbackBpe(Tokenizer):
         return text.removeprefix(b" ") if self._vocabulary.strips_prefix else text
 
     def _surface(self, number: int) -> bytes:
-        """What a token stands for in text."""
+        """Return the text of a token, as bytes."""
         if number in self._bytes:
             return self._bytes[number]
         content = self._added.get(number) or self._vocabulary.tokens[number]

@@ -1,11 +1,10 @@
 """A BPE model of characters as compiled code reads it: a SentencePiece model, or a list of merges.
 
 A symbol is a number: a piece that takes part in merging, or `len(ids)` plus the code point of a character that is no piece. The
-pair table holds the two symbols and the number of each merge in one integer of 64 bits. In a SentencePiece model two neighbours
-merge when their texts together are a piece, so there is one for each way to cut each piece into two symbols, 59,000 of them in
-1 MiB for Mistral's 32,000 pieces; merges are numbered by their results, best score first. A `tokenizer.json` that was made from
-such a model lists the same pairs, but each has a rank of its own: of Gemma 3's pieces, 1,230 cuts that overlap come in another
-order.
+pair table packs a merge's two symbols and number into a 64-bit integer. In a SentencePiece model two neighbours merge if their
+texts together are a piece, so the table has an entry for every way to cut a piece into two symbols: 59,000 entries in 1 MiB for
+Mistral's 32,000 pieces. Merges are numbered by their results, best score first. A `tokenizer.json` made from such a model lists
+the same pairs, but with separate ranks: 1,230 overlapping cuts in Gemma 3's pieces come in another order.
 
 Pieces also show which characters can never share a symbol: characters that are neighbours inside no piece. `classes` numbers
 the characters that stand inside pieces of several characters and `neighbours` is a bit matrix over these numbers. In a model with
@@ -52,8 +51,8 @@ class Tables(NamedTuple):
 
     `ids` int32 [symbols]: the id of a symbol. `ranks`, `results` int32 [merges]: the rank of a merge in the order of merging
     (SentencePiece's pieces with equal scores share one), and the symbol that it makes. `pairs` uint64 [slots]. `pair_filter`
-    uint64, a power of two of bits, of which a hash shifted by `filter_shift` is the index: a bit for each pair; these 64 KiB
-    (Mistral; Gemma 512) answer for most pairs that do not merge. `ascii_pairs` int32 [128 * 128]: the merge of two characters.
+    uint64, a power of two of bits, indexed by a hash shifted by `filter_shift`: one bit per pair; these 64 KiB (Mistral; Gemma
+    512) reject most pairs that do not merge. `ascii_pairs` int32 [128 * 128]: the merge of two characters.
     `symbols` int32 and `classes` uint16 [code points]: the symbol of a character, and its class (0: it stands alone).
     `neighbours` uint64: bit `left << class_bits | right`. `byte_ids` int32 [256], or [0] when characters that the model does not
     know are the one id `unknown`. `user_defined` finds user-defined pieces, `user_defined_ids` int32 [user-defined pieces] are
@@ -222,7 +221,7 @@ def _filter_bit(key: np.uint64, shift: int) -> int:
 
 @kernel
 def _fill_pairs(pairs: Words, pair_filter: Words, filter_shift: int, rows: Integers) -> None:
-    """Enter left symbol (21 bits), right symbol (21) and number (22) of each row. The slots are a power of two."""
+    """Enter the rows' left symbols (21 bits), right symbols (21) and numbers (22). The number of slots is a power of two."""
     for row in range(len(rows)):
         key = np.uint64(rows[row, 0]) << _SYMBOL_BITS | np.uint64(rows[row, 1])
         slot = _pair_slot(key, len(pairs))
