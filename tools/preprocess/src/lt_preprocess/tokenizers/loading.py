@@ -51,7 +51,7 @@ def load(files: TokenizerFiles, special_tokens: SpecialTokens = "text") -> Token
 
 
 def _tokenizer_json(files: TokenizerFiles, parse: bool) -> Tokenizer:
-    """A tokenizer with the rules of a `tokenizer.json`: compiled if an encoder covers its model, else in the library of it."""
+    """Load a `tokenizer.json`: compiled if an encoder covers its model, else in the library that defines it."""
     from lt_preprocess.tokenizers import layers, pattern_codes, reference_libraries, self_check, vocabulary_cache
     from lt_preprocess.tokenizers.byte_level import ByteLevel, obstacle
     from lt_preprocess.tokenizers.files import class_pipelines, tokenizer_json
