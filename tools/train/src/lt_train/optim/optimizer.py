@@ -20,9 +20,9 @@ from lt_train.config.settings.layers import TRITON
 from lt_train.config.settings.optimization import Optimization
 from lt_train.config.settings.precision import Precision
 from lt_train.kernels import split_master_weights
-from lt_train.megatron import distrib_optimizer
+from lt_train.megatron import distrib_optimizer, emerging_optimizers, optimizer_optimizer
 from lt_train.megatron import optimizer as megatron_optimizer
-from lt_train.optim import fused_adamw, muon
+from lt_train.optim import fused_adamw
 from lt_train.optim.fused_adamw import FusedAdamW
 from lt_train.parallel.ddp import Chunk
 from lt_train.parallel.flat_shards import local_sharded_state
@@ -31,6 +31,10 @@ from lt_train.process.device import CPU
 
 # Whether the step was made, and the norm of the gradients before clipping, None for too high a loss scale.
 Outcome: TypeAlias = tuple[bool, float | None]
+# Parameters that AdamW updates, whatever their shape is.
+_NO_MATRICES = ("*.bias", "*embedding.*")
+# The dimensions of a matrix, or of the matrices of a layer's experts on this rank.
+_MATRIX_DIMENSIONS = (2, 3)
 
 
 def build(
@@ -44,7 +48,7 @@ def build(
     distrib_optimizer.use_torch_optimizers()
     is_muon, is_fully_sharded = optimization.optimizer == "muon", isinstance(chunks[0], FullySharded)
     if is_muon:
-        muon.use_muon_for_stacked_matrices()
+        _use_muon_for_stacked_matrices()
     config = OptimizerConfig(
         optimizer=optimization.optimizer,
         lr=optimization.lr,
@@ -70,7 +74,7 @@ def build(
     )
     optimizer = get_megatron_optimizer(config, chunks)
     if is_muon:
-        muon.order_alike(optimizer)
+        _order_alike(optimizer)
     if is_fully_sharded:
         parts = [ShardOptimizer(inner.optimizer, config, inner.init_state_fn, chunks[0]) for inner in _inner(optimizer)]
         optimizer = ChainedOptimizer(parts)
@@ -228,3 +232,31 @@ def separate_steps(optimizer: MegatronOptimizer) -> None:
                 state = inner.state.get(parameter, {})
                 if isinstance(state.get("step"), torch.Tensor):
                     state["step"] = state["step"].clone().to(_step_device(group, parameter))
+
+
+def _use_muon_for_stacked_matrices() -> None:
+    """Let megatron-core, from 0.19 on, update with Muon every matrix of the decoder, an expert's too, and AdamW the rest.
+
+    megatron-core gives every parameter with two dimensions to Muon. Grouped experts are one tensor [experts, outputs, inputs],
+    which AdamW would train, and their biases are a tensor with two dimensions. With Muon each matrix is orthogonalized as a
+    whole, in every layout: by batched GEMMs, which hold all matrices of such a tensor in float32 and in 16 bits at once.
+    """
+    emerging_optimizers.leave_to_adam(_NO_MATRICES, _is_no_matrix)
+
+
+def _is_no_matrix(parameter: torch.nn.Parameter) -> bool:
+    return getattr(parameter, "is_embedding_or_output_parameter", False) or parameter.dim() not in _MATRIX_DIMENSIONS
+
+
+def _order_alike(optimizer: ChainedOptimizer) -> None:
+    """Put the parts of `optimizer` in the same order on every rank: Muon's before AdamW's, and within each the experts' last.
+
+    megatron-core orders them by the rank's own parameters, and each takes part in the sum of the gradients' norm: the
+    stages of a pipeline would wait for each other in different groups.
+    """
+    optimizer_optimizer.order_parts(optimizer, _order_key)
+
+
+def _order_key(part: MegatronOptimizer) -> tuple[bool, bool]:
+    inner: torch.optim.Optimizer = part.optimizer
+    return isinstance(inner, torch.optim.AdamW), bool(inner.param_groups[0]["is_expert_parallel"])
