@@ -39,7 +39,7 @@ from lt_train.config.settings.parallelism import Parallelism
 from lt_train.kernels import split_master_weights
 from lt_train.kernels.split_master_weights import Joined
 from lt_train.metrics.unlogged import Unlogged
-from lt_train.models.chunks import checkpointed
+from lt_train.models.chunks import checkpoint_module
 from lt_train.optim.optimizer import create_state, float32_masters, separate_steps, take_masters
 from lt_train.parallel.ddp import Chunk, gather, gathered
 
@@ -85,7 +85,7 @@ class TrainingState:
     def sharded_model(self) -> dict[str, Any]:
         """Return the weights under Megatron's names: `model`, or `model0`, `model1` ... for interleaved pipeline stages."""
         return {
-            name: dict(checkpointed(chunk).sharded_state_dict(metadata=dict(CONTENT_METADATA)))
+            name: dict(checkpoint_module(chunk).sharded_state_dict(metadata=dict(CONTENT_METADATA)))
             for name, chunk in self.named_chunks()
         }
 
@@ -324,7 +324,7 @@ def _load_weights(state: TrainingState, loaded: dict[str, Any]) -> None:
     """Load every parameter. Only megatron-core's `_extra_state` placeholders may be missing."""
     problems = []
     for name, chunk in state.named_chunks():
-        missing, unexpected = checkpointed(chunk).load_state_dict(loaded[name], strict=False)
+        missing, unexpected = checkpoint_module(chunk).load_state_dict(loaded[name], strict=False)
         problems += [key for key in (*missing, *unexpected) if not key.endswith("_extra_state")]
     if problems:
         raise BadData(f"the checkpoint does not fit the model: {', '.join(problems[:5])}")

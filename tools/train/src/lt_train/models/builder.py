@@ -112,7 +112,7 @@ def _decoder(
     adds_embedding_gradient: bool,
     prediction_linears: Linears,
 ) -> Decoder:
-    """Build the decoder of one pipeline stage. `vocab_size` includes the padding."""
+    """Build the decoder of a pipeline stage. `vocab_size` includes the padding."""
     config, architecture, kernels, exchange = pattern.config, pattern.architecture, pattern.kernels, pattern.exchange
     blocks = pattern.blocks(stage)
     embedding, output_layer, predictions = None, None, None
@@ -151,7 +151,10 @@ def _recomputes_layers(recompute: Recompute | None) -> bool:
 
 
 def _adds_embedding_gradient(config: TransformerConfig, layers: Layers, precision: Precision, memory: Memory) -> bool:
-    """Return whether a kernel adds the embedding's gradient to the buffer. It is not deterministic: its order of sums varies."""
+    """Return whether a kernel adds the embedding's gradient to the buffer.
+
+    The kernel is not deterministic: it adds the rows of a token in an order that varies.
+    """
     if not layers.triton or precision.deterministic:
         return False
     is_sharded = memory.fully_sharded and precision.half

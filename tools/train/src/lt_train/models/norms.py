@@ -90,10 +90,10 @@ def _kind(config: TransformerConfig) -> Any:
 
 
 class AllHeadsNorm(torch.nn.Module):
-    """RMSNorm of [s, b, heads, d] over the heads of all tensor-parallel ranks at once (OLMo 2).
+    """RMSNorm of [s, b, heads, d] over the heads on every tensor-parallel rank at once (OLMo 2).
 
-    Each rank holds the whole weight and uses its part, so megatron-core sums the gradients over the ranks, as for a norm of
-    single heads, and checkpoints store the weight once. That costs a few kilobytes per layer.
+    Each rank holds the whole weight and uses its part. Therefore megatron-core sums the gradients over the ranks, as for a norm of
+    single heads, and checkpoints store the weight once. The whole weight costs a few kilobytes per layer.
     """
 
     def __init__(self, config: TransformerConfig, heads: int, eps: float):
@@ -108,7 +108,7 @@ class AllHeadsNorm(torch.nn.Module):
         if local_size == global_size:
             return compiled(rms_norm)(rows, (local_size,), self.weight, self.eps).view_as(heads)
         squares = reduce_from_tensor_model_parallel_region(compiled(_sum_of_squares)(rows))
-        # The outputs of all ranks depend on the sum, so the backward pass must sum its gradients over the ranks.
+        # Every rank's output depends on `squares`, so the backward pass must sum the gradient of `squares` over the ranks.
         squares = copy_to_tensor_model_parallel_region(squares)
         first = parallel_state.get_tensor_model_parallel_rank() * local_size
         weight = self.weight[first : first + local_size]

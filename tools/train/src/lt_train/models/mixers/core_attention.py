@@ -5,8 +5,8 @@ window and context parallelism mask more than the later tokens. One rule (`_rule
 FlexAttention compiles the rule into its kernel and skips fully masked blocks; on a CPU the rule becomes a dense mask [queries,
 keys].
 
-Of 2 x N equal chunks of the sequence, context-parallel rank r has chunks r and 2N-1-r, as in Megatron, so that all ranks compute
-equally many pairs. Each rank all-gathers the keys and values, and the gradients are reduce-scattered. A ring would hold less but
+The sequence is cut into 2 x N equal chunks. Context-parallel rank r has chunks r and 2N-1-r, as in Megatron, so that all ranks
+compute equally many pairs. Each rank all-gathers the keys and values, and reduce-scatters their gradients. A ring would hold less but
 needs N sends per layer. With grouped queries, keys and values are small: 0.5 GB per layer for Llama 3 8B at 128k tokens, in bf16,
 kept for the backward pass unless the layer is recomputed. This attention waits for the all-gather; `mixers/flash_attention.py`
 overlaps it.
@@ -51,7 +51,7 @@ class CausalAttention(torch.nn.Module):
         super().__init__()
         self.softmax_scale, self.softcap = softmax_scale, softcap
         self.dropout = config.attention_dropout
-        # Sequence-parallel layers already fork the random state of each tensor-parallel rank (`Blocks.forward`).
+        # `Blocks.forward` has already forked the random state of sequence-parallel ranks.
         self.dropout_generator = contextlib.nullcontext if config.sequence_parallel else get_cuda_rng_tracker().fork
         has_window = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
         self.window = config.window_size[0] if has_window else None
@@ -61,7 +61,7 @@ class CausalAttention(torch.nn.Module):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None = None) -> Tensor:
         """Return [s, b, heads * v] for `query` [s, b, heads, d], `key` [s, b, groups, d] and `value` [s, b, groups, v].
 
-        `documents` [b, n + 1] are the document borders of the whole samples; this rank holds `s` tokens of each sample.
+        `documents` [b, n + 1] are the document borders of the whole samples. This rank holds `s` tokens per sample.
         """
         sequence, batch = query.shape[:2]
         rank = 0
@@ -159,7 +159,7 @@ def sequence_share(tensor: Tensor, dimension: int, rank: int, ranks: int) -> Ten
 
 
 def document_numbers(borders: Tensor, length: int) -> Tensor:
-    """Return the document number of each token in its sample, int32 [b, length], from the borders [b, n + 1]."""
+    """Return every token's document number in its sample, int32 [b, length], from the borders [b, n + 1]."""
     positions = torch.arange(length, dtype=borders.dtype, device=borders.device).repeat(len(borders), 1)
     return torch.searchsorted(borders, positions, right=True, out_int32=True) - 1
 
@@ -189,12 +189,12 @@ def _rule(numbers: Tensor | None, window: int | None, query_positions: Tensor, k
 
     def sees(sample: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         distance = query_positions[query] - key_positions[key]
-        seen = distance >= 0
+        is_visible = distance >= 0
         if window is not None:
-            seen = seen & (distance <= window)
+            is_visible = is_visible & (distance <= window)
         if numbers is not None:
-            seen = seen & (query_documents[sample, query] == key_documents[sample, key])
-        return seen
+            is_visible = is_visible & (query_documents[sample, query] == key_documents[sample, key])
+        return is_visible
 
     return sees
 
@@ -227,11 +227,11 @@ def _compiled_flex_with_sinks() -> Callable[..., Tensor]:
 
     # torch 2.8 has no AuxRequest, and releases after 2.13 may lack `return_lse`.
     request = getattr(flex_attention, "AuxRequest", None)
-    asked = {"return_aux": request(lse=True)} if request else {"return_lse": True}
+    options = {"return_aux": request(lse=True)} if request else {"return_lse": True}
 
     def attend(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor, **settings: Any) -> Tensor:
-        mixed, found = flex_attention.flex_attention(query, key, value, **settings, **asked)
-        normalizers = found.lse if request else found
+        mixed, statistics = flex_attention.flex_attention(query, key, value, **settings, **options)
+        normalizers = statistics.lse if request else statistics
         scaled: Tensor = (mixed * torch.sigmoid(normalizers - sinks.float()[:, None]).unsqueeze(-1)).to(mixed.dtype)
         return scaled
 

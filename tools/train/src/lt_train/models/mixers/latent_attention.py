@@ -152,8 +152,8 @@ def _with_positions(query: Tensor, content: Tensor, rotated: Tensor, cosines: Te
 def _rotated(channels: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """Rotate pairs of adjacent channels by their angles.
 
-    In the result, the first channels of all pairs come before the second channels. Queries and keys have the same order, so
-    scores do not depend on it.
+    In the result, the first channels of all pairs come before the second channels. Scores stay the same, because queries and keys
+    have the same order of channels.
     """
     first, second = _split_last(channels, 2).unbind(-1)
     return torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)

@@ -53,8 +53,8 @@ class GroupedExperts(torch.nn.Module):
     def forward(self, rows: Tensor, routing: RowSource | Tensor, probabilities: Tensor) -> tuple[Tensor, None]:
         """Compute tokens [t, h] routed by a `RowSource`, or rows [m, h] sorted by expert.
 
-        For sorted rows, `routing` holds the number of rows of each expert, and `probabilities` is [m]. The bias of the second
-        matrix is added here only if this rank has all rows of a token.
+        For sorted rows, `routing` holds the number of rows per expert, and `probabilities` is [m]. The bias of the second matrix
+        is added here only if this rank has all rows of a token.
         """
         wait_for_weights(self.linear_fc1, self.linear_fc2)
         chosen = Arrived.of_counts(routing, rows) if isinstance(routing, Tensor) else routing
@@ -63,7 +63,7 @@ class GroupedExperts(torch.nn.Module):
         return expert_mlp(rows, probabilities, chosen, weights, self.operations), None
 
     def with_bias(self, output: Tensor, probabilities: Tensor) -> Tensor:
-        """Add the second matrix's biases of the experts of all ranks to `output` [t, h], by `probabilities` [t, experts]."""
+        """Add the second matrix's biases to `output` [t, h], weighted by the `probabilities` [t, experts] over all ranks' experts."""
         if self.linear_fc2.bias is None:
             return output
         bias: Tensor = gather_from_sequence_parallel_region(self.linear_fc2.bias.float(), group=self.ep_group)

@@ -55,7 +55,7 @@ class MLP(MegatronModule):  # type: ignore[misc]
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Return the sharded state of megatron-core's checkpoints, in which gates and ups are two shards of one tensor."""
+        """Return the sharded state of megatron-core's checkpoints: gates and ups are two shards of a tensor."""
         state: dict[str, Any] = super().sharded_state_dict(prefix, sharded_offsets, metadata)
         if self.is_gated:
             for name in (f"{prefix}linear_fc1.weight", f"{prefix}linear_fc1.bias"):

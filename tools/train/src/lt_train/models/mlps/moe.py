@@ -43,7 +43,7 @@ class MoE(MegatronModule):  # type: ignore[misc]
         self.router = router
         router.set_layer_number(number)
         self.experts = experts
-        # A separate optimizer for the experts, also without expert parallelism, where megatron-core would not give them one: so a
+        # `allreduce = False` gives the experts a separate optimizer. megatron-core does that with expert parallelism only. Here a
         # checkpoint has the same parts with every expert parallel size.
         for parameter in experts.parameters():
             parameter.allreduce = False
@@ -87,9 +87,9 @@ class ExchangingMoE(MoE):
         forward:  gather tokens | router; then experts; scatter sums | shared experts
         backward: gather the output's gradient | shared experts; gather tokens | experts; scatter | fc1's gradient, router
 
-    The part behind a bar runs during the exchange in front of it. Of the routing, a rank receives only the columns of its
-    experts, 4 bytes per token and expert. `lt_train.parallel.token_exchange` says what is sent, and why this is not used with
-    more ranks than experts per token.
+    The part behind a bar runs during the exchange in front of it. A rank receives the routing for its experts only, 4 bytes per
+    token and expert. `lt_train.parallel.token_exchange` describes the messages, and why more ranks than experts per token use
+    `DispatchingMoE`.
     """
 
     def __init__(self, config: TransformerConfig, *parts: Any):
