@@ -2,8 +2,8 @@
 checkpoints on stdout.
 
 Only rank 0 reports. Every attempt of a run appends to both files. A step that was trained again after a resume appears twice, and
-the later line counts. While the disk is full, lines are left out and training continues. On a terminal, stderr shows a table of the
-steps above a progress bar; with -v it shows Megatron's lines instead, and with -q only warnings.
+the later line counts. While the disk is full, lines are left out and training continues. On a terminal, stderr shows a table of
+the steps above a progress bar; with -v it shows Megatron's lines instead, and with -q only warnings.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ TRAIN_LOG = "train.log"
 
 
 class Log:
-    """A context that reports on rank 0. On other ranks every method does nothing. Without the directory `run` there are no files."""
+    """A context that reports on rank 0. On other ranks its methods do nothing. Without the directory `run` there are no files."""
 
     def __init__(self, reporting: Reporting, run: str | None, active: bool):
         self.active = active

@@ -1,8 +1,9 @@
 """Traces and memory snapshots of chosen steps on chosen ranks.
 
-A trace is Chrome's JSON, for ui.perfetto.dev; a snapshot is for docs.pytorch.org/memory_viz. Both files are written under a hidden
-name and renamed. They also appear if the run is stopped or fails inside the profiled steps, because a step that runs out of memory
-is worth a snapshot. The trace of a step takes 10 to 100 MB and makes the step slower. Steps that are not profiled keep their speed.
+A trace is Chrome's JSON, for ui.perfetto.dev; a snapshot is for docs.pytorch.org/memory_viz. Both files are written under a
+hidden name and renamed. They also appear if the run is stopped or fails inside the profiled steps, because a step that runs out
+of memory is worth a snapshot. The trace of a step takes 10 to 100 MB and makes the step slower. Steps that are not profiled keep
+their speed.
 """
 
 import os

@@ -56,7 +56,7 @@ def start_record(attempt: Attempt, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(text: str) -> Any:
-    """Parse `text`, and replace NaN and infinities, which JSON does not have, by their names. A configuration is read from names."""
+    """Parse `text`. NaN and infinities, which JSON does not have, become their names; settings are read from the names, too."""
     return json.loads(text, parse_constant=str)
 
 

@@ -1,8 +1,8 @@
 """Measure the parts of a step's time: waiting for data, the step itself, the loop's own Python.
 
-For the host, a step ends when it has the loss and the norm. On a GPU the optimizer still runs then (`lt_train.process.reading`). If
-the loop's Python between two steps takes longer than the optimizer, the GPU idles. The loop's time is measured in every run and
-shown by `lt-train bench`, so that it cannot grow unseen.
+For the host, a step ends when it has the loss and the norm. On a GPU the optimizer still runs then (`lt_train.process.reading`).
+If the loop's Python between two steps takes longer than the optimizer, the GPU idles. The loop's time is measured in every run
+and shown by `lt-train bench`, so that it cannot grow unseen.
 """
 
 import contextlib

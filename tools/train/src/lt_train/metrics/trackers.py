@@ -1,11 +1,11 @@
 """Write curves for TensorBoard and Weights & Biases, under Megatron-LM's names.
 
-Both packages are optional, and imported only if an option asks for curves. After a restart, wandb continues the same run: SAVE has
-the run's id.
+Both packages are optional, and imported only if an option asks for curves. After a restart, wandb continues the same run: SAVE
+has the run's id.
 
-wandb's files and its network belong to a service, a process that the rank starts. If the service fails, the curves end and the run
-goes on: a thousand GPUs should not stop for a picture. metrics.jsonl has the same values, and it alone is complete: the service
-writes late, and loses the unwritten values if the rank is killed. Only the watchdog notices a service that hangs.
+wandb's files and its network belong to a service, a process that the rank starts. If the service fails, the curves end and the
+run goes on: a thousand GPUs should not stop for a picture. metrics.jsonl has the same values, and it alone is complete: the
+service writes late, and loses the unwritten values if the rank is killed. Only the watchdog notices a service that hangs.
 """
 
 import contextlib

@@ -8,8 +8,8 @@ megatron-core provides the process groups, tensor-parallel linear layers, data-p
 parameters have the names of its GPTModel, which can load the checkpoints.
 
 In reading order: this file; `block.py`, the residual stream; `mixers/attention.py` and `mixers/core_attention.py`; `mlps/mlp.py`
-and `mlps/moe.py`; `embedding.py`, `output.py`, `multi_token_prediction.py`. `pattern.py` chooses the modules and kernels for every
-block.
+and `mlps/moe.py`; `embedding.py`, `output.py`, `multi_token_prediction.py`. `pattern.py` chooses the modules and kernels for
+every block.
 """
 
 from collections.abc import Sequence

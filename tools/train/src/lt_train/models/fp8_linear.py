@@ -145,8 +145,8 @@ class Fp8ColumnLinear(ColumnParallelLinear):  # type: ignore[misc]
         if self.sequence_parallel and self.fp8.exchange is not None:
             return self.fp8.gather_and_multiply(rows, self.weight, buffer)
         if self.sequence_parallel:
-            # The rows are gathered in 16 bits. The reduce-scatter of the input gradient does not overlap with the weight gradient's
-            # GEMM, as it does not in megatron-core's bf16 layers.
+            # The rows are gathered in 16 bits. The reduce-scatter of the input gradient does not overlap with the weight
+            # gradient's GEMM, as it does not in megatron-core's bf16 layers.
             rows = gather_from_sequence_parallel_region(rows, tensor_parallel_output_grad=True, group=self.tp_group)
         else:
             rows = copy_to_tensor_model_parallel_region(rows, group=self.tp_group)

@@ -92,8 +92,8 @@ def _kind(config: TransformerConfig) -> Any:
 class AllHeadsNorm(torch.nn.Module):
     """RMSNorm of [s, b, heads, d] over the heads on every tensor-parallel rank at once (OLMo 2).
 
-    Each rank holds the whole weight and uses its part. Therefore megatron-core sums the gradients over the ranks, as for a norm of
-    single heads, and checkpoints store the weight once. The whole weight costs a few kilobytes per layer.
+    Each rank holds the whole weight and uses its part. Therefore megatron-core sums the gradients over the ranks, as for a norm
+    of single heads, and checkpoints store the weight once. The whole weight costs a few kilobytes per layer.
     """
 
     def __init__(self, config: TransformerConfig, heads: int, eps: float):

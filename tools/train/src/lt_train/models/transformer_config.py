@@ -74,7 +74,8 @@ def _attention(architecture: Architecture, seq_length: int) -> dict[str, Any]:
         "add_qkv_bias": architecture.add_qkv_bias,
         "softmax_scale": rope.score_scale(architecture),
         "softmax_type": "learnable" if architecture.attention_sinks else "vanilla",
-        # The number of tokens that a query sees to its left and right, without its own. A window as long as the samples masks none.
+        # The number of tokens that a query sees to its left and right, without its own. A window as long as the samples masks
+        # none.
         "window_size": None if window is None or window >= seq_length else (window - 1, 0),
         "window_attn_skip_freq": architecture.window_attn_skip_freq,
     }
@@ -171,8 +172,8 @@ def _initialization(on_cpu: bool, memory: Memory) -> dict[str, Any]:
         # Without this flag, megatron-core's layers ignore torch's default device and allocate on the GPU.
         "use_cpu_initialization": on_cpu or memory.fully_sharded,
         "init_model_with_meta_device": memory.fully_sharded,
-        # With perform_initialization=False, megatron-core would not mark weights as split among tensor-parallel ranks. The gradient
-        # norm would then count a single rank's share, and clipping would differ from a run on one rank.
+        # With perform_initialization=False, megatron-core would not mark weights as split among tensor-parallel ranks. The
+        # gradient norm would then count a single rank's share, and clipping would differ from a run on one rank.
         "init_method": _unchanged,
         "output_layer_init_method": _unchanged,
         "embedding_init_method": _unchanged,
@@ -190,9 +191,9 @@ def _fusions(on_cpu: bool) -> dict[str, bool]:
 def accumulates_in_gemms(precision: Precision, parallelism: Parallelism, memory: Memory) -> bool:
     """Return whether GEMMs add to gradient buffers.
 
-    FSDP has no buffers, and in float32 the addition saves nothing. A pipeline needs it in every dtype, because only these GEMMs can
-    be deferred. They also add every use of a weight separately, while autograd first sums the uses in a micro batch: otherwise
-    pipeline schedules would differ in the last bits of a weight that multi-token prediction uses twice.
+    FSDP has no buffers, and in float32 the addition saves nothing. A pipeline needs it in every dtype, because only these GEMMs
+    can be deferred. They also add every use of a weight separately, while autograd first sums the uses in a micro batch:
+    otherwise pipeline schedules would differ in the last bits of a weight that multi-token prediction uses twice.
     """
     return (precision.half or parallelism.pipeline > 1) and not memory.fully_sharded
 

@@ -1,13 +1,13 @@
 """Fused AdamW on split fp32 master weights, without megatron-core's copies and without waiting for the device.
 
 megatron-core's host waits for the gradients' norm to compute the clipping factor. Then megatron-core copies every gradient to
-float32, lets torch's AdamW update float32 weights, and copies the weights back to 16 bits. Here the norm, the factor and the update
-stay on the device. The kernel reads and writes each number once: 26 bytes per parameter instead of 40. Neither gradients nor weights
-have a float32 copy (`split_master_weights`), which saves 6 bytes of memory per parameter. Parameter groups and checkpoints are the
-same as with torch's AdamW.
+float32, lets torch's AdamW update float32 weights, and copies the weights back to 16 bits. Here the norm, the factor and the
+update stay on the device. The kernel reads and writes each number once: 26 bytes per parameter instead of 40. Neither gradients
+nor weights have a float32 copy (`split_master_weights`), which saves 6 bytes of memory per parameter. Parameter groups and
+checkpoints are the same as with torch's AdamW.
 
-FSDP's shards are float32 and have separate gradients in each step. The kernel reads and writes 28 bytes per parameter instead of 40
-with a clipping pass, and the host does not wait.
+FSDP's shards are float32 and have separate gradients in each step. The kernel reads and writes 28 bytes per parameter instead of
+40 with a clipping pass, and the host does not wait.
 """
 
 import contextlib
@@ -41,9 +41,9 @@ class ParameterBuffers:
     """The flat memory of a parameter: `weight` and `gradient` are views of megatron-core's buffers.
 
     A bfloat16 weight holds the high bits of the float32 `master`, and `low_bits`, int16, the remaining bits. The master is then a
-    tensor without memory, which only identifies the parameter for megatron-core and torch. `counted` says whether this rank counts
-    the gradient in the norm; tied and duplicated weights count once. If all-gathers overlap the next forward pass, `bucket` is
-    megatron-core's group of weights that are gathered together.
+    tensor without memory, which only identifies the parameter for megatron-core and torch. `counted` says whether this rank
+    counts the gradient in the norm; tied and duplicated weights count once. If all-gathers overlap the next forward pass,
+    `bucket` is megatron-core's group of weights that are gathered together.
     """
 
     master: torch.nn.Parameter
@@ -210,7 +210,7 @@ def _state(outer: Float16OptimizerWithFloat16Params, is_loading: bool) -> dict[s
 
 
 def _load(outer: Float16OptimizerWithFloat16Params, state: dict[str, Any]) -> None:
-    """Load a state dict as megatron-core does. The loaded masters are split, because the placeholders have no memory to copy to."""
+    """Load a state dict as megatron-core does, but split the loaded masters: their placeholders have no memory to copy to."""
     loaded = list(_pairs(outer.fp32_from_float16_groups, state[FP32_WEIGHTS]))
     Float16OptimizerWithFloat16Params.load_state_dict(outer, state | {FP32_WEIGHTS: []})
     outer.optimizer.take(loaded)

@@ -1,9 +1,9 @@
 """Muon for the decoder's matrices, the same in every layout: each matrix is orthogonalized as a whole, every expert's separately.
 
 megatron-core lets Muon update every parameter with two dimensions, and AdamW all other parameters. Grouped experts have their
-weights in a tensor [experts, outputs, inputs] and their biases in a tensor with two dimensions, so the optimizers would be swapped.
-Here Muon updates the experts' weights, and AdamW the biases. Muon's iteration multiplies the matrices of such a tensor in batched
-GEMMs, and holds them in float32 and in 16 bits at once.
+weights in a tensor [experts, outputs, inputs] and their biases in a tensor with two dimensions, so the optimizers would be
+swapped. Here Muon updates the experts' weights, and AdamW the biases. Muon's iteration multiplies the matrices of such a tensor
+in batched GEMMs, and holds them in float32 and in 16 bits at once.
 """
 
 import torch

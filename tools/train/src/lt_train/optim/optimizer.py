@@ -29,7 +29,8 @@ from lt_train.parallel.flat_shards import local_sharded_state
 from lt_train.parallel.fsdp import FullySharded, ShardOptimizer
 from lt_train.process.device import CPU
 
-# Whether the step has changed the weights, and the gradient norm before clipping. The norm is None if the loss scale was too high.
+# Whether the step has changed the weights, and the gradient norm before clipping. The norm is None if the loss scale was too
+# high.
 Outcome: TypeAlias = tuple[bool, float | None]
 
 
@@ -65,7 +66,8 @@ def build(
         params_dtype=getattr(torch, precision.dtype),
         use_distributed_optimizer=chunks[0].ddp_config.use_distributed_optimizer,
         overlap_param_gather=chunks[0].ddp_config.overlap_param_gather,
-        # Each tensor-parallel rank orthogonalizes whole matrices. Separate shards would result in another update than on one rank.
+        # Each tensor-parallel rank orthogonalizes whole matrices. Separate shards would result in another update than on one
+        # rank.
         **({"muon_tp_mode": "duplicated"} if is_muon else {}),
     )
     optimizer = get_megatron_optimizer(config, chunks)
@@ -118,8 +120,8 @@ def _fuse(optimizer: MegatronOptimizer) -> None:
 def step(optimizer: MegatronOptimizer, clip_grad: float) -> Callable[[], Outcome]:
     """Clip and apply the gradients. Return a function that returns the outcome, and waits for the device if it must.
 
-    Gradients with an infinity or a NaN are not applied. megatron-core checks gradients only if it scales the loss (fp16), and would
-    otherwise write a NaN into all weights. The norm is computed over all ranks, so that every rank decides alike.
+    Gradients with an infinity or a NaN are not applied. megatron-core checks gradients only if it scales the loss (fp16), and
+    would otherwise write a NaN into all weights. The norm is computed over all ranks, so that every rank decides alike.
     """
     optimizers = [inner for inner in _inner(optimizer) if inner.optimizer is not None]
     if optimizers and all(isinstance(inner.optimizer, FusedAdamW) for inner in optimizers):
@@ -169,7 +171,7 @@ def torch_optimizers(optimizer: MegatronOptimizer) -> list[torch.optim.Optimizer
 
 
 def create_state(optimizer: MegatronOptimizer) -> None:
-    """Create the state of an optimizer before its first step. megatron-core neither saves nor loads an optimizer without state."""
+    """Create the state before the first step. megatron-core neither saves nor loads an optimizer without state."""
     for outer in _inner(optimizer):
         if isinstance(outer.optimizer, torch.optim.AdamW):
             _create_adam_state(outer.optimizer)

@@ -1,8 +1,8 @@
 """Self attention: queries, keys and values of grouped heads, rotated, mixed, and projected back.
 
 It covers all variants except latent attention (`mixers/latent_attention.py`): norms of queries and keys, per head or over all
-heads; biases; RoPE in every channel or in some, with a separate base in layers with a window (Gemma 3, OLMo 3). The core attention
-handles windows, sinks and soft caps (`mixers/core_attention.py`, `mixers/flash_attention.py`).
+heads; biases; RoPE in every channel or in some, with a separate base in layers with a window (Gemma 3, OLMo 3). The core
+attention handles windows, sinks and soft caps (`mixers/core_attention.py`, `mixers/flash_attention.py`).
 
 The weights have megatron-core's names: `linear_qkv` [groups x (heads per group + 2) x d, h], with the queries of a group before
 its key and value, and `linear_proj` [h, heads x d].

@@ -6,10 +6,10 @@ FlexAttention compiles the rule into its kernel and skips fully masked blocks; o
 keys].
 
 The sequence is cut into 2 x N equal chunks. Context-parallel rank r has chunks r and 2N-1-r, as in Megatron, so that all ranks
-compute equally many pairs. Each rank all-gathers the keys and values, and reduce-scatters their gradients. A ring would hold less but
-needs N sends per layer. With grouped queries, keys and values are small: 0.5 GB per layer for Llama 3 8B at 128k tokens, in bf16,
-kept for the backward pass unless the layer is recomputed. This attention waits for the all-gather; `mixers/flash_attention.py`
-overlaps it.
+compute equally many pairs. Each rank all-gathers the keys and values, and reduce-scatters their gradients. A ring would hold less
+but needs N sends per layer. With grouped queries, keys and values are small: 0.5 GB per layer for Llama 3 8B at 128k tokens, in
+bf16, kept for the backward pass unless the layer is recomputed. This attention waits for the all-gather;
+`mixers/flash_attention.py` overlaps it.
 """
 
 import contextlib

@@ -169,8 +169,8 @@ def _calls(chunk: Chunk, documents: Tensor | None) -> Iterator[tuple[int | None,
     """Yield the kernel calls for `chunk`: the sample, or None for all samples, and the document borders.
 
     Documents are sequences of unequal length in one call. The kernels read the borders on the GPU. A document's queries in the
-    chunk see the keys from the begin of the document. A document before the chunk has no queries, and its keys get zero gradients.
-    A call with documents takes a single sample, because the samples are not contiguous in memory.
+    chunk see the keys from the begin of the document. A document before the chunk has no queries, and its keys get zero
+    gradients. A call with documents takes a single sample, because the samples are not contiguous in memory.
     """
     if documents is None:
         yield None, {}

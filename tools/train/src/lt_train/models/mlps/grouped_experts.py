@@ -63,7 +63,7 @@ class GroupedExperts(torch.nn.Module):
         return expert_mlp(rows, probabilities, chosen, weights, self.operations), None
 
     def with_bias(self, output: Tensor, probabilities: Tensor) -> Tensor:
-        """Add the second matrix's biases to `output` [t, h], weighted by the `probabilities` [t, experts] over all ranks' experts."""
+        """Add the second matrix's biases to `output` [t, h], weighted by the `probabilities` [t, experts on all ranks]."""
         if self.linear_fc2.bias is None:
             return output
         bias: Tensor = gather_from_sequence_parallel_region(self.linear_fc2.bias.float(), group=self.ep_group)
