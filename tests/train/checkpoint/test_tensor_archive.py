@@ -36,7 +36,7 @@ def test_it_is_torchs_archive_with_checksums(tensor: torch.Tensor) -> None:
     expected = io.BytesIO()
     torch.save(tensor.contiguous().clone(), expected)
     assert members(content) == members(expected.getvalue())
-    assert made.written == (len(content), zlib.crc32(content))
+    assert made.written_object == (len(content), zlib.crc32(content))
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         for member in archive.infolist():
             assert zlib.crc32(archive.read(member)) == member.CRC

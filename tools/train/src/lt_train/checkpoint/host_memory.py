@@ -44,7 +44,8 @@ def local_checkpoint_bytes(
 
 
 def allows_async_save(requested: bool | None, local_bytes: int, is_on_gpu: bool) -> bool:
-    """Whether checkpoints are written beside training, the same on all ranks. All ranks call it with their `local_bytes`.
+    """Return whether checkpoints are written beside training. All ranks call it with their `local_bytes`, and get the same
+    answer.
 
     Raises BadConfig if --async-save is requested and a node has too little memory for its ranks.
     """

@@ -74,10 +74,8 @@ class TrainingState:
     def sharded_optimizer(
         self, model: dict[str, Any], loading: bool, joined: Joined = split_master_weights.joined
     ) -> dict[str, Any]:
-        """The optimizer's state, placed like the weights in `model`, which `sharded_model` has made; split weights by `joined`.
-
-        Before the first step there is none, also in fp16 while all steps were skipped; megatron-core asserts that there is.
-        """
+        """Return the optimizer's sharded state. `model` is the result of `sharded_model`. `joined` joins split weights."""
+        # Before the first step that changes weights, torch has no state, and megatron-core asserts that there is a state.
         create_state(self.optimizer)
         with float32_masters(self.optimizer, loading, joined):
             return dict(self.optimizer.sharded_state_dict(model, is_loading=loading, metadata=dict(CONTENT_METADATA)))
@@ -102,7 +100,7 @@ def content(config: RunConfig, state: TrainingState, joined: Joined = split_mast
     with gathered(state.chunks):
         model = state.sharded_model()
     optimizer = {} if settings.no_save_optim else {"optimizer": state.sharded_optimizer(model, False, joined)}
-    random = {} if settings.no_save_rng else {rng_state.KEY: rng_state.sharded()}
+    random = {} if settings.no_save_rng else {rng_state.KEY: rng_state.sharded_state()}
     tokens = config.tokens(state.consumed_samples)
     common = {
         "args": argparse.Namespace(**megatron_arguments.of(config), **progress),
@@ -150,15 +148,15 @@ def record(
 
 @remedies()
 def load(
-    directory: Path, config: RunConfig, state: TrainingState, supplied: contextlib.AbstractContextManager[None] | None = None
+    directory: Path, config: RunConfig, state: TrainingState, fetching: contextlib.AbstractContextManager[None] | None = None
 ) -> None:
-    """Restore `state` in place; `supplied` brings the files that are read, where they are not all there.
+    """Restore `state` in place. Within the context `fetching`, missing files are fetched before they are read.
 
-    From a `release` checkpoint, or with --finetune, only the weights: training starts at iteration 0 with them. Raises BadData
-    when the checkpoint does not fit the model.
+    From a `release` checkpoint, or with --finetune, only the weights are loaded, and training starts at iteration 0. Raises
+    BadData if the checkpoint does not fit the model.
     """
-    replicas = Replicas.of_run(next(state.chunks[0].parameters()).device)
-    with known_objects_only(directory, config.checkpointing.verify, replicas), supplied or contextlib.nullcontext():
+    replicas = Replicas.from_process_groups(next(state.chunks[0].parameters()).device)
+    with known_objects_only(directory, config.checkpointing.verify, replicas), fetching or contextlib.nullcontext():
         settings = config.checkpointing
         iteration = checkpoint_layout.iteration_of(directory)
         saved = RunRecord.read(directory) if (directory / checkpoint_layout.RECORD).is_file() else None
@@ -200,11 +198,12 @@ def _load_with_optimizer(directory: Path, config: RunConfig, state: TrainingStat
         optimizer = loaded["optimizer"]
         optimizer_state.count_as_torch(optimizer)
     else:
-        of_model, of_optimizer = optimizer_state.requests(sharded, theirs, present)
-        loaded = _read(of_model | _random_state(config.layers, config.checkpointing, config.parallelism), directory)
-        # The optimizer's fp32 weights may be the model's: they are read into place, after those that may be rounded.
+        model_request, optimizer_request = optimizer_state.requests(sharded, theirs, present)
+        loaded = _read(model_request | _random_state(config.layers, config.checkpointing, config.parallelism), directory)
+        # The optimizer's fp32 weights may be the model's weights themselves. Read them last, because the loaded model weights may
+        # be rounded.
         _load_weights(state, loaded)
-        optimizer = optimizer_state.assemble(sharded, _read(of_optimizer, directory))
+        optimizer = optimizer_state.assemble(sharded, _read(optimizer_request, directory))
     if config.optimization.optimizer == "muon":
         optimizer_state.complete(optimizer)
     optimizer_state.take_schedule(optimizer, state.optimizer.param_groups)
@@ -259,7 +258,7 @@ def _random_state(layers: Layers, settings: Checkpointing, parallel: Parallelism
     ) == sizes
     if not same or getattr(stored_arguments, "no_save_rng", False):
         return {}
-    return {rng_state.KEY: rng_state.sharded()}
+    return {rng_state.KEY: rng_state.sharded_state()}
 
 
 def _restore_progress(
@@ -270,7 +269,7 @@ def _restore_progress(
     state: TrainingState,
     start: str | None,
 ) -> None:
-    """Put the position in the data and in the schedule into `state`; `there` are the arguments of the run that saved it."""
+    """Restore the position in the data and in the schedule. `stored_arguments` are the arguments of the run that saved it."""
     state.iteration = iteration
     try:
         consumed = stored_arguments.get("consumed_train_samples", batches.samples_after(iteration))

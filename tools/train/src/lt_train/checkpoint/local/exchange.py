@@ -25,7 +25,7 @@ UNREADABLE = -1
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-    """Send the file `name` from rank `source` to rank `target`, which writes it."""
+    """Send the file `name` from rank `source` to rank `target`."""
 
     source: int
     target: int
@@ -67,7 +67,10 @@ class Exchange:
             torch.distributed.send(torch.tensor([checksum]), transfer.target, self._group)
 
     def _send(self, transfer: Transfer, file: Any, buffer: torch.Tensor) -> int:
-        """Send the file, or without one as many arbitrary bytes; return the CRC-32. Raise OSError before any byte is sent."""
+        """Send the file and return its CRC-32. Without a file, send as many arbitrary bytes, because the other rank expects them.
+
+        Raises OSError only before any byte is sent.
+        """
         checksum = 0 if file else UNREADABLE
         if file and os.fstat(file.fileno()).st_size != transfer.size_bytes:
             raise OSError(0, "has another size than before")
