@@ -87,7 +87,7 @@ def _ends(metadata: Any) -> dict[str, int]:
 
 
 def _check_end(path: Path, end: int) -> None:
-    """Raise BadData for a shard that is missing, has fewer bytes than `end`, or is no regular file, because a pipe could block."""
+    """Raise BadData for a shard that is missing, has fewer bytes than `end`, or is no regular file: a pipe could block."""
     if not path.is_file():
         raise BadData(f"{path}: {'not a regular file' if path.exists() else 'missing'}")
     if end > path.stat().st_size:

@@ -1,4 +1,4 @@
-"""Build the replay_config that computes steps of a run again: the run's replay_config, started from an earlier checkpoint.
+"""Build the configuration that computes steps of a run again: the run's configuration, started from an earlier checkpoint.
 
 A replay saves and reports nothing, so that it may run beside the run itself.
 """
@@ -79,7 +79,7 @@ def _attempt(recorded: dict[int, RecordedStep], run: str, first: int, last: int)
     attempt = recorded[inside[0]].attempt
     if attempt is None:
         raise NoInput(
-            f"{run}: its metrics do not say with which replay_config step {inside[0]} was trained",
+            f"{run}: its metrics do not say with which configuration step {inside[0]} was trained",
             "it was trained by a version of lt-train before there was replay; steps after the next start can be replayed",
         )
     return attempt
@@ -122,7 +122,7 @@ def _check_same(recorded: dict[int, RecordedStep], attempt: Attempt, begin: int,
         if begin < step <= last and other is not attempt and (other is None or _numeric_settings(other) != settings):
             raise BadConfig(
                 f"step {step} was trained with other settings than the step to replay, from checkpoint {begin}",
-                "replay the steps of one replay_config, from a checkpoint that it began with",
+                "replay the steps of one configuration, from a checkpoint that it began with",
             )
 
 

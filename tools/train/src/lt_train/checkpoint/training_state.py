@@ -103,7 +103,7 @@ def content(config: RunConfig, state: TrainingState, joined: Joined = split_mast
     random = {} if settings.no_save_rng else {rng_state.KEY: rng_state.sharded_state()}
     tokens = config.tokens(state.consumed_samples)
     common = {
-        "args": argparse.Namespace(**megatron_arguments.of(config), **progress),
+        "args": argparse.Namespace(**megatron_arguments.run_arguments(config), **progress),
         "checkpoint_version": CHECKPOINT_VERSION,
         "iteration": state.iteration,
         "num_floating_point_operations_so_far": tokens * config.architecture.flops_per_token(batches.seq_length),
@@ -180,7 +180,7 @@ def load(
         arguments = vars(loaded.get("args", argparse.Namespace()))
         _restore_progress(loaded, arguments, iteration, config.batches, state, settings.start)
         if torch.distributed.get_rank() == 0:
-            _tell_changes(arguments, megatron_arguments.of(config), state.consumed_samples)
+            _warn_of_changes(arguments, megatron_arguments.run_arguments(config), state.consumed_samples)
         if rng_state.KEY in loaded:
             rng_state.restore(loaded[rng_state.KEY], next(state.chunks[0].parameters()).device)
 
@@ -286,11 +286,11 @@ def _restore_progress(
     state.scheduler.step(increment=steps)
 
 
-def _tell_changes(stored_arguments: dict[str, Any], here: dict[str, Any], consumed_samples: int) -> None:
+def _warn_of_changes(stored_arguments: dict[str, Any], arguments: dict[str, Any], consumed_samples: int) -> None:
     """Warn if the remaining steps differ from the steps of the run that saved `stored_arguments`."""
-    for change in changes_of_order(stored_arguments, here, consumed_samples):
+    for change in changes_of_order(stored_arguments, arguments, consumed_samples):
         warn(f"{change}: the samples that are left come in another order than before")
-    if changes := megatron_arguments.changes_of_updates(stored_arguments, here):
+    if changes := megatron_arguments.changes_of_updates(stored_arguments, arguments):
         warn(f"{', '.join(changes)}: the steps that are left update the weights in another way than those before")
 
 

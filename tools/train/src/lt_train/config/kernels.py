@@ -1,13 +1,14 @@
-"""Which implementation computes each part of a training step: what `auto` resolves to, and why an explicit choice is refused.
+"""Choose the implementation that computes each part of a training step.
 
 Every part has a list of implementations, the fastest first. Each implementation has obstacles: properties of the model, the
-precision, the parallel layout or the GPU that it does not support. `auto` takes the first without an obstacle; an implementation
-that was chosen explicitly and has one is refused before training starts, with the obstacle as the reason. Nothing falls back
-later: models, optimizer and fp8 do what `choose` returns, and the same record stands in the log's header, in the `run.json` of
-every checkpoint and in `lt-train bench --json`.
+precision, the parallel layout or the GPU that it does not support. `auto` takes the first implementation without an obstacle. An
+explicit choice that has an obstacle is refused before training starts, with the obstacle as the reason. Nothing falls back later:
+models, optimizer and fp8 use the choice of `choose`, which the log's header, the `run.json` of every checkpoint and `lt-train
+bench
+--json` record.
 
-The GPU's compute capability is None without a driver, as on a login node. None is no obstacle; the ranks choose again when they
-start.
+The GPU's compute capability is None without a driver, as on a login node. None is no obstacle, because the ranks choose again
+when they start.
 """
 
 import dataclasses
@@ -54,10 +55,10 @@ GROUPED = "grouped"
 GROUPED_GEMM_EPILOGUE = "grouped-gemm-epilogue"
 GROUPED_FP8 = "grouped-fp8"
 GROUPED_KINDS = (GROUPED, GROUPED_GEMM_EPILOGUE, GROUPED_FP8)
-# Grouped experts with a GEMM of quack.
+# Grouped experts that need quack's GEMMs.
 GROUPED_BY_QUACK = (GROUPED_GEMM_EPILOGUE, GROUPED_FP8)
 SEQUENTIAL = "sequential"
-# Recipes of fp8.
+# The fp8 recipes that Triton's kernels cast for.
 CAST_BY_KERNELS = ("tensorwise", "blockwise")
 PEER_MEMORY = "symmetric-memory"
 
@@ -66,7 +67,7 @@ PARTS = ("architecture", "layers", "batches", "precision", "optimization", "para
 
 @dataclasses.dataclass(frozen=True)
 class Kernels:
-    """The implementation of each part.
+    """The implementation chosen for every part.
 
     `attention` is "flash-attn-4", "sdpa" (PyTorch's, cuDNN first) or "flex-attention"; `swiglu` "gemm-epilogue", "triton" or
     "torch"; `cross_entropy` "fused-linear", "triton" or "torch"; `norm`, `rope` and `adamw` "triton" or "torch"; `fp8_cast`
@@ -101,9 +102,9 @@ class Kernels:
 
 
 def choose(run: Run, capability: Capability, failed: Failures = NONE_FAILED) -> Kernels:
-    """Choose the fastest implementation of each part that has no obstacle and needs no `failed` package.
+    """Choose the fastest implementation for every part that has no obstacle and needs no `failed` package.
 
-    Raises BadConfig for an explicit choice that has an obstacle or needs such a package.
+    Raises BadConfig for an explicit choice that has an obstacle or needs a failed package.
     """
     for problem in (*problems(run, capability), *_failed_choices(run, failed)):
         raise problem
@@ -118,7 +119,7 @@ def choose(run: Run, capability: Capability, failed: Failures = NONE_FAILED) -> 
         fp8_cast=_fp8_cast(run),
         experts=_experts(run, capability, failed),
         collectives=_collectives(run, failed),
-        # In an MLP that is recomputed as a whole, SwiGLU is, too.
+        # If the whole MLP is recomputed, SwiGLU is recomputed with it.
         recomputes_swiglu=SWIGLU in modules and "mlp" not in modules,
     )
 
@@ -224,7 +225,7 @@ def _chosen(option: str, run: Run, capability: Capability, failed: Failures = NO
 
 
 def _first(option: str, run: Run, capability: Capability, wish: str = AUTO, failed: Failures = NONE_FAILED) -> str:
-    """The fastest installed implementation without an obstacle."""
+    """Return the fastest installed implementation without an obstacle."""
     for name, (package, obstacles) in IMPLEMENTATIONS[option].items():
         is_skipped = wish == OUTSIDE_GEMMS and name in (GEMM_EPILOGUE, FUSED_LINEAR)
         is_there = package is None or (package not in failed and not package.missing())

@@ -69,5 +69,5 @@ def _find_cutlass() -> None:
 
 
 def versions() -> dict[str, str]:
-    """Return the version of each installed distribution in `DISTRIBUTIONS`."""
+    """Return the versions of the installed distributions in `DISTRIBUTIONS`, by name."""
     return installed_versions(DISTRIBUTIONS)

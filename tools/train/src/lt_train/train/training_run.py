@@ -96,7 +96,7 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, rank_device: to
     model_parallel_cuda_manual_seed(config.seed)
     versions = optional_packages.versions()
     with _log(config, is_first, rank_device, chosen, versions) as log, contextlib.ExitStack() as at_end:
-        arguments = megatron_arguments.of(config)
+        arguments = megatron_arguments.run_arguments(config)
         log.arguments(arguments)
         for line in describe(config.architecture):
             log.line(line, brief=())

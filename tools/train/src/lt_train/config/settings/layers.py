@@ -145,7 +145,7 @@ class Layers:
 
 
 def resolve_layers(options: dict[str, Any], device_type: str) -> Layers:
-    """Resolve the layer options on the device `where`, and print a note about options without effect."""
+    """Resolve the layer options for a device, and print a note about options without effect."""
     idle = [f"--{name.replace('_', '-')}" for name in WITHOUT_EFFECT if options[name]]
     if idle:
         note(f"without effect here: {', '.join(idle)}")

@@ -167,7 +167,7 @@ def _rope_scaling(options: dict[str, Any], base: Architecture) -> AnyScaling | N
     if options["rope_scaling"]:
         if factor or options["use_rope_scaling"]:
             raise BadConfig("--rope-scaling beside an option for Llama 3.1's scaling", "put all numbers into --rope-scaling")
-        return given_scaling(options["rope_scaling"], base)
+        return parse_rope_scaling(options["rope_scaling"], base)
     if base.rope_scaling:
         return dataclasses.replace(base.rope_scaling, factor=factor) if factor else base.rope_scaling
     if factor and not options["use_rope_scaling"]:
@@ -175,7 +175,7 @@ def _rope_scaling(options: dict[str, Any], base: Architecture) -> AnyScaling | N
     return RopeScaling(factor or 8.0) if options["use_rope_scaling"] else None
 
 
-def given_scaling(text: str, base: Architecture) -> AnyScaling | None:
+def parse_rope_scaling(text: str, base: Architecture) -> AnyScaling | None:
     """Parse config.json's `rope_scaling`. If it names no original positions, the model's are used."""
     if text == NONE:
         return None
@@ -190,7 +190,7 @@ def given_scaling(text: str, base: Architecture) -> AnyScaling | None:
 
 
 def _from_sizes(options: dict[str, Any]) -> Architecture:
-    """Build an architecture from flags alone, with Megatron's defaults for the others."""
+    """Build an architecture from flags alone, with Megatron's defaults for missing flags."""
     for name in ("num_layers", "hidden_size", "num_attention_heads"):
         if options[name] is None:
             raise UsageError(f"no --model and no --{name.replace('_', '-')}", f"models: {', '.join(presets.PRESETS)}")
