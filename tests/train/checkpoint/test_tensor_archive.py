@@ -77,7 +77,7 @@ def test_checksums_of_an_archive_of_more_than_4_gib() -> None:
     size, offset = 5 << 30, (5 << 30) + 700
     extra = b"\x01\x00\x18\x00" + b"".join(number.to_bytes(8, "little") for number in (size, size, offset))
     moved = 0xFFFFFFFF
-    assert archives._unmoved(moved, moved, moved, bytearray(extra)) == (size, offset)
+    assert archives._resolve_zip64(moved, moved, moved, bytearray(extra)) == (size, offset)
     short = bytearray(b"FB\x02\x00\x00\x00\x01\x00\x08\x00" + offset.to_bytes(8, "little"))
-    assert archives._unmoved(2, moved, 2, short) == (2, offset)
-    assert archives._unmoved(2, 3, 2, bytearray()) == (2, 3)
+    assert archives._resolve_zip64(2, moved, 2, short) == (2, offset)
+    assert archives._resolve_zip64(2, 3, 2, bytearray()) == (2, 3)

@@ -103,7 +103,7 @@ def test_a_killed_writer_is_as_a_killed_rank_and_another_one_is_started(writer: 
     assert not writer.has_answered()
     os.kill(writer.pid, signal.SIGKILL)
     assert writer.answer() == Failure("its writer was ended by SIGKILL", "often the kernel, out of memory: see dmesg", 137)
-    assert writer_process._death(7) == Failure("its writer ended with 7", None, 74)
+    assert writer_process._failure_of_exit(7) == Failure("its writer ended with 7", None, 74)
     # Also when it has ended before it is told to write.
     begin(writer, tmp_path / "a")
     eventually(writer.has_answered)

@@ -1,4 +1,4 @@
-"""Compare the host memory that --async-save takes with the memory of each node, before the first step.
+"""Compare the host memory that --async-save takes with every node's memory, before the first step.
 
 On a GPU, --async-save is the default if each node has the memory, because training then waits for a copy instead of a disk. If a
 node has too little, a note names it, and training waits while checkpoints are written. On a CPU it is off by default, because the

@@ -73,7 +73,7 @@ def known_objects_only(directory: Path | None = None, verify: bool = True, repli
         # This is common.pt only: the launcher has compared it with its recorded checksum.
         return _read_common(file, torch_load, verify and recorded is None)
 
-    # After a change of layout, a rank needs several parts of one object, mostly in succession: read the object once.
+    # After a change of layout, a rank needs several parts of an object, mostly in succession: read the object once.
     last: dict[tuple[str, int], _Slice] = {}
     memory = _Memory()
 

@@ -187,7 +187,7 @@ class Saver:
         return True
 
     def _begin(self, loss: float | None, partial: Path) -> Save:
-        """Plan with all ranks what this rank writes into `partial`, and begin to write."""
+        """Plan this rank's part of the checkpoint together with all ranks, and begin to write it into `partial`."""
         started = time.monotonic()
         record = training_state.record(self.config, self.kernels, self.state, loss, self.datasets, self.arrivals.record)
         files = shard_files.REMOTE_FILES if self.url else shard_files.FILES
@@ -383,7 +383,7 @@ class Saver:
 
 
 def complete_files(save: Save) -> dict[str, int]:
-    """Write `run.json` and `checksums.json` on the first rank. Return the sizes of all shards. Raise OSError, IoFailure."""
+    """Write `run.json` and `checksums.json` on the first rank. Return the shards' sizes by name. Raise OSError, IoFailure."""
     shards = shard_checksums.sizes()
     save.record.write(save.partial, shards)
     shard_checksums.write(save.partial)
@@ -399,7 +399,7 @@ def reason(error: BaseException) -> str:
 
 
 def _request(content: dict[str, Any], partial: Path, files: int) -> Any:
-    """Plan with megatron-core what this rank writes into `files` files. Return its request, with functions to call afterwards."""
+    """Plan this rank's `files` shard files with megatron-core. Return its request, with the functions to call afterwards."""
     shard_checksums.install()
     shard_files.install()
     strategy = TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=files)

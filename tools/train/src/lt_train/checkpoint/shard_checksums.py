@@ -29,7 +29,7 @@ class CheckedWriteResult(WriteResult):
 
 
 def finish(writer: Any, metadata: Any, results: list[list[CheckedWriteResult]]) -> None:
-    """Remember the checksums of all ranks' results on rank 0, in place of megatron-core's `finish`."""
+    """Store the checksums in every rank's results on rank 0. Replaces megatron-core's `finish`."""
     all_results = [result for rank_results in results for result in rank_results]
     _collected.clear()
     for result in sorted(all_results, key=lambda result: (result.storage_data.relative_path, result.storage_data.offset)):
@@ -44,7 +44,7 @@ def install() -> None:
 
 
 def sizes() -> dict[str, int]:
-    """Return the sizes in bytes of all ranks' shards of the last written checkpoint, on rank 0."""
+    """Return the sizes in bytes of the last written checkpoint's shards, by name, on rank 0."""
     return {name: sum(size for size, _ in ranges) for name, ranges in _collected.items()}
 
 

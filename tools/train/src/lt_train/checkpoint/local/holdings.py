@@ -1,6 +1,6 @@
 """Find out which local checkpoints the nodes hold, and which sets are complete.
 
-A set is the files of one checkpoint on all nodes, identified by the iteration and by the digest of `checksums.json`.
+A set is the files of a checkpoint on all nodes, identified by the iteration and by the digest of `checksums.json`.
 `checksums.json` has the checksum of every object, so files of different attempts belong to different sets. It also names all
 files of the set. Each rank compares a part of its node's files with these checksums. A damaged file counts as missing, and its
 second copy is used.

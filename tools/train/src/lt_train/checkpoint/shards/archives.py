@@ -91,7 +91,7 @@ def _crc32(content: memoryview) -> int:
 
 
 def _fill_in_checksums(head: bytearray, data_bytes: int, data_crc: int, tail: bytearray) -> None:
-    """Write the CRC-32 of each member into the descriptor behind the member and into the archive's directory.
+    """Write every member's CRC-32 into the descriptor behind the member and into the archive's directory.
 
     `data_crc` is the CRC-32 of the tensor's member, which lies between `head` and `tail`. The directory has positions in the
     archive: `head` begins at 0, `tail` behind the data.

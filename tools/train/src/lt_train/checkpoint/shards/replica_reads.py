@@ -107,7 +107,7 @@ def _readers(places: Sequence[Place], ranks: int) -> Iterator[int]:
 
 
 class Replicas:
-    """The groups of ranks with which this rank reads a checkpoint."""
+    """The groups of ranks that read a checkpoint together with this rank."""
 
     def __init__(self, groups: Sequence[torch.distributed.ProcessGroup], device: torch.device):
         self._groups, self._device = groups, device
