@@ -260,6 +260,7 @@ class Saver:
             with self._explain_errors(save.partial, save.record.iteration):
                 if not self._is_written(save):
                     return
+                # megatron-core's functions are collective. On the first rank, they write `.metadata` and the small files.
                 with first_rank_files.collect_failures() as errors:
                     for finalize in save.request.finalize_fns:
                         finalize()

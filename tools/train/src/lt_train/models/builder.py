@@ -79,10 +79,12 @@ def build(run_config: RunConfig, kernels: Kernels, device: torch.device) -> list
     fill = clear if has_checkpoint else partial(initialize, architecture=architecture, seed=run_config.seed)
     stages = [Stage.of_rank(number) for number in range(parallelism.interleaving or 0)] or [Stage.of_rank(None)]
     if memory.fully_sharded:
+        # The whole model has no memory here. FSDP allocates this rank's shards only.
         with torch.device("meta"):
             models = [decoder(stage) for stage in stages]
         collectives = _shard_collectives(layers, kernels)
         return [ddp.fully_shard(model, config, memory.replicas, device, fill, collectives) for model in models]
+    # A layer's weights without experts are the default size of a gradient bucket.
     layer_elements, _ = layer_parameters(architecture, parallelism, architecture.num_layers - 1)
     return [ddp.replicate(decoder(stage), config, parallelism, memory, device, fill, layer_elements) for stage in stages]
 

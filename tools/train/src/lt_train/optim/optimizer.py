@@ -81,7 +81,7 @@ def build(
             distrib_optimizer.save_local_shards(inner, partial(local_sharded_state, inner))
     if adamw == TRITON:
         fused_adamw.use_fused_adamw(inner for inner in _inner(optimizer) if inner.optimizer is not None)
-    _fuse(optimizer)
+    _use_fused_kernels(optimizer)
     return optimizer, _schedule(optimization, train_samples, optimizer)
 
 
@@ -104,7 +104,7 @@ def _schedule(optimization: Optimization, train_samples: int, optimizer: Megatro
     )
 
 
-def _fuse(optimizer: MegatronOptimizer) -> None:
+def _use_fused_kernels(optimizer: MegatronOptimizer) -> None:
     """Let torch's AdamW update all parameters on a GPU in one kernel. megatron-core leaves it at one kernel per operation."""
     for inner in torch_optimizers(optimizer):
         if isinstance(inner, torch.optim.AdamW):
@@ -223,7 +223,7 @@ def separate_steps(optimizer: MegatronOptimizer) -> None:
     bias correction drifts and the losses after a resume differ without any message. megatron-core also restores the settings of
     the saved groups, even if the run was on another device.
     """
-    _fuse(optimizer)
+    _use_fused_kernels(optimizer)
     for inner in torch_optimizers(optimizer):
         for group in inner.param_groups:
             for parameter in group["params"]:

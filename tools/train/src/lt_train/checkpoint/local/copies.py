@@ -131,6 +131,7 @@ class LocalCopies:
                 for path in self.directory.iterdir():
                     if path != self.start:
                         shutil.rmtree(path, ignore_errors=True)
+        # A barrier: the sets are deleted on every node before the record is written.
         agreement.reduce_maximum(0, self.device)
         self._record(self.identity.iteration)
 

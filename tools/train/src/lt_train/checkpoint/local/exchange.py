@@ -97,12 +97,14 @@ class Exchange:
             file = partial.open("wb", buffering=0)
         except OSError as error:
             file, problem = None, f"{partial}: {error.strerror}"
+        # Receive every part even after a failure: the source does not know of it and sends the whole file.
         for part in _parts(transfer, buffer):
             torch.distributed.recv(part, transfer.source, self._group)
             content = _content(part)
             checksum = checksums.crc32(content, checksum)
             problem = problem or _write(file, content)
         sent = torch.tensor([0])
+        # UNREADABLE is no CRC-32, so it never matches.
         torch.distributed.recv(sent, transfer.source, self._group)
         if problem is None and sent.item() != checksum:
             problem = f"{transfer.name}: rank {transfer.source} could not read it"
@@ -169,6 +171,7 @@ def _finish(file: Any, partial: Path, target: Path, problem: str | None) -> str 
     try:
         if file:
             with file:
+                # The file counts as soon as it has its name, so its bytes must be on disk before.
                 os.fsync(file.fileno())
         if problem is None:
             partial.rename(target)

@@ -81,6 +81,7 @@ def _inspect_set(checkpoint: Path, iteration: int, digest: str, nodes: Nodes, de
     names = sorted(recorded.ranges) if recorded else []
     sizes = {name: whole[0] for name in names if recorded and (whole := recorded.whole(name))}
     ranks = nodes.local_ranks
+    # The n ranks of a node share the reading: each checks every n-th file.
     part = ranks.index(torch.distributed.get_rank())
     undamaged = [name for name in names[part :: len(ranks)] if recorded and _is_undamaged(checkpoint, name, recorded, verify)]
     path = checkpoint / FileChecksums.NAME

@@ -70,6 +70,7 @@ def find(directory: Path, device: torch.device) -> Nodes:
         mark.touch()
     except OSError as error:
         failure = error
+    # A barrier: every rank has made its file before any rank lists the directory.
     agreement.reduce_maximum(0, device)
     with contextlib.suppress(OSError):
         visible_ranks = sorted(int(path.name.removeprefix(prefix)) for path in directory.glob(f"{prefix}*"))

@@ -163,6 +163,7 @@ class HostStaging:
         self._free()
         self.descriptor, self.memory = shared_memory(size_bytes)
         with ThreadPoolExecutor(TOUCHING_THREADS) as pool:
+            # Writing one byte per page is enough for the kernel to clear the page.
             starts = range(0, len(self.memory), PIECE_BYTES)
             list(pool.map(torch.Tensor.zero_, (self.memory[start : start + PIECE_BYTES : mmap.PAGESIZE] for start in starts)))
         if not self.copies.lock(self.memory):

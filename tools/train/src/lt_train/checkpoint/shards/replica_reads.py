@@ -141,6 +141,7 @@ class Replicas:
         pending = torch.tensor([place in chosen for place in ordered], dtype=torch.uint8)
         exchanges = []
         for group in self._groups:
+            # The minimum is 1 for the objects that every rank in the group needs. Later groups read the remaining objects.
             common = pending.to(self._device, copy=True)
             torch.distributed.all_reduce(common, torch.distributed.ReduceOp.MIN, group)
             places = [ordered[number] for number in common.nonzero().view(-1).tolist()]
@@ -151,6 +152,8 @@ class Replicas:
     def _check_same(self, stored: StoredShards, known_places: Sequence[Place]) -> None:
         versions = sorted((name, shard.size_bytes, shard.version) for name, shard in stored.shards.items())
         digest = zlib.crc32(json.dumps([versions, known_places]).encode())
+        # One reduction finds the maximum and, by the negated numbers, the minimum. They are equal if all ranks have the same
+        # digest.
         largest, smallest = agreement.start_maximum([digest, -digest], self._device)()
         if largest != -smallest:
             raise BadData(f"{stored.url}: was replaced while the nodes copied its small files", "run the same command again")

@@ -27,6 +27,7 @@ class _Recorder:
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
+        # torch passes the tensor's memory itself, so the address tells it from the archive's headers.
         is_data = view.nbytes == self.size_bytes > 0 and np.frombuffer(view, np.uint8).ctypes.data == self.address
         if is_data and not self.has_data:
             self.has_data = True

@@ -75,6 +75,7 @@ class WriterProcess:
         self._connection, theirs = socket.socketpair()
         # Without this variable, numpy would start a thread per processor.
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+        # -P: modules in the working directory cannot shadow Python's.
         command = [sys.executable, "-P", "-m", "lt_train.checkpoint.shards.writer_program", str(os.getpid())]
         # A signal to the rank's process group makes the rank save. The writer must survive it, so it inherits blocked signals.
         with theirs, signals.held_back():

@@ -71,6 +71,7 @@ class GroupedExperts(torch.nn.Module):
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
         first, total = get_pg_rank(self.ep_group) * self.experts, get_pg_size(self.ep_group) * self.experts
+        # A factory, because the parameter holds all local experts and the checkpoint has a shard per expert.
         build = partial(_entries, sharded_offsets, first, total)
         replica = (0, 0, get_pg_rank(self.dp_group))
         return {
@@ -88,6 +89,7 @@ def _entries(
             key,
             expert,
             *layer,
+            # The axis of the experts precedes the parameter's axes and follows the axis of the layers, if there is one.
             (len(layer), first + number, total),
             replica_id=replica,
             prepend_axis_num=len(layer) + 1,

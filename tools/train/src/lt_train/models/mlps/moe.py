@@ -41,6 +41,7 @@ class MoE(MegatronModule):  # type: ignore[misc]
         self.groups = groups
         self.recomputes = recomputation.is_chosen(config, "moe")
         self.router = router
+        # megatron-core logs the auxiliary losses by layer number.
         router.set_layer_number(number)
         self.experts = experts
         # `allreduce = False` gives the experts a separate optimizer. megatron-core does that with expert parallelism only. Here a
@@ -100,6 +101,8 @@ class ExchangingMoE(MoE):
         exchange = TokenExchange(self.groups.ep)
         tokens = send(hidden_states.reshape(-1, hidden_states.shape[-1]), exchange)
         probabilities, routing_map = self.router(hidden_states)
+        # One tensor carries the map and the probabilities. NOT_CHOSEN is negative, because a chosen expert's probability may be
+        # 0.
         columns = local_expert_columns(torch.where(routing_map, probabilities, NOT_CHOSEN), self.groups.ep)
         most = min(self.config.moe_router_topk, columns.shape[1])
         # The host needs the number of rows to allocate them; it waits only after the kernels that need just a bound are launched.
