@@ -34,7 +34,7 @@ def read_record(url: str) -> RunRecord:
 
 
 def newest(run: str, below: int | None = None) -> str | None:
-    """Return the URL of the newest complete checkpoint, among those `below` an iteration if one is passed.
+    """Return the URL of the newest complete checkpoint. With `below`, consider only checkpoints of earlier iterations.
 
     Returns None if the run has no checkpoint or only the remains of an interrupted upload. Warns of every incomplete checkpoint
     that is skipped. Raises BadData if the run has had a complete checkpoint and has none any more.

@@ -115,7 +115,7 @@ def _iteration(path: Path) -> int:
 
 
 def _check_same(recorded: dict[int, RecordedStep], attempt: Attempt, begin: int, last: int) -> None:
-    """Raise BadConfig if a step between `begin` and `last` was trained with other settings than those in `attempt`."""
+    """Raise BadConfig if a step between `begin` and `last` was trained with other settings than `attempt`."""
     settings = _numeric_settings(attempt)
     for step in sorted(recorded):
         other = recorded[step].attempt

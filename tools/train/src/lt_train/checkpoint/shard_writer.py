@@ -85,7 +85,7 @@ class Writer:
             self._results.put(answer if isinstance(answer, Exception) else shard_files.write_results(self._buckets, answer))
 
     def lacks_room(self) -> bool:
-        """Whether writing failed because the disk was full."""
+        """Return whether writing failed because the disk was full."""
         if self.error is not None:
             return self.error.reason.startswith(NO_ROOM)
         try:

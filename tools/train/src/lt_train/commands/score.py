@@ -123,7 +123,7 @@ def _scoring_configs(
 ) -> list[tuple[RunConfig, range]]:
     """Return configurations that score the run's data with the weights of `checkpoint`, each with its range of samples.
 
-    Samples with the same sequence length and rotary embedding share a configuration: the one of their phase.
+    Samples with the same sequence length and rotary embedding share the configuration of their phase.
     """
     from lt_train.planner.resolve import resolve_run_config
 

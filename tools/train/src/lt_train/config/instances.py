@@ -16,7 +16,7 @@ EFA = "vpc.amazonaws.com/efa"
 
 @dataclasses.dataclass(frozen=True)
 class Instance:
-    """`gpu` is a name in `lt_train.config.cluster`, None for Trainium. `resource` is what Kubernetes calls an accelerator.
+    """`gpu` is a name in `lt_train.config.cluster`, None for Trainium. `resource` is Kubernetes' name for an accelerator.
 
     `device_rdma` says whether EFA reads and writes the memory of GPUs without the host.
     """

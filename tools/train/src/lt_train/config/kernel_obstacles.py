@@ -81,7 +81,7 @@ def _not_triton(run: Run) -> Obstacles:
 
 
 def has_swiglu(model: Architecture) -> bool:
-    """Whether the MLP has a SiLU gate and no biases, as the kernels require."""
+    """Return whether the MLP has a SiLU gate and no biases, as the kernels require."""
     return model.family == "llama" and model.activation == "silu" and not model.add_bias_linear
 
 

@@ -181,32 +181,32 @@ def _not_installed(package: Package, missing: str, remedy: str) -> BadConfig:
 
 
 def fuses_adamw(run: Run) -> bool:
-    """Whether `lt_train.optim.fused_adamw` makes the optimizer's step, with split fp32 master weights or on FSDP's shards."""
+    """Return whether `lt_train.optim.fused_adamw` updates the weights, with split fp32 master weights or on FSDP's shards."""
     return run.layers.triton and run.optimization.optimizer == "adam" and run.precision.bf16
 
 
 def shares_shards(run: Run) -> bool:
-    """Whether FSDP's ranks on one node read each other's shards, from a copy in 16 bits."""
+    """Return whether FSDP's ranks on one node read each other's shards, from a copy in 16 bits."""
     return run.memory.fully_sharded and _reason(shared_shard_obstacles(run)) is None
 
 
 def fuses_loss(run: Run) -> bool:
-    """Whether the loss needs no float32 copy of the logits. The memory estimate depends on this."""
+    """Return whether the loss needs no float32 copy of the logits. The memory estimate depends on this."""
     return _chosen("--cross-entropy-impl", run, None) != TORCH
 
 
 def groups_experts(run: Run) -> bool:
-    """Whether grouped experts keep only the output of their first GEMM. The memory estimate depends on this."""
+    """Return whether grouped experts keep only the output of their first GEMM. The memory estimate depends on this."""
     return _experts(run, None, NONE_FAILED) in GROUPED_KINDS
 
 
 def runs_experts_one_by_one(run: Run) -> bool:
-    """Whether a layer's experts are computed one after another, by kernels too small to fill a GPU."""
+    """Return whether a layer's experts are computed one after another, by kernels too small to fill a GPU."""
     return _experts(run, None, NONE_FAILED) == SEQUENTIAL
 
 
 def exchanges_whole_tokens(run: Run) -> bool:
-    """Whether ranks send tokens once to all of the few ranks that share experts (`lt_train.parallel.token_exchange`)."""
+    """Return whether ranks send tokens once to all of the few ranks that share experts (`lt_train.parallel.token_exchange`)."""
     is_all_to_all = run.layers.token_dispatcher == "alltoall"
     return groups_experts(run) and is_all_to_all and 1 < run.parallelism.expert <= run.architecture.moe_router_topk
 
@@ -256,7 +256,7 @@ def _attention(run: Run, capability: Capability, failed: Failures) -> str:
 
 
 def is_plain_rms_norm(model: Architecture) -> bool:
-    """Whether the norms are RMSNorm times the weight, not times the weight plus one."""
+    """Return whether the norms are RMSNorm times the weight, not times the weight plus one."""
     return model.family == "llama" and not model.layernorm_zero_centered_gamma
 
 

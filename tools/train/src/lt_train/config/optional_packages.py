@@ -40,7 +40,7 @@ DISTRIBUTIONS = ("torch", "megatron-core", "triton", "flash-attn-4", "quack-kern
 
 @functools.cache
 def is_installed(module: str) -> bool:
-    """Whether `import` would find a module."""
+    """Return whether `import` would find a module."""
     if module == "cutlass":
         _find_cutlass()
     return _is_found(module)

@@ -49,13 +49,13 @@ def start_record(attempt: Attempt, arguments: dict[str, Any]) -> dict[str, Any]:
     return {
         "kind": START,
         "first_step": attempt.start + 1,
-        "arguments": _plain(json.dumps(arguments, default=str)),
-        "config": _plain(attempt.config.to_json()),
+        "arguments": _parse_finite(json.dumps(arguments, default=str)),
+        "config": _parse_finite(attempt.config.to_json()),
         "versions": attempt.versions,
     }
 
 
-def _plain(text: str) -> Any:
+def _parse_finite(text: str) -> Any:
     """Parse `text`. NaN and infinities, which JSON does not have, become their names; settings are read from the names, too."""
     return json.loads(text, parse_constant=str)
 

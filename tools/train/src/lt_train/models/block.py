@@ -63,17 +63,17 @@ class Block(MegatronModule):  # type: ignore[misc]
 
     def forward(self, stream: Tensor, documents: Tensor | None, angles: Tensor | None) -> Tensor:
         """Return the stream [s, b, h] after this block. `documents` and `angles` are arguments of the mixer."""
-        stream = self._sum(stream, *self.self_attention(self.input_layernorm(stream), documents, angles))
+        stream = self._add_to_stream(stream, *self.self_attention(self.input_layernorm(stream), documents, angles))
         is_recomputed = self.recomputes_mlp and self.training
-        return self._sum(stream, *recomputation.compute(self.mlp, is_recomputed, self.pre_mlp_layernorm(stream)))
+        return self._add_to_stream(stream, *recomputation.compute(self.mlp, is_recomputed, self.pre_mlp_layernorm(stream)))
 
-    def _sum(self, stream: Tensor, output: Tensor, bias: Tensor | None) -> Tensor:
+    def _add_to_stream(self, stream: Tensor, output: Tensor, bias: Tensor | None) -> Tensor:
         """Add `bias` to the `output` of a linear layer, apply dropout, and add the result to the stream."""
-        output, bias = self._multiplied(output, bias)
+        output, bias = self._multiply(output, bias)
         add = get_bias_dropout_add(self.training, self.config.bias_dropout_fusion)
         return add((output, bias), stream, self.config.hidden_dropout)  # type: ignore[no-any-return]
 
-    def _multiplied(self, output: Tensor, bias: Tensor | None) -> Outputs:
+    def _multiply(self, output: Tensor, bias: Tensor | None) -> Outputs:
         """Multiply the output by `multiplier`. To fold the factor into the weights instead would not be exact."""
         if self.multiplier == 1:
             return output, bias
@@ -109,7 +109,7 @@ class FusedBlock(Block):
         return residual + output if self.adds else ResidualPair(residual, output)
 
     def _output(self, output: Tensor, bias: Tensor | None) -> Tensor:
-        output, bias = self._multiplied(output, bias)
+        output, bias = self._multiply(output, bias)
         return output if bias is None else output + bias
 
 

@@ -23,7 +23,7 @@ Outputs = tuple[Tensor, Tensor | None]
 
 
 class Input(enum.Enum):
-    """The kind of input of a row-parallel layer. It decides what an fp8 layer saves for the backward pass."""
+    """The kind of input of a row-parallel layer. It decides which tensors an fp8 layer saves for the backward pass."""
 
     ACTIVATION = enum.auto()
     # The operation before the layer saves its output in any case.

@@ -54,15 +54,15 @@ def prediction_targets(
     shifted_labels: list[Tensor] = []
     masks: list[Tensor] = []
     for places in range(1, layers + 1):
-        counts = _shifted(mask, places)
+        counts = _shift(mask, places)
         if documents is not None:
-            counts = counts * (documents == _shifted(documents, places, fill=-1))
-        shifted_labels.append(local_part(_shifted(labels, places)))
+            counts = counts * (documents == _shift(documents, places, fill=-1))
+        shifted_labels.append(local_part(_shift(labels, places)))
         masks.append(local_part(counts))
     return PredictionTargets(shifted_labels, masks, weight)
 
 
-def _shifted(tensor: Tensor, places: int, fill: int = 0) -> Tensor:
+def _shift(tensor: Tensor, places: int, fill: int = 0) -> Tensor:
     return torch.cat((tensor[:, places:], tensor.new_full((len(tensor), places), fill)), dim=1)
 
 

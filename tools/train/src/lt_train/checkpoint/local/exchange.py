@@ -49,7 +49,8 @@ class Exchange:
         """
         rank, problems = torch.distributed.get_rank(), list[str]()
         sending = Beside(self._send_all, [transfer for transfer in transfers if transfer.source == rank], held, problems)
-        # If this raises, no rank may receive what the thread sends: do not join the thread, it ends with the group.
+        # If receiving raises, perhaps no rank receives from the sending thread any more. So do not join it; it ends with the
+        # group.
         self._receive_all([transfer for transfer in transfers if transfer.target == rank], into, problems)
         sending.result()
         return problems[0] if problems else None

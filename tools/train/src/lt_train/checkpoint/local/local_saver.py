@@ -149,7 +149,7 @@ class LocalSaver(Saver):
         self._is_failing = True
 
     def _has_room(self, is_final: bool) -> bool:
-        """Whether all nodes have room for a set."""
+        """Return whether all nodes have room for a set."""
         problem = self._copies.prepare()
         if problem is None:
             problem = first_failure(self._shortage(), self.device)

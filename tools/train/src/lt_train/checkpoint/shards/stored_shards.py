@@ -64,7 +64,7 @@ class StoredShards:
 
     @classmethod
     def load(cls, directory: Path) -> Self | None:
-        """Read where the shards of the checkpoint in `directory` are; None if they are in the directory. Raise BadData."""
+        """Read `shards.remote` in `directory`. Return None if there is none: the shards are in the directory. Raise BadData."""
         path = directory / NAME
         if not path.exists():
             return None

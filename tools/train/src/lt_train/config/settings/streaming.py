@@ -199,7 +199,7 @@ def length_options(options: dict[str, Any], datasets: Sequence[Dataset]) -> dict
     tokens = streams[0].tokens_in_all
     if len(datasets) > 1 or tokens is None:
         raise UsageError("how long to train on a stream is not said", "--train-tokens, --train-samples or --train-iters")
-    # The first token of a sample is the last of the one before it.
+    # Consecutive samples share a token: the first token of a sample is the last token of the sample before.
     return options | {"train_tokens": max(1, tokens - _held_out_tokens(streams[0].prefix, split_of(options)) - 1)}
 
 

@@ -73,28 +73,28 @@ class CausalAttention(torch.nn.Module):
         window = self.window if self.window is not None and self.window < len(key) - 1 else None
         query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
         if documents is None and self.ranks == 1:
-            mixed = self._causal(query, key, value, window)
+            mixed = self._attend_causal(query, key, value, window)
         else:
-            mixed = self._masked(query, key, value, _mask(documents, window, sequence, rank, self.ranks, query.device))
+            mixed = self._attend_masked(query, key, value, _mask(documents, window, sequence, rank, self.ranks, query.device))
         return mixed.permute(2, 0, 1, 3).reshape(sequence, batch, -1)
 
-    def _causal(self, query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
+    def _attend_causal(self, query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
         """Attend with `query` [b, heads, s, d] to `key` and `value` [b, groups, s, d], within `window` keys if it is not None."""
         if window is not None or self.softcap is not None or self.softmax_offset is not None:
-            return self._masked(query, key, value, _mask(None, window, query.shape[2], 0, 1, query.device))
+            return self._attend_masked(query, key, value, _mask(None, window, query.shape[2], 0, 1, query.device))
         if query.device.type == CPU or torch.are_deterministic_algorithms_enabled():
             return self._scaled_dot_product(query, key, value, is_causal=True)
         with sdpa_kernel(FASTEST_FIRST, set_priority=True):
             return self._scaled_dot_product(query, key, value, is_causal=True)
 
-    def _masked(self, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
+    def _attend_masked(self, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
         if query.device.type != CPU:
-            return self._flex(query, key, value, mask)
+            return self._attend_flex(query, key, value, mask)
         if self.softcap is not None or self.softmax_offset is not None:
-            return self._dense(query, key, value, mask)
+            return self._attend_densely(query, key, value, mask)
         return self._scaled_dot_product(query, key, value, attn_mask=mask)
 
-    def _dense(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    def _attend_densely(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
         """Compute the matrix of scores, because SDPA has no soft cap and no sinks. A sink is one more column without a value."""
         batch, groups = key.shape[:2]
         queries = query.reshape(batch, groups, -1, *query.shape[2:])
@@ -124,7 +124,7 @@ class CausalAttention(torch.nn.Module):
                 **masking,
             )
 
-    def _flex(self, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
+    def _attend_flex(self, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
         settings = {"block_mask": mask, "scale": self.softmax_scale, "enable_gqa": query.shape[1] != key.shape[1]}
         if self.softcap is not None:
             settings["score_mod"] = _soft_cap(self.softcap)

@@ -16,19 +16,21 @@ def inverse_frequencies(architecture: Architecture, seq_length: int = 0) -> torc
     LongRoPE has two sets of divisors. As in transformers, the set for long sequences applies if `seq_length` exceeds the original
     positions.
     """
-    return _scaled(_unscaled(architecture.rotary_base, architecture.rotary_channels), architecture, seq_length)
+    return _scale_frequencies(
+        _plain_frequencies(architecture.rotary_base, architecture.rotary_channels), architecture, seq_length
+    )
 
 
 def local_inverse_frequencies(architecture: Architecture) -> torch.Tensor:
     """Return the radians per token for layers with a window that have a separate base and no scaling."""
-    return _unscaled(architecture.local_rotary_base or architecture.rotary_base, architecture.rotary_channels)
+    return _plain_frequencies(architecture.local_rotary_base or architecture.rotary_base, architecture.rotary_channels)
 
 
-def _unscaled(base: float, channels: int) -> torch.Tensor:
+def _plain_frequencies(base: float, channels: int) -> torch.Tensor:
     return 1.0 / base ** (torch.arange(0, channels, 2, dtype=torch.float32) / channels)
 
 
-def _scaled(frequencies: torch.Tensor, architecture: Architecture, seq_length: int) -> torch.Tensor:
+def _scale_frequencies(frequencies: torch.Tensor, architecture: Architecture, seq_length: int) -> torch.Tensor:
     scaling = architecture.rope_scaling
     match scaling:
         case RopeScaling():
