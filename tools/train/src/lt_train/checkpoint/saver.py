@@ -2,16 +2,13 @@
 
 1. All ranks plan: megatron-core assigns the objects to the ranks.
 2. Each rank writes its shards into `.iter_NNNNNNN.partial-ATTEMPT`. With --async-save, its writer process writes them: the state
-is
-   copied to shared memory while the next step runs (shards/host_staging.py), and the writer begins after that step.
+   is copied to shared memory while the next step runs (shards/host_staging.py), and the writer begins after that step.
 3. When every rank's shards are written, rank 0 adds `run.json` and `checksums.json`, renames the directory, writes the tracker,
-and
-   deletes the checkpoints that --keep-last does not keep. In a remote run, the shards are uploaded while they are written; the
-   small files follow, with `run.json` last.
+   and deletes expired checkpoints. In a remote run, shards are uploaded while they are written, and `run.json` last.
 
 If a run is killed before the end of 3, the previous checkpoint stays the newest. A writer dies with its rank. If a writer on
 another node survives, it writes into the directory of its attempt, which the next attempt has deleted. Training waits for 1 and
-3, and without --async-save for 2. The log reports the seconds that training has waited.
+3, and without --async-save for 2; the log reports the seconds.
 """
 
 import contextlib
@@ -157,12 +154,8 @@ class Saver:
         partial = self._partial_directory()
         if not self._make_directory(partial):
             return
-        first_rank_errors = first_rank_files.collect_failures()
-        with (
-            self._explain_errors(partial, self.state.iteration),
-            signals.held_back(),
-            first_rank_errors as self._first_rank_errors,
-        ):
+        collecting = first_rank_files.collect_failures()
+        with self._explain_errors(partial, self.state.iteration), signals.held_back(), collecting as self._first_rank_errors:
             self._saves = self._begin(loss, partial)
         if not self.is_async:
             self.finish()
@@ -285,10 +278,7 @@ class Saver:
             self._staging.close()
 
     def _is_written(self, save: Save) -> bool:
-        """Return whether all ranks have written their shards. Raise this rank's error, or Echo if only other ranks have failed.
-
-        If a rank's disk was full, give up the checkpoint and return False.
-        """
+        """Return False, and give up the checkpoint, if a rank's disk was full. Raise this rank's error, or Echo for another's."""
         error = save.writer.error
         lacks_room = save.writer.lacks_room()
         # A full disk on one rank counts less than another error on another rank, because training continues after a full disk.
@@ -316,10 +306,7 @@ class Saver:
         self._postpone(iteration, reason, self._is_final)
 
     def _publish(self, save: Save) -> str | None:
-        """Publish the checkpoint; return its path or URL. On return it is complete for every rank.
-
-        Returns None if the disk became full, because rank 0 alone writes the last files.
-        """
+        """Publish the checkpoint for every rank. Return its path or URL, or None if rank 0's disk became full meanwhile."""
         iteration, settings = save.record.iteration, self.config.checkpointing
         target = checkpoint_layout.iteration_directory(self.run, iteration)
         path = f"{self.url}/{target.name}" if self.url else str(target.absolute())

@@ -4,9 +4,9 @@ torch's reader reads one object after the other into new memory, whose pages the
 there. Here a piece of a tensor is read into the parameter itself and its CRC-32 computed. If the parameter is on a GPU, split, or
 has another dtype, the piece is read into a small page-locked buffer first. `readers()` pieces are under way at a time.
 
-Pieces are read through the page cache. Pieces of 8 MiB with O_DIRECT are not faster: 1.25 to 1.42 GB/s compared with 1.35 (`dd
-iflag=direct`: 1.26; from the page cache: 7.6). A GB would take 0.27 s of a processor instead of 0.42, but the other ranks of the
-node, and the next start, would not find the pages in memory (2 busy cores, a virtual disk, 2026-11-27).
+Pieces are read through the page cache. Pieces of 8 MiB with O_DIRECT are not faster: 1.25 to 1.42 GB/s compared with 1.35 (dd
+with iflag=direct: 1.26; from the page cache: 7.6). A GB would take 0.27 s of a processor instead of 0.42, but the other ranks of
+the node, and the next start, would not find the pages in memory (2 busy cores, a virtual disk, 2026-11-27).
 """
 
 import contextlib

@@ -3,9 +3,8 @@
 Every part has a list of implementations, the fastest first. Each implementation has obstacles: properties of the model, the
 precision, the parallel layout or the GPU that it does not support. `auto` takes the first implementation without an obstacle. An
 explicit choice that has an obstacle is refused before training starts, with the obstacle as the reason. Nothing falls back later:
-models, optimizer and fp8 use the choice of `choose`, which the log's header, the `run.json` of every checkpoint and `lt-train
-bench
---json` record.
+models, optimizer and fp8 use the choice of `choose`. The log's header, the `run.json` of every checkpoint and the JSON of
+`lt-train bench` record it.
 
 The GPU's compute capability is None without a driver, as on a login node. None is no obstacle, because the ranks choose again
 when they start.
