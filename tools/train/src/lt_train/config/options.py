@@ -48,7 +48,7 @@ SUBJECTS = (
     ),
     *(streaming, checkpointing, faults, reporting),
 )
-# The subjects that `lt-train bench` has options for; `benchmark` settles the others.
+# The subjects that `lt-train bench` has options for. `benchmark` sets the other subjects.
 MEASURED_SUBJECTS = (
     *(architecture, *architecture.PARTS),
     *(layers, batches, precision, optimization, parallelism, memory),
@@ -149,8 +149,8 @@ def options_from_toml(path: str, names: Mapping[str, str], lists: Set[str], igno
     """Read the options in a TOML file as texts, which click checks like environment variables.
 
     Keys may have dashes or underscores. `names` maps each key, with underscores, to its parameter. Parameters in `lists` become
-    lists, even if the file has one value. Keys in `ignored` are skipped. Raises BadConfig for unknown keys, for two spellings of
-    one option, for tables, and for a list instead of one value.
+    lists, even if the file has a single value. Keys in `ignored` are skipped. Raises BadConfig for unknown keys, for an option in
+    two spellings, for tables, and for a list if the option takes a single value.
     """
     try:
         content = tomllib.loads(storage.read_bytes(path).decode())
