@@ -18,11 +18,15 @@ from lt_train.importers.python.values import MISSING, Class, EnumMember, Externa
 
 TABLE = Path(packaged_defaults.__file__).with_suffix(".json")
 SOURCES = {
-    "NVIDIA/Megatron-LM": ("d98e8a64ddf34856e74b24714e3bedb2f5a39553", ("megatron/core", "megatron/training/config")),
+    "NVIDIA/Megatron-LM": (
+        "d98e8a64ddf34856e74b24714e3bedb2f5a39553",
+        ("megatron/core", "megatron/training/config", "megatron/training/models"),
+    ),
     "NVIDIA-NeMo/Megatron-Bridge": (
         "067f987df03b8355b03192d88d70f1709fedf51a",
-        ("src/megatron/bridge/training", "src/megatron/bridge/models/*.py", "src/megatron/bridge/models/llama")
-        + ("src/megatron/bridge/models/qwen", "src/megatron/bridge/models/gpt", "src/megatron/bridge/models/mistral"),
+        tuple(
+            f"src/megatron/bridge/{folder}" for folder in ("training", "models/*.py", "models/llama", "models/qwen", "models/gpt")
+        ),
     ),
     "NVIDIA/NeMo": (
         "8cfedd7203462cb251a914e700e5605444277561",
@@ -30,8 +34,10 @@ SOURCES = {
     ),
     "pytorch/torchtitan": (
         "b5bcd76c66d0acb1a08b176d9639425bc55e0b2a",
-        ("torchtitan/config", "torchtitan/trainer.py", "torchtitan/components", "torchtitan/tools/profiler.py")
-        + ("torchtitan/distributed/activation_checkpoint.py",),
+        tuple(
+            f"torchtitan/{folder}"
+            for folder in ("config", "trainer.py", "components", "tools/profiler.py", "distributed/activation_checkpoint.py")
+        ),
     ),
 }
 FEWEST = 100
@@ -44,7 +50,13 @@ def main(checkouts: Path) -> None:
     for repository, (_, folders) in SOURCES.items():
         root = checkouts / repository.replace("/", "+")
         for folder in folders:
-            files = sorted(root.glob(folder)) if "*" in folder else [root / folder] if folder.endswith(".py") else sorted((root / folder).rglob("*.py"))
+            files = (
+                sorted(root.glob(folder))
+                if "*" in folder
+                else [root / folder]
+                if folder.endswith(".py")
+                else sorted((root / folder).rglob("*.py"))
+            )
             for file in files:
                 for owner in classes_of(file):
                     classes.setdefault(packaged_defaults.key_of(owner.qualified_name), row(owner))
@@ -86,7 +98,11 @@ def built(interpreter: Interpreter, factory: Any) -> Any:
 
 
 def row(owner: Class) -> dict[str, Any]:
-    bases = [base.qualified_name if isinstance(base, Class) else base.name for base in owner.bases if isinstance(base, Class | External)]
+    bases = [
+        base.qualified_name if isinstance(base, Class) else base.name
+        for base in owner.bases
+        if isinstance(base, Class | External)
+    ]
     fields = {name: stored(field.default, field.factory, owner.module) for name, field in owner.own_fields.items()}
     return {"bases": [packaged_defaults.key_of(base) for base in bases if base not in packaged_defaults.EMPTY], "fields": fields}
 

@@ -46,10 +46,7 @@ class Assignment(Evaluation):
             self.taint((owner,), self.unknown("an entry of an object is set"))
         elif isinstance(index, Unknown) or not isinstance(owner, dict | list) or not is_key(index):
             cause = index if isinstance(index, Unknown) else self.unknown(f"an entry of {kind_of(owner)} is set")
-            if isinstance(owner, list):
-                owner[:] = [cause] * len(owner)
-            elif isinstance(owner, dict):
-                owner.update(dict.fromkeys(owner, cause))
+            self.taint((owner,), cause)
         else:
             try:
                 owner[index] = value

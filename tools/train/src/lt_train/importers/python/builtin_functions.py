@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lt_train.importers.python.calls import Calls
-from lt_train.importers.python.core import first_unknown, kind_of
+from lt_train.importers.python.core import first_unknown, kind_of, words
 from lt_train.importers.python.limits import LONGEST
 from lt_train.importers.python.operators import is_key, is_scalar, range_of
 from lt_train.importers.python.values import (
@@ -50,13 +50,11 @@ TYPES: dict[str, tuple[type, ...]] = {
     "frozenset": (frozenset,),
     "bytes": (bytes,),
 }
-NEUTRAL = frozenset(
-    "print warnings.warn logging.info logging.warning typing.cast_none builtins.breakpoint_none gc.collect".split()
-)
-SEQUENCES = frozenset("list tuple set frozenset sorted reversed enumerate zip sum min max any all map filter len dict".split())
-PYTHON = frozenset(
-    "isinstance issubclass hasattr getattr setattr type str int float bool repr range callable vars id hash iter next super object"
-    " staticmethod classmethod property print".split()
+NEUTRAL = words("print warnings.warn logging.info logging.warning typing.cast_none builtins.breakpoint_none gc.collect")
+SEQUENCES = words("list tuple set frozenset sorted reversed enumerate zip sum min max any all map filter len dict")
+PYTHON = words(
+    "isinstance issubclass hasattr getattr setattr type str int float bool repr range callable vars id hash iter "
+    "next super object staticmethod classmethod property print"
 )
 
 
@@ -303,8 +301,10 @@ class BuiltinFunctions(Calls):
             return value.target
         if isinstance(value, EnumMember):
             return value.owner
-        return External(f"builtins.{type(value).__name__}") if is_scalar(value) or isinstance(value, list | dict | tuple | set) else (
-            self.unknown(f"the type of {kind_of(value)}")
+        return (
+            External(f"builtins.{type(value).__name__}")
+            if is_scalar(value) or isinstance(value, list | dict | tuple | set)
+            else (self.unknown(f"the type of {kind_of(value)}"))
         )
 
     def _python_isinstance(self, value: Any, kinds: Any) -> Any:

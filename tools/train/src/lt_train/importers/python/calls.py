@@ -80,7 +80,7 @@ class Calls(Classes):
         if method in ("__post_init__", "finalize") and External(owner).is_class:
             return None
         cause = self.unknown(f"{function.name}() is not in the repository")
-        if not HARMLESS.fullmatch(function.name):
+        if not is_harmless(function):
             self.taint([*arguments, *keywords.values()], cause)
         return cause
 
@@ -124,6 +124,11 @@ class Calls(Classes):
                     raise self.raised("TypeError", f"{function.name}() needs the argument {name}")
                 names[name] = value
         return names
+
+
+def is_harmless(function: Any) -> bool:
+    """Whether a call of an external function leaves its arguments as they are."""
+    return isinstance(function, External) and function.name != "builtins.setattr" and bool(HARMLESS.fullmatch(function.name))
 
 
 def parameters_of(function: Function) -> list[str]:

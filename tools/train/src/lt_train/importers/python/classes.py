@@ -73,7 +73,9 @@ class Classes(Methods):
         if isinstance(value, Super):
             return self._super_attribute(value, name)
         if isinstance(value, Decorated):
-            return Builtin(name, lambda function: Decorated(value.kind, value.function, function if name == "setter" else value.setter))
+            return Builtin(
+                name, lambda function: Decorated(value.kind, value.function, function if name == "setter" else value.setter)
+            )
         if isinstance(value, Function | Method | Partial | Builtin):
             return self._function_attribute(value, name)
         return self.method(value, name)
@@ -148,7 +150,9 @@ class Classes(Methods):
         if isinstance(value, Decorated):
             return Method(value.function, owner) if value.kind == "classmethod" else value.function
         if value is MISSING and name == "__init__":
-            return Builtin(name, lambda instance, *arguments, **keywords: self.initialize(instance, owner, [*arguments], keywords))
+            return Builtin(
+                name, lambda instance, *arguments, **keywords: self.initialize(instance, owner, [*arguments], keywords)
+            )
         if value is MISSING:
             field = self.fields(owner).get(name)
             if field is not None and field.default is not MISSING:
@@ -170,8 +174,10 @@ class Classes(Methods):
             if name == "__setattr__":
                 return Builtin(name, lambda key, entry: self.store(value.receiver, key, entry))
             # The bases are object, or classes of other packages, which prepare what they hold and change no setting.
-            return Builtin(name, lambda *arguments, **keywords: None) if name.startswith("__") else self.unknown(
-                f"{name} of a base of {owner.name} is not in the repository"
+            return (
+                Builtin(name, lambda *arguments, **keywords: None)
+                if name.startswith("__")
+                else self.unknown(f"{name} of a base of {owner.name} is not in the repository")
             )
         return self._bind(member, value.receiver, owner)
 
@@ -181,7 +187,9 @@ class Classes(Methods):
         for ancestor in ancestors[ancestors.index(after) + 1 :] if after in ancestors else []:
             if isinstance(ancestor, Class) and "__init__" in ancestor.namespace:
                 return None
-            if isinstance(ancestor, External) and self.fields(ancestor) or isinstance(ancestor, Class) and ancestor.is_dataclass:
+            if (isinstance(ancestor, External) and self.fields(ancestor)) or (
+                isinstance(ancestor, Class) and ancestor.is_dataclass
+            ):
                 return ancestor
         return None
 

@@ -17,7 +17,7 @@ from lt_train.importers.python.values import (
     Module,
     Scope,
     Unknown,
-    reachable_instances,
+    poison,
 )
 
 
@@ -55,6 +55,10 @@ class Core(abc.ABC):
         """Interpret the body of `function` with its parameters in `names`."""
 
     @abc.abstractmethod
+    def run(self, nodes: list[ast.stmt], scope: Scope) -> None:
+        """Interpret statements in their order."""
+
+    @abc.abstractmethod
     def resolve_import(self, lazy: LazyImport) -> Any:
         """Return the value that an import statement names."""
 
@@ -83,8 +87,7 @@ class Core(abc.ABC):
     def taint(self, values: Iterable[Any], cause: Unknown) -> None:
         """Mark the objects that unknown code had in its hands, because it may have changed them."""
         for value in values:
-            for instance in reachable_instances(value):
-                instance.tainted = instance.tainted or cause
+            poison(value, cause)
 
     def truth(self, value: Any) -> bool | Unknown:
         """Return the truth of `value`, or an Unknown."""
@@ -118,8 +121,13 @@ def kind_of(value: Any) -> str:
     return type(value).__name__
 
 
+def words(text: str) -> frozenset[str]:
+    """Return the set of the words of a text."""
+    return frozenset(text.split())
+
+
 def first_unknown(values: Iterable[Any]) -> Unknown | None:
     return next((value for value in values if isinstance(value, Unknown)), None)
 
 
-__all__ = ["MISSING", "Core", "Raised", "first_unknown", "kind_of"]
+__all__ = ["MISSING", "Core", "Raised", "first_unknown", "kind_of", "words"]

@@ -173,7 +173,9 @@ class Evaluation(BuiltinFunctions):
         if isinstance(value, External | Class | Function):
             return value  # a generic type, as list[int] or run.Config[Trainer]
         if isinstance(node.slice, ast.Slice):
-            parts = [self.evaluate(part, scope) if part else None for part in (node.slice.lower, node.slice.upper, node.slice.step)]
+            parts = [
+                self.evaluate(part, scope) if part else None for part in (node.slice.lower, node.slice.upper, node.slice.step)
+            ]
             index: Any = first_unknown(parts) or slice(*parts)
         else:
             index = self.evaluate(node.slice, scope)
@@ -186,7 +188,11 @@ class Evaluation(BuiltinFunctions):
             return index
         if isinstance(value, Instance):
             getter = self.attribute(value, "__getitem__")
-            return self.unknown("an entry of an object") if isinstance(getter, Unknown) or getter is MISSING else self.call(getter, [index], {})
+            return (
+                self.unknown("an entry of an object")
+                if isinstance(getter, Unknown) or getter is MISSING
+                else self.call(getter, [index], {})
+            )
         if not isinstance(value, dict | list | tuple | str | range) or (isinstance(value, dict) and not is_key(index)):
             return self.unknown(f"an entry of {kind_of(value)}")
         try:

@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+from lt_train.importers.python.consequences import Perhaps
 from lt_train.importers.python.core import Raised
 from lt_train.importers.python.repository import Repository
-from lt_train.importers.python.statements import Left, Perhaps, Returned, Statements
+from lt_train.importers.python.statements import Left, Returned, Statements
 from lt_train.importers.python.values import MISSING, External, LazyImport, Module, Scope, Unknown
 
 # Names whose code asks a network or a device, and which `stand_ins` gives in their place.
@@ -85,7 +86,7 @@ class Interpreter(Statements):
 
     def public_names(self, module: str, importer: Module, line: int) -> dict[str, Any]:
         read = self.repository.module(module)
-        if read is None or read.scope is not None and (module, "*") in self._resolving:
+        if read is None or (read.scope is not None and (module, "*") in self._resolving):
             return {}
         self._resolving.add((module, "*"))
         names = self.read_module(read).names

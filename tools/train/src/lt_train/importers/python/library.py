@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lt_train.importers.python.builtin_functions import BuiltinFunctions
-from lt_train.importers.python.core import first_unknown, kind_of
+from lt_train.importers.python.core import first_unknown, kind_of, words
 from lt_train.importers.python.values import (
     MISSING,
     Builtin,
@@ -21,11 +21,11 @@ from lt_train.importers.python.values import (
 
 DEEPEST_COPY = 100
 # Decorators of other packages that change nothing about the values that a function returns.
-IDENTITY = frozenset(
-    "nemo_run.cli.factory nemo_run.autoconvert nemo_run.cli.entrypoint torch.no_grad abc.abstractmethod functools.cache"
-    " functools.lru_cache functools.wraps typing.overload typing.final typing.runtime_checkable contextlib.contextmanager"
-    " experimental_fn experimental_cls deprecated typing_extensions.deprecated typing_extensions.override typing.override"
-    " warnings.deprecated torch.compiler.disable torch.jit.script".split()
+IDENTITY = words(
+    "nemo_run.cli.factory nemo_run.autoconvert nemo_run.cli.entrypoint torch.no_grad abc.abstractmethod "
+    "functools.cache functools.lru_cache functools.wraps typing.overload typing.final typing.runtime_checkable "
+    "contextlib.contextmanager experimental_fn experimental_cls deprecated typing_extensions.deprecated "
+    "typing_extensions.override typing.override warnings.deprecated torch.compiler.disable torch.jit.script"
 )
 METHOD_KINDS = frozenset({"property", "staticmethod", "classmethod", "functools.cached_property"})
 CONFIGURED = frozenset({"nemo_run.Config", "nemo_run.Partial", "nemo_run.config.Config", "nemo_run.config.Partial"})
@@ -101,7 +101,10 @@ class Library(BuiltinFunctions):
         owner = value.target if isinstance(value, Instance) else value
         if not isinstance(owner, Class | External) or not self.is_known(owner):
             return self.unknown(f"the fields of {kind_of(value)}")
-        return [Instance(External("dataclasses.Field"), {"name": name, "init": field.is_argument}) for name, field in self.fields(owner).items()]
+        return [
+            Instance(External("dataclasses.Field"), {"name": name, "init": field.is_argument})
+            for name, field in self.fields(owner).items()
+        ]
 
     def _python_dataclasses_is_dataclass(self, value: Any) -> Any:
         owner = value.target if isinstance(value, Instance) else value
@@ -155,7 +158,9 @@ class Library(BuiltinFunctions):
             copies[id(value)] = table
             table.update({key: entry(part) for key, part in value.items()})
             return table
-        return tuple(entry(part) for part in value) if isinstance(value, tuple) else set(value) if isinstance(value, set) else value
+        return (
+            tuple(entry(part) for part in value) if isinstance(value, tuple) else set(value) if isinstance(value, set) else value
+        )
 
     def _python_functools_partial(self, function: Any, *arguments: Any, **keywords: Any) -> Any:
         return Partial(function, list(arguments), keywords)
@@ -200,6 +205,3 @@ class Library(BuiltinFunctions):
 
     def _python_itertools_chain(self, *values: Any) -> Any:
         return [entry for value in values for entry in self.iterate(value)]
-
-    def _python_types_SimpleNamespace(self, **keywords: Any) -> Any:
-        return Instance(External("types.SimpleNamespace"), keywords, self.origin)

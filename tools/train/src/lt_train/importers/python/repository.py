@@ -44,7 +44,11 @@ class Repository:
     def is_package(self, name: str) -> bool:
         """Whether the repository has a directory of modules with this name."""
         relative = Path(*name.split("."))
-        return any((base / relative).is_dir() for base in self._bases() if any((base / relative).glob("*.py")) or _has_packages(base / relative))
+        return any(
+            (base / relative).is_dir()
+            for base in self._bases()
+            if any((base / relative).glob("*.py")) or _has_packages(base / relative)
+        )
 
     def _bases(self) -> list[Path]:
         bases = [parent for parent in self.file.parents if parent == self.root or self.root in parent.parents]

@@ -1,22 +1,16 @@
 """Statements: definitions, conditions, loops. A statement under an unknown condition makes what it changes unknown."""
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-from lt_train.importers.python.assignment import Assignment
+from lt_train.importers.python.consequences import Perhaps
 from lt_train.importers.python.core import Raised, kind_of
-from lt_train.importers.python.library import Library
+from lt_train.importers.python.definitions import Definitions
 from lt_train.importers.python.values import (
-    MISSING,
-    Class,
-    Decorated,
-    EnumMember,
     External,
-    Field,
     Function,
     Instance,
-    LazyImport,
     Scope,
     Unknown,
 )
@@ -38,15 +32,7 @@ class Left(Exception):
         self.is_break = is_break
 
 
-class Perhaps(Exception):
-    """A return, break or continue under a condition that is unknown: what follows may not run."""
-
-    def __init__(self, cause: Unknown, is_return: bool):
-        super().__init__()
-        self.cause, self.is_return = cause, is_return
-
-
-class Statements(Assignment, Library):
+class Statements(Definitions):
     """Interpret statements in their order."""
 
     def run(self, nodes: list[ast.stmt], scope: Scope) -> None:
@@ -56,17 +42,17 @@ class Statements(Assignment, Library):
             execute: Callable[[Any, Scope], None] | None = getattr(self, f"_run_{type(node).__name__.lower()}", None)
             try:
                 if execute is None:
-                    self._make_unknown([node], scope, self.unknown(f"{type(node).__name__} is not read"))
+                    self.make_unknown([node], scope, self.unknown(f"{type(node).__name__} is not read"))
                 else:
                     execute(node, scope)
             except Perhaps as perhaps:
-                self._make_unknown(nodes[index + 1 :], scope, perhaps.cause, is_nested=True)
+                self.make_unknown(nodes[index + 1 :], scope, perhaps.cause, is_nested=True)
                 raise
             except Raised as error:
                 # The body of a module or a class goes on: the interpreter may lack what the statement needs.
                 if scope.parent is not None and not scope.is_class:
                     raise
-                self._make_unknown([node], scope, Unknown(f"{error.kind}: {error.message}", error.origin), is_nested=True)
+                self.make_unknown([node], scope, Unknown(f"{error.kind}: {error.message}", error.origin), is_nested=True)
 
     def run_function(self, function: Function, names: dict[str, Any]) -> Any:
         owner = function.owner or (function.scope.owner if isinstance(function.node, ast.Lambda) else None)
@@ -128,75 +114,16 @@ class Statements(Assignment, Library):
     def _run_if(self, node: ast.If, scope: Scope) -> None:
         truth = self.condition(node.test, scope)
         if isinstance(truth, Unknown):
-            self._make_unknown([*node.body, *node.orelse], scope, truth)
+            self.make_unknown([*node.body, *node.orelse], scope, truth)
         else:
             self.run(node.body if truth else node.orelse, scope)
-
-    def _make_unknown(self, nodes: list[ast.stmt], scope: Scope, cause: Unknown, is_nested: bool = False) -> None:
-        """Make all that `nodes` may change unknown, instead of running them.
-
-        Raises Perhaps, unless `is_nested`, if one of them leaves the function or the loop.
-        """
-        exits: list[ast.stmt] = []
-        for node in _statements(nodes):
-            self.limits.step()
-            if isinstance(node, ast.Return | ast.Break | ast.Continue):
-                exits.append(node)
-            targets: list[ast.expr] = []
-            if isinstance(node, ast.Assign):
-                targets = node.targets
-            elif isinstance(node, ast.AugAssign | ast.AnnAssign | ast.For):
-                targets = [node.target]
-            elif isinstance(node, ast.With):
-                targets = [item.optional_vars for item in node.items if item.optional_vars]
-            for target in targets:
-                self._assign_unknown(target, cause, scope)
-            if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                self.assign_name(node.name, cause, scope)
-            elif isinstance(node, ast.Import | ast.ImportFrom):
-                for alias in node.names:
-                    self.assign_name((alias.asname or alias.name).partition(".")[0], cause, scope)
-            elif not isinstance(node, ast.Raise | ast.Assert):
-                self._taint_calls(node, scope, cause)
-        if exits and not is_nested:
-            raise Perhaps(cause, any(isinstance(node, ast.Return) for node in exits))
-
-    def _assign_unknown(self, target: ast.expr, cause: Unknown, scope: Scope) -> None:
-        try:
-            self.assign(target, cause, scope) if not isinstance(target, ast.Tuple | ast.List) else [
-                self._assign_unknown(entry, cause, scope) for entry in target.elts
-            ]
-        except Raised:
-            return
-
-    def _taint_calls(self, node: ast.stmt, scope: Scope, cause: Unknown) -> None:
-        """Taint the objects that calls in an expression of `node` may change: receivers and arguments."""
-        nodes = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
-        if any(isinstance(entry, ast.Yield | ast.YieldFrom) for expression in nodes for entry in ast.walk(expression)):
-            entries = scope.lookup("<entries>")
-            if isinstance(entries, list):
-                entries.append(cause)
-        for call in (entry for expression in nodes for entry in ast.walk(expression) if isinstance(entry, ast.Call)):
-            receiver = [call.func.value] if isinstance(call.func, ast.Attribute) else []
-            for expression in (*receiver, *call.args, *(keyword.value for keyword in call.keywords)):
-                if not isinstance(expression, ast.Name | ast.Attribute):
-                    continue
-                try:
-                    value = self.evaluate(expression, scope)
-                except Raised:
-                    continue
-                self.taint((value,), cause)
-                if isinstance(value, list):
-                    value[:] = [cause] * max(len(value), 1)
-                elif isinstance(value, dict):
-                    value.update(dict.fromkeys(value, cause))
 
     def _run_for(self, node: ast.For, scope: Scope) -> None:
         collection = self.evaluate(node.iter, scope)
         if isinstance(collection, Unknown | External | Instance):
             cause = collection if isinstance(collection, Unknown) else self.unknown(f"the entries of {kind_of(collection)}")
-            self._assign_unknown(node.target, cause, scope)
-            self._loop_unknown(node.body, scope, cause)
+            self.assign_unknown(node.target, cause, scope)
+            self.loop_unknown(node.body, scope, cause)
             return
         for value in self.iterate(collection):
             self.assign(node.target, value, scope)
@@ -206,25 +133,18 @@ class Statements(Assignment, Library):
                 if left.is_break:
                     return
             except Perhaps as perhaps:
-                self._assign_unknown(node.target, perhaps.cause, scope)
-                self._make_unknown(node.body, scope, perhaps.cause, is_nested=True)
+                self.assign_unknown(node.target, perhaps.cause, scope)
+                self.make_unknown(node.body, scope, perhaps.cause, is_nested=True)
                 if perhaps.is_return:
                     raise
                 return
         self.run(node.orelse, scope)
 
-    def _loop_unknown(self, nodes: list[ast.stmt], scope: Scope, cause: Unknown) -> None:
-        try:
-            self._make_unknown(nodes, scope, cause)
-        except Perhaps as perhaps:
-            if perhaps.is_return:
-                raise
-
     def _run_while(self, node: ast.While, scope: Scope) -> None:
         for _ in range(LOOPS):
             truth = self.condition(node.test, scope)
             if isinstance(truth, Unknown):
-                self._loop_unknown(node.body, scope, truth)
+                self.loop_unknown(node.body, scope, truth)
                 return
             if not truth:
                 self.run(node.orelse, scope)
@@ -235,7 +155,7 @@ class Statements(Assignment, Library):
                 if left.is_break:
                     return
             except Perhaps as perhaps:
-                self._make_unknown(node.body, scope, perhaps.cause, is_nested=True)
+                self.make_unknown(node.body, scope, perhaps.cause, is_nested=True)
                 if perhaps.is_return:
                     raise
                 return
@@ -310,83 +230,8 @@ class Statements(Assignment, Library):
             value = self.evaluate(item.context_expr, scope)
             if item.optional_vars is not None:
                 entered = value if isinstance(value, Unknown) else self.unknown(f"what {kind_of(value)} opens")
-                self._assign_unknown(item.optional_vars, entered, scope)
+                self.assign_unknown(item.optional_vars, entered, scope)
         self.run(node.body, scope)
-
-    def _run_import(self, node: ast.Import, scope: Scope) -> None:
-        for alias in node.names:
-            name = alias.name if alias.asname else alias.name.partition(".")[0]
-            scope.names[alias.asname or name] = LazyImport(name, "", scope.module, node.lineno)
-
-    def _run_importfrom(self, node: ast.ImportFrom, scope: Scope) -> None:
-        module = self.absolute_name(scope.module.name, scope.module.is_package, node.module or "", node.level)
-        for alias in node.names:
-            if alias.name == "*":
-                scope.names.update(self.public_names(module, scope.module, node.lineno))
-            else:
-                scope.names[alias.asname or alias.name] = LazyImport(module, alias.name, scope.module, node.lineno)
-
-    def absolute_name(self, importer: str, is_package: bool, module: str, level: int) -> str:
-        """Return the name of the module that an import with `level` dots names."""
-        if level == 0:
-            return module
-        parts = importer.split(".")
-        parts = parts[: len(parts) - level + (1 if is_package else 0)]
-        return ".".join([*parts, module] if module else parts)
-
-    def public_names(self, module: str, importer: Any, line: int) -> dict[str, Any]:
-        """Return what `from module import *` brings."""
-        raise NotImplementedError
-
-    def _run_functiondef(self, node: ast.FunctionDef, scope: Scope) -> None:
-        owner = scope.owner if scope.is_class else None
-        value: Any = Function(node.name, node, self.parameter_defaults(node.args, scope), scope, owner)
-        for decorator_node in reversed(node.decorator_list):
-            value = self.decorate(self.evaluate(decorator_node, scope), value)
-        self.assign_name(node.name, value, scope)
-
-    def _run_classdef(self, node: ast.ClassDef, scope: Scope) -> None:
-        bases = [self.evaluate(base, scope) for base in node.bases]
-        inside = f"{scope.owner.qualified_name}" if scope.is_class and scope.owner else scope.module.name
-        owner = Class(node.name, f"{inside}.{node.name}", bases, {}, scope.module)
-        names = [base.name for base in owner.externals() if isinstance(base, External)]
-        owner.is_enum = any(name.startswith("enum.") for name in names) or any(isinstance(base, Class) and base.is_enum for base in bases)
-        owner.is_plain_enum = owner.is_enum and bool({"builtins.str", "builtins.int", "enum.StrEnum", "enum.IntEnum"} & {*names})
-        body = Scope({}, scope.module, scope, is_class=True, owner=owner)
-        self.run(node.body, body)
-        owner.namespace = body.names
-        if owner.is_enum:
-            self._make_members(owner)
-        else:
-            self._collect_fields(node, owner, body)
-        value: Any = owner
-        for decorator_node in reversed(node.decorator_list):
-            value = self.decorate(self.evaluate(decorator_node, scope), value)
-        self.assign_name(node.name, value, scope)
-
-    def _make_members(self, owner: Class) -> None:
-        members: dict[str, EnumMember] = {}
-        for name, value in owner.namespace.items():
-            if not name.startswith("_") and not isinstance(value, Function | LazyImport | Decorated):
-                is_automatic = isinstance(value, External) and value.name == "enum.auto"
-                members[name] = EnumMember(owner, name, len(members) + 1 if is_automatic else value)
-        owner.namespace = {**owner.namespace, **members, "__members__": members}
-
-    def _collect_fields(self, node: ast.ClassDef, owner: Class, body: Scope) -> None:
-        """Note the annotated names as fields; they count if @dataclass decorates the class."""
-        for statement in node.body:
-            if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
-                continue
-            name, annotation = statement.target.id, ast.unparse(statement.annotation)
-            if annotation.startswith(("ClassVar", "typing.ClassVar")) or annotation.endswith("KW_ONLY"):
-                continue
-            value = body.names.get(name, MISSING)
-            field = value if isinstance(value, Field) else Field(value)
-            owner.own_fields[name] = field
-            if isinstance(value, Field):
-                owner.namespace.pop(name, None)
-                if field.default is not MISSING:
-                    owner.namespace[name] = field.default
 
 
 def _loaded(target: ast.expr) -> ast.expr:
@@ -396,17 +241,6 @@ def _loaded(target: ast.expr) -> ast.expr:
     if isinstance(target, ast.Attribute):
         return ast.Attribute(target.value, target.attr, ast.Load())
     return ast.Subscript(target.value, target.slice, ast.Load()) if isinstance(target, ast.Subscript) else target
-
-
-def _statements(nodes: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield `nodes` and the statements inside of them, except those of functions and classes."""
-    for node in nodes:
-        yield node
-        if not isinstance(node, ast.FunctionDef | ast.ClassDef):
-            for name in ("body", "orelse", "finalbody"):
-                yield from _statements(getattr(node, name, []))
-            for handler in getattr(node, "handlers", []):
-                yield from _statements(handler.body)
 
 
 def _is_generator(node: ast.FunctionDef) -> bool:
@@ -423,6 +257,9 @@ def _is_generator(node: ast.FunctionDef) -> bool:
 def _catches(handler: ast.ExceptHandler, kind: str) -> bool:
     if handler.type is None:
         return True
-    names = [ast.unparse(entry).rpartition(".")[2] for entry in (handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type])]
+    names = [
+        ast.unparse(entry).rpartition(".")[2]
+        for entry in (handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type])
+    ]
     parents = {"KeyError": "LookupError", "IndexError": "LookupError", "ModuleNotFoundError": "ImportError"}
     return bool({kind, parents.get(kind, ""), "Exception", "BaseException"} & {*names})

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from lt_train.importers.python.core import first_unknown
+from lt_train.importers.python.core import first_unknown, words
 from lt_train.importers.python.limits import LONGEST
 from lt_train.importers.python.operators import Operators, is_key, is_scalar, range_of
 from lt_train.importers.python.values import MISSING, Builtin, EnumMember, Instance, Unknown
@@ -13,17 +13,17 @@ from lt_train.importers.python.values import MISSING, Builtin, EnumMember, Insta
 REACHING = re.compile(r"\{[^}:]*[.\[!]|:[^}]*\{")
 WIDTH = re.compile(r"\d{5}")
 FORMAT_WIDTH = re.compile(r"\{[^}]*:[^}]*\d{5}")
-TEXT = frozenset(
-    "capitalize casefold count endswith find index isalnum isalpha isdigit islower isnumeric isspace isupper join lower lstrip"
-    " partition removeprefix removesuffix replace rfind rindex rpartition rsplit rstrip split splitlines startswith strip"
-    " swapcase title upper".split()
+TEXT = words(
+    "capitalize casefold count endswith find index isalnum isalpha isdigit islower isnumeric isspace isupper join "
+    "lower lstrip partition removeprefix removesuffix replace rfind rindex rpartition rsplit rstrip split "
+    "splitlines startswith strip swapcase title upper"
 )
-PADDED = frozenset("center ljust rjust zfill".split())
-LIST = frozenset("append extend insert pop remove clear copy count index reverse sort".split())
-DICT = frozenset("get items keys values pop popitem setdefault update copy clear".split())
-SET = frozenset("add discard remove update union intersection difference issubset issuperset copy clear pop".split())
-TUPLE = frozenset("count index".split())
-NUMBER = frozenset("bit_length is_integer".split())
+PADDED = words("center ljust rjust zfill")
+LIST = words("append extend insert pop remove clear copy count index reverse sort")
+DICT = words("get items keys values pop popitem setdefault update copy clear")
+SET = words("add discard remove update union intersection difference issubset issuperset copy clear pop")
+TUPLE = words("count index")
+NUMBER = words("bit_length is_integer")
 
 
 class Methods(Operators):
@@ -60,10 +60,9 @@ class Methods(Operators):
 
         def run(*arguments: Any, **keywords: Any) -> Any:
             unknown = first_unknown((*arguments, *keywords.values()))
-            is_stored = isinstance(receiver, list | dict | set) and function.__name__ in ("append", "insert", "setdefault", "get", "pop")
-            if unknown and not is_stored:
+            if unknown and not _takes_unknown(function.__name__, receiver, arguments):
                 self.taint((receiver,), unknown)
-                return unknown
+                return None if function.__name__ in ("extend", "update") else unknown
             if function.__name__ in ("extend", "update", "union", "join"):
                 arguments = tuple(list(self.iterate(entry)) if not isinstance(entry, dict) else entry for entry in arguments)
             self._check_parts(function.__name__, receiver, arguments, keywords)
@@ -145,3 +144,12 @@ class Methods(Operators):
         """Whether a collection holds plain values alone, none of them nested."""
         entries = [*value, *value.values()] if isinstance(value, dict) else list(value)
         return all(map(is_scalar, entries)) and sum(len(entry) for entry in entries if isinstance(entry, str)) < LONGEST
+
+
+def _takes_unknown(name: str, receiver: Any, arguments: tuple[Any, ...]) -> bool:
+    """Whether a method stores or returns its unknown arguments as they are."""
+    if isinstance(receiver, list):
+        return name in ("append", "insert") and not isinstance(arguments[0] if name == "insert" else None, Unknown)
+    if isinstance(receiver, dict):
+        return name in ("get", "pop", "setdefault", "update") and not isinstance(arguments[0] if arguments else None, Unknown)
+    return isinstance(receiver, set) and name == "add"

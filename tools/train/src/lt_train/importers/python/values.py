@@ -45,7 +45,7 @@ class Missing:
 MISSING = Missing()
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Scope:
     """Names of a module, a class body or a function call. `parent` is the enclosing scope."""
 
@@ -65,7 +65,7 @@ class Scope:
         return self.module.scope.names.get(name, MISSING) if self.module.scope is not None else MISSING
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Module:
     """A file of the repository. `scope` is None until its body is interpreted."""
 
@@ -78,7 +78,7 @@ class Module:
     shown: str = ""
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class LazyImport:
     """`name` of the module `module`, or the module itself if `name` is empty. It is resolved when it is first read."""
 
@@ -98,7 +98,7 @@ class Field:
     is_keyword: bool = False
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Class:
     name: str
     qualified_name: str
@@ -151,7 +151,7 @@ def is_same(left: Any, right: Any) -> bool:
     return left is right or (isinstance(left, External) and isinstance(right, External) and left == right)
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Instance:
     """An object. `target` is the class, external class or function that it is an instance or a configured call of.
 
@@ -172,7 +172,7 @@ class EnumMember:
     value: Any
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Function:
     """A function or lambda of the program. `defaults` maps parameters to their default values."""
 
@@ -184,8 +184,7 @@ class Function:
 
     @property
     def qualified_name(self) -> str:
-        inside = f"{self.owner.qualified_name}.{self.name}" if self.owner else f"{self.scope.module.name}.{self.name}"
-        return inside
+        return f"{self.owner.qualified_name}.{self.name}" if self.owner else f"{self.scope.module.name}.{self.name}"
 
 
 @dataclasses.dataclass(eq=False)
@@ -230,9 +229,12 @@ class Super:
     receiver: Any
 
 
-def reachable_instances(value: Any, most: int = 10_000) -> list[Instance]:
-    """List the instances that code with `value` in its hands could change."""
-    instances: list[Instance] = []
+# The key of entries that unknown code may have added to a dictionary.
+UNKNOWN_KEY = "<unknown>"
+
+
+def poison(value: Any, cause: Unknown, most: int = 10_000) -> None:
+    """Make all that code with `value` in its hands could change unknown: objects, lists and dictionaries."""
     seen: set[int] = set()
     queue = [value]
     while queue and len(seen) < most:
@@ -241,10 +243,13 @@ def reachable_instances(value: Any, most: int = 10_000) -> list[Instance]:
             continue
         seen.add(id(entry))
         if isinstance(entry, Instance):
-            instances.append(entry)
+            entry.tainted = entry.tainted or cause
             queue.extend(entry.attributes.values())
         elif isinstance(entry, dict):
             queue.extend(entry.values())
-        elif isinstance(entry, list | tuple | set):
+            entry.update(dict.fromkeys([*entry, UNKNOWN_KEY], cause))
+        elif isinstance(entry, list):
             queue.extend(entry)
-    return instances
+            entry[:] = [cause] * max(1, len(entry))
+        elif isinstance(entry, tuple | set):
+            queue.extend(entry)
