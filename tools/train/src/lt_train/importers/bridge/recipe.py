@@ -16,7 +16,7 @@ def values_of(configuration: Configuration) -> dict[str, Any]:
     """Return the nested values of a recipe's container. Unknown values stay where they are."""
     container = configuration.value
     _resolve_precision(configuration, container)
-    tree: dict[str, Any] = configuration.tree.convert(container)
+    tree: dict[str, Any] = configuration.known_tree()
     for name, section in container.attributes.items():
         if isinstance(section, Instance) and isinstance(tree.get(name), dict):
             _leave_out_defaults(configuration, name, section, tree[name])

@@ -82,6 +82,13 @@ class Configuration:
         nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
         return f"did you mean {nearest[0]}?" if nearest else f"it has {', '.join(sorted(names)[:MOST_NAMES])}"
 
+    def known_tree(self) -> dict[str, Any]:
+        """Return the configuration as nested tables. Raises BadData if unknown code had the whole of it."""
+        tree: dict[str, Any] | Unknown = self.tree.convert(self.value)
+        if isinstance(tree, Unknown):
+            raise BadData(f"only a run of the configuration knows the value: {tree}", USAGE)
+        return tree
+
     def call(self, module: str, function: str, *arguments: Any) -> Any:
         """Call a function of the file's repository. Returns MISSING if the repository lacks it."""
         value = self.interpreter.resolve_import(LazyImport(module, function, self.interpreter.repository.first_module(), 0))
