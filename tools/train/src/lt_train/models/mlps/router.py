@@ -1,4 +1,4 @@
-"""The router of a layer with experts: choose the experts of each token and their probabilities.
+"""The router of a layer with experts: choose experts and probabilities for every token.
 
 megatron-core's `TopKRouter` implements the rules: softmax or sigmoid, groups, balancing biases, the auxiliary loss. `Router`
 replaces the GEMM of the logits, the choice of experts by softmax, the scores of expert groups, the choice of dropped tokens, and
@@ -138,8 +138,8 @@ class Router(TopKRouter):  # type: ignore[misc]
     ) -> Tensor:
         """Attach an auxiliary loss to `activation`.
 
-        megatron-core divides the global loss by the tokens of all data-parallel ranks, and DDP divides the gradient by their number
-        once more: the loss would weigh less with every rank. All other losses do not depend on the number of ranks.
+        megatron-core divides the global loss by the tokens of all data-parallel ranks, and DDP divides its gradient by the number
+        of ranks once more, so the loss would weigh less with every further rank. The other losses do not depend on the number.
         """
         if name == "global_load_balancing_loss":
             loss = loss * (self.tp_dp_cp_group.size() // self.tp_cp_group.size())

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from lt_monitor.events.alert_findings import Finding, worst
 from lt_monitor.events.records import MESSAGE_CHARACTERS, Record
-from lt_monitor.runs.advice import advice
+from lt_monitor.runs.faults.advice import advice
 from lt_monitor.runs.run_state import RunState, positive
 
 MAXIMUM_NAMED = 8

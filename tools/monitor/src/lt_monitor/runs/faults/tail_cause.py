@@ -16,8 +16,8 @@ from lt_monitor.events.steps import epoch_seconds
 from lt_monitor.logs import log_files
 from lt_monitor.logs.formats import last_words, xids
 from lt_monitor.logs.log_tail import LogTail
-from lt_monitor.runs.advice import ADVICE, Action, advice
-from lt_monitor.runs.failure_causes import (
+from lt_monitor.runs.faults.advice import ADVICE, Action, advice
+from lt_monitor.runs.faults.failure_causes import (
     ASKED,
     MAXIMUM_NAMED,
     NAN_STEPS,
