@@ -121,7 +121,8 @@ def _experts(architecture: Architecture, layers: Layers, routing: Routing) -> di
         "moe_router_group_topk": architecture.moe_router_group_topk,
         "moe_router_topk_scaling_factor": None if scaling_factor == 1 else scaling_factor,
         "moe_router_dtype": "fp32",
-        **routing.arguments(),
+        "moe_router_load_balancing_type": routing.load_balancing,
+        "moe_z_loss_coeff": routing.z_loss_coeff or None,
         "moe_aux_loss_coeff": architecture.moe_aux_loss_coeff,
         "moe_token_dispatcher_type": layers.token_dispatcher,
     }

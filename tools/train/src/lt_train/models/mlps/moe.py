@@ -4,6 +4,7 @@
 `router.weight` [experts, h], `experts`, and the MLP `shared_experts`.
 """
 
+import copy
 from functools import partial
 from typing import Any
 
@@ -85,7 +86,7 @@ class LocalMoE(MoE):
             self.config.moe_router_topk,
             self.experts.operations.rows,
         )
-        if self.config.moe_expert_capacity_factor is None:
+        if self.router.capacity_factor is None:
             routing = Routing.of_map(chosen, most, operations)
         else:
             # With a capacity, tokens have fewer rows than experts, and the host waits for the number of rows.
@@ -139,7 +140,10 @@ class DispatchingMoE(MoE):
         kinds = {"alltoall": MoEAlltoAllTokenDispatcher, "allgather": MoEAllGatherTokenDispatcher}
         dispatcher = kinds[config.moe_token_dispatcher_type]
         numbers = list(range(rank * count, (rank + 1) * count))
-        self.token_dispatcher = dispatcher(count, numbers, config=config, pg_collection=self.groups)
+        # Without a capacity, the dispatcher takes the number of rows for tokens times experts per token.
+        dispatched = copy.copy(config)
+        dispatched.moe_expert_capacity_factor = self.router.capacity_factor
+        self.token_dispatcher = dispatcher(count, numbers, config=dispatched, pg_collection=self.groups)
 
     def _routed(self, hidden_states: Tensor, probabilities: Tensor, routing_map: Tensor) -> Tensor:
         dispatcher = self.token_dispatcher

@@ -5,7 +5,6 @@ replaces the GEMM of the logits, the choice of experts by softmax, the scores of
 the scale of the global auxiliary loss.
 """
 
-import copy
 import dataclasses
 import math
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 from torch.nn.functional import linear
 
-from lt_train.config.settings.routing import BATCH, NONE, POSITION
+from lt_train.config.settings.routing import BATCH, NONE, POSITION, PROBABILITIES
 from lt_train.megatron.upstream import refuse_unknown
 from lt_train.ops.router_gemm import router_logits
 
@@ -53,7 +52,8 @@ class Router(TopKRouter):  # type: ignore[misc]
     """megatron-core's router with faster logits and choices.
 
     `by_kernel`: if logits alone decide, `lt_train.kernels.router` chooses with one kernel in each direction, instead of 30
-    PyTorch kernels. `group_score_topk` is the number of experts in the score of a group, None without groups.
+    PyTorch kernels. `group_score_topk` is the number of experts in the score of a group, None without groups. Without a
+    `capacity_factor`, no token is dropped.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class Router(TopKRouter):  # type: ignore[misc]
         in_bfloat16: bool,
         by_kernel: bool,
         group_score_topk: int | None,
+        capacity_factor: float | None = None,
+        drop_policy: str = PROBABILITIES,
     ):
+        super().__init__(config=config, pg_collection=groups)
         # `routing` drops tokens itself: megatron-core's policy "position" keeps the tokens that torch.topk finds first among
         # equals, which are not the first of the sequence.
-        self.capacity_factor, self.drop_policy = config.moe_expert_capacity_factor, config.moe_token_drop_policy
-        config = copy.copy(config)
-        config.moe_expert_capacity_factor = None
-        super().__init__(config=config, pg_collection=groups)
+        self.capacity_factor, self.drop_policy = capacity_factor, drop_policy
         chooses_by_logits = config.moe_router_score_function == "softmax" and not config.moe_router_pre_softmax
         is_plain = config.moe_router_num_groups is None and config.moe_router_topk_scaling_factor is None
         # The kernel adds up the probabilities of all its tokens.
