@@ -95,7 +95,7 @@ def _report_dropped(translation: "Translation") -> None:
 
 
 def _group_by_reason(lost: "Sequence[Dropped]") -> "list[list[Dropped]]":
-    """Group dropped keys by their subsection and reason. A key outside of a subsection is a group of its own."""
+    """Group dropped keys by their subsection and reason. A key outside of a subsection is a group by itself."""
     groups: dict[tuple[str, str], list[Dropped]] = {}
     for entry in lost:
         part = entry.key.rpartition(".")[0]
