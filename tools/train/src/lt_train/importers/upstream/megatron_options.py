@@ -178,7 +178,7 @@ ROWS = rows(
         " use_contiguous_buffers_in_local_ddp no_pin_cpu_grads no_pin_cpu_params"
         " offload_modules optimizer_cpu_offload optimizer_offload_fraction overlap_cpu_optimizer_d2h_h2d"
         " partition_activations recompute_granularity recompute_method recompute_modules recompute_num_layers"
-        " recompute_activations synchronize_each_layer tile_factor use_pin_memory use_torch_optimizer_for_cpu_offload"
+        " recompute_activations synchronize_each_layer tile_factor use_pin_memory use_precision_aware_optimizer use_torch_optimizer_for_cpu_offload"
         " zero_contigious_gradients zero_reduce_bucket_size zero_reduce_scatter zero_stage zero_allgather_bucket_size"
         " data_parallel_sharding_strategy outer_dp_sharding_strategy use_megatron_fsdp use_torch_fsdp2"
         " enable_full_sharding_in_hsdp torch_fsdp2_no_reshard_after_forward no_use_layer_wise_param_layout num_workers"
