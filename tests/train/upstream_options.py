@@ -162,10 +162,12 @@ def plain(node: ast.expr | None) -> Any:
 
 
 def arithmetic(node: ast.expr) -> Any:
-    """A product of numbers, the dotted name of an enum member or type, or COMPUTED."""
+    """A product of numbers, the argument of float("inf"), a dotted name of an enum member, type or function, or COMPUTED."""
     if isinstance(node, ast.BinOp) and all(isinstance(part, ast.Constant | ast.BinOp | ast.operator) for part in ast.walk(node)):
         return eval(compile(ast.Expression(node), "", "eval"), {"__builtins__": {}})
-    return ast.unparse(node) if isinstance(node, ast.Attribute) else COMPUTED
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "float":
+        return plain(node.args[0])
+    return ast.unparse(node) if isinstance(node, ast.Attribute | ast.Name) else COMPUTED
 
 
 def field_default(node: ast.AnnAssign) -> Any:
