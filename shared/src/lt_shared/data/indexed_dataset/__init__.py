@@ -11,8 +11,7 @@
     int64[S]  byte offsets of the sequences in the .bin
     int64[D+1] first sequences of the documents, from 0 to S
 
-Files are byte for byte the output of megatron-core's IndexedDatasetBuilder. The `.idx` is published last, so a dataset without
-`.idx` was not finished. `open` is for people and notebooks; the tools use `Reader` and `Writer`.
+Files are byte for byte the output of megatron-core's IndexedDatasetBuilder. The `.idx` is published last.
 """
 
 from lt_shared.data.indexed_dataset.layout import DTYPE_CODES as DTYPE_CODES
@@ -35,4 +34,5 @@ from lt_shared.data.indexed_dataset.writer import discard_partial as discard_par
 from lt_shared.data.indexed_dataset.writer import is_partial as is_partial
 from lt_shared.data.indexed_dataset.writer import retract_unfinished as retract_unfinished
 
+# For people and notebooks. The tools use `Reader` and `Writer`.
 __all__ = ["IndexedDataset", "TokenArrays", "open"]

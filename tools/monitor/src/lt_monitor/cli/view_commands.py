@@ -103,8 +103,8 @@ def tail_cause(logs: tuple[str, ...], as_json: bool, exclude_node: bool) -> cons
     0: the job ended properly. 75: start it again. 69: start it again without the node. 78: stop, because it would fail again.
     1: it failed, and the cause is not known.
     """
-    from lt_monitor.runs import tail_cause as causes
-    from lt_monitor.runs.advice import Action
+    from lt_monitor.runs.faults import tail_cause as causes
+    from lt_monitor.runs.faults.advice import Action
 
     cause = causes.tail_cause(logs)
     if exclude_node:

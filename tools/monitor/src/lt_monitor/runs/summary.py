@@ -12,10 +12,10 @@ import numpy as np
 from lt_monitor.events.records import Record, ends_job
 from lt_monitor.events.steps import Steps
 from lt_monitor.runs import scores, speed
-from lt_monitor.runs.advice import advice
 from lt_monitor.runs.attempts import Attempt, Run
-from lt_monitor.runs.failure_causes import NAN_STEPS, SCHEDULER_FAULTS, root_cause, suspect_ranks
 from lt_monitor.runs.fault_costs import FaultCosts
+from lt_monitor.runs.faults.advice import advice
+from lt_monitor.runs.faults.failure_causes import NAN_STEPS, SCHEDULER_FAULTS, root_cause, suspect_ranks
 from lt_monitor.runs.metrics import source_columns
 from lt_monitor.runs.silence import Silence
 from lt_monitor.runs.speed import RunFacts, Sizes, positive

@@ -11,14 +11,15 @@ the characters that stand inside pieces of several characters and `neighbours` i
 more than 1,023 such characters several share a number: then some pairs look possible that are not, never the reverse.
 """
 
+import contextlib
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from lt_preprocess.compiler.jit import inlined, kernel
-from lt_preprocess.tokenizers import token_trie
+from lt_preprocess.tokenizers import token_trie, vocabulary_cache
 from lt_preprocess.tokenizers.token_trie import TokenTrie
 from lt_preprocess.tokenizers.vocabulary import Vocabulary
 from lt_shared.tokenizers.sentencepiece_proto import NORMAL, SPACE, UNKNOWN, USER_DEFINED, SentencePieceModel
@@ -42,6 +43,7 @@ _NUMBER_BITS = np.uint64(22)
 _NUMBER = np.uint64((1 << 22) - 1)
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _HASH_SHIFT = np.uint64(32)
+_TRIE = "user_defined"
 
 
 class Tables(NamedTuple):
@@ -99,7 +101,23 @@ def build(model: SentencePieceModel) -> Tables:
 
 
 def of_merges(vocabulary: Vocabulary) -> Tables:
-    """The tables of a list of merges with byte fallback. Symbols are ids here, so that some stand for no piece."""
+    """The tables of a list of merges with byte fallback, from the cache on disk when it has them.
+
+    Gemma's 515,000 merges take 2 s to build and 20 ms to read. The cache is one file, 16 MB for Gemma, beside the vocabulary's
+    file and with a similar name (`vocabulary_cache`), so a readable file is never out of date.
+    """
+    path = vocabulary_cache.place("tables", vocabulary.cache_key) if vocabulary.cache_key else None
+    if path is None:
+        return _build_from_merges(vocabulary)
+    with contextlib.suppress(*vocabulary_cache.DAMAGED), np.load(path, allow_pickle=False) as arrays:
+        return _unpacked(arrays)
+    tables = _build_from_merges(vocabulary)
+    vocabulary_cache.publish(path, vocabulary_cache.npz(_packed(tables)))
+    return tables
+
+
+def _build_from_merges(vocabulary: Vocabulary) -> Tables:
+    """The tables of a list of merges. Symbols are ids here, so that some stand for no piece."""
     ids = np.arange(1 + max(vocabulary.tokens), dtype=np.int32)
     texts = [""] * len(ids)
     for number, token in vocabulary.tokens.items():
@@ -109,6 +127,19 @@ def of_merges(vocabulary: Vocabulary) -> Tables:
     merged_texts = [texts[number] for number in np.unique(rows[:, 3]).tolist()]
     ranks, results = rows[:, 2].astype(np.int32), rows[:, 3].astype(np.int32)
     return _assembled(_character_symbols(texts), ids, numbered, ranks, results, merged_texts, vocabulary.byte_ids, NO_MERGE, {})
+
+
+def _packed(tables: Tables) -> dict[str, Any]:
+    fields = tables._asdict()
+    trie: TokenTrie = fields.pop(_TRIE)
+    return fields | {f"{_TRIE}.{name}": array for name, array in trie._asdict().items()}
+
+
+def _unpacked(arrays: Any) -> Tables:
+    trie = TokenTrie(*(arrays[f"{_TRIE}.{name}"] for name in TokenTrie._fields))
+    numbers = {name: int(arrays[name]) for name in ("class_bits", "filter_shift", "unknown")}
+    fields: dict[str, Any] = {name: arrays[name] for name in Tables._fields if name not in numbers and name != _TRIE}
+    return Tables(**fields | numbers, user_defined=trie)
 
 
 def _assembled(
@@ -122,7 +153,7 @@ def _assembled(
     unknown: int,
     user_defined: Mapping[str, int],
 ) -> Tables:
-    """From rows [merges, 3] of left symbol, right symbol, number; `made` are all texts of several characters that merges make."""
+    """From rows [merges, 3] of left symbol, right symbol, number; `merged_texts` are the texts of several characters."""
     classes, class_bits, neighbours = _build_neighbours(merged_texts)
     trie = token_trie.build([text.encode() for text in user_defined], {ord(" "): SPACE.encode()})
     return Tables(
