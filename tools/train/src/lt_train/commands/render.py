@@ -110,11 +110,11 @@ def command() -> None:
 @stages
 def slurm(chain: str, time_limit: str | None, container_mounts: str, **options: Any) -> None:
     """Print a script for sbatch, or with --chain dependency one for bash that submits several."""
-    from lt_train.render import sbatch
+    from lt_train.render import sbatch, sbatch_options
 
     instance = machines.instance_named(options["instance_type"], options["gpus_per_node"])
     named = {name: options[name] for name in ("partition", "account", "qos", "reservation", "array")}
-    environment = sbatch.NodeEnvironment(options["module"], options["venv"], options["conda"])
+    environment = sbatch_options.NodeEnvironment(options["module"], options["venv"], options["conda"])
     gpus, more = options["gpus_per_node"], options["sbatch_option"]
     script_options = sbatch.SbatchOptions(time_limit, container_mounts, gpus, named, more, environment)
     click.echo(sbatch.render(_job(options, instance, {}), chain, script_options), nl=False)
