@@ -70,7 +70,7 @@ def launch(config: RunConfig) -> int:
             _delete_abandoned(config.checkpointing, config.data)
             _report_finished(config.checkpointing, config.reporting)
         return ExitCode.OK
-    check_runner.at_start(config)
+    check_runner.check_at_start(config)
     data = remote_datasets.fetch(config.data, config.architecture.vocab_size)
     config = starting_point.fetch_start(dataclasses.replace(config, data=data))
     if rank_env is not None:

@@ -279,6 +279,6 @@ def _check_config(options: dict[str, Any], gpu: str | None, accelerators: int, n
         for problem in layout_problems(assemble(settings, (), Cluster(None, nodes, accelerators))):
             raise problem
         return
-    choice = layout_table.on_cluster(settings, Cluster(GPUS[gpu], nodes, accelerators))
+    choice = layout_table.choose_layout(settings, Cluster(GPUS[gpu], nodes, accelerators))
     if not choice.best.fits:
         warn(f"{choice.best.estimate} does not fit into the memory of {gpu}: see lt-train plan")
