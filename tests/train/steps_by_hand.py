@@ -283,13 +283,13 @@ def overlapped(prefix: str) -> dict[str, Any]:
         return [run.step().loss for _ in range(3)], len(overlapping)
 
     expected, none = losses()
-    choose, exchange_of = kernels.choose, builder.exchange_of
+    choose, choose_exchange = kernels.choose, builder.choose_exchange
     kernels.choose = lambda *run: dataclasses.replace(choose(*run), collectives=kernels.PEER_MEMORY)
-    builder.exchange_of = lambda *_: SharedRows(parallel_state.get_tensor_model_parallel_group())
+    builder.choose_exchange = lambda *_: SharedRows(parallel_state.get_tensor_model_parallel_group())
     try:
         found, overlapping = losses()
     finally:
-        kernels.choose, builder.exchange_of = choose, exchange_of
+        kernels.choose, builder.choose_exchange = choose, choose_exchange
     return {"expected": expected, "found": found, "overlapping": [none, overlapping]}
 
 

@@ -17,7 +17,7 @@ from lt_train.models.decoder import Decoder
 from lt_train.models.mixers.core_attention import document_numbers, sequence_share
 from lt_train.models.multi_token_prediction import prediction_targets
 from lt_train.ops import wgrad_accumulation
-from lt_train.parallel.ddp import Chunk, gathered
+from lt_train.parallel.ddp import Chunk, gathered_weights
 from lt_train.process.reading import Reading
 from lt_train.train import pipeline_schedule
 
@@ -58,7 +58,7 @@ class ForwardBackward:
         config = unwrapped(chunks[0]).config
         without_sync = [chunk.no_sync for chunk in chunks]
         config.no_sync_func = without_sync if len(chunks) > 1 else without_sync[0]
-        config.finalize_model_grads_func = partial(wgrad_accumulation.finish, finalize=finalize_model_grads)
+        config.finalize_model_grads_func = partial(wgrad_accumulation.clear_and_finalize, finalize=finalize_model_grads)
         has_predictions = bool(config.mtp_num_layers)
         self.loss_kinds = [LM_LOSS, MTP_LOSS] if has_predictions else [LM_LOSS]
 
@@ -88,7 +88,7 @@ class ForwardBackward:
         for chunk in self.chunks:
             chunk.eval()
         size = self.batches.global_batch_size
-        with gathered(self.chunks):
+        with gathered_weights(self.chunks):
             means = (self.mean(self.run(batches, size, forward_only=True)) for _ in range(global_batches))
             losses = [float(Reading(mean).values()[0]) for mean in means]
         for chunk in self.chunks:

@@ -248,7 +248,7 @@ class _Step:
         else:
             with _timed(self.config, "backward-recv", 2):
                 gradient = self.transfers[BACKWARD].take()
-        collecting = self.queue.collecting() if defers else contextlib.nullcontext()
+        collecting = self.queue.collect_micro_batch() if defers else contextlib.nullcontext()
         with _timed(self.config, "backward-compute", 2), collecting:
             if self.config.deallocate_pipeline_outputs:
                 custom_backward(output, gradient)

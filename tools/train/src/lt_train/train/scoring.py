@@ -16,7 +16,6 @@ from lt_train.config.run_config import RunConfig
 from lt_train.data.loader import Loader
 from lt_train.models import builder
 from lt_train.optim import optimizer
-from lt_train.parallel.ddp import gathered
 from lt_train.process.rank_environment import RankEnvironment
 from lt_train.train import kernel_trials, process_groups
 from lt_train.train.forward_backward import ForwardBackward
@@ -66,7 +65,7 @@ def score(config: RunConfig, rank_environment: RankEnvironment, device: torch.de
     forward_backward = ForwardBackward(config.batches, config.parallelism, chunks, device, keeps_samples=True)
     for chunk in chunks:
         chunk.eval()
-    with torch.no_grad(), gathered(chunks), Progress("scoring", len(numbers), "samples") as progress:
+    with torch.no_grad(), gathered_weights(chunks), Progress("scoring", len(numbers), "samples") as progress:
         for begin in range(0, len(padded), size):
             losses = forward_backward.losses_of_samples(batches, size)
             some = numbers[begin : begin + size]

@@ -220,7 +220,7 @@ def unreduced(chunks: list[Chunk]) -> Iterator[Callable[[], None]]:
     # The gradient hooks of DDP read this flag for each gradient, so it can be changed after they are registered.
     for ddp_config in settings:
         ddp_config.overlap_grad_reduce = False
-    config.finalize_model_grads_func = partial(wgrad_accumulation.finish, finalize=hold)
+    config.finalize_model_grads_func = partial(wgrad_accumulation.clear_and_finalize, finalize=hold)
     try:
         yield lambda: held.pop()()
     finally:

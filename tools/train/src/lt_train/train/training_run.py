@@ -103,7 +103,7 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, rank_device: to
         log.line(f"  kernels: {chosen}")
         log.line("  versions: " + ", ".join(f"{package} {version}" for package, version in versions.items()), ())
         chunks = builder.build(config, chosen, rank_device)
-        at_end.callback(ddp.release, chunks)
+        at_end.callback(ddp.break_cycles, chunks)
         clock.lap("model")
         optimization, precision, train_samples = config.optimization, config.precision, config.batches.train_samples
         state = TrainingState(chunks, *optimizer.build(optimization, precision, train_samples, chosen.adamw, chunks))
