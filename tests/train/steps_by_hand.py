@@ -441,11 +441,11 @@ def main(place: str, prefix: str, rank: str, port: str) -> None:
 
     here = RankEnvironment(int(rank), int(rank), RANKS, RANKS, "127.0.0.1", int(port), "test")
     os.environ.update(here.variables())
-    rank_module.quiet()
+    rank_module.silence_warnings()
     device.prepare(device.CPU, here)
     device.communicate_on_loopback(here)
     torch.distributed.init_process_group("gloo")
-    with rendezvous.sharing_gloo_devices():
+    with rendezvous.share_gloo_devices():
         found = {scenario.__name__: scenario(prefix) for scenario in SCENARIOS}
     if here.rank == 0:
         (Path(place) / "results.json").write_text(json.dumps(found))

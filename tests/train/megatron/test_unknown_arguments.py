@@ -192,7 +192,7 @@ def compilers() -> Iterator[dict[str, Call]]:
 
 
 def gloo_groups() -> Iterator[dict[str, Call]]:
-    with distributed_c10d.sharing_devices([]):
+    with distributed_c10d.share_devices([]):
         group: Any = torch_c10d.ProcessGroupGloo
         yield {"distributed_c10d.ProcessGroupGloo": (group, (UNSET, 0, 1, UNSET))}
 

@@ -156,7 +156,7 @@ class Saver:
         if not self._has_directory(partial):
             return
         first_rank_errors = first_rank_files.collect_failures()
-        with self._explained(partial, self.state.iteration), signals.held_back(), first_rank_errors as self._kept:
+        with self._explained(partial, self.state.iteration), signals.hold_back_signals(), first_rank_errors as self._kept:
             self._saves = self._begun(loss, partial)
         if not self.is_async:
             self.finish()

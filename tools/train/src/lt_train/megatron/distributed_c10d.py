@@ -24,7 +24,7 @@ UPSTREAM = Upstream(
 
 
 @contextlib.contextmanager
-def sharing_devices(devices: Any) -> Iterator[None]:
+def share_devices(devices: Any) -> Iterator[None]:
     """Gloo process groups made within have the event loops `devices`."""
     gloo = distributed_c10d.ProcessGroupGloo
 

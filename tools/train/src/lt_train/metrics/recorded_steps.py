@@ -76,7 +76,7 @@ def parse(lines: Iterable[str], path: str) -> dict[int, RecordedStep]:
     found: dict[int, RecordedStep] = {}
     attempt = None
     for line in lines:
-        record = run_files.record(line)
+        record = run_files.parse_record(line)
         kind = record.get("kind")
         if not record and f'"kind":"{START}"' in line:
             attempt = None

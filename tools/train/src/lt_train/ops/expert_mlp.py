@@ -116,7 +116,7 @@ class Routing:
 
     @classmethod
     def from_map(cls, routing_map: Tensor, experts_per_token: int, operations: RowOperations) -> Self:
-        """Sort by `routing_map` [t, n], bool, with k = `experts_per_token` per line: m = t x k rows. The host waits for nothing."""
+        """Sort by `routing_map` [t, n], bool, with k = `experts_per_token` per line: m = t x k. The host waits for nothing."""
         borders, counts = operations.count_rows(routing_map)
         return cls(borders, *operations.order_rows(routing_map, experts_per_token, counts), operations)
 

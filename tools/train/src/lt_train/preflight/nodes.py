@@ -17,7 +17,7 @@ from typing import Any
 from lt_shared.console import warn
 from lt_train.preflight.check_interface import Finding, error, warning
 from lt_train.preflight.check_runner import Result
-from lt_train.process.rank_environment import LOOPBACK, Node, RankEnvironment, shown
+from lt_train.process.rank_environment import LOOPBACK, Node, RankEnvironment, format_ranks
 
 # Python's start from a shared filesystem can take a minute on many nodes.
 WAIT_SECONDS = 120.0
@@ -94,7 +94,7 @@ def gather_results(result: Result, meeting: Meeting, wait_seconds: float = WAIT_
 
 def _missing_finding(missing: list[int], meeting: Meeting, wait_seconds: float) -> Finding:
     return error(
-        f"of {meeting.count} processes, number {shown(missing)} did not report within {wait_seconds:g} s",
+        f"of {meeting.count} processes, number {format_ranks(missing)} did not report within {wait_seconds:g} s",
         f"{meeting.address}:{meeting.port}",
         "see what they say (srun -l), and whether their nodes reach this port",
     )

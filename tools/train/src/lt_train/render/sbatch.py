@@ -1,4 +1,4 @@
-"""A job file for sbatch: all stages in one job, or a job for each stage and a script that submits them in a row.
+"""Write a job file for sbatch: all stages in one job, or a job for each stage and a script that submits the jobs in a row.
 
 One task per node starts the ranks of its node, so the file needs neither the number of GPUs nor torchrun. `srun
 --kill-on-bad-exit` ends the other nodes if one fails. `process/restart_policy.py` has the meaning of every exit code.
@@ -130,7 +130,7 @@ def render(job: Job, chain: str, sbatch: SbatchOptions) -> str:
 
 
 def _in_container(job: Job, mounts: str) -> Job:
-    """The job, when all that it keeps is outside of the container. Raises UsageError.
+    """Return the job with its manifest directory. Raises UsageError if files that must be kept would be inside the container.
 
     The script and lt-train both write to SAVE, one outside and one inside, so that its path must be the same on both sides.
     """
@@ -144,12 +144,12 @@ def _in_container(job: Job, mounts: str) -> Job:
 
 
 def _partition(mount: str) -> tuple[str, str, str]:
-    """SOURCE[:TARGET[:FLAGS]]"""
+    """Split a mount, SOURCE[:TARGET[:FLAGS]], at the first colon."""
     return mount.strip().partition(":")
 
 
 def _nodes(job: Job) -> str:
-    """As of sbatch: the number of nodes, or the least and the most."""
+    """Return the nodes as sbatch takes them: a number, or the least and the largest number."""
     return f"{job.node_counts[0]}-{job.nodes}" if job.node_counts else f"{job.nodes}"
 
 
@@ -173,7 +173,7 @@ def _header(name: str, nodes: str, sbatch: SbatchOptions) -> str:
     options = {
         "job-name": name,
         "nodes": nodes,
-        # Of a range of nodes Slurm would give the least: as many as tasks are certain.
+        # With a range of nodes and this option, Slurm would allocate the least number.
         **({} if "-" in nodes else {"ntasks-per-node": 1}),
         "exclusive": None,
         "mem": 0,
@@ -189,7 +189,7 @@ def _header(name: str, nodes: str, sbatch: SbatchOptions) -> str:
 
 
 def _signal_seconds(limit: str | None) -> int:
-    """Return the seconds before the time limit at which Slurm signals the job.
+    """Return how many seconds before the time limit Slurm signals the job.
 
     `limit` has one of sbatch's formats: minutes, m:s, h:m:s, d-h, d-h:m, d-h:m:s.
     """

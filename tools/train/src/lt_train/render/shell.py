@@ -1,4 +1,4 @@
-"""Pieces of shell that the job files of every scheduler share; all of it passes shellcheck."""
+"""Pieces of shell that the job files for all schedulers share. All pieces pass shellcheck."""
 
 import re
 import shlex

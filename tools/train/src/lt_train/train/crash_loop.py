@@ -39,7 +39,7 @@ class Attempt:
         self.start, self.interrupted = start, _interrupted(run)
         record = {"v": 1, "start": start, "plan": plan, "before": _read_step(run), "interrupted": self.interrupted}
         self._append(record)
-        self._step = run_files.descriptor(run / STEP_FILE, os.O_RDWR)
+        self._step = run_files.open_descriptor(run / STEP_FILE, os.O_RDWR)
         self.reached(start)
 
     def reached(self, iteration: int) -> None:
@@ -135,14 +135,14 @@ def _failed(run: Path, plan: str) -> list[tuple[int, int]]:
 
 def _lines(run: Path) -> list[dict[str, Any]]:
     try:
-        content = run_files.content(run / FILE)
+        content = run_files.read_content(run / FILE)
     except FileNotFoundError:
         return []
-    return [run_files.record(line) for line in content.splitlines()]
+    return [run_files.parse_record(line) for line in content.splitlines()]
 
 
 def _read_step(run: Path) -> int:
     try:
-        return int.from_bytes(run_files.content(run / STEP_FILE), "little")
+        return int.from_bytes(run_files.read_content(run / STEP_FILE), "little")
     except FileNotFoundError:
         return 0

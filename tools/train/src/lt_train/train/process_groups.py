@@ -28,7 +28,7 @@ def form(
 ) -> None:
     """Join the rendezvous, then create megatron-core's groups and the group for the gradients of the pipeline."""
     rendezvous.join(rank_environment, rank_device, faults.timeout_seconds)
-    with rendezvous.connecting_when_used(), rendezvous.sharing_gloo_devices():
+    with rendezvous.connect_when_used(), rendezvous.share_gloo_devices():
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=parallelism.tensor,
             pipeline_model_parallel_size=parallelism.pipeline,

@@ -16,6 +16,7 @@ from lt_train.config.run_config import RunConfig
 from lt_train.data.loader import Loader
 from lt_train.models import builder
 from lt_train.optim import optimizer
+from lt_train.parallel.ddp import gathered_weights
 from lt_train.process.rank_environment import RankEnvironment
 from lt_train.train import kernel_trials, process_groups
 from lt_train.train.forward_backward import ForwardBackward

@@ -77,7 +77,7 @@ class WriterProcess:
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
         command = [sys.executable, "-P", "-m", "lt_train.checkpoint.shards.writer_program", str(os.getpid())]
         # A signal to the process group of a rank lets the rank save: it must not end what saves.
-        with theirs, signals.held_back():
+        with theirs, signals.hold_back_signals():
             self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=environment)
         self._messages = self._connection.makefile("rb")
         self._pool = ThreadPoolExecutor(1, "checkpoint writer")
