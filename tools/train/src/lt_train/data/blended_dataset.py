@@ -1,7 +1,7 @@
 """Build training, validation and test samples from a run's datasets, with Megatron-LM's sizes, weights and rounding.
 
 Rank 0 makes the sample indices once for all ranks and later runs. If other nodes do not see them (a cache on local disks), the
-first rank of each node makes them.
+first rank on a node makes them.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ Part = DatasetPart | PackedPart | StreamPart | Blend | PhasedPart
 
 @dataclasses.dataclass(frozen=True)
 class SampleOrder:
-    """The settings that decide the tokens of each sample of a run, and the order of the samples.
+    """The settings that decide the tokens of a run's samples, and the order of the samples.
 
     `mock` has the sequences of a run on made-up tokens, None for a run with datasets.
     """
@@ -51,13 +51,13 @@ class SampleOrder:
     mock: MockSequences | None
 
     @classmethod
-    def of_run(cls, config: RunConfig) -> Self:
+    def from_config(cls, config: RunConfig) -> Self:
         kind = RandomSequences if config.benchmark else MockSequences
         mock = kind(config.architecture.vocab_size) if config.data.mock else None
         return cls(config.data, config.batches, config.schedule, config.seed, mock)
 
     def training_samples(self, consumed_samples: int, iteration: int) -> int:
-        """Return how many samples are put into an order for a run at `iteration` that has consumed `consumed_samples`.
+        """Return the number of samples to shuffle for a run at `iteration` that has consumed `consumed_samples`.
 
         A run that started with another batch size may need more samples than its steps take at the current batch size.
         """
@@ -123,7 +123,7 @@ def changes_order(order: SampleOrder, samples_before: int, samples: int) -> bool
         return False
     streams = _streams(order)
     before, after = (_parts(order, count, streams)[0] for count in (samples_before, samples))
-    # The parts of a schedule are phased, and were left above.
+    # A schedule's parts are phased; a run with a schedule returned above.
     if before is None or after is None or isinstance(before, PhasedPart) or isinstance(after, PhasedPart):
         return False
     return before.order != after.order
@@ -137,7 +137,7 @@ def _streams(order: SampleOrder) -> dict[int, Stream]:
 
 
 def _parts(order: SampleOrder, train_samples: int, streams: Mapping[int, Stream]) -> list[Part | None]:
-    """Build training, test, and each validation set. Each dataset is opened once."""
+    """Build the training set, the test set, and every validation set. A dataset is opened once."""
     data, batches = order.data, order.batches
     evaluated = data.eval_iters * batches.global_batch_size
     sets = data.validation_sets
@@ -145,7 +145,7 @@ def _parts(order: SampleOrder, train_samples: int, streams: Mapping[int, Stream]
     requested_parts += [(1, datasets, evaluated) for datasets in sets.values()]
     opened: dict[str, Sequences] = {}
     for dataset in data.all_datasets:
-        opened.setdefault(dataset.prefix, remote_datasets.opened(data, dataset.prefix))
+        opened.setdefault(dataset.prefix, remote_datasets.open_sequences(data, dataset.prefix))
     parts: list[Part | None] = []
     for number, datasets, samples in requested_parts:
         named = [(dataset.prefix, opened[dataset.prefix], dataset.weight, dataset.packed is not None) for dataset in datasets]
@@ -186,7 +186,7 @@ def _draw_blend(weights: Any, datasets: Any, numbers: Any) -> None:
 
 @functools.cache
 def _compiled_blend() -> Callable[..., None]:
-    """Compile `sample_index.draw_blend` with numba, which is imported for nothing else."""
+    """Compile `sample_index.draw_blend` with numba, which lt-train imports only here."""
     import numba
 
     compiled: Callable[..., None] = numba.njit(nogil=True)(sample_index.draw_blend)

@@ -1,8 +1,8 @@
-"""Record which version of each dataset a run has read, in each checkpoint.
+"""Record in every checkpoint which versions of the datasets a run has read.
 
 A sample is a position in a dataset. If the files at a prefix are replaced between two attempts, the remaining steps would
 silently read samples twice or never. So `run.json` records the sizes of `.bin` and `.idx`, the CRC-32 in lt-preprocess's sidecar,
-and a CRC-32 of samples of both files. A dataset on a store is recorded under its URL.
+and a CRC-32 over sampled blocks in both files. A dataset on a store is recorded under its URL.
 
 A file of up to `WHOLE_BYTES` is read whole, so any change is noticed. From a larger file, `BLOCKS` blocks of `BLOCK_BYTES` are
 read, evenly spread from the first byte to the last. Another dataset is noticed, and so is every change that moves later tokens; a
@@ -56,7 +56,7 @@ def _crc32(path: str, size: int) -> int:
 
 
 def _blocks(size: int) -> list[tuple[int, int]]:
-    """Return the first byte and the end of each sampled block in a file of `size` bytes."""
+    """Return the sampled blocks of a file of `size` bytes: their first byte and their end."""
     if size <= WHOLE_BYTES:
         return [(0, size)] if size else []
     begins = [number * (size - BLOCK_BYTES) // (BLOCKS - 1) for number in range(BLOCKS)]

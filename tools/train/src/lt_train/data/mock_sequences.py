@@ -28,10 +28,10 @@ class MockSequences:
 
 
 class RandomSequences(MockSequences):
-    """The same of tokens that are all equally likely, for measurements.
+    """Mock data with random tokens, all equally likely, for measurements.
 
-    A model learns to count in ten steps. Gradients near zero switch fewer bits, and a GPU at the limit of its power then runs
-    faster than it does in training.
+    A model learns to count in ten steps. Gradients near zero switch fewer bits, and a GPU at its power limit then runs faster
+    than in real training.
     """
 
     def _sequence(self, number: int, length: int) -> Tokens:

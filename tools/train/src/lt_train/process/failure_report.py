@@ -109,7 +109,7 @@ def _report(error: Exception, rank_env: RankEnvironment) -> RankError:
     # torch appends a stack of C++ frames to the first line.
     lines = str(error).strip().split("\n")
     first_line = lines[0]
-    # NCCL and CUDA raise other errors for memory than torch: whichever allocates last fails.
+    # NCCL and CUDA raise errors that differ from torch's OutOfMemoryError: whichever allocates last fails.
     if of_memory := next((line for line in lines if _OUT_OF_MEMORY in line.lower()), None):
         remedy = "use a smaller --micro-batch-size, recomputation, the distributed optimizer, or more model parallelism"
         return RankError(rank_env, of_memory, remedy, ExitCode.BAD_CONFIG)

@@ -1,6 +1,6 @@
-"""Record the start and the last step of each attempt of a run, and refuse to start a run that keeps failing at the same step.
+"""Record the start and the last step of a run's attempts, and refuse to start a run that keeps failing at the same step.
 
-A job that is requeued after every failure runs for ever if the data or the configuration makes it fail: it dies at the same step
+A job that is requeued after every failure runs forever if the data or the configuration makes it fail: it dies at the same step
 each time. Rank 0 appends a line to SAVE/attempts.jsonl when an attempt begins to train and when it ends without an error. It also
 writes the number of the current step to a file of eight bytes, which survives every way to die. If ranks fail before they train,
 lt-train on the first node appends the line, for an attempt that made no step.
@@ -30,7 +30,7 @@ LIMIT = 3
 class Attempt:
     """The current attempt, on rank 0 of a run that saves. `plan` is the `fingerprint` of its configuration.
 
-    `interrupted` is the last step before the failure that this attempt recovers from, and the time of that step. It is None if
+    `interrupted` is the number and the time of the last step before the failure from which this attempt recovers. It is None if
     the previous attempt ended without an error.
     """
 
@@ -40,9 +40,9 @@ class Attempt:
         record = {"v": 1, "start": start, "plan": plan, "before": _read_step(run), "interrupted": self.interrupted}
         self._append(record)
         self._step = run_files.open_descriptor(run / STEP_FILE, os.O_RDWR)
-        self.reached(start)
+        self.write_step(start)
 
-    def reached(self, iteration: int) -> None:
+    def write_step(self, iteration: int) -> None:
         try:
             write_at(self._step, iteration.to_bytes(8, "little"), 0)
         except OSError as error:
@@ -50,7 +50,7 @@ class Attempt:
             if error.errno not in run_files.FULL:
                 raise
 
-    def recovered(self, iteration: int) -> Recovery | None:
+    def take_recovery(self, iteration: int) -> Recovery | None:
         """Return the cost of the recovery at `iteration`, the first step after a failure. None without a failure, or later."""
         if self.interrupted is None:
             return None

@@ -42,7 +42,7 @@ def choose(parallel: Parallelism) -> Schedule:
 class Transfers:
     """Sends and receives in one direction between this rank and its neighbours, in the order of the micro batches.
 
-    Each direction has a communicator (`group`), in which NCCL matches sends and receives by their order.
+    A direction has a separate communicator (`group`), because NCCL matches sends and receives by their order.
     """
 
     group: Any
@@ -97,7 +97,7 @@ class PipelineSchedule:
         micro_batch_size: int,
         forward_only: bool,
     ) -> list[dict[str, Tensor]]:
-        """Return the losses of all micro batches on the last stage, and an empty list on the other stages."""
+        """Return the losses of every micro batch on the last stage, and an empty list on the other stages."""
         config = unwrapped(model).config
         passes, posted = _planned(self.schedule, self.rank, self.ranks, num_microbatches, forward_only)
         shape = get_tensor_shapes(
@@ -130,8 +130,8 @@ def receives(orders: list[list[Pass]], rank: int) -> dict[int, list[str]]:
     """Return the kinds of tensors that a rank starts to receive before each of its passes, by the position of the pass.
 
     An NCCL receive that waits for its neighbour occupies multiprocessors, which slows concurrent GEMMs. So a receive is posted
-    when the neighbour is expected to send, as if all passes took equally long, and not as early as possible. In each direction,
-    receives are posted in the order in which the passes need them.
+    when the neighbour is expected to send, as if all passes took equally long, and not as early as possible. Within a direction,
+    receives are posted in the passes' order.
     """
     ranks = len(orders)
     times = timeline(orders, (EQUAL,) * ranks)
@@ -173,7 +173,7 @@ def _forward(
 
 
 class _Step:
-    """One global batch on one rank, with the inputs and outputs of micro batches that await their backward pass (`pending`)."""
+    """A global batch on a rank, with the inputs and outputs of micro batches that await their backward pass (`pending`)."""
 
     def __init__(self, rank: int, ranks: int, model: Chunk, config: Any, shape: tuple[int, ...], forward_only: bool):
         self.is_first, self.is_last = rank == 0, rank == ranks - 1

@@ -14,11 +14,11 @@ from lt_train.process.rank_environment import RankEnvironment
 
 # megatron-core's default timeout.
 TIMEOUT = datetime.timedelta(minutes=30)
-# The ranks of this rank's pipeline; `form` sets it.
+# The ranks of this rank's pipeline; `create` sets it.
 _gradient_group: Any = None
 
 
-def form(
+def create(
     parallelism: Parallelism,
     expert_tensor_parallel: int,
     memory: Memory,
@@ -38,7 +38,7 @@ def form(
             expert_tensor_parallel_size=expert_tensor_parallel,
             num_distributed_optimizer_instances=memory.replicas,
         )
-        _form_gradient_group(parallelism, rank_device)
+        _create_gradient_group(parallelism, rank_device)
 
 
 def gradient_group() -> Any:
@@ -50,7 +50,7 @@ def gradient_group() -> Any:
     return _gradient_group or parallel_state.get_pipeline_model_parallel_group()
 
 
-def _form_gradient_group(parallelism: Parallelism, rank_device: torch.device) -> None:
+def _create_gradient_group(parallelism: Parallelism, rank_device: torch.device) -> None:
     global _gradient_group
     _gradient_group = None
     if rank_device.type != device.CUDA or parallelism.pipeline == 1:

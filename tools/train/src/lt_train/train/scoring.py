@@ -1,4 +1,4 @@
-"""Compute the losses of single samples with the weights of a checkpoint: forward passes of the run's model, without training."""
+"""Compute the losses of single samples with a checkpoint's weights, by forward passes of the run's model without training."""
 
 import sys
 from collections.abc import Sequence
@@ -43,14 +43,14 @@ class Chosen:
 
 
 def score(config: RunConfig, rank_environment: RankEnvironment, device: torch.device) -> ExitCode:
-    """Print the loss of each sample that `config.scoring` selects, on stdout of rank 0."""
+    """Print the losses of the samples that `config.scoring` selects, on stdout of rank 0."""
     scoring = config.scoring
     assert scoring is not None
     trials = kernel_trials.Trials(config, device)
     expert_tensor_parallel = config.expert_tensor_parallel
-    process_groups.form(config.parallelism, expert_tensor_parallel, config.memory, config.faults, rank_environment, device)
+    process_groups.create(config.parallelism, expert_tensor_parallel, config.memory, config.faults, rank_environment, device)
     is_first = rank_environment.rank == 0
-    chosen = trials.chosen(is_first)
+    chosen = trials.choose_kernels(is_first)
     model_parallel_cuda_manual_seed(config.seed)
     chunks = builder.build(config, chosen, device)
     optimization, precision, train_samples = config.optimization, config.precision, config.batches.train_samples

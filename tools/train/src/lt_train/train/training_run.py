@@ -1,4 +1,4 @@
-"""Build a training run on one rank and train: process groups, model, optimizer, data, and the hooks around the steps.
+"""Build a training run on a rank and train: process groups, model, optimizer, data, and the hooks around the steps.
 
 Every rank builds its shard of the model, reads its samples, and runs the same steps. Rank 0 reports and publishes checkpoints.
 """
@@ -73,7 +73,7 @@ def train(config: RunConfig, rank_environment: RankEnvironment, rank_device: tor
     """
     trials = Trials(config, rank_device)
     expert_tensor_parallel = config.expert_tensor_parallel
-    process_groups.form(config.parallelism, expert_tensor_parallel, config.memory, config.faults, rank_environment, rank_device)
+    process_groups.create(config.parallelism, expert_tensor_parallel, config.memory, config.faults, rank_environment, rank_device)
     clock.lap("process groups")
     with FailureWatch():
         return _train(config, rank_environment, rank_device, trials)
@@ -92,7 +92,7 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, rank_device: to
     if copies:
         config = starting_point.fetch_start(copies.starting(config), ranks_decide=False)
         start = config.checkpointing.start
-    chosen = trials.chosen(is_first)
+    chosen = trials.choose_kernels(is_first)
     model_parallel_cuda_manual_seed(config.seed)
     versions = optional_packages.versions()
     with _log(config, is_first, rank_device, chosen, versions) as log, contextlib.ExitStack() as at_end:
@@ -153,7 +153,7 @@ def _now() -> datetime.datetime:
 
 
 class Run:
-    """The steps of a run from the iteration of `state`, and the objects that they need."""
+    """The steps of a run from the iteration of `state`, with the objects that the steps need."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class Run:
             self.forward_backward, config.optimization, config.precision, config.skipping, config.faults, state
         )
         self.limits = Limits(state.iteration, settings.exit_interval, settings.exit_duration_minutes)
-        self.order = SampleOrder.of_run(config)
+        self.order = SampleOrder.from_config(config)
         _order_samples(self.order, state, rank_environment.rank == 0)
         cache = blended_dataset.cache_directory(config.data, settings.directory)
         self.data = blended_dataset.build(self.order, cache, state.ordered_samples)
@@ -236,7 +236,7 @@ class Run:
         return self.loader.training(samples, skipping, state.consumed_samples, state.iteration, last_step, is_ready)
 
     def hooks(self, after_first_step: Callable[[], None], profiler: Profiler) -> list[Hook]:
-        """Return the hooks in the order in which the training loop calls them."""
+        """Return the hooks, in the training loop's order of calls."""
         config, state, log, watchdog = self.config, self.state, self.log, self.watchdog
         steps, names = config.batches.train_iters, config.data.names
         streams = Streams(self.arrivals, config.batches, self.limits, state, log, watchdog, self.clock, self.device)

@@ -26,7 +26,7 @@ FEWEST_STEPS = 20
 
 
 class Anomalies:
-    """Check the result of each step. The run ends after `max_nan_steps` bad steps in a row."""
+    """Check every step's result. The run ends after `max_nan_steps` bad steps in a row."""
 
     def __init__(self, max_nan_steps: int):
         self.max_nan_steps = max_nan_steps
