@@ -73,7 +73,9 @@ def train(config: RunConfig, rank_environment: RankEnvironment, rank_device: tor
     """
     trials = Trials(config, rank_device)
     expert_tensor_parallel = config.expert_tensor_parallel
-    process_groups.create(config.parallelism, expert_tensor_parallel, config.memory, config.faults, rank_environment, rank_device)
+    process_groups.create(
+        config.parallelism, expert_tensor_parallel, config.memory, config.faults, rank_environment, rank_device, config.digests()
+    )
     clock.lap("process groups")
     with FailureWatch():
         return _train(config, rank_environment, rank_device, trials)
