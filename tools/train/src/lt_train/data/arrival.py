@@ -1,10 +1,10 @@
-"""The arrival of the next step's samples, on which the ranks agree."""
+"""The arrival of the next step's samples, agreed between the ranks."""
 
 import enum
 
 
 class Arrival(enum.IntEnum):
-    """A rank's answer. The largest answer of all ranks counts."""
+    """A rank's answer. The ranks' largest answer counts."""
 
     READY = 0
     WAITING = 1

@@ -173,12 +173,12 @@ class Stream:
         version = {"prefix": shard.prefix, "tokens": shard.tokens, **_only_version(shard)}
         assert self._expected is not None
         if number < len(self._expected):
-            before = self._expected[number]
-            for name in version.keys() & before.keys() - {"prefix"}:
-                if before[name] != version[name]:
+            expected_version = self._expected[number]
+            for name in version.keys() & expected_version.keys() - {"prefix"}:
+                if expected_version[name] != version[name]:
                     raise BadData(
                         f"{self.path}: shard {number}, {shard.prefix}, is another one than the run was trained on:"
-                        f" {name} was {before[name]} and is {version[name]}",
+                        f" {name} was {expected_version[name]} and is {version[name]}",
                         "put the shards back, or begin another run: another --save",
                     )
         self._versions.append(version)

@@ -110,8 +110,8 @@ def build(order: SampleOrder, cache: str | None, train_samples: int | None = Non
     finally:
         if cache is None and _is_first_on_node():
             shutil.rmtree(directory, ignore_errors=True)
-    named = zip(order.data.validation_sets, validation, strict=True)
-    return RunSamples(training, {name: samples for name, samples in named if samples is not None}, test, streams)
+    samples_by_set = zip(order.data.validation_sets, validation, strict=True)
+    return RunSamples(training, {name: samples for name, samples in samples_by_set if samples is not None}, test, streams)
 
 
 def changes_order(order: SampleOrder, samples_before: int, samples: int) -> bool:
@@ -122,11 +122,11 @@ def changes_order(order: SampleOrder, samples_before: int, samples: int) -> bool
     if samples_before == samples or order.data.mock or order.schedule:
         return False
     streams = _streams(order)
-    before, after = (_parts(order, count, streams)[0] for count in (samples_before, samples))
+    parts_before, parts_after = (_parts(order, count, streams)[0] for count in (samples_before, samples))
     # A schedule's parts are phased; a run with a schedule returned above.
-    if before is None or after is None or isinstance(before, PhasedPart) or isinstance(after, PhasedPart):
+    if parts_before is None or parts_after is None or isinstance(parts_before, PhasedPart) or isinstance(parts_after, PhasedPart):
         return False
-    return before.order != after.order
+    return parts_before.order != parts_after.order
 
 
 def _streams(order: SampleOrder) -> dict[int, Stream]:
@@ -148,12 +148,14 @@ def _parts(order: SampleOrder, train_samples: int, streams: Mapping[int, Stream]
         opened.setdefault(dataset.prefix, remote_datasets.open_sequences(data, dataset.prefix))
     parts: list[Part | None] = []
     for number, datasets, samples in requested_parts:
-        named = [(dataset.prefix, opened[dataset.prefix], dataset.weight, dataset.packed is not None) for dataset in datasets]
+        set_sources = [
+            (dataset.prefix, opened[dataset.prefix], dataset.weight, dataset.packed is not None) for dataset in datasets
+        ]
         if order.mock is not None:
-            named = [("mock data", order.mock, 1.0, False)]
+            set_sources = [("mock data", order.mock, 1.0, False)]
         sources = [
             Source(origin, sequences, _share(data.split, number, len(sequences.lengths)), weight, is_packed)
-            for origin, sequences, weight, is_packed in named
+            for origin, sequences, weight, is_packed in set_sources
         ]
         if not samples or not sources or not all(source.share for source in sources):
             parts.append(None)

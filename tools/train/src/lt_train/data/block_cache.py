@@ -76,7 +76,7 @@ class BlockCache:
             return None
 
     def count(self) -> int:
-        """Count the bytes of all blocks. Deletes blocks beyond the limit, and partial files of killed processes.
+        """Count the blocks' bytes. Deletes blocks beyond the limit, and partial files of killed processes.
 
         Raises CannotCreate.
         """

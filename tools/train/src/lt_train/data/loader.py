@@ -135,8 +135,8 @@ def document_borders(ends: Tensor) -> Tensor:
     """
     length = ends.shape[1]
     begins = [sample.nonzero().flatten() + 1 for sample in ends]
-    most = 1 << max(map(len, begins)).bit_length()
-    borders = torch.full((len(ends), most + 1), length, dtype=torch.int32)
+    count = 1 << max(map(len, begins)).bit_length()
+    borders = torch.full((len(ends), count + 1), length, dtype=torch.int32)
     borders[:, 0] = 0
     for row, positions in zip(borders, begins, strict=True):
         row[1 : 1 + len(positions)] = positions

@@ -76,14 +76,14 @@ def _repeatable(command: Sequence[str], streams: Streaming | None, datasets: Seq
     pipes = [number for number, word in enumerate(command) if PIPE.match(word)]
     if len(pipes) != len(lists):
         return command
-    named = dict(zip(pipes, lists, strict=True))
-    return [named.get(number, word) for number, word in enumerate(command)]
+    list_by_pipe = dict(zip(pipes, lists, strict=True))
+    return [list_by_pipe.get(number, word) for number, word in enumerate(command)]
 
 
 def _dataset(run: str, data: Data, number: int, versions: dict[str, dict[str, int]]) -> OrderedDataset:
     dataset, streams = data.datasets[number], data.streaming
     prefix, place = os.path.abspath(dataset.prefix), streams.lists[number] if streams else None
-    listed = None if place is None else streaming.list_path(place, run, "")
-    if listed is not None and not storage.is_remote(listed):
-        listed = os.path.abspath(listed)
-    return OrderedDataset(prefix, dataset.weight, versions.get(dataset_versions.origin(prefix), {}), dataset.packed, listed)
+    list_file = None if place is None else streaming.list_path(place, run, "")
+    if list_file is not None and not storage.is_remote(list_file):
+        list_file = os.path.abspath(list_file)
+    return OrderedDataset(prefix, dataset.weight, versions.get(dataset_versions.origin(prefix), {}), dataset.packed, list_file)

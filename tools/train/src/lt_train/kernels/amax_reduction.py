@@ -1,4 +1,4 @@
-"""Compute the amax of a tensor, its largest absolute value, from which the fp8 scale follows.
+"""Compute the amax of a tensor, its largest absolute value, which determines the fp8 scale.
 
 The kernel that writes a tensor also writes partial maxima: program i stores the amax of its values in slot i modulo `PARTS`. If
 no kernel wrote them, another kernel reads the tensor. The maxima are an attribute of the tensor's storage, so that views and

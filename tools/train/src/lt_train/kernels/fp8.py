@@ -67,6 +67,6 @@ def _cast(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def amax(parts, LEAST: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the amax of the partial maxima `parts`, as a float32 of at least `LEAST`, by which the caller may divide."""
+    """Return the amax of the partial maxima `parts`, as a float32 of at least `LEAST`, so that the caller may divide by it."""
     size = tl.max(tl.load(parts + tl.arange(0, PARTS))).to(tl.float32, bitcast=True)
     return tl.maximum(size, LEAST, propagate_nan=tl.PropagateNan.ALL)

@@ -47,7 +47,7 @@ def gated(rows: Tensor, weight: Tensor, probabilities: Tensor, borders: Tensor) 
 
 
 def weight_gradient(gradient: Tensor, rows: Tensor, borders: Tensor, out: Tensor, adds: bool) -> None:
-    """Write or add the weight gradients of all groups to `out` [groups, n, k], of 16 or 32 bits.
+    """Write or add every group's weight gradient to `out` [groups, n, k], of 16 or 32 bits.
 
     A group's weight gradient is the transpose of its rows of `gradient` [m, n] times its rows of `rows` [m, k].
     """

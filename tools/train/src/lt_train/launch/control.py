@@ -29,7 +29,7 @@ from typing import Any
 VARIABLE = "LT_TRAIN_CONTROL"
 # A rank that has lost its connections waits this long for news of a dead rank. The launcher looks every tenth of a second.
 HOLD_SECONDS = 5.0
-# Time for the surviving ranks to leave their process groups. If one of them takes longer, all ranks are started anew.
+# Time for the surviving ranks to leave their process groups. If a rank takes longer, all ranks are started anew.
 READY_SECONDS = 20.0
 LARGEST_BYTES = 4096
 
@@ -47,7 +47,7 @@ class Control:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment variable with which ranks find the launcher."""
+        """The environment variable that tells ranks the launcher's socket."""
         return {VARIABLE: os.fspath(self._path)}
 
     def close(self) -> None:

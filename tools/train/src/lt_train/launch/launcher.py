@@ -130,7 +130,7 @@ class LaunchedRun:
         """As `Ranks.run`. The first node writes down a failure before the first step, too, which ranks themselves do not."""
         config = self.config
         directory = config.checkpointing.directory
-        before = crash_loop.attempts(directory)
+        attempts_before = crash_loop.attempts(directory)
         code: int = ExitCode.OK
         try:
             code = ranks.run(config.to_json(), config.parallelism.world_size, saves=config.checkpointing.save is not None)
@@ -138,7 +138,7 @@ class LaunchedRun:
             code = error.exit_code
             raise
         finally:
-            if self.is_first and restart_policy.starts_ranks_again(code) and crash_loop.attempts(directory) == before:
+            if self.is_first and restart_policy.starts_ranks_again(code) and crash_loop.attempts(directory) == attempts_before:
                 crash_loop.add_failed_start(config.checkpointing, crash_loop.fingerprint(config))
         return code
 

@@ -1,4 +1,4 @@
-"""`torch` and `torch.cuda` on a CPU: replacements with which megatron-core 0.16 and 0.19 run without CUDA.
+"""`torch` and `torch.cuda` on a CPU: replacements that let megatron-core 0.16 and 0.19 run without CUDA.
 
 megatron-core uses CUDA in six ways:
 
@@ -10,7 +10,7 @@ megatron-core uses CUDA in six ways:
 4. experts on other ranks: the dispatcher copies token counts on a CUDA stream (`token_dispatcher.py`);
 5. the optimizer asks whether a parameter's type is called "torch.cuda.FloatTensor": `Tensor.type()` answers with that name;
 6. TransformerEngine's and apex's optimizer kernels are used if these packages are installed, and read the CPU's memory as a
-   GPU's: imports of these packages fail.
+   GPU's: importing either package fails.
 
 And torch.compile compiles nothing (`torch_compile.py`).
 """

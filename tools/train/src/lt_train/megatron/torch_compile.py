@@ -50,7 +50,7 @@ def compile_when_called() -> None:
 
         @functools.wraps(model)
         def call(*arguments: Any, **named: Any) -> Any:
-            # If a caller is being compiled, this function is compiled as a part of it.
+            # If a caller is being compiled, this function becomes a part of the caller.
             if torch.compiler.is_compiling():
                 return model(*arguments, **named)
             if not compiled:

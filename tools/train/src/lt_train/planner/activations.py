@@ -155,11 +155,11 @@ class Activations:
             return 0
         waiting = min(self.micro_batches, pipeline_rank + 1)
         gate_up = 2 if model.family == "llama" else 1
-        wide = (gate_up + 1) * model.expert_size + (2 * model.hidden_size if model.num_experts else 0)
-        wide *= model.moe_router_topk if model.num_experts else 1
-        wide += (gate_up + 1) * (model.moe_shared_expert_intermediate_size or 0) if model.num_experts else 0
+        mlp_width = (gate_up + 1) * model.expert_size + (2 * model.hidden_size if model.num_experts else 0)
+        mlp_width *= model.moe_router_topk if model.num_experts else 1
+        mlp_width += (gate_up + 1) * (model.moe_shared_expert_intermediate_size or 0) if model.num_experts else 0
         mixers = [model.mixer(layer) for layer in parallel.layer_numbers(pipeline_rank, model.num_layers)]
-        numbers = sum(COSTS[mixer].operands(model) + wide + 4 * model.hidden_size for mixer in mixers)
+        numbers = sum(COSTS[mixer].operands(model) + mlp_width + 4 * model.hidden_size for mixer in mixers)
         if pipeline_rank == parallel.pipeline - 1:
             numbers += parallel.padded_vocab_size(model) + model.hidden_size
         return waiting * numbers // parallel.tensor * self.tokens * self.number_bytes

@@ -40,8 +40,8 @@ class Estimate:
 
     def __str__(self) -> str:
         parts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        listed = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items() if size)
-        return f"about {self.total / GIB:.2f} GiB per rank ({listed})"
+        sizes = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items() if size)
+        return f"about {self.total / GIB:.2f} GiB per rank ({sizes})"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -112,22 +112,22 @@ def timeline(orders: Sequence[Sequence[Pass]], work: Sequence[Work]) -> Timeline
     while any(position < len(passes) for position, passes in zip(positions, orders, strict=True)):
         moved = False
         for rank, passes in enumerate(orders):
-            now = free[rank]
+            time = free[rank]
             for position in range(positions[rank], len(passes)):
-                current = passes[position]
-                source = arrives_from(current, rank, ranks, stages)
+                current_pass = passes[position]
+                source = arrives_from(current_pass, rank, ranks, stages)
                 if source is not None:
                     arrival = ends[source[0]].get(source[1])
                     if arrival is None:
                         break
-                    if arrival > now:
-                        now = arrival
-                begins[rank][current] = now
-                now += lengths[current.chunk * ranks + rank][current.kind]
-                ends[rank][current] = now
+                    if arrival > time:
+                        time = arrival
+                begins[rank][current_pass] = time
+                time += lengths[current_pass.chunk * ranks + rank][current_pass.kind]
+                ends[rank][current_pass] = time
                 positions[rank] = position + 1
                 moved = True
-            free[rank] = now
+            free[rank] = time
         assert moved, "a pass waits for one that comes behind it"
     return Timeline(begins, ends)
 

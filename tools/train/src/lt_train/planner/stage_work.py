@@ -41,14 +41,15 @@ class ModelWork:
         """
         if ranks == 1:
             return EVEN
-        before = [0.0, *itertools.accumulate(layer.whole for layer in self.layers)]
+        work_before = [0.0, *itertools.accumulate(layer.whole for layer in self.layers)]
         count = len(self.layers)
 
         def fullest(split: tuple[int, int, int]) -> float:
             first, middle, _ = split
             borders = [0, *(first + middle * rank for rank in range(ranks - 1)), count]
             return max(
-                before[stop] - before[start] + self.head.whole * (stop == count) for start, stop in itertools.pairwise(borders)
+                work_before[stop] - work_before[start] + self.head.whole * (stop == count)
+                for start, stop in itertools.pairwise(borders)
             )
 
         best = min(_splits(count, ranks), key=lambda split: (fullest(split), len(set(split)), split))
@@ -114,11 +115,11 @@ class PipelineWork:
         """FLOPs per token of every stage, in the model's order."""
         parallel, layers = self.parallel, self.model.layers
         chunks = parallel.interleaving or 1
-        stages, first = [], 0
+        stages, first_layer = [], 0
         for stage in range(parallel.pipeline * chunks):
             count = parallel.layers_of(stage % parallel.pipeline, len(layers)) // chunks
-            stages.append(_sum_work(layers[first : first + count]))
-            first += count
+            stages.append(_sum_work(layers[first_layer : first_layer + count]))
+            first_layer += count
         stages[-1] = _sum_work([stages[-1], self.model.head])
         return tuple(stages)
 
@@ -152,11 +153,11 @@ class PipelineWork:
     def __str__(self) -> str:
         """Describe the bubble, the ranks' shares of the work, the remaining share of the speed, and settings that leave more."""
         parallel, shares = self.parallel, self.rank_shares
-        listed = " ".join(f"{share:.1%}" for share in shares)
+        share_text = " ".join(f"{share:.1%}" for share in shares)
         if len(shares) > SHOWN:
-            listed = f"{min(shares):.1%} to {max(shares):.1%}"
+            share_text = f"{min(shares):.1%} to {max(shares):.1%}"
         parts = [
-            f"bubble {self.bubble_share:.1%} of a step ({parallel.schedule}), ranks have {listed} of the work:"
+            f"bubble {self.bubble_share:.1%} of a step ({parallel.schedule}), ranks have {share_text} of the work:"
             f" leaves {self.share_left:.1%}"
         ]
         if parallel.interleaving:

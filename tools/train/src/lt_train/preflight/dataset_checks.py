@@ -50,8 +50,8 @@ def checksums(situation: Situation) -> Iterator[Finding]:
         for ending in endings if recorded else ():
             path = Path(f"{dataset.prefix}.{ending}")
             if recorded and path.is_file() and recorded[ending] != (path.stat().st_size, crc32_of_path(path)):
-                what = "its checksum is another than its sidecar says"
-                yield error(what, str(path), "copy it again, or run its lt-preprocess command again")
+                problem_text = "its checksum is another than its sidecar says"
+                yield error(problem_text, str(path), "copy it again, or run its lt-preprocess command again")
 
 
 def _local_datasets(situation: Situation) -> list[Dataset]:

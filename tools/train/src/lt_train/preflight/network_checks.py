@@ -41,8 +41,8 @@ def interfaces(situation: Situation) -> Iterator[Finding]:
             continue
         excludes, words = value.startswith("^"), value.lstrip("^=").split(",")
         exact = "=" in value[:2] or variable.startswith("GLOO")
-        named = [name for name in present if any(name == word if exact else name.startswith(word) for word in words)]
-        used = [name for name in present if name not in named] if excludes else named
+        matching = [name for name in present if any(name == word if exact else name.startswith(word) for word in words)]
+        used = [name for name in present if name not in matching] if excludes else matching
         if not used:
             yield error(
                 f"{value} leaves none of this machine's interfaces: {', '.join(present)}",

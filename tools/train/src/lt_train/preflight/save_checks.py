@@ -16,7 +16,7 @@ LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "ramfs", "overl
 IN_CONTAINER = {"overlay", "tmpfs", "ramfs", "squashfs"}
 OF_THE_KERNEL = {"proc", "sysfs", "cgroup", "cgroup2", "devpts", "debugfs", "tracefs", "securityfs", "mqueue", "bpf"}
 CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
-# A scheduler's variable, and a variable of the container in which it starts a job: pyxis, and the operators of Kubernetes.
+# A scheduler's variable, and a variable of its jobs' containers: pyxis, and the operators of Kubernetes.
 SCHEDULED = (("SLURM_JOB_ID", "ENROOT_ROOTFS"), ("PET_NNODES", "KUBERNETES_SERVICE_HOST"))
 
 

@@ -118,11 +118,11 @@ def hold_back_signals() -> Iterator[None]:
     Only SIGKILL ends such a process. A signal may still reach another thread of this process, such as numpy's; then the previous
     handler runs at once.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
 
 
 class Limits:

@@ -168,10 +168,10 @@ class Watchdog:
 
     def _say_suspects(self, states: list[dict[str, Any]], silent: list[int]) -> None:
         self._say(suspects(states, silent))
-        named = silent or [state["rank"] for state in _odd(states)]
-        if interruption.is_allowed() and len(named) == 1:
+        suspect_ranks = silent or [state["rank"] for state in _odd(states)]
+        if interruption.is_allowed() and len(suspect_ranks) == 1:
             self._is_replacing = True
-            interruption.replace(named[0])
+            interruption.replace(suspect_ranks[0])
 
     def _say(self, text: str) -> None:
         minutes = self._limit_seconds / 60
@@ -191,9 +191,11 @@ def suspects(states: list[dict[str, Any]], silent: list[int]) -> str:
     odd = _odd(states)
     if not odd:
         return f"all ranks wait at {states[0]['at']}: see the network and the logs of the communication library"
-    named = "; ".join(f"rank {state['rank']} on {state['host']} at {state['at']}, step {state['step']}" for state in odd[:8])
+    descriptions = "; ".join(
+        f"rank {state['rank']} on {state['host']} at {state['at']}, step {state['step']}" for state in odd[:8]
+    )
     more = f" and {len(odd) - 8} more" if len(odd) > 8 else ""
-    return f"suspect {named}{more}"
+    return f"suspect {descriptions}{more}"
 
 
 def _odd(states: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -112,10 +112,10 @@ def render(job: Job, chain: str, sbatch: SbatchOptions) -> str:
         "set -euo pipefail",
         "",
     ]
-    before = ""
+    previous = ""
     for name, nodes, text in stages:
         script = _script(job, f"{job.name}-{name}", nodes, text, sbatch)
-        dependency = f' --dependency="afterok:${{{before}%%;*}}" --kill-on-invalid-dep=yes' if before else ""
+        dependency = f' --dependency="afterok:${{{previous}%%;*}}" --kill-on-invalid-dep=yes' if previous else ""
         end = f"END_OF_{name.upper()}"
         lines += [
             f"{name}=$(sbatch --parsable{dependency} << '{end}'",
@@ -125,7 +125,7 @@ def render(job: Job, chain: str, sbatch: SbatchOptions) -> str:
             f'echo "{name} ${{{name}%%;*}}"',
             "",
         ]
-        before = name
+        previous = name
     return "\n".join(lines)
 
 
@@ -199,10 +199,10 @@ def _signal_seconds(limit: str | None) -> int:
         raise UsageError(f"--time {limit!r}", TIME_FORMATS)
     days, _, clock = limit.rpartition("-")
     fields = [int(field) for field in clock.split(":")]
-    first = 0 if days or len(fields) == 3 else 1
-    hours, minutes, seconds = ([0] * first + fields + [0, 0])[:3]
+    omitted_fields = 0 if days or len(fields) == 3 else 1
+    hours, minutes, seconds = ([0] * omitted_fields + fields + [0, 0])[:3]
     # sbatch accepts 90 minutes in h:m:s and carries over; here it is an error, because it is usually a typing error.
-    if (days and hours > 23) or (not first and minutes > 59) or seconds > 59:
+    if (days and hours > 23) or (not omitted_fields and minutes > 59) or seconds > 59:
         raise UsageError(f"--time {limit!r}: a number behind the first is too large", TIME_FORMATS)
     total = ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
     # Zero means no limit in Slurm.

@@ -30,8 +30,7 @@ LIMIT = 3
 class Attempt:
     """The current attempt, on rank 0 of a run that saves. `plan` is the `fingerprint` of its configuration.
 
-    `interrupted` is the number and the time of the last step before the failure from which this attempt recovers. It is None if
-    the previous attempt ended without an error.
+    `interrupted` is the number and the time of the previous attempt's last step, if that attempt failed, else None.
     """
 
     def __init__(self, run: Path, plan: str, start: int):
@@ -79,9 +78,9 @@ def _interrupted(run: Path) -> tuple[int, float] | None:
     lines = _lines(run)
     if not lines or not lines[-1] or "end" in lines[-1]:
         return None
-    step, before = _read_step(run), lines[-1].get("interrupted")
-    if isinstance(before, list) and len(before) == 2 and step <= lines[-1].get("start", 0):
-        return int(before[0]), float(before[1])
+    step, earlier_interruption = _read_step(run), lines[-1].get("interrupted")
+    if isinstance(earlier_interruption, list) and len(earlier_interruption) == 2 and step <= lines[-1].get("start", 0):
+        return int(earlier_interruption[0]), float(earlier_interruption[1])
     file = run / STEP_FILE
     return (step, file.stat().st_mtime) if file.is_file() else None
 

@@ -179,11 +179,11 @@ class _Step:
         self.is_first, self.is_last = rank == 0, rank == ranks - 1
         self.model, self.config, self.forward_only = model, config, forward_only
         group = parallel_state.get_pipeline_model_parallel_group()
-        before = None if self.is_first else torch.distributed.get_global_rank(group, rank - 1)
-        behind = None if self.is_last else torch.distributed.get_global_rank(group, rank + 1)
+        previous_rank = None if self.is_first else torch.distributed.get_global_rank(group, rank - 1)
+        next_rank = None if self.is_last else torch.distributed.get_global_rank(group, rank + 1)
         self.transfers = {
-            FORWARD: Transfers(group, before, behind, shape, config.pipeline_dtype, ranks),
-            BACKWARD: Transfers(gradient_group(), behind, before, shape, config.pipeline_dtype, ranks),
+            FORWARD: Transfers(group, previous_rank, next_rank, shape, config.pipeline_dtype, ranks),
+            BACKWARD: Transfers(gradient_group(), next_rank, previous_rank, shape, config.pipeline_dtype, ranks),
         }
         self.losses: list[dict[str, Tensor]] = []
         self.pending: collections.deque[tuple[Tensor | None, Tensor]] = collections.deque()

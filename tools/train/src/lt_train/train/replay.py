@@ -150,11 +150,11 @@ def describe(replay: Replay, result: dict[str, Any], compared: list[Compared]) -
     differing = [step for step in compared if not step.agrees]
     if not differing:
         return f"{head}: {len(compared)} recorded steps agree"
-    first = differing[0]
-    before = [step.step for step in compared if step.step < first.step]
+    first_difference = differing[0]
+    agreeing_before = [step.step for step in compared if step.step < first_difference.step]
     since = f", the first of {len(differing)} that differ of {len(compared)}" if len(compared) > 1 else ""
-    after = f"; step {before[-1]} agrees" if before else ""
-    return f"{head}\nstep {first.step} differs{since}: {first.differences()}{after}"
+    after = f"; step {agreeing_before[-1]} agrees" if agreeing_before else ""
+    return f"{head}\nstep {first_difference.step} differs{since}: {first_difference.differences()}{after}"
 
 
 def ranges(numbers: Sequence[int]) -> str:

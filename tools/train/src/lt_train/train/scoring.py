@@ -71,12 +71,12 @@ def score(config: RunConfig, rank_environment: RankEnvironment, device: torch.de
     with torch.no_grad(), gathered_weights(chunks), Progress("scoring", len(numbers), "samples") as progress:
         for begin in range(0, len(padded), size):
             losses = forward_backward.losses_of_samples(batches, size)
-            some = numbers[begin : begin + size]
+            batch_numbers = numbers[begin : begin + size]
             if is_first:
-                for number, loss in zip(some, losses, strict=False):
+                for number, loss in zip(batch_numbers, losses, strict=False):
                     sys.stdout.write(sample_losses.line(run_order.step_of(attempts, number), number, [loss]))
                 sys.stdout.flush()
-                progress.advance(len(some))
+                progress.advance(len(batch_numbers))
     trials.confirm()
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()

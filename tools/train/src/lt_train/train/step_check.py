@@ -146,8 +146,8 @@ class StepCheck:
             exact = self.is_exact or kind == "weight"
             same = first[kind] == second[kind] if exact else torch.isclose(first[kind], second[kind], TOLERANCE, equal_nan=True)
             if not bool(same.all()):
-                at = int((~same).nonzero()[0])
-                return "the loss" if kind == "loss" else f"the {kind} of {names[at]}"
+                index = int((~same).nonzero()[0])
+                return "the loss" if kind == "loss" else f"the {kind} of {names[index]}"
         return None
 
     def _shared_weights(self, weights: Tensor) -> tuple[tuple[str, str], tuple[str, str]]:
@@ -195,10 +195,10 @@ def _outvoted(members: list[tuple[Answer, str]], step: int) -> dict[int, str]:
     counts = collections.Counter(value for _, value in members)
     if len(counts) == 1:
         return {}
-    most, count = counts.most_common(1)[0]
+    majority_value, count = counts.most_common(1)[0]
     if 2 * count > len(members):
         difference = f"other weights than the {count} ranks that share them"
-        return {answer.rank: f"holds at step {step} {difference}" for answer, value in members if value != most}
+        return {answer.rank: f"holds at step {step} {difference}" for answer, value in members if value != majority_value}
     suspects = ", ".join(f"{answer.rank} on {answer.host}" for answer, _ in members)
     speaker = min(answer.rank for answer, _ in members)
     text = f"at step {step} the weights of ranks that share them differ, and no majority says whose are wrong"
@@ -209,7 +209,7 @@ def _outvoted(members: list[tuple[Answer, str]], step: int) -> dict[int, str]:
 def hold_reduction(chunks: list[Chunk]) -> Iterator[Callable[[], None]]:
     """Let passes inside the context reduce no gradients. Yield a function that reduces the gradients of the last pass."""
     config = unwrapped(chunks[0]).config
-    before = config.finalize_model_grads_func
+    original_finalize = config.finalize_model_grads_func
     settings = [chunk.ddp_config for chunk in chunks]
     overlaps = [ddp_config.overlap_grad_reduce for ddp_config in settings]
     held: list[Callable[[], None]] = []
@@ -224,7 +224,7 @@ def hold_reduction(chunks: list[Chunk]) -> Iterator[Callable[[], None]]:
     try:
         yield lambda: held.pop()()
     finally:
-        config.finalize_model_grads_func = before
+        config.finalize_model_grads_func = original_finalize
         for ddp_config, overlap in zip(settings, overlaps, strict=True):
             ddp_config.overlap_grad_reduce = overlap
 

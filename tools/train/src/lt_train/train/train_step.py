@@ -102,7 +102,7 @@ class Stepper:
         state.iteration += 1
         state.consumed_samples += samples
         scale = optimizer.loss_scale(state.optimizer)
-        mean, *more = loss.values()
+        mean, *other_losses = loss.values()
         sources = 2 * forward_backward.sources
         return StepResult(
             mean,
@@ -112,9 +112,9 @@ class Stepper:
             scale,
             self.precision.scale_falls(scale),
             largest(),
-            more[0] if len(more) > sources else None,
+            other_losses[0] if len(other_losses) > sources else None,
             left_out,
-            more[-sources:] if sources else (),
+            other_losses[-sources:] if sources else (),
             sample_losses.values() if sample_losses else None,
         )
 

@@ -225,8 +225,8 @@ class Run:
         trainer.finish(stop)
         if stop:
             is_saved = config.checkpointing.save and not config.checkpointing.no_save_optim
-            then = "the same command continues" if is_saved else "nothing is saved to continue from"
-            self.log.line(run_log.format_ended(state.iteration, stop.text, then, _now()))
+            next_step_hint = "the same command continues" if is_saved else "nothing is saved to continue from"
+            self.log.line(run_log.format_ended(state.iteration, stop.text, next_step_hint, _now()))
         else:
             self.log.end()
         return stop
@@ -267,10 +267,10 @@ class Run:
 
 def _order_samples(order: SampleOrder, state: TrainingState, is_first: bool) -> None:
     """Store the number of shuffled samples in `state`. Rank 0 warns if it changes the order of the samples."""
-    before, now = state.ordered_samples, order.training_samples(state.consumed_samples, state.iteration)
-    state.ordered_samples = now
-    if is_first and before and state.consumed_samples and blended_dataset.changes_order(order, before, now):
+    before, samples = state.ordered_samples, order.training_samples(state.consumed_samples, state.iteration)
+    state.ordered_samples = samples
+    if is_first and before and state.consumed_samples and blended_dataset.changes_order(order, before, samples):
         warn(
-            f"the length of the run was {before} samples and is {now}, which takes another number of epochs: the samples that"
+            f"the length of the run was {before} samples and is {samples}, which takes another number of epochs: the samples that"
             " are left come in another order than before"
         )
