@@ -32,7 +32,7 @@ with tempfile.TemporaryDirectory() as place, socket.socket(socket.AF_UNIX, socke
     launcher.bind(place + "/control")
     launcher.listen()
     os.environ[worker.VARIABLE] = place + "/control"
-    worker._controlled("cuda", 0)
+    worker._connect("cuda", 0)
 assert "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, check=True)

@@ -340,7 +340,7 @@ def test_an_override_refuses_it_too(name: str) -> None:
 
 
 def test_what_changes_nothing_is_taken() -> None:
-    refuse_unknown("f", (None, None), {"a": None, "b": 3, "c": 1}, known=("b",), neutral={"c": 1})
+    refuse_unknown("f", (None, None), {"a": None, "b": 3, "c": 1}, accepted=("b",), neutral={"c": 1})
     with pytest.raises(BadConfig, match="the argument c"):
         refuse_unknown("f", (), {"c": 2}, neutral={"c": 1})
 
