@@ -1,7 +1,7 @@
 """The configuration of a run: every setting resolved, one part per subject, without importing torch.
 
 The ranks receive it as one JSON file, so all ranks run with the same settings. draft.py resolves it from options; checks.py
-refuses what cannot run.
+refuses configurations that cannot run.
 """
 
 import dataclasses

@@ -36,8 +36,8 @@ def prepare(config: RunConfig, is_first: bool = True) -> RunConfig:
     Only the first rank (`is_first`) checks the checkpoint's files.
     """
     check_datasets(config.data, config.architecture.vocab_size)
-    config = resume.starting(config, is_first)
-    config = resume.continued(config)
+    config = resume.choose_start(config, is_first)
+    config = resume.continue_samples(config)
     config = config.at_step(resume.steps_done(config.checkpointing))
     # Every node checks, because if only the first node ended, the others would wait for it. The check reads only: an attempt is
     # recorded when all ranks have met.

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from lt_shared.models import presets
-from lt_train.config.checks import missing_packages, problems_here, problems_of, problems_on
+from lt_train.config.checks import draft_problems, missing_packages, problems_here, problems_on
 from lt_train.config.settings import parallelism
 from lt_train.planner import memory_estimate, search
 from lt_train.preflight.check_interface import Finding, NotChecked, Situation, error, error_finding, warning
@@ -13,7 +13,7 @@ FAST_HEAD_MULTIPLE = 8
 
 def settings(situation: Situation) -> Iterator[Finding]:
     """Run the configuration's own checks (divisibility, batches, schedule, split, precision) on the resolved settings groups."""
-    for problem in problems_of(situation.draft):
+    for problem in draft_problems(situation.draft):
         yield error_finding(problem, "options")
     if situation.is_elsewhere:
         for problem in missing_packages(situation.draft.parts):
