@@ -13,13 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 
 from lt_shared.data.sample_order import sample_index
 from lt_shared.data.sample_order.packed import PackedPart
 from lt_shared.data.sample_order.parts import Blend, DatasetPart, Source, StreamPart, StreamSource, part_of
 from lt_shared.data.sample_order.phases import PhasedPart, phased
-from lt_shared.data.sample_order.samples import Samples, Sequences
+from lt_shared.data.sample_order.samples import Samples, Sequences, Tokens
 from lt_shared.data.sample_order.split import split_ranges
 from lt_shared.data.sample_order.stream import Stream
 from lt_shared.files import storage
@@ -28,13 +29,45 @@ from lt_train.config.settings.batches import Batches
 from lt_train.config.settings.data import Data
 from lt_train.config.settings.data_schedule import Schedule
 from lt_train.data import index_cache, remote_datasets
-from lt_train.data.mock_sequences import MockSequences, RandomSequences
 from lt_train.process import agreement
 
 # Python draws this many samples times datasets in 0.6 s. numba takes 4 s of processor time to import and to compile the loop.
 INTERPRETED_DRAWS = 500_000
 
 Part = DatasetPart | PackedPart | StreamPart | Blend | PhasedPart
+
+
+class MockSequences:
+    """Megatron's mock data: 100,000 sequences that count from 1 to their random length and end with a document's end."""
+
+    COUNT = 100_000
+    LONGEST = 4096
+
+    def __init__(self, vocab_size: int):
+        self.vocab_size = vocab_size
+        self.lengths = np.random.default_rng(0).integers(1, self.LONGEST, size=self.COUNT, dtype=np.int32)
+
+    def read(self, numbers: Tokens, start: int, end: int) -> Tokens:
+        sequences = [self._sequence(number, length) for number, length in zip(numbers, self.lengths.take(numbers), strict=True)]
+        for sequence in sequences:
+            sequence[-1] = self.vocab_size - 1
+        sequences[-1] = sequences[-1][:end]
+        sequences[0] = sequences[0][start:]
+        return np.concatenate(sequences)
+
+    def _sequence(self, number: int, length: int) -> Tokens:
+        return (np.arange(length) + 1) % self.vocab_size
+
+
+class RandomSequences(MockSequences):
+    """Sequences of the same lengths, in which all tokens are equally likely, for measurements.
+
+    A model learns to count in ten steps. Gradients near zero switch fewer bits, and a GPU at the limit of its power then runs
+    faster than it does in training.
+    """
+
+    def _sequence(self, number: int, length: int) -> Tokens:
+        return np.random.default_rng(number).integers(self.vocab_size, size=length)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,17 +15,19 @@ from lt_shared.files import local_files, ownership, storage
 from lt_shared.tokenizers import tokenizer_files
 from lt_train.checkpoint import remote_run, resume, starting_point
 from lt_train.config.run_config import RunConfig
+from lt_train.config.settings import streaming
 from lt_train.config.settings.checkpointing import Checkpointing
 from lt_train.config.settings.data import Data, check_datasets
 from lt_train.config.settings.reporting import Reporting
+from lt_train.config.settings.streaming import Streaming
 from lt_train.data import remote_datasets
 from lt_train.launch import rank_processes, worker
-from lt_train.launch.stream_pipes import forward_pipes
 from lt_train.planner import memory_estimate
 from lt_train.planner.stage_work import PipelineWork
 from lt_train.preflight import check_runner
-from lt_train.process import process_lifetime, rank_environment, restart_policy, run_files
+from lt_train.process import process_lifetime, rank_environment, restart_policy, run_files, stream_intake
 from lt_train.process.launchers import presence
+from lt_train.process.private_directory import private_directory
 from lt_train.process.start_clock import clock
 from lt_train.train import crash_loop
 
@@ -86,7 +88,7 @@ def launch(config: RunConfig) -> int:
             stack.enter_context(_run_directory(config.checkpointing, config.data))
         if rank_env is not None:
             return restart_policy.launcher_code(worker.start(config, rank_env))
-        stack.enter_context(forward_pipes(config.data.streaming, config.checkpointing, is_first))
+        stack.enter_context(_forward_stream_pipes(config.data.streaming, config.checkpointing, is_first))
         return LaunchedRun(config, is_first).run()
 
 
@@ -280,3 +282,27 @@ def _keep_tokenizer(tokenizer: manifest.Tokenizer | None, run: Path) -> None:
         return
     with storage.publish_directory(target) as directory:
         files.copy_to(directory.path)
+
+
+@contextlib.contextmanager
+def _forward_stream_pipes(streams: Streaming | None, checkpointing: Checkpointing, is_first: bool) -> Iterator[None]:
+    """Forward the lines of the launcher's pipes to the ranks while the ranks run.
+
+    Write each pipe's list to the run's directory on the first node, or without a run directory to a directory of this node.
+    """
+    places = [place for place in streams.lists if place and place.startswith(streaming.PIPE)] if streams else []
+    if not places:
+        yield
+        return
+    is_shared = checkpointing.directory is not None and not checkpointing.is_remote
+    with private_directory() as directory:
+        private = str(directory)
+        os.environ[stream_intake.DIRECTORY_VARIABLE] = private
+        for place, intake in zip(places, stream_intake.streams(), strict=True):
+            broken = streaming.broken_path(place, private)
+            assert broken is not None
+            if is_first or not is_shared:
+                intake.hand_on(Path(streaming.list_path(place, checkpointing.directory, private)), broken)
+            else:
+                intake.discard()
+        yield

@@ -56,6 +56,7 @@ class GroupedExperts(torch.nn.Module):
         For sorted rows, `routing` holds the number of rows per expert, and `probabilities` is [m]. The bias of the second matrix
         is added here only if this rank has all rows of a token.
         """
+        # The kernels read the weights without calling the layers, so the hooks that wait for all-gathered weights must run here.
         wait_for_weights(self.linear_fc1, self.linear_fc2)
         chosen = DispatchedRows.from_counts(routing, rows) if isinstance(routing, Tensor) else routing
         bias = self.linear_fc2.bias if isinstance(chosen, Routing | DispatchedRows) else None
