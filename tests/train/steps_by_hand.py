@@ -109,9 +109,9 @@ class Run:
             }
 
     def weights(self) -> dict[str, torch.Tensor]:
-        from lt_train.models.chunks import unwrapped
+        from lt_train.models.chunks import unwrap
 
-        return {name: weight.detach().clone() for name, weight in unwrapped(self.state.chunks[0]).named_parameters()}
+        return {name: weight.detach().clone() for name, weight in unwrap(self.state.chunks[0]).named_parameters()}
 
 
 def changed(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> list[str]:

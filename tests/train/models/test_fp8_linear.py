@@ -107,7 +107,7 @@ def test_the_first_gemm_of_a_step_overwrites_and_others_add(dtype: torch.dtype, 
     def backward(number: int, fused: bool) -> None:
         fp8 = fp8_linear.Fp8(fp8_linear.E5M2, casts, None)
         buffer = weight.main_grad if fused else None
-        output = fp8.linear(rows[number], weight, buffer, fp8_linear.TransposeSaved)
+        output = fp8.multiply(rows[number], weight, buffer, fp8_linear.TransposeSaved)
         output.backward(gradients[number])
 
     expected = []
@@ -138,7 +138,7 @@ def of_a_gemm(
     rows = rows.detach().requires_grad_()
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
         gated = swiglu.swiglu(rows) if source is fp8_linear.TransposeSaved else rows
-        output = fp8_linear.Fp8(fp8_linear.E5M2, casts, None).linear(gated, weight, None, source)
+        output = fp8_linear.Fp8(fp8_linear.E5M2, casts, None).multiply(gated, weight, None, source)
     return [output, *torch.autograd.grad(output.square().sum(), (rows, weight))], kept
 
 

@@ -111,7 +111,7 @@ class _Unpickler(pickle.Unpickler):
     member = staticmethod(_member)
 
     def find_class(self, module: str, name: str) -> Any:
-        # Protocols before 3, such as that of `torch.save`, have Python 2's module for built-in names.
+        # Protocols before 3 (`torch.save` writes 2) use Python 2's module for built-in names.
         module = "builtins" if module == "__builtin__" else module
         return self.member if (module, name) == ("builtins", "getattr") else self.look_up(module, name)
 
@@ -145,7 +145,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def load_plain(data: bytes, origin: str) -> Any:
-    """Unpickle what consists of containers, texts and numbers alone, of which 64-bit ones (times) may be as many as there are.
+    """Unpickle containers, texts and numbers only. The count of 64-bit numbers (times) is unlimited.
 
     Raises BadData, naming `origin`, for a pickle that names any class or function, and for a malformed one.
     """
@@ -158,7 +158,7 @@ def load_plain(data: bytes, origin: str) -> Any:
 
 
 def names(data: bytes, origin: str) -> set[str]:
-    """Every class and function that a pickle names, as "module.name": what an ordinary unpickler would call.
+    """Return the classes and functions that a pickle names and an ordinary unpickler would call, as "module.name".
 
     `getattr` is left out where it only takes a member of an enumeration. Raises BadData for every other use of it.
     """
@@ -186,8 +186,7 @@ def names_and_object(data: bytes, origin: str) -> tuple[set[str], Any]:
 class _Originals:
     """Restore the attributes of the classes that a pickle names.
 
-    A state that a pickle gives to a class, or to a member of an enumeration, sets attributes of it for the whole process, and no
-    unpickler refuses that.
+    A pickle's state for a class or for an enumeration's member sets attributes in the whole process, and no unpickler refuses it.
     """
 
     # Python adds these itself.

@@ -1,8 +1,8 @@
 r"""White space at the end of a text as tiktoken's cl100k_base cuts it: `\s++$` makes it one word.
 
-Llama 3's pattern, which is the same otherwise, ends a word after the last line break in it. So the compiled code of that pattern
-encodes a text up to there, and this layer the rest as one word. Nearly no text ends in a line break and then other white space:
-the last bytes of each text are looked at, at no cost that could be measured.
+Llama 3's pattern, which is equal otherwise, ends a word after the last line break in the white space. So the compiled code for
+Llama 3's pattern encodes a text up to there, and this layer the rest as one word. Nearly no text ends in a line break and then
+other white space: only the last bytes of a text are examined, at no measurable cost.
 """
 
 import numpy as np

@@ -1,8 +1,8 @@
-"""Archives of `torch.save` that shards are made of, read to torch's tensors without torch's unpickler.
+"""Read the archives of `torch.save` in a checkpoint's shards to torch's tensors, without torch's unpickler.
 
-`lt_shared.archives` finds the members, and `lt_shared.pickles.load_known` looks up the names of `pickle_allowlist` only.
-`find_tensor` says from both ends of an archive where the numbers of a large tensor are, so that `tensor_reader` can read them
-into the parameter itself.
+`lt_shared.archives` reads the archive and refuses one in which torch could find another `data.pkl`. `pickles.load_known` of
+`lt_shared` reads the pickle: it looks up the names of `pickle_allowlist` only. `find_tensor` finds the position of a large
+tensor's bytes from both ends of an archive, so that `tensor_reader` can read them into the parameter.
 """
 
 import io
@@ -49,9 +49,9 @@ class BytesFile(io.RawIOBase):
 
 
 def read_object(file: IO[bytes] | BytesFile, verify: bool = True) -> Any:
-    """The object in an open file of `torch.save`, its tensors on the CPU.
+    """Read the object in an open file of `torch.save`. Its tensors are on the CPU.
 
-    Raises BadData for an archive that is compressed, damaged or ambiguous, and for a pickle that names what is not known.
+    Raises BadData for an archive that is compressed, damaged or ambiguous, and for a pickle that refers to an unknown name.
     """
     origin = str(getattr(file, "name", "an object of the checkpoint"))
     content = file.content if isinstance(file, BytesFile) else memoryview(bytearray(file.read()))
@@ -60,14 +60,14 @@ def read_object(file: IO[bytes] | BytesFile, verify: bool = True) -> Any:
 
 
 class _Storages:
-    """The tensor storages of an archive, each made once; they share the memory of the buffer that holds the archive."""
+    """The tensor storages of an archive, in the memory of its buffer. Tensors that share a storage get the same object."""
 
     def __init__(self, archive: TorchArchive):
         self.archive = archive
         self.loaded: dict[str, torch.TypedStorage] = {}
 
     def load(self, identifier: Any) -> torch.TypedStorage:
-        """The storage that a pickle names by ("storage", class, key, device, number of elements)."""
+        """Return the storage that a pickle refers to by ("storage", class, key, device, number of elements)."""
         kind, storage_class, key, _, elements = identifier
         dtype = getattr(storage_class, "_dtype", None)
         if kind != "storage" or not isinstance(dtype, torch.dtype) or not isinstance(key, str):
@@ -82,7 +82,7 @@ class _Storages:
 
 
 class Ends:
-    """Both ends of an archive of `size_bytes`; other slices of it raise BadData."""
+    """The first and last bytes of an archive of `size_bytes`. A slice of the bytes between them raises BadData."""
 
     def __init__(self, head: memoryview, tail: memoryview, size_bytes: int):
         self.head, self.tail, self.size_bytes = head, tail, size_bytes
@@ -101,8 +101,10 @@ class Ends:
 
 
 class TensorBytes(NamedTuple):
-    """Where a tensor's numbers are in its archive, one after the other, and what is before and behind them; their `crc32` is 0
-    where torch has computed none."""
+    """The position of a contiguous tensor's bytes in its archive, and the bytes before and behind them.
+
+    `crc32` is the checksum of the tensor's bytes, 0 if torch has computed none.
+    """
 
     dtype: torch.dtype
     shape: torch.Size
@@ -114,9 +116,9 @@ class TensorBytes(NamedTuple):
 
 
 def find_tensor(ends: Ends, origin: str, verify: bool) -> TensorBytes | None:
-    """The tensor that an archive is made of; None of any other archive, which `read_object` has to look at.
+    """Find the tensor in an archive that holds a single tensor. Return None for any other archive, which `read_object` must read.
 
-    `verify`: compare all that is at the ends with the checksums in the archive.
+    `verify`: compare the members at the ends with the checksums in the archive.
     """
     try:
         archive = TorchArchive(ends, origin, verify)

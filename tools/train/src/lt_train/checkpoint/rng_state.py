@@ -1,7 +1,7 @@
-"""The state of the random generators that dropout draws from, in Megatron's form: one object per tensor and pipeline rank.
+"""Save the random generators of dropout in Megatron's form: an object per tensor-parallel and pipeline rank.
 
-Data-parallel ranks draw alike, so they share one. It fits a resume with the same tensor and pipeline parallel sizes only; with
-others dropout starts again from the seed, which is as random but not the same.
+Data-parallel ranks draw alike, so they share an object. The state fits a resume with the same tensor and pipeline parallel sizes.
+With other sizes, dropout starts again from the seed: the numbers are as random, but not the same.
 """
 
 import random
@@ -18,8 +18,8 @@ from lt_train.process import device
 KEY = "rng_state"
 
 
-def sharded() -> ShardedObject:
-    """The present state of this rank, to be saved, or to be replaced by a saved one."""
+def sharded_state() -> ShardedObject:
+    """Return the present state of this rank's generators, to save it, or to request a saved state in its place."""
     states = {
         "random_rng_state": random.getstate(),
         "np_rng_state": np.random.get_state(),

@@ -39,7 +39,7 @@ from lt_train.config.settings.parallelism import Parallelism
 from lt_train.kernels import split_master_weights
 from lt_train.kernels.split_master_weights import Joined
 from lt_train.metrics.unlogged import Unlogged
-from lt_train.models.chunks import checkpointed
+from lt_train.models.chunks import checkpoint_module
 from lt_train.optim.optimizer import create_state, float32_masters, separate_steps, take_masters
 from lt_train.parallel.ddp import Chunk, gather, gathered
 
@@ -74,10 +74,8 @@ class TrainingState:
     def sharded_optimizer(
         self, model: dict[str, Any], loading: bool, joined: Joined = split_master_weights.joined
     ) -> dict[str, Any]:
-        """The optimizer's state, placed like the weights in `model`, which `sharded_model` has made; split weights by `joined`.
-
-        Before the first step there is none, also in fp16 while all steps were skipped; megatron-core asserts that there is.
-        """
+        """Return the optimizer's sharded state. `model` is the result of `sharded_model`. `joined` joins split weights."""
+        # Before the first step that changes weights, torch has no state, and megatron-core asserts that there is a state.
         create_state(self.optimizer)
         with float32_masters(self.optimizer, loading, joined):
             return dict(self.optimizer.sharded_state_dict(model, is_loading=loading, metadata=dict(CONTENT_METADATA)))
@@ -85,7 +83,7 @@ class TrainingState:
     def sharded_model(self) -> dict[str, Any]:
         """Return the weights under Megatron's names: `model`, or `model0`, `model1` ... for interleaved pipeline stages."""
         return {
-            name: dict(checkpointed(chunk).sharded_state_dict(metadata=dict(CONTENT_METADATA)))
+            name: dict(checkpoint_module(chunk).sharded_state_dict(metadata=dict(CONTENT_METADATA)))
             for name, chunk in self.named_chunks()
         }
 
@@ -102,10 +100,10 @@ def content(config: RunConfig, state: TrainingState, joined: Joined = split_mast
     with gathered(state.chunks):
         model = state.sharded_model()
     optimizer = {} if settings.no_save_optim else {"optimizer": state.sharded_optimizer(model, False, joined)}
-    random = {} if settings.no_save_rng else {rng_state.KEY: rng_state.sharded()}
+    random = {} if settings.no_save_rng else {rng_state.KEY: rng_state.sharded_state()}
     tokens = config.tokens(state.consumed_samples)
     common = {
-        "args": argparse.Namespace(**megatron_arguments.of(config), **progress),
+        "args": argparse.Namespace(**megatron_arguments.run_arguments(config), **progress),
         "checkpoint_version": CHECKPOINT_VERSION,
         "iteration": state.iteration,
         "num_floating_point_operations_so_far": tokens * config.architecture.flops_per_token(batches.seq_length),
@@ -150,15 +148,15 @@ def record(
 
 @remedies()
 def load(
-    directory: Path, config: RunConfig, state: TrainingState, supplied: contextlib.AbstractContextManager[None] | None = None
+    directory: Path, config: RunConfig, state: TrainingState, fetching: contextlib.AbstractContextManager[None] | None = None
 ) -> None:
-    """Restore `state` in place; `supplied` brings the files that are read, where they are not all there.
+    """Restore `state` in place. Within the context `fetching`, missing files are fetched before they are read.
 
-    From a `release` checkpoint, or with --finetune, only the weights: training starts at iteration 0 with them. Raises BadData
-    when the checkpoint does not fit the model.
+    From a `release` checkpoint, or with --finetune, only the weights are loaded, and training starts at iteration 0. Raises
+    BadData if the checkpoint does not fit the model.
     """
-    replicas = Replicas.of_run(next(state.chunks[0].parameters()).device)
-    with known_objects_only(directory, config.checkpointing.verify, replicas), supplied or contextlib.nullcontext():
+    replicas = Replicas.from_process_groups(next(state.chunks[0].parameters()).device)
+    with known_objects_only(directory, config.checkpointing.verify, replicas), fetching or contextlib.nullcontext():
         settings = config.checkpointing
         iteration = checkpoint_layout.iteration_of(directory)
         saved = RunRecord.read(directory) if (directory / checkpoint_layout.RECORD).is_file() else None
@@ -182,7 +180,7 @@ def load(
         arguments = vars(loaded.get("args", argparse.Namespace()))
         _restore_progress(loaded, arguments, iteration, config.batches, state, settings.start)
         if torch.distributed.get_rank() == 0:
-            _tell_changes(arguments, megatron_arguments.of(config), state.consumed_samples)
+            _warn_of_changes(arguments, megatron_arguments.run_arguments(config), state.consumed_samples)
         if rng_state.KEY in loaded:
             rng_state.restore(loaded[rng_state.KEY], next(state.chunks[0].parameters()).device)
 
@@ -200,11 +198,12 @@ def _load_with_optimizer(directory: Path, config: RunConfig, state: TrainingStat
         optimizer = loaded["optimizer"]
         optimizer_state.count_as_torch(optimizer)
     else:
-        of_model, of_optimizer = optimizer_state.requests(sharded, theirs, present)
-        loaded = _read(of_model | _random_state(config.layers, config.checkpointing, config.parallelism), directory)
-        # The optimizer's fp32 weights may be the model's: they are read into place, after those that may be rounded.
+        model_request, optimizer_request = optimizer_state.requests(sharded, theirs, present)
+        loaded = _read(model_request | _random_state(config.layers, config.checkpointing, config.parallelism), directory)
+        # The optimizer's fp32 weights may be the model's weights themselves. Read them last, because the loaded model weights may
+        # be rounded.
         _load_weights(state, loaded)
-        optimizer = optimizer_state.assemble(sharded, _read(of_optimizer, directory))
+        optimizer = optimizer_state.assemble(sharded, _read(optimizer_request, directory))
     if config.optimization.optimizer == "muon":
         optimizer_state.complete(optimizer)
     optimizer_state.take_schedule(optimizer, state.optimizer.param_groups)
@@ -259,7 +258,7 @@ def _random_state(layers: Layers, settings: Checkpointing, parallel: Parallelism
     ) == sizes
     if not same or getattr(stored_arguments, "no_save_rng", False):
         return {}
-    return {rng_state.KEY: rng_state.sharded()}
+    return {rng_state.KEY: rng_state.sharded_state()}
 
 
 def _restore_progress(
@@ -270,7 +269,7 @@ def _restore_progress(
     state: TrainingState,
     start: str | None,
 ) -> None:
-    """Put the position in the data and in the schedule into `state`; `there` are the arguments of the run that saved it."""
+    """Restore the position in the data and in the schedule. `stored_arguments` are the arguments of the run that saved it."""
     state.iteration = iteration
     try:
         consumed = stored_arguments.get("consumed_train_samples", batches.samples_after(iteration))
@@ -287,11 +286,11 @@ def _restore_progress(
     state.scheduler.step(increment=steps)
 
 
-def _tell_changes(stored_arguments: dict[str, Any], here: dict[str, Any], consumed_samples: int) -> None:
+def _warn_of_changes(stored_arguments: dict[str, Any], arguments: dict[str, Any], consumed_samples: int) -> None:
     """Warn if the remaining steps differ from the steps of the run that saved `stored_arguments`."""
-    for change in changes_of_order(stored_arguments, here, consumed_samples):
+    for change in changes_of_order(stored_arguments, arguments, consumed_samples):
         warn(f"{change}: the samples that are left come in another order than before")
-    if changes := megatron_arguments.changes_of_updates(stored_arguments, here):
+    if changes := megatron_arguments.changes_of_updates(stored_arguments, arguments):
         warn(f"{', '.join(changes)}: the steps that are left update the weights in another way than those before")
 
 
@@ -324,7 +323,7 @@ def _load_weights(state: TrainingState, loaded: dict[str, Any]) -> None:
     """Load every parameter. Only megatron-core's `_extra_state` placeholders may be missing."""
     problems = []
     for name, chunk in state.named_chunks():
-        missing, unexpected = checkpointed(chunk).load_state_dict(loaded[name], strict=False)
+        missing, unexpected = checkpoint_module(chunk).load_state_dict(loaded[name], strict=False)
         problems += [key for key in (*missing, *unexpected) if not key.endswith("_extra_state")]
     if problems:
         raise BadData(f"the checkpoint does not fit the model: {', '.join(problems[:5])}")

@@ -48,9 +48,9 @@ class Plan:
 
 
 def plan(*, model: str | os.PathLike[str] | None = None, gpu: str, nodes: int = 1, **options: Value) -> Plan:
-    """Choose the best layout of a model on a cluster, which need not exist, or check a layout that the options set.
+    """Choose the best layout for a model on a cluster, which need not exist, or check a layout that the options set.
 
-    `gpu` is a name from `lt-train plan --help`. `options` are the other options of the command, with underscores: `bf16=True`,
+    `gpu` is a name from `lt-train plan --help`. `options` are the command's other options, with underscores: `bf16=True`,
     `seq_length=8192`, `global_batch_size=1024`, `tensor_model_parallel_size=4`. An option with several values takes a list. None
     and False omit an option. Environment variables such as LT_TRAIN_SEQ_LENGTH are ignored.
 

@@ -118,7 +118,7 @@ def slurm(chain: str, time_limit: str | None, container_mounts: str, **options: 
     "--gpus-per-node",
     type=cluster.GPUS_PER_NODE,
     envvar=["LT_TRAIN_GPUS_PER_NODE", "GPU_PER_NODE"],
-    help="GPUs to ask for; by default all of the instance.",
+    help="GPUs to ask for; by default all GPUs of the instance.",
 )
 @click.option("--image", envvar=["LT_TRAIN_IMAGE", "IMAGE_URI"], help="Container image with the lt tools.")
 @click.option(
@@ -142,7 +142,7 @@ def slurm(chain: str, time_limit: str | None, container_mounts: str, **options: 
 @click.option("--download-to", help="Directory for these files; by default MOUNT/download.")
 @stages
 def k8s(kind: str, queue: str | None, download: tuple[str, ...], download_to: str | None, **options: Any) -> None:
-    """Print manifests for kubectl: what trains, a CronJob of lt-monitor, and TensorBoard with --tensorboard-dir.
+    """Print manifests for kubectl: the training, a CronJob of lt-monitor, and TensorBoard with --tensorboard-dir.
 
     With --download or --preprocess a Job without GPUs makes the data first, and the training is suspended until they are there.
     The number of nodes is fixed; render slurm has --nodes 1-64.

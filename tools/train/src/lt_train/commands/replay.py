@@ -49,4 +49,4 @@ def _config(run: str, steps: str, start: str | None, ranks: int | None, toleranc
     match = STEPS.fullmatch(steps)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise UsageError(f"--steps {steps}: not A:B with 1 <= A <= B", "for example --steps 1001:1010")
-    return replay_start.configuration(run, int(match[1]), int(match[2]), start, ranks, tolerance, as_json)
+    return replay_start.replay_config(run, int(match[1]), int(match[2]), start, ranks, tolerance, as_json)

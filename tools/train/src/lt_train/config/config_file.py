@@ -14,9 +14,9 @@ from lt_shared.files import storage
 def from_toml(path: str, names: Mapping[str, str], lists: Set[str], ignored: Set[str] = frozenset()) -> dict[str, Any]:
     """Read the options in a TOML file. Keys may have dashes or underscores.
 
-    `names` maps each key, with underscores, to its parameter. Parameters in `lists` become lists, even if the file has one
-    value. Keys in `ignored` are skipped. Raises BadConfig for unknown keys, for two spellings of one option, for tables, and
-    for a list instead of one value.
+    `names` maps each key, with underscores, to its parameter. Parameters in `lists` become lists, even if the file has a single
+    value. Keys in `ignored` are skipped. Raises BadConfig for unknown keys, for an option in two spellings, for tables, and for a
+    list if the option takes a single value.
     """
     try:
         content = tomllib.loads(storage.read_bytes(path).decode())

@@ -44,7 +44,7 @@ SUBJECTS = (
     ),
     *(streaming, checkpointing, faults, reporting),
 )
-# The subjects that `lt-train bench` has options for; `benchmark` settles the others.
+# The subjects that `lt-train bench` has options for. `benchmark` sets the other subjects.
 MEASURED_SUBJECTS = (
     *(architecture, *architecture.PARTS),
     *(layers, batches, precision, optimization, parallelism, memory),

@@ -196,6 +196,7 @@ def _optimizer(ledger: Ledger) -> None:
     else:
         for key in ("ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer"):
             ledger.drop(key, "Muon needs whole matrices")
+    _drop_no_warmup(ledger)
     size = ledger.peek("model.tensor_model_parallel_size") or 1
     muon.translate(ledger, "optimizer.", name, size, {"muon_tp_mode": "blockwise"})
     for name in SCALES:
@@ -210,11 +211,22 @@ def _optimizer(ledger: Ledger) -> None:
         value = ledger.take(f"scheduler.{name}")
         if style != "constant":
             ledger.carry_value(f"scheduler.{name}", name, value)
+        elif name == "end_weight_decay" and value is not None and value != decay:
+            # OptimizerParamScheduler writes its own decay into the optimizer at each step, also a constant one.
+            ledger.carry_value(f"scheduler.{name}", "weight_decay", value)
         else:
-            effect = Effect.NONE if decay is None or value == decay else Effect.RESULT
-            ledger.drop_value(f"scheduler.{name}", value, "a constant decay is that of optimizer.weight_decay", effect)
+            ledger.drop_value(f"scheduler.{name}", value, "a constant decay is scheduler.end_weight_decay", Effect.NONE)
     if style != "constant":
         ledger.carry_value("scheduler.weight_decay_incr_style", "weight_decay_incr_style", style)
+
+
+def _drop_no_warmup(ledger: Ledger) -> None:
+    """Drop the units of the warm-up that are 0, their default, beside the unit that has a length."""
+    keys = [f"scheduler.lr_warmup_{unit}" for unit in ("iters", "samples", "fraction")]
+    has_length = any(ledger.peek(key) for key in keys)
+    for key in keys[0 if has_length else 1 :]:
+        if ledger.peek(key) == 0:
+            ledger.drop(key, "a warm-up of no length")
 
 
 def _defaults(ledger: Ledger) -> None:
@@ -299,7 +311,11 @@ def _experts(ledger: Ledger) -> None:
     if not has_experts:
         ledger.drop("model.num_moe_experts", "the model has no experts")
     elif ledger.take("model.moe_grouped_gemm"):
-        ledger.set("moe_grouped_gemm", True, "model.moe_grouped_gemm")
+        if (ledger.peek("model.tensor_model_parallel_size") or 1) > 1:
+            reason = "lt-train's grouped GEMM takes no tensor parallelism: a GEMM for each expert computes the same"
+            ledger.drop_value("model.moe_grouped_gemm", True, reason, Effect.SPEED)
+        else:
+            ledger.set("moe_grouped_gemm", True, "model.moe_grouped_gemm")
 
 
 def _style(ledger: Ledger) -> None:

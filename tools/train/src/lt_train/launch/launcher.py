@@ -36,8 +36,8 @@ def prepare(config: RunConfig, is_first: bool = True) -> RunConfig:
     Of many ranks, the first looks into the checkpoint before any loads it.
     """
     check_datasets(config.data, config.architecture.vocab_size)
-    config = resume.starting(config, is_first)
-    config = resume.continued(config)
+    config = resume.choose_start(config, is_first)
+    config = resume.continue_samples(config)
     config = config.at_step(resume.steps_done(config.checkpointing))
     # On all nodes, or the others would wait for the first. It writes of an attempt when all ranks have met.
     crash_loop.check(config.checkpointing.directory, crash_loop.fingerprint(config))

@@ -1,6 +1,6 @@
-"""Training steps as rows of a table on a terminal; train.log has every number.
+"""Show training steps as rows of a table on a terminal. train.log has every number.
 
-A row takes one line of 80 columns, Megatron's takes four. The header is printed again before it has scrolled out of sight.
+A row fits into 80 columns; Megatron's line takes four lines. The header is printed again before it has scrolled out of sight.
 """
 
 import math
@@ -18,19 +18,19 @@ class StepTable:
         self._rows_since_header: int | None = None
 
     def lines(self, step: Step, tokens_per_second: float) -> list[str]:
-        """The row of a step, below a header where none can be seen."""
+        """Return the row of a step, with a header above it if no header is in sight."""
         visible = max(1, shutil.get_terminal_size().lines - _SPARE_LINES)
         begins = self._rows_since_header is None or self._rows_since_header >= visible
         self._rows_since_header = 1 if begins else (self._rows_since_header or 0) + 1
         loss = "-" if step.loss is None else f"{step.loss:.4f}"
-        left = _duration((step.total_steps - step.step) * step.step_seconds) if step.step_seconds is not None else "-"
+        time_left = _duration((step.total_steps - step.step) * step.step_seconds) if step.step_seconds is not None else "-"
         count = f"{step.step:,}/{step.total_steps:,}"
-        row = f"{count:>17} {loss:>10} {tokens_per_second:>12,.0f} {left:>12}"
+        row = f"{count:>17} {loss:>10} {tokens_per_second:>12,.0f} {time_left:>12}"
         return [HEADER, row] if begins else [row]
 
 
 def _duration(seconds: float) -> str:
-    """`4:05`, `1:02:03` or `2 d 03:04`."""
+    """Format a duration as `4:05`, `1:02:03` or `2 d 03:04`."""
     if not math.isfinite(seconds):
         return "-"
     minutes, second = divmod(round(seconds), 60)

@@ -1,8 +1,9 @@
-"""Muon for the decoder's matrices, the same in every layout: each matrix is orthogonalized as a whole, an expert's for itself.
+"""Muon for the decoder's matrices, the same in every layout: each matrix is orthogonalized as a whole, every expert's separately.
 
-megatron-core gives every parameter with two dimensions to Muon, and AdamW the others. Grouped experts are one tensor [experts,
-outputs, inputs], which AdamW so would train, and their biases another with two dimensions. Here Muon gets the former, and AdamW
-the latter. The iteration is one of batched GEMMs, and has all matrices of such a tensor in float32 and in 16 bits at once.
+megatron-core lets Muon update every parameter with two dimensions, and AdamW all other parameters. Grouped experts have their
+weights in a tensor [experts, outputs, inputs] and their biases in a tensor with two dimensions, so the optimizers would be
+swapped. Here Muon updates the experts' weights, and AdamW the biases. Muon's iteration multiplies the matrices of such a tensor
+in batched GEMMs, and holds them in float32 and in 16 bits at once.
 """
 
 import torch
@@ -10,14 +11,14 @@ from megatron.core.optimizer.optimizer import ChainedOptimizer, MegatronOptimize
 
 from lt_train.megatron import emerging_optimizers, optimizer_optimizer
 
-# By AdamW, whatever their shape is.
+# AdamW updates these parameters, whatever their shape is.
 NO_MATRICES = ("*.bias", "*embedding.*")
-# Of a matrix, or of the matrices of a layer's experts on this rank.
+# The number of dimensions of a matrix, and of the experts' matrices on this rank.
 DIMENSIONS = (2, 3)
 
 
 def use_muon_for_stacked_matrices() -> None:
-    """Let megatron-core, from 0.19 on, choose as above which parameters it updates with Muon."""
+    """Let megatron-core, from 0.19 on, update the experts' weights with Muon and their biases with AdamW."""
     emerging_optimizers.leave_to_adam(NO_MATRICES, _is_no_matrix)
 
 
@@ -26,10 +27,10 @@ def _is_no_matrix(parameter: torch.nn.Parameter) -> bool:
 
 
 def order_alike(optimizer: ChainedOptimizer) -> None:
-    """Put the parts of `optimizer` in the same order on every rank: Muon's before AdamW's, and within each the experts' last.
+    """Sort the parts of `optimizer` alike on every rank: Muon before AdamW, and for both the experts' parameters last.
 
-    megatron-core orders them by the rank's own parameters, and each takes part in the sum of the gradients' norm: the
-    stages of a pipeline would wait for each other in different groups.
+    megatron-core orders the parts by the rank's parameters. Each part takes part in an all-reduce for the gradient norm, so
+    pipeline stages with different orders would wait for each other in different groups.
     """
     optimizer_optimizer.order_parts(optimizer, _place)
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from lt_shared.models import presets
-from lt_train.config.checks import missing_packages, problems_here, problems_of, problems_on
+from lt_train.config.checks import draft_problems, missing_packages, problems_here, problems_on
 from lt_train.config.settings import parallelism
 from lt_train.planner import memory_estimate, search
 from lt_train.preflight.check_interface import Finding, NotChecked, Situation, error, of, warning
@@ -13,7 +13,7 @@ FAST_HEAD_MULTIPLE = 8
 
 def settings(situation: Situation) -> Iterator[Finding]:
     """Divisibility, batches, schedule, split and precision: the checks of the configuration, all that its parts allow."""
-    for problem in problems_of(situation.made):
+    for problem in draft_problems(situation.made):
         yield of(problem, "options")
     if situation.is_elsewhere:
         for problem in missing_packages(situation.made.parts):

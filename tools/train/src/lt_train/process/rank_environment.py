@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 
 from lt_shared.console import BadConfig, Unavailable
-from lt_train.process.launchers import job_nodes
+from lt_train.process.launchers import job_identity, job_nodes
 from lt_train.process.launchers.variables import (
     LAUNCHERS,
     MPIEXEC,
@@ -254,9 +254,9 @@ def _from_mpi(environment: Mapping[str, str], variables: Variables) -> RankEnvir
             " on which host the first of them is",
             variables.pass_address,
         )
-    job = next((environment[name] for name in variables.job if environment.get(name)), "")
-    offset = zlib.crc32(job.encode()) % PORTS if local_size == size else 0
-    port = read_number(environment, "MASTER_PORT", FIRST_PORT + offset)
+    name_job = job_identity.job_on_host if local_size == size else job_identity.job_on_all_hosts
+    # The CRC of no name is 0: jobs without one meet on the first port.
+    port = read_number(environment, "MASTER_PORT", FIRST_PORT + zlib.crc32(name_job(environment, variables).encode()) % PORTS)
     if local_size == 1:
         return Node(rank, size, None, address, port, variables.launcher)
     local_rank = counted(environment, variables, variables.local_rank)

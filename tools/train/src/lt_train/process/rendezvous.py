@@ -12,17 +12,18 @@ import contextlib
 import datetime
 import errno
 import ipaddress
+import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.rendezvous import rendezvous
 
-from lt_shared.console import ExitCode, Unavailable, warn
+from lt_shared.console import BadConfig, ExitCode, Unavailable, warn
 from lt_train.megatron import distributed_c10d
 from lt_train.process import device, watchdog
 from lt_train.process.rank_environment import LOOPBACK, RankEnvironment, shown
@@ -33,14 +34,19 @@ LATER_SECONDS = 60.0
 LEAST_SECONDS = 120.0
 KEY = "lt-train/joined"
 POLL_SECONDS = 0.5
+# For the other ranks to read why they end, before rank 0 ends and its store with it.
+READING = datetime.timedelta(seconds=10)
 
 
-def join(rank_env: RankEnvironment, local_device: torch.device, timeout_seconds: float) -> None:
-    """Make the process group of all ranks. Raise Unavailable in rank 0 if ranks are missing; the other ranks end silently."""
+def join(rank_env: RankEnvironment, local_device: torch.device, timeout_seconds: float, digests: Mapping[str, str]) -> None:
+    """Make the process group of all ranks. The other ranks end silently when rank 0 raises an error.
+
+    Rank 0 raises Unavailable if ranks are missing, and BadConfig if `digests` of the configuration differ between ranks.
+    """
     device.communicate_on_loopback(rank_env)
     joining = datetime.timedelta(seconds=max(timeout_seconds, LEAST_SECONDS))
     store = open_own_store(rank_env, joining)
-    meet(store, rank_env, joining)
+    meet(store, rank_env, joining, digests)
     # Longer than the watchdog's limit, because the watchdog reports more.
     timeout = datetime.timedelta(seconds=watchdog.SLOW * timeout_seconds + LATER_SECONDS)
     store.set_timeout(timeout)
@@ -132,11 +138,11 @@ def sharing_gloo_devices() -> Iterator[None]:
         yield
 
 
-def meet(store: Any, rank_env: RankEnvironment, joining: datetime.timedelta) -> None:
-    """Wait until all ranks have called this function. Raise as `join`."""
-    store.set(f"{KEY}/{rank_env.rank}", "")
+def meet(store: Any, rank_env: RankEnvironment, joining: datetime.timedelta, digests: Mapping[str, str]) -> None:
+    """Wait until all ranks have called this function, and compare their `digests`. Raise as `join`."""
+    store.set(f"{KEY}/{rank_env.rank}", json.dumps([socket.gethostname(), digests]))
     if store.add(KEY, 1) == rank_env.world_size:
-        store.set(f"{KEY}/all", "")
+        store.set(f"{KEY}/all", _difference(store, rank_env.world_size))
     try:
         store.wait([f"{KEY}/all"], joining)
     except torch.distributed.DistStoreError:
@@ -148,3 +154,25 @@ def meet(store: Any, rank_env: RankEnvironment, joining: datetime.timedelta) -> 
             f"of {rank_env.world_size} ranks, number {shown(missing)} did not come within {minutes:g} minutes",
             "see what they say, and whether their nodes reach this one: srun lt-train preflight --network",
         ) from None
+    difference = store.get(f"{KEY}/all").decode()
+    if difference and rank_env.rank:
+        if store.add(f"{KEY}/read", 1) == rank_env.world_size - 1:
+            store.set(f"{KEY}/all-read", "")
+        raise SystemExit(ExitCode.BAD_CONFIG)
+    if difference:
+        with contextlib.suppress(torch.distributed.DistStoreError):
+            store.wait([f"{KEY}/all-read"], READING)
+        raise BadConfig(
+            difference,
+            "start all ranks of a run with one command; two runs on one machine need a MASTER_PORT each",
+        )
+
+
+def _difference(store: Any, ranks: int) -> str:
+    """Describe the first rank whose settings differ from those of rank 0; empty if there is none."""
+    (first_host, first_digests), *others = map(json.loads, store.multi_get([f"{KEY}/{rank}" for rank in range(ranks)]))
+    for rank, (host, digests) in enumerate(others, 1):
+        parts = [part for part in first_digests if digests.get(part) != first_digests[part]]
+        if parts:
+            return f"rank {rank} on {host} has other settings than rank 0 on {first_host}: {', '.join(parts)}"
+    return ""

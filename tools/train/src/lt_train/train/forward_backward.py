@@ -12,7 +12,7 @@ from megatron.core.distributed import DistributedDataParallel, finalize_model_gr
 from lt_train.config.settings.batches import Batches
 from lt_train.config.settings.parallelism import Parallelism
 from lt_train.data.batch import Batch
-from lt_train.models.chunks import unwrapped
+from lt_train.models.chunks import unwrap
 from lt_train.models.decoder import Decoder
 from lt_train.models.mixers.core_attention import document_numbers, sequence_share
 from lt_train.models.multi_token_prediction import prediction_targets
@@ -55,7 +55,7 @@ class ForwardBackward:
         self.keeps_samples = keeps_samples
         self.run_schedule = pipeline_schedule.choose(parallelism)
         # The schedule enters `no_sync` until the last micro batch, then calls `finalize_model_grads` to finish the reduction.
-        config = unwrapped(chunks[0]).config
+        config = unwrap(chunks[0]).config
         without_sync = [chunk.no_sync for chunk in chunks]
         config.no_sync_func = without_sync if len(chunks) > 1 else without_sync[0]
         config.finalize_model_grads_func = partial(wgrad_accumulation.finish, finalize=finalize_model_grads)
@@ -156,7 +156,7 @@ def _forward(batches: Iterator[Batch], chunk: Chunk) -> tuple[torch.Tensor, Any]
     tokens, positions = _local_tokens(batch["tokens"]), _local_tokens(batch["position_ids"])
     labels, mask = _local_tokens(batch["labels"]), _local_tokens(batch["loss_mask"])
     weight, sources = batch.get("weight"), batch.get("sources")
-    model = unwrapped(chunk) if isinstance(chunk, DistributedDataParallel) else None
+    model = unwrap(chunk) if isinstance(chunk, DistributedDataParallel) else None
     if model is None or not hasattr(model, "mtp") or not chunk.training:
         return chunk(tokens, positions, documents, labels=labels), partial(mean_loss, mask, weight, sources)
     layers = model.config.mtp_num_layers or 0

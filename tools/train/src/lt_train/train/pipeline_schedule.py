@@ -19,7 +19,7 @@ from megatron.core.pipeline_parallel.schedules import custom_backward, deallocat
 from torch import Tensor
 
 from lt_train.config.settings.parallelism import Parallelism
-from lt_train.models.chunks import unwrapped
+from lt_train.models.chunks import unwrap
 from lt_train.ops.deferred_gradients import Queue
 from lt_train.parallel.ddp import Chunk
 from lt_train.planner.pipeline_passes import BACKWARD, FORWARD, WEIGHTS, Pass, Work, arrives_from, order, timeline
@@ -98,7 +98,7 @@ class PipelineSchedule:
         forward_only: bool,
     ) -> list[dict[str, Tensor]]:
         """Return the losses of all micro batches on the last stage, and an empty list on the other stages."""
-        config = unwrapped(model).config
+        config = unwrap(model).config
         passes, posted = _planned(self.schedule, self.rank, self.ranks, num_microbatches, forward_only)
         shape = get_tensor_shapes(
             seq_length=seq_length,

@@ -1,6 +1,7 @@
 """Create the process groups of a run, before the model is built."""
 
 import datetime
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -25,9 +26,13 @@ def form(
     faults: Faults,
     rank_environment: RankEnvironment,
     rank_device: torch.device,
+    digests: Mapping[str, str],
 ) -> None:
-    """Join the rendezvous, then create megatron-core's groups and the group for the gradients of the pipeline."""
-    rendezvous.join(rank_environment, rank_device, faults.timeout_seconds)
+    """Join the rendezvous, then create megatron-core's groups and the group for the gradients of the pipeline.
+
+    `digests` are those of the run's configuration, which all ranks must have alike. Raises as `rendezvous.join`.
+    """
+    rendezvous.join(rank_environment, rank_device, faults.timeout_seconds, digests)
     with rendezvous.connecting_when_used(), rendezvous.sharing_gloo_devices():
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=parallelism.tensor,

@@ -48,7 +48,9 @@ def score(config: RunConfig, rank_environment: RankEnvironment, device: torch.de
     assert scoring is not None
     trials = kernel_trials.Trials(config, device)
     expert_tensor_parallel = config.expert_tensor_parallel
-    process_groups.form(config.parallelism, expert_tensor_parallel, config.memory, config.faults, rank_environment, device)
+    process_groups.form(
+        config.parallelism, expert_tensor_parallel, config.memory, config.faults, rank_environment, device, config.digests()
+    )
     is_first = rank_environment.rank == 0
     chosen = trials.chosen(is_first)
     model_parallel_cuda_manual_seed(config.seed)

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from lt_shared.console import ToolError
 from lt_train.data.batch import Batch
-from lt_train.models.chunks import unwrapped
+from lt_train.models.chunks import unwrap
 from lt_train.ops import wgrad_accumulation
 from lt_train.parallel.ddp import Chunk
 from lt_train.process import agreement, device, process_lifetime
@@ -208,7 +208,7 @@ def _outvoted(members: list[tuple[Answer, str]], step: int) -> dict[int, str]:
 @contextlib.contextmanager
 def unreduced(chunks: list[Chunk]) -> Iterator[Callable[[], None]]:
     """Keep passes inside the context from reducing gradients. Yield a function that reduces the gradients of the last pass."""
-    config = unwrapped(chunks[0]).config
+    config = unwrap(chunks[0]).config
     before = config.finalize_model_grads_func
     settings = [chunk.ddp_config for chunk in chunks]
     overlaps = [ddp_config.overlap_grad_reduce for ddp_config in settings]
@@ -231,14 +231,14 @@ def unreduced(chunks: list[Chunk]) -> Iterator[Callable[[], None]]:
 
 def _parameters(chunks: list[Chunk]) -> Iterator[tuple[str, Any]]:
     for chunk in chunks:
-        for name, parameter in unwrapped(chunk).named_parameters():
+        for name, parameter in unwrap(chunk).named_parameters():
             if parameter.requires_grad:
                 yield name, parameter
 
 
 def _restorer(chunks: list[Chunk], rank_device: torch.device) -> Callable[[], None]:
     """Return a function that restores the current random states and buffers, for example the token counts of a router."""
-    buffers = [(buffer, buffer.clone()) for chunk in chunks for buffer in unwrapped(chunk).buffers()]
+    buffers = [(buffer, buffer.clone()) for chunk in chunks for buffer in unwrap(chunk).buffers()]
     on_gpu = rank_device.type == device.CUDA
     states = random.getstate(), np.random.get_state(), torch.get_rng_state(), get_cuda_rng_tracker().get_states()
     gpu_state = torch.cuda.get_rng_state(rank_device) if on_gpu else None

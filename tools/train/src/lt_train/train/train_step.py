@@ -10,7 +10,7 @@ from lt_train.config.settings.optimization import Optimization
 from lt_train.config.settings.precision import Precision
 from lt_train.config.settings.skipping import Skipping
 from lt_train.data.batch import Batch
-from lt_train.models.chunks import unwrapped
+from lt_train.models.chunks import unwrap
 from lt_train.optim import optimizer
 from lt_train.process import agreement
 from lt_train.process.reading import Reading
@@ -65,7 +65,7 @@ class Stepper:
         self.skipping = skipping
         self.state = state
         scale_loss = state.optimizer.scale_loss if optimizer.scales_losses(state.optimizer) else None
-        unwrapped(state.chunks[0]).config.grad_scale_func = scale_loss
+        unwrap(state.chunks[0]).config.grad_scale_func = scale_loss
         device, interval = forward_backward.device, faults.check_replay_interval
         self.check = StepCheck(interval, precision.deterministic, state, device, self.clear_gradients)
         self.before_update: Callable[[], None] = lambda: None

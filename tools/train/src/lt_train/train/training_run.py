@@ -73,7 +73,9 @@ def train(config: RunConfig, rank_environment: RankEnvironment, rank_device: tor
     """
     trials = Trials(config, rank_device)
     expert_tensor_parallel = config.expert_tensor_parallel
-    process_groups.form(config.parallelism, expert_tensor_parallel, config.memory, config.faults, rank_environment, rank_device)
+    process_groups.form(
+        config.parallelism, expert_tensor_parallel, config.memory, config.faults, rank_environment, rank_device, config.digests()
+    )
     clock.lap("process groups")
     with FailureWatch():
         return _train(config, rank_environment, rank_device, trials)
@@ -90,13 +92,13 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, rank_device: to
     )
     unused = None if copies else UnusedCopies(config.checkpointing)
     if copies:
-        config = starting_point.fetch_start(copies.starting(config), ranks_decide=False)
+        config = starting_point.fetch_start(copies.choose_start(config), ranks_decide=False)
         start = config.checkpointing.start
     chosen = trials.chosen(is_first)
     model_parallel_cuda_manual_seed(config.seed)
     versions = optional_packages.versions()
     with _log(config, is_first, rank_device, chosen, versions) as log, contextlib.ExitStack() as at_end:
-        arguments = megatron_arguments.of(config)
+        arguments = megatron_arguments.run_arguments(config)
         log.arguments(arguments)
         for line in describe(config.architecture):
             log.line(line, brief=())
@@ -112,13 +114,13 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, rank_device: to
         if start is not None:
             watchdog = Watchdog(config.faults.timeout_seconds, rank_environment, config.checkpointing.directory)
             with watchdog, watchdog.slow():
-                training_state.load(Path(start), config, state, copies.supplied() if copies else None)
+                training_state.load(Path(start), config, state, copies.fetching_missing_files() if copies else None)
                 resumed = config.continued(state.iteration, state.consumed_samples)
                 log.line(CheckpointLoaded(state.iteration, str(Path(start).parent), _now()).format())
                 torch.distributed.barrier()
             starting_point.forget(config.checkpointing)
         if copies:
-            copies.forget_others()
+            copies.delete_other_sets()
         elif unused:
             unused.delete()
         optimizer.create_state(state.optimizer)

@@ -1,4 +1,4 @@
-"""Keep errors of files that only the first rank writes, while megatron-core has the other ranks wait in a collective.
+"""Collect errors of files that only the first rank writes, while megatron-core lets the other ranks wait in a collective.
 
 If the error were raised, the other ranks would wait for ever. It is kept until all ranks can receive it.
 """

@@ -23,7 +23,7 @@ from lt_shared.files import storage
 from lt_train.process import stream_intake
 
 POLL_SECONDS = 1.0
-# Shares of the first shard. It is small: 1% of it would be too few tokens to evaluate on.
+# Shares of the first shard. A shard is small: 1% would be too few tokens to evaluate on.
 DEFAULT_SPLIT = "90,10,0"
 PIPE = "pipe:"
 
@@ -61,7 +61,7 @@ class StreamHead(Dataset):
 
 
 def datasets(words: Sequence[str], follow: bool) -> tuple[Dataset, ...]:
-    """Return the datasets that arguments name, with the first shard of each stream. Raises as `manifest.read`."""
+    """Return the datasets that arguments name; for a stream, its first shard. Raises as `manifest.read`."""
     if not any(map(stream_intake.is_pipe, words)) and not any(word.startswith("@") for word in words):
         return tuple(manifest.datasets(manifest.read(words), " ".join(words)))
     result: list[Dataset] = []
@@ -100,21 +100,21 @@ def _head(word: str, pipes: int, follow: bool) -> StreamHead | None:
     if stream_intake.is_pipe(pipe):
         intake = stream_intake.opened(pipe)
         line = intake.first_line()
-        return _first_of(shard_list.parse(line, intake.name), f"{PIPE}{pipes}") if shard_list.begins(line) else None
+        return _stream_head(shard_list.parse(line, intake.name), f"{PIPE}{pipes}") if shard_list.begins(line) else None
     if not word.startswith("@"):
         return None
     path = word[1:]
-    shards = _waited_for(path) if follow else _finished(path)
-    return None if shards is None else _first_of(shards, manifest.absolute(path))
+    shards = _wait_for_list(path) if follow else _read_finished_list(path)
+    return None if shards is None else _stream_head(shards, manifest.absolute(path))
 
 
-def _first_of(shards: ShardList, place: str) -> StreamHead:
+def _stream_head(shards: ShardList, place: str) -> StreamHead:
     tokens = sum(shard.tokens or 0 for shard in shards.shards) if shards.is_finished else None
     fields = {field.name: getattr(shards.shards[0], field.name) for field in dataclasses.fields(Dataset)}
     return StreamHead(**fields, list=place, tokens_in_all=tokens)
 
 
-def _finished(path: str) -> ShardList | None:
+def _read_finished_list(path: str) -> ShardList | None:
     """Read the shard list in a file, or return None for any other manifest. Raises NoInput for an incomplete list."""
     text = storage.read_bytes(path).decode("utf-8", "surrogateescape")
     if not shard_list.begins(text.lstrip().partition("\n")[0]):
@@ -128,7 +128,7 @@ def _finished(path: str) -> ShardList | None:
     return shards
 
 
-def _waited_for(path: str) -> ShardList:
+def _wait_for_list(path: str) -> ShardList:
     """Wait for a shard list to have a line and for the files of its first shard to be visible on this node; return the list.
 
     The list does not count as finished even if it has its last line, because other nodes may not see that line yet.
@@ -199,8 +199,8 @@ def length_options(options: dict[str, Any], datasets: Sequence[Dataset]) -> dict
     tokens = streams[0].tokens_in_all
     if len(datasets) > 1 or tokens is None:
         raise UsageError("how long to train on a stream is not said", "--train-tokens, --train-samples or --train-iters")
-    # The first token of a sample is the last of the one before it.
-    return options | {"train_tokens": max(1, tokens - _kept_apart(streams[0].prefix, split_of(options)) - 1)}
+    # Consecutive samples share a token: the first token of a sample is the last token of the sample before.
+    return options | {"train_tokens": max(1, tokens - _held_out_tokens(streams[0].prefix, split_of(options)) - 1)}
 
 
 def split_of(options: dict[str, Any]) -> str | None:
@@ -209,7 +209,7 @@ def split_of(options: dict[str, Any]) -> str | None:
     return None if separate else options["split"] or DEFAULT_SPLIT
 
 
-def _kept_apart(prefix: str, split: str | None) -> int:
+def _held_out_tokens(prefix: str, split: str | None) -> int:
     """Count the tokens of the first shard that are held out from training."""
     from lt_shared.data import indexed_dataset
 

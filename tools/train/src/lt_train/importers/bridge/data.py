@@ -22,6 +22,9 @@ def translate(ledger: Ledger) -> None:
         ledger.drop_value("dataset.dataloader_type", kind, ORDER, Effect.NONE if kind == "single" else Effect.RESULT)
     if kind != "cyclic":
         ledger.drop("dataset.data_sharding", "it belongs to dataloader_type cyclic")
+    for name in ("dataset.skip_getting_attention_mask_from_dataset",):
+        effect = Effect.RESULT if ledger.get("reset_attention_mask") else Effect.NONE
+        ledger.drop_value(name, ledger.take(name), "attention is causal without a mask, too", effect)
     masked = ledger.take("dataset.create_attention_mask")
     if masked is not None:
         is_lost = masked is False and ledger.get("reset_attention_mask")

@@ -53,8 +53,8 @@ class GroupedExperts(torch.nn.Module):
     def forward(self, rows: Tensor, routing: RowSource | Tensor, probabilities: Tensor) -> tuple[Tensor, None]:
         """Compute tokens [t, h] routed by a `RowSource`, or rows [m, h] sorted by expert.
 
-        For sorted rows, `routing` holds the number of rows of each expert, and `probabilities` is [m]. The bias of the second
-        matrix is added here only if this rank has all rows of a token.
+        For sorted rows, `routing` holds the number of rows per expert, and `probabilities` is [m]. The bias of the second matrix
+        is added here only if this rank has all rows of a token.
         """
         wait_for_weights(self.linear_fc1, self.linear_fc2)
         chosen = Arrived.of_counts(routing, rows) if isinstance(routing, Tensor) else routing
@@ -63,7 +63,7 @@ class GroupedExperts(torch.nn.Module):
         return expert_mlp(rows, probabilities, chosen, weights, self.operations), None
 
     def with_bias(self, output: Tensor, probabilities: Tensor) -> Tensor:
-        """Add the second matrix's biases of the experts of all ranks to `output` [t, h], by `probabilities` [t, experts]."""
+        """Add the second matrix's biases to `output` [t, h], weighted by the `probabilities` [t, experts on all ranks]."""
         if self.linear_fc2.bias is None:
             return output
         bias: Tensor = gather_from_sequence_parallel_region(self.linear_fc2.bias.float(), group=self.ep_group)
@@ -71,6 +71,7 @@ class GroupedExperts(torch.nn.Module):
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
         first, total = get_pg_rank(self.ep_group) * self.experts, get_pg_size(self.ep_group) * self.experts
+        # A factory, because the parameter holds all local experts and the checkpoint has a shard per expert.
         build = partial(_entries, sharded_offsets, first, total)
         replica = (0, 0, get_pg_rank(self.dp_group))
         return {
@@ -88,6 +89,7 @@ def _entries(
             key,
             expert,
             *layer,
+            # The axis of the experts precedes the parameter's axes and follows the axis of the layers, if there is one.
             (len(layer), first + number, total),
             replica_id=replica,
             prepend_axis_num=len(layer) + 1,

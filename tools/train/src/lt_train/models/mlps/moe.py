@@ -41,9 +41,10 @@ class MoE(MegatronModule):  # type: ignore[misc]
         self.groups = groups
         self.recomputes = recomputation.is_chosen(config, "moe")
         self.router = router
+        # megatron-core logs the auxiliary losses by layer number.
         router.set_layer_number(number)
         self.experts = experts
-        # A separate optimizer for the experts, also without expert parallelism, where megatron-core would not give them one: so a
+        # `allreduce = False` gives the experts a separate optimizer. megatron-core does that with expert parallelism only. Here a
         # checkpoint has the same parts with every expert parallel size.
         for parameter in experts.parameters():
             parameter.allreduce = False
@@ -87,9 +88,9 @@ class ExchangingMoE(MoE):
         forward:  gather tokens | router; then experts; scatter sums | shared experts
         backward: gather the output's gradient | shared experts; gather tokens | experts; scatter | fc1's gradient, router
 
-    The part behind a bar runs during the exchange in front of it. Of the routing, a rank receives only the columns of its
-    experts, 4 bytes per token and expert. `lt_train.parallel.token_exchange` says what is sent, and why this is not used with
-    more ranks than experts per token.
+    The part behind a bar runs during the exchange in front of it. A rank receives the routing for its experts only, 4 bytes per
+    token and expert. `lt_train.parallel.token_exchange` describes the messages, and why more ranks than experts per token use
+    `DispatchingMoE`.
     """
 
     def __init__(self, config: TransformerConfig, *parts: Any):
@@ -100,6 +101,8 @@ class ExchangingMoE(MoE):
         exchange = TokenExchange(self.groups.ep)
         tokens = send(hidden_states.reshape(-1, hidden_states.shape[-1]), exchange)
         probabilities, routing_map = self.router(hidden_states)
+        # One tensor carries the map and the probabilities. NOT_CHOSEN is negative, because a chosen expert's probability may be
+        # 0.
         columns = local_expert_columns(torch.where(routing_map, probabilities, NOT_CHOSEN), self.groups.ep)
         most = min(self.config.moe_router_topk, columns.shape[1])
         # The host needs the number of rows to allocate them; it waits only after the kernels that need just a bound are launched.

@@ -14,8 +14,9 @@ REMEDY = "start with srun, mpirun or torchrun, or unset what one of them has lef
 class Variables:
     """The variables in which one launcher numbers and counts its processes. The first name that is set is read.
 
-    `local_size` may be unset if `nodes` is set: Flux counts the nodes only. `job` distinguishes jobs on one machine. `address`
-    names the first host. `pass_address` is a command that passes MASTER_ADDR to all processes.
+    `local_size` may be unset if `nodes` is set: Flux counts the nodes only. `job` distinguishes jobs on one machine, and
+    `job_of_hosts` jobs whose processes are on several machines. `address` names the first host. `pass_address` is a command that
+    passes MASTER_ADDR to all processes.
     """
 
     launcher: str
@@ -25,6 +26,7 @@ class Variables:
     local_size: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     job: tuple[str, ...] = ()
+    job_of_hosts: tuple[str, ...] = ()
     address: tuple[str, ...] = ()
     pass_address: str = "export MASTER_ADDR=HOST, the host of the first process, before mpiexec"
 
@@ -41,6 +43,7 @@ OPEN_MPI = Variables(
     local_rank=("OMPI_COMM_WORLD_LOCAL_RANK",),
     local_size=("OMPI_COMM_WORLD_LOCAL_SIZE",),
     job=("PMIX_NAMESPACE",),
+    job_of_hosts=("PMIX_NAMESPACE",),
     pass_address='mpirun -x MASTER_ADDR="$(head -n 1 HOSTFILE | cut -d " " -f 1)" lt-train ...',
 )
 # PMI is last: MVAPICH and Flux set its variables, too, but not those that count the processes of a host.
@@ -64,6 +67,7 @@ LAUNCHERS = (
         local_rank=("JSM_NAMESPACE_LOCAL_RANK",),
         local_size=("JSM_NAMESPACE_LOCAL_SIZE",),
         job=("PMIX_NAMESPACE", "LSB_JOBID"),
+        job_of_hosts=("PMIX_NAMESPACE",),
         pass_address="jsrun -E MASTER_ADDR=HOST lt-train ...",
     ),
     Variables(
@@ -73,6 +77,7 @@ LAUNCHERS = (
         local_rank=("FLUX_TASK_LOCAL_ID",),
         nodes=("FLUX_JOB_NNODES",),
         job=("FLUX_JOB_ID",),
+        job_of_hosts=("FLUX_JOB_ID",),
         pass_address='flux run --env MASTER_ADDR="$(flux hostlist --nth=0 local)" lt-train ...',
     ),
     # MPICH, Intel MPI and Hydra have MPI_LOCALRANKID beside PMI_RANK, Cray's PMI has PMI_LOCAL_RANK. PALS numbers processes and
@@ -83,7 +88,8 @@ LAUNCHERS = (
         size=("PMI_SIZE", "PALS_NRANKS"),
         local_rank=("PMI_LOCAL_RANK", "MPI_LOCALRANKID", "PALS_LOCAL_RANKID"),
         local_size=("PMI_LOCAL_SIZE", "MPI_LOCALNRANKS", "PALS_LOCAL_SIZE"),
-        job=("PALS_APID", "PMI_JOBID", "PBS_JOBID", "SLURM_JOB_ID"),
+        job=("PALS_APID", "I_MPI_HYDRA_UUID", "PMI_JOBID", "PBS_JOBID", "SLURM_JOB_ID"),
+        job_of_hosts=("PALS_APID",),
     ),
 )
 SLURM = Variables("srun", rank=("SLURM_PROCID",), size=("SLURM_STEP_NUM_TASKS",), local_rank=("SLURM_LOCALID",))

@@ -7,9 +7,9 @@ import failure_tally
 import pytest
 
 from lt_monitor.events.records import FAULTS
-from lt_monitor.runs.advice import ADVICE, advice
+from lt_monitor.runs.faults.advice import ADVICE, advice
 
-GUIDE = Path(__file__).parents[3] / "docs/guides/causes.md"
+GUIDE = Path(__file__).parents[4] / "docs/guides/causes.md"
 
 
 def rows() -> dict[str, list[str]]:

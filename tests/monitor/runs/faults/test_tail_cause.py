@@ -11,7 +11,7 @@ from typing import Any
 import failure_tally
 import pytest
 
-from lt_monitor.runs.tail_cause import tail_cause
+from lt_monitor.runs.faults.tail_cause import tail_cause
 
 Tool = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from lt_monitor.runs.advice import advice
-from lt_monitor.runs.failure_causes import failure_findings, root_cause, suspect_ranks
+from lt_monitor.runs.faults.advice import advice
+from lt_monitor.runs.faults.failure_causes import failure_findings, root_cause, suspect_ranks
 from lt_monitor.runs.run_state import RunState
 
 

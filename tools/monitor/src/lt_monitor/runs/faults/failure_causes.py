@@ -3,7 +3,7 @@
 When one rank dies, the other ranks wait for it. Ten minutes later they all print a time-out, srun prints an exit code and
 torchrun a report. These lines are one failure. Its headline is the cause; the consequences are counted after it.
 
-The order of the lines shows the cause only among faults of one kind: Slurm notices minutes later that a node is gone, and the
+The order of the lines shows the cause only among faults with one kind: Slurm notices minutes later that a node is gone, and the
 kernel writes to another file than the exceptions that follow. So `precedence` ranks the kinds of faults by how much they explain.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from lt_monitor.events.alert_findings import Finding, worst
 from lt_monitor.events.records import MESSAGE_CHARACTERS, Record
-from lt_monitor.runs.advice import advice
+from lt_monitor.runs.faults.advice import advice
 from lt_monitor.runs.run_state import RunState, positive
 
 MAXIMUM_NAMED = 8
@@ -69,7 +69,7 @@ def _failed_before(faults: Sequence[Record], cancelled: Record) -> list[Record]:
 
 
 def with_mismatches(faults: Sequence[Record]) -> list[Record]:
-    """Turn time-outs into mismatches if ranks of one process group were in different collectives at the same sequence number."""
+    """Turn time-outs into mismatches if a process group's ranks were in different collectives at the same sequence number."""
     group_of = {
         fault["rank"]: fault["process_group"] for fault in faults if type(fault.get("rank")) is int and "process_group" in fault
     }

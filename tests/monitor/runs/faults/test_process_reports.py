@@ -9,7 +9,7 @@ import pytest
 from cause_table import STEPS, Row, check_cause
 from failure_tally import verdict
 
-from lt_monitor.runs import tail_cause
+from lt_monitor.runs.faults import tail_cause
 
 ELASTIC = (
     "E0902 15:10:49.013000 819010 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: -6) local_rank: 0 "

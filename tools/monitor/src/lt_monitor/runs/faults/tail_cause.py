@@ -1,7 +1,7 @@
 """Why a job ended, from the end of its output: one fault, its nodes and ranks, and the remedy.
 
-Several logs, one for each rank or node, are one job. Only a fault at the end counts: a fault before a step was caught, or
-belongs to an earlier attempt. After the log says that training is complete, only a root fault counts, such as a full disk under
+Several logs, one for each rank or node, are one job. Only a fault at the end counts: a fault before a step was caught, or belongs
+to an earlier attempt. After the log says that training is complete, only a root fault counts, such as a full disk under
 the last checkpoint, because processes complain of each other when they exit.
 """
 
@@ -16,8 +16,8 @@ from lt_monitor.events.steps import epoch_seconds
 from lt_monitor.logs import log_files
 from lt_monitor.logs.formats import last_words, xids
 from lt_monitor.logs.log_tail import LogTail
-from lt_monitor.runs.advice import ADVICE, Action, advice
-from lt_monitor.runs.failure_causes import (
+from lt_monitor.runs.faults.advice import ADVICE, Action, advice
+from lt_monitor.runs.faults.failure_causes import (
     ASKED,
     MAXIMUM_NAMED,
     NAN_STEPS,
@@ -178,7 +178,7 @@ def _last_two(marks: Sequence[tuple[int, Any]]) -> tuple[int, int]:
 
 
 def _open_faults(tail: LogTail) -> list[Record]:
-    """The faults at the end of one log."""
+    """Return the faults at the end of a log."""
     over, _ = _recovered(tail)
     started = max((record["src"]["offset"] for record in tail.records if record["kind"] == "start"), default=-1)
     faults = [record for record in tail.records if record["kind"] == "fault"]

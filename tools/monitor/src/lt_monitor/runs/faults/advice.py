@@ -1,4 +1,4 @@
-"""The table of remedies: what the user and a job script should do about each fault.
+"""The table of remedies: how the user and a job script should react to each fault.
 
 `action` says whether the job may start again: unchanged, on other nodes, or only after somebody has changed something. If another
 process reports the cause of a fault, the fault has the action of an unknown cause.
