@@ -1,7 +1,7 @@
 """Developer tasks. `nox -l` lists them, `nox -s NAME` runs one, `nox -s NAME -- ARGUMENTS` passes arguments on.
 
-Every session makes its own environment on the first run and reuses it later (`--reuse-venv=never` makes it anew). The versions
-are those of constraints.txt.
+A session makes its environment on the first run and reuses it later (`--reuse-venv=never` makes it anew). constraints.txt has the
+versions.
 """
 
 import functools
@@ -35,11 +35,11 @@ PROGRAMS = {
     "chromium-headless-shell": ("chromium-headless-shell", "chromium", "google-chrome", "chrome"),
 }
 CLUSTER_PROGRAMS = {"slurm-wlm": ("slurmctld",), "munge": ("munged",), "cron": ("cron",), "faketime": ("faketime",)}
-# Threads of torch that wait for each other would spin on cores that other processes need: a fifth of all processor time. NumPy
-# would ask for pages of 2 MiB: to clear those of encoders' tables, of which a test fills little, took half of the encoders' time.
+# Waiting threads of torch would spin on cores that other processes need: a fifth of the CPU time. NumPy would ask for pages of
+# 2 MiB: clearing these pages for encoders' tables, which tests fill sparsely, took half of the encoders' time.
 TESTS_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "NUMPY_MADVISE_HUGEPAGE": "0"}
 
-# With pip in it, whatever backend is preferred: pip tells how large a torch is, and the tests compare what it resolves.
+# virtualenv installs pip, whatever backend the user prefers: pip tells the size of torch, and tests compare pip's resolutions.
 task = functools.partial(nox.session, venv_backend="virtualenv")
 
 nox.options.reuse_venv = "yes"
@@ -48,11 +48,12 @@ nox.needs_version = ">=2024.3.2"
 
 
 def install(session: nox.Session, *more: str, alone: tuple[str, ...] = ()) -> None:
-    """Install all distributions from this checkout, and `more`, in one go: pip then resolves and downloads once. `alone` is what
-    comes without what it requires. An environment for which nothing has changed is taken as it is: sources are not copied.
+    """Install all distributions from this checkout and the packages `more` in one pip call, which resolves and downloads once.
 
-    Without compiling every file of every package: a session imports few of them. Those the first process compiles, for the
-    hundreds that follow, even where the environment says otherwise. torch comes first, as its CPU build where that is enough.
+    The packages `alone` are installed without their dependencies. An unchanged environment is reused: sources are not copied.
+    Files are not compiled to bytecode here, because a session imports few of them; the first process that imports a file
+    compiles it for the hundreds that follow, also if the environment turns bytecode off. torch comes first, as the CPU build if
+    that is enough.
     """
     session.env["PYTHONDONTWRITEBYTECODE"] = ""
     session.env["LT_SHARED_BY_VERSION"] = "1"
@@ -70,7 +71,7 @@ def install(session: nox.Session, *more: str, alone: tuple[str, ...] = ()) -> No
 
 
 def requirements_digest(*words: str) -> str:
-    """A hash of all that decides what an environment holds: `words` of pip's command line, and the files with requirements."""
+    """Return a hash of everything that decides an environment: `words` of pip's command line, and the files with requirements."""
     files = [
         CONSTRAINTS,
         *(Path(path) / "pyproject.toml" for path in DISTRIBUTIONS),
@@ -143,19 +144,19 @@ def lint(session: nox.Session) -> None:
 
 @task
 def types(session: nox.Session) -> None:
-    """Check the types of all five distributions with mypy --strict."""
+    """Type-check the five distributions with mypy --strict."""
     install(session, "-r", "tests/lint/requirements.txt")
     session.run("mypy", "--strict", *SOURCES)
 
 
 @task
 def bench(session: nox.Session) -> None:
-    """Measure: `-- help` times --help and --version of every tool, `-- preprocess` lt-preprocess and what it competes with.
+    """Measure: `-- help` times --help and --version of every tool, `-- preprocess` lt-preprocess and its competitors.
 
-    `-- train` measures how fast lt-train trains on GPUs beside TorchTitan, megatron-core with TransformerEngine and bare torch.
-    `-- train-data` measures how lt-train gets at its data, `-- train-quality` whether it reaches the validation loss that it is
-    known for, `-- stream-quality` what the windows of a stream cost. `-- monitor` measures how fast lt-monitor reads logs,
-    `-- convert` lt-convert beside cp and TorchTitan's scripts, `-- checkpoints` how fast they are saved and loaded.
+    `-- train` measures lt-train's speed on GPUs beside TorchTitan, megatron-core with TransformerEngine and bare torch.
+    `-- train-data` measures the reading of training data, `-- train-quality` whether lt-train reaches its known validation loss,
+    `-- stream-quality` the cost of a stream's windows. `-- monitor` measures how fast lt-monitor reads logs, `-- convert`
+    lt-convert beside cp and TorchTitan's scripts, `-- checkpoints` how fast checkpoints are saved and loaded.
     """
     if not session.posargs or session.posargs[0] not in BENCHMARKS:
         session.error(f"choose a benchmark: nox -s bench -- {'|'.join(BENCHMARKS)}")
@@ -165,9 +166,9 @@ def bench(session: nox.Session) -> None:
 
 @task
 def campaigns(session: nox.Session) -> None:
-    """Kill the writing commands at any moment and fail their disk: all campaigns, or `-- NAME [--runs N]` for one of them.
+    """Kill the writing commands at any moment and fail their disk: all campaigns, or `-- NAME [--runs N]` for a single campaign.
 
-    Each prints how often what happened, and what was lost. Needs strace.
+    A campaign prints how often each outcome occurred, and the losses. Needs strace.
     """
     install_programs(session, PROGRAMS)
     install(session, "-r", "tests/requirements.txt", alone=("-r", "tests/requirements-no-deps.txt"))
@@ -183,8 +184,8 @@ def campaigns(session: nox.Session) -> None:
 def mutants(session: nox.Session) -> None:
     """Try small mistakes in a module on its tests, and print those that no test notices: `-- FILE [--json]`.
 
-    The module's tests run once to learn which of them execute which line, then each mistake runs until one fails. docs/mutants.md
-    has the scores.
+    The module's tests run once to learn which tests execute which line, then these tests run on every mistake until a test
+    fails. docs/mutants.md has the scores.
     """
     if not session.posargs:
         session.error("name a module: nox -s mutants -- shared/src/lt_shared/files/storage.py")
@@ -241,9 +242,10 @@ def lowest(session: nox.Session) -> None:
 
 @task
 def lock(session: nox.Session) -> None:
-    """Write constraints.txt anew for Python 3.11, 3.12 and 3.13, with the versions that it has where they still fit together.
+    """Write constraints.txt anew for Python 3.11, 3.12 and 3.13, keeping its versions if they still fit together.
 
-    `-- --upgrade` takes the newest of all, `-- --upgrade-package NAME` of one; review and test the difference before a commit.
+    `-- --upgrade` takes all newest versions, `-- --upgrade-package NAME` one package's; review and test the difference before a
+    commit.
     """
     session.install("-c", str(CONSTRAINTS), "uv")
     session.run("python", "tests/install/lock.py", *session.posargs)

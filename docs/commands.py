@@ -9,7 +9,7 @@ import click
 
 from lt_shared import console
 
-# The module of a tool's command line, its command without a name, and the group of those with one.
+# A tool's command-line module, its command without a name, and the group of its named commands.
 ENTRIES = {
     "lt-preprocess": (("lt_preprocess.cli.tokenize", "command"), ("lt_preprocess.cli.datasets", "commands")),
     "lt-train": (("lt_train.cli", "command"), ("lt_train.cli", "commands")),
@@ -28,7 +28,7 @@ class Option:
 
 @dataclass(frozen=True)
 class CommandPage:
-    """What there is to say of one command."""
+    """The content of a command's page."""
 
     name: str
     usage: str
@@ -48,7 +48,7 @@ class CommandPage:
 
 
 def pages() -> Iterator[CommandPage]:
-    """All commands of all tools; each command before those below it."""
+    """Yield the commands of every tool; a group comes before its commands."""
     for tool, ((module, name), (group_module, group_name)) in ENTRIES.items():
         unnamed = getattr(importlib.import_module(module), name)
         group = getattr(importlib.import_module(group_module), group_name)
@@ -88,7 +88,7 @@ def new_context(command: click.Command, parent: click.Context | None, name: str)
 def page(context: click.Context, commands: tuple[str, ...]) -> CommandPage:
     help_text = context.get_help()
     rule = re.search(r"^The environment sets options.*", help_text, re.MULTILINE | re.DOTALL)
-    # The list of commands may follow the rule, and a line of it may end after a hyphen.
+    # The list of commands may follow the rule, and its lines may end after a hyphen.
     environment = " ".join(re.sub(r"-\n", "-", rule[0].partition("\n\n")[0]).split()) if rule else ""
     return CommandPage(
         name=context.command_path,

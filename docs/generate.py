@@ -41,7 +41,7 @@ class Site:
         self._known = set(texts)
 
     def files(self) -> Iterator[tuple[str, bytes]]:
-        """The path on the site and the content of each file. Raises links.BrokenLink."""
+        """Yield the files' paths on the site and their contents. Raises links.BrokenLink."""
         while self._waiting:
             origin, content = self._waiting.popitem()
             page = links.site_path(origin)

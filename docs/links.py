@@ -18,7 +18,7 @@ CODE = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)")
 
 
 class BrokenLink(Exception):
-    """A page links what is not there; the message names both."""
+    """A page links to a missing target; the message names both."""
 
 
 def site_path(path: str) -> str:

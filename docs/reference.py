@@ -37,7 +37,7 @@ def command_index(pages: Iterable[CommandPage]) -> str:
 
 
 def exit_codes() -> str:
-    """Every exit code with its name, its meaning in README.md, and what an error of it says of itself."""
+    """Return a table of the exit codes with their names, their meanings in README.md, and their errors' descriptions."""
     meanings = code_meanings()
     errors = {
         one.exit_code: " ".join((inspect.getdoc(one) or "").split())
@@ -58,7 +58,7 @@ def exit_codes() -> str:
 
 
 def code_meanings() -> dict[console.ExitCode, str]:
-    """By code, what the table of README.md says. Raises ValueError for a code that it leaves out."""
+    """Return the meanings in README.md's table by exit code. Raises ValueError for a missing code."""
     found = SHARED_CODES.search((ROOT / "README.md").read_text())
     entries = dict(re.findall(r"(\d+(?:\+n)?) ([^,]+(?:\([^)]*\))?)", found[1])) if found else {}
     meanings = {}
@@ -138,8 +138,8 @@ def files() -> str:
         "| what | where it is described |\n|---|---|\n"
         "| manifest lines, from tool to tool | [How it works](../how-it-works.md#manifest-lines) |\n"
         "| datasets, and the sidecar beside them | [Tokenizing](../guides/data.md#the-sidecar) |\n"
-        "| checkpoints, log, metrics | [Checkpoints](../guides/checkpoints.md#what-a-run-leaves) |\n"
-        "| the four checkpoint formats | [Converting checkpoints](../guides/conversion.md#what-is-written) |\n"
+        "| checkpoints, log, metrics | [Checkpoints](../guides/checkpoints.md#the-files-of-a-run) |\n"
+        "| the four checkpoint formats | [Converting checkpoints](../guides/conversion.md#output-files) |\n"
         "| events, state files | [Logs and events](../guides/logs.md#events-of-scrape) |\n"
     )
 

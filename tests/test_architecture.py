@@ -11,21 +11,21 @@ TOOLS = sorted(path.name for path in (ROOT / "tools").iterdir())
 
 
 def section(tool: str) -> str:
-    _, _, rest = PAGE.partition(f"## lt-{tool}:")
-    return rest.partition("\n## ")[0]
+    _, _, text = PAGE.partition(f"## lt-{tool}:")
+    return text.partition("\n## ")[0]
 
 
 def package(tool: str) -> Path:
-    return ROOT / f"tools/{tool}/src/lt_{tool}"
+    return ROOT / ("shared" if tool == "shared" else f"tools/{tool}") / f"src/lt_{tool}"
 
 
-@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("tool", ["shared", *TOOLS])
 def test_every_room_is_named(tool: str) -> None:
     rooms = {path.parent.name for path in package(tool).rglob("__init__.py") if path.parent != package(tool)}
     # A family is a table, not a room that work passes through; the command line may be one file.
-    rooms = rooms - {"families"} | {"cli"}
+    rooms = rooms - {"families"} | ({"cli"} if tool != "shared" else set())
     picture = section(tool).partition("\nFrom ")[0]
-    listed = re.findall(r"^ {4,6}([a-z]+(?:, [a-z]+)*) ", picture, re.MULTILINE)
+    listed = re.findall(r"^ {4,6}([a-z_]+(?:, [a-z]+)*) ", picture, re.MULTILINE)
     assert {room for line in listed for room in line.split(", ")} == rooms
 
 

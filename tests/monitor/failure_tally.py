@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from lt_monitor.runs import tail_cause
-from lt_monitor.runs.advice import Action
+from lt_monitor.runs.faults import tail_cause
+from lt_monitor.runs.faults.advice import Action
 
 FAILURES = Path(__file__).parent / "samples/failures"
 CODES = {Action.NONE: 0, Action.AGAIN: 75, Action.WITHOUT_NODE: 69, Action.STOP: 78, Action.UNKNOWN: 1}

@@ -152,13 +152,13 @@ def differences(arguments: list[str], where: torch.device) -> dict[str, float]:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from lt_train.models import builder
-    from lt_train.models.chunks import unwrapped
+    from lt_train.models.chunks import unwrap
 
     plan = plan_of([argument for argument in arguments if argument != ONE_BY_ONE])
     shape, chosen = plan.architecture, kernels.choose(plan, None)
     if ONE_BY_ONE in arguments:
         chosen = dataclasses.replace(chosen, experts=kernels.SEQUENTIAL)
-    ours = unwrapped(builder.build(plan, chosen, where)[0]).eval()
+    ours = unwrap(builder.build(plan, chosen, where)[0]).eval()
     biases = [buffer for name, buffer in ours.named_buffers() if name.endswith("expert_bias")]
     with torch.no_grad():
         for index, parameter in enumerate((*ours.parameters(), *biases)):

@@ -94,10 +94,10 @@ def error(own: torch.Tensor, stock: torch.Tensor) -> float:
 
 def differences(arguments: list[str], where: torch.device) -> dict[str, Any]:
     from lt_train.models import builder
-    from lt_train.models.chunks import unwrapped
+    from lt_train.models.chunks import unwrap
 
     plan = plan_of(arguments)
-    ours = unwrapped(builder.build(plan, kernels.choose(plan, None), where)[0])
+    ours = unwrap(builder.build(plan, kernels.choose(plan, None), where)[0])
     theirs = stock(plan, where)
     with torch.no_grad():
         for number, parameter in enumerate(ours.parameters()):

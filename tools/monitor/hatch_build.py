@@ -1,9 +1,9 @@
-"""The version, which is that of the newest release in CHANGELOG.md, and lt-shared as a dependency of the tools.
+"""Set a distribution's version to the newest release in CHANGELOG.md, and add lt-shared to the tools' dependencies.
 
-Between releases the changelog begins with one that is `unreleased`: what is built then is a development version of it. `nox -s
-release` compares a release with its tag. lt-shared comes from the same checkout, so that this directory can be installed alone.
-Where LT_SHARED_BY_VERSION is set it is named by its version: for what is built to be installed elsewhere, and beside an editable
-lt-shared, which pip would take for another one. A source distribution has both in its PKG-INFO, which hatchling reads first.
+Between releases the changelog begins with an `unreleased` entry, and a build is a development version. `nox -s release`
+compares a release with its tag. lt-shared comes from this checkout, so that a tool's directory can be installed alone. If
+LT_SHARED_BY_VERSION is set, lt-shared is required by version: for wheels that are installed elsewhere, and beside an editable
+lt-shared, which pip would replace. A source distribution has both facts in its PKG-INFO, which hatchling reads first.
 """
 
 import os
@@ -21,9 +21,9 @@ class VersionAndShared(MetadataHookInterface):
         if "version" in metadata:
             return
         shared = next(path / "shared" for path in Path(self.root).parents if (path / "CHANGELOG.md").is_file())
-        found = NEWEST.search((shared.parent / "CHANGELOG.md").read_text())
-        assert found is not None
-        metadata["version"] = found[1] + (".dev0" if found[2] == "unreleased" else "")
+        release = NEWEST.search((shared.parent / "CHANGELOG.md").read_text())
+        assert release is not None
+        metadata["version"] = release[1] + (".dev0" if release[2] == "unreleased" else "")
         if "dependencies" in metadata:
             return
         is_beside = "LT_SHARED_BY_VERSION" not in os.environ

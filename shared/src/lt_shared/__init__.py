@@ -1,7 +1,7 @@
 """The contracts between the lt tools: file formats, manifests, architectures, log lines, console behaviour.
 
-What `__all__` names is the Python API, here and in the package of each tool; docs/api.md describes it. It is imported when it is
-asked for, so that importing a package costs nothing.
+The names in `__all__`, here and in every tool's package, are the Python API; docs/api.md describes it. A name is imported on
+first use, so importing a package costs nothing.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ def version_of(distribution: str) -> str:
 def lazy_exports(
     package: str, distribution: str, modules: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package that imports what it exports on first use (PEP 562).
+    """Return `__getattr__` and `__dir__` for a package that imports its exports on first use (PEP 562).
 
     `modules` maps each exported name to the module that defines it. A path that ends with the name exports the module itself.
     """

@@ -1,9 +1,9 @@
 """Passwords and tokens in texts: found by their form or by the name before them, so that no tool repeats them.
 
-Many services give their tokens a prefix, for just this purpose; the prefixes are those that the services document and that
-scanners of repositories look for. A password in a URL, a private key and a header for authorization have a form, too. Other
-secrets, such as the 40 hexadecimal digits of a Weights & Biases key, look like any checksum: they are recognized by the name of
-what they are assigned to. A secret of no known form under a harmless name is not noticed.
+Many services give their tokens a prefix for this purpose; the prefixes here are documented by the services and searched for by
+scanners of repositories. A password in a URL, a private key and an authorization header have a form, too. Other secrets, such as
+the 40 hexadecimal digits of a Weights & Biases key, look like any checksum: they are recognized by the name before them. A secret
+of unknown form under a harmless name is not noticed.
 """
 
 import functools
@@ -103,7 +103,7 @@ _QUOTE = r"\\{0,7}[\"']"
 # A variable in place of a value shows nothing.
 _NO_REFERENCE = rf"(?!(?:{_QUOTE})?(?:\$[{{(]?\w|\(not shown\)|\s|\*{{3}})|{_QUOTE}(?:{_QUOTE}|\Z))"
 ASSIGNMENT = re.compile(rf"(?<![A-Za-z0-9])((?:{WORD}){_WHICH}(?:{_QUOTE})? ?= ?){_NO_REFERENCE}{_VALUE}", re.IGNORECASE)
-# With a colon only what is quoted, as in JSON, or written in capitals, as variables are: prose has colons, too.
+# With a colon, only quoted names (JSON) or names in capitals (variables) count, because prose has colons, too.
 _NAME = rf"(?:[\w.-]*[._-])?(?:{WORD}){_WHICH}"
 ENTRY = re.compile(rf"([\"']{_NAME}{_QUOTE}\s*:\s*){_NO_REFERENCE}{_VALUE}", re.IGNORECASE)
 CAPITALS = re.compile(
@@ -140,7 +140,7 @@ HEADER = re.compile(
     re.IGNORECASE,
 )
 REFUSED = (PASSWORD, TOKEN, PRIVATE_KEY)
-# Most of these repeat in records of events: severities, names of hosts and files. To look at one takes 25 microseconds.
+# Short texts in event records repeat: severities, names of hosts and files. One search takes 25 microseconds.
 SHORT_CHARACTERS = 100
 
 
@@ -150,7 +150,7 @@ def is_secret(name: str) -> bool:
 
 
 def holds(value: Any) -> bool:
-    """Whether showing `value`, a text or a list of them, would show a secret."""
+    """Return whether `value`, a text or a list of texts, contains a secret."""
     return bool(covered(value) != value)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 def peak_resident_bytes() -> int:
     """Return the process's peak resident memory in bytes.
 
-    ru_maxrss alone would not do: it begins with what the parent held, for a command that a notebook of 2 GB starts with 2 GB.
+    ru_maxrss alone does not do: it starts at the parent's size, so a command started by a notebook of 2 GB starts at 2 GB.
     """
     try:
         with open("/proc/self/status", "rb") as file:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lt_monitor.collect.scrape import scrape
 from lt_monitor.logs import log_files
 from lt_monitor.runs import run_loader
-from lt_monitor.runs.tail_cause import tail_cause
+from lt_monitor.runs.faults.tail_cause import tail_cause
 from lt_shared.console import BadData, NoInput
 
 

@@ -27,7 +27,7 @@ def content_of(size_bytes: int) -> bytes:
 
 
 def put(path: str, content: bytes, pieces: int = 3) -> None:
-    with direct_file.written(path) as file:
+    with direct_file.create(path) as file:
         for begin in range(0, len(content) + 1, len(content) // pieces + 1):
             file.write(memoryview(content)[begin : begin + len(content) // pieces + 1])
 
@@ -103,7 +103,7 @@ def test_a_remote_file_appears_when_it_is_complete(tmp_path: Path, monkeypatch: 
     put(f"local://{store}/file", content)
     assert written == [(BLOCK, False), (BLOCK, False), (5, False)]
     assert (store / "file").read_bytes().hex() == content.hex()
-    with pytest.raises(RuntimeError, match="while it is made"), direct_file.written(f"local://{store}/other") as file:
+    with pytest.raises(RuntimeError, match="while it is made"), direct_file.create(f"local://{store}/other") as file:
         file.write(memoryview(content))
         raise RuntimeError("while it is made")
     assert os.listdir(store) == ["file"]

@@ -45,7 +45,7 @@ def test_the_small_files_are_copied_and_the_shards_are_not(store: Any, tmp_path:
     assert copy.name == "iter_0000004"
     small = {path.name: path.read_bytes() for path in (tmp_path / "iter_0000004").iterdir() if path.suffix != ".distcp"}
     assert {path.name: path.read_bytes() for path in copy.iterdir() if path.name != stored_shards.NAME} == small
-    shards = StoredShards.of(copy)
+    shards = StoredShards.load(copy)
     assert shards is not None
     content = (tmp_path / "iter_0000004/__0_0.distcp").read_bytes()
     assert shards.read("__0_0.distcp", 10, 30) == content[10:30]

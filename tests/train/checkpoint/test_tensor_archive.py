@@ -36,7 +36,7 @@ def test_it_is_torchs_archive_with_checksums(tensor: torch.Tensor) -> None:
     expected = io.BytesIO()
     torch.save(tensor.contiguous().clone(), expected)
     assert members(content) == members(expected.getvalue())
-    assert made.written == (len(content), zlib.crc32(content))
+    assert made.written_object == (len(content), zlib.crc32(content))
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         for member in archive.infolist():
             assert zlib.crc32(archive.read(member)) == member.CRC
@@ -77,7 +77,7 @@ def test_checksums_of_an_archive_of_more_than_4_gib() -> None:
     size, offset = 5 << 30, (5 << 30) + 700
     extra = b"\x01\x00\x18\x00" + b"".join(number.to_bytes(8, "little") for number in (size, size, offset))
     moved = 0xFFFFFFFF
-    assert archives._unmoved(moved, moved, moved, bytearray(extra)) == (size, offset)
+    assert archives._resolve_zip64(moved, moved, moved, bytearray(extra)) == (size, offset)
     short = bytearray(b"FB\x02\x00\x00\x00\x01\x00\x08\x00" + offset.to_bytes(8, "little"))
-    assert archives._unmoved(2, moved, 2, short) == (2, offset)
-    assert archives._unmoved(2, 3, 2, bytearray()) == (2, 3)
+    assert archives._resolve_zip64(2, moved, 2, short) == (2, offset)
+    assert archives._resolve_zip64(2, 3, 2, bytearray()) == (2, 3)

@@ -178,7 +178,7 @@ def test_a_checkpoint_without_an_optimizer(runs: Path, dataset: Dataset) -> None
     assert len(losses(runs / "without-moments")) == 1
     plan = plan_of([*MODEL, "--save", str(runs / "weights-only"), dataset.prefix])
     with pytest.raises(BadConfig, match="without an optimizer state"):
-        resume.check_compatible(resume.starting(plan), str(saved))
+        resume.check_compatible(resume.choose_start(plan), str(saved))
 
 
 @pytest.mark.parametrize(

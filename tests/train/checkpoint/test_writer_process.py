@@ -17,12 +17,12 @@ from running import RUNS, command, environment
 
 from lt_shared.contracts.manifest import Dataset
 from lt_train.checkpoint.shards import writer_process
-from lt_train.checkpoint.shards.archives import Frame, Written
+from lt_train.checkpoint.shards.archives import Frame, WrittenObject
 from lt_train.checkpoint.shards.writer_process import Failure, StagedTensor, WriterProcess
 from lt_train.process import run_files
 
 STRACE = shutil.which("strace")
-OBJECT = Written(6, zlib.crc32(b"object"))
+OBJECT = WrittenObject(6, zlib.crc32(b"object"))
 
 
 @pytest.fixture
@@ -75,8 +75,8 @@ def test_what_is_written_lies_in_the_shared_memory(writer: WriterProcess, tmp_pa
     writer.write(descriptor, [(str(tmp_path / name), [name.encode(), tensor]) for name in ("a", "b")])
     os.close(descriptor)
     content = b"headtensor" + end
-    second = Written(len(content), zlib.crc32(content))
-    assert writer.answer() == [[Written(1, zlib.crc32(name)), second] for name in (b"a", b"b")]
+    second = WrittenObject(len(content), zlib.crc32(content))
+    assert writer.answer() == [[WrittenObject(1, zlib.crc32(name)), second] for name in (b"a", b"b")]
     assert [(tmp_path / name).read_bytes() for name in ("a", "b")] == [b"a" + content, b"b" + content]
 
 
@@ -103,7 +103,7 @@ def test_a_killed_writer_is_as_a_killed_rank_and_another_one_is_started(writer: 
     assert not writer.has_answered()
     os.kill(writer.pid, signal.SIGKILL)
     assert writer.answer() == Failure("its writer was ended by SIGKILL", "often the kernel, out of memory: see dmesg", 137)
-    assert writer_process._death(7) == Failure("its writer ended with 7", None, 74)
+    assert writer_process._failure_of_exit(7) == Failure("its writer ended with 7", None, 74)
     # Also when it has ended before it is told to write.
     begin(writer, tmp_path / "a")
     eventually(writer.has_answered)

@@ -44,7 +44,7 @@ def product(
     """The output and the gradients of `rows` and `weight`, or what is returned in place of the latter's."""
     rows = rows.detach().requires_grad_()
     weight = weight if buffer is not None else torch.nn.Parameter(weight)
-    output = fp8_linear.Fp8(E4M3, casts, None).linear(rows, weight, buffer, source)
+    output = fp8_linear.Fp8(E4M3, casts, None).multiply(rows, weight, buffer, source)
     return [output, *torch.autograd.grad(output, (rows, weight), slope)]
 
 

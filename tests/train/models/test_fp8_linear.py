@@ -100,14 +100,14 @@ def gemms(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
 def test_the_first_gemm_of_a_step_overwrites_and_others_add(dtype: torch.dtype, way: str, gemms: list[torch.dtype]) -> None:
     torch.manual_seed(0)
     casts = fp8_casts.TritonCasts() if way == "triton" else PlainCasts(way == "rowwise")
-    amax_reduction.want(False)
+    amax_reduction.enable(False)
     rows, gradients = torch.randn(2, 16, 1, 48, dtype=torch.bfloat16), torch.randn(2, 16, 1, 32, dtype=torch.bfloat16)
     weight = torch.nn.Parameter(torch.randn(32, 48, dtype=torch.bfloat16))
 
     def backward(number: int, fused: bool) -> None:
         fp8 = fp8_linear.Fp8(fp8_linear.E5M2, casts, None)
         buffer = weight.main_grad if fused else None
-        output = fp8.linear(rows[number], weight, buffer, fp8_linear.TransposeSaved)
+        output = fp8.multiply(rows[number], weight, buffer, fp8_linear.TransposeSaved)
         output.backward(gradients[number])
 
     expected = []
@@ -134,11 +134,11 @@ def of_a_gemm(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The output and the gradients of its sum's squares; what is kept for the backward pass."""
     kept: list[Tensor] = []
-    amax_reduction.want(noting)
+    amax_reduction.enable(noting)
     rows = rows.detach().requires_grad_()
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
         gated = swiglu.swiglu(rows) if source is fp8_linear.TransposeSaved else rows
-        output = fp8_linear.Fp8(fp8_linear.E5M2, casts, None).linear(gated, weight, None, source)
+        output = fp8_linear.Fp8(fp8_linear.E5M2, casts, None).multiply(gated, weight, None, source)
     return [output, *torch.autograd.grad(output.square().sum(), (rows, weight))], kept
 
 
@@ -158,4 +158,4 @@ def test_swiglu_is_cast_again_for_its_weights_gradient_and_not_kept(
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
     assert any(tensor.dtype == fp8_linear.E4M3 for tensor in kept_before)
     assert not any(tensor.dtype == fp8_linear.E4M3 for tensor in kept)
-    amax_reduction.want(False)
+    amax_reduction.enable(False)

@@ -171,8 +171,8 @@ def test_launchers_of_mpi_programs(variables: dict[str, str], launcher: str) -> 
     with pytest.raises(BadConfig, match=f"{launcher} started 2 processes .*_(RANK|ID)=1.*MASTER_ADDR") as caught:
         rank_environment.find(alone_here)
     assert "MASTER_ADDR=" in str(caught.value.hint)
-    node = rank_environment.find_node(alone_here | {"MASTER_ADDR": "n1"})
-    assert node == Node(1, 2, None, "n1", 20000, launcher)
+    node = rank_environment.find_node(alone_here | {"MASTER_ADDR": "n1", "MASTER_PORT": "5"})
+    assert node == Node(1, 2, None, "n1", 5, launcher)
 
 
 def test_srun_comes_before_the_pmi_that_it_sets() -> None:
@@ -325,6 +325,16 @@ def test_two_processes_of_mpiexec_are_two_ranks(tmp_path: Path, dataset: Dataset
     assert [task.code for task in tasks] == [0, 0], tasks
     assert "2 ranks found in the environment of mpiexec" in tasks[0].err
     assert ("step", 2) in losses(tmp_path / "run")
+
+
+def test_two_processes_with_other_settings_do_not_train_together(tmp_path: Path) -> None:
+    """As ranks of two runs that have one port."""
+    shared = {"PMI_SIZE": "2", "MPI_LOCALNRANKS": "2", "PMI_JOBID": str(tmp_path)}
+    tasks = [shared | {"PMI_RANK": rank, "MPI_LOCALRANKID": rank, "LT_TRAIN_SEED": rank} for rank in ("0", "1")]
+    first, second = run_tasks(quick_command(*SMALL, "--mock-data", "--train-iters", "2"), tasks)
+    assert (first.code, second.code, second.err.count("error")) == (78, 78, 0), (first, second)
+    assert "has other settings than rank 0" in first.err
+    assert ": seed\n" in first.err
 
 
 def test_a_node_of_sagemaker_ends_with_78() -> None:

@@ -1,27 +1,30 @@
 """Ranks that meet, and those that do not come."""
 
 import datetime
+import re
 import threading
 
 import pytest
 import torch
 
-from lt_shared.console import ExitCode, Unavailable
+from lt_shared.console import BadConfig, ExitCode, Unavailable
 from lt_train.process import rendezvous
 from lt_train.process.rank_environment import RankEnvironment
 
 
-def meet(ranks: list[int], world_size: int, seconds: float) -> dict[int, BaseException | None]:
-    """How the meeting ends for each of `ranks`."""
+def meet(
+    ranks: list[int], world_size: int, seconds: float, digests: dict[int, dict[str, str]] | None = None
+) -> dict[int, BaseException | None]:
+    """How the meeting ends for each of `ranks`. `digests` are those of a rank's settings."""
     store = torch.distributed.HashStore()
     ends: dict[int, BaseException | None] = {}
 
     def come(rank: int) -> None:
         try:
             rank_env = RankEnvironment(rank, rank, world_size, world_size, "127.0.0.1", 0, "srun")
-            rendezvous.meet(store, rank_env, datetime.timedelta(seconds=seconds))
+            rendezvous.meet(store, rank_env, datetime.timedelta(seconds=seconds), (digests or {}).get(rank, {}))
             ends[rank] = None
-        except (Unavailable, SystemExit) as end:
+        except (Unavailable, BadConfig, SystemExit) as end:
             ends[rank] = end
 
     threads = [threading.Thread(target=come, args=(rank,)) for rank in ranks]
@@ -44,6 +47,19 @@ def test_the_first_names_those_who_do_not_come_and_the_others_end_silently() -> 
     assert ends[2].code == ExitCode.UNAVAILABLE
 
 
+def test_ranks_with_other_settings_do_not_train_together() -> None:
+    """Ranks of two runs may meet on one port: the error names the first rank that differs, and each rank ends."""
+    here, there = {"batches": "a", "seed": "b", "data": "c"}, {"batches": "a", "seed": "d", "data": "e"}
+    assert meet([0, 1], 2, seconds=20, digests={0: here, 1: here}) == {0: None, 1: None}
+    ends = meet([0, 1, 2, 3], 4, seconds=20, digests={0: here, 1: here, 2: there, 3: there})
+    assert isinstance(ends[0], BadConfig)
+    assert re.search(r"rank 2 on \S+ has other settings than rank 0 on \S+: seed, data$", str(ends[0]))
+    for rank in (1, 2, 3):
+        end = ends[rank]
+        assert isinstance(end, SystemExit)
+        assert end.code == ExitCode.BAD_CONFIG
+
+
 def test_a_rank_that_was_started_again_waits_for_the_store_of_this_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = torch.distributed.HashStore(), torch.distributed.HashStore()
     found = iter((old, old, old, new))
@@ -64,7 +80,7 @@ def test_groups_of_a_process_group_with_a_device_are_not_connected_at_once() -> 
         everyone = torch.distributed.group.WORLD
         assert everyone
         everyone.bound_device_id = torch.device("cuda:0")
-        with rendezvous.connecting_when_used():
+        with rendezvous.connect_when_used():
             # With a device, torch would connect it, and there is none.
             assert torch.distributed.new_group([0]).bound_device_id is None
         assert everyone.bound_device_id == torch.device("cuda:0")

@@ -157,8 +157,8 @@ def verbosity_options() -> list[click.Parameter]:
         return click.Option(names, is_flag=True, expose_value=False, is_eager=True, callback=choose, help=help)
 
     return [
-        option("-q", "--quiet", verbosity=Verbosity.QUIET, help="Say only what is wrong."),
-        option("-v", "--verbose", verbosity=Verbosity.VERBOSE, help="Say more: what was decided, time and memory."),
+        option("-q", "--quiet", verbosity=Verbosity.QUIET, help="Print warnings and errors only."),
+        option("-v", "--verbose", verbosity=Verbosity.VERBOSE, help="Also print decisions, time and memory."),
     ]
 
 

@@ -31,7 +31,10 @@ class Operands(click.Argument):
 
 
 class DefaultCommand(Command):
-    """The command without a name. Its help lists the `named` ones; a first word that is nearly one of them is refused."""
+    """The command without a name.
+
+    Its help lists the `named` commands; a first word that resembles a command's name is refused.
+    """
 
     def __init__(self, *args: Any, named: Callable[[], click.Group], **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -55,10 +58,10 @@ class DefaultCommand(Command):
         group.format_commands(click.Context(group, info_name=ctx.info_name), formatter)
 
     def chosen(self, completing: str) -> click.Command:
-        """The group of named commands when the first word is one of them, else this. `completing`: the variable that the shell
-        sets when it completes a command line, whose words are in COMP_WORDS.
+        """Return the group of named commands if the first word is a command's name, else this command.
 
-        If -q or -v comes before the name, the name is moved to the front of sys.argv: every command takes both.
+        The shell sets the variable `completing` while it completes a command line; COMP_WORDS then has the line's words. If -q
+        or -v comes before the name, the name is moved to the front of sys.argv: every command takes both.
         """
         is_typed = completing in os.environ
         words = os.environ.get("COMP_WORDS", "").split() if is_typed else sys.argv

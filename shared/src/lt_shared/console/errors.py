@@ -1,4 +1,4 @@
-"""Exit codes, and the errors that end a command with them: what failed, on which file or value, and the remedy."""
+"""Exit codes, and the errors that end a command with them. A message says which file or value failed, and the remedy."""
 
 import enum
 
@@ -84,7 +84,7 @@ class BadConfig(ToolError):
 class Terminated(BaseException):
     """A signal asked this process to end; raised in the main thread so that `with` blocks clean up.
 
-    The exit code is that of a process which the signal has killed, unless another is given.
+    The default exit code is 128 plus the signal's number, as for a killed process.
     """
 
     def __init__(self, signal_number: int, exit_code: int | None = None):

@@ -24,8 +24,8 @@ from lt_shared.console.errors import ExitCode, Terminated, ToolError
 def run(command: click.Command, tool: str, handle_signals: Callable[[], None] | None = None) -> NoReturn:
     """Run `command` as the console program `tool` and exit. The command's return value, if any, is the exit code.
 
-    A DefaultCommand gives way to its named ones. `handle_signals` installs handlers of the tool's own before those of SIGTERM and
-    SIGHUP, which leave them as they are.
+    A DefaultCommand gives way to its named commands. `handle_signals` installs the tool's signal handlers first; the default
+    handlers of SIGTERM and SIGHUP do not replace them.
     """
     output.begin(tool)
     environment_prefix = tool.upper().replace("-", "_")
@@ -77,10 +77,10 @@ def _end_by_signals() -> None:
 
 
 def _prepare_streams() -> None:
-    """UTF-8 on both ends of a pipe whatever the locale, file names that are no UTF-8 unchanged, closed streams as empty ones, and
-    no text that is written in part.
+    """Use UTF-8 on the standard streams in every locale, keep file names that are not UTF-8, read a closed stdin as empty, and
+    write each text whole.
 
-    What is written to a closed stdout must not vanish: it is a descriptor that refuses it, and nothing else can get its number.
+    Output to a closed stdout must not vanish. Descriptor 1 becomes one that refuses writes, so no other file gets its number.
     """
     if sys.stdin is None:
         sys.stdin = open(os.devnull)

@@ -16,7 +16,7 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 class Stopwatch:
-    """On a terminal, the seconds that something has taken so far, for work that cannot say how much of it is done."""
+    """Show the elapsed seconds on a terminal, for work without a known total."""
 
     def __init__(self, title: str):
         self.title = title

@@ -40,10 +40,10 @@ class RunRecord:
     """The description that a checkpoint holds. `files` maps every file's name to its size in bytes.
 
     `kernels` maps each part of a training step to the implementation that computed it, `versions` each package to its version,
-    `datasets` the absolute prefix of each dataset that was trained on to `bin_bytes`, `idx_bytes` and, as far as its sidecar has
-    them, `bin_crc32` and `idx_crc32`. `phase` is the name of the phase of the data schedule that it ends in or with. `streams` is
-    for each stream of the blend its name, the tokens of its shuffle windows, and its shards so far, each as in
-    `datasets`, with its prefix and tokens.
+    `datasets` the absolute prefix of a trained dataset to `bin_bytes`, `idx_bytes` and, if its sidecar has them, `bin_crc32` and
+    `idx_crc32`. `phase` names the phase of the data schedule in which the checkpoint's step lies. `streams` has for each stream
+    of the blend its name, the tokens of its shuffle windows, and its shards so far; a shard has its prefix and tokens beside the
+    fields of `datasets`.
     """
 
     architecture: Architecture

@@ -28,7 +28,7 @@ _PHASE = re.compile(rb"(?P<name>[^ ,][^,]{0,60}?) (?P<seconds>\d{1,15}\.\d{1,6})
 
 @dataclasses.dataclass(frozen=True)
 class LocalCheckpoint:
-    """A checkpoint of `step` was complete on the nodes' own disks after `seconds`; training waited for some of them."""
+    """A checkpoint of `step` was complete on the nodes' local disks after `seconds`; training waited for a part of this time."""
 
     step: int
     waited_seconds: float

@@ -7,10 +7,10 @@ The format is Megatron-LM's, so tools made for Megatron logs read ours and lt-mo
 A step line is a list of `key: value |` pairs. They are parsed by key, never by position: versions and forks add and drop some.
 The loss is absent from Megatron's line when an iteration was skipped or its loss is not a number.
 
-Patterns match bytes, are searched for anywhere in a line, and bound every repetition. lt-monitor needs that: its lines have
-prefixes of launchers, may follow a line that a killed process left unfinished, and come from untrusted sources. lt-monitor parses
-the first line of each shape with these patterns and reads the lines that differ in digits only with NumPy. `parse`, which makes
-one object per line, is for tests and scripts.
+Patterns match bytes, are searched for anywhere in a line, and bound every repetition, because lt-monitor's lines have prefixes of
+launchers, may follow a line that a killed process left unfinished, and come from untrusted sources. lt-monitor parses the first
+line of each shape with these patterns and reads lines that differ only in digits with NumPy. `parse` makes one object per line
+and is for tests and scripts.
 """
 
 import dataclasses
@@ -88,7 +88,7 @@ class StepPair:
         return round(value) if self.is_count else value
 
 
-# In the order in which lt-train prints them.
+# lt-train prints them in this order.
 STEP_PAIRS = {
     "consumed samples": StepPair("consumed_samples", "12d", is_count=True),
     "elapsed time per iteration (ms)": StepPair("step_seconds", ".1f", divisor=1000.0),
@@ -133,10 +133,10 @@ def evaluation_tags(split: str) -> tuple[str, str]:
 
 
 def find_step(text: bytes) -> tuple[re.Match[bytes], list[re.Match[bytes]]] | None:
-    """The matches of STEP_HEAD and of each STEP_PAIR of the last step line in `text`; None without a whole one.
+    """Return the matches of STEP_HEAD and of every STEP_PAIR in the last step line of `text`; None without a complete line.
 
-    The line of a process that was killed may be cut off anywhere and another line may follow it: of several heads the last one
-    counts. If text follows the last `|`, the line is whole only if it has Megatron's last pair.
+    A killed process may cut its line off anywhere, and another line may follow on the same line: the last head counts. If text
+    follows the last `|`, the line is complete only with Megatron's last pair.
     """
     heads = list(STEP_HEAD.finditer(text))
     if not heads:
@@ -337,7 +337,7 @@ def parse(line: str) -> Event | None:
 
 
 def format_checkpoint_waited(step: int | None, waited_seconds: float, seconds: float) -> str:
-    """A checkpoint was complete `seconds` after its step; training waited for some of them."""
+    """A checkpoint was complete `seconds` after its step; training waited for a part of this time."""
     return f"  checkpoint of iteration {step}: training waited {waited_seconds:.2f} s of {seconds:.2f} s"
 
 

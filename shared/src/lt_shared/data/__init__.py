@@ -1,1 +1,1 @@
-"""Tokenized datasets: the `.bin`/`.idx` files, the source line of each document and the order of a run's samples."""
+"""Tokenized datasets: the `.bin`/`.idx` files, the documents' source lines and the order of a run's samples."""

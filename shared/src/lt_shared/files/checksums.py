@@ -47,7 +47,7 @@ class FileChecksum(NamedTuple):
 
 
 def crc32(data: bytes | bytearray | memoryview, before: int = 0) -> int:
-    """The CRC-32 of `data`. With `before`, the checksum of preceding bytes, the CRC-32 of those bytes and `data` together."""
+    """Return the CRC-32 of `data`, or of preceding bytes and `data` if `before` is the preceding bytes' CRC-32."""
     return isal_zlib.crc32(data, before)
 
 

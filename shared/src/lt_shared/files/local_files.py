@@ -57,7 +57,7 @@ def missing_directory_hint(name: str) -> str:
 
 
 def publish_filled(file: IO[bytes], name: str, mode: int | None = None) -> None:
-    """Make the partial file of `name`, written through `file`, durable and visible, with this mode or that of the umask."""
+    """Make the partial file of `name`, written through `file`, durable and visible, with `mode` or the umask's default."""
     with writing(name):
         file.flush()
         set_mode(file.fileno(), 0o666 & ~umask() if mode is None else mode)
@@ -204,9 +204,9 @@ class PartialDirectory:
 def publish_directory(path: str | os.PathLike[str], replace: bool = False, resume: bool = False) -> Iterator[PartialDirectory]:
     """Yield an empty directory beside `path` that becomes `path` when the block ends without an exception.
 
-    Every file in it is synced first. An existing `path` is an error unless it is empty or `replace` is set; then the old one is
-    moved away before and deleted after. With `resume` the directory holds what an earlier process of this user left in it, if
-    nobody else could write there, and what is in it after an exception is kept. Raises as `publish`.
+    Every file in it is synced first. An existing `path` is an error unless it is empty or `replace` is set; then the old
+    directory is moved away before and deleted after. With `resume` the directory keeps its files after an exception, and holds
+    the files that an earlier process of this user left, if nobody else could write there. Raises as `publish`.
     """
     target = Path(os.path.abspath(path))
     partial = target.parent / f".{target.name}.partial"
@@ -272,10 +272,10 @@ def _create_partial_directory(partial: Path, name: str) -> int:
 
 
 def publish_prepared_directory(prepared: Path, target: Path) -> None:
-    """Sync every file below `prepared`, then rename it to `target`, replacing what was there.
+    """Sync every file below `prepared`, then rename it to `target`, replacing an existing directory.
 
-    A directory cannot be exchanged by one rename that works on every filesystem: between two renames the old one lies in
-    `.NAME.replaced`. It is put back when the second rename fails.
+    No single rename exchanges directories on every filesystem: between two renames the old directory lies in `.NAME.replaced`.
+    If the second rename fails, it is put back.
     """
     for folder, _, names in os.walk(prepared):
         for name in names:

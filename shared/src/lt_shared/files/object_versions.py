@@ -1,4 +1,4 @@
-"""Read ranges of one version of a remote object, so that bytes of two versions are never mixed."""
+"""Read ranges from one version of a remote object, so that two versions are never mixed."""
 
 import asyncio
 import os
@@ -10,7 +10,7 @@ from lt_shared.files import storage
 # Of one process to an S3 store. botocore has 10 by default, and lets further requests wait.
 CONNECTIONS = 32
 PRECONDITION_FAILED = 412
-# An attempt, which is 25 requests of s3fs and botocore, each of them for a minute otherwise.
+# One attempt is 25 requests of s3fs and botocore; without these limits, every request waits for a minute.
 SLOW_SECONDS, ANSWER_SECONDS = 10, 60
 
 

@@ -39,8 +39,8 @@ def check_link(path: str | os.PathLike[str]) -> None:
 def open_checked(path: str, flags: int = os.O_RDONLY | os.O_CLOEXEC) -> int:
     """`os.open` for reading, with `check_link`; `open(path, "rb", opener=open_checked)` makes a file of it.
 
-    Another user may exchange links and files while the path is opened: it is followed before, so that what is not his is not even
-    opened, and after, when it must lead to what was opened. Raises BadData when it does not.
+    Another user may exchange links and files while the path is opened. Links are therefore checked before, so that a foreign
+    target is not even opened, and again after; the path must then lead to the opened file. Raises BadData if it does not.
     """
     check_link(path)
     descriptor = os.open(path, flags)
@@ -77,7 +77,7 @@ def _followed(path: str) -> tuple[str, bool]:
             followed = followed.rpartition("/")[0]
             continue
         if followed == "/proc":
-            # What is open here, as with <(...) or /dev/stdin: its links are the kernel's, and lead to no path.
+            # A descriptor of this process, as with <(...) or /dev/stdin: the kernel makes its links, which lead to no path.
             return path, False
         here = f"{followed}/{part}"
         status = os.lstat(here)

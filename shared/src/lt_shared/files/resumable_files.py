@@ -1,9 +1,9 @@
 """Local outputs that a killed process leaves half-written and the next one resumes.
 
-They grow as `.NAME.partial`, like those of `local_files`, but are kept after an exception. The caller records how many bytes are
-good; bytes after that are truncated when it resumes. What others could have written is not resumed. The lock on the partial file
-keeps a second writer out. Where locks do not work (some NFS and Lustre mounts), two processes may write one partial file: that is
-harmless as long as both write the same bytes at the same offsets; the later one to publish finds the file gone.
+They grow as `.NAME.partial`, like the outputs of `local_files`, but are kept after an exception. The caller records how many
+bytes are good; on resume, later bytes are truncated. A file that another user could have written is not resumed. A lock on the
+partial file keeps a second writer out. If locks do not work (some NFS and Lustre mounts), two processes may write one partial
+file. This is harmless as long as both write the same bytes at the same offsets; the later publisher finds the file gone.
 """
 
 import contextlib
@@ -43,9 +43,9 @@ def resumable(name: str, kept_bytes: int = 0) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def spool(name: str, kept_bytes: int = 0) -> Iterator[IO[bytes]]:
-    """As `resumable`, for what is needed only until the block ends: it can be read, and is deleted instead of published.
+    """Yield a file as `resumable` does, but for reading and writing, and delete it at the end of the block.
 
-    A full disk is left to the block of the output that it serves.
+    Errors of a full disk are reported by the output that the file serves.
     """
     with _opened(name, kept_bytes, "r+b") as file:
         yield file
@@ -81,7 +81,7 @@ def exists(name: str) -> bool:
 
 
 def discard(name: str) -> None:
-    """Delete what an earlier process left of an output that will not be finished. What another process writes now is kept."""
+    """Delete the partial file of an output that will not be finished, unless another process is writing it."""
     with contextlib.suppress(FileNotFoundError, TryAgain, CannotCreate):
         descriptor = open_own(partial_path(name), os.O_RDWR, name)
         try:

@@ -206,7 +206,7 @@ def read_range(path: str | os.PathLike[str], begin: int, end: int) -> bytes:
 
 
 def read_ranges(ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
-    """Read many ranges (path, begin, end) of one store, concurrently if the store allows it."""
+    """Read ranges (path, begin, end) from one store, concurrently if the store allows it."""
     if not ranges:
         return []
     filesystem, _ = store_of(ranges[0][0])
@@ -226,8 +226,8 @@ def is_directory(path: str | os.PathLike[str]) -> bool:
 def files_below(directory: str | os.PathLike[str]) -> list[str]:
     """All regular files in a directory and its subdirectories, sorted; names that begin with a dot are left out.
 
-    Links are followed, and each directory is visited once, but none that leads upwards. Warns of what is left out. Raises BadData
-    for a link that another user made to what is not his, as opening it would.
+    Links are followed unless they lead upwards, and each directory is visited once. Warns of skipped links. Raises BadData for a
+    link that another user made to a third user's file, as opening it would.
     """
     name = os.fspath(directory)
     if is_remote(name):
@@ -308,7 +308,7 @@ def sizes_below(url: str) -> dict[str, int]:
 
 
 def upload(path: str | os.PathLike[str], url: str) -> None:
-    """Copy a local file to a remote store, where it appears when it is complete. Raises IoFailure when it cannot."""
+    """Copy a local file to a remote store; the object appears when it is complete. Raises IoFailure."""
     filesystem, key = store_of(url)
     with writing(url):
         retry(lambda: filesystem.put_file(os.fspath(path), key), url)

@@ -1,7 +1,7 @@
 """YAML of strangers, read in one way and in bounded time.
 
-A key that is given twice has two readings: PyYAML takes the last, ruamel.yaml and Hydra's loader refuse it. An alias is one word
-for a whole subtree, so nine lines of nine aliases mean a billion values; their number is known before any of them is made.
+A repeated key has two readings: PyYAML takes the last value, ruamel.yaml and Hydra's loader refuse the file. An alias is one word
+for a whole subtree, so nine lines with nine aliases mean a billion values; values are counted before any is constructed.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ MOST_VALUES = 100_000
 
 
 def loads(text: str) -> Any:
-    """The one document in `text`, of plain types. Raises ValueError, with what is wrong and where, and RecursionError."""
+    """Return the one document in `text` as plain types. Raises ValueError with the fault and its line, and RecursionError."""
     import yaml
 
     try:

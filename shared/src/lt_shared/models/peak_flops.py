@@ -1,7 +1,6 @@
 """Peak FLOP/s by device, from which lt-train and lt-monitor compute the MFU.
 
-Peaks are the vendors' dense figures, without sparsity and at full clock. A device outside the table has no MFU, rather
-than one relative to another device's peak.
+Peaks are the vendors' dense figures, without sparsity and at full clock. A device outside the table has no MFU.
 """
 
 import math

@@ -1,8 +1,8 @@
 """Read `quantization_config` of a Hugging Face `config.json`: the format in which the weights are stored.
 
-transformers has twenty methods. Two are read, because large models are published in nothing else: fp8 with a scale per block
-(DeepSeek-V3 and R1, Kimi K2, Qwen3-FP8) and MXFP4 (gpt-oss). The others are refused by name, each with what to do instead: what
-is stored as plain bits of fp8 or int4 would load, and compute noise.
+transformers has twenty methods. Two are read, because some large models are published in these formats only: fp8 with a scale per
+block (DeepSeek-V3 and R1, Kimi K2, Qwen3-FP8) and MXFP4 (gpt-oss). The other methods are refused by name, with the remedy: their
+fp8 or int4 bits would load as numbers, and the model would compute noise.
 """
 
 import dataclasses

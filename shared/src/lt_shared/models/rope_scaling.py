@@ -1,8 +1,8 @@
 """Scalings of the rotary embedding: how a model reads positions beyond those it was pretrained on. One contract for all tools.
 
-Each scaling is a record with the numbers of its paper, under the names of Hugging Face's `rope_parameters`, which `rope_type`
-tells apart. The frequencies are computed where torch is (`lt_train.models.rope`); what a scaling does to the attention's
-temperature is computed here, because plans and converters need it, too.
+A scaling is a record with the numbers of its paper, named as in Hugging Face's `rope_parameters`; `rope_type` tells scalings
+apart. `lt_train.models.rope` computes the frequencies with torch. The attention's temperature is computed here, because plans and
+converters need it, too.
 """
 
 import dataclasses

@@ -46,7 +46,7 @@ _TAKEN = {"TUPLE2": 2, "REDUCE": 2, "NEWOBJ": 2, "STACK_GLOBAL": 2, "TUPLE3": 3,
 
 @functools.cache
 def _operations() -> list[tuple[int, int, int, int] | None]:
-    """By code: action, objects taken, the size in bytes of its argument (below 0 as `pickletools` has it), lines of it."""
+    """Return, by opcode: action, objects taken, argument size in bytes (negative as in `pickletools`), and argument lines."""
     actions = {name: action for action, names in _ACTIONS.items() for name in names}
     table: list[Any] = [None] * 256
     for code in pickletools.opcodes:
@@ -59,8 +59,8 @@ def _operations() -> list[tuple[int, int, int, int] | None]:
 def check(data: bytes, number_bytes_limit: int = _NUMBER_BYTES, large_limit: int = MAX_LARGE) -> None:
     """Raise UnpicklingError for a size or an index beyond the data, and for more than MAX_TUPLES nested tuples.
 
-    Numbers of up to 8 bytes may be as many as there are: at most nine of them have the same hash. What is cut off or breaks the
-    rules of a stack may raise IndexError or ValueError as well.
+    Numbers of up to 8 bytes are unlimited, because at most nine of them share a hash. A truncated pickle, or a pickle that breaks
+    the stack's rules, may raise IndexError or ValueError as well.
     """
     operations, position, end = _operations(), 0, len(data)
     # Tuples in each object on the stack, and in those that the pickle has numbered; what cannot be hashed counts as none.
@@ -142,5 +142,5 @@ def _number(argument: bytes, size: int) -> int:
 
 
 def _number_bytes(argument: bytes, size: int) -> int:
-    """The bytes that a number takes; five of them are at least twelve digits of a text."""
+    """Return the bytes that a number takes; five bytes correspond to at least twelve decimal digits."""
     return len(argument) * 5 // 12 if size == pickletools.UP_TO_NEWLINE else len(argument) - _COUNT_BYTES[size]

@@ -127,7 +127,7 @@ class _Unpickler(pickle.Unpickler):
     member = staticmethod(_member)
 
     def find_class(self, module: str, name: str) -> Any:
-        # Protocols before 3, such as that of `torch.save`, have Python 2's module for built-in names.
+        # Protocols before 3 (`torch.save` writes 2) use Python 2's module for built-in names.
         module = "builtins" if module == "__builtin__" else module
         return self.member if (module, name) == ("builtins", "getattr") else self.look_up(module, name)
 
@@ -161,7 +161,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def load_plain(data: bytes, origin: str) -> Any:
-    """Unpickle what consists of containers, texts and numbers alone, of which 64-bit ones (times) may be as many as there are.
+    """Unpickle containers, texts and numbers only. The count of 64-bit numbers (times) is unlimited.
 
     Raises BadData, naming `origin`, for a pickle that names any class or function, and for a malformed one.
     """
@@ -174,7 +174,7 @@ def load_plain(data: bytes, origin: str) -> Any:
 
 
 def names(data: bytes, origin: str) -> set[str]:
-    """Every class and function that a pickle names, as "module.name": what an ordinary unpickler would call.
+    """Return the classes and functions that a pickle names and an ordinary unpickler would call, as "module.name".
 
     `getattr` is left out where it only takes a member of an enumeration. Raises BadData for every other use of it.
     """
@@ -202,8 +202,7 @@ def names_and_object(data: bytes, origin: str) -> tuple[set[str], Any]:
 class _Originals:
     """Restore the attributes of the classes that a pickle names.
 
-    A state that a pickle gives to a class, or to a member of an enumeration, sets attributes of it for the whole process, and no
-    unpickler refuses that.
+    A pickle's state for a class or for an enumeration's member sets attributes in the whole process, and no unpickler refuses it.
     """
 
     # Python adds these itself.
@@ -309,7 +308,7 @@ def pickle_member(archive: zipfile.ZipFile, origin: str) -> str:
     if len(set(names)) < len(names):
         raise BadData(f"{origin}: not a torch file: it holds two members of one name")
     if min((member.header_offset for member in archive.infolist()), default=0):
-        # Python's reader accepts bytes in front and shifts all offsets; torch's would follow the offsets as they are.
+        # Python's reader accepts leading bytes and shifts all offsets; torch's reader would use the offsets unshifted.
         raise BadData(f"{origin}: not a torch file: other bytes precede its members")
     pickle_names = [name for name in names if name.endswith(".pkl")]
     if not any(name.endswith("/data.pkl") for name in pickle_names):

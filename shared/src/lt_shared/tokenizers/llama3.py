@@ -13,6 +13,9 @@ _NAMED = {
 
 
 def special_tokens() -> list[str]:
-    """The 256 special tokens; their ids follow those in the tiktoken file. Llama 3.1's names: Llama 3 reserves three of them."""
+    """Return the 256 special tokens, by Llama 3.1's names; Llama 3 reserves three of these names.
+
+    Their ids follow the tiktoken file's.
+    """
     reserved = (f"reserved_special_token_{number}" for number in range(256))
     return [f"<|{_NAMED[index] if index in _NAMED else next(reserved)}|>" for index in range(256)]

@@ -1,7 +1,7 @@
 """The fields of a SentencePiece model file that decide how text is encoded and decoded, read without the protobuf package.
 
 The file is one protobuf message, `ModelProto`: the pieces, a `TrainerSpec`, a `NormalizerSpec` and a denormalizer of the same
-type. Names here are those of `sentencepiece_model.proto`; a field that is absent has the default that is stated there.
+type. Names are as in `sentencepiece_model.proto`, which also states the defaults of absent fields.
 The sentencepiece package does not say how a model normalizes, and its generated module for the message needs protobuf.
 """
 

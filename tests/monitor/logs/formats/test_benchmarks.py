@@ -8,7 +8,7 @@ import pytest
 
 from lt_monitor.events.records import Record
 from lt_monitor.logs.log_parser import LogParser
-from lt_monitor.runs.tail_cause import tail_cause
+from lt_monitor.runs.faults.tail_cause import tail_cause
 
 TIME_MS = 1715111129469
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import failure_tally
 import pytest
 
-from lt_monitor.runs.tail_cause import tail_cause
+from lt_monitor.runs.faults.tail_cause import tail_cause
 
 STEPS = "".join(
     f" iteration {step:8d}/     100 | consumed samples: 8 | elapsed time per iteration (ms): 490.0 | learning rate: 4.5E-06 | "

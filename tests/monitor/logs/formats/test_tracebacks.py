@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lt_monitor.logs.log_parser import LogParser
-from lt_monitor.runs.tail_cause import Cause, tail_cause
+from lt_monitor.runs.faults.tail_cause import Cause, tail_cause
 
 STEP = " iteration {:8d}/     100 | consumed samples: 8 | elapsed time per iteration (ms): 490.0 | lm loss: 2.5E+00 |\n"
 STEPS = "".join(map(STEP.format, (1, 2, 3)))

@@ -300,7 +300,7 @@ def test_the_tables_come_from_the_cache(make_json: Callable[..., Path], tmp_path
     first = encoded(load(path), HARD_TEXTS)
     (kept,) = tmp_path.glob("tables-*.npz")
     with monkeypatch.context() as without:
-        without.setattr("lt_preprocess.tokenizers.sentencepiece.piece_tables.of_merges", None)
+        without.setattr("lt_preprocess.tokenizers.sentencepiece.piece_tables._build_from_merges", None)
         assert encoded(load(path), HARD_TEXTS) == first
     kept.write_bytes(kept.read_bytes()[:5000])
     assert encoded(load(path), HARD_TEXTS) == first

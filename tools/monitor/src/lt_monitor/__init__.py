@@ -1,4 +1,4 @@
-"""Read training logs of lt-train and Megatron: events as JSON lines, a summary of each run, a picture of the loss."""
+"""Read training logs of lt-train and Megatron: events as JSON lines, summaries of runs, a picture of the loss."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,7 @@
-"""The command line of lt-train: parses, resolves the configuration of the run, and runs it.
+"""The command line of lt-train: parse the options, resolve the configuration of the run, and run it.
 
-Training has no name of its own: `lt-train DATA...` trains, `lt-train bench` measures. A dataset that is called like a command is
-given as `./bench`. The other commands are in `lt_train.commands`, a module each.
+Training has no command name: `lt-train DATA...` trains, `lt-train bench` measures. A dataset with the name of a command is
+written as `./bench`. The other commands are modules in `lt_train.commands`.
 """
 
 import importlib
@@ -46,7 +46,7 @@ MODULES = {
     "replay": "replay",
     "score": "score",
 }
-# What -h shows of the options.
+# The options that -h shows.
 COMMON = (
     *("config", "dry_run", "model", "num_layers", "seq_length", "micro_batch_size", "global_batch_size"),
     *("train_iters", "train_tokens", "seed", "bf16", "fp8_recipe", "lr", "min_lr", "lr_decay_style", "lr_warmup_iters"),
@@ -57,10 +57,10 @@ COMMON = (
 
 
 class Command(RunCommand, console.DefaultCommand):
-    """Training."""
+    """The command that trains. Its first word is a dataset or the name of another command."""
 
     def is_operand(self, word: str) -> bool:
-        # A dataset's prefix is the name of no file.
+        # A prefix names a dataset if its .idx exists. No file has the name of the prefix alone.
         return super().is_operand(word) or os.path.lexists(f"{word}.idx")
 
     def format_short_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -89,7 +89,7 @@ def command(data: tuple[str, ...], dry_run: bool, as_json: bool, **options: Any)
     from lt_train.launch import launcher, tokenization
     from lt_train.planner.resolve import resolve_run_config
 
-    datasets = data_settings.training_datasets(tokenization.datasets_of_text(data, options, dry_run), options)
+    datasets = data_settings.training_datasets(tokenization.tokenize_text(data, options, dry_run), options)
     config = resolve_run_config(streaming.length_options(options, datasets), datasets).started_by(sys.argv[1:])
     if not dry_run:
         return launcher.launch(config)
@@ -99,33 +99,34 @@ def command(data: tuple[str, ...], dry_run: bool, as_json: bool, **options: Any)
 
 
 def _show_plan(config: RunConfig, as_json: bool, is_finished: bool | None) -> int:
-    """Print what a run would do: on a terminal a table. Raises BadConfig afterwards when its memory does not suffice.
+    """Print the plan of a run, as a table on a terminal, else as JSON. Raise BadConfig afterwards if a rank's memory is too
+    small.
 
     `is_finished` is None for a run without checkpoints.
     """
     from lt_train.planner import memory_estimate, run_table
 
     estimate = memory_estimate.estimate(config).fullest_rank
-    there = cluster.local_cluster(config.parallelism.device, config.parallelism.world_size)
+    local_cluster = cluster.local_cluster(config.parallelism.device, config.parallelism.world_size)
     if as_json or not sys.stdout.isatty():
         progress = {} if is_finished is None else {"up_to_date": is_finished}
         console.print_json(config.as_record() | {"rank_memory_bytes": estimate.as_record()} | progress)
     else:
-        click.echo(console.visible(run_table.table(config, there, bool(is_finished))))
-    return _check_memory(estimate, there)
+        click.echo(console.visible(run_table.table(config, local_cluster, bool(is_finished))))
+    return _check_memory(estimate, local_cluster)
 
 
-def _check_memory(estimate: "Estimate", there: cluster.Cluster) -> int:
+def _check_memory(estimate: "Estimate", local_cluster: cluster.Cluster) -> int:
     from lt_train.planner import search
 
-    if shortage := search.memory_shortage(estimate, there):
+    if shortage := search.memory_shortage(estimate, local_cluster):
         elsewhere = "lt-train plan --gpu NAME --nodes N shows it on another machine"
         raise BadConfig(f"the plan does not fit: {shortage.reason}", f"{search.LESS_MEMORY}; {elsewhere}")
     return ExitCode.OK
 
 
 class Commands(console.Group):
-    """Imports a command's module when it is needed: most of them have the options of a run, which take time to make."""
+    """Import a command's module when it is needed, because most modules build the options of a run, which takes time."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*self.commands, *MODULES})
@@ -133,8 +134,8 @@ class Commands(console.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in MODULES:
             return super().get_command(ctx, cmd_name)
-        found: click.Command = importlib.import_module(f"lt_train.commands.{MODULES[cmd_name]}").command
-        return found
+        lazy_command: click.Command = importlib.import_module(f"lt_train.commands.{MODULES[cmd_name]}").command
+        return lazy_command
 
 
 @click.group(cls=Commands)

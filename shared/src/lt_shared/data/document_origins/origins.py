@@ -1,9 +1,9 @@
-"""The origins of a dataset's documents: the file and the line that each document was tokenized from.
+"""The source file and line from which a dataset's documents were tokenized.
 
-Documents follow each other as their lines do, so the table of a tokenized dataset has a run for each input file, another one
-after each line that was left out (bad or blank), and the byte at which some lines begin, about one every 16 MiB: 0.01 bytes a
-document of a corpus without bad lines, at most 1 byte if a third of the lines is bad. The line number of a document follows
-from the table alone; its exact byte is found by counting line breaks from the nearest known one.
+Documents have the order of their lines, so the table of a tokenized dataset has one run per input file, another run after every
+line that was left out (bad or blank), and the byte at which some lines begin, about one every 16 MiB: 0.01 bytes per document
+for a corpus without bad lines, at most 1 byte if a third of the lines is bad. The table alone gives a document's line number; the
+exact byte is found by counting line breaks from the nearest known line.
 
 Outputs of merge, shuffle and split refer to the tables of their inputs: joined, put into the order of a seed
 (nothing is stored), or ranges of documents taken out (0.2 bytes a document of the large part, about 1 of a small one).
@@ -73,10 +73,10 @@ class Origins(abc.ABC):
 class TokenizedLines(Origins):
     """A dataset that was tokenized from `files`.
 
-    Run i begins with document `documents_of_runs[i]`, at line `lines[i]` of file `files_of_runs[i]`; until the next run each
-    document has the next line. Mark j: line `marked_lines[j]` of file `files_of_marks[j]` begins at byte `offsets[j]`, in the
-    order of the files. `kinds` has the files that have no lines, `counted_from` the byte from which the lines of a file are
-    counted if they are not counted from its beginning.
+    Run i begins with document `documents_of_runs[i]`, at line `lines[i]` of file `files_of_runs[i]`; until the next run every
+    document has the next line. Mark j: line `marked_lines[j]` of file `files_of_marks[j]` begins at byte `offsets[j]`; marks are
+    in the order of the files. `kinds` lists files without lines. `counted_from` has the byte at which counting a file's lines
+    begins, if it is not 0.
     """
 
     documents: int

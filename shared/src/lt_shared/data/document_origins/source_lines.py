@@ -1,4 +1,4 @@
-"""Read the source lines that documents were tokenized from, with the byte at which each line begins.
+"""Read the source lines of documents, with the byte at which each line begins.
 
 Each file is read once for all requested lines. A plain file is read from the nearest known byte, at most 16 MiB before
 the line; a compressed one from its beginning, since nothing in it can be found otherwise: gzip, bzip2 and xz everywhere, zstd
@@ -15,8 +15,7 @@ from typing import IO, Any, NamedTuple
 
 from isal import igzip
 
-from lt_shared.console import IoFailure, ToolError
-from lt_shared.data.document_origins import parquet_rows
+from lt_shared.console import BadData, IoFailure, ToolError, Unavailable
 from lt_shared.data.document_origins.origins import File, Known, Place
 from lt_shared.files import storage
 
@@ -75,7 +74,7 @@ def _of_file(places: Sequence[Place]) -> list[SourceLine]:
         if problem := change(places[0].file):
             raise IoFailure(problem)
         if places[0].kind == "row":
-            rows = parquet_rows.read(places[0].path, [place.line for place in places])
+            rows = _parquet_rows(places[0].path, [place.line for place in places])
             return [SourceLine(number, row=row) for number, row in zip(numbers, rows, strict=True)]
         return _lines(places, numbers)
     except ToolError as error:
@@ -91,6 +90,30 @@ def change(file: File) -> str | None:
     now = storage.fingerprint(file["path"])
     differs = any(file.get(key, value) != value for key, value in now.items() if key != "path")
     return f"{file['path']}: was changed since it was tokenized" if differs else None
+
+
+def _parquet_rows(path: str, numbers: Sequence[int]) -> list[dict[str, Any]]:
+    """Rows by their numbers from 1. Raises Unavailable without pyarrow, BadData for a damaged file and a row beyond its end."""
+    try:
+        parquet: Any = importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        raise Unavailable(f"{path}: reading Parquet needs pyarrow", "pip install pyarrow") from None
+    row_by_number: dict[int, dict[str, Any]] = {}
+    try:
+        with storage.open_read(path) as opened, parquet.ParquetFile(opened) as file:
+            first = 1
+            for group in range(file.num_row_groups):
+                end = first + file.metadata.row_group(group).num_rows
+                group_numbers = sorted({number for number in numbers if first <= number < end})
+                if group_numbers:
+                    rows = file.read_row_group(group).take([number - first for number in group_numbers]).to_pylist()
+                    row_by_number |= dict(zip(group_numbers, rows, strict=True))
+                first = end
+        return [row_by_number[number] for number in numbers]
+    except KeyError as error:
+        raise BadData(f"{path}: has no row {error}") from None
+    except (importlib.import_module("pyarrow").ArrowException, OSError) as error:
+        raise BadData(f"{path}: damaged Parquet: {error}") from None
 
 
 def _lines(places: Sequence[Place], numbers: Sequence[int | None]) -> list[SourceLine]:

@@ -7,12 +7,11 @@
     uint8     dtype code (8 = uint16, 4 = int32, ...)
     uint64    number of sequences S
     uint64    length of the document index, D + 1 for D documents
-    int32[S]  tokens of each sequence
-    int64[S]  byte offset of each sequence in the .bin
-    int64[D+1] first sequence of each document, from 0 to S
+    int32[S]  lengths of the sequences in tokens
+    int64[S]  byte offsets of the sequences in the .bin
+    int64[D+1] first sequences of the documents, from 0 to S
 
-Files are byte for byte the output of megatron-core's IndexedDatasetBuilder. The `.idx` is published last, so a dataset without
-`.idx` was not finished. `open` is for people and notebooks; `Reader` and `Writer` are what the tools use.
+Files are byte for byte the output of megatron-core's IndexedDatasetBuilder. The `.idx` is published last.
 """
 
 from lt_shared.data.indexed_dataset.layout import DTYPE_CODES as DTYPE_CODES
@@ -35,4 +34,5 @@ from lt_shared.data.indexed_dataset.writer import discard_partial as discard_par
 from lt_shared.data.indexed_dataset.writer import is_partial as is_partial
 from lt_shared.data.indexed_dataset.writer import retract_unfinished as retract_unfinished
 
+# For people and notebooks. The tools use `Reader` and `Writer`.
 __all__ = ["IndexedDataset", "TokenArrays", "open"]

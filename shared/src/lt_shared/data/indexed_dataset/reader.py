@@ -1,4 +1,4 @@
-"""Read a dataset through memory maps. The sizes of both files are checked, which Megatron's reader does not do."""
+"""Read a dataset through memory maps. It checks the sizes of both files; Megatron's reader does not."""
 
 import os
 from typing import Any, cast
@@ -22,7 +22,7 @@ class Reader:
 
     `thorough` checks that every sequence starts where the one before it ends, which takes 2 s for 100 million sequences; without
     it only the sizes of both files are checked. With `remote` the .bin may be an object on a store (`remote_bin`), and then
-    `tokens` are RemoteTokens, which are not all that an array is.
+    `tokens` are RemoteTokens, which support only a part of NumPy's array interface.
 
     Raises: NoInput when a file is missing, BadData when the pair is malformed or truncated.
     """
@@ -97,7 +97,7 @@ class Reader:
         return len(self.document_indices) - 1
 
     def document(self, number: int) -> npt.NDArray[np.generic]:
-        """Return the tokens of one document with its sequences joined, shape [length]."""
+        """Return one document's tokens, its sequences joined, shape [length]."""
         first, last = self.document_indices[number : number + 2]
         if first == last:
             return self.tokens[:0]

@@ -1,10 +1,10 @@
-"""The `.bin` of a dataset whose other files were copied from a store: what lies at a URL, read by ranges.
+"""A dataset's `.bin` as an object at a URL, read by ranges, while its other files were copied from the store.
 
 `PREFIX.bin.remote` beside the `.idx` says which object, of which version and size:
 
     {"v": 1, "url": "s3://bucket/web.bin", "version": "\\"d41d...\\"", "size_bytes": 123}
 
-A request takes some tens of milliseconds wherever in the object it reads, so whoever reads much keeps several under way.
+A request takes some tens of milliseconds at any offset, so a caller that reads much keeps several requests in flight.
 """
 
 import dataclasses

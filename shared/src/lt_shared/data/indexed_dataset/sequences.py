@@ -17,9 +17,9 @@ Tokens = npt.NDArray[np.generic]
 
 
 class TokenArrays:
-    """Arrays of tokens by number. `[i]` is one, counted from the end when negative; `[i:j:k]` is a list of them.
+    """Token arrays by number. `[i]` returns an array, counted from the end if negative; `[i:j:k]` returns a list of arrays.
 
-    Each is read-only, of shape [tokens] and the dataset's dtype. A number that is out of range raises IndexError.
+    Arrays are read-only, with shape [tokens] and the dataset's dtype. A number out of range raises IndexError.
     """
 
     def __len__(self) -> int:
@@ -51,7 +51,7 @@ class TokenArrays:
 class IndexedDataset(TokenArrays):
     """The sequences of a dataset; most have one sequence a document. A context manager, and usable from several threads.
 
-    Attributes: `prefix`, absolute; `dtype`, uint16 or int32 for tokens; `tokens`, all of them back to back, of shape
+    Attributes: `prefix`, absolute; `dtype`, uint16 or int32 for tokens; `tokens`, back to back, shape
     [total tokens]; `sequence_lengths`, int32 [sequences]; `documents`, the documents as arrays, their sequences joined. After
     `close()` they raise ValueError, but arrays that were taken before stay valid.
     """

@@ -25,7 +25,7 @@ SPOOLED = np.dtype(np.int32)
 
 @dataclasses.dataclass(frozen=True)
 class Extent:
-    """Progress of a writer: numbers of tokens, sequences and documents, and the CRC-32 of each partial file."""
+    """Progress of a writer: numbers of tokens, sequences and documents, and the CRC-32 values of the partial files."""
 
     tokens: int = 0
     sequences: int = 0
@@ -41,8 +41,8 @@ class Extent:
 class Writer:
     """Write one dataset. Use as a context manager: without `publish()` no file appears.
 
-    `publish` removes the `.idx` of an earlier dataset of the same name first, so an old index never stands beside new tokens. The
-    index grows in temporary files beside the output (8 bytes for a document of one sequence), which bounds memory.
+    `publish` first removes the `.idx` of an earlier dataset with this prefix, so an old index never lies beside new tokens. The
+    index grows in temporary files beside the output (8 bytes for a one-sequence document), which bounds memory.
 
     With `resume_from` (local datasets only), the partial files survive an exception. A later writer resumes from the last Extent
     that `sync` returned if `can_resume` accepts it; Extent() starts over.
@@ -134,7 +134,7 @@ class Writer:
         )
 
     def append_document(self, tokens: npt.NDArray[np.generic]) -> None:
-        """Append one document of one sequence."""
+        """Append one document that is a single sequence."""
         self.append(tokens, np.array([len(tokens)]), np.array([1]))
 
     def sync(self) -> Extent:
@@ -196,7 +196,7 @@ class Writer:
 
 
 def _partial_sizes(prefix: str, dtype: np.dtype[Any], extent: Extent) -> dict[str, int]:
-    """The outputs that grow in partial files, with the size in bytes of each."""
+    """Return the sizes in bytes of the outputs that grow in partial files, by name."""
     return {
         bin_path(prefix): extent.tokens * dtype.itemsize,
         f"{prefix}.lengths": extent.sequences * SPOOLED.itemsize,

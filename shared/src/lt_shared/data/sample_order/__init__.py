@@ -1,4 +1,4 @@
-"""Which tokens each sample of a training run has, from what the run recorded: sizes, weights, seed and the lengths of sequences.
+"""Compute the tokens of a training run's samples from recorded sizes, weights, seed and sequence lengths.
 
-lt-train reads its samples in this order; whoever knows a run's arguments finds the text of any step again.
+lt-train reads its samples in this order, so a run's arguments lead from any step back to its text.
 """

@@ -26,7 +26,7 @@ class PhaseSize:
 
 
 class _Stretch(NamedTuple):
-    """Steps of the same `size`: the first follows `step` steps, and begins with sample `begin` of the run."""
+    """Consecutive steps with one batch `size`. `step` steps precede them; their first sample has number `begin` in the run."""
 
     step: int
     begin: int

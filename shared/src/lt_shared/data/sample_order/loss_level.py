@@ -1,9 +1,9 @@
-"""Detect losses that stand out from earlier losses, for the steps of a run and for single samples.
+"""Detect losses that stand out from earlier losses, for a run's steps and for single samples.
 
-The loss of a step is compared with the median of the five before it, and this difference with the same difference of earlier
-steps: a loss that falls steeply differs from the steps before by much each time, and a jump in it is seen all the same. A loss
-that stands out is left out of what later ones are compared with, so that text of one kind, which comes again and again, is found
-each time. Deviations are median absolute ones; six of them alone would call the ripples of a flat loss a jump.
+The difference between a step's loss and the median of the five losses before it is compared with the same difference at earlier
+steps. A steeply falling loss has a large difference at every step, and a jump is still detected. A loss that stands out is not
+compared with later losses, so text of one kind that returns is detected every time. Deviations are median absolute deviations; a
+threshold of six deviations alone would call the ripples of a flat loss a jump.
 """
 
 import collections
@@ -62,7 +62,7 @@ class LossLevel:
 
 
 def usual(losses: Iterable[float]) -> tuple[float, float]:
-    """Return the median loss and the distance from it at which a loss stands out. Infinite and 0 if no loss is finite."""
+    """Return the median loss and the distance from it at which a loss stands out; infinity and 0 if no loss is finite."""
     finite = [loss for loss in losses if math.isfinite(loss)]
     if not finite:
         return math.inf, 0.0

@@ -1,7 +1,7 @@
-"""The training, validation or test part of a run's data: the sequences it draws from, how many samples, and its indices.
+"""The training, validation or test part of a run's data: its sequences, its number of samples, and its indices.
 
-The names of indices are digests of what they depend on, lengths of sequences included: a dataset that was written anew gets a new
-index, and a copy of it elsewhere uses the old one. Megatron's names know the path alone.
+An index's file name is a digest of its inputs, sequence lengths included: a rewritten dataset gets a new index, and a copy in
+another place uses the old index. Megatron's file names depend on the path alone.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ SURPLUS = 0.005
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DatasetPart:
-    """The `share` of a dataset's sequences from which `samples` samples or more are drawn. `origin` is for messages."""
+    """At least `samples` samples drawn from the `share` of a dataset's sequences. `origin` is for messages."""
 
     origin: str
     sequences: Sequences
@@ -70,7 +70,7 @@ class DatasetPart:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamPart:
-    """A stream from which `samples` samples are drawn, from token `begin` on; `end` is as in `StreamSamples`.
+    """`samples` samples drawn from a stream, from token `begin` on; `end` as in `StreamSamples`.
 
     A stream has no index, because its order follows as its shards arrive.
     """

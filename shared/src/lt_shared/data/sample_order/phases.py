@@ -1,13 +1,14 @@
-"""The samples of a run in phases, each with its own weights of the datasets and its own length of the samples.
+"""The samples of a run in phases with different dataset weights and sample lengths.
 
-Each dataset is one line of tokens: its sequences in an order that is shuffled anew for each epoch. A phase takes the stretch of
-it that follows the stretches of the phases before, cuts that into samples of its own length, and shuffles these. So no text comes
-back before its epoch is over, whatever the weights and lengths, and what a phase has depends on the seed, the sequences and the
-phases before it alone: a later phase may be decided later. Megatron's indices shuffle all samples of a run together, and would
-need to know its end. A stream whose shards still arrive is such a line, too; its samples change places within a window alone.
+A dataset is one line of tokens: its sequences, in an order that is shuffled anew for every epoch. A phase takes the next stretch
+of this line after the earlier phases, cuts it into samples of the phase's length, and shuffles these samples. So no text returns
+before its epoch is over, and the samples of a phase depend only on the seed, the sequences and the earlier phases: a later phase
+may be decided later. Megatron's indices shuffle all samples of a run together, which requires the run's length. A stream whose
+shards still arrive is also such a line; its samples change places only within a window.
 
-The blend of a phase is Megatron's: the dataset that is furthest behind its share comes next. It is not ahead of its share before
-that, and so by one sample at most after it: a stretch has room for two more than the share, and what is left is not read.
+The blend of a phase is Megatron's: the dataset furthest behind its share comes next. It was not ahead of its share before, so it
+is ahead by at most one sample afterwards: a stretch has room for two samples more than the share, and unused samples are not
+read.
 """
 
 import dataclasses
@@ -129,7 +130,7 @@ def _tokens(source: Source) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class PhasedSamples:
-    """`begins` has the first sample of each of `phases`, and where the last ends; `datasets` the numbers of their members."""
+    """`begins` has the first samples of `phases` and the end of the last phase; `datasets` has the numbers of their members."""
 
     phases: Sequence[Samples]
     datasets: Sequence[tuple[int, ...]]

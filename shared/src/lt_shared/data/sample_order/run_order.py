@@ -1,8 +1,8 @@
 """Reconstruct the samples of a run's steps from the data order that the run recorded.
 
-`SAVE/data-order.jsonl` has a line for each attempt of a run, written before its first step: from which step and sample it goes
-on, the arguments that decide the order of the samples under Megatron's names, the datasets with their weights, and the command.
-If a run was continued with other arguments, a step belongs to the latest attempt that began before the step.
+`SAVE/data-order.jsonl` has a line for each attempt of a run, written before its first step: its first step and sample, the
+arguments that decide the order of the samples under Megatron's names, the datasets with their weights, and the command. If a run
+was continued with other arguments, a step belongs to the latest attempt that began before the step.
 """
 
 import dataclasses

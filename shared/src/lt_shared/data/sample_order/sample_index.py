@@ -1,7 +1,7 @@
-"""Which tokens sample `i` of a run has: Megatron-LM's three indices of a dataset and its blending index, byte for byte.
+"""The tokens of sample `i`: Megatron-LM's three indices of a dataset and its blending index, byte for byte.
 
     document index   int32 [E]       the sequences in the order of reading, each epoch shuffled
-    sample index     int32 [N+1, 2]  entry of the document index and offset in the sequence where each sample begins
+    sample index     int32 [N+1, 2]  first token of each sample: entry of the document index and offset in the sequence
     shuffle index    uint32 [N]      the order of the samples
 
 A sample is sequence_length + 1 tokens; the last one is also the first of the next sample. The indices depend on the lengths of
@@ -28,7 +28,7 @@ Integers = npt.NDArray[np.integer[Any]]
 
 DOCUMENT_INDEX, SAMPLE_INDEX, SHUFFLE_INDEX = "document_index.npy", "sample_index.npy", "shuffle_index.npy"
 DATASET_INDEX, DATASET_SAMPLE_INDEX = "dataset_index.npy", "dataset_sample_index.npy"
-# The last epoch is shuffled for itself when less than this part of it is needed: the run ends before most of it is seen.
+# The last epoch is shuffled separately if the run needs less than this fraction of the epoch.
 WHOLE_EPOCH = 0.80
 REMADE = "delete the directory: it will be made again"
 SEQUENCES_AT_ONCE = 1 << 22

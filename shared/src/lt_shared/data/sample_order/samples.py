@@ -1,4 +1,4 @@
-"""The samples of a run, each read when it is asked for: sequence_length + 1 tokens of one dataset, or the next of a blend.
+"""Read the samples of a run on demand: sequence_length + 1 tokens of one dataset, or of a blend's next dataset.
 
 The .bin is read with pread, which lets other threads run while the disk is awaited: a page fault in a memory map would stop all
 threads of the process, and with them the training step.

@@ -1,17 +1,17 @@
-"""Which tokens sample `i` of a stream has: a pure function of seed, shards in their order, and the shuffle window.
+"""The tokens of sample `i` of a stream: a pure function of the seed, the ordered shards, and the shuffle window.
 
-The shards are read window by window: a window is closed by the shard with which it has `window_tokens` or more, so its borders
-depend on the shards alone. Within a window the sequences are shuffled, and then joined to the tokens of the windows before. The
-tokens are cut into samples of sequence_length + 1, of which the last is also the first of the next sample. A sample belongs to
-the window that has its last token, so no tail of a window is lost; the samples of a window are shuffled among themselves.
+The shards are read window by window: a window ends with the shard that brings it to `window_tokens` or more, so its borders
+depend on the shards alone. Within a window the sequences are shuffled, and then joined to the tokens of earlier windows. The
+tokens are cut into samples of sequence_length + 1 tokens; two neighbours share one token. A sample belongs to the window that has
+its last token, so no tail of a window is lost; samples are shuffled within their window.
 
-When the last window has been read, all are read again, each shuffled anew: an epoch. What comes later changes nothing of what was
-before, so a run can start with the first shard, and one that is given the finished list sees the same samples. The price is the
-mixing: samples of different windows never change places. Memory is 16 bytes a sequence and 8 a sample of three windows.
+After the last window, a new epoch reads and shuffles all windows again. Later shards do not change earlier samples, so a run that
+starts with the first shard and a run that reads the complete list see the same samples. The price is the mixing: samples of
+different windows never change places. Memory is 16 bytes per sequence and 8 per sample of three windows.
 
-The tokens of the stream do not depend on how they are cut: `Stream` has them, and each phase of a run cuts samples of its own
-length from the token on at which the phase before has ended, `StreamSamples`. If a phase ends within a window, its samples
-are shuffled without those of the next.
+The tokens of the stream (`Stream`) do not depend on the sample length. Each phase of a run cuts samples with its sample length
+from the token at which the previous phase ended (`StreamSamples`). If a phase ends within a window, its samples are shuffled
+without the samples of the next phase.
 """
 
 import bisect
@@ -53,9 +53,9 @@ class Visit(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _Layout:
-    """`order` int64 [S]: number of the shard and, in the lower bits, of the sequence; `ends` [S]: tokens up to the end of each.
+    """`order` int64 [S]: the shard's number and, in the lower bits, the sequence's; `ends` [S]: cumulative tokens.
 
-    `drawn` is the random state after the sequences' shuffle. The samples are shuffled from it.
+    `drawn` is the random state after the shuffle of the sequences; the shuffle of the samples continues from it.
     """
 
     order: npt.NDArray[np.int64]
@@ -180,10 +180,10 @@ class Stream:
 
 
 class StreamSamples:
-    """Samples of `sequence_length` + 1 tokens of a stream, from its token `begin` on.
+    """Samples of `sequence_length` + 1 tokens from a stream, from token `begin` on.
 
-    `samples` are wanted, they need not be there yet. `end` is the number of the sample with which another phase goes on; without
-    one, a longer run has the same samples in its beginning.
+    `samples` counts the requested samples, whose shards may not have arrived. The next phase begins with sample `end`; with None,
+    a longer run begins with the same samples.
     """
 
     def __init__(self, stream: Stream, sequence_length: int, samples: int, begin: int = 0, end: int | None = None):

@@ -2,8 +2,8 @@
 
 Two styles share it: GPT-3 style (learned positions, LayerNorm, GELU, biases) and Llama style (RoPE, RMSNorm, a gated feed-forward
 layer, grouped queries). All other families are Llama style with features: a window, norms of queries and keys, experts, latent
-attention. `sizes` has the fields; `mixers` and `mlps` say what a layer consists of. `presets` holds the named shapes;
-`huggingface` and `megatron_arguments` translate to the configurations of others.
+attention. `sizes` has the fields; `mixers` and `mlps` have the parts of a layer. `presets` holds the named shapes; `huggingface`
+and `megatron_arguments` translate to other projects' configurations.
 """
 
 import dataclasses
@@ -64,7 +64,7 @@ class Architecture(Sizes):
         return layers + final_norm + positions + vocabulary
 
     def flops_per_token(self, sequence_length: int) -> int:
-        """Floating-point operations of one training step per token, forward and backward, no recomputation (`flops`)."""
+        """Return the FLOPs per token in a training step, forward and backward, without recomputation (`flops`)."""
         return flops.per_token(self, sequence_length)
 
     def to_record(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Floating-point operations of a training step: six per weight of a GEMM, and attention's scores and values.
+"""Floating-point operations in a training step: six per GEMM weight, and attention's scores and values.
 
-The input embedding is a look-up and has none. Scores and values are counted over the causal half of the score matrix, or the part
-of it in the sliding window; Megatron and TorchTitan count the whole matrix in the figures that they print.
+The input embedding is a look-up and has none. Scores and values are counted over the causal half of the score matrix, or over its
+part in the sliding window; the figures of Megatron and TorchTitan count the whole matrix.
 """
 
 from lt_shared.models.architecture import mlps
@@ -22,7 +22,7 @@ def per_token(model: Sizes, sequence_length: int) -> int:
 
 
 def scored_pairs(model: Sizes, layer: int, sequence_length: int) -> int:
-    """Twice the pairs of a query and a key in a sequence that a layer scores, the diagonal as half of it."""
+    """Return twice the number of query-key pairs that a layer scores in a sequence; a pair on the diagonal counts half."""
     if not MIXERS[model.mixer(layer)].has_scores:
         return 0
     window = min(model.window(layer) or sequence_length, sequence_length)

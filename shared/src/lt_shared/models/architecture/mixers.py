@@ -7,10 +7,10 @@ from lt_shared.models.architecture.sizes import ATTENTION, LATENT_ATTENTION, Siz
 
 
 class Mixer(NamedTuple):
-    """`weights` counts those that are multiplied once with each token, `vectors` all other parameters: biases, sinks, norms of
-    parts. `divided` names and counts the units that tensor-parallel ranks divide.
+    """`weights` counts the weights that every token is multiplied with once, `vectors` all other parameters: biases, sinks, inner
+    norms. `divided` names and counts the units that tensor-parallel ranks divide.
 
-    With `has_scores` it multiplies the queries and the keys of all pairs of tokens. Without `splits_samples`, a rank needs
+    With `has_scores` it multiplies queries and keys for all pairs of tokens. Without `splits_samples`, a rank needs
     whole samples, and there is no context parallelism.
     """
 

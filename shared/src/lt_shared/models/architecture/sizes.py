@@ -15,8 +15,8 @@ from lt_shared.models.rope_scaling import AnyScaling, LongRopeScaling, check_cou
 Family = Literal["gpt", "llama"]
 # Where the norms of a layer are: before attention and the MLP, behind them (OLMo 2), or both (Gemma 2).
 NormPlacement = Literal["pre", "post", "both"]
-# What the feed-forward layer does to its gate: SiLU, GELU by hyperbolic tangent, or gpt-oss's x * sigmoid(1.702 x), where gates
-# are at most 7, and ups between -7 and 7 before 1 is added to them.
+# The feed-forward layer's activation: SiLU, GELU by hyperbolic tangent, or gpt-oss's x * sigmoid(1.702 x), which clamps gates
+# to at most 7 and up projections to between -7 and 7, and then adds 1 to the latter.
 Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
 CLAMPED_SWIGLU_ALPHA, CLAMPED_SWIGLU_LIMIT = 1.702, 7.0
 ScoreFunction = Literal["softmax", "sigmoid"]
@@ -30,27 +30,27 @@ ATTENTION, LATENT_ATTENTION = "attention", "latent_attention"
 class Sizes:
     """One decoder-only model. Sizes are in elements; `vocab_size` is the tokenizer's, before any padding.
 
-    Attention: `sliding_window` counts the keys that a query sees, its own included; None is all. With `window_attn_skip_freq` n,
-    every n-th layer sees all. `local_rotary_base` is the rotary base of the layers with a window where it differs; they then have
-    no scaling either. `softmax_scale` replaces the inverse root of the head size. `attention_sinks` gives every head a learned
-    logit that takes part in the softmax and is then dropped. `add_bias_linear` gives all linear layers and the router biases,
-    those of `add_qkv_bias` included, which then is False.
+    Attention: `sliding_window` counts the keys that a query sees, its own key included; None means all keys. With
+    `window_attn_skip_freq` n, every n-th layer has no window. `local_rotary_base` is the rotary base of the layers with a
+    window if it differs from `rotary_base`; these layers then have no scaling either. `softmax_scale` replaces the inverse root
+    of the head size. `attention_sinks` gives every head a learned logit that takes part in the softmax and is then dropped.
+    `add_bias_linear` gives biases to the router and to all linear layers, QKV included; `add_qkv_bias` is then False.
 
-    Experts: the layers from `moe_first_dense_layers` on have `num_experts` of size `moe_ffn_hidden_size`, and a token goes to
-    `moe_router_topk` of them and through a shared one of `moe_shared_expert_intermediate_size`. Where no layer is dense, the size
-    of the experts is `ffn_hidden_size`, and `moe_ffn_hidden_size` None.
+    Experts: the layers from `moe_first_dense_layers` on have `num_experts` experts of size `moe_ffn_hidden_size`. A token goes to
+    `moe_router_topk` experts and through a shared expert of size `moe_shared_expert_intermediate_size`. If no layer is dense, the
+    experts' size is `ffn_hidden_size`, and `moe_ffn_hidden_size` is None.
     With `moe_router_pre_softmax`, probabilities are not normalised over the chosen experts. With groups, experts are chosen from
     the `moe_router_group_topk` best of `moe_router_num_groups` groups; a group's score is the sum of its best
-    `moe_router_group_score_topk` experts' scores, where None is Megatron's number, `moe_router_topk` // `moe_router_group_topk`.
+    `moe_router_group_score_topk` experts' scores. None means Megatron's number, `moe_router_topk` // `moe_router_group_topk`.
 
     Multipliers: embeddings are multiplied by `embedding_multiplier`, the output of attention and MLP by `residual_multiplier`,
     and logits divided by `logits_scaling`. A soft cap c makes x into c * tanh(x / c).
 
-    `mtp_num_layers` are DeepSeek's multi-token prediction layers behind the last one. `init_std` and `moe_aux_loss_coeff` matter
-    for training only. `model_type` is transformers' where the same sizes are known there under several.
+    `mtp_num_layers` counts DeepSeek's multi-token prediction layers behind the last layer. `init_std` and `moe_aux_loss_coeff`
+    matter for training only. `model_type` is set if transformers has several types for the same sizes.
 
-    The constructor raises BadConfig for impossible or contradictory sizes, and TypeError for a field of another type, as a
-    malformed file may have.
+    The constructor raises BadConfig for impossible or contradictory sizes, and TypeError for a wrong type, as a malformed file
+    may have.
     """
 
     name: str

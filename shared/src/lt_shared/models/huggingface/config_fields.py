@@ -1,4 +1,4 @@
-"""The fields of config.json that all models in the Llama style share, and the checks of those that change the model."""
+"""The config.json fields that all Llama-style models share, and checks of fields that change the model."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ ABSENT = {"attention_bias": False, "mlp_bias": False, "use_sliding_window": Fals
 
 
 def layer_types(architecture: Architecture) -> list[str]:
-    """The list of layers as config.json has it, of which some may have a window."""
+    """Return config.json's list of layer types, for models with windows on some layers."""
     return [FULL if architecture.window(layer) is None else SLIDING for layer in range(architecture.num_layers)]
 
 
@@ -22,11 +22,11 @@ def layer_types(architecture: Architecture) -> list[str]:
 class ModelType:
     """One `model_type` of transformers.
 
-    `write` gives the fields of config.json that only this type decides, `read` the architecture of a config.json, under a name
-    for messages. `aliases` are other names of settings, which transformers takes too: with both, the last one in the file
-    decides. `language_model` finds the settings to read in those of a model that has other parts, too. `defaults` is what
-    transformers takes for settings that a file leaves out, where a file may: without another setting, it is refused.
-    `layer_types` is the list of the kinds of layers, which a file may have beside the settings that say the same.
+    `write` returns the config.json fields that only this type decides, `read` the architecture of a config.json; its name is for
+    messages. `aliases` are other names of settings that transformers accepts; if a file has both, the last one counts.
+    `language_model` returns the settings of the language model in a model with more parts. `defaults` has transformers' values
+    for settings that a file may leave out; any other missing setting is an error. `layer_types` is the list of layer kinds,
+    which a file may have beside equivalent settings.
     """
 
     name: str
@@ -47,8 +47,9 @@ def check_values(config: Mapping[str, Any], expected: Mapping[str, Any], name: s
 
 
 def either(config: Mapping[str, Any], name: str, *fields: str) -> Any:
-    """A setting that versions of transformers call by different names. Raises BadConfig where two of them disagree, KeyError for
-    the first where none is there."""
+    """Return a setting that has different names in transformers' versions.
+
+    Raises BadConfig if two names disagree, and KeyError for the first name if all are missing."""
     values = [config[field] for field in fields if config.get(field) is not None]
     if not values:
         raise KeyError(fields[0])
@@ -58,9 +59,9 @@ def either(config: Mapping[str, Any], name: str, *fields: str) -> Any:
 
 
 def window_frequency(config: Mapping[str, Any], pattern: int) -> int | None:
-    """Megatron's `window_attn_skip_freq` of `layer_types`: every so many layers, one has no window; None if all have one.
+    """Return Megatron's `window_attn_skip_freq` for `layer_types`: every n-th layer has no window; None if all layers have one.
 
-    `pattern` is what the family has where the file does not say it, or where its layers are too few to tell.
+    `pattern` is the family's value, used if the file does not state one or has too few layers to show it.
     """
     layer_types = list(config.get("layer_types") or [])
     usual = [SLIDING if (layer + 1) % pattern else FULL for layer in range(len(layer_types))]
@@ -98,12 +99,12 @@ def read(
     rotary_percent: float | None = None,
     **family: Any,
 ) -> Architecture:
-    """The architecture in the Llama style, with `family` for the fields that another family has or reads differently.
+    """Return the Llama-style architecture of `config`, with `family` for the fields that a family adds or reads differently.
 
-    `absent` are settings that the family has at these values only, `activation` is its one by transformers' name and by the
-    architecture's, `rotary_base` transformers' default for it, or the one that was read where `family` has a `rope_scaling`, and
-    `rotary_percent` its default for the part of each head that is rotated, None where the family rotates all. Raises BadConfig,
-    and KeyError for a size that is missing.
+    `absent` are settings that must have these values. `activation` is the family's activation by transformers' name,
+    `activation_here` the same by the architecture's name. `rotary_base` is transformers' default, or the value read if `family`
+    has a `rope_scaling`. `rotary_percent` is the default for the rotated part of a head; None if heads are rotated whole. Raises
+    BadConfig, and KeyError for a missing size.
     """
     percent = rope_parameters.rotary_percent(config, name, rotary_percent or 1.0)
     if percent != 1 and rotary_percent is None:

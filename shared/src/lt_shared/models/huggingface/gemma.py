@@ -2,8 +2,8 @@
 
 Both have norms before and behind attention and MLP, which multiply by 1 + weight, a gate by GELU, and embeddings times the root
 of the hidden size. Scores are divided by the root of `query_pre_attn_scalar`. Gemma 2 caps scores and logits; Gemma 3 has norms
-of queries and keys instead, and a rotary base of its own in the layers with a window. From 4B on, Gemma 3 is published with a
-vision tower, as `gemma3`: its language model is `gemma3_text`, which is what is read, and written.
+of queries and keys instead, and another rotary base in the layers with a window. From 4B on, Gemma 3 is published with a vision
+tower, as `gemma3`; its language model is `gemma3_text`, the type that is read and written.
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
 """GLM-4.5, GLM-4.6 and Air in transformers: DeepSeek-V3's experts, router and prediction layers on grouped query attention.
 
-Half of each head is rotated (`partial_rotary_factor`), queries, keys and values have biases (`attention_bias`), and all but Air
+Half of every head is rotated (`partial_rotary_factor`), queries, keys and values have biases (`attention_bias`), and all but Air
 norm queries and keys (`use_qk_norm`).
 """
 

@@ -1,7 +1,7 @@
 """OpenAI's gpt-oss in transformers (20B and 120B): windows on every other layer, sinks, biases, YaRN, a clamped SwiGLU.
 
-Some published files also have the names of OpenAI's own configuration (`initial_context_length`, `rope_ntk_beta` ...), which
-transformers does not read. They are held to what it does read.
+Some published files also have the fields of OpenAI's configuration (`initial_context_length`, `rope_ntk_beta` ...), which
+transformers does not read. They must agree with the fields that it reads.
 """
 
 import dataclasses

@@ -145,7 +145,7 @@ def from_config(config: dict[str, Any], name: str) -> Architecture:
 
 
 def _check_one_reading(config: dict[str, Any], name: str, kind: ModelType) -> None:
-    """Raises BadConfig for what transformers takes from a configuration beside, or instead of, what is read here."""
+    """Raise BadConfig for settings that transformers reads beside, or instead of, the settings read here."""
     for field in _ABSENT_ANYWHERE:
         if config.get(field):
             raise BadConfig(f"{name}: has {field}, which is not supported")

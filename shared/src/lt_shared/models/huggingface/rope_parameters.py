@@ -94,7 +94,7 @@ def rotary_percent(config: dict[str, Any], name: str, default: float) -> float:
 
 
 def scaling_of(rope: dict[str, Any], config: dict[str, Any], name: str) -> AnyScaling | None:
-    """The scaling of one set of rotary settings. Raises BadConfig for a type that is not known or a number that is missing."""
+    """Return the scaling in `rope`, one set of rotary settings. Raises BadConfig for an unknown type or a missing number."""
     kind = rope.get("rope_type") or rope.get("type") or DEFAULT
     if kind == DEFAULT:
         return None

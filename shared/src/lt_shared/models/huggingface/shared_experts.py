@@ -9,7 +9,7 @@ from lt_shared.console import BadConfig
 from lt_shared.models.architecture import Architecture
 from lt_shared.models.huggingface import config_fields
 
-# What the score of a group is the sum of with a sigmoid router, in transformers and TorchTitan.
+# With a sigmoid router, transformers and TorchTitan add up this many expert scores for a group's score.
 GROUP_SCORE_TOPK = 2
 
 

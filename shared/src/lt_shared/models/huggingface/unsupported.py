@@ -1,6 +1,6 @@
 """Model types that are known and refused, with a sentence about the missing features.
 
-A type that is in neither list is only unknown; of these a reader wants to hear what is missing.
+A type in neither list is reported as unknown.
 """
 
 from collections.abc import Mapping

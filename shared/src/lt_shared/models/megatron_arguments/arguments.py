@@ -19,7 +19,7 @@ from lt_shared.models.megatron_arguments import known_fields, rope
 PREFIX = "lt_"
 # transformers' DeepSeek models use this epsilon for the latents, whatever epsilon their other norms have.
 LATENT_NORM_EPSILON = 1e-6
-# Fields that a model may lack, and Megatron's argument of the same meaning.
+# Fields that a model may lack, and the equivalent Megatron arguments.
 _FEATURES = {
     "sliding_window": "window_size",
     "moe_shared_expert_intermediate_size": "moe_shared_expert_intermediate_size",
@@ -34,7 +34,7 @@ _FEATURES = {
     "layernorm_zero_centered_gamma": "apply_layernorm_1p",
     "mtp_num_layers": "mtp_num_layers",
 }
-# Fields that are read from several arguments, or from one of another form.
+# Fields that are read from several arguments, or from an argument with another form.
 _OF_OTHER_FORM = (
     *("moe_ffn_hidden_size", "moe_first_dense_layers", "latent_attention"),
     *("attention_sinks", "add_bias_linear", "activation"),
@@ -204,7 +204,7 @@ def _read_experts(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _first(value: Any) -> Any:
-    """Unwrap a list of one value: Megatron-LM stores a list because several kinds of balancing may be combined."""
+    """Unwrap a one-element list: Megatron-LM stores a list because several kinds of balancing may be combined."""
     return value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
 
 

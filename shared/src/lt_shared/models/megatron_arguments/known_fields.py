@@ -1,7 +1,7 @@
-"""Every field of megatron-core's TransformerConfig and MLATransformerConfig, 0.16 to 0.19, and Megatron-LM's model arguments.
+"""All fields of megatron-core's TransformerConfig and MLATransformerConfig, 0.16 to 0.19, and Megatron-LM's model arguments.
 
-A field is read (`READ`), or changes what the model computes or what stored weights mean and must be off (`check`), or changes
-neither (`WITHOUT_EFFECT`). Some fields change the logits of a training step alone, because they drop tokens or add noise
+A field is read (`READ`); or changes the model's output or the meaning of stored weights, and must be off (`check`); or changes
+neither (`WITHOUT_EFFECT`). Some fields change only a training step's logits, because they drop tokens or add noise
 (`TRAINING_ONLY`). A field in no list was added by a later version: `remarks` names it when it is set.
 """
 
@@ -127,13 +127,13 @@ mixed_precision_wrapper generation_config add_position_embedding use_rotary_posi
 forward_step_fn data_step_fn data_parallel_random_init use_custom_fsdp use_megatron_fsdp use_torch_fsdp2
 """
 WITHOUT_EFFECT = frozenset(_WITHOUT_EFFECT_TEXT.split())
-# Prefixes of what has none either, in every version: layers that `_HYBRIDS` refuses, precision, kernels and the training loop.
+# Prefixes of further fields without effect, in every version: layers that `_HYBRIDS` refuses, precision, kernels, training loop.
 WITHOUT_EFFECT_PREFIXES = (
     *("tp_comm_", "fp8", "fp4", "cuda_graph_", "inference_", "nccl_", "te_", "kitchen_", "moe_paged_stash", "moe_routing_trace"),
     *("dsa_", "mamba_", "gtp_", "_"),
     "lt_",
 )
-# Names like those of TransformerConfig's fields that decide about the model, and names of the training loop's that are not.
+# Names that resemble TransformerConfig's model fields, and such names in the training loop that do not.
 _OF_THE_MODEL = re.compile(
     r"(moe|mtp|rope|rotary|yarn|attention|attn|qk|q|kv|v|mlp|glu|activation|norm|layernorm|residual|embedding|softmax|window|"
     r"linear|head|router|experts?|shared|latent|mla|mup|scale|logits?|hyper|gated?|sliding|full|global|layer|interleaved)_.*|"

@@ -1,6 +1,6 @@
-"""The named architectures: published shapes, and a tiny one of each family for trials. A module per group of families.
+"""The named architectures: published shapes, and a tiny shape per family for trials. A module holds a group of families.
 
-lt-train's `--model` takes a name; tests hold every count of parameters to the published one.
+lt-train's `--model` takes a name; tests compare parameter counts with the published counts.
 """
 
 from lt_shared.console import UsageError

@@ -31,7 +31,7 @@ def _deepseek(base: Architecture, latent: LatentAttention, yarn: YarnScaling, **
 
 
 def _experts(count: int, chosen: int, width: int, shared: int, dense: int) -> dict[str, int]:
-    """`shared` experts beside those that are chosen, of the same width; the first `dense` layers have none."""
+    """Return the expert fields: `shared` experts of the chosen experts' width, and no experts in the first `dense` layers."""
     return {
         "num_experts": count,
         "moe_router_topk": chosen,

@@ -1,4 +1,4 @@
-"""Qwen3's mixtures of experts: norms of queries and keys, heads of 128, 128 experts of which a token goes to 8."""
+"""Qwen3's mixtures of experts: norms of queries and keys, heads of 128, 128 experts, 8 per token."""
 
 import dataclasses
 

@@ -50,9 +50,9 @@ def merge(
     as_json: bool,
     plain: bool,
 ) -> None:
-    """Average checkpoints of one model, of any formats, into one.
+    """Average checkpoints of a model, in any formats, into one checkpoint.
 
-    Each SRC is a path as for lt-convert, with its weight after =; weights are divided by their sum. The average is computed in
+    SRC is a path as for lt-convert, with its weight after =; weights are divided by their sum. The average is computed in
     fp32, and rounded once, to the dtype of the result. Memory does not grow with the model, nor with the number of checkpoints.
     The optimizer state is not merged. The same command resumes an interrupted merge.
     """

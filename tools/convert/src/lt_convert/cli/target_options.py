@@ -41,7 +41,7 @@ def legacy_options(function: Any) -> Any:
 
 
 def legacy_target(to: str, tensor: int | None, pipeline: int | None, virtual: int | None, impl: str | None) -> "LegacyTarget":
-    """Build the target of a legacy checkpoint. Raises UsageError if another format gets one of these options."""
+    """Build the target of a legacy checkpoint. Raises UsageError if these options are set for another format."""
     from lt_convert.formats.checkpoint import LegacyTarget
 
     if not formats.FORMATS[to].has_target_options and (tensor or pipeline or virtual or impl):

@@ -20,7 +20,7 @@ from lt_convert.weights.mapping import PADDING
 from lt_shared.console import Progress
 from lt_shared.contracts.manifest import absolute
 
-# Fields that may differ between two formats of one model: the name, and fields that only training uses.
+# Fields that may differ between formats: the name, and fields that only training uses.
 NOT_COMPARED = ("name", "init_std", "moe_aux_loss_coeff")
 
 

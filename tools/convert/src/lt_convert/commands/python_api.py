@@ -83,7 +83,7 @@ def merge(
     no_verify: bool = False,
     force: bool = False,
 ) -> Checkpoint:
-    """Average checkpoints of one model, of any formats, into the directory or URL `dst`, as `lt-convert merge` does.
+    """Average a model's checkpoints, in any formats, into the directory or URL `dst`, as `lt-convert merge` does.
 
     `sources` are checkpoints, or a dict of checkpoints with their weights, which are divided by their sum; with `last`, one run,
     and its newest checkpoints are merged. Without explicit weights the schedule `weights` sets them, the oldest checkpoint first:
@@ -123,9 +123,9 @@ def _chosen(sources: Path | Iterable[Path] | Mapping[Path, float], last: int | N
 
 
 def inspect(path: Path) -> dict[str, Any]:
-    """Describe the checkpoint at `path`, or the newest of that run: the object that `lt-convert inspect --json` prints.
+    """Describe the checkpoint at `path`, or the run's newest checkpoint: the object that `lt-convert inspect --json` prints.
 
-    Among its keys are `format`, `architecture`, `parameters`, `dtypes` (parameters of each), `bytes`, `iteration` and `loss`.
+    Among its keys are `format`, `architecture`, `parameters`, `dtypes` (parameters by dtype), `bytes`, `iteration` and `loss`.
     Raises NoInput and BadData as `convert`.
     """
     return inspection.inspect(_place(path))

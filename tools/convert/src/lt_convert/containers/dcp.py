@@ -1,7 +1,7 @@
 """torch.distributed.checkpoint on disk, read and planned without torch: shared by Megatron's torch_dist and TorchTitan.
 
 A `.distcp` file is a sequence of `torch.save` archives, one for each chunk of a tensor or object; the pickle `.metadata` has the
-file and the offset of each archive. The tensors may have been sharded by any number of ranks, at any indices.
+archives' files and offsets. The tensors may have been sharded by any number of ranks, at any indices.
 """
 
 import dataclasses

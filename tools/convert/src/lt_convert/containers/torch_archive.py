@@ -68,7 +68,7 @@ def archive(value: Any) -> tuple[bytes | Payload, ...]:
 
 @functools.lru_cache(maxsize=CACHED)
 def _around(dtype: str, shape: tuple[int, ...]) -> tuple[bytes, bytes]:
-    """Return the bytes before and after the values in the archive of one tensor. They are equal for all experts of a model."""
+    """Return the bytes before and after the values in a tensor's archive. They are equal for all experts of a model."""
     tensors: list[Payload | Scalar] = []
     pickle = pickle_writer.dumps(_with_references(Payload("", zeros(dtype, shape)), tensors))
     before, _, after = _of_members(pickle, tuple(tensors))

@@ -34,7 +34,7 @@ _RECORDS = rf"common\.pt|metadata\.json|{re.escape(checkpoint_layout.RECORD)}|{r
 _RANK = r"mp_rank_\d{2,}(?:_\d{3,}){0,2}/(?:model_optim_rng|model_rng|distrib_optim)\.pt"
 _SAFETENSORS = r"(?:model|padding|consolidated)(?:-\d+-of-\d+)?\.safetensors(?:\.index\.json)?"
 _TORCH = r"pytorch_model(?:-\d+-of-\d+)?\.bin(?:\.index\.json)?|consolidated\.\d+\.pth"
-# A directory with any of these files is a checkpoint.
+# A directory that contains such a file is a checkpoint.
 _CORE = re.compile(rf"{_SAFETENSORS}|{_TORCH}|(?:{_ITERATION}|step-\d+/)?(?:{_DCP})|(?:{_ITERATION})?{_RANK}")
 # Files that the Hub, its tools and Megatron put beside a checkpoint.
 _BESIDE = re.compile(

@@ -2,8 +2,8 @@
 
 The files are written to `.NAME.partial`, which is renamed to the destination at the end. A thread takes one tensor at a time,
 and reads, hashes and writes it in blocks of 1 MiB. Finished tensors are synced, then recorded in a journal, from which the next
-run of the same plan resumes; another plan starts over. Where the disk is the limit, two threads suffice. On a remote store each
-thread uploads one file at a time.
+run of this plan resumes; another plan starts over. If the disk is the limit, two threads suffice. On a remote store a thread
+uploads one file at a time.
 
 Other users may write to the directory that holds the destination. So every file is opened below the handle of the partial
 directory, never through a link, and a file that another user may have written is not used. Resumed tensors are hashed again

@@ -19,7 +19,7 @@ MERGED = "merged"
 
 @dataclasses.dataclass(frozen=True)
 class ConversionRecord:
-    """`source` has the fingerprint of each source file, `files` the checksums of the written files.
+    """`source` has the source files' fingerprints, `files` the written files' checksums.
 
     `tokenizer_file` is the first of the tokenizer's original files; the conversion may have added others, such as tokenizer.json.
     """

@@ -4,15 +4,18 @@ An existing result is recognised by the content of `lt-convert.json`: the option
 every source file.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from lt_convert.engine import leftovers, occupancy
+from lt_convert.engine import occupancy
+from lt_convert.engine.journal import JOURNAL
 from lt_convert.engine.output_writer import write_outputs
 from lt_convert.engine.receipt import ConversionRecord
 from lt_convert.formats import FORMATS, beside_model, directories
@@ -24,7 +27,8 @@ from lt_shared import version_of
 from lt_shared.console import CannotCreate, UsageError, note
 from lt_shared.contracts import checkpoint_layout
 from lt_shared.contracts.manifest import Checkpoint, absolute
-from lt_shared.files import storage
+from lt_shared.files import ownership, storage
+from lt_shared.files.local_files import partial_path
 
 Fingerprint = list[dict[str, str | int]]
 
@@ -57,7 +61,7 @@ class Result:
         if not record or self.force or not record.is_up_to_date(dict(self.options), self.fingerprint, self.destination):
             return None
         occupancy.check_own(self.destination, record.files.sizes)
-        leftovers.remove(self.destination)
+        _remove_leftovers(self.destination)
         note(f"{self.destination}: up to date")
         return self.checkpoint(list(record.files.sizes), record.iteration, record.loss)
 
@@ -124,3 +128,23 @@ def fingerprint(directory: str, source_format: str, destination: str) -> Fingerp
         candidates = directories.configuration_directories(directory)[1:]
         paths += [path for candidate in candidates if (path := Path(candidate) / "config.json").is_file()]
     return [storage.fingerprint(path) for path in sorted(paths)]
+
+
+def _remove_leftovers(destination: str) -> None:
+    """Delete what a run leaves when it is killed in its last deletions: the journal, and the result that was replaced.
+
+    While a partial result is there, the replaced one stays: the process may be about to put it back.
+    """
+    if storage.is_remote(destination):
+        if storage.exists(f"{destination}/{JOURNAL}"):
+            storage.remove(f"{destination}/{JOURNAL}")
+        return
+    path = Path(destination)
+    # Where the result belongs to root and cannot be changed, there is nothing to tidy.
+    with contextlib.suppress(OSError):
+        storage.remove(path / JOURNAL)
+    replaced = path.parent / f".{path.name}.replaced"
+    with contextlib.suppress(OSError):
+        is_own = replaced.is_dir() and ownership.belongs_to_other(os.lstat(replaced), path.parent) is None
+        if is_own and not replaced.is_symlink() and not os.path.lexists(partial_path(destination)):
+            shutil.rmtree(replaced)

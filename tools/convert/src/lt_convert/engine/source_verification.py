@@ -29,7 +29,7 @@ def open_checksums(sources: Iterable[tuple[str, str, list[str]]]) -> SourceCheck
 
 
 def _recorded(directory: str, source_format: str, names: list[str]) -> tuple[dict[str, list[Range]], bool]:
-    """Read the recorded ranges of one source, and whether they cover its whole directory."""
+    """Read a source's recorded ranges, and whether they cover its whole directory."""
     ranges: dict[str, list[Range]] = {}
     for place in (directory, directory.rpartition("/")[0]):
         record = ConversionRecord.read(place) if place and not _is_planted(place, directory) else None

@@ -1,4 +1,4 @@
-"""The checkpoint formats: one `Format` record each, the source of every list of formats in lt-convert.
+"""The checkpoint formats. Every list of formats in lt-convert is made from these `Format` records.
 
 A format's module has
     recognise(names)                        whether a directory with these names in it holds such a checkpoint
@@ -6,7 +6,7 @@ A format's module has
     outputs(target)                         the files (`OutputFile`) to be written for a `Target`
     TABLE                                   the name of the table of weight ops for its tensors
 
-The module of a format that is read only has `open_source` alone: a directory of its files looks like one of another format.
+The module of a read-only format has only `open_source`: its directories look like another format's directories.
 """
 
 import dataclasses
@@ -109,7 +109,7 @@ MEGATRON_FSDP = Format(
     has_checksums=False,
 )
 
-# In the order in which a directory is compared with the formats, and in which help and errors list them.
+# A directory is compared with the formats in this order; help and errors list them in this order, too.
 _ALL = (
     HUGGINGFACE,
     MEGATRON_DIST,

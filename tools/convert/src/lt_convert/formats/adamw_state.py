@@ -28,7 +28,7 @@ FLAGS = {
     "decoupled_weight_decay": True,
 }
 REMEDY = "save it once with Megatron-LM's --dist-ckpt-optim-fully-reshardable, or convert the weights alone with --no-optimizer"
-# The number of rows of each tensor that are compared with the main weights.
+# Rows per tensor that are compared with the main weights.
 SAMPLED_ROWS = 8
 # Of the matrices that Muon updates; AdamW has the other parameters.
 _MUON = re.compile(r"(?:chained_\d+\.)?optimizer\.state\.momentum_buffer\..+")

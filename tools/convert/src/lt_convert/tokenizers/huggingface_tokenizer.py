@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from lt_convert.tokenizers import added_tokens
 from lt_shared.console import BadData, warn
 from lt_shared.files import storage, strict_json
 from lt_shared.tokenizers import llama3, tekken
 from lt_shared.tokenizers.byte_symbols import SYMBOL_OF_BYTE
+from lt_shared.tokenizers.configuration import FLAGS, Configuration
 from lt_shared.tokenizers.tokenizer_files import TokenizerFiles
 
 TOKENIZER = "tokenizer.json"
@@ -43,7 +43,7 @@ def write(files: TokenizerFiles, directory: Path, maximum_length: int, vocab_siz
     elif all(path.name != TOKENIZER for path in files.other_forms):
         configuration = _read_json(directory / CONFIGURATION) if (directory / CONFIGURATION).is_file() else {}
         tokenizer = _build(files, configuration)
-        added_tokens.add(tokenizer, files.configuration(), configuration, directory)
+        _add_tokens(tokenizer, files.configuration(), configuration, directory)
         tokenizer.save(str(directory / TOKENIZER))
     return _describe(directory, maximum_length, vocab_size)
 
@@ -59,6 +59,45 @@ def _build(files: TokenizerFiles, configuration: Mapping[str, Any]) -> Any:
     from lt_convert.tokenizers import sentencepiece_conversion
 
     return sentencepiece_conversion.convert(files.files[0], _prepend_scheme(configuration))
+
+
+def _add_tokens(tokenizer: Any, beside: Configuration, configuration: Mapping[str, Any], directory: Path) -> None:
+    """Add the added tokens of `beside` to a tokenizer, and the post-processor of `configuration` (tokenizer_config.json).
+
+    transformers does the same when it loads the files beside a vocabulary. Warns of a token that gets another id than the files
+    say. Raises BadData for an id that is no number.
+    """
+    from tokenizers import AddedToken
+
+    for token in beside.added_tokens:
+        text, number = token["content"], token["id"]
+        if number is not None and type(number) is not int:
+            raise BadData(f"added_tokens.json: {text!r:.40} has the id {number!r:.40}, which is no number", "mend the file")
+        added = AddedToken(text, **{flag: token[flag] for flag in FLAGS})
+        (tokenizer.add_special_tokens if token["special"] else tokenizer.add_tokens)([added])
+        if number is not None and tokenizer.token_to_id(text) != number:
+            warn(f"{directory.name}: the added token {text!r:.40} has id {number:,} in the tokenizer's files, and "
+                 f"{tokenizer.token_to_id(text)} in {directory.name}/tokenizer.json")  # fmt: skip
+    _set_template(tokenizer, configuration)
+
+
+def _set_template(tokenizer: Any, configuration: Mapping[str, Any]) -> None:
+    """Replace the post-processor if the configuration says whether each text gets begin and end tokens."""
+    from tokenizers import processors
+
+    if not {"add_bos_token", "add_eos_token"} & set(configuration):
+        return
+    begin, end = (_content(configuration.get(f"{role}_token")) for role in ("bos", "eos"))
+    begin = begin if configuration.get("add_bos_token") else None
+    end = end if configuration.get("add_eos_token") else None
+    tokens = [(text, tokenizer.token_to_id(text)) for text in dict.fromkeys((begin, end)) if text is not None]
+    if not tokens:
+        if isinstance(tokenizer.post_processor, processors.TemplateProcessing):
+            tokenizer.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B:1", special_tokens=[])
+        return
+    single = f"{f'{begin} ' if begin else ''}$A{f' {end}' if end else ''}"
+    pair = f"{single} {f'{begin}:1 ' if begin else ''}$B:1{f' {end}:1' if end else ''}"
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=tokens)
 
 
 def _prepend_scheme(configuration: Mapping[str, Any]) -> Literal["first", "always", "never"] | None:

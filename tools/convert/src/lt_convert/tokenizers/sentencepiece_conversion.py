@@ -1,4 +1,4 @@
-"""A SentencePiece model as the `tokenizer.json` of the same tokenizer.
+"""Convert a SentencePiece model to an equivalent `tokenizer.json`.
 
 transformers does this itself if sentencepiece and protobuf are installed; this module's file loads without either.
 """

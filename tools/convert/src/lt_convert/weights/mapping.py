@@ -97,10 +97,10 @@ class Family:
     by format. `embedding` is the canonical name of the input embedding; Megatron pads its rows and those of the output layer.
     `base_prefix` starts the names of all tensors but the output layer's (transformers' `base_model_prefix`); files saved from
     the base model alone lack it. `buffers` matches names of buffers that some files have and every reader computes itself.
-    `extra_state_modules` are Megatron's modules that store an `_extra_state`, those of TransformerEngine layers included.
-    `hf_prefixes` matches the beginning of names in Hugging Face files of a larger model, with what stands there in those of the
-    language model alone, and `other_parts` the names of all that is not the language model.
-    `repeated` are tensors of Hugging Face files that equal others, and are written.
+    `extra_state_modules` are Megatron's modules that store an `_extra_state`, modules of TransformerEngine layers included.
+    `hf_prefixes` maps prefixes of names in a larger model's Hugging Face files to the language model's prefixes; `other_parts`
+    matches names outside the language model. `repeated` are tensors that Hugging Face files repeat under another name; they are
+    written, too.
     """
 
     name: str
@@ -172,9 +172,9 @@ class Family:
         return result
 
     def from_canonical(self, table: str, model: Model, canonical: Mapping[str, Tensor], origin: str) -> dict[str, Tensor]:
-        """A format's tensors from the canonical ones. Padding rows that `canonical` lacks are zeros.
+        """Return a format's tensors, made from the canonical tensors. Padding rows that `canonical` lacks are zeros.
 
-        Raises BadData, naming `origin`, for canonical tensors that are missing, unknown, or of another shape.
+        Raises BadData, naming `origin`, for canonical tensors that are missing, unknown, or have another shape.
         """
         shapes = self.canonical(model)
         optional = {name for name in shapes if name.startswith(PADDING)}
@@ -190,9 +190,9 @@ class Family:
         }
 
     def to_canonical(self, table: str, model: Model, tensors: Mapping[str, Tensor], origin: str) -> dict[str, Tensor]:
-        """The canonical tensors from a format's, with padding rows where the format has them.
+        """Return the canonical tensors, made from a format's tensors, with padding rows if the format has them.
 
-        Raises BadData, naming `origin`, for tensors of the format that are missing, unknown, or of another shape.
+        Raises BadData, naming `origin`, for tensors of the format that are missing, unknown, or have another shape.
         """
         entries = self.entries(table, model)
         named = self._named(table, tensors)

@@ -33,7 +33,7 @@ class RowMapping:
     canonical_expert: int | None = None
 
     def of_expert(self, expert: int) -> Self:
-        """Return the mapping of another expert: if each expert has its own tensor, an op is written for the first one."""
+        """Return the mapping for `expert`: if every expert has its tensor, an op is written for the first expert."""
         name, of_stack = self.name.replace("{expert}", str(expert)), None if self.canonical_expert is None else expert
         return type(self)(name, self.canonical_rows, self.format_rows, self.expert, self.transposed, of_stack)
 

@@ -13,7 +13,7 @@ from lt_monitor.alerts.thresholds import Thresholds
 from lt_monitor.events.alert_findings import Finding, duration
 from lt_monitor.events.escaping import counted
 from lt_monitor.events.records import Record
-from lt_monitor.runs import failure_causes
+from lt_monitor.runs.faults import failure_causes
 from lt_monitor.runs.run_state import RunState
 
 STOPPED_JOB_STATES = {

@@ -91,7 +91,7 @@ def _spikes(run: str) -> list[StepRange]:
 def _losses(
     run: str, ranges: Sequence[StepRange], numbers: Sequence[range], losses: str | None, score: bool
 ) -> tuple[Mapping[int, float], str]:
-    """Get the known losses of the samples `numbers` and of some earlier samples, and the origin of these losses."""
+    """Get the known losses of samples `numbers` and of some earlier samples, and the origin of the losses."""
     sample_numbers = {number for some in numbers for number in sample_losses.with_those_before(some)}
     if losses == STANDARD_INPUT:
         return sample_losses.parse(sys.stdin.buffer, sample_numbers, "standard input"), GIVEN
@@ -104,7 +104,7 @@ def _losses(
 
 
 def _scored(run: str, steps: StepRange, sample_numbers: set[int]) -> dict[int, float]:
-    """Run `lt-train score` for the samples of these steps and of earlier steps, with the checkpoint before the steps."""
+    """Run `lt-train score` for the samples of these steps and of earlier steps, with the checkpoint before `steps`."""
     program = shutil.which("lt-train")
     if program is None:
         raise Unavailable("lt-train is not installed here", "run lt-train score where it is, and pass its output to --losses")

@@ -144,7 +144,7 @@ def _or_none(loss: float | None, sign: int = 1) -> float:
 
 
 def _raised_by(losses: Iterable[float | None], median: float) -> float:
-    """By how much the lower quartile of a step's losses is above the `median` of earlier losses.
+    """Return the difference between the lower quartile of a step's losses and the `median` of earlier losses.
 
     A step that learns from bad samples raises the losses of all samples in the next steps, although those samples are good.
     """
@@ -155,7 +155,7 @@ def _raised_by(losses: Iterable[float | None], median: float) -> float:
 
 
 def _usual(numbers: range, losses: Mapping[int, float]) -> tuple[float, float] | None:
-    """The usual loss, and the distance from it at which a sample is suspect.
+    """Return the usual loss, and the distance from it at which a sample is suspect.
 
     The usual loss is the median of earlier samples, or the median of `numbers` if few earlier losses are known.
     """
@@ -169,9 +169,9 @@ def _usual(numbers: range, losses: Mapping[int, float]) -> tuple[float, float] |
 
 
 class _Lookup:
-    """Finds the documents of spans; opens each shard and each source file once.
+    """Finds the documents of spans; opens every shard and every source file once.
 
-    `shards` has the shard prefixes of each dataset.
+    `shards` maps a dataset to its shard prefixes.
     """
 
     def __init__(self, shards: Sequence[Sequence[str]]):

@@ -40,7 +40,7 @@ lt-train score run9 --step 11-12 | lt-monitor blame run9 --step 11-12 --losses -
 @click.option("--score", is_flag=True, help="Compute the losses with the checkpoint before: runs lt-train score.")
 @click.option("--top", type=click.IntRange(0), default=10, metavar="COUNT", help="Show the documents of so many samples.")
 @click.option("--skip-list", metavar="FILE", help="Write the samples to leave out there, for lt-train --skip-samples.")
-@click.option("-o", "--output", metavar="FILE", help="Write the HTML report of the run (.html), with what was found, there.")
+@click.option("-o", "--output", metavar="FILE", help="Write an HTML report of the run with the findings to FILE (.html).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
 def blame(
     run: str,

@@ -61,10 +61,10 @@ lt-monitor scrape --state scrape.state slurm-*.out | lt-monitor alert --rules de
 )
 @reads_logs
 @click.option("--rules", default="default", metavar="FILE", help="TOML file with thresholds that differ from the built-in ones.")
-@click.option("--state", metavar="FILE", help="Keep in FILE what was read and reported; report only new findings.")
+@click.option("--state", metavar="FILE", help="Record positions and reported findings in FILE; report only new findings.")
 @click.option("--exec", "command", metavar="CMD", help="Run CMD for each new finding, with the finding as JSON on its stdin.")
 @click.option("--webhook", metavar="URL", help="POST new findings to URL. Set it in the environment: URLs are often secrets.")
-@click.option("--heartbeat", metavar="FILE", help="Write the time at which alert last finished into FILE.")
+@click.option("--heartbeat", metavar="FILE", help="Write the time of the last finished pass to FILE.")
 @click.option("--json", "as_json", is_flag=True, help="Print findings as JSON lines.")
 def alert(
     logs: tuple[str, ...],
@@ -75,10 +75,10 @@ def alert(
     heartbeat: str | None,
     as_json: bool,
 ) -> int:
-    """Print what is wrong with the runs, one line per new finding. Exit code 0: nothing, 1: warnings, 3: critical.
+    """Print the faults of runs, one line per new finding. Exit code 0: no finding, 1: warnings, 3: critical findings.
 
-    Times without a time zone are local times. For a log from a machine in another zone, the zone is found from the modification
-    time of the file. Where that is impossible, and for -, set the log's time zone: TZ=UTC lt-monitor alert ...
+    Times without a time zone are local times. For a log from a machine in another zone, the file's modification time shows the
+    zone. If that is impossible, and for -, set the log's time zone: TZ=UTC lt-monitor alert ...
     """
     from lt_monitor.alerts import alert as watch
 
@@ -188,10 +188,10 @@ lt-monitor stuck --json dumps pyspy_rank_3.txt | jq .suspects
 @click.argument("dumps", metavar="FILE...", nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with all findings and stacks instead of lines.")
 def stuck(dumps: tuple[str, ...], as_json: bool) -> console.ExitCode:
-    """Print which rank is missing in which collective, and where the ranks stand. Exit code 1 when something is stuck.
+    """Print which rank is missing from which collective, and the ranks' positions. Exit with 1 if a collective is stuck.
 
-    FILE is a dump of one rank (of torch's flight recorder, of py-spy, or the stacks of lt-train's watchdog), a directory of them
-    or a pattern.
+    FILE is a rank's dump (from torch's flight recorder, from py-spy, or the stacks from lt-train's watchdog), a directory with
+    dumps, or a pattern.
     """
     from lt_monitor.hangs import dump_files, report
 

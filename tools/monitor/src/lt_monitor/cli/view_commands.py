@@ -72,7 +72,7 @@ lt-monitor summarize slurm-*.out --model llama3-8b --seq-length 8192 --gpus 64 -
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 @known_options
 def summarize(logs: tuple[str, ...], evals: tuple[str, ...], as_json: bool, **run_facts: Any) -> None:
-    """Print progress, losses, speed, restarts and faults of each run."""
+    """Print the progress, losses, speed, restarts and faults of runs."""
     from lt_monitor.runs import run_loader, scores, summary
     from lt_monitor.runs.speed import RunFacts
     from lt_monitor.views import summary_table
@@ -98,13 +98,13 @@ lt-monitor tail-cause --json slurm-*.out | jq -r .advice
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a line.")
 @click.option("--exclude-node", is_flag=True, help="Print only --exclude=NODE,... for sbatch; nothing where no node is to blame.")
 def tail_cause(logs: tuple[str, ...], as_json: bool, exclude_node: bool) -> console.ExitCode:
-    """Print in a line why a job ended; its logs, one or many, are those of one job. The exit code is for the job's script.
+    """Print in a line why a job ended; LOG are the job's logs, one or many. The exit code is for the job's script.
 
-    0: nothing went wrong. 75: start it again. 69: start it again without the node. 78: stop, the same would happen again. 1: it
-    failed, and the cause is not known.
+    0: the job ended properly. 75: start it again. 69: start it again without the node. 78: stop, because it would fail again.
+    1: it failed, and the cause is not known.
     """
-    from lt_monitor.runs import tail_cause as causes
-    from lt_monitor.runs.advice import Action
+    from lt_monitor.runs.faults import tail_cause as causes
+    from lt_monitor.runs.faults.advice import Action
 
     cause = causes.tail_cause(logs)
     if exclude_node:
@@ -190,7 +190,7 @@ lt-monitor plot run*/train.log --metric loss --metric lr --x tokens --log-x --x-
 )
 @console.section(
     "Axes of images",
-    click.option("--x", type=click.Choice(X_AXES), default="step", show_default=True, help="What the x axis counts."),
+    click.option("--x", type=click.Choice(X_AXES), default="step", show_default=True, help="Unit of the x axis."),
     click.option(
         "--x-range",
         metavar="LOW:HIGH",

@@ -1,4 +1,4 @@
-"""Keep the state of `alert` and `prom` between two runs of cron: the state of each training run, and how far each log was read.
+"""Keep the state of `alert` and `prom` between two runs of cron: the states of training runs, and how far logs were read.
 
 One file holds both and is replaced atomically. A killed pass does not change the file, and the next pass reads the same records
 again, so each event counts once in the state. A pipeline of two commands has two state files and no such guarantee; there,
@@ -25,7 +25,7 @@ from lt_shared.files import storage
 
 
 class CommandState:
-    """The state of one command: `runs` by name, the time each `known` finding was first seen, and `undelivered` findings.
+    """A command's state: `runs` by name, the times at which `known` findings were first seen, and `undelivered` findings.
 
     `behind` maps a log's absolute path to how many seconds the log's times are behind this machine's time zone. Without a state
     file, the state starts empty and is discarded at the end.

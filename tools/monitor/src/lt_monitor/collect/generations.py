@@ -86,7 +86,7 @@ def rotated_paths(path: str) -> list[str]:
 
 
 def possible_paths(path: str) -> list[str]:
-    """Return files that may be generations of `path` or of another log, one series after the other."""
+    """Return files that may be generations of `path` or of other logs, one series after the other."""
     directory, base = os.path.split(path)
     paths = _counted(path)
     for name in _directories(directory or "."):
@@ -122,7 +122,7 @@ def _series(name: str, path: str) -> str | None:
 
 @contextlib.contextmanager
 def opened(path: str, log: IO[bytes]) -> Iterator[list[Generation]]:
-    """Open the rotated files of `path` in the state of one moment and yield them, oldest first.
+    """Open the rotated files of `path` as a consistent snapshot and yield them, oldest first.
 
     `log` is the open current log. Rotation may have renamed it by now, so its inode is excluded from the generations.
     """

@@ -8,21 +8,20 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Protocol
 
 from lt_monitor.collect import generations, state_file
 from lt_monitor.collect.generations import Generation
 from lt_monitor.collect.offsets import LogOffset, LogOffsets, SavedLogOffset
 from lt_monitor.collect.outputs import Output
-from lt_monitor.collect.state_lock import locked
 from lt_monitor.events import records
 from lt_monitor.logs import log_files
 from lt_monitor.logs.deduplication import Deduplicator
 from lt_monitor.logs.log_parser import LogParser
 from lt_monitor.logs.parsed_block import ParsedBlock
 from lt_shared.console import BadData, NoInput, UsageError, note, warn
-from lt_shared.files import storage
+from lt_shared.files import resumable_files, storage
 
 FOLLOW_SECONDS = 1.0
 
@@ -51,7 +50,7 @@ def scrape(patterns: Sequence[str], state: str | None, stream: IO[bytes], follow
         offsets = LogOffsets([])
         publish: Callable[[LogOffsets], None] = _keep_in_memory
         if state is not None:
-            stack.enter_context(locked(state))
+            stack.enter_context(_locked(state))
             offsets = LogOffsets.read(state)
             publish = _Publisher(state)
         if not output.resume(offsets.output):
@@ -110,7 +109,7 @@ class Sink(Protocol):
 
 
 def scrape_log(path: str, offsets: LogOffsets, output: Sink) -> None:
-    """Pass the records of one log since its offset to `output`, and store the new offset in `offsets.new`."""
+    """Pass a log's records since its offset to `output`, and store the new offset in `offsets.new`."""
     absolute, run = os.path.abspath(path), log_files.run_name(path)
     for rotated in offsets.rotated(absolute):
         _read_appended(path, rotated, offsets, output)
@@ -260,3 +259,16 @@ def _read_on(path: str, run: str, log: IO[bytes], log_offset: LogOffset, output:
         log_offset.advance(block)
     log_offset.parser, log_offset.deduplicator = parser.to_record(), deduplicator.to_record()
     log_files.warn_of_malformed(parser, path)
+
+
+@contextlib.contextmanager
+def _locked(path: str) -> Iterator[None]:
+    """Hold the lock on the state at `path`.
+
+    Raises TryAgain when another process holds it; CannotCreate if the directory is missing or the lock file is another user's.
+    """
+    # The lock is on a separate file, because publishing the state replaces the state file. The kernel releases the lock when its
+    # process ends, however it ends.
+    lock_path = os.path.join(os.path.dirname(path) or ".", f".{os.path.basename(path)}.lock")
+    with resumable_files.locked(lock_path, path):
+        yield

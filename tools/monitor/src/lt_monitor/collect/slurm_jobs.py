@@ -175,7 +175,7 @@ def _columns(line: str) -> Record:
 
 
 def _joined(lines: Iterable[str]) -> list[str]:
-    """Join the lines of each job: `scontrol show job` without -o prints many lines per job and an empty line between jobs."""
+    """Join a job's lines: `scontrol show job` without -o prints many lines per job and an empty line between jobs."""
     jobs: list[list[str]] = []
     for line in lines:
         if line.startswith("JobId=") or not jobs:
@@ -202,7 +202,7 @@ def _jobs(jobs: Iterable[Record], file: str) -> list[Record]:
 
 
 def _job(job: Record, file: str) -> Record | None:
-    """Return the record of one job in any of Slurm's shapes; None if it has no id or no state."""
+    """Return a job's record from any shape that Slurm prints; None if it has no id or no state."""
     number, array, task = _whole(job.get("job_id")), _whole(job.get("array_job_id")), _whole(job.get("array_task_id"))
     if (numbers := _SHOWN.fullmatch(_text(job.get("shown_id")))) is not None:
         # An array task, or a component of a heterogeneous job, whose script and log belong to the leader.

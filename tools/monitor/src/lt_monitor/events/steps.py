@@ -1,7 +1,7 @@
 """Store the steps of a run as columns: one NumPy array per field instead of one object per step.
 
-A million steps as dicts take 2 GB and seconds to build; columns take 8 bytes per value. Both single records and blocks of lines
-that were parsed together become columns.
+A million steps as dicts take 2 GB and seconds to build; columns take 8 bytes per value. Single records and blocks of lines that
+were parsed together become columns.
 """
 
 import dataclasses
@@ -73,7 +73,7 @@ class Steps:
             return whole
         order = np.argsort(numbers, kind="stable")
         numbers = numbers[order]
-        # The index of the first row of each step.
+        # Indices of the steps' first rows.
         firsts = np.flatnonzero(np.concatenate(([True], numbers[1:] != numbers[:-1])))
         columns = {name: _last_present(column[order], firsts) for name, column in whole.columns.items()}
         return cls(numbers[firsts], columns, _last_present(whole.times[order], firsts))
@@ -103,7 +103,7 @@ class Steps:
 
 
 def _last_present(values: np.ndarray, firsts: np.ndarray) -> np.ndarray:
-    """Return the last value of each group that is not NaN, or NaN. A group begins at each index of `firsts`."""
+    """Return per group the last value that is not NaN, or NaN. `firsts` has the groups' first indices."""
     indexes = np.where(np.isnan(values), -1, np.arange(len(values)))
     last = np.maximum.reduceat(indexes, firsts)
     return np.where(last < firsts, np.nan, values[last])

@@ -43,7 +43,7 @@ class _File:
 
 
 def read(patterns: Sequence[str]) -> Job:
-    """Read the dumps of one job. Raises BadData for a named file that is no dump, NoInput if there is no dump."""
+    """Read a job's dumps. Raises BadData for a named file that is no dump, NoInput if there is no dump."""
     file_by_kind_and_rank: dict[tuple[str, int], _File] = {}
     for file in _files(patterns):
         other = file_by_kind_and_rank.setdefault((file.kind, file.rank), file)

@@ -1,4 +1,4 @@
-"""Find what is wrong in each process group, and separate causes from consequences.
+"""Find the faults of process groups, and separate causes from consequences.
 
 In a group, the first unfinished collective decides: a rank that has not enqueued it is missing, a rank without a dump may be
 missing. Calls with the same number that differ are a mismatch, finished or not. If other ranks have finished a rank's first
@@ -135,7 +135,7 @@ def _timed(finding: Finding, calls: Sequence[Call], job: Job) -> Finding:
 
 
 def _last_calls(group: GroupCalls, ranks: Sequence[int]) -> tuple[tuple[tuple[int, ...], int | None, str], ...]:
-    """The number and state of each rank's last collective in the group; ranks with the same number and state share an entry."""
+    """Return the ranks' last collectives as (ranks, number, state); ranks with equal number and state share an entry."""
     ranks_by_state: dict[tuple[int | None, str], list[int]] = {}
     for rank in ranks:
         last = group.last(rank)
@@ -293,7 +293,7 @@ def _held_by(behind: set[int], job: Job) -> set[int]:
 def _with_causes(findings: list[Finding], job: Job) -> list[Finding]:
     behind = {rank for finding in findings if finding.kind == BEHIND and finding.is_stuck for rank in finding.waiting}
     holding = [finding for finding in findings if finding.blocking or finding.kind == MISMATCH]
-    # For each rank, the number of holding findings in which it waits.
+    # Rank -> number of holding findings in which it waits.
     waits = collections.Counter(rank for finding in holding for rank in finding.waiting)
     if behind:
         waits.update(_held_by(behind, job))

@@ -75,7 +75,7 @@ class Group:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FlightDump:
-    """`enqueued` has the last collective of each group whose number the dump says; `malformed` entries are left out."""
+    """`enqueued` has the groups' last collectives, if the dump has their numbers; `malformed` counts excluded entries."""
 
     version: str
     rank: int | None

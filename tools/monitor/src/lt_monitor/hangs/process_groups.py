@@ -1,4 +1,4 @@
-"""Join the dumps of all ranks: for each process group, its ranks and their calls.
+"""Join all ranks' dumps: for each process group, its ranks and their calls.
 
 A group is identified by its name and its ranks, because `split_group` gives all its groups one name. If a dump names no ranks
 (gloo), the ranks of a group are the ranks that called a collective in it, so a rank that never did cannot be missing. A dump is a
@@ -25,9 +25,9 @@ class GroupName:
 
 @dataclasses.dataclass
 class GroupCalls:
-    """The calls in one group. A coalesced collective is several calls with the same number.
+    """The calls in a group. A coalesced collective is several calls with the same number.
 
-    `enqueued` has the number of each rank's last collective.
+    `enqueued` has the numbers of the ranks' last collectives.
     """
 
     name: GroupName
@@ -119,5 +119,5 @@ class Job:
 
 
 def operations(calls: list[Call]) -> Iterator[Call]:
-    """Those of one number, without the entry that only ends a coalesced one."""
+    """Yield the calls of a collective without the entry that only ends a coalesced collective."""
     return (call for call in calls if call.operation != COALESCED or len(calls) == 1)

@@ -25,7 +25,7 @@ _FAULT_RANK = re.compile(r"rank (\d{1,7}) on \S{1,255}, after step \d{1,18}$")
 _FILE_LINE = re.compile(r"(.{1,990}):(\d{1,8})")
 _PACKAGES = re.compile(r".{0,2000}/(?:site|dist)-packages/")
 _STANDARD_LIBRARY = re.compile(r"(?:.{0,2000}/)?lib/python3\.\d{1,2}/(?!site-packages|dist-packages)")
-# py-spy omits the directory of these files.
+# py-spy omits these files' directory.
 _STANDARD_FILES = frozenset(
     ("contextlib.py", "queue.py", "selectors.py", "socket.py", "subprocess.py", "threading.py", "multiprocessing/connection.py",
      "multiprocessing/queues.py", "multiprocessing/popen_fork.py", "concurrent/futures/_base.py", "ssl.py", "runpy.py")

@@ -18,7 +18,7 @@ from lt_shared.console import BadData, NoInput, warn
 from lt_shared.files import storage
 
 MAXIMUM_BYTES = 64 << 20
-# A task's main metric is the first of these that it has.
+# A task's main metric is the first metric in this order that it has.
 PREFERRED = ("acc_norm", "acc", "exact_match")
 
 _FILE = re.compile(r"results(?:_.*)?\.json")

@@ -35,12 +35,12 @@ LOG_ENDINGS = (".log", ".out", ".txt", ".err")
 _NAMES_FOR_ANY_RUN = ("train", "metrics", "log", "output", "stdout", "stderr", "progress")
 # Depth to which directories are searched for logs of ranks.
 RANK_DEPTH = 4
-# Launchers name the files of these streams without an extension.
+# Launchers name these streams' files without an extension.
 _STREAM_NAMES = ("stdout", "stderr", "output", "log")
 
 _OF_HOW_MANY = r"(?:[._-]?of[._-]?\d+)?"
 _RANK_WORD = r"(?:global|local)?[._-]?rank|task|node|proc(?:ess)?|worker|master"
-# Any of these may be a rank's whole name. As a suffix, `gpu8` and `host2` mean the size of the run, not a rank.
+# A rank's whole name may be such a word. As a suffix, `gpu8` and `host2` mean the size of the run, not a rank.
 _NAME_WORD = rf"{_RANK_WORD}|host|gpu|device|pod|replica"
 _RANK_SUFFIX = re.compile(rf"(?:[._-](?:{_RANK_WORD})[._-]?\d+{_OF_HOW_MANY})+$", re.IGNORECASE)
 _RANK_NAME = re.compile(rf"(?P<word>{_NAME_WORD})[._-]?\d+{_OF_HOW_MANY}(?:[._-](?:{_NAME_WORD})[._-]?\d+)*", re.IGNORECASE)
@@ -300,7 +300,7 @@ def parsed_blocks(path: str) -> Iterator[ParsedBlock]:
 
 
 def event_blocks(path: str) -> Iterator[list[Record]]:
-    """Yield the events of one log (or `-`) as records, complete with run and source."""
+    """Yield a log's events (`-` is standard input) as records, complete with run and source."""
     run, shown = run_name(path), printable(path)
     for block in parsed_blocks(path):
         yield block.records(shown, run)

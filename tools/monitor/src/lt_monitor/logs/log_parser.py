@@ -40,7 +40,7 @@ FEW_LINES = 64
 MAXIMUM_PARTS = 64
 MAXIMUM_GLUED_BYTES = 1 << 16
 
-# Kinds of manifest lines, and the field that distinguishes each from an event of the same kind.
+# Kinds of manifest lines, and the fields that distinguish them from events of these kinds.
 MANIFEST = {"dataset": "tokens", "checkpoint": "format", "end": "count"}
 
 _RECORD = re.compile(rb'\{"v": ?1, ?"kind": ?')

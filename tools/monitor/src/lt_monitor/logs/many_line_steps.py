@@ -2,7 +2,7 @@
 
 The first line names the step. Each line below has values; the first line without values ends the step. A block of the log may end
 within a step. The lines read so far become an event at once, because no line follows the last step of a log. The remaining lines
-become a second event of the same step, and `Steps.join` merges the two. The open step is part of the parser's state (JSON).
+become a second event for this step, and `Steps.join` merges both events. The open step is part of the parser's state (JSON).
 """
 
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""Number steps whose line has no step, or only three digits of it, from progress bars or by counting.
+"""Number steps whose line has no step, or only its last three digits, from progress bars or by counting.
 
 Hugging Face's Trainer prints dicts without a step (`trainers.huggingface`). The nearest frame of its progress bar within the last
 LOOK_BACK_BYTES shows the number of finished steps; if steps are faster than the bar is drawn, the frame is a few steps behind. If
@@ -25,7 +25,7 @@ _NUMBER = re.compile(rb"\d+")
 
 
 class StepNumbers:
-    """Numbers the steps of one log in order. To continue an earlier parser, pass its `to_record()` as `state`."""
+    """Numbers a log's steps in order. To continue an earlier parser, pass its `to_record()` as `state`."""
 
     def __init__(self, state: Record | None = None):
         state = state or {}

@@ -91,7 +91,7 @@ LIKE_AN_ESCAPE = re.compile(r"\\(?=u[0-9a-f]{4}|U[0-9a-f]{8})")
 
 
 def samples(state: RunState, now: float, run_facts: RunFacts) -> Iterator[Sample]:
-    """Yield the known metrics of one run as (name, label value or None, value)."""
+    """Yield a run's known metrics as (name, label value or None, value)."""
     worked_out = _worked_out(state, run_facts)
     last = state.last
     limits = Thresholds({})
@@ -174,7 +174,7 @@ def render(
 def blocks(
     states: Iterable[RunState], now: float, run_facts: RunFacts = NO_FACTS, monitor: str = "", is_file: bool = False
 ) -> Iterator[str]:
-    """Yield the lines of one metric after the other: 10,000 runs take 60 MB, which should not be in memory three times.
+    """Yield the lines metric by metric: 10,000 runs take 60 MB, which should not be in memory three times.
 
     Runs that ended an hour ago are omitted, because node_exporter would serve their last values for ever. `monitor` names the
     writer. In a file, which may lie beside the files of other monitors, the series of runs carry this label.

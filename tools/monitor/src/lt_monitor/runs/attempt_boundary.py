@@ -1,6 +1,6 @@
-"""Where an attempt begins and from which step it resumed: decided only here, for whole logs and for records one at a time.
+"""Decide where an attempt begins and from which step it resumed, for whole logs and for records one at a time.
 
-An attempt begins where the trainer starts, where a checkpoint is loaded after steps, or where the steps of one process go back.
+An attempt begins when the trainer starts, when a checkpoint is loaded after steps, or when the steps of a process go back.
 Most logs show the step from which the trainer resumed. If a log does not, the attempt is assumed to have resumed from the last
 checkpoint within one log interval before the first step line. If there is no such checkpoint, it is assumed to have resumed at
 the beginning of the first line's interval.
@@ -18,9 +18,9 @@ Stream = TypeVar("Stream", bound=Hashable)
 
 
 def begins_attempt(record: Record, stream: Stream, last_steps: Mapping[Stream, int], started: Collection[str]) -> bool:
-    """Whether `record`, printed by the process `stream`, begins a new attempt in its log.
+    """Return whether `record`, printed by the process `stream`, begins a new attempt in its log.
 
-    `last_steps` has the last step of each process in the present attempt, `started` the `start_key` of each start line in it.
+    `last_steps` has the processes' last steps in the present attempt, `started` the `start_key`s of its start lines.
     """
     if record["kind"] == "step":
         return bool(record["step"] < last_steps.get(stream, 0))
@@ -48,7 +48,9 @@ def interval_begin(first_step: int, interval: int, resumed_at: int | None = None
 
 
 def guessed_resume(first_step: int, interval: int, saved: Iterable[int], is_first: bool) -> int | None:
-    """Step from which an attempt probably resumed, if its log does not show it; None if the first attempt may be a later one.
+    """Return the step from which an attempt probably resumed if its log does not show it.
+
+    None if the log's first attempt may have predecessors.
 
     `saved` has the checkpoint steps of earlier attempts.
     """

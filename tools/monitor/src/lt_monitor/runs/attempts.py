@@ -99,7 +99,7 @@ class Run:
 
     @property
     def validation_sets(self) -> dict[str, list[Record]]:
-        """Evaluations of each named validation set, by step. The first set counts as the validation split, too."""
+        """Return the evaluations by validation set, in the order of steps. The first set also counts as the validation split."""
         of_set: dict[str, str] = {}
         for event in self.of_kind("eval"):
             split = event.get("split", "validation")

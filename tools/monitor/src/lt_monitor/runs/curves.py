@@ -79,7 +79,7 @@ def settled_limits(
 
 
 def envelope(curve: Series, points: int) -> Series:
-    """Thin the curve to at most `points` points: the lowest and the highest point of each stretch, so no spike is lost."""
+    """Thin the curve to at most `points` points: the lowest and the highest point per stretch, so no spike is lost."""
     steps, values = curve
     if len(values) <= points:
         return curve

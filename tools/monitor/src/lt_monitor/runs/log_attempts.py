@@ -1,4 +1,4 @@
-"""The attempts of one run in one log.
+"""The attempts of a run in a log.
 
 `attempt_boundary` decides where an attempt begins. Several processes may print the same lines into one log. A stream is one such
 process (a task of srun, a rank of torchrun, a pod). Events are in order within a stream, but not always across streams.
@@ -16,7 +16,7 @@ from lt_monitor.runs.attempts import Attempt
 
 
 class LogAttempts:
-    """Collects the attempts of one run in one log. Takes the events in the order of the log."""
+    """Collects the attempts of a run in a log. Takes the events in the order of the log."""
 
     def __init__(self, file: str):
         self._file = file
@@ -141,7 +141,7 @@ class _OpenAttempt:
         )
 
     def _resumed_at(self) -> int | None:
-        """The step from which the attempt resumed, or None if the log does not show it."""
+        """Return the attempt's resume step, or None if the log does not show it."""
         for event in reversed(self.events):
             if event["kind"] == "load" and event.get("step") is not None:
                 return int(event["step"])

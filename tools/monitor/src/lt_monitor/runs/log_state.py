@@ -1,4 +1,4 @@
-"""How far the records of a log were taken, and which records are repetitions.
+"""Track which records of a log were taken, and recognise repetitions.
 
 In `scrape | alert`, each command has a state file. When the pipe breaks, scrape prints the same records again in its next pass,
 and alert may have taken some of them already. alert recognises a repeated pass by its first record: same offset, same content. An
@@ -15,10 +15,10 @@ from lt_monitor.events.records import Record
 
 @dataclasses.dataclass
 class LogState:
-    """How far the records of one log were taken.
+    """The progress in a log's records.
 
-    `attempt` is the index of the log's present attempt, `steps` has the last step of each process, `started` the start lines of
-    the attempt. `head` is the offset and digest of the log's first record, `batch` of the last pass's first record. `offset` is
+    `attempt` is the index of the log's present attempt, `steps` has the processes' last steps, `started` the attempt's start
+    lines. `head` is the offset and digest of the log's first record, `batch` of the last pass's first record. `offset` is
     the offset of the last record. A pass that begins with `head` or `batch` repeats a pass that its reader did not finish
     (`repeats`); its records up to `offset` are not taken again.
     """

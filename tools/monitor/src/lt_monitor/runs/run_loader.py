@@ -1,4 +1,4 @@
-"""Read logs into runs: collect the attempts of each log (`log_attempts`), then merge the logs of one run."""
+"""Read logs into runs: collect the attempts in each log (`log_attempts`), then merge the logs that belong to a run."""
 
 import dataclasses
 from bisect import bisect_left, insort
@@ -29,7 +29,7 @@ class RunLoader:
         self._log_attempts(event["run"], event["src"]["file"]).take(event)
 
     def add_block(self, block: ParsedBlock, path: str, run: str) -> bool:
-        """Add the records of one block of the log `path`, step lines as columns. Return whether the block has any."""
+        """Add the records of a block from the log `path`, step lines as columns. Return whether the block has records."""
         steps = block.step_block()
         begin = 0
         for order, record in block.ordered_items():
@@ -67,9 +67,9 @@ def assemble(events: Iterable[Record]) -> list[Run]:
 def read(patterns: Sequence[str], need_steps: bool = True, or_faults: bool = False) -> list[Run]:
     """Read the runs in the logs that match `patterns`.
 
-    With `need_steps`, only runs that have steps; with `or_faults`, runs that have faults, too.
+    With `need_steps`, only runs with steps; with `or_faults`, also runs with faults.
 
-    Raises: NoInput when a log is missing, BadData when no log has what is needed. Warns about a log without events.
+    Raises: NoInput if a log is missing, BadData if no log has such a run. Warns about a log without events.
     """
     paths = log_files.expand(patterns)
     if need_steps:
@@ -117,10 +117,10 @@ class Job:
 
 
 def jobs_of_one_run(jobs: Sequence[Job]) -> list[list[int]]:
-    """Indexes of the jobs of each run: they save into the same directory, and each later one resumed from a step.
+    """Group jobs into runs and return their indices: a run's jobs save into one directory, and later jobs resumed from a step.
 
     Jobs are sorted by begin time, or keep their order if a log has no times. A job that began from scratch begins a new run,
-    even if it saves into the directory of an earlier one.
+    even if it saves into an earlier job's directory.
     """
     by_directory: dict[str | int, list[int]] = {}
     for index, job in enumerate(jobs):
@@ -192,7 +192,7 @@ def _run(name: str, logs: Sequence[list[Attempt]]) -> Run:
 
 
 def _merged(attempts: list[Attempt], other_attempts: list[Attempt]) -> list[Attempt]:
-    """Merge the attempts of two logs of one run, in order. An attempt that both logs show becomes one."""
+    """Merge a run's attempts in two logs, in order. An attempt in both logs counts once."""
     merged = list(attempts)
     position = 0
     for other in other_attempts:

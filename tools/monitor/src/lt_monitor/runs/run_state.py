@@ -2,7 +2,7 @@
 
 Everything that is printed for machines (alerts, metrics, goodput) is computed from this state, so an event has to be read once
 only. The state of a run is about 10 kB, whatever its length: the recent steps, sums, the last checkpoint, the faults since the
-last step, and the totals of each attempt (`time_accounting`).
+last step, and the attempts' totals (`time_accounting`).
 
 `attempt_boundary` decides where an attempt begins. Logs of several ranks and files are merged. A step counts once in an attempt.
 """

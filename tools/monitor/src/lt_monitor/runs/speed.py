@@ -3,7 +3,7 @@
 Numbers that the trainer prints take precedence. The others are computed from what it prints, from the sizes in its dump of
 arguments, and from `RunFacts`, which the user gave: TorchTitan prints no step time, Megatron no tokens, NeMo neither model nor
 sequence length. Operations are counted as lt-train counts them, attention over the causal half of the sequence, so figures
-are below those that Megatron and TorchTitan print for the same speed (13% for Llama 3 8B at 8,192 tokens).
+are lower than Megatron's and TorchTitan's figures for the same speed (13% for Llama 3 8B at 8,192 tokens).
 """
 
 import dataclasses

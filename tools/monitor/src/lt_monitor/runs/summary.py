@@ -12,10 +12,10 @@ import numpy as np
 from lt_monitor.events.records import Record, ends_job
 from lt_monitor.events.steps import Steps
 from lt_monitor.runs import scores, speed
-from lt_monitor.runs.advice import advice
 from lt_monitor.runs.attempts import Attempt, Run
-from lt_monitor.runs.failure_causes import NAN_STEPS, SCHEDULER_FAULTS, root_cause, suspect_ranks
 from lt_monitor.runs.fault_costs import FaultCosts
+from lt_monitor.runs.faults.advice import advice
+from lt_monitor.runs.faults.failure_causes import NAN_STEPS, SCHEDULER_FAULTS, root_cause, suspect_ranks
 from lt_monitor.runs.metrics import source_columns
 from lt_monitor.runs.silence import Silence
 from lt_monitor.runs.speed import RunFacts, Sizes, positive
@@ -36,7 +36,7 @@ class Summary:
     `loss` is the last logged loss, `loss_mean` the mean over the last tenth of the logged steps, `loss_change` its difference
     to the mean over the tenth before. Speeds are medians over the last RECENT_STEPS logged steps, `memory_bytes` is their
     maximum. `validation_losses` maps validation sets to their newest loss, `source_losses` does so for the datasets of a blend.
-    `scores` has the newest value of each benchmark and its step. `skipped_steps` and `nan_steps` are sums over the run.
+    `scores` has the benchmarks' newest values and their steps. `skipped_steps` and `nan_steps` are sums over the run.
     `lost_seconds` is the duration of the `lost_steps` at the present speed. `checkpoints` and `recovery_seconds` are means of
     the costs that lt-train logs. `fault` is the result of `main_fault`, `ended` the result of `ending` for the last attempt. A
     `silent` run has not ended but has written nothing for long, so it is probably dead. Neither a silent run nor one that ended
@@ -82,7 +82,7 @@ class Summary:
 
     @property
     def done_share(self) -> float | None:
-        """The share of all steps that are done: 0 to 1, or above 1 if the run goes on after its last step."""
+        """Return the fraction of completed steps: 0 to 1, or above 1 if the run goes on after its last step."""
         return self.step / self.total_steps if self.step is not None and self.total_steps else None
 
     def to_record(self) -> dict[str, Any]:
@@ -212,7 +212,7 @@ def _suspects(chosen: Record, critical: Sequence[Record], world_size: int | None
 
 
 def nan_steps(steps: Steps) -> np.ndarray:
-    """How many steps of each line had no number for a loss, shape (points,): as counted by the trainer, or as `loss: nan`."""
+    """Return the number of steps per line with a NaN loss, shape (points,), from the trainer's count or from `loss: nan`."""
     counted = steps.column("nan_steps")
     return np.asarray(np.maximum(np.where(np.isfinite(counted), counted, 0), np.isinf(steps.column("loss"))))
 
@@ -284,6 +284,6 @@ def _newest_of_sets(run: Run) -> dict[str, float]:
 
 
 def _newest_of_sources(steps: Steps) -> dict[str, float]:
-    """The newest loss of each dataset. A rarely sampled dataset has its newest loss in an earlier line than the last."""
+    """Return the datasets' newest losses. A rarely sampled dataset may have its newest loss in an earlier line."""
     losses_by_source = {name: steps.finite(name)[1] for name in source_columns(steps)}
     return {name.removeprefix(SOURCE_LOSS): float(losses[-1]) for name, losses in losses_by_source.items() if len(losses)}

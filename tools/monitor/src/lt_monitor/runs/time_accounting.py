@@ -24,7 +24,7 @@ HANG_STEP_FACTOR = 10.0
 
 @dataclasses.dataclass
 class AttemptTotals:
-    """The totals of one attempt. Times are seconds since 1970, None if the log has no times.
+    """An attempt's totals. Times are seconds since 1970, None if the log has no times.
 
     `histogram` maps a bin of step durations to [steps, seconds]. `marks` are [step, seconds of training so far, seconds in slow
     steps so far]. `gaps` has the seconds between step lines by cause. `waiting` has the events since the last step line; the

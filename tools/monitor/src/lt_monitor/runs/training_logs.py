@@ -44,12 +44,12 @@ class TrainingLogs:
     def steps(self) -> dict[str, np.ndarray]:
         """The steps of all runs as columns of shape [steps], one run after the other, ascending; read when first asked for.
 
-        `run` (str), `step` (int64), `time` (datetime64[us], UTC, NaT where the log has none), and a float64 for each number of
-        the step events: `loss`, `grad_norm`, `step_seconds` and so on, NaN where a step lacks it or has no finite number. `loss`
-        is there even if no step has one. The arrays are read-only, copies can be written to.
+        `run` (str), `step` (int64), `time` (datetime64[us], UTC, NaT if the log has no time), and float64 columns for the step
+        events' numbers: `loss`, `grad_norm`, `step_seconds` and so on, NaN if a step lacks the number or it is not finite.
+        `loss` exists even if no step has a loss. The arrays are read-only; copies can be written to.
 
-        As in `lt-monitor plot`, a step that was repeated after a restart is there once, from the latest attempt, steps that a
-        restart threw away are not there, and jobs that continue each other's checkpoints are one run.
+        As in `lt-monitor plot`, a step that was repeated after a restart counts once, from the latest attempt; steps that a
+        restart discarded are missing; and jobs that continue each other's checkpoints are one run.
         """
         runs = run_loader.join_by_checkpoints(run_loader.read(self.paths, need_steps=False))
         steps = [run.steps for run in runs]

@@ -28,7 +28,7 @@ DPI = 150
 MANY_CHECKPOINTS = 30
 LEGEND_WIDTH = 100
 X_TITLES = {"step": "step", "tokens": "tokens", "hours": "hours since the run began"}
-# Dates, without which two files of one picture are identical.
+# Without dates, two files with the same picture are identical.
 DATES = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 POINTS = 6000
-# If only a few steps of a long run are visible, smooth with more points; most of them are outside the picture.
+# If only a few steps of a long run are visible, smooth with more points; most points are outside the picture.
 MAXIMUM_DETAIL = 8
 
 

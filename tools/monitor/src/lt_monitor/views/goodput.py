@@ -58,7 +58,7 @@ class Goodput:
 
 
 def goodput(patterns: Sequence[str], price_per_gpu_hour: float | None = None, gpus: int | None = None) -> list[Goodput]:
-    """Compute the goodput of each run in the logs. `gpus` is used if the logs do not show the number of GPUs.
+    """Compute the goodput of the runs in the logs. `gpus` is used if the logs do not show the number of GPUs.
 
     Raises NoInput if a log is missing, BadData if no log has a training step.
     """

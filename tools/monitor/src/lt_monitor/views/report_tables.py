@@ -55,7 +55,7 @@ def main_fault(summary: Summary) -> str:
 
 
 def tiles(summary: Summary) -> str:
-    """Tiles with the figures of one run."""
+    """Return tiles with a run's figures."""
     cells = [
         _tile("Loss", _number(summary.loss_mean, ".3f"), _loss_note(summary)),
         _tile("Validation loss", _number(summary.validation_loss, ".3f"), _validation_note(summary)),

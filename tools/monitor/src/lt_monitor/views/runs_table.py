@@ -15,7 +15,7 @@ NEVER_SHOWN = ("save", "load")
 
 
 def columns(summaries: Sequence[Summary]) -> dict[str, list[str]]:
-    """The cells of each column. A column without any value is omitted."""
+    """Return the cells by column. A column without any value is omitted."""
     cells_by_title = {
         "step": ["" if one.step is None else f"{one.step:,}" for one in summaries],
         "done": [_share(one) for one in summaries],

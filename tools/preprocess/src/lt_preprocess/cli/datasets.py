@@ -138,7 +138,7 @@ def merge(parts: tuple[str, ...], directory: str | None, output_prefix: str, for
 def shuffle(source: str, output_prefix: str, seed: int, force: bool, plain: bool, dry_run: bool) -> None:
     """Put the documents of a dataset in random order.
 
-    PREFIX is a dataset, or - or @FILE for a manifest of one.
+    PREFIX is a dataset, or - or @FILE for its manifest.
     """
     from lt_preprocess.datasets import shuffle
 
@@ -156,8 +156,8 @@ def shuffle(source: str, output_prefix: str, seed: int, force: bool, plain: bool
 def pack(source: str, seq_length: int, output_prefix: str, force: bool, plain: bool, dry_run: bool) -> None:
     """Pack whole documents into samples, by best fit, so that few are cut.
 
-    PREFIX is a dataset whose documents have ends (--append-eod), or - or @FILE for a manifest of one. lt-train trains on each
-    sample as it is.
+    PREFIX is a dataset whose documents have ends (--append-eod), or - or @FILE for its manifest. lt-train trains on these samples
+    without cutting them again.
     """
     from lt_preprocess.datasets import packing
 
@@ -169,7 +169,7 @@ def pack(source: str, seq_length: int, output_prefix: str, force: bool, plain: b
 @click.argument("source", metavar="PREFIX")
 @click.option("-o", "--output-prefix", required=True, metavar="PREFIX", help="Write PREFIX_train.bin and .idx, and so on.")
 @click.option("--ratios", default="98,1,1", metavar="NUMBERS", help="How large the parts are, relative to each other.")
-@click.option("--names", metavar="WORDS", show_default="train,valid,test", help="What the parts are called.")
+@click.option("--names", metavar="WORDS", show_default="train,valid,test", help="Names of the parts.")
 @SEED
 @FORCE
 @PLAIN
@@ -179,7 +179,7 @@ def split(
 ) -> None:
     """Split a dataset by documents: train, valid, test.
 
-    PREFIX is a dataset, or - or @FILE for a manifest of one. Documents that are equal land in the same part.
+    PREFIX is a dataset, or - or @FILE for its manifest. Equal documents go to the same part.
     """
     from lt_preprocess.datasets import replacement, split
 
@@ -204,7 +204,7 @@ def split(
 @click.option("--documents", type=click.IntRange(0), default=3, metavar="COUNT", help="How many first documents to show.")
 @JSON
 def info(sources: tuple[str, ...], tokenizer: Path | None, documents: int, as_json: bool) -> None:
-    """Show what a dataset holds: counts, lengths, tokenizer, first documents.
+    """Show a dataset's counts, lengths, tokenizer and first documents.
 
     PREFIX is a dataset, or - or @FILE for a manifest.
     """
@@ -226,7 +226,7 @@ def info(sources: tuple[str, ...], tokenizer: Path | None, documents: int, as_js
 @TOKENIZER
 @JSON
 def verify(sources: tuple[str, ...], deep: int, tokenizer: Path | None, as_json: bool) -> int:
-    """Check all that can be wrong with a dataset; exit 1 with what was found.
+    """Check a dataset's files, checksums and tokens; print every fault and exit with 1 if there is one.
 
     PREFIX is a dataset, or - or @FILE for a manifest.
     """
@@ -248,12 +248,12 @@ def verify(sources: tuple[str, ...], deep: int, tokenizer: Path | None, as_json:
 @commands.command(examples=CAT_EXAMPLES)
 @click.argument("source", metavar="PREFIX")
 @click.option("--documents", metavar="RANGE", show_default="all", help="A number, or START:END without END, counted from 0.")
-@click.option("--where", is_flag=True, help="Print the source file, line and byte of each document instead of its text.")
+@click.option("--where", is_flag=True, help="Print the documents' source file, line and byte instead of their text.")
 @TOKENIZER
 def cat(source: str, documents: str | None, where: bool, tokenizer: Path | None) -> None:
-    """Print the documents of a dataset as JSON lines, or where they come from.
+    """Print a dataset's documents, or their source lines, as JSON lines.
 
-    PREFIX is a dataset, or - or @FILE for a manifest of one.
+    PREFIX is a dataset, or - or @FILE for its manifest.
     """
     from lt_preprocess.datasets import decoding, source_places
 
@@ -279,9 +279,9 @@ def grep(
     max_count: int | None,
     tokenizer: Path | None,
 ) -> console.ExitCode:
-    """Print the documents whose text matches PATTERN, and where they come from, as JSON lines. Exit code 1 when none does.
+    """Print the documents whose text matches PATTERN, with their source lines, as JSON lines. Exit with 1 if no text matches.
 
-    PREFIX is a dataset, or - or @FILE for a manifest of one. PATTERN is a regular expression of Python.
+    PREFIX is a dataset, or - or @FILE for its manifest. PATTERN is a Python regular expression.
     """
     from lt_preprocess.datasets import source_places
 

@@ -54,7 +54,7 @@ class _Command(console.DefaultCommand):
     multiple=True,
     default=("text",),
     metavar="KEY",
-    help="A key that holds text; it becomes a part of the file names. Repeat it for a dataset of each key.",
+    help="A key that holds text; it becomes a part of the file names. Repeat the option for one dataset per key.",
 )
 @click.option("--append-eod", is_flag=True, help="End every document with the tokenizer's end-of-document token.")
 @click.option(
@@ -86,7 +86,7 @@ class _Command(console.DefaultCommand):
 @click.option(
     "--stream",
     is_flag=True,
-    help="Print the line of each part as soon as it is on disk, for lt-train to begin with: parts of 4 to 256 million tokens.",
+    help="Print a part's manifest line as soon as it is on disk, so lt-train can begin: parts of 4 to 256 million tokens.",
 )
 @click.option("--workers", type=click.IntRange(min=1), show_default="all cores", help="Threads that tokenize.")
 @click.option("--force", is_flag=True, help="Tokenize all again, whatever is there already.")
@@ -159,9 +159,9 @@ def command(
 
 
 class _Printer:
-    """Prints the manifest. A line of a stream says which part of it the dataset is.
+    """Prints the manifest. In a stream, a line says which part of the stream the dataset is.
 
-    Readers that know no streams take its parts for a blend: the weights let them draw from each by its size.
+    Readers without support for streams take the parts for a blend; the weights are the parts' sizes.
     """
 
     def __init__(self, plain: bool, run_plan: "Plan"):

@@ -1,4 +1,4 @@
-"""Flatten the arguments of compiled functions into words of 64 bits, and name the kind of each argument.
+"""Flatten the arguments of compiled functions into words of 64 bits, and name the arguments' kinds.
 
 The kinds identify the machine code, as types do in C++: a function is compiled once per combination of kinds. An argument takes 1
 microsecond, which is little for a chunk of 1 MiB of text.

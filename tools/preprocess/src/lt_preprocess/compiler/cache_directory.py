@@ -46,7 +46,7 @@ def _bases() -> Iterator[Path]:
             yield Path(base)
         elif base:
             warn(f"{variable} is {base}, which is relative: not used as a cache, it may hold code of others")
-    # It stays as it is for a user without HOME and without an entry in the list of users.
+    # expanduser returns "~" for a user without HOME and without an entry in the list of users.
     home = os.path.expanduser("~/.cache")
     if os.path.isabs(home):
         yield Path(home)

@@ -1,13 +1,13 @@
 """From declared functions to the object code of a kernel, by numba and LLVM: the only module that imports them both.
 
-numba produces LLVM's intermediate representation of each function, and nothing else: by default it would also optimize every
-called function, generate its machine code and two wrappers, which took half of the time. The representation of a kernel and its
-callees is optimized once, together, and becomes one object file with one entry point:
+numba produces LLVM's intermediate representation of every function, and nothing else: by default it would also optimize every
+called function, and generate machine code and two wrappers, in half of the compilation time. The representation of a kernel and
+its callees is optimized once, together, and becomes one object file with one entry point:
 
     int32_t entry(const int64_t *words, int64_t *results)
 
-which unpacks the words that `arguments` has flattened. There are no reference counts: with those an encoder of a dozen tables
-spent nine tenths of its time on counting. So compiled functions create no arrays, and raise no exceptions.
+which unpacks the words that `arguments` has flattened. Compiled functions create no arrays and raise no exceptions, so nothing
+counts references: with reference counts an encoder of a dozen tables spent nine tenths of its time on counting.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What the compiled encoders need from the processor and numba does not offer: memory by address, bit counts, prefetches.
+"""Processor features that numba does not offer to the compiled encoders: memory by address, bit counts, prefetches.
 
 Compiled code works on addresses. An array argument brings a reference count, a shape and index checks into every function, which
 made a look-up three times slower and compiling twice as long. So arrays stay with the Python object that owns them, and no

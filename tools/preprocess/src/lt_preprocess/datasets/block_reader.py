@@ -1,7 +1,7 @@
-"""A finished dataset in blocks of whole documents, for commands whose memory must not grow with it.
+"""Read a finished dataset in blocks of whole documents, for commands whose memory must not grow with the dataset.
 
 `indexed_dataset.Reader` maps both files into memory, which is right for looking documents up. Here the columns of the index are
-read side by side with plain reads: 100 million documents have an index of 2 GB, and a block of them takes at most
+read side by side with plain reads: the index of 100 million documents has 2 GB, and a block takes at most
 `SEQUENCES_AT_ONCE` x 30 bytes. Reading works on any filesystem, remote ones included, and checks what the Reader checks.
 """
 
@@ -98,12 +98,12 @@ class Block(NamedTuple):
 
     @property
     def bounds(self) -> Counts:
-        """The index of each document's first token in the block, and the end of the last document, int64 [documents + 1]."""
+        """Return the documents' first tokens as indices in the block, and the end of the last document, int64 [documents + 1]."""
         return bounds_of(self.sequence_lengths)[bounds_of(self.sequences_per_document)]
 
 
 def bounds_of(lengths: npt.NDArray[np.integer]) -> Counts:
-    """Offsets of consecutive items of these lengths, and the end of the last, int64 [items + 1]."""
+    """Return the offsets of consecutive items with these lengths, and the end of the last item, int64 [items + 1]."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
@@ -295,7 +295,7 @@ class BlockReader:
 
 
 def _groups(ends: Counts, limit: int) -> Iterator[tuple[int, int]]:
-    """Group the intervals between the entries of `ends` (ascending) into runs of at most `limit`, or of one larger interval."""
+    """Group the intervals between entries of `ends` (ascending) into runs up to `limit`; a larger interval is a run by itself."""
     low = 0
     while low < len(ends) - 1:
         high = max(low + 1, int(np.searchsorted(ends, ends[low] + limit, side="right")) - 1)

@@ -66,7 +66,7 @@ Text = str | list[str]
 
 
 def texts(dataset: Dataset, tokenizer: Path | None = None, first: int = 0, last: int | None = None) -> Iterator[Text]:
-    """Decode the text, or texts, of each document from number `first` up to `last`.
+    """Decode the documents from number `first` up to `last` into a text or texts.
 
     Raises: BadData for a dataset or a token that is malformed, and as `load_tokenizer`.
     """
@@ -81,9 +81,9 @@ def texts(dataset: Dataset, tokenizer: Path | None = None, first: int = 0, last:
 
 
 def records(source: str, tokenizer: Path | None, documents: str | None) -> Iterator[dict[str, Text]]:
-    """Yield the JSON line of each document; `documents` is a number or a range START:END, from 0; either end may be missing.
+    """Yield a JSON line per document; `documents` is a number or a range START:END, from 0; either end may be missing.
 
-    Raises: UsageError for a malformed range or one that leads beyond the end, and as `source_datasets.single` and `texts`.
+    Raises: UsageError for a malformed range or a range beyond the end, and as `source_datasets.single` and `texts`.
     """
     dataset, shape = source_datasets.single(source)
     first, last = parse_range(documents, shape.documents)

@@ -126,9 +126,9 @@ def _pieces(files: Sequence[tuple[str, int]]) -> Iterator[_Piece]:
 
 
 def concatenate(files: Sequence[tuple[str, int]], target: IO[bytes], advance: Callable[[float], None]) -> None:
-    """Write the first `size` bytes of each (path, size) to `target`, an empty file.
+    """Write the first `size` bytes of every (path, size) to `target`, an empty file.
 
-    Raises IoFailure when a file became shorter.
+    Raises IoFailure if a file became shorter.
     """
     if any(storage.is_remote(path) for path, _ in files) or not _is_plain_file(target):
         for path, size in files:

@@ -1,13 +1,13 @@
 """Pack documents into the samples of a training run: best fit decreasing, so that few documents are cut (arXiv:2404.10830).
 
 Documents that are joined and cut every N tokens lose their context at the cuts, although most documents would have fitted. Here
-each sequence of the result is one sample of lt-train: as many whole documents as fit into `seq_length` + 1 tokens. A longer
-document is cut into full samples, and only its rest is packed with others. Documents are placed from the longest to the shortest,
-each into the sample that it fills best. A buffer of WINDOW_TOKENS is packed at a time; the documents of a sample stand in their
-own order, as do the samples.
+every sequence of the result is one sample of lt-train: as many whole documents as fit into `seq_length` + 1 tokens. A longer
+document is cut into full samples, and only its last piece shares a sample. Documents are placed from the longest to the shortest
+into the sample that they fill best. A buffer of WINDOW_TOKENS is packed at a time; documents within a sample keep their order,
+and so do samples.
 
-The unused end of a sample is not stored: lt-train fills it when it reads, and leaves it out of the loss. The bits of one integer
-mark the existing free spaces, so that the smallest sufficient space is found in one operation.
+The unused end of a sample is not stored: lt-train pads the sample on reading and masks the padding in the loss. The bits of one
+integer mark the existing free spaces, so one operation finds the smallest sufficient space.
 """
 
 import dataclasses

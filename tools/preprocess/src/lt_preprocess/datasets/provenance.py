@@ -1,8 +1,8 @@
 """Sidecars of derived datasets: merged, shuffled, split or packed from finished datasets.
 
-A derived sidecar has the manifest line, the tokenizing options that all source datasets share, and a `derivation`:
-the command, the sources (sizes and modification times, so that a changed one is noticed) and the command's options. A later
-run of the same command on the same sources has nothing to do.
+A derived sidecar has the manifest line, the tokenizing options that all source datasets share, and a `derivation`: the command,
+the sources (sizes and modification times, which show a change) and the command's options. A later run of the same command on the
+same sources has nothing to do.
 """
 
 import dataclasses
@@ -107,9 +107,9 @@ def shared_options(sources: Sequence[Dataset]) -> dict[str, Any]:
 
 
 def shared_sources(sources: Sequence[Dataset]) -> list[dict[str, Any]] | None:
-    """List the text files that the sources were tokenized from, in order; None if any source does not record its files.
+    """List the sources' text files in order; None if a source does not record its files.
 
-    Shards and parts of one run share files, and a shared file counts once. So every shard and part must be present, in order.
+    Shards and parts from one run share files, and a shared file counts once. So every shard and part must be present, in order.
     """
     files: list[dict[str, Any]] = []
     of_run: dict[str, dict[str, Any]] = {}
@@ -163,8 +163,10 @@ def sidecar(
     files: list[dict[str, Any]] | None = None,
     documents: Origins | None = None,
 ) -> tuple[str, bytes]:
-    """Path and content of the sidecar. `files` are those of text whose documents the dataset holds, all and in order; `documents`
-    says where each document comes from, as far as that is known."""
+    """Return the sidecar's path and content.
+
+    `files` are the dataset's text files, complete and in order; `documents` has the documents' known origins.
+    """
     record = {
         "v": manifest.SIDECAR_VERSION,
         "dataset": manifest.record_of(dataset),

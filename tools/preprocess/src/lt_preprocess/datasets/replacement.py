@@ -47,10 +47,9 @@ def name_missing(paths: list[str], kind: str) -> str | None:
 
 
 def check_derived(result: manifest.Dataset, derivation: Derivation, text_files: list[dict[str, Any]] | None) -> None:
-    """Raise CannotCreate when the output of a command on finished datasets would replace other documents.
+    """Raise CannotCreate if the output of a command on finished datasets would replace other documents.
 
-    Another output of the same datasets, of datasets that were added to or of moved ones is replaced, and so is a tokenized one
-    of the same `text_files`.
+    An earlier output may be replaced if it came from these datasets, also moved or extended, or was tokenized from `text_files`.
     """
     check_tokenizer(result.prefix, result.tokenizer)
     check_documents(result.prefix, _documents_not_read(result.prefix, derivation, text_files))

@@ -32,7 +32,7 @@ Sequences = list[list[int]]
 
 
 class _Origin(NamedTuple):
-    """What a dataset was made from, and how."""
+    """The sources and the options that a dataset was made with."""
 
     sources: list[dict[str, Any]]
     json_keys: tuple[str, ...]

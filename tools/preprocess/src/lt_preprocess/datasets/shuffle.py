@@ -145,7 +145,7 @@ def sorted_by_key(
 def _distribute(
     documents: Iterable[Keyed], paths: list[Path], shift: int, advance: Callable[[float], None]
 ) -> npt.NDArray[np.int64]:
-    """Write every document to the file that its key, shifted right, has at its end; returns the documents of each file."""
+    """Write every document to the file whose number is its key, shifted right; return the files' document counts."""
     counts = np.zeros(len(paths), np.int64)
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(path.open("wb")) for path in paths]

@@ -41,7 +41,7 @@ def parts_of_merge(sources: Sequence[str], output_prefix: str) -> list[Dataset]:
         is_file_name = len(listed_parts) == 1 and listed_parts[0].prefix != source
         for part in listed_parts:
             path = _resolved_path(part.prefix)
-            # The shell expands web* to the files of one dataset; the dataset itself given twice is a mistake.
+            # The shell expands web* to both files of a dataset; naming a dataset twice is a mistake.
             if path in parts and not (is_file_name and path in by_file_name):
                 raise UsageError(f"{_also_named(part.prefix, parts[path].prefix)}: given twice")
             parts.setdefault(path, part)
@@ -62,7 +62,7 @@ def check_not_the_source(prefix: str, output_prefix: str) -> None:
 
 
 def _resolved_path(prefix: str) -> str:
-    """Resolve links and `..` in the path of the dataset's .bin, so that two names of one dataset compare equal."""
+    """Resolve links and `..` in the path of the dataset's .bin, so that two names for a dataset compare equal."""
     return prefix if storage.is_remote(prefix) else os.path.realpath(bin_path(prefix))
 
 

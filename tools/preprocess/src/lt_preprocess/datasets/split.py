@@ -112,7 +112,7 @@ def part_of(tokens: npt.NDArray[np.generic], thresholds: Sequence[int], seed: in
 
 
 def thresholds_of(ratios: Sequence[Fraction]) -> list[int]:
-    """Return the hash at which each part ends."""
+    """Return the parts' upper hash bounds."""
     return [int(sum(ratios[: number + 1], Fraction(0)) * (1 << 8 * HASH_BYTES)) for number in range(len(ratios))]
 
 

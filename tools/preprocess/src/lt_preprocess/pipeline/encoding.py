@@ -27,7 +27,7 @@ CHUNKS_IN_FLIGHT_PER_WORKER = 2
 
 @dataclasses.dataclass(frozen=True)
 class Encoded:
-    """The encoded documents of one chunk: one column per key, with equal numbers of documents.
+    """A chunk's encoded documents: one column per key, with equal numbers of documents.
 
     `text_bytes` is the size in UTF-8; `end` is the position after the chunk; `lines` are the documents' lines.
     """

@@ -1,13 +1,13 @@
 """Record the progress of a run on disk, so that a later run of the same plan can resume.
 
-A hidden file beside the outputs, `.NAME.journal`, one JSON object a line: the plan's fingerprint first, then a line for each time
-that the outputs were synced. A truncated line is ignored. Output written after the last sync is truncated and made
-again. The process that has the file open holds a lock on it. On a remote store, where files cannot be appended to, only finished
-parts are recorded, and there is no lock.
+A hidden file beside the outputs, `.NAME.journal`, has one JSON object per line: the plan's fingerprint first, then a line for
+every sync of the outputs. A truncated line is ignored. Output written after the last sync is truncated and made again. The
+process that has the file open holds a lock on it. On a remote store, whose objects cannot grow, only finished parts are
+recorded, without a lock.
 
 The disk may return other bytes than were written. So a line has the CRC-32 of every partial file, and the files are read back
 before the run resumes, at the speed of the disk. Files that differ, or that another user may have written, are made again. A line
-also names the files to delete on a restart, so a line is ignored if it has a name that the run would not give to its outputs.
+also names the files to delete on a restart, so a line with a name that is no output of this run is ignored.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ VERSION = 3
 
 
 class Journal:
-    """The record of one run. This base class keeps nothing; it serves standard input and remote outputs in one part."""
+    """A run's record. This base class records nothing; it serves standard input and remote outputs in one part."""
 
     is_resumable = False
     """Whether the partial files of a part can be continued."""
@@ -251,7 +251,7 @@ def _is_state(record: Any, plan: Plan) -> bool:
 
 
 def _with_names_here(record: dict[str, Any], plan: Plan) -> dict[str, Any]:
-    """Replace the directory of every name by the current one: it may have been moved, and no file outside of it is touched."""
+    """Replace the directory of every name by the current directory: it may have been moved, and no file outside is touched."""
     directory = os.path.dirname(plan.prefix)
     datasets = [os.path.join(directory, os.path.basename(name)) for name in record["datasets"]]
     return record | {"datasets": datasets, "quarantine": os.path.join(directory, os.path.basename(record["quarantine"]))}

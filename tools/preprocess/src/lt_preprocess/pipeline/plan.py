@@ -1,9 +1,9 @@
 """The plan of a command, checked before any work: the inputs exist, the tokenizer is loaded, the outputs have names.
 
-The fingerprint of a plan covers all that can change a byte of the result: every input (size and modification time, or the
-object's version on a remote store), the tokenizer and the options. A dataset with the same fingerprint is up to date, and an
-interrupted run with the same one resumes. The number of workers is not part of it, nor is `--on-error`, which matters only for
-bad lines.
+The fingerprint of a plan covers everything that can change a byte of the result: every input (size and modification time, or the
+object's version on a remote store), the tokenizer and the options. A dataset with this fingerprint is up to date, and an
+interrupted run with this fingerprint resumes. The number of workers is not part of it, nor is `--on-error`, which matters only
+for bad lines.
 """
 
 import dataclasses

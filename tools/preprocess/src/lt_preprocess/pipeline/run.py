@@ -34,7 +34,7 @@ from lt_shared.data.indexed_dataset import Extent
 JOURNAL_INTERVAL_SECONDS = 5.0
 MAX_SYNC_SHARE = 0.1
 REPORTED_LINES = 5
-# The end of one JSON object and the beginning of the next on the same line.
+# One JSON object ends and the next begins on a line.
 _MORE_OBJECTS = re.compile(rb"\}\s*\{\s*\"")
 _MOST_SEARCHED = 1 << 20
 

@@ -1,10 +1,10 @@
 """The sidecar, the file beside a dataset that records its sources: `PREFIX.json`.
 
-`dataset` is its manifest line, which other tools read; `crc32` is the size and CRC-32 of `.bin` and of `.idx`. `sources` are the
-inputs that were read, each with size, modification time and the hash of its first 64 KiB (remote ones with the store's version),
-`options` the options that change the result, `origins` the source line of each document, `counts` the numbers of stored and
-excluded documents, `made_by` the versions of the software. `plan` is the plan's fingerprint: a later run with the same one has
-nothing to do. `run` is the same for every shard of a run, so that shards of different runs are not joined.
+`dataset` is its manifest line, which other tools read; `crc32` has size and CRC-32 of the `.bin` and the `.idx`. `sources` are
+the inputs with size, modification time and the hash of the first 64 KiB (remote inputs with the store's version), `options` the
+options that change the result, `origins` the documents' source lines, `counts` the numbers of stored and excluded documents,
+`made_by` the versions of the software. `plan` is the plan's fingerprint: a later run with an equal fingerprint has nothing to
+do. `run` is equal for every shard of a run, so that shards of different runs are not joined.
 """
 
 import dataclasses

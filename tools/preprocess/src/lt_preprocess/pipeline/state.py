@@ -1,4 +1,4 @@
-"""The state that a journal records and from which a later run resumes."""
+"""The state in a journal, for a later run to resume from."""
 
 import dataclasses
 from typing import Any, Self

@@ -1,7 +1,7 @@
-"""The documents of one chunk of input, one column per key, and the lines without a document.
+"""A chunk's documents, one column per key, and the lines without a document.
 
-A document is a string, or a list of strings whose items become sequences of their own. A line that has no document for one key
-has none for any: the datasets of several keys keep the same documents.
+A document is a string, or a list of strings whose items become separate sequences. A line without a document for one key is left
+out for all keys, so that the keys' datasets have the same documents.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -66,14 +66,14 @@ class ChunkLines(NamedTuple):
         return list(zip((begins + first).tolist(), lines[begins].tolist(), strict=True))
 
     def without(self, documents: Iterable[int]) -> "ChunkLines":
-        """Exclude the lines of these documents as well."""
+        """Also exclude the lines of `documents`."""
         gone = set(self.left_out)
         lines = [line for line in range(self.total) if line not in gone]
         return self._replace(left_out=sorted([*self.left_out, *(lines[document] for document in documents)]))
 
 
 class Batch(NamedTuple):
-    """The documents of one chunk, in order: one column per key, with equal numbers of documents."""
+    """A chunk's documents, in order: one column per key, with equal numbers of documents."""
 
     columns: list[Column]
     bad_lines: list[BadLine]

@@ -30,7 +30,7 @@ class Position(NamedTuple):
     """A position in the inputs, from which reading resumes.
 
     `input`: index into the list of inputs; `offset`: bytes of the decompressed content, rows of a Parquet file; `line`: the
-    number of the next line from 1, or 0 where lines before were not counted (a file that is read at offsets).
+    number of the next line from 1, or 0 if earlier lines were not counted (a file that is read at offsets).
     """
 
     input: int = 0

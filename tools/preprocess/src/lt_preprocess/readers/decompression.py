@@ -71,9 +71,9 @@ def decompressor_for(start: bytes) -> Callable[[], Decompressor] | None:
 
 
 def decompressed(source: str, start: bytes, read: Callable[[], bytes]) -> Iterator[bytes]:
-    """The content in pieces; `start` is what was read already, `read` returns more, b"" at the end.
+    """Yield the content in pieces. `start` has the bytes already read; `read` returns more bytes, b"" at the end.
 
-    Raises BadData, naming `source`, for data that are damaged or end too early.
+    Raises BadData, naming `source`, for damaged or truncated data.
     """
     data = start
     decompressor: Decompressor | None = None

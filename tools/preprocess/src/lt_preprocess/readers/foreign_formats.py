@@ -1,7 +1,7 @@
 """Recognise by its first bytes a file that holds no documents, whatever its name says: a pointer, an error page, an archive.
 
 Read as JSON lines, every line of such a file would be bad, and `--on-error skip` would drop the whole file. So it is an error,
-which names the format and the command that makes documents of it.
+which names the format and a command that extracts documents.
 """
 
 import json

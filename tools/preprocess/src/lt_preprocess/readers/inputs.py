@@ -16,7 +16,7 @@ from lt_preprocess.readers.byte_ranges import BYTE_ORDER_MARK, LocalFile, RangeF
 from lt_preprocess.readers.chunks import Chunk, Position
 from lt_preprocess.readers.decompression import RECOGNISED_BYTES, decompressed, decompressor_for
 from lt_preprocess.readers.foreign_formats import HEAD_BYTES, PARQUET_MAGIC
-from lt_preprocess.readers.line_streams import line_chunks, skipped
+from lt_preprocess.readers.jsonl import MemoryChunk
 from lt_preprocess.readers.parquet import row_chunks
 from lt_preprocess.readers.paths import STDIN as STDIN
 from lt_preprocess.readers.paths import display_name as display_name
@@ -140,7 +140,7 @@ def _stream_chunks(path: str, stream: IO[bytes], start: Position, advance: Advan
     name = display_name(path)
     parts = _content(path, stream, advance)
     if not is_text(path):
-        yield from line_chunks(name, skipped(parts, start.offset), start)
+        yield from _line_chunks(name, _skip_bytes(parts, start.offset), start)
     elif start.offset == 0:
         content = _all_of(name, parts)
         yield TextChunk(name, _after_text(start, len(content)), lambda: _without_byte_order_mark(content))
@@ -213,3 +213,45 @@ def _open(path: str) -> IO[bytes]:
     if sys.stdin.isatty():
         note("waiting for documents on standard input")
     return os.fdopen(os.dup(sys.stdin.fileno()), "rb")
+
+
+def _skip_bytes(parts: Iterator[bytes], size: int) -> Iterator[bytes]:
+    """The parts without the first `size` bytes."""
+    for part in parts:
+        if size < len(part):
+            yield part[size:] if size else part
+        size = max(0, size - len(part))
+
+
+def _line_chunks(source: str, parts: Iterator[bytes], start: Position) -> Iterator[MemoryChunk]:
+    """Chunks of whole lines, about CHUNK_BYTES each, or one longer line. The last line needs no line break.
+
+    `parts` are the content from `start` on. Raises BadData for a line of more than LONGEST_LINE_BYTES.
+    """
+    waiting = bytearray()
+    position = start
+    searched = 0
+    for part in parts:
+        waiting += part
+        if position.offset == 0:
+            if BYTE_ORDER_MARK.startswith(waiting) and len(waiting) < len(BYTE_ORDER_MARK):
+                continue
+            if waiting.startswith(BYTE_ORDER_MARK):
+                del waiting[: len(BYTE_ORDER_MARK)]
+                position = position._replace(offset=len(BYTE_ORDER_MARK))
+        while len(waiting) >= chunk_limits.CHUNK_BYTES:
+            end = waiting.rfind(b"\n", searched, chunk_limits.CHUNK_BYTES) + 1
+            if not end:
+                end = waiting.find(b"\n", max(searched, chunk_limits.CHUNK_BYTES)) + 1
+            if not end:
+                searched = len(waiting)
+                break
+            chunk = MemoryChunk.of(source, bytes(memoryview(waiting)[:end]), position)
+            del waiting[:end]
+            searched = 0
+            position = chunk.end
+            yield chunk
+        if len(waiting) > chunk_limits.LONGEST_LINE_BYTES:
+            raise chunk_limits.line_too_long(source, position.line, position.offset)
+    if waiting and not (position.offset == 0 and waiting == BYTE_ORDER_MARK):
+        yield MemoryChunk.of(source, bytes(waiting), position)

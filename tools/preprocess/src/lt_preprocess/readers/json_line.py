@@ -1,8 +1,8 @@
 """Read one line with a JSON parser, and say in words why it holds no document.
 
-Lines come here that the compiled scan does not understand. orjson is asked first; what it refuses goes to Python's own parser,
-which also takes what `json.dumps` writes (NaN, Infinity, lone surrogates in other keys). A lone surrogate in the text is no
-Unicode text and cannot be tokenized: the line is bad, never silently changed.
+Lines come here that the compiled scan does not understand. orjson parses them first; if it refuses a line, Python's parser, which
+also accepts the extensions of `json.dumps`, parses it (NaN, Infinity, lone surrogates in other keys). A lone surrogate in the
+text is no Unicode text and cannot be tokenized: the line is bad, never silently changed.
 """
 
 import json

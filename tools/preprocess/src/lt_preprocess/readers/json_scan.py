@@ -49,7 +49,7 @@ class Keys(NamedTuple):
 
 
 class ScanResults(NamedTuple):
-    """The texts of one chunk; row k is of key k.
+    """A chunk's texts; row k belongs to key k.
 
     `texts` uint8 [keys, bytes]; `offsets` int64 [keys, texts + 1]; `text_counts` int64 [keys]; `texts_per_document` int64
     [keys, documents]; `counts` int64 [2]: documents, lines.

@@ -1,9 +1,9 @@
 """Parquet files: a row is a document, a column of strings or of lists of strings is a key.
 
-The pages of a column are read as they are needed, so that a row group of gigabytes needs no more memory than a small one. How
-many rows are decoded at once depends on their decoded size, which a file does not state: a dictionary or a shared prefix may be a
-thousandth of it. Chunks are rows of about 1 MiB, cut from what was decoded or joined. A null is a bad row, as null is in JSON; a
-file without the column is an error. Page checksums, where a file has them, are verified.
+The pages of a column are read on demand, so a row group of gigabytes needs no more memory than a small row group. The number of
+rows decoded at once depends on their decoded size, which a file does not state: a dictionary or a shared prefix may be a
+thousandth of it. Chunks have about 1 MiB; decoded rows are cut or joined to this size. A null is a bad row, as null is in JSON; a
+file without the column is an error. Page checksums, if a file has them, are verified.
 """
 
 import dataclasses

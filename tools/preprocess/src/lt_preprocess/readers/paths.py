@@ -45,7 +45,7 @@ def without_compression(path: str) -> str:
 
 def expand_patterns(patterns: Sequence[str]) -> list[str]:
     """The inputs in the order given: files, URLs, glob patterns (matches sorted), directories (all files below with a known
-    suffix, sorted), `@FILE` (a file with one of these on each line), `-` for standard input.
+    suffix, sorted), `@FILE` (a file that lists such inputs, one per line), `-` for standard input.
 
     Raises NoInput for a pattern that matches nothing and for a directory or list without inputs.
     """

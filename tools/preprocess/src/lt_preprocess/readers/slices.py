@@ -22,7 +22,7 @@ WHOLE = Slice()
 
 
 class Piece(NamedTuple):
-    """A byte range of one input: the lines whose first byte is at `begin` or after it, and before `stop`, in stored bytes."""
+    """A byte range of an input: the lines whose first byte lies at or after `begin` and before `stop`, in stored bytes."""
 
     input: int
     begin: int

@@ -16,7 +16,7 @@ SpecialTokens = Literal["text", "parse", "reject"]
 
 
 class ForbiddenToken(NamedTuple):
-    """A special token written out in text number `text`, at `offset` bytes of it; `str()` says so without the number."""
+    """A special token spelled out in text number `text`, at byte `offset` of this text; `str()` leaves the text's number out."""
 
     text: int
     offset: int

@@ -1,7 +1,7 @@
-"""What a tokenizer's files say beyond the tables of its encoder, in layers, each there only when the tokenizer needs it.
+"""Layers around a tokenizer's encoder for features that its tables do not have. A tokenizer gets only the layers that it needs.
 
-Added tokens are taken out of the text, the rest is normalized, added tokens are taken out of the normalized text, and what
-remains is encoded.
+Added tokens are taken out of the text, the text between them is normalized, added tokens are taken out of the normalized text,
+and the remaining text is encoded.
 """
 
 from collections.abc import Sequence

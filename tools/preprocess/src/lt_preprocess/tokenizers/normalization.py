@@ -1,10 +1,10 @@
 """Unicode's normal form C, applied to the few texts that are not in it.
 
-A compiled scan decides, by Unicode's quick check, which texts may change: those with a character that is never in normal form,
-with combining marks out of order, or where a mark follows a character with which it composes. The library normalizes these, so
-the result is that of its version of Unicode, whatever Python's is: characters that Python does not know are for the library to
-judge, and of those it knows Unicode never changes what the check looks at. The scan runs at about 1 GB/s, the library at 57
-MB/s; Tamil and Bengali have marks that compose with few letters in every text, which so stays as it is.
+A compiled scan decides, by Unicode's quick check, which texts may change: texts with a character that is never in normal form,
+texts with combining marks out of order, and texts in which a mark follows a character that it composes with. The library
+normalizes these texts, so the result follows the library's version of Unicode, not Python's: characters unknown to Python go to
+the library, and Unicode never changes the checked properties of existing characters. The scan runs at about 1 GB/s, the library
+at 57 MB/s. Tamil and Bengali texts have marks that compose with few letters; the scan leaves such texts alone.
 """
 
 import functools
@@ -33,12 +33,12 @@ _SECOND_BITS = 21
 
 
 class Tables(NamedTuple):
-    """What the scan looks up, made from Python's tables in about 0.1 s.
+    """The scan's tables, made from Python's tables in about 0.1 s.
 
-    `classes` uint8 [code points], of those from U+0300: the combining class, UNCERTAIN where normalization depends on more than
-    that, or MAY_COMPOSE for a character that composes with some before it. `combining` uint8 [code points]: the combining class,
-    or UNCERTAIN for a character that is composed, whose marks come in an order with those after it. `pairs` int64, sorted:
-    first << 21 | second of the characters that compose.
+    `classes` uint8 [code points], from U+0300 on: the combining class, UNCERTAIN if normalization depends on more than the
+    class, or MAY_COMPOSE for a character that composes with some characters before it. `combining` uint8 [code points]: the
+    combining class, or UNCERTAIN for a composed character, because its marks are ordered together with the marks after it.
+    `pairs` int64, sorted: first << 21 | second, for all pairs of characters that compose.
     """
 
     classes: Bytes

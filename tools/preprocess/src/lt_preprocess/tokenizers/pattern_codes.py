@@ -1,4 +1,7 @@
-"""The numbers by which compiled code knows the patterns of `split_patterns`. Apart, so that naming one loads no compiler."""
+"""The codes of the patterns in `split_patterns` for compiled code.
+
+In a separate module, so that using a code loads no compiler.
+"""
 
 GPT2 = 0
 LLAMA3 = 1

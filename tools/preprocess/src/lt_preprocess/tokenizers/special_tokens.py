@@ -26,7 +26,7 @@ _INITIAL_MATCHES = 1024
 
 @kernel
 def _find(data: Bytes, offsets: Lengths, trie: TokenTrie, matches: Lengths) -> int:
-    """Write text, start, end and token number of each match to `matches` [capacity, 4]; return the number of matches."""
+    """Write the matches' text, start, end and token number to `matches` [capacity, 4]; return the number of matches."""
     least, most = np.uint8(255), np.uint8(0)
     for byte in range(256):
         if trie.is_first[byte]:

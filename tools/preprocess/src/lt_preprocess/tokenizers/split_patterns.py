@@ -4,8 +4,8 @@ A pattern is recognised by its text alone. Several spellings of one pattern are 
 the next term cannot match the characters given back, and `\s*[\r\n]` ends where `\s*[\r\n]+` does because `\s*` is greedy.
 tiktoken's cl100k_base is not Llama 3's pattern: its `\s++$` keeps white space at the end of a text together.
 
-Hugging Face's engine reads some patterns in another way than tiktoken's: to it `\p{N}{1,3}+` is any number of digits.
-TIKTOKEN_SPELLINGS has the meaning of such a spelling in tiktoken, written so that both engines read it alike.
+Hugging Face's engine reads some patterns in another way than tiktoken's engine: `\p{N}{1,3}+` matches any number of digits.
+TIKTOKEN_SPELLINGS has tiktoken's meaning of such a spelling as a pattern that both engines read alike.
 """
 
 from lt_preprocess.tokenizers import pattern_codes

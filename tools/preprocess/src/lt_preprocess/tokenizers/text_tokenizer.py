@@ -27,8 +27,8 @@ class TextTokenizer:
     """A tokenizer that `load_tokenizer` has loaded. Its methods may be called from several threads.
 
     Attributes: `name`, for people; `sha256`, which identifies it in manifests and checkpoints; `vocab_size`, the whole id space;
-    `eod`, the id that `--append-eod` ends a document with, None when there is none; `special_tokens`, the ids of those that a
-    text could spell out; `dtype` of its datasets: uint16 below 65,500 entries, int32 from there.
+    `eod`, the id that `--append-eod` ends a document with, or None; `special_tokens`, the ids of special tokens that a text could
+    spell out; `dtype` of its datasets: uint16 below 65,500 entries, int32 from there.
     """
 
     def __init__(self, tokenizer: Tokenizer, name: str, sha256: str, loaded_from: tuple[str, SpecialTokens]):

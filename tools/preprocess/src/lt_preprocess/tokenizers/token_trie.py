@@ -17,7 +17,7 @@ from lt_preprocess.tokenizers.base import Ids
 
 
 class TokenTrie(NamedTuple):
-    """`is_first` uint8 [256]: 1 for bytes with which a token begins. `columns` uint8 [256]: the column of a byte, 0 for others.
+    """`is_first` uint8 [256]: 1 for the first bytes of tokens. `columns` uint8 [256]: the column of a byte, 0 for others.
 
     `children` int32 [nodes, columns]: the node after a byte, 0 for none (the root is no child). `numbers` int32 [nodes]: the
     token that ends at a node, -1 for none.

@@ -1,9 +1,8 @@
 """BPE vocabularies, byte-level or with byte fallback, reduced to the tables of the encoder.
 
-The id of each byte, and for each pair of ids that merges its rank and the merged id. Files that list merges give the rank of each
-merge. Files that list ranks of tokens (tiktoken, Tekken) mean: any two neighbours whose bytes together are a token merge, the
-lowest rank first, and a piece that is itself a token stays whole. Llama 3's 280,147 pairs are all ways to split its 128,000
-tokens in two.
+The tables hold the bytes' ids, and for pairs that merge the rank and the merged id. Files that list merges give the merges'
+ranks. In files that rank tokens (tiktoken, Tekken), any two neighbours whose bytes together are a token merge, the lowest rank
+first, and a piece that is itself a token stays whole. Llama 3's 280,147 pairs are all ways to split its 128,000 tokens in two.
 """
 
 import dataclasses
@@ -50,13 +49,13 @@ class Vocabulary:
 
     `byte_ids` int32 [256]; `merges` int64 [merges, 4] with the columns left id, right id, rank, merged id; `whole_pieces` are the
     tokens that a piece becomes without merging, by id. `vocab_size` counts the whole id space, special tokens included.
-    `pattern` is a code of `pretokenizer` for `regex`, or `split_patterns.NOT_COMPILED`. `tokens` are the bytes of every id but
-    those of `added_tokens`. With `is_nfc`, texts are converted to Unicode's normal form C first. `cache_key` identifies it in
+    `pattern` is a code of `pretokenizer` for `regex`, or `split_patterns.NOT_COMPILED`. `tokens` has the bytes of all ids except
+    `added_tokens`. With `is_nfc`, texts are converted to Unicode's normal form C first. `cache_key` identifies it in
     `vocabulary_cache`, "" when it does not come from there.
 
-    One with `pattern` BYTE_FALLBACK is merged from characters, not bytes: `byte_ids` stand for a character that is no token (-1
-    for bytes that no text has), `tokens` is every token of the model as the file spells it, and `space_prefix` is one of the
-    four above. `strips_prefix`: decoding takes a space from the start.
+    With `pattern` BYTE_FALLBACK, characters are merged, not bytes: `byte_ids` stand for a character that is no token (-1 for
+    bytes that no text has), `tokens` has every token of the model as the file spells it, and `space_prefix` is one of the four
+    above. `strips_prefix`: decoding takes a space from the start.
     """
 
     pattern: int
@@ -75,7 +74,7 @@ class Vocabulary:
 
 
 def token_bytes(tokens: Mapping[str, int]) -> dict[int, bytes]:
-    """Return the bytes of each id, from tokens spelled in GPT-2's symbols; a token with another character is its own UTF-8."""
+    """Return the bytes by id for tokens spelled in GPT-2's symbols; a token with another character is its UTF-8."""
     numbers = {ord(symbol): byte for symbol, byte in BYTE_OF_SYMBOL.items()}
     # Characters beyond the symbols keep their number, which is no byte.
     to_latin = str.maketrans(numbers | {point: 0x100 for point in range(0x100) if point not in numbers})

@@ -1,1 +1,1 @@
-"""The state of a run on disk: which checkpoint a run resumes from, what is in it, how it is written and read."""
+"""The state of a run on disk: choose the checkpoint that a run resumes from, read it, and write the next ones."""

@@ -1,8 +1,9 @@
-"""The archives of `torch.save` that shards are made of, read without torch's unpickler.
+"""Read the archives of `torch.save` in a checkpoint's shards without torch's unpickler.
 
-One reader of the archive, and `lt_shared.pickles.load_known`, which looks up the names of `pickle_allowlist` only: an archive can
-be made so that Python's zipfile finds one `data.pkl` in it and torch another. `find_tensor` says from both ends of an archive
-where the numbers of a large tensor are, so that they can be read to where they are needed (`tensor_reader`).
+An archive can be crafted so that Python's zipfile finds one `data.pkl` in it and torch another. So this module alone reads the
+archive, and `lt_shared.pickles.load_known` reads the pickle: it looks up the names of `pickle_allowlist` only. `find_tensor`
+finds the position of a large tensor's bytes from both ends of an archive, so that `tensor_reader` can read them into the
+parameter.
 """
 
 import io
@@ -59,9 +60,9 @@ class BytesFile(io.RawIOBase):
 
 
 def read_object(file: IO[bytes] | BytesFile, verify: bool = True) -> Any:
-    """The object in an open file of `torch.save`, its tensors on the CPU.
+    """Read the object in an open file of `torch.save`. Its tensors are on the CPU.
 
-    Raises BadData for an archive that is compressed, damaged or ambiguous, and for a pickle that names what is not known.
+    Raises BadData for an archive that is compressed, damaged or ambiguous, and for a pickle that refers to an unknown name.
     """
     origin = str(getattr(file, "name", "an object of the checkpoint"))
     content = file.content if isinstance(file, BytesFile) else memoryview(bytearray(file.read()))
@@ -75,7 +76,7 @@ def read_object(file: IO[bytes] | BytesFile, verify: bool = True) -> Any:
 
 
 class Ends:
-    """Both ends of an archive of `size_bytes`; other slices of it raise BadZipFile."""
+    """The first and last bytes of an archive of `size_bytes`. A slice of the bytes between them raises BadZipFile."""
 
     def __init__(self, head: memoryview, tail: memoryview, size_bytes: int):
         self.head, self.tail, self.size_bytes = head, tail, size_bytes
@@ -94,8 +95,10 @@ class Ends:
 
 
 class StoredTensor(NamedTuple):
-    """Where a tensor's numbers are in its archive, one after the other, and what is before and behind them; their `crc32` is 0
-    where torch has computed none."""
+    """The position of a contiguous tensor's bytes in its archive, and the bytes before and behind them.
+
+    `crc32` is the checksum of the tensor's bytes, 0 if torch has computed none.
+    """
 
     dtype: torch.dtype
     shape: torch.Size
@@ -107,9 +110,9 @@ class StoredTensor(NamedTuple):
 
 
 def find_tensor(ends: Ends, origin: str, verify: bool) -> StoredTensor | None:
-    """The tensor that an archive is made of; None of any other archive, which `read_object` has to look at.
+    """Find the tensor in an archive that holds a single tensor. Return None for any other archive, which `read_object` must read.
 
-    `verify`: compare all that is at the ends with the checksums in the archive.
+    `verify`: compare the members at the ends with the checksums in the archive.
     """
     entries: list[zipfile.ZipInfo] = []
     try:
@@ -134,7 +137,7 @@ def find_tensor(ends: Ends, origin: str, verify: bool) -> StoredTensor | None:
 
 
 class Members:
-    """The members of an archive, as views of the buffer that holds it; with `verify` their CRC-32 is checked."""
+    """The members of an archive, as views of its `content`. With `verify`, their CRC-32 is checked."""
 
     def __init__(self, archive: zipfile.ZipFile, content: Content, verify: bool):
         self.archive, self.content, self.verify = archive, content, verify
@@ -142,8 +145,9 @@ class Members:
             raise zipfile.BadZipFile("it is compressed, which torch.save never does")
 
     def place(self, name: str) -> tuple[int, int]:
-        """Where a member begins, and its size. Raises BadZipFile when the local header, which torch follows as well, is none."""
+        """Return the position and the size of a member's bytes. Raises BadZipFile if there is no local header at its place."""
         member = self.archive.getinfo(name)
+        # zipfile takes sizes from the directory, but torch finds the bytes behind the local header, as this method does.
         header = self.content[member.header_offset : member.header_offset + _LOCAL_HEADER_BYTES]
         if header[: len(pickles.ARCHIVE)] != pickles.ARCHIVE or len(header) < _LOCAL_HEADER_BYTES:
             raise zipfile.BadZipFile(f"{name} has no local header")
@@ -152,7 +156,7 @@ class Members:
         return start, member.file_size
 
     def read(self, name: str) -> memoryview:
-        """Raises BadZipFile when the local header leads elsewhere or the CRC-32 is another."""
+        """Return a member's bytes. Raises BadZipFile if they are cut off or differ from their CRC-32."""
         start, size_bytes = self.place(name)
         data = self.content[start : start + size_bytes]
         if len(data) < size_bytes:
@@ -163,32 +167,32 @@ class Members:
         return data
 
 
-# The storage that is the member of this name.
+# Returns the storage whose bytes are the member with a name.
 Storage = Callable[[Members, str], torch.UntypedStorage]
 
 
 def _in_memory(members: Members, name: str) -> torch.UntypedStorage:
-    """It shares the memory of the buffer."""
+    """Return a storage that shares the memory of the archive's buffer."""
     data = members.read(name)
     return torch.frombuffer(data, dtype=torch.uint8).untyped_storage() if data else torch.UntypedStorage(0)  # type: ignore[no-untyped-call]
 
 
 def _load(members: Members, origin: str, storage: Storage) -> Any:
-    """The object of the archive, its tensors in what `storage` gives."""
+    """Load the object of the archive, with its tensors in the storages that `storage` returns."""
     member = pickles.pickle_member(members.archive, origin)
     storages = _Storages(members, member.removesuffix("data.pkl"), storage)
     return pickles.load_known(bytes(members.read(member)), OBJECT_NAMES, origin, storages.load, STAND_INS)
 
 
 class _Storages:
-    """The tensor storages of an archive, each made once."""
+    """The tensor storages of an archive. Tensors that share a storage get the same object."""
 
     def __init__(self, members: Members, root: str, storage: Storage):
         self.members, self.root, self.storage = members, root, storage
         self.loaded: dict[str, torch.TypedStorage] = {}
 
     def load(self, identifier: Any) -> torch.TypedStorage:
-        """The storage that a pickle names by ("storage", class, key, device, number of elements)."""
+        """Return the storage that a pickle refers to by ("storage", class, key, device, number of elements)."""
         kind, storage_class, key, _, elements = identifier
         dtype = getattr(storage_class, "_dtype", None)
         if kind != "storage" or not isinstance(dtype, torch.dtype) or not isinstance(key, str):

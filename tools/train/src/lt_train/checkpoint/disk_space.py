@@ -1,10 +1,9 @@
-"""What a checkpoint takes on disk, and room for it, known before a save begins.
+"""Estimate the size of a checkpoint, and make room on the disk before a save begins.
 
-A parameter trained in 16 bits takes 14 bytes, in 32 bits 12: the weight (2 or 4), and in float32 the optimizer's own copy (with
-16 bits alone) and Adam's two moments. The 2 bytes of a bfloat16 weight cannot be spared. It is the float32 copy rounded to the
-nearest, not its high 16 bits: of half of all weights these are another number. So the weights' key in the index could not point
-into the bytes of the copy, not even through an archive with strides, without exporting other weights than were trained; and
-Megatron's loader and the converters read what a key points to, they do not round.
+A parameter takes 14 bytes if it is trained in 16 bits: 2 for the weight, 4 for the float32 copy, and 8 for Adam's moments. In 32
+bits it takes 12, because there is no copy. The 2 bytes of a bfloat16 weight cannot be saved by pointing into the bytes of the
+float32 copy: the weight is the copy rounded to the nearest, and for half of all weights the copy's high 16 bits are another
+number. Megatron's loader and the converters read the bytes that the index points to, and do not round.
 """
 
 import os

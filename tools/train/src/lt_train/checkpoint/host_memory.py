@@ -1,4 +1,4 @@
-"""Compare the host memory that --async-save takes with the memory of each node, before the first step.
+"""Compare the host memory that --async-save takes with every node's memory, before the first step.
 
 On a GPU, --async-save is the default if each node has the memory, because training then waits for a copy instead of a disk. If a
 node has too little, a note names it, and training waits while checkpoints are written. On a CPU it is off by default, because the
@@ -44,7 +44,8 @@ def local_checkpoint_bytes(
 
 
 def allows_async_save(requested: bool | None, local_bytes: int, is_on_gpu: bool) -> bool:
-    """Whether checkpoints are written beside training, the same on all ranks. All ranks call it with their `local_bytes`.
+    """Return whether checkpoints are written beside training. All ranks call it with their `local_bytes`, and get the same
+    answer.
 
     Raises BadConfig if --async-save is requested and a node has too little memory for its ranks.
     """

@@ -1,8 +1,8 @@
 """Load parameters into their memory, without a copy and without clearing the memory first.
 
-Several tensors of a checkpoint may be one parameter, such as SwiGLU's two matrices. megatron-core's factories load separate
-tensors and concatenate gate and up in new memory, for each weight and both its moments. Here the loaded tensors are views of the
-parameter's memory, so no concatenation is needed.
+Several tensors in a checkpoint may form a single parameter, such as SwiGLU's two matrices. megatron-core's factories load
+separate tensors and concatenate gate and up in new memory, for each weight and both its moments. Here the loaded tensors are
+views of the parameter's memory, so no concatenation is needed.
 
 megatron-core writes zeros first if a vocabulary may be padded to another size. For a split master weight, these are gigabytes of
 otherwise unused host memory: half a second for Llama 3's two embeddings.
@@ -17,10 +17,10 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTenso
 
 
 def merge_in_place(sharded: dict[str, Any]) -> None:
-    """Let the factories in `sharded` return the parameter itself if all of it was loaded in place. Call it before loading."""
+    """Let the factories in `sharded` return the parameter itself if it was loaded in place. Call it before loading."""
     for factory in nested_values(sharded):
         if isinstance(factory, ShardedTensorFactory) and factory.data is not None:
-            factory.merge_fn = partial(_merged, factory.data, factory.merge_fn)
+            factory.merge_fn = partial(_merge, factory.data, factory.merge_fn)
 
 
 def fill_whole(sharded: dict[str, Any]) -> None:
@@ -30,7 +30,7 @@ def fill_whole(sharded: dict[str, Any]) -> None:
             tensor.allow_shape_mismatch = False
 
 
-def _merged(whole: torch.Tensor, merge: Any, loaded: Any) -> Any:
+def _merge(whole: torch.Tensor, merge: Any, loaded: Any) -> Any:
     parts = list(nested_values(loaded)) if isinstance(loaded, dict | list) else [loaded]
     begin = whole.data_ptr()
     addresses = range(begin, begin + whole.nbytes)

@@ -60,7 +60,7 @@ def known_objects_only(directory: Path | None = None, verify: bool = True, repli
     from a store together, and all of them call it. Raises this rank's error, which torch wraps together with other ranks' errors.
     """
     recorded = FileChecksums.read(directory) if directory and verify else None
-    stored = StoredShards.of(directory) if directory else None
+    stored = StoredShards.load(directory) if directory else None
     if directory:
         # Open the index here first, because torch's reader hides the reason of a failure.
         (directory / INDEX).open("rb").close()
@@ -73,7 +73,7 @@ def known_objects_only(directory: Path | None = None, verify: bool = True, repli
         # This is common.pt only: the launcher has compared it with its recorded checksum.
         return _read_common(file, torch_load, verify and recorded is None)
 
-    # After a change of layout, a rank needs several parts of one object, mostly in succession: read the object once.
+    # After a change of layout, a rank needs several parts of an object, mostly in succession: read the object once.
     last: dict[tuple[str, int], _Slice] = {}
     memory = _Memory()
 
@@ -88,9 +88,9 @@ def known_objects_only(directory: Path | None = None, verify: bool = True, repli
 
     with (
         _lock,
-        torch_serialization.loading_by(load),
-        dcp_filesystem.reading_by(read_index, read_slice, _in_order(stored, recorded, verify, replicas)),
-        dist_checkpointing_serialization.loading_common_by(_load_common),
+        torch_serialization.load_by(load),
+        dcp_filesystem.read_by(read_index, read_slice, _in_order(stored, recorded, verify, replicas)),
+        dist_checkpointing_serialization.load_common_by(_load_common),
     ):
         try:
             yield
@@ -147,7 +147,7 @@ def _in_order(
             for exchange in reversed(exchanges):
                 failing.callback(exchange.give_up)
             for exchange in exchanges:
-                with Objects(stored, exchange.own) as objects:
+                with Objects(stored, exchange.local_places) as objects:
                     read_part(set(exchange.places).__contains__, partial(exchange.take, read=objects.take))
                     exchange.finish(objects.take)
             shared = {candidate for exchange in exchanges for candidate in exchange.places}
@@ -169,7 +169,7 @@ def _opening(filesystem: Any, stored: StoredShards, take: Take) -> contextlib.Ab
         name = os.path.basename(path)
         return OpenShard(name, stored.url, take) if name in stored.shards else create_stream(path, mode)
 
-    return dcp_filesystem.opening_by(filesystem, opened)
+    return dcp_filesystem.open_by(filesystem, opened)
 
 
 def _begun(tensors: TensorReader, place: Place, item: Any, reader: Any, planner: Any) -> torch.Tensor | None:
@@ -186,7 +186,7 @@ def _begun(tensors: TensorReader, place: Place, item: Any, reader: Any, planner:
 
 
 class _Memory:
-    """A buffer that is reused for one object after the other, because the kernel clears new pages."""
+    """A buffer that successive objects share, because the kernel would clear the pages of new memory."""
 
     def __init__(self) -> None:
         self.buffer = np.empty(0, np.uint8)
@@ -320,7 +320,7 @@ def _read_common(file: Any, torch_load: Callable[..., Any], verify: bool) -> dic
 
 
 def _load_common(load_common: Callable[[Any], Any], directory: Any) -> dict[str, Any]:
-    """Load a state that megatron-core 0.19 stores among the tensors, in a list, by its function. Raise BadData for another."""
+    """Load the state that megatron-core 0.19 stores in a list among the tensors, by `load_common`. Raise BadData."""
     origin = f"{directory}: the state beside the tensors"
     try:
         return _common_state(load_common(directory), origin)
@@ -335,6 +335,6 @@ def _common_state(common: Any, origin: str) -> dict[str, Any]:
 
 
 def _reason(error: Exception) -> str:
-    """Return the error in one line, without torch's advice to let the pickle call what it names."""
+    """Return the error in one line, without torch's advice to allow the pickle's functions."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return next((line for line in lines if "GLOBAL" in line), lines[0])[:200]

@@ -1,8 +1,8 @@
-"""An optimizer's state saved by another kind of optimizer: with or without --use-distributed-optimizer, in another precision.
+"""Load an optimizer state of another kind: saved with or without --use-distributed-optimizer, or in another precision.
 
-All kinds save the moments of a parameter under one name, whole and independent of the layout. They differ in where the fp32
-weights are, and in the small values around the tensors: those are taken from the present optimizer, and of the saved ones only
-the number of steps that Adam counts and the state of the loss scale.
+All kinds save the moments of a parameter under the same name, whole and independent of the layout. The kinds differ in the place
+of the fp32 weights, and in the small values around the tensors. The small values come from the present optimizer, except for
+Adam's step count and the state of the loss scale, which come from the checkpoint.
 """
 
 import dataclasses
@@ -15,9 +15,9 @@ from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject, S
 
 from lt_train.optim.fused_adamw import FP32_WEIGHTS
 
-# AdamW's, and Muon's of matrices.
+# AdamW's first moment, and Muon's momentum of matrices.
 MOMENTS = ("optimizer.state.exp_avg.", "optimizer.state.momentum_buffer.")
-# What a group of parameters is, and what its schedule is: a saved group is the present one's by the former.
+# A saved group of parameters matches the present group with the same STRUCTURE. SCHEDULE may differ.
 STRUCTURE = ("wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr")
 SCHEDULE = ("max_lr", "min_lr", "start_wd", "end_wd")
 # Sharded tensors are loaded under this name, so that the saved optimizer's small values do not mix with them.
@@ -26,23 +26,24 @@ TENSORS = "tensors_of_optimizer"
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What decides how fp32 weights are saved."""
+    """The kind of an optimizer, which decides under which name fp32 weights are saved."""
 
     distributed: bool
     dtype: str
 
     @property
     def weights_prefix(self) -> str:
-        """The name of a parameter's fp32 weight is this and the parameter's name."""
+        """The prefix that precedes the parameter's name in the name of its fp32 weight."""
         if self.distributed:
             return "optimizer.state.param."
         return "" if self.dtype == "float32" else "optimizer.state.fp32_param."
 
 
 def requests(sharded: dict[str, Any], saved: Kind, present: Kind) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What to ask of a checkpoint of the kind `saved`, where `sharded` is what the present run would save.
+    """Convert `sharded`, the state that the present run would save, into requests to a checkpoint of the kind `saved`.
 
-    Two requests, for the model and for the optimizer: an fp32 weight of the optimizer may be the saved weight of the model.
+    Return a request for the model and a request for the optimizer. They are separate, because an fp32 weight of the optimizer may
+    be the model's weight in the checkpoint.
     """
     optimizer = sharded["optimizer"]
     models = {name: part for name, part in sharded.items() if name != "optimizer"}
@@ -64,7 +65,7 @@ def _bases(tree: dict[str, Any]) -> list[ShardedBase]:
 
 
 def assemble(sharded: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any]:
-    """The state for the present optimizer: the tensors that `requests` asked for, and its own small values."""
+    """Assemble the state for the present optimizer from the `loaded` tensors and the small values in `sharded`."""
     _, local_state = extract_matching_values(
         sharded["optimizer"], lambda value: isinstance(value, ShardedBase | LocalNonpersistentObject)
     )
@@ -78,13 +79,13 @@ def assemble(sharded: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any]:
 
 
 def count_as_torch(state: dict[str, Any]) -> None:
-    """Put the steps that TransformerEngine's or apex's Adam have counted in their groups where torch's are, beside the moments.
+    """Move the step count of TransformerEngine's or apex's Adam from the groups to torch's place, beside the moments.
 
-    In `state` as it was loaded, in place. Of the distributed optimizer all kinds count in the groups.
+    `state` is a loaded state, and is changed in place. With the distributed optimizer, every Adam counts in the groups.
     """
     if counts_steps(state) and "common_step" not in state["state"]:
         counts = [group.pop("step") for group in state["param_groups"] if "step" in group]
-        # megatron-core does not save that no step was made.
+        # megatron-core does not save a step count of 0.
         state["state"]["common_step"] = torch.tensor(float(max(counts, default=0)))
     for name, part in state.items():
         if isinstance(part, dict) and name not in ("state", "param_state"):
@@ -92,13 +93,16 @@ def count_as_torch(state: dict[str, Any]) -> None:
 
 
 def counts_steps(tree: dict[str, Any]) -> bool:
-    """Whether `tree` is the state of an AdamW; Muon has a momentum instead."""
+    """Return whether `tree` is the state of AdamW. Muon's groups have a momentum."""
     return "state" in tree and not any("momentum" in group for group in tree.get("param_groups", ()))
 
 
 def complete(state: dict[str, Any]) -> None:
-    """Give the parts in `state`, of Muon as it was loaded, in place, what an optimizer without parameters on this rank has: that
-    of the experts, in a pipeline stage of dense layers. megatron-core does not save what is empty."""
+    """Add the empty entries that megatron-core does not save to `state`, the loaded state of Muon, in place.
+
+    An optimizer has empty entries if it has no parameters on this rank: for example the experts' optimizer in a pipeline stage of
+    dense layers.
+    """
     if "param_groups" in state:
         state.setdefault("state", {})
     elif "param_groups" in state.get("optimizer", {}):
@@ -109,11 +113,11 @@ def complete(state: dict[str, Any]) -> None:
 
 
 def take_schedule(state: dict[str, Any], groups: Sequence[dict[str, Any]]) -> None:
-    """Give the groups in `state`, as it was loaded, the schedule of the present `groups`, in place.
+    """Give the groups in the loaded `state` the schedule of the present `groups`, in place.
 
-    megatron-core's scheduler reads the learning rates from the groups, and would continue with those of the saved run where this
-    run was given others. From 0.19 on it also finds a group by its schedule, and finds none where this run was given another, or
-    where the checkpoint was converted from another framework's, whose groups have no schedule.
+    megatron-core's scheduler reads the learning rates from the groups, and would continue with the saved run's rates. From 0.19
+    on, megatron-core also identifies a group by its schedule. It would find no group if this run has another schedule, or if the
+    checkpoint was converted from another framework, whose groups have no schedule.
     """
     schedules = {_structure(group): {key: group[key] for key in SCHEDULE if key in group} for group in groups}
     for group in state.get("param_groups", ()):
@@ -128,12 +132,12 @@ def take_schedule(state: dict[str, Any], groups: Sequence[dict[str, Any]]) -> No
 
 
 def _structure(group: dict[str, Any]) -> tuple[Any, ...]:
-    # NeMo has the multipliers under names of its own.
+    # NeMo's names of the multipliers begin with `pre_`.
     return tuple(group.get(key, group.get(f"pre_{key}")) for key in STRUCTURE)
 
 
 def _steps(tree: Any) -> float:
-    """Adam's step count: `common_step` beside the state, or `step` in a group of the distributed optimizer."""
+    """Return Adam's step count: `common_step` beside the state, or `step` in a group of the distributed optimizer."""
     for name in ("common_step", "step"):
         value = _find(tree, name)
         if value is not None:
@@ -142,7 +146,7 @@ def _steps(tree: Any) -> float:
 
 
 def _find(tree: Any, name: str) -> Any:
-    """The first value of that name in nested dictionaries and lists, None when there is none."""
+    """Return the first value with this name in nested dictionaries and lists, or None."""
     if isinstance(tree, dict) and tree.get(name) is not None:
         return tree[name]
     parts = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()

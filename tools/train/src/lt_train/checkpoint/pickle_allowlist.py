@@ -1,8 +1,8 @@
 """Refuse a checkpoint that would run code when it is read.
 
 torch's reader loads `.metadata` and the small objects of a torch_dist checkpoint with an ordinary unpickler, which calls whatever
-the file names. All names are looked up first and compared with those that torch and megatron-core write there. `common.pt` needs
-no check: torch reads it with its own restricted unpickler.
+function a pickle names. So the names in every pickle are compared with the names that torch and megatron-core write. `common.pt`
+needs no check: torch reads it with a restricted unpickler.
 """
 
 import io
@@ -53,7 +53,10 @@ OBJECT_NAMES = {
 
 
 def check(directory: Path) -> None:
-    """Raises BadData when the checkpoint in `directory` names a class or function that none needs, or is malformed or cut off."""
+    """Check the pickles of the checkpoint in `directory`.
+
+    Raises BadData for a name of a class or function that no checkpoint needs, and for malformed or truncated files.
+    """
     index = directory / ".metadata"
     names, metadata = pickles.names_and_object(storage.read_record(index), str(index))
     _require(names, INDEX_NAMES, str(index))
@@ -61,7 +64,7 @@ def check(directory: Path) -> None:
         objects = _objects(metadata, str(index))
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise BadData(f"{index}: not the metadata of a distributed checkpoint: {error}") from None
-    stored = StoredShards.of(directory)
+    stored = StoredShards.load(directory)
     for shard, end in sorted(_ends(metadata).items()):
         stored.check_end(shard, end) if stored else _check_end(directory / shard, end)
     if stored is None:
@@ -70,13 +73,13 @@ def check(directory: Path) -> None:
             _check_object(_content(path, info.offset, info.length), f"{path}: {key}")
         return
     places = {Place(info.relative_path, info.offset, info.length): key for key, info in objects}
-    with Objects(stored, sorted(places)) as read:
+    with Objects(stored, sorted(places)) as stored_objects:
         for place, key in sorted(places.items()):
-            _check_object(read.take(place), f"{stored.url}/{place.shard}: {key}")
+            _check_object(stored_objects.take(place), f"{stored.url}/{place.shard}: {key}")
 
 
 def _ends(metadata: Any) -> dict[str, int]:
-    """How long each shard is, at least."""
+    """Return the bytes that each shard must have at least, by name."""
     ends: dict[str, int] = {}
     for info in metadata.storage_data.values():
         ends[info.relative_path] = max(ends.get(info.relative_path, 0), info.offset + info.length)
@@ -84,7 +87,7 @@ def _ends(metadata: Any) -> dict[str, int]:
 
 
 def _check_end(path: Path, end: int) -> None:
-    """Raises BadData for a shard that is missing, shorter than this, or a pipe, whose bytes would be waited for."""
+    """Raise BadData for a shard that is missing, has fewer bytes than `end`, or is no regular file: a pipe could block."""
     if not path.is_file():
         raise BadData(f"{path}: {'not a regular file' if path.exists() else 'missing'}")
     if end > path.stat().st_size:
@@ -92,13 +95,16 @@ def _check_end(path: Path, end: int) -> None:
 
 
 def _objects(metadata: Any, origin: str) -> list[tuple[str, Any]]:
-    """The storage of what is no tensor. Raises what reading an attribute raises, or BadData, for another structure."""
+    """Return key and position of the objects that are not tensors.
+
+    Raises BadData, or any error that reading an attribute raises, if the metadata has another structure.
+    """
     objects = []
     for entry, info in metadata.storage_data.items():
         checkpoint_layout.check_shard_name(info.relative_path, origin)
         _check_naturals(info.offset, info.length)
         stored = metadata.state_dict_metadata[entry.fqn]
-        # The name of the class: a pickle may give the object itself another.
+        # `type(...)`, because a pickle may give the object a `name` that its class does not have.
         if type(stored).name.endswith(".BytesStorageMetadata"):
             objects.append((entry.fqn, info))
     for stored in metadata.state_dict_metadata.values():

@@ -1,10 +1,10 @@
-"""A run whose SAVE is a URL, such as s3://bucket/run1: shards are uploaded as they are made, and read by ranges to resume.
+"""Save a run to a URL, such as s3://bucket/run1, and resume it from there.
 
-A store has neither rename nor append. A checkpoint there is complete when its `run.json`, which is uploaded last, is there and
-every file has the size that it names; whatever else begins with the same name is not looked at. The small files beside the shards
-are made in a spool, a directory of the node in the system's temporary directory (TMPDIR), and copied to it to resume; of the
-shards each rank then reads what it needs, see shards/stored_shards.py. No lock keeps a second lt-train on another node from the
-same URL.
+Shards are uploaded while they are written. A store has neither rename nor append. A checkpoint in a store is complete if it has
+`run.json`, which is uploaded last, and if every file has the size that `run.json` names. Other files are ignored. The small files
+beside the shards are written into a spool, a directory of the node in the system's temporary directory (TMPDIR), and uploaded. To
+resume, they are copied to the spool, and each rank reads the ranges of the shards that it needs (shards/stored_shards.py). No
+lock keeps a second lt-train on another node from the same URL.
 """
 
 import json
@@ -25,19 +25,19 @@ from lt_train.config.settings.checkpointing import spool
 from lt_train.data.index_cache import make_once
 from lt_train.data.remote_datasets import copy_file
 
-KEPT_FILES = ("train.log", "metrics.jsonl", run_order.FILE, sample_losses.FILE)
+LOG_FILES = ("train.log", "metrics.jsonl", run_order.FILE, sample_losses.FILE)
 
 
 def read_record(url: str) -> RunRecord:
-    """The record of the checkpoint at `url`. Raises NoInput when it has none, BadData when it is malformed."""
+    """Read the record of the checkpoint at `url`. Raises NoInput if there is no record, BadData if it is malformed."""
     return RunRecord.parse(storage.read_bytes(f"{url}/{RECORD}"), f"{url}/{RECORD}")
 
 
 def newest(run: str, below: int | None = None) -> str | None:
-    """Return the URL of the newest complete checkpoint, among those `below` an iteration if one is passed.
+    """Return the URL of the newest complete checkpoint. With `below`, consider only checkpoints of earlier iterations.
 
-    Returns None if the run has no checkpoint or only the remains of an interrupted upload. Warns of each incomplete checkpoint
-    that is skipped. Raises BadData if none is complete that once was.
+    Returns None if the run has no checkpoint or only the remains of an interrupted upload. Warns of every incomplete checkpoint
+    that is skipped. Raises BadData if the run has had a complete checkpoint and has none any more.
     """
     sizes = storage.sizes_below(run)
     names = {iteration: name for iteration, name in _iterations(sizes).items() if below is None or iteration < below}
@@ -91,7 +91,7 @@ def _damage(run: str, name: str, sizes: dict[str, int]) -> str | None:
 
 
 def fetch(url: str, run: str | None) -> Path:
-    """Copy the small files of the checkpoint at `url` to this node, once for all of its ranks that train `run`.
+    """Copy the small files of the checkpoint at `url` to this node, once for the node's ranks that train `run`.
 
     The directory has the checkpoint's name, and the same path on all nodes. The shards stay in the store, and `StoredShards` of
     the directory reads them. Replaced objects are copied again.
@@ -104,7 +104,7 @@ def fetch(url: str, run: str | None) -> Path:
 
 def _fetch(url: str, objects: dict[str, tuple[int, str]], directory: Path) -> None:
     sizes = read_record(url).files
-    checksums = [FileChecksums.NAME] if _is_there(f"{url}/{FileChecksums.NAME}") else []
+    checksums = [FileChecksums.NAME] if _exists(f"{url}/{FileChecksums.NAME}") else []
     for file in dict.fromkeys([*sizes, RECORD, *checksums]):
         if not file.endswith(stored_shards.SUFFIX):
             (directory / file).parent.mkdir(parents=True, exist_ok=True)
@@ -117,8 +117,11 @@ def _fetch(url: str, objects: dict[str, tuple[int, str]], directory: Path) -> No
     StoredShards(url, shards).write(directory)
 
 
-def _is_there(url: str) -> bool:
-    """Ask for the object itself, because listings are late in some stores, and nothing would then be compared."""
+def _exists(url: str) -> bool:
+    """Return whether the object exists. Ask for the object itself, because listings are late in some stores.
+
+    A checksum file that is missing in a listing would silently turn off verification.
+    """
     try:
         storage.fingerprint(url, refresh=True)
     except NoInput:
@@ -163,7 +166,7 @@ def delete_expired(run: str, newest_iteration: int, keep_last: int | None, keep_
 
 def send_log(directory: Path, run: str) -> None:
     """Upload the current log and metrics."""
-    for name in KEPT_FILES:
+    for name in LOG_FILES:
         if (directory / name).exists():
             storage.upload(directory / name, f"{run.rstrip('/')}/{name}")
 
@@ -173,8 +176,9 @@ def prepare(directory: Path, run: str) -> None:
     make_spool(directory.parent)
     directory.mkdir(exist_ok=True)
     sizes = storage.sizes_below(run)
-    for name in KEPT_FILES:
+    for name in LOG_FILES:
         path = directory / name
+        # The files only grow, so the longer one is newer.
         if sizes.get(name, 0) > (path.stat().st_size if path.exists() else 0):
             path.unlink(missing_ok=True)
             copy_file(f"{run.rstrip('/')}/{name}", path)

@@ -1,4 +1,4 @@
-"""The configuration with which steps of a run are computed again: the one that trained them, from a checkpoint before them.
+"""Build the configuration that computes steps of a run again: the run's configuration, started from an earlier checkpoint.
 
 A replay saves and reports nothing, so that it may run beside the run itself.
 """
@@ -26,13 +26,16 @@ from lt_train.process import device, rank_environment
 OTHER_LAYOUT = "another parallel layout"
 
 
-def configuration(
+def replay_config(
     run: str, first: int, last: int, start: str | None, ranks: int | None, tolerance: float | None, as_json: bool
 ) -> RunConfig:
-    """For steps `first` to `last` of the run at `run`. Raises NoInput, BadConfig, UsageError where that cannot be."""
+    """Build the configuration that replays steps `first` to `last` of the run at `run`.
+
+    Raises NoInput, BadConfig or UsageError if these steps cannot be replayed.
+    """
     recorded = recorded_steps.read(run)
     attempt = _attempt(recorded, run, first, last)
-    checkpoint = _named(start, first) if start else _before(run, first, attempt)
+    checkpoint = _requested_checkpoint(start, first) if start else _checkpoint_before(run, first, attempt)
     begin = checkpoint_layout.iteration_of(Path(checkpoint)) or 0 if checkpoint else 0
     _check_same(recorded, attempt, begin, last)
     if begin >= attempt.config.batches.train_iters:
@@ -53,10 +56,10 @@ def configuration(
     why = "as asked" if tolerance is not None else why
     replayed = dataclasses.replace(
         changed,
-        checkpointing=_saving_nothing(changed.checkpointing, last, checkpoint),
+        checkpointing=_without_saving(changed.checkpointing, last, checkpoint),
         faults=dataclasses.replace(changed.faults, max_restarts=0),
-        reporting=_silent(changed.reporting),
-        data=_cached(changed.data, run),
+        reporting=_without_reports(changed.reporting),
+        data=_with_index_cache(changed.data, run),
         replay=Replay(run, first, last, allowed, why, as_json),
     )
     for problem in checks.layout_problems(replayed):
@@ -65,7 +68,7 @@ def configuration(
 
 
 def _attempt(recorded: dict[int, RecordedStep], run: str, first: int, last: int) -> Attempt:
-    """The attempt that trained the first of the recorded steps."""
+    """Return the attempt that trained the first recorded step between `first` and `last`."""
     inside = [step for step in sorted(recorded) if first <= step <= last]
     if not inside:
         after = min((step for step in recorded if step > last), default=None)
@@ -82,8 +85,8 @@ def _attempt(recorded: dict[int, RecordedStep], run: str, first: int, last: int)
     return attempt
 
 
-def _named(start: str, first: int) -> str:
-    """A checkpoint, or the newest of a run, that somebody named."""
+def _requested_checkpoint(start: str, first: int) -> str:
+    """Return the checkpoint at `start`, or the newest one if `start` is a run. Raises UsageError unless it is before `first`."""
     checkpoint = remote_run.find_checkpoint(start) if storage.is_remote(start) else None
     checkpoint = checkpoint or str(checkpoint_layout.resolve_checkpoint_directory(Path(start)))
     iteration = checkpoint_layout.iteration_of(Path(checkpoint))
@@ -92,8 +95,11 @@ def _named(start: str, first: int) -> str:
     return checkpoint
 
 
-def _before(run: str, first: int, attempt: Attempt) -> str | None:
-    """The run's newest complete checkpoint before a step; None is the beginning, or what --load names. Raises NoInput."""
+def _checkpoint_before(run: str, first: int, attempt: Attempt) -> str | None:
+    """Return the run's newest complete checkpoint before step `first`. Raises NoInput.
+
+    None if the steps are replayed from the beginning of the run, or from the checkpoint that --load names.
+    """
     if storage.is_remote(run):
         checkpoint = remote_run.newest(run, below=first)
     else:
@@ -109,30 +115,32 @@ def _iteration(path: Path) -> int:
 
 
 def _check_same(recorded: dict[int, RecordedStep], attempt: Attempt, begin: int, last: int) -> None:
-    """Raises BadConfig when some of the steps were trained with other settings than the others."""
+    """Raise BadConfig if a step between `begin` and `last` was trained with other settings than `attempt`."""
+    settings = _numeric_settings(attempt)
     for step in sorted(recorded):
         other = recorded[step].attempt
-        if begin < step <= last and other is not attempt and (other is None or _numeric(other) != _numeric(attempt)):
+        if begin < step <= last and other is not attempt and (other is None or _numeric_settings(other) != settings):
             raise BadConfig(
                 f"step {step} was trained with other settings than the step to replay, from checkpoint {begin}",
                 "replay the steps of one configuration, from a checkpoint that it began with",
             )
 
 
-def _numeric(attempt: Attempt) -> dict[str, Any]:
-    """What the numbers of a step depend on, the parallel layout aside, which changes their rounding alone."""
+def _numeric_settings(attempt: Attempt) -> dict[str, Any]:
+    """Return the settings that change a step's numbers. The parallel layout is left out: it changes only the rounding."""
     config = attempt.config
     settings = {name: value for name, value in vars(config).items() if name not in ("checkpointing", "faults", "parallelism")}
     return settings | {"reporting": config.reporting.log_interval}
 
 
 def _layout(parallelism: Parallelism, ranks: int | None) -> Parallelism:
-    """The run's, with as many ranks as there are here under a launcher, or as were asked for."""
+    """Return the run's layout with the number of ranks that a launcher has started, or else with `ranks` ranks if requested."""
     here, node = rank_environment.find(), rank_environment.find_node()
     stored_world_size = parallelism.world_size
     if here is not None:
         size = here.world_size
     elif node is not None:
+        # Without a number of ranks, distribute the run's ranks over the nodes, rounded up.
         size = node.nodes * (ranks or node.ranks or -(-stored_world_size // node.nodes))
     else:
         size = ranks or stored_world_size
@@ -140,7 +148,7 @@ def _layout(parallelism: Parallelism, ranks: int | None) -> Parallelism:
 
 
 def _exactness(parallelism: Parallelism, deterministic: bool, attempts: list[Attempt | None]) -> tuple[bool, str]:
-    """Whether the numbers must be the same bit for bit, and why."""
+    """Return whether the numbers must be the same bit for bit, and why."""
     known_attempts = [other for other in attempts if other is not None]
     if any(other.config.parallelism != parallelism for other in known_attempts):
         return False, OTHER_LAYOUT
@@ -154,20 +162,20 @@ def _exactness(parallelism: Parallelism, deterministic: bool, attempts: list[Att
     return True, "deterministic"
 
 
-def _saving_nothing(settings: Checkpointing, last: int, checkpoint: str | None) -> Checkpointing:
-    """The settings that end after the step `last`, begin with `checkpoint`, and write nothing."""
+def _without_saving(settings: Checkpointing, last: int, checkpoint: str | None) -> Checkpointing:
+    """Return settings that start from `checkpoint`, end after step `last`, and write nothing."""
     changes: dict[str, Any] = {"save": None, "async_save": False, "save_local": None, "keep_last": None, "keep_every": None}
     changes |= {"exit_interval": last, "exit_duration_minutes": None, "start": checkpoint, "continues": checkpoint is not None}
     changes |= {"load": None} if checkpoint else {}
     return dataclasses.replace(settings, **changes)
 
 
-def _silent(reporting: Reporting) -> Reporting:
+def _without_reports(reporting: Reporting) -> Reporting:
     return dataclasses.replace(reporting, timing_log_level=0, tensorboard_dir=None, wandb=None, profile=None, plain=False)
 
 
-def _cached(data: Data, run: str) -> Data:
-    """The data with the index cache of the run, if they have none of their own."""
+def _with_index_cache(data: Data, run: str) -> Data:
+    """Return `data` with the run's index cache, unless the settings name a cache."""
     cache = os.path.join(run, "data-cache")
     has_cache = data.cache_path is None and not storage.is_remote(run) and os.path.isdir(cache)
     return dataclasses.replace(data, cache_path=cache) if has_cache else data

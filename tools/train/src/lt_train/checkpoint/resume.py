@@ -1,4 +1,4 @@
-"""Where a run starts from: decided before the ranks start, without importing torch."""
+"""Choose the checkpoint that a run starts from, and check that it fits the run, before the ranks start and without torch."""
 
 import dataclasses
 import os
@@ -24,11 +24,12 @@ from lt_train.config.settings.streaming import Streaming
 from lt_train.data import dataset_versions
 
 
-def starting(config: RunConfig, is_first: bool = True) -> RunConfig:
-    """The configuration with the checkpoint to start from: the newest complete one of the run's own, else what --load names.
+def choose_start(config: RunConfig, is_first: bool = True) -> RunConfig:
+    """Return `config` with the checkpoint to start from: the newest complete checkpoint in SAVE, or else the one that --load
+    names.
 
-    The first rank warns about incomplete ones that are passed over. Raises BadData when the run has checkpoints but none that is
-    complete, or another user's.
+    The first rank warns about incomplete checkpoints that are skipped. Raises BadData if SAVE has checkpoints and none is
+    complete, or if a checkpoint belongs to another user.
     """
     save, load = config.checkpointing.save, config.checkpointing.load
     run_start = None
@@ -64,21 +65,22 @@ def _newest(run: str, is_first: bool) -> str | None:
 
 
 def record(checkpoint: str) -> RunRecord | None:
-    """What the checkpoint at this path or URL says about itself; None when it was not written by an lt tool."""
+    """Read the record of the checkpoint at this path or URL. Return None if no lt tool has written the checkpoint."""
     if storage.is_remote(checkpoint):
         return remote_run.read_record(checkpoint)
     return RunRecord.read(Path(checkpoint)) if os.path.isfile(os.path.join(checkpoint, checkpoint_layout.RECORD)) else None
 
 
-# What of an architecture no tensor depends on: what matters to training alone, and how positions are rotated.
-_OF_TRAINING = {"name", "init_std", "moe_aux_loss_coeff"}
-_OF_POSITIONS = {"rotary_base", "rope_scaling", "max_position_embeddings"}
-# What Megatron-LM's arguments leave open: the vocabulary before its padding, and the positions of a model that rotates them.
+# Fields of an architecture that may differ from the checkpoint's, because no tensor's shape or meaning depends on them.
+_TRAINING_FIELDS = {"name", "init_std", "moe_aux_loss_coeff"}
+# Fields of the position embeddings. They may differ if a run begins anew with the weights: a longer context.
+_POSITION_FIELDS = {"rotary_base", "rope_scaling", "max_position_embeddings"}
+# Megatron-LM's arguments do not have the vocabulary before its padding, nor the number of positions of a model with RoPE.
 _OPEN_IN_ARGUMENTS = {"vocab_size", "max_position_embeddings", "model_type"}
 
 
 def check_compatible(config: RunConfig, checkpoint: str) -> None:
-    """Raises BadConfig when the checkpoint is of another architecture or tokenizer than the run's."""
+    """Raise BadConfig if the run cannot continue from `checkpoint`, for example with another architecture or tokenizer."""
     named = checkpoint_layout.iteration_of(Path(checkpoint)) or 0
     settings = config.checkpointing
     if named >= config.batches.train_iters and not settings.continues and not settings.finetune:
@@ -112,8 +114,10 @@ def check_compatible(config: RunConfig, checkpoint: str) -> None:
 
 
 def _check_streams(streams: Streaming | None, continues: bool, checkpoint: str, saved: RunRecord) -> None:
-    """Raises BadConfig when the samples so far came in another order than those to come would: whether the shards are the same is
-    seen as they arrive."""
+    """Raise BadConfig if the remaining samples would come in another order than the samples before the checkpoint.
+
+    The shards themselves are compared when they arrive.
+    """
     present = [streams.window_tokens for place in streams.lists if place is not None] if streams else []
     before = [stream["window_tokens"] for stream in saved.streams or []]
     if len(before) != len(present):
@@ -134,19 +138,19 @@ def _check_streams(streams: Streaming | None, continues: bool, checkpoint: str, 
 def _check_architecture(
     architecture: Architecture, schedule: Schedule, settings: Checkpointing, checkpoint: str, saved: RunRecord
 ) -> None:
-    """Raises BadConfig for another model. A run that begins anew with its weights may have other positions: a longer context."""
+    """Raise BadConfig for another model. A run that begins anew with the weights may have other position fields."""
     anew = settings.finetune and not settings.continues
     anew |= any(phase.architecture == saved.architecture for phase in schedule.phases)
-    _check_same(architecture, saved.architecture, checkpoint, anew, _OF_TRAINING)
+    _check_same(architecture, saved.architecture, checkpoint, anew, _TRAINING_FIELDS)
 
 
 def check_arguments(
     architecture: Architecture, arguments: Mapping[str, Any], settings: Checkpointing, checkpoint: str
 ) -> list[str]:
-    """Raises BadConfig if Megatron-LM's `arguments` in a checkpoint describe another model, or one that lt-train lacks.
+    """Raise BadConfig if Megatron-LM's `arguments` in a checkpoint describe another model, or a model that lt-train lacks.
 
-    Shapes of tensors tell neither the rotary base nor the epsilon of norms. Returns remarks on arguments that are not known. A
-    checkpoint without a model's arguments, as NeMo's and Megatron-Bridge's, is not looked at.
+    The shapes of the tensors do not show the rotary base or the epsilon of norms. Return remarks on unknown arguments. A
+    checkpoint without a model's arguments, such as NeMo's and Megatron-Bridge's, is not checked.
     """
     if "num_layers" not in arguments or "hidden_size" not in arguments:
         return []
@@ -158,15 +162,15 @@ def check_arguments(
     except TypeError as error:
         raise BadData(f"{checkpoint}: malformed Megatron arguments: {error}") from None
     anew = settings.finetune and not settings.continues
-    _check_same(architecture, theirs, checkpoint, anew, _OF_TRAINING | _OPEN_IN_ARGUMENTS)
+    _check_same(architecture, theirs, checkpoint, anew, _TRAINING_FIELDS | _OPEN_IN_ARGUMENTS)
     return megatron_arguments.remarks(stored_arguments)
 
 
 def _check_same(architecture: Architecture, saved: Architecture, checkpoint: str, anew: bool, ignored: set[str]) -> None:
-    """Raises BadConfig for differences but those `ignored`. A run that begins `anew` may have other positions."""
+    """Raise BadConfig if fields differ that are not `ignored`. A run that begins `anew` may have other position fields."""
     ours, theirs = dataclasses.asdict(architecture), dataclasses.asdict(saved)
     differing = {field for field in ours if ours[field] != theirs[field]} - ignored
-    extended = sorted(differing & _OF_POSITIONS) if anew else []
+    extended = sorted(differing & _POSITION_FIELDS) if anew else []
     for field in extended:
         note(f"{field} is {ours[field]}, and was {theirs[field]} in {checkpoint}")
     different = [f"{field} {theirs[field]} there, {ours[field]} here" for field in ours if field in differing - set(extended)]
@@ -178,7 +182,10 @@ def _check_same(architecture: Architecture, saved: Architecture, checkpoint: str
 
 
 def _compare_batches(batches: Batches, has_phases: bool, continues: bool, saved: RunRecord) -> None:
-    """Warn when the steps so far took another number of samples than they would now."""
+    """Warn if the steps before the checkpoint took another number of samples than the present settings would take.
+
+    Raises BadConfig if phases of --data-schedule would begin elsewhere.
+    """
     expected = batches.samples_after(saved.iteration)
     if has_phases and continues and saved.consumed_samples != expected:
         raise BadConfig(
@@ -195,6 +202,7 @@ def _compare_batches(batches: Batches, has_phases: bool, continues: bool, saved:
 
 def _check_version(checkpoint: str, saved: RunRecord) -> None:
     theirs, ours = saved.versions.get("megatron-core", "0"), metadata.version("megatron-core")
+    # megatron-core 0.19 stores the common state among the tensors and writes no common.pt, which 0.16 reads.
     if saved.files and checkpoint_layout.COMMON not in saved.files and release(theirs) > release(ours):
         raise BadConfig(
             f"{checkpoint}: was saved with megatron-core {theirs}, in a form that {ours} does not read",
@@ -212,21 +220,21 @@ def _check_optimizer(settings: Checkpointing, checkpoint: str, saved: RunRecord)
 
 
 def is_finished(settings: Checkpointing, train_iters: int) -> bool:
-    """Whether the run starts from a checkpoint of its own run that has all its iterations."""
+    """Return whether the run continues from a checkpoint after its last iteration."""
     if settings.start is None or not settings.continues:
         return False
     return (checkpoint_layout.iteration_of(Path(settings.start)) or 0) >= train_iters
 
 
-def continued(config: RunConfig) -> RunConfig:
-    """The configuration with the steps that train on the samples which the checkpoint to start from leaves."""
+def continue_samples(config: RunConfig) -> RunConfig:
+    """Return `config` with the steps that train on the samples after the checkpoint to start from."""
     steps, start = steps_done(config.checkpointing), config.checkpointing.start
     saved = record(start) if start is not None and steps else None
     return config if saved is None or saved.iteration != steps else config.continued(steps, saved.consumed_samples)
 
 
 def steps_done(settings: Checkpointing) -> int:
-    """The steps that the checkpoint which the run starts from counts."""
+    """Return the number of steps in the checkpoint to start from, 0 if the run counts from the beginning."""
     if settings.start is None or (settings.finetune and not settings.continues):
         return 0
     return checkpoint_layout.iteration_of(Path(settings.start)) or 0

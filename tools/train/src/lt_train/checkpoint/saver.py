@@ -1,15 +1,14 @@
-"""Saving checkpoints: whole or not at all, while training waits or continues.
+"""Save checkpoints whole or not at all, while training waits or continues.
 
-1. All ranks plan: megatron-core says which rank writes what.
-2. Each rank writes its shards into `.iter_NNNNNNN.partial-ATTEMPT`: itself, or with --async-save its writer process. The state
-   is copied first into memory that both have (shards/host_staging.py), while the next step runs, and the writer begins after it.
-3. When the shards of all ranks are written, rank 0 adds `run.json` and `checksums.json`, renames the directory, writes the
-   tracker, and deletes what --keep-last does not keep. Of a remote run, the shards are uploaded as they are written; the others
-   follow, with `run.json` last.
+1. All ranks plan: megatron-core assigns the objects to the ranks.
+2. Each rank writes its shards into `.iter_NNNNNNN.partial-ATTEMPT`. With --async-save, its writer process writes them: the state
+   is copied to shared memory while the next step runs (shards/host_staging.py), and the writer begins after that step.
+3. When every rank's shards are written, rank 0 adds `run.json` and `checksums.json`, renames the directory, writes the tracker,
+   and deletes expired checkpoints. In a remote run, shards are uploaded while they are written, and `run.json` last.
 
-A run that is killed anywhere before the end of 3 leaves the checkpoint before as the newest. A writer dies with its rank. Should
-one of another node live on, it writes into the directory of its own attempt, which the next attempt has deleted.
-What a checkpoint costs the steps is measured: training waits for 1 and 3, and for 2 without --async-save.
+If a run is killed before the end of 3, the previous checkpoint stays the newest. A writer dies with its rank. If a writer on
+another node survives, it writes into the directory of its attempt, which the next attempt has deleted. Training waits for 1 and
+3, and without --async-save for 2; the log reports the seconds.
 """
 
 import contextlib
@@ -94,14 +93,14 @@ class Saver:
         self.log = log
         self.arrivals = arrivals
         self._saves: Save | None = None
-        # The last checkpoint of this attempt: of which iteration, where, and whether it ends the run.
+        # The last checkpoint of this attempt: its iteration, its path, and whether it ends the run.
         self._saved: int | None = None
         self._last: Path | None = None
         self._is_final = True
         self._retry_at: int | None = None
         self._planned_bytes = CheckpointSize.from_config(config).total
         # Errors that stopped the first rank's files of the checkpoint that is being written.
-        self._kept: list[BaseException] = []
+        self._first_rank_errors: list[BaseException] = []
         self._staging: Staging | None = None
         self.is_async = False
         # Another saver sets this to end its checkpoint before a checkpoint of this saver begins.
@@ -127,7 +126,7 @@ class Saver:
             remote_run.make_spool(self.run)
         self.url = config.checkpointing.save if config.checkpointing.is_remote else None
         self.is_publisher = torch.distributed.get_rank() == 0
-        # Whether this rank's node has a directory of its own for its shards.
+        # In a remote run, every node has a spool directory, so every rank makes it.
         self._makes_directory = self.is_publisher or self.url is not None
         self.datasets = dataset_versions.versions(config.data.all_datasets) if self.is_publisher else {}
         self._suffix = f".partial-{agreement.from_first_rank(secrets.token_hex(4))}"
@@ -136,14 +135,14 @@ class Saver:
 
     @property
     def is_writing(self) -> bool:
-        """Whether a checkpoint is not complete yet; the same on all ranks."""
+        """Whether a checkpoint has begun and is not complete yet; the same on all ranks."""
         return self._saves is not None
 
     def save(self, loss: float | None, is_final: bool = True) -> None:
-        """Save the present state; with --async-save return as soon as it is staged. `loss` is that of the last step.
+        """Save the present state. With --async-save, return when the copies are launched. `loss` is the last step's loss.
 
-        Without room for it, a checkpoint that is not the run's last is tried again RETRIES times in an interval, and training
-        continues; the last one raises IoFailure.
+        If the disk has no room, training continues, and the checkpoint is tried again RETRIES times per save interval. For the
+        run's last checkpoint, IoFailure is raised instead.
         """
         if not self.config.checkpointing.save:
             return
@@ -152,21 +151,21 @@ class Saver:
         if self._saved == self.state.iteration or not self._has_room(is_final):
             return
         self._is_final = is_final
-        partial = self._partial()
-        if not self._has_directory(partial):
+        partial = self._partial_directory()
+        if not self._make_directory(partial):
             return
-        first_rank_errors = first_rank_files.collect_failures()
-        with self._explained(partial, self.state.iteration), signals.held_back(), first_rank_errors as self._kept:
-            self._saves = self._begun(loss, partial)
+        explaining, collecting = self._explain_errors(partial, self.state.iteration), first_rank_files.collect_failures()
+        with explaining, signals.hold_back_signals(), collecting as self._first_rank_errors:
+            self._saves = self._begin(loss, partial)
         if not self.is_async:
             self.finish()
 
-    def _partial(self) -> Path:
-        """Where the shards of the present state are written."""
+    def _partial_directory(self) -> Path:
+        """Return the directory where the shards of the present state are written."""
         return self.run / f".{checkpoint_layout.iteration_directory(self.run, self.state.iteration).name}{self._suffix}"
 
-    def _has_directory(self, partial: Path) -> bool:
-        """Make the directory; whether there was room for it."""
+    def _make_directory(self, partial: Path) -> bool:
+        """Make the directory `partial`. Return False on all ranks if a disk had no room for it."""
         is_full = False
         if self._makes_directory:
             try:
@@ -180,8 +179,8 @@ class Saver:
             return False
         return True
 
-    def _begun(self, loss: float | None, partial: Path) -> Save:
-        """All ranks plan what each of them writes into `partial`, and begin."""
+    def _begin(self, loss: float | None, partial: Path) -> Save:
+        """Plan this rank's part of the checkpoint together with all ranks, and begin to write it into `partial`."""
         started = time.monotonic()
         record = training_state.record(self.config, self.kernels, self.state, loss, self.datasets, self.arrivals.record)
         files = shard_files.REMOTE_FILES if self.url else shard_files.FILES
@@ -192,14 +191,14 @@ class Saver:
         return Save(record, partial, request, writer, started, time.monotonic() - started)
 
     def hold_back_update(self) -> None:
-        """Before the optimizer changes the state: its copies to host memory come first. On a GPU nobody waits for them here."""
+        """Order the copies to host memory before the optimizer's update. On a GPU, only the device waits for them."""
         if self._staging:
             self._staging.hold_back()
 
     def poll(self, loss: float | None = None, slow: Slow = contextlib.nullcontext) -> None:
-        """Publish the checkpoint if all ranks have written their shards, or retry a checkpoint for which there was no room.
+        """Publish the checkpoint if all ranks have written their shards, or retry a checkpoint that the disk had no room for.
 
-        All ranks call it. Work that takes longer than asking the ranks runs in a context of `slow`.
+        All ranks call it. Work that takes longer than a reduction over the ranks runs in a context of `slow`.
         """
         if self._saves:
             with self._saves.waiting():
@@ -215,7 +214,7 @@ class Saver:
                 self.save(loss, is_final=False)
 
     def _has_room(self, is_final: bool) -> bool:
-        """Whether the next checkpoint fits, after deleting expired checkpoints. A URL has room until a write fails."""
+        """Return whether the next checkpoint fits, after deleting expired checkpoints. A store has room until a write fails."""
         self._retry_at = None
         settings = self.config.checkpointing
         if self.url:
@@ -251,13 +250,14 @@ class Saver:
             return
         with save.waiting():
             save.writer.wait()
-            with self._explained(save.partial, save.record.iteration):
+            with self._explain_errors(save.partial, save.record.iteration):
                 if not self._is_written(save):
                     return
+                # megatron-core's functions are collective. On the first rank, they write `.metadata` and the small files.
                 with first_rank_files.collect_failures() as errors:
                     for finalize in save.request.finalize_fns:
                         finalize()
-                self._kept += errors
+                self._first_rank_errors += errors
                 path = self._publish(save)
                 if path is None:
                     return
@@ -278,9 +278,10 @@ class Saver:
             self._staging.close()
 
     def _is_written(self, save: Save) -> bool:
-        """Whether all ranks have written their shards and none lacks room. Raise this rank's error, or Echo."""
+        """Return False, and give up the checkpoint, if a rank's disk was full. Raise this rank's error, or Echo for another's."""
         error = save.writer.error
         lacks_room = save.writer.lacks_room()
+        # A full disk on one rank counts less than another error on another rank, because training continues after a full disk.
         worst = agreement.reduce_maximum(1 if lacks_room else 2 if error is not None else 0, self.device)
         if worst == 1:
             self._give_up(save.partial, save.record.iteration)
@@ -305,10 +306,7 @@ class Saver:
         self._postpone(iteration, reason, self._is_final)
 
     def _publish(self, save: Save) -> str | None:
-        """Publish the checkpoint; return its path or URL. On return it is complete for every rank.
-
-        Returns None if the disk became full, because rank 0 alone writes the last files.
-        """
+        """Publish the checkpoint for every rank. Return its path or URL, or None if rank 0's disk became full meanwhile."""
         iteration, settings = save.record.iteration, self.config.checkpointing
         target = checkpoint_layout.iteration_directory(self.run, iteration)
         path = f"{self.url}/{target.name}" if self.url else str(target.absolute())
@@ -316,8 +314,8 @@ class Saver:
         is_full = False
         if self.is_publisher:
             try:
-                if self._kept:
-                    raise self._kept[0]
+                if self._first_rank_errors:
+                    raise self._first_rank_errors[0]
                 shards = complete_files(save)
                 if not self.url:
                     storage.publish_prepared_directory(save.partial, target)
@@ -352,7 +350,7 @@ class Saver:
             remote_run.send_log(self.run, self.url)
 
     @contextlib.contextmanager
-    def _explained(self, partial: Path, iteration: int) -> Iterator[None]:
+    def _explain_errors(self, partial: Path, iteration: int) -> Iterator[None]:
         """Add the free space to errors, because torch's writers report a full disk as a wrong file position."""
         try:
             yield
@@ -373,7 +371,7 @@ class Saver:
 
 
 def complete_files(save: Save) -> dict[str, int]:
-    """Write `run.json` and `checksums.json` on the first rank. Return the sizes of all shards. Raise OSError, IoFailure."""
+    """Write `run.json` and `checksums.json` on the first rank. Return the shards' sizes by name. Raise OSError, IoFailure."""
     shards = shard_checksums.sizes()
     save.record.write(save.partial, shards)
     shard_checksums.write(save.partial)
@@ -389,7 +387,7 @@ def reason(error: BaseException) -> str:
 
 
 def _request(content: dict[str, Any], partial: Path, files: int) -> Any:
-    """Plan with megatron-core: what this rank writes into `files` files, and what all ranks then do together."""
+    """Plan this rank's `files` shard files with megatron-core. Return its request, with the functions to call afterwards."""
     shard_checksums.install()
     shard_files.install()
     strategy = TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=files)

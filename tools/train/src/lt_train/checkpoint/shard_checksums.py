@@ -1,8 +1,8 @@
-"""The CRC-32 of every object of a checkpoint's shards: computed while it is written, collected by rank 0, checked on loading.
+"""Collect the CRC-32 of every object in a checkpoint's shards on rank 0, and write `checksums.json`.
 
-A rank reads only some objects of some files, so each object has a checksum of its own. It is computed from the tensor in memory,
-at memory speed, in the process that writes; DCP takes it to rank 0 with the results of writing, from all ranks. The small files
-beside the shards are rank 0's own: it reads them back.
+Every object has a separate checksum, because a rank reads only some objects of some files when it loads. The process that writes
+an object computes the checksum from the tensor in memory, at memory speed. DCP gathers the checksums on rank 0 with the write
+results. Rank 0 writes the small files beside the shards, and reads them back for their checksums.
 """
 
 import dataclasses
@@ -29,8 +29,8 @@ class CheckedWriteResult(WriteResult):
 
 
 def finish(writer: Any, metadata: Any, results: list[list[CheckedWriteResult]]) -> None:
-    """Remember the checksums of all ranks' results on rank 0, in place of megatron-core's `finish`."""
-    all_results = [result for of_rank in results for result in of_rank]
+    """Store the checksums in every rank's results on rank 0. Replaces megatron-core's `finish`."""
+    all_results = [result for rank_results in results for result in rank_results]
     _collected.clear()
     for result in sorted(all_results, key=lambda result: (result.storage_data.relative_path, result.storage_data.offset)):
         info = result.storage_data
@@ -44,7 +44,7 @@ def install() -> None:
 
 
 def sizes() -> dict[str, int]:
-    """Return the sizes in bytes of all ranks' shards of the last written checkpoint, on rank 0."""
+    """Return the sizes in bytes of the last written checkpoint's shards, by name, on rank 0."""
     return {name: sum(size for size, _ in ranges) for name, ranges in _collected.items()}
 
 

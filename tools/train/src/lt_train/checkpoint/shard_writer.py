@@ -48,7 +48,7 @@ class Writer:
                 self.start()
         else:
             self._work = partial(request.async_fn, rank, self._buckets, results)
-        # megatron-core only counts them from here on; their tensors may take GPU memory.
+        # megatron-core only counts the buckets from here on. Drop their tensors, which may take GPU memory.
         buckets[:] = [(path, name, ([], [])) for path, name, _ in buckets]
 
     def start(self) -> None:
@@ -85,14 +85,14 @@ class Writer:
             self._results.put(answer if isinstance(answer, Exception) else shard_files.write_results(self._buckets, answer))
 
     def lacks_room(self) -> bool:
-        """Whether writing failed because the disk was full."""
+        """Return whether writing failed because the disk was full."""
         if self.error is not None:
             return self.error.reason.startswith(NO_ROOM)
         try:
-            written = self._results.get_nowait() if self._results is not None else None
+            result = self._results.get_nowait() if self._results is not None else None
         except queue.Empty:
             return False
-        return isinstance(written, Exception) and run_files.is_full(written)
+        return isinstance(result, Exception) and run_files.is_full(result)
 
     def kill(self) -> None:
         if self._process is not None:

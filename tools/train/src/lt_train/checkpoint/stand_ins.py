@@ -1,12 +1,12 @@
-"""numpy's arrays and torch's tensors out of a pickle from outside, made by functions of our own.
+"""Functions that replace numpy's and torch's functions when a pickle from outside builds arrays and tensors.
 
-numpy's `dtype.__setstate__` believes its state: a dtype that claims to hold Python objects makes an array whose bytes are taken
-for pointers, which crashes the process at least. Here a dtype is the name of a plain number and a byte order, and an array takes
+numpy's `dtype.__setstate__` trusts its state. A dtype that claims to hold Python objects makes an array whose bytes are read as
+pointers, which crashes the process at least. Here a dtype is the name of a plain number and a byte order, and an array takes
 bytes.
 
-Sizes in a pickle are only believed with the values in the file: numpy's and torch's classes, called with a size, take memory
-with what lay there before, and torch enlarges an empty storage to the size of a tensor. Here the classes cannot be called, and
-a tensor lies within its storage.
+numpy's and torch's classes, called with a size, return uninitialized memory, and torch enlarges an empty storage to the size of a
+tensor. So a size in a pickle could expose old memory. Here the classes cannot be called, and a tensor must lie within its
+storage.
 """
 
 import pickle
@@ -47,7 +47,7 @@ class _Array(np.ndarray[Any, Any]):
 
 
 class _ClassName:
-    """A class that pickles name and do not call; `name` is that of a storage in torch."""
+    """A class that pickles refer to and do not call: numpy's array, or the torch storage with this `name`."""
 
     def __init__(self, name: str):
         self.name = name
@@ -57,7 +57,7 @@ class _ClassName:
 
     @property
     def _dtype(self) -> Any:
-        """The type of the elements, where torch's class has it, too."""
+        """The dtype of the storage's elements, as in torch's class."""
         import torch
 
         return getattr(torch, self.name)._dtype
@@ -67,14 +67,14 @@ _NDARRAY = _ClassName("ndarray")
 
 
 def _reconstruct(kind: Any, shape: Any, dtype: Any) -> _Array:
-    """What numpy's function of this name makes: an empty array, whose state follows."""
+    """Return an empty array, as numpy's function with this name does. The array's state follows in the pickle."""
     if kind is not _NDARRAY:
         raise pickle.UnpicklingError("it holds an array of another class")
     return _Array((0,), np.int8)
 
 
 def _rebuild_tensor_v2(storage: Any, offset: Any, size: Any, stride: Any, *more: Any) -> Any:
-    """What torch's function of this name makes, of the values in the storage."""
+    """Return a tensor on `storage`, as torch's function with this name does, if the storage holds all its elements."""
     import torch
 
     if not isinstance(storage, torch.TypedStorage) or len(size) != len(stride):
@@ -88,7 +88,7 @@ def _rebuild_tensor_v2(storage: Any, offset: Any, size: Any, stride: Any, *more:
 
 
 def _encode(text: Any, codec: Any) -> bytes:
-    """Protocol 2 has no bytes: it writes them as text. Another codec could double them each time."""
+    """Return the bytes that pickle's protocol 2 writes as text. Another codec is refused: it could double the bytes each time."""
     if not isinstance(text, str) or codec != "latin1":
         raise pickle.UnpicklingError("it encodes something other than bytes")
     return text.encode("latin1")

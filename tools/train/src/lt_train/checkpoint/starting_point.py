@@ -33,7 +33,8 @@ def remedies() -> Iterator[None]:
 def fetch_start(config: RunConfig, ranks_decide: bool = True) -> RunConfig:
     """Return `config` with a local copy in place of a remote checkpoint.
 
-    With --save-local the ranks choose the checkpoint, and call it with `ranks_decide` false if it is in the store.
+    With --save-local, the ranks choose the checkpoint later. They call this function with `ranks_decide` false if it is in the
+    store.
     """
     settings = config.checkpointing
     if settings.start is None or not storage.is_remote(settings.start) or (ranks_decide and settings.save_local):

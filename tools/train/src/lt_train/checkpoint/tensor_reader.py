@@ -1,18 +1,12 @@
-"""Tensors of a checkpoint's shards on this machine's filesystems, read to where they are needed, several pieces at a time.
+"""Read large tensors from a checkpoint's shards on a filesystem into the parameters, several pieces at a time.
 
-torch's reader takes one object after the other: reads all of it into new memory, whose pages the kernel has to clear, and copies
-it from there. Here a piece of a tensor is read into the parameter itself, or to a small page-locked buffer where the parameter is
-on a GPU, split or of another dtype; then its CRC-32 is computed. As many pieces are under way as there are `readers`. So that a
-disk is never idle, the kernel is told of each piece while as many before it are read.
+torch's reader reads one object after the other into new memory, whose pages the kernel has to clear, and copies the tensor from
+there. Here a piece of a tensor is read into the parameter itself and its CRC-32 computed. If the parameter is on a GPU, split, or
+has another dtype, the piece is read into a small page-locked buffer first. `readers()` pieces are under way at a time.
 
-A thread needs the interpreter after each call, so there are few: one that reads a piece, one that sums it up, and those that copy
-or split it. 25.1 GiB came from the page cache to an H200 in 1.1 s, and in 1.6 to 1.8 beside the import of flash-attn-4; in blocks
-of 1 MiB, of pieces of 8, in 4.0, and 4.0 to 4.7. Beside the import, pieces of 8 MiB took 2.3 s, of 32 and of 64 1.5 to 1.7 (16
-processors, 2026-11-27).
-
-Through the page cache: past it, with O_DIRECT, pieces of 8 MiB come no faster (1.25 to 1.42 GB/s beside 1.35, where
-`dd iflag=direct` has 1.26; from the page cache 7.6; 2 busy cores, a virtual disk, 2026-11-27). A GB would take less of the
-processor, 0.27 s instead of 0.42, but the other ranks of a node, and the next start, would find nothing in memory.
+Pieces are read through the page cache. Pieces of 8 MiB with O_DIRECT are not faster: 1.25 to 1.42 GB/s compared with 1.35 (dd
+with iflag=direct: 1.26; from the page cache: 7.6). A GB would take 0.27 s of a processor instead of 0.42, but the other ranks of
+the node, and the next start, would not find the pages in memory (2 busy cores, a virtual disk, 2026-11-27).
 """
 
 import contextlib
@@ -35,10 +29,14 @@ from lt_train.checkpoint.shards.stored_shards import Place
 from lt_train.kernels.split_master_weights import Loading
 from lt_train.process import device
 
+# A thread needs the interpreter after each call, so pieces are large and read with few calls. 25.1 GiB came from the page cache
+# to an H200 in 1.1 s; pieces of 8 MiB, read in blocks of 1 MiB, took 4.0 s. Beside the import of flash-attn-4, pieces of 16 MiB
+# took 1.6 to 1.8 s, of 8 MiB 2.3 s, of 32 and 64 MiB 1.5 to 1.7 s, and the blocks of 1 MiB 4.0 to 4.7 s (16 processors,
+# 2026-11-27).
 PIECE_BYTES = 16 << 20
-# Of 16 processors 8 are as fast as 16, in pieces of 32 MiB.
+# On 16 processors, 8 threads are as fast as 16, with pieces of 32 MiB.
 LEAST_READERS, MOST_READERS = 8, 16
-# A smaller object is one piece, and inspecting it takes as long as reading it.
+# Smaller objects are left to torch's reader, because inspecting them takes as long as reading them.
 LEAST_BYTES = 1 << 20
 # The first and last bytes of an archive, with its headers and its directory.
 END_BYTES = 8192
@@ -71,8 +69,10 @@ class _Piece(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """A tensor that is being read, and the CRC-32 of each piece. `expected` is the archive's CRC-32, or the CRC-32 of the
-    tensor's bytes if the archive's is not recorded, or unknown.
+    """A tensor that is being read, and the CRC-32 of each piece.
+
+    `expected` is the recorded CRC-32 of the whole archive, or the CRC-32 of the tensor's bytes if the checkpoint has no recorded
+    checksums, or None if both are unknown.
     """
 
     place: Place
@@ -83,8 +83,9 @@ class _Reading(NamedTuple):
 
 
 class TensorReader:
-    """A context that reads from the shards in `directory`. With `verify`, tensors are compared with the `recorded` checksums, or
-    else with the archives' checksums. When the context ends, no thread reads any more.
+    """A context that reads from the shards in `directory`. When the context ends, no thread reads any more.
+
+    With `verify`, tensors are compared with the `recorded` checksums, or else with the archives' checksums.
     """
 
     def __init__(self, directory: Path, recorded: FileChecksums | None, verify: bool):
@@ -109,8 +110,10 @@ class TensorReader:
             os.close(descriptor)
 
     def begin(self, place: Place, target: torch.Tensor) -> bool:
-        """Start to read the object at `place` into `target`. Return False, and read nothing, unless the object is a large tensor
-        of the same shape with undamaged ends; the caller must then read the whole object first.
+        """Start to read the object at `place` into `target`.
+
+        Return False, and read nothing, unless the object is a large tensor with the shape of `target` and undamaged ends. The
+        caller must then read the whole object.
         """
         if place.size_bytes < LEAST_BYTES or not target.is_contiguous():
             return False
@@ -176,12 +179,13 @@ class TensorReader:
 
     def _read(self, number: int) -> int:
         """Read a piece into its tensor. Return the CRC-32."""
+        # Let the kernel read the piece that is a piece per thread ahead, so that the disk is never idle.
         for ahead in self._pieces[number + self._readers : number + self._readers + 1]:
             with contextlib.suppress(OSError):
                 os.posix_fadvise(self._descriptor(ahead.shard), ahead.position, ahead.size_bytes, os.POSIX_FADV_WILLNEED)
         piece = self._pieces[number]
         target = piece.target[piece.first : piece.first + piece.size_bytes // piece.dtype.itemsize]
-        if loading := Loading.of(target):
+        if loading := Loading.find_containing(target):
             split, begin = loading
             buffer = self._buffer(split.weight.device)[: piece.size_bytes]
             checksum = self._fill(piece, buffer)

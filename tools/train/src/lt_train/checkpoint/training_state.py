@@ -7,14 +7,18 @@ or without the distributed optimizer. Megatron-LM's loader finds everything that
 import argparse
 import contextlib
 import dataclasses
+import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from megatron.core import dist_checkpointing
+from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
 from lt_shared import version_of
 from lt_shared.console import BadConfig, BadData, warn
@@ -22,7 +26,7 @@ from lt_shared.contracts import checkpoint_layout
 from lt_shared.contracts.checkpoint_layout import RunRecord
 from lt_shared.files.checksums import DAMAGED
 from lt_shared.models.architecture import Architecture
-from lt_train.checkpoint import optimizer_state, resume, rng_state
+from lt_train.checkpoint import optimizer_state, resume
 from lt_train.checkpoint.in_place import fill_whole, merge_in_place
 from lt_train.checkpoint.object_reader import known_objects_only
 from lt_train.checkpoint.optimizer_state import Kind
@@ -39,9 +43,10 @@ from lt_train.config.settings.parallelism import Parallelism
 from lt_train.kernels import split_master_weights
 from lt_train.kernels.split_master_weights import Joined
 from lt_train.metrics.unlogged import Unlogged
-from lt_train.models.chunks import checkpointed
+from lt_train.models.chunks import checkpoint_module
 from lt_train.optim.optimizer import create_state, float32_masters, separate_steps, take_masters
-from lt_train.parallel.ddp import Chunk, gather, gathered
+from lt_train.parallel.ddp import Chunk, gather_weights, gathered_weights
+from lt_train.process import device
 
 CHECKPOINT_VERSION = 3.0
 # megatron-core's messages when the checkpoint has another kind of optimizer.
@@ -53,6 +58,7 @@ CONTENT_METADATA = {
     "singleton_local_shards": False,
     "chained_optim_avoid_prefix": True,
 }
+_RNG_STATE_KEY = "rng_state"
 
 
 @dataclasses.dataclass
@@ -74,10 +80,8 @@ class TrainingState:
     def sharded_optimizer(
         self, model: dict[str, Any], loading: bool, joined: Joined = split_master_weights.joined
     ) -> dict[str, Any]:
-        """The optimizer's state, placed like the weights in `model`, which `sharded_model` has made; split weights by `joined`.
-
-        Before the first step there is none, also in fp16 while all steps were skipped; megatron-core asserts that there is.
-        """
+        """Return the optimizer's sharded state. `model` is the result of `sharded_model`. `joined` joins split weights."""
+        # Before the first step that changes weights, torch has no state, and megatron-core asserts that there is a state.
         create_state(self.optimizer)
         with float32_masters(self.optimizer, loading, joined):
             return dict(self.optimizer.sharded_state_dict(model, is_loading=loading, metadata=dict(CONTENT_METADATA)))
@@ -85,7 +89,7 @@ class TrainingState:
     def sharded_model(self) -> dict[str, Any]:
         """Return the weights under Megatron's names: `model`, or `model0`, `model1` ... for interleaved pipeline stages."""
         return {
-            name: dict(checkpointed(chunk).sharded_state_dict(metadata=dict(CONTENT_METADATA)))
+            name: dict(checkpoint_module(chunk).sharded_state_dict(metadata=dict(CONTENT_METADATA)))
             for name, chunk in self.named_chunks()
         }
 
@@ -99,13 +103,13 @@ def content(config: RunConfig, state: TrainingState, joined: Joined = split_mast
     """Collect `state` under the names that Megatron-LM's loader reads. The last three names are lt-train's."""
     settings, batches = config.checkpointing, config.batches
     progress = {"iteration": state.iteration, "consumed_train_samples": state.consumed_samples}
-    with gathered(state.chunks):
+    with gathered_weights(state.chunks):
         model = state.sharded_model()
     optimizer = {} if settings.no_save_optim else {"optimizer": state.sharded_optimizer(model, False, joined)}
-    random = {} if settings.no_save_rng else {rng_state.KEY: rng_state.sharded()}
+    generators = {} if settings.no_save_rng else {_RNG_STATE_KEY: _sharded_rng_state()}
     tokens = config.tokens(state.consumed_samples)
     common = {
-        "args": argparse.Namespace(**megatron_arguments.of(config), **progress),
+        "args": argparse.Namespace(**megatron_arguments.run_arguments(config), **progress),
         "checkpoint_version": CHECKPOINT_VERSION,
         "iteration": state.iteration,
         "num_floating_point_operations_so_far": tokens * config.architecture.flops_per_token(batches.seq_length),
@@ -114,7 +118,7 @@ def content(config: RunConfig, state: TrainingState, joined: Joined = split_mast
         "unlogged": dataclasses.asdict(state.unlogged),
         "ordered_samples": state.ordered_samples,
     }
-    return model | optimizer | random | common
+    return model | optimizer | generators | common
 
 
 def phase_after(schedule: Schedule, batches: Batches, steps: int) -> str | None:
@@ -150,15 +154,15 @@ def record(
 
 @remedies()
 def load(
-    directory: Path, config: RunConfig, state: TrainingState, supplied: contextlib.AbstractContextManager[None] | None = None
+    directory: Path, config: RunConfig, state: TrainingState, fetching: contextlib.AbstractContextManager[None] | None = None
 ) -> None:
-    """Restore `state` in place; `supplied` brings the files that are read, where they are not all there.
+    """Restore `state` in place. Within the context `fetching`, missing files are fetched before they are read.
 
-    From a `release` checkpoint, or with --finetune, only the weights: training starts at iteration 0 with them. Raises BadData
-    when the checkpoint does not fit the model.
+    From a `release` checkpoint, or with --finetune, only the weights are loaded, and training starts at iteration 0. Raises
+    BadData if the checkpoint does not fit the model.
     """
-    replicas = Replicas.of_run(next(state.chunks[0].parameters()).device)
-    with known_objects_only(directory, config.checkpointing.verify, replicas), supplied or contextlib.nullcontext():
+    replicas = Replicas.from_process_groups(next(state.chunks[0].parameters()).device)
+    with known_objects_only(directory, config.checkpointing.verify, replicas), fetching or contextlib.nullcontext():
         settings = config.checkpointing
         iteration = checkpoint_layout.iteration_of(directory)
         saved = RunRecord.read(directory) if (directory / checkpoint_layout.RECORD).is_file() else None
@@ -182,9 +186,9 @@ def load(
         arguments = vars(loaded.get("args", argparse.Namespace()))
         _restore_progress(loaded, arguments, iteration, config.batches, state, settings.start)
         if torch.distributed.get_rank() == 0:
-            _tell_changes(arguments, megatron_arguments.of(config), state.consumed_samples)
-        if rng_state.KEY in loaded:
-            rng_state.restore(loaded[rng_state.KEY], next(state.chunks[0].parameters()).device)
+            _warn_of_changes(arguments, megatron_arguments.run_arguments(config), state.consumed_samples)
+        if _RNG_STATE_KEY in loaded:
+            _restore_rng_state(loaded[_RNG_STATE_KEY], next(state.chunks[0].parameters()).device)
 
 
 def _load_with_optimizer(directory: Path, config: RunConfig, state: TrainingState, saved: RunRecord | None) -> dict[str, Any]:
@@ -200,18 +204,19 @@ def _load_with_optimizer(directory: Path, config: RunConfig, state: TrainingStat
         optimizer = loaded["optimizer"]
         optimizer_state.count_as_torch(optimizer)
     else:
-        of_model, of_optimizer = optimizer_state.requests(sharded, theirs, present)
-        loaded = _read(of_model | _random_state(config.layers, config.checkpointing, config.parallelism), directory)
-        # The optimizer's fp32 weights may be the model's: they are read into place, after those that may be rounded.
+        model_request, optimizer_request = optimizer_state.requests(sharded, theirs, present)
+        loaded = _read(model_request | _random_state(config.layers, config.checkpointing, config.parallelism), directory)
+        # The optimizer's fp32 weights may be the model's weights themselves. Read them last, because the loaded model weights may
+        # be rounded.
         _load_weights(state, loaded)
-        optimizer = optimizer_state.assemble(sharded, _read(of_optimizer, directory))
+        optimizer = optimizer_state.assemble(sharded, _read(optimizer_request, directory))
     if config.optimization.optimizer == "muon":
         optimizer_state.complete(optimizer)
     optimizer_state.take_schedule(optimizer, state.optimizer.param_groups)
     state.optimizer.load_state_dict(optimizer)
     if kernels.fuses_adamw(config):
         take_masters(state.optimizer)
-        gather(state.chunks)
+        gather_weights(state.chunks)
     separate_steps(state.optimizer)
     return loaded
 
@@ -259,7 +264,7 @@ def _random_state(layers: Layers, settings: Checkpointing, parallel: Parallelism
     ) == sizes
     if not same or getattr(stored_arguments, "no_save_rng", False):
         return {}
-    return {rng_state.KEY: rng_state.sharded()}
+    return {_RNG_STATE_KEY: _sharded_rng_state()}
 
 
 def _restore_progress(
@@ -270,7 +275,7 @@ def _restore_progress(
     state: TrainingState,
     start: str | None,
 ) -> None:
-    """Put the position in the data and in the schedule into `state`; `there` are the arguments of the run that saved it."""
+    """Restore the position in the data and in the schedule. `stored_arguments` are the arguments of the run that saved it."""
     state.iteration = iteration
     try:
         consumed = stored_arguments.get("consumed_train_samples", batches.samples_after(iteration))
@@ -287,11 +292,11 @@ def _restore_progress(
     state.scheduler.step(increment=steps)
 
 
-def _tell_changes(stored_arguments: dict[str, Any], here: dict[str, Any], consumed_samples: int) -> None:
+def _warn_of_changes(stored_arguments: dict[str, Any], arguments: dict[str, Any], consumed_samples: int) -> None:
     """Warn if the remaining steps differ from the steps of the run that saved `stored_arguments`."""
-    for change in changes_of_order(stored_arguments, here, consumed_samples):
+    for change in changes_of_order(stored_arguments, arguments, consumed_samples):
         warn(f"{change}: the samples that are left come in another order than before")
-    if changes := megatron_arguments.changes_of_updates(stored_arguments, here):
+    if changes := megatron_arguments.changes_of_updates(stored_arguments, arguments):
         warn(f"{', '.join(changes)}: the steps that are left update the weights in another way than those before")
 
 
@@ -324,7 +329,40 @@ def _load_weights(state: TrainingState, loaded: dict[str, Any]) -> None:
     """Load every parameter. Only megatron-core's `_extra_state` placeholders may be missing."""
     problems = []
     for name, chunk in state.named_chunks():
-        missing, unexpected = checkpointed(chunk).load_state_dict(loaded[name], strict=False)
+        missing, unexpected = checkpoint_module(chunk).load_state_dict(loaded[name], strict=False)
         problems += [key for key in (*missing, *unexpected) if not key.endswith("_extra_state")]
     if problems:
         raise BadData(f"the checkpoint does not fit the model: {', '.join(problems[:5])}")
+
+
+def _sharded_rng_state() -> ShardedObject:
+    """Return the state of this rank's random generators of dropout, to save it, or to request a saved state in its place.
+
+    It has Megatron's form: an object per tensor-parallel and pipeline rank. Data-parallel ranks draw alike, so they share an
+    object. The state fits a resume with the same tensor and pipeline parallel sizes. With other sizes, dropout starts again from
+    the seed: the numbers are as random, but not the same.
+    """
+    states = {
+        "random_rng_state": random.getstate(),
+        "np_rng_state": np.random.get_state(),
+        "torch_rng_state": torch.get_rng_state(),
+        "cuda_rng_state": torch.cuda.get_rng_state(),
+        "rng_tracker_states": get_cuda_rng_tracker().get_states(),
+    }
+    return ShardedObject(
+        _RNG_STATE_KEY,
+        [states],
+        (parallel_state.get_pipeline_model_parallel_world_size(), parallel_state.get_tensor_model_parallel_world_size()),
+        (parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_tensor_model_parallel_rank()),
+        replica_id=parallel_state.get_data_parallel_rank(with_context_parallel=True),
+    )
+
+
+def _restore_rng_state(saved: list[dict[str, Any]], target_device: torch.device) -> None:
+    (states,) = saved
+    random.setstate(states["random_rng_state"])
+    np.random.set_state(states["np_rng_state"])
+    torch.set_rng_state(states["torch_rng_state"])
+    if target_device.type == device.CUDA:
+        torch.cuda.set_rng_state(states["cuda_rng_state"], target_device)
+    get_cuda_rng_tracker().set_states(states["rng_tracker_states"])

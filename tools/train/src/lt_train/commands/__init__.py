@@ -1,1 +1,1 @@
-"""Commands of lt-train beside training itself: each parses, calls one function, and prints."""
+"""Commands of lt-train beside training: a command parses its options, calls one function, and prints the result."""

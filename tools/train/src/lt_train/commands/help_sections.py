@@ -71,6 +71,6 @@ def _has_name_part(option: click.Option, query: str) -> bool:
 
 
 def _summarize(options: list[click.Option]) -> str:
-    """Return the first three option names and the number of the others."""
+    """Return the first three option names and the number of further options."""
     names = [option.opts[0] for option in options[:3]]
     return ", ".join(names) + (f" and {len(options) - 3} more" if len(options) > 3 else "")

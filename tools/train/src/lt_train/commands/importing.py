@@ -20,6 +20,7 @@ PARTIAL = "--partial writes it nevertheless"
 EXAMPLES = """
 lt-train import llama3_70b.toml | tee mine.toml
 lt-train import 2.distributed-training.sbatch --set NODES=2
+lt-train import recipes/llama3.py:llama3_8b_pretrain_config --set train.train_iters=1000
 lt-train import -- torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 36 --hidden-size 4096 --num-attention-heads 32 --fp16
 """
 
@@ -36,11 +37,11 @@ def command(as_json: bool, partial: bool, given: tuple[str, ...], source: tuple[
     """Turn another trainer's configuration into one for --config.
 
     FILE is a TorchTitan TOML, a HyperPod recipe or NeMo YAML, Megatron-Bridge's run_config.yaml, or a script or Kubernetes
-    manifest that starts pretrain_gpt.py. The options go to standard output as TOML. Dropped keys go to standard error, each with
-    its reason.
-    The command prints no options and exits with 65 if FILE has no model, if the result would be another model, if the run would
-    start from other weights or another step or use another optimizer, if only a run of the script would show a value that decides
-    the model, the start, the batches, the schedule or the layout, or if lt-train would refuse the result.
+    manifest that starts pretrain_gpt.py. recipe.py:FUNCTION is a configuration in Python, which is read and not executed. The
+    options go to standard output as TOML. Dropped keys go to standard error, each with its reason.
+    The command prints no options and exits with 65 if FILE has no model, if the result would be another model or run, if no table
+    knows a key, if only a run of the script would show a value that decides the model, the start, the batches, the schedule or
+    the layout, or if lt-train would refuse the result.
     """
     from lt_train.importers import source as sources
 
@@ -95,7 +96,7 @@ def _report_dropped(translation: "Translation") -> None:
 
 
 def _group_by_reason(lost: "Sequence[Dropped]") -> "list[list[Dropped]]":
-    """Group dropped keys by their subsection and reason. A key outside of a subsection is a group of its own."""
+    """Group dropped keys by their subsection and reason. A key outside of a subsection is a group by itself."""
     groups: dict[tuple[str, str], list[Dropped]] = {}
     for entry in lost:
         part = entry.key.rpartition(".")[0]
@@ -118,6 +119,10 @@ def _model_problem(translation: "Translation", path: str) -> ToolError | None:
             f"give it: {' '.join(f'--set {name}=VALUE' for name in named)}" if named else "pass the command line with its value"
         )
         return BadData(f"{location}{', '.join(unknown)}: only a run of the script knows the value", remedy)
+    if translation.unknown_values:
+        (key, reason), *further_values = translation.unknown_values.items()
+        more = f" (and {len(further_values)} more: {', '.join(name for name, _ in further_values[:5])})" if further_values else ""
+        return BadData(f"{location}{key}: only a run of the configuration knows the value: {reason}{more}", f"--set {key}=VALUE")
     if not {"model", "num_layers"} & translation.options.keys():
         return BadData(
             f"{location}no model: neither its name nor its layers are known", "lt-train models lists the names of --model"

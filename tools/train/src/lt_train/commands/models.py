@@ -20,7 +20,7 @@ COLUMNS = ("name", "parameters", "layers", "hidden", "heads", "KV heads", "exper
 def command(as_json: bool) -> None:
     """List the models that --model knows by name.
 
-    A path to a config.json of Hugging Face names any other.
+    For any other model, --model takes the path of a Hugging Face config.json.
     """
     if as_json:
         for architecture in presets.PRESETS.values():

@@ -34,8 +34,8 @@ class Plan:
 
     `fits` says whether the rank with the most memory stays within `usable_bytes`. `rank_memory_bytes` lists the memory of that
     rank: `weights`, `gradients`, `optimizer`, `gathered` (the layers that FSDP gathers at a time), `activations` and `total`.
-    `ranks_memory_bytes` has the total of one rank per pipeline stage. `options` are the options of `lt-train` that select this
-    layout. `record` is the object that `lt-train plan --json` prints.
+    `ranks_memory_bytes` has a rank's total for every pipeline stage. `options` are the options that select this layout in
+    `lt-train`. `record` is the object that `lt-train plan --json` prints.
     """
 
     layout: Layout
@@ -48,9 +48,9 @@ class Plan:
 
 
 def plan(*, model: str | os.PathLike[str] | None = None, gpu: str, nodes: int = 1, **options: Value) -> Plan:
-    """Choose the best layout of a model on a cluster, which need not exist, or check a layout that the options set.
+    """Choose the best layout for a model on a cluster, which need not exist, or check a layout that the options set.
 
-    `gpu` is a name from `lt-train plan --help`. `options` are the other options of the command, with underscores: `bf16=True`,
+    `gpu` is a name from `lt-train plan --help`. `options` are the command's other options, with underscores: `bf16=True`,
     `seq_length=8192`, `global_batch_size=1024`, `tensor_model_parallel_size=4`. An option with several values takes a list. None
     and False omit an option. Environment variables such as LT_TRAIN_SEQ_LENGTH are ignored.
 

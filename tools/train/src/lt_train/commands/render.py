@@ -118,7 +118,7 @@ def slurm(chain: str, time_limit: str | None, container_mounts: str, **options: 
     "--gpus-per-node",
     type=cluster.GPUS_PER_NODE,
     envvar=["LT_TRAIN_GPUS_PER_NODE", "GPU_PER_NODE"],
-    help="GPUs to ask for; by default all of the instance.",
+    help="GPUs to ask for; by default all GPUs of the instance.",
 )
 @click.option("--image", envvar=["LT_TRAIN_IMAGE", "IMAGE_URI"], help="Container image with the lt tools.")
 @click.option(
@@ -127,7 +127,7 @@ def slurm(chain: str, time_limit: str | None, container_mounts: str, **options: 
     default="pytorchjob",
     help="What trains: for the training operator, the JobSet controller, or the Kubeflow Trainer (v2).",
 )
-@click.option("--namespace", help="Namespace of all objects; by default kubectl's, and 'default' where data are made first.")
+@click.option("--namespace", help="Namespace of all objects; by default kubectl's, or 'default' if data are made first.")
 @click.option("--queue", metavar="NAME", help="LocalQueue of Kueue that admits the training.")
 @click.option("--service-account", metavar="NAME", help="Of the pods, for example one with access to S3.")
 @click.option("--toleration", metavar="TAINT", multiple=True, help="KEY, KEY:EFFECT or KEY=VALUE:EFFECT. Repeatable.")
@@ -142,7 +142,7 @@ def slurm(chain: str, time_limit: str | None, container_mounts: str, **options: 
 @click.option("--download-to", help="Directory for these files; by default MOUNT/download.")
 @stages
 def k8s(kind: str, queue: str | None, download: tuple[str, ...], download_to: str | None, **options: Any) -> None:
-    """Print manifests for kubectl: what trains, a CronJob of lt-monitor, and TensorBoard with --tensorboard-dir.
+    """Print manifests for kubectl: the training, a CronJob of lt-monitor, and TensorBoard with --tensorboard-dir.
 
     With --download or --preprocess a Job without GPUs makes the data first, and the training is suspended until they are there.
     The number of nodes is fixed; render slurm has --nodes 1-64.

@@ -28,7 +28,7 @@ STEPS = re.compile(r"(\d{1,15}):(\d{1,15})")
 @click.option(
     "--tolerance",
     type=console.FiniteRange(min=0),
-    help="Compare within this relative difference of the loss, and ten times that of the gradient norm.",
+    help="Accept this relative difference of the loss, and ten times as much of the gradient norm.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
 def command(run: str, steps: str, start: str | None, ranks: int | None, tolerance: float | None, as_json: bool) -> int:
@@ -49,4 +49,4 @@ def _config(run: str, steps: str, start: str | None, ranks: int | None, toleranc
     match = STEPS.fullmatch(steps)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise UsageError(f"--steps {steps}: not A:B with 1 <= A <= B", "for example --steps 1001:1010")
-    return replay_start.configuration(run, int(match[1]), int(match[2]), start, ranks, tolerance, as_json)
+    return replay_start.replay_config(run, int(match[1]), int(match[2]), start, ranks, tolerance, as_json)

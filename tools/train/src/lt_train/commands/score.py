@@ -54,7 +54,7 @@ class _Range(click.ParamType):  # type: ignore[type-arg]  # generic since click 
 )
 @click.argument("run", metavar="RUN", type=click.Path(file_okay=False))
 @click.argument("more", metavar="[OPTIONS OF THE RUN]", nargs=-1, type=click.UNPROCESSED)
-@click.option("--step", "steps", type=_Range(), metavar="N|M-N", help="Score the samples of these steps, and some before them.")
+@click.option("--step", "steps", type=_Range(), metavar="N|M-N", help="Score the samples in these steps, and some earlier ones.")
 @click.option("--samples", type=_Range(), metavar="A|A-B", help="Score these samples of the run, counted from 0.")
 @click.option(
     "--checkpoint", type=click.Path(file_okay=False), help="Load these weights; by default the newest before the samples."
@@ -62,7 +62,7 @@ class _Range(click.ParamType):  # type: ignore[type-arg]  # generic since click 
 def command(
     run: str, more: tuple[str, ...], steps: tuple[int, int] | None, samples: tuple[int, int] | None, checkpoint: str | None
 ) -> int:
-    """Print the loss of each sample of a step, in nats per token, as JSON lines.
+    """Print the loss of each sample in a step, in nats per token, as JSON lines.
 
     RUN is the directory that a run saves into. The command that started the run sets the model and its layout; options of
     lt-train after RUN, such as --device cpu, --ranks 1 or --tensor-model-parallel-size 1, are added to it.
@@ -123,7 +123,7 @@ def _scoring_configs(
 ) -> list[tuple[RunConfig, range]]:
     """Return configurations that score the run's data with the weights of `checkpoint`, each with its range of samples.
 
-    Samples with the same sequence length and rotary embedding share a configuration: the one of their phase.
+    Samples with the same sequence length and rotary embedding share the configuration of their phase.
     """
     from lt_train.planner.resolve import resolve_run_config
 

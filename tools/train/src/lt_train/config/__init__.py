@@ -1,4 +1,4 @@
-"""Options in, the configuration of a run out, and why it cannot run; nothing here imports torch.
+"""Resolve options into the configuration of a run, and find the reasons why it cannot run. Nothing here imports torch.
 
 `settings` has a module per subject: its options, its dataclass, its checks.
 """

@@ -40,14 +40,14 @@ Check = tuple[tuple[str, ...], Callable[..., Iterator[ToolError]]]
 def problems(config: RunConfig) -> Iterator[ToolError]:
     """Yield an error for each reason why the run cannot start. Causes come before their consequences."""
     for form in config.forms:
-        yield from problems_of(Draft(vars(form)))
+        yield from draft_problems(Draft(vars(form)))
 
 
-def problems_of(draft: Draft) -> Iterator[ToolError]:
-    """Yield the same errors for the parts of a draft that were resolved."""
+def draft_problems(draft: Draft) -> Iterator[ToolError]:
+    """Yield the errors of `problems` for the parts of a draft that were resolved."""
     # A placeholder for the batches has no run length to check.
     parts = dict(draft.parts)
-    if "batches" not in draft.stand_ins and "batches" in parts:
+    if "batches" not in draft.placeholders and "batches" in parts:
         parts["train_iters"] = parts["batches"].train_iters
     yield from _problems(LAYOUT_CHECKS, parts)
     yield from _problems(CHECKS, parts)

@@ -39,11 +39,11 @@ from lt_train.process import device
 class Draft:
     """The resolved parts of a configuration, and an error for each part that failed, so that all mistakes show at once.
 
-    `stand_ins` names the parts that are placeholders for settings that failed to resolve, so that later checks still run.
+    `placeholders` names the parts that stand for settings that failed to resolve, so that later checks still run.
     """
 
     parts: Mapping[str, Any]
-    stand_ins: frozenset[str] = frozenset()
+    placeholders: frozenset[str] = frozenset()
     failures: tuple[ToolError, ...] = ()
 
     @property
@@ -65,21 +65,21 @@ def assemble(options: dict[str, Any], datasets: tuple[Dataset, ...], planned: cl
 def draft(options: dict[str, Any], datasets: tuple[Dataset, ...], planned: cluster.Cluster | None = None) -> Draft:
     """Resolve every settings group; collect errors instead of raising."""
     failures: list[ToolError] = []
-    stand_ins: set[str] = set()
+    placeholders: set[str] = set()
     parts: dict[str, Any] = {"seed": options["seed"]}
 
-    def make(name: str, resolve: Callable[..., Any], *required: str) -> None:
+    def resolve_part(name: str, resolve: Callable[..., Any], *required: str) -> None:
         if all(part in parts for part in required):
             try:
                 parts[name] = resolve(*(parts[part] for part in required))
             except ToolError as problem:
-                if name not in stand_ins:
+                if name not in placeholders:
                     failures.append(problem)
 
-    def again(name: str, resolve: Callable[..., Any], *required: str) -> None:
+    def resolve_placeholder(name: str, resolve: Callable[..., Any], *required: str) -> None:
         if name not in parts and failures:
-            stand_ins.add(name)
-            make(name, resolve, *required)
+            placeholders.add(name)
+            resolve_part(name, resolve, *required)
 
     def parallel(architecture: Architecture) -> Parallelism:
         device_type = device.CUDA if planned else device.resolve_device(options["device"])
@@ -90,42 +90,44 @@ def draft(options: dict[str, Any], datasets: tuple[Dataset, ...], planned: clust
         schedule: Schedule | None = parts.get("schedule")
         return schedule.length(resolved) if schedule else resolved
 
-    make("architecture", lambda: architecture.resolve_architecture(options, datasets))
+    resolve_part("architecture", lambda: architecture.resolve_architecture(options, datasets))
     if failures:
-        again("architecture", lambda: architecture.divisible_by(_product(options), options["expert_model_parallel_size"]))
+        resolve_placeholder(
+            "architecture", lambda: architecture.divisible_by(_product(options), options["expert_model_parallel_size"])
+        )
         if options["seq_length"] is None:
             # A placeholder length that every size divides. A run length in tokens has no meaning with it.
-            stand_ins |= {"batches"} if options["train_tokens"] else set()
+            placeholders |= {"batches"} if options["train_tokens"] else set()
             options = options | {"seq_length": _product(options), "train_tokens": None}
         options = options | parallelism.WITHOUT_VIRTUAL_STAGES | parallelism.EVEN
-    if "architecture" not in stand_ins:
-        make("schedule", lambda model: schedule_file.resolve_schedule(options, datasets, model), "architecture")
+    if "architecture" not in placeholders:
+        resolve_part("schedule", lambda model: schedule_file.resolve_schedule(options, datasets, model), "architecture")
     if parts.get("schedule"):
         parts["architecture"] = parts["schedule"].phases[0].architecture
-    make("parallelism", parallel, "architecture")
+    resolve_part("parallelism", parallel, "architecture")
     for wrong in (parallelism.WITHOUT_VIRTUAL_STAGES, {"ranks": None, "profile_ranks": "0"}):
         if "parallelism" not in parts:
             options = options | wrong
-            again("parallelism", parallel, "architecture")
-    make("layers", lambda layout: layers.resolve_layers(options, layout.device), "parallelism")
-    make("batches", sizes, "architecture", "parallelism")
-    if "batches" in parts and "batches" not in stand_ins:
-        make("optimization", lambda lengths: optimization.resolve_optimization(options, lengths), "batches")
+            resolve_placeholder("parallelism", parallel, "architecture")
+    resolve_part("layers", lambda layout: layers.resolve_layers(options, layout.device), "parallelism")
+    resolve_part("batches", sizes, "architecture", "parallelism")
+    if "batches" in parts and "batches" not in placeholders:
+        resolve_part("optimization", lambda lengths: optimization.resolve_optimization(options, lengths), "batches")
     options = options | batches.WITHOUT_LENGTH
-    again("batches", sizes, "architecture", "parallelism")
-    make("precision", lambda: precision.resolve_precision(options))
-    make("memory", lambda *resolved: memory.resolve_memory(options, *resolved), "batches", "parallelism", "precision")
-    if "architecture" in stand_ins:
+    resolve_placeholder("batches", sizes, "architecture", "parallelism")
+    resolve_part("precision", lambda: precision.resolve_precision(options))
+    resolve_part("memory", lambda *resolved: memory.resolve_memory(options, *resolved), "batches", "parallelism", "precision")
+    if "architecture" in placeholders:
         for name, subject in (("memory", memory), ("layers", layers)):
             if name in parts:
                 parts[name] = subject.without_model_sizes(parts[name])
-    make("data", lambda: data.resolve_data(options, datasets))
-    make("skipping", lambda: skipping.resolve_skipping(options))
-    make("checkpointing", lambda: checkpointing.resolve_checkpointing(options))
-    make("faults", lambda: faults.resolve_faults(options))
-    make("reporting", lambda layout: reporting.resolve_reporting(options, layout), "parallelism")
-    make("benchmark", lambda: benchmark.resolve_benchmark(options))
-    return Draft(parts, frozenset(stand_ins), tuple(failures))
+    resolve_part("data", lambda: data.resolve_data(options, datasets))
+    resolve_part("skipping", lambda: skipping.resolve_skipping(options))
+    resolve_part("checkpointing", lambda: checkpointing.resolve_checkpointing(options))
+    resolve_part("faults", lambda: faults.resolve_faults(options))
+    resolve_part("reporting", lambda layout: reporting.resolve_reporting(options, layout), "parallelism")
+    resolve_part("benchmark", lambda: benchmark.resolve_benchmark(options))
+    return Draft(parts, frozenset(placeholders), tuple(failures))
 
 
 def _product(options: dict[str, Any]) -> int:

@@ -16,7 +16,7 @@ EFA = "vpc.amazonaws.com/efa"
 
 @dataclasses.dataclass(frozen=True)
 class Instance:
-    """`gpu` is a name in `lt_train.config.cluster`, None for Trainium. `resource` is what Kubernetes calls an accelerator.
+    """`gpu` is a name in `lt_train.config.cluster`, None for Trainium. `resource` is Kubernetes' name for an accelerator.
 
     `device_rdma` says whether EFA reads and writes the memory of GPUs without the host.
     """
@@ -49,7 +49,7 @@ class Instance:
 
 
 def _sizes(family: str, gpu: str, largest_efa: int = 1) -> Iterator[Instance]:
-    """The smaller sizes of a family: from 8xlarge on they have EFA, and 12xlarge and 24xlarge four GPUs."""
+    """Yield the smaller sizes of a family. Sizes from 8xlarge on have EFA; 12xlarge and 24xlarge have four GPUs."""
     for size, gpus, efa in ((1, 1, 0), (2, 1, 0), (4, 1, 0), (8, 1, 1), (12, 4, 1), (16, 1, 1), (24, 4, largest_efa)):
         yield Instance(f"{family}.{size if size > 1 else ''}xlarge", gpus, gpu, efa, device_rdma=False)
 

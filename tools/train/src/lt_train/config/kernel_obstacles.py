@@ -26,21 +26,21 @@ from lt_train.config.settings.precision import FP8_MULTIPLE, Precision
 from lt_train.process import device
 
 Capability = tuple[int, int] | None
-# Obstacle names, and whether the run has the obstacle. The first one that applies is reported. The GPU comes first because it
-# changes least; the parallel layout comes last, so that a search over layouts finds the same reason in all of them.
+# Obstacle names, and whether the run has the obstacle. The first obstacle that applies is reported. The GPU comes first because
+# it changes least; the parallel layout comes last, so that a search over layouts finds the same reason in every layout.
 Obstacles = Mapping[str, bool]
-# The compute capability of H100 and H200, for which the CuTe kernels of `lt_train.kernels.gemm_epilogues` are written.
+# The compute capability of H100 and H200. The CuTe kernels of `lt_train.kernels.gemm_epilogues` need it.
 HOPPER = 9
 # The kernels copy 128 bits at a time, which are 8 numbers of 16 bits.
 ALIGNMENT = 8
 # Columns of the smallest tile of the output layer's GEMM; padding columns of the vocabulary would count in the softmax.
 VOCABULARY_TILE = 128
-# Mean rows per expert from which fp8 GEMMs are faster. Measured: 1,300 to 1,700 (tools/train/PERFORMANCE.md).
+# With at least this many rows per expert, fp8 GEMMs are faster. Measured: 1,300 to 1,700 rows (tools/train/PERFORMANCE.md).
 FP8_EXPERT_ROWS = 2048
 FLASH_HEAD_SIZES = (64, 96, 128)
 # Channels of a head's query and key, and of its value: DeepSeek's.
 FLASH_LATENT_HEAD_SIZES = (192, 128)
-# What flash-attn-4 compiles for; heads of latent attention from Hopper on.
+# The compute capabilities that flash-attn-4 compiles for, at least. Heads of latent attention need Hopper.
 FLASH_CAPABILITY, FLASH_LATENT_CAPABILITY = (8, 0), (9, 0)
 
 
@@ -81,7 +81,7 @@ def _not_triton(run: Run) -> Obstacles:
 
 
 def has_swiglu(model: Architecture) -> bool:
-    """Whether the MLP has a SiLU gate and no biases, as the kernels require."""
+    """Return whether the MLP has a SiLU gate and no biases, as the kernels require."""
     return model.family == "llama" and model.activation == "silu" and not model.add_bias_linear
 
 
@@ -223,7 +223,7 @@ def _flash_head_obstacles(model: Architecture) -> Obstacles:
     return {f"latent attention with heads of {sizes[0]} and {sizes[1]}, {only}": sizes != FLASH_LATENT_HEAD_SIZES}
 
 
-# By option and name, the fastest first: the package that has to be installed, and the obstacles.
+# By option and name, the fastest first: the package that must be installed, and the obstacles.
 IMPLEMENTATIONS = {
     "--attention-backend": {FLASH: (FLASH_ATTENTION, _flash_obstacles), FUSED: (None, _no_obstacles)},
     "--swiglu-impl": {

@@ -1,13 +1,13 @@
-"""Which implementation computes each part of a training step: what `auto` resolves to, and why an explicit choice is refused.
+"""Choose the implementation that computes each part of a training step.
 
 Every part has a list of implementations, the fastest first. Each implementation has obstacles: properties of the model, the
-precision, the parallel layout or the GPU that it does not support. `auto` takes the first without an obstacle; an implementation
-that was chosen explicitly and has one is refused before training starts, with the obstacle as the reason. Nothing falls back
-later: models, optimizer and fp8 do what `choose` returns, and the same record stands in the log's header, in the `run.json` of
-every checkpoint and in `lt-train bench --json`.
+precision, the parallel layout or the GPU that it does not support. `auto` takes the first implementation without an obstacle. An
+explicit choice that has an obstacle is refused before training starts, with the obstacle as the reason. Nothing falls back later:
+models, optimizer and fp8 use the choice of `choose`. The log's header, the `run.json` of every checkpoint and the JSON of
+`lt-train bench` record it.
 
-The GPU's compute capability is None without a driver, as on a login node. None is no obstacle; the ranks choose again when they
-start.
+The GPU's compute capability is None without a driver, as on a login node. None is no obstacle, because the ranks choose again
+when they start.
 """
 
 import dataclasses
@@ -54,10 +54,10 @@ GROUPED = "grouped"
 GROUPED_GEMM_EPILOGUE = "grouped-gemm-epilogue"
 GROUPED_FP8 = "grouped-fp8"
 GROUPED_KINDS = (GROUPED, GROUPED_GEMM_EPILOGUE, GROUPED_FP8)
-# Grouped experts with a GEMM of quack.
+# Grouped experts that need quack's GEMMs.
 GROUPED_BY_QUACK = (GROUPED_GEMM_EPILOGUE, GROUPED_FP8)
 SEQUENTIAL = "sequential"
-# Recipes of fp8.
+# The fp8 recipes that Triton's kernels cast for.
 CAST_BY_KERNELS = ("tensorwise", "blockwise")
 PEER_MEMORY = "symmetric-memory"
 
@@ -66,7 +66,7 @@ PARTS = ("architecture", "layers", "batches", "precision", "optimization", "para
 
 @dataclasses.dataclass(frozen=True)
 class Kernels:
-    """The implementation of each part.
+    """The implementation chosen for every part.
 
     `attention` is "flash-attn-4", "sdpa" (PyTorch's, cuDNN first) or "flex-attention"; `swiglu` "gemm-epilogue", "triton" or
     "torch"; `cross_entropy` "fused-linear", "triton" or "torch"; `norm`, `rope` and `adamw` "triton" or "torch"; `fp8_cast`
@@ -101,9 +101,9 @@ class Kernels:
 
 
 def choose(run: Run, capability: Capability, failed: Failures = NONE_FAILED) -> Kernels:
-    """Choose the fastest implementation of each part that has no obstacle and needs no `failed` package.
+    """Choose the fastest implementation for every part that has no obstacle and needs no `failed` package.
 
-    Raises BadConfig for an explicit choice that has an obstacle or needs such a package.
+    Raises BadConfig for an explicit choice that has an obstacle or needs a failed package.
     """
     for problem in (*problems(run, capability), *_failed_choices(run, failed)):
         raise problem
@@ -118,7 +118,7 @@ def choose(run: Run, capability: Capability, failed: Failures = NONE_FAILED) -> 
         fp8_cast=_fp8_cast(run),
         experts=_experts(run, capability, failed),
         collectives=_collectives(run, failed),
-        # In an MLP that is recomputed as a whole, SwiGLU is, too.
+        # If the whole MLP is recomputed, SwiGLU is recomputed with it.
         recomputes_swiglu=SWIGLU in modules and "mlp" not in modules,
     )
 
@@ -180,32 +180,32 @@ def _not_installed(package: Package, missing: str, remedy: str) -> BadConfig:
 
 
 def fuses_adamw(run: Run) -> bool:
-    """Whether `lt_train.optim.fused_adamw` makes the optimizer's step, with split fp32 master weights or on FSDP's shards."""
+    """Return whether `lt_train.optim.fused_adamw` updates the weights, with split fp32 master weights or on FSDP's shards."""
     return run.layers.triton and run.optimization.optimizer == "adam" and run.precision.bf16
 
 
 def shares_shards(run: Run) -> bool:
-    """Whether FSDP's ranks on one node read each other's shards, from a copy in 16 bits."""
+    """Return whether FSDP's ranks on one node read each other's shards, from a copy in 16 bits."""
     return run.memory.fully_sharded and _reason(shared_shard_obstacles(run)) is None
 
 
 def fuses_loss(run: Run) -> bool:
-    """Whether the loss needs no float32 copy of the logits. The memory estimate depends on this."""
+    """Return whether the loss needs no float32 copy of the logits. The memory estimate depends on this."""
     return _chosen("--cross-entropy-impl", run, None) != TORCH
 
 
 def groups_experts(run: Run) -> bool:
-    """Whether grouped experts keep only the output of their first GEMM. The memory estimate depends on this."""
+    """Return whether grouped experts keep only the output of their first GEMM. The memory estimate depends on this."""
     return _experts(run, None, NONE_FAILED) in GROUPED_KINDS
 
 
 def runs_experts_one_by_one(run: Run) -> bool:
-    """Whether a layer's experts are computed one after another, by kernels too small to fill a GPU."""
+    """Return whether a layer's experts are computed one after another, by kernels too small to fill a GPU."""
     return _experts(run, None, NONE_FAILED) == SEQUENTIAL
 
 
 def exchanges_whole_tokens(run: Run) -> bool:
-    """Whether ranks send tokens once to all of the few ranks that share experts (`lt_train.parallel.token_exchange`)."""
+    """Return whether ranks send tokens once to all of the few ranks that share experts (`lt_train.parallel.token_exchange`)."""
     is_all_to_all = run.layers.token_dispatcher == "alltoall"
     return groups_experts(run) and is_all_to_all and 1 < run.parallelism.expert <= run.architecture.moe_router_topk
 
@@ -224,7 +224,7 @@ def _chosen(option: str, run: Run, capability: Capability, failed: Failures = NO
 
 
 def _first(option: str, run: Run, capability: Capability, wish: str = AUTO, failed: Failures = NONE_FAILED) -> str:
-    """The fastest installed implementation without an obstacle."""
+    """Return the fastest installed implementation without an obstacle."""
     for name, (package, obstacles) in IMPLEMENTATIONS[option].items():
         is_skipped = wish == OUTSIDE_GEMMS and name in (GEMM_EPILOGUE, FUSED_LINEAR)
         is_there = package is None or (package not in failed and not package.missing())
@@ -255,7 +255,7 @@ def _attention(run: Run, capability: Capability, failed: Failures) -> str:
 
 
 def is_plain_rms_norm(model: Architecture) -> bool:
-    """Whether the norms are RMSNorm times the weight, not times the weight plus one."""
+    """Return whether the norms are RMSNorm times the weight, not times the weight plus one."""
     return model.family == "llama" and not model.layernorm_zero_centered_gamma
 
 

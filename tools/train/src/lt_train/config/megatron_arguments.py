@@ -1,4 +1,4 @@
-"""The settings of a run under Megatron's argument names: the log begins with them, and checkpoints hold them for Megatron-LM."""
+"""Convert the settings of a run to Megatron's arguments. The log begins with them, and checkpoints hold them for Megatron-LM."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ from lt_train.config.settings.data_schedule import Schedule
 from lt_train.config.settings.parallelism import VOCABULARY_MULTIPLE
 from lt_train.config.settings.skipping import Skipping
 
-# The arguments that decide the loss and how a step changes the weights. Megatron-LM leaves lengths in samples unset where a run
-# counts steps.
+# The arguments that decide the loss and how a step changes the weights. Megatron-LM sets lengths in samples only if a run counts
+# samples.
 UPDATE_ARGUMENTS = (
     "optimizer",
     "lr",
@@ -41,7 +41,7 @@ SCHEDULE_LENGTHS = ("lr_warmup_samples", "lr_decay_samples")
 WSD_ARGUMENTS = ("lr_wsd_decay_style", "lr_wsd_decay_samples")
 
 
-def of(config: RunConfig) -> dict[str, Any]:
+def run_arguments(config: RunConfig) -> dict[str, Any]:
     """Return the run's settings under Megatron's argument names."""
     optimization, parallel, precision = config.optimization, config.parallelism, config.precision
     return to_arguments(config.architecture) | {
@@ -152,7 +152,7 @@ def changes_of_updates(stored: Mapping[str, Any], current: Mapping[str, Any]) ->
     if current["lr_decay_style"] == stored.get("lr_decay_style") == "WSD":
         names += WSD_ARGUMENTS
     changes = [
-        f"{name.replace('_', '-')} was {_written(stored[name])} and is {_written(current[name])}"
+        f"{name.replace('_', '-')} was {_format_value(stored[name])} and is {_format_value(current[name])}"
         for name in names
         if stored.get(name) is not None and stored[name] != current.get(name, stored[name])
     ]
@@ -160,7 +160,7 @@ def changes_of_updates(stored: Mapping[str, Any], current: Mapping[str, Any]) ->
     return changes + ([f"the precision was {before} and is {now}"] if stored and before != now else [])
 
 
-def _written(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Round a value to the digits that people write: a tenth of 0.0003 is 3e-05, not 2.9999999999999997e-05."""
     return f"{value:g}" if isinstance(value, float) else str(value)
 

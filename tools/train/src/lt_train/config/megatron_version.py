@@ -1,4 +1,4 @@
-"""Parse version numbers, which decide what megatron-core can compute and which checkpoints it reads."""
+"""Parse version numbers. They decide which models megatron-core can compute and which checkpoints it reads."""
 
 
 def release(version: str) -> tuple[int, ...]:

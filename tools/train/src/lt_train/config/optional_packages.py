@@ -40,7 +40,7 @@ DISTRIBUTIONS = ("torch", "megatron-core", "triton", "flash-attn-4", "quack-kern
 
 @functools.cache
 def is_installed(module: str) -> bool:
-    """Whether `import` would find a module."""
+    """Return whether `import` would find a module."""
     if module == "cutlass":
         _find_cutlass()
     return _is_found(module)
@@ -69,5 +69,5 @@ def _find_cutlass() -> None:
 
 
 def versions() -> dict[str, str]:
-    """Return the version of each installed distribution in `DISTRIBUTIONS`."""
+    """Return the versions of the installed distributions in `DISTRIBUTIONS`, by name."""
     return installed_versions(DISTRIBUTIONS)

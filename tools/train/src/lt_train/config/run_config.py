@@ -1,10 +1,11 @@
 """The configuration of a run: every setting resolved, one part per subject, without importing torch.
 
 The ranks receive it as one JSON file, so all ranks run with the same settings. draft.py resolves it from options; checks.py
-refuses what cannot run.
+refuses configurations that cannot run.
 """
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Sequence
 from typing import Any, Self
@@ -28,6 +29,16 @@ from lt_train.config.settings.reporting import Reporting
 from lt_train.config.settings.scoring import Scoring
 from lt_train.config.settings.skipping import Skipping
 from lt_train.process import device
+
+# Parts of a configuration, and settings of two other parts, that all ranks of a run must have alike.
+ALIKE = (
+    *("architecture", "layers", "batches", "precision", "optimization", "parallelism", "memory", "schedule", "skipping", "seed"),
+    *("benchmark", "replay", "scoring"),
+)
+ALIKE_OF_DATA = (
+    *("validation_names", "split", "eval_iters", "eval_interval", "reset_position_ids", "reset_attention_mask", "eod_mask_loss"),
+)
+ALIKE_OF_CHECKPOINTING = ("save", "save_interval", "async_save", "save_local_interval", "exit_interval")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +134,18 @@ class RunConfig:
         import cattrs
 
         return cattrs.structure(json.loads(text), cls)
+
+    def digests(self) -> dict[str, str]:
+        """Hash each part that all ranks must have alike. Paths of data and of caches are left out: nodes may have copies."""
+        parts = dataclasses.asdict(self)
+        compared = {part: parts[part] for part in ALIKE}
+        # The length of a run that is set in samples depends on its newest checkpoint, which rank 0 chooses.
+        compared["batches"] |= dict.fromkeys(("first_step", "first_sample"))
+        if self.batches.requested_samples is not None:
+            compared["batches"]["train_iters"] = None
+        compared["data"] = {option: parts["data"][option] for option in ALIKE_OF_DATA}
+        compared["checkpointing"] = {option: parts["checkpointing"][option] for option in ALIKE_OF_CHECKPOINTING}
+        return {part: hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16] for part, value in compared.items()}
 
     def as_record(self) -> dict[str, Any]:
         """Return the configuration as --dry-run prints it."""

@@ -8,7 +8,7 @@ import functools
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -47,7 +47,8 @@ class Translation:
 
     `defaults` names the options that follow from the other trainer's defaults instead of a key. `names` are the names that the
     configuration gives to itself and its model. `unknown_variables` are the variables of a script that an option needs and
-    whose values only a run of the script would show.
+    whose values only a run of the script would show. `unknown_values` maps the keys of a configuration in Python that decide the
+    run to the line that would have to be executed.
     """
 
     source: str
@@ -56,6 +57,11 @@ class Translation:
     dropped: tuple[Dropped, ...]
     names: tuple[str, ...] = ()
     unknown_variables: tuple[str, ...] = ()
+    unknown_values: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def with_unknown(self, values: Mapping[str, str], dropped: Sequence[Dropped]) -> "Translation":
+        """Return a copy with values that were not read: those that decide the run, and `dropped` ones."""
+        return dataclasses.replace(self, unknown_values=dict(values), dropped=(*self.dropped, *dropped))
 
     def without(self, names: Collection[str]) -> "Translation":
         """Return a copy without the options `names`."""

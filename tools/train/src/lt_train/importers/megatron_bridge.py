@@ -104,7 +104,6 @@ FLAGS = {
     "optimizer.overlap_param_gather": "overlap_param_gather",
     "dist.use_torch_fsdp2": "use_torch_fsdp2",
     "dataset.reset_position_ids": "reset_position_ids",
-    "dataset.reset_attention_mask": "reset_attention_mask",
     "dataset.eod_mask_loss": "eod_mask_loss",
     "train.exit_signal_handler": "exit_signal_handler",
     "model.deterministic_mode": "deterministic",
@@ -149,7 +148,7 @@ def translate(values: dict[str, Any]) -> Translation:
     _defaults(ledger)
     if ledger.take("dataset.mock"):
         ledger.set("mock_data", True, "dataset.mock")
-        ledger.drop_value("dataset.split", ledger.get("split"), "made-up data has no parts")
+        ledger.drop_value("dataset.split", ledger.get("split"), "made-up data has no parts", Effect.NONE)
     _style(ledger)
     start.translate(ledger)
     initialization.translate(ledger)
@@ -196,6 +195,7 @@ def _optimizer(ledger: Ledger) -> None:
     else:
         for key in ("ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer"):
             ledger.drop(key, "Muon needs whole matrices")
+    _drop_no_warmup(ledger)
     size = ledger.peek("model.tensor_model_parallel_size") or 1
     muon.translate(ledger, "optimizer.", name, size, {"muon_tp_mode": "blockwise"})
     for name in SCALES:
@@ -210,11 +210,22 @@ def _optimizer(ledger: Ledger) -> None:
         value = ledger.take(f"scheduler.{name}")
         if style != "constant":
             ledger.carry_value(f"scheduler.{name}", name, value)
+        elif name == "end_weight_decay" and value is not None and value != decay:
+            # OptimizerParamScheduler writes its own decay into the optimizer at each step, also a constant one.
+            ledger.carry_value(f"scheduler.{name}", "weight_decay", value)
         else:
-            effect = Effect.NONE if decay is None or value == decay else Effect.RESULT
-            ledger.drop_value(f"scheduler.{name}", value, "a constant decay is that of optimizer.weight_decay", effect)
+            ledger.drop_value(f"scheduler.{name}", value, "a constant decay is scheduler.end_weight_decay", Effect.NONE)
     if style != "constant":
         ledger.carry_value("scheduler.weight_decay_incr_style", "weight_decay_incr_style", style)
+
+
+def _drop_no_warmup(ledger: Ledger) -> None:
+    """Drop the units of the warm-up that are 0, their default, beside the unit that has a length."""
+    keys = [f"scheduler.lr_warmup_{unit}" for unit in ("iters", "samples", "fraction")]
+    has_length = any(ledger.peek(key) for key in keys)
+    for key in keys[0 if has_length else 1 :]:
+        if ledger.peek(key) == 0:
+            ledger.drop(key, "a warm-up of no length")
 
 
 def _defaults(ledger: Ledger) -> None:
@@ -299,7 +310,11 @@ def _experts(ledger: Ledger) -> None:
     if not has_experts:
         ledger.drop("model.num_moe_experts", "the model has no experts")
     elif ledger.take("model.moe_grouped_gemm"):
-        ledger.set("moe_grouped_gemm", True, "model.moe_grouped_gemm")
+        if (ledger.peek("model.tensor_model_parallel_size") or 1) > 1:
+            reason = "lt-train's grouped GEMM takes no tensor parallelism: a GEMM for each expert computes the same"
+            ledger.drop_value("model.moe_grouped_gemm", True, reason, Effect.SPEED)
+        else:
+            ledger.set("moe_grouped_gemm", True, "model.moe_grouped_gemm")
 
 
 def _style(ledger: Ledger) -> None:

@@ -20,6 +20,7 @@ from lt_train.importers import (
     megatron_bridge,
     megatron_lm,
     nemo,
+    python_file,
     torchtitan,
 )
 from lt_train.importers.ledger import Translation, flatten
@@ -35,20 +36,17 @@ OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "int_div": operator.floordiv,
 }
 ARITHMETIC = re.compile(rf"\$\{{({'|'.join(OPERATIONS)}): *(-?\d+(?: *, *-?\d+)+) *\}}")
-IN_PYTHON = (
-    "name a preset with --model (lt-train models lists them); of Megatron-Bridge import the run_config.yaml that its checkpoints"
-    " have"
-)
 
 
 def translate_file(path: str, overrides: Mapping[str, str] | None = None) -> Translation:
     """Translate the configuration file at `path` into lt-train's options.
 
-    The file is a TorchTitan TOML, a HyperPod recipe, a NeMo YAML, Megatron-Bridge's run_config.yaml, or a script or Kubernetes
-    manifest that starts pretrain_gpt.py. `overrides` maps keys of the configuration, or variables of the script, to values
-    that replace the file's values. Raises NoInput or BadData.
+    The file is a TorchTitan TOML, a HyperPod recipe, a NeMo YAML, Megatron-Bridge's run_config.yaml, a configuration in Python
+    ("recipe.py:function"), or a script or Kubernetes manifest that starts pretrain_gpt.py. `overrides` maps keys of the
+    configuration, or variables of the script, to values that replace the file's values. Raises NoInput or BadData.
     """
     credentials.check(path, "FILE")
+    path, name = python_file.split_path(path)
     _check_regular(path)
     try:
         text = storage.read_bytes(path).decode()
@@ -57,6 +55,8 @@ def translate_file(path: str, overrides: Mapping[str, str] | None = None) -> Tra
     except UnicodeDecodeError:
         raise BadData(f"{path}: not a text file", SYNTAX) from None
     try:
+        if PurePath(path).suffix.lower() == ".py":
+            return python_file.translate(path, name, _parse_overrides(overrides or {}))
         return _translate(PurePath(path).suffix.lower(), text, overrides or {})
     except tomllib.TOMLDecodeError as error:
         raise BadData(f"{path}: not TOML: {error}", SYNTAX) from None
@@ -69,8 +69,6 @@ def translate_file(path: str, overrides: Mapping[str, str] | None = None) -> Tra
 def _translate(suffix: str, text: str, overrides: Mapping[str, str]) -> Translation:
     if suffix == ".toml":
         return torchtitan.translate(flatten(tomllib.loads(text)) | _parse_overrides(overrides))
-    if suffix == ".py":
-        raise BadData("a configuration in Python would have to be executed", IN_PYTHON)
     is_manifest = suffix.startswith((".yaml", ".yml")) and kubernetes_manifest.is_manifest(text)
     if is_manifest or suffix not in (".yaml", ".yml"):
         _check_variables(text, overrides)

@@ -1,10 +1,9 @@
-"""The log of a run: Megatron's lines on stderr and in SAVE/train.log, SAVE/metrics.jsonl for programs, curves, and on stdout
-the manifest of its checkpoints.
+"""Report a run: Megatron's lines on stderr and in SAVE/train.log, records in SAVE/metrics.jsonl, curves, and the manifest of its
+checkpoints on stdout.
 
-Only rank 0 reports. Both files are appended to by every attempt of a run; a step that was trained again after a resume appears
-twice, the later one counts. While the disk is full, lines are left out and training continues; but no step comes into
-metrics.jsonl before the configuration that computed it. A terminal shows a table of the steps above a progress bar instead of
-Megatron's lines, and those with -v. With -q stderr has warnings alone.
+Only rank 0 reports. Every attempt of a run appends to both files. A step that was trained again after a resume appears twice, and
+the later line counts. While the disk is full, lines are left out and training continues. On a terminal, stderr shows a table of
+the steps above a progress bar; with -v it shows Megatron's lines instead, and with -q only warnings.
 """
 
 import contextlib
@@ -12,6 +11,7 @@ import dataclasses
 import datetime
 import json
 import math
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,16 +29,18 @@ from lt_train.config.settings.data_schedule import Schedule
 from lt_train.config.settings.reporting import Reporting
 from lt_train.metrics import recorded_steps, trackers
 from lt_train.metrics.recorded_steps import METRICS, Attempt
-from lt_train.metrics.step_table import StepTable
 from lt_train.metrics.step_timer import Lap
 from lt_train.metrics.trackers import Tracker
 from lt_train.process.run_files import AppendedLines
 
 TRAIN_LOG = "train.log"
+TABLE_HEADER = f"{'step':>17} {'loss':>10} {'tokens/s':>12} {'time left':>12}"
+# Lines that other messages may take between two headers.
+_SPARE_LINES = 6
 
 
 class Log:
-    """A context, opened by rank 0; on other ranks every method does nothing. Without the directory `run` there are no files."""
+    """A context that reports on rank 0. On other ranks its methods do nothing. Without the directory `run` there are no files."""
 
     def __init__(self, reporting: Reporting, run: str | None, active: bool):
         self.active = active
@@ -48,6 +50,7 @@ class Log:
         self._train_log: AppendedLines | None = None
         self._metrics: AppendedLines | None = None
         self._sample_losses: AppendedLines | None = None
+        # The attempt's configuration, until it is written: in metrics.jsonl, it must come before the steps that it computed.
         self._unwritten_start = ""
         self._trackers: list[Tracker] = []
         self._progress: Progress | None = None
@@ -72,7 +75,7 @@ class Log:
         self._resources.__exit__(kind, error, trace)
 
     def begin(self, attempt: Attempt, batches: Batches, schedule: Schedule, arguments: dict[str, Any]) -> None:
-        """The steps of `attempt` begin: from here there are curves and a progress bar."""
+        """Report that the steps of `attempt` begin. Open the trackers and the progress bar."""
         if not self.active:
             return
         iteration = attempt.start
@@ -87,7 +90,7 @@ class Log:
             self._progress = self._resources.enter_context(bar)
 
     def line(self, text: str, brief: Sequence[str] | None = None) -> None:
-        """Report a line. `brief` are those that a terminal shows in its place."""
+        """Report a line. A terminal with a table shows the lines `brief` instead."""
         if not self.active:
             return
         self._write(self._train_log, text + "\n")
@@ -110,21 +113,21 @@ class Log:
             self.line(line, brief=())
 
     def advance(self) -> None:
-        """A step is done."""
+        """Advance the progress bar after a step."""
         if self._progress:
             self._progress.advance(1)
 
     def step(self, step: Step, tokens_per_second: float, lap: Lap) -> None:
         self.line(step.format(), self._table.lines(step, tokens_per_second))
         numbers = {name: value for name, value in dataclasses.asdict(step).items() if name != "time" and value is not None}
-        of_sources = {f"{run_log.SOURCE_LOSS}{name}": loss for name, loss in numbers.pop("source_losses", {}).items()}
-        more = {"tokens_per_second": tokens_per_second, "data_seconds": lap.data_seconds, "loop_seconds": lap.loop_seconds}
-        named = {"phase": self._phase} if self._phase else {}
-        self._metric({"kind": "step", **numbers, **of_sources, **more, **named})
+        source_losses = {f"{run_log.SOURCE_LOSS}{name}": loss for name, loss in numbers.pop("source_losses", {}).items()}
+        speed = {"tokens_per_second": tokens_per_second, "data_seconds": lap.data_seconds, "loop_seconds": lap.loop_seconds}
+        phase = {"phase": self._phase} if self._phase else {}
+        self._metric({"kind": "step", **numbers, **source_losses, **speed, **phase})
         self._track(step.step, trackers.step_values(step))
 
     def phase(self, begins: PhaseBegins) -> None:
-        """From here on the step records have its name, too."""
+        """Report that a phase begins. The step records after it have the phase's name."""
         self._phase = begins.name
         self._note(begins)
 
@@ -135,11 +138,11 @@ class Log:
         self._note(saved, datetime.datetime.now(), [f"local checkpoint of step {saved.step}"])
 
     def recovery(self, recovery: Recovery) -> None:
-        """The first step after a failure is done."""
+        """Report the first step after a failure."""
         self._note(recovery, datetime.datetime.now())
 
     def started(self, started: Started) -> None:
-        """The first step of this attempt is done."""
+        """Report the first step of this attempt."""
         self._note(started, datetime.datetime.now(), [f"first step after {started.seconds:.1f} s"])
 
     def _note(
@@ -176,7 +179,7 @@ class Log:
             self._manifest.write(entry)
 
     def checkpoint_postponed(self, iteration: int, retry: int, reason: str) -> None:
-        """There was no room for the checkpoint of `iteration`; training continues, and tries again after `retry` steps."""
+        """Report that there was no room for the checkpoint of `iteration`, and that it is tried again after step `retry`."""
         text = run_log.format_checkpoint_postponed(iteration, retry, reason)
         self.warning(text)
         kind = {"kind": "fault", "fault": "disk-full", "cause": "unknown", "severity": "warning"}
@@ -195,11 +198,11 @@ class Log:
             warn(text)
 
     def failure(self, text: str) -> None:
-        """A rank ends the run for this reason, which it prints itself."""
+        """Write the reason why a rank ends the run into the log. The rank prints it itself."""
         self._write(self._train_log, f"lt-train: error: {text}\n")
 
     def end(self) -> None:
-        """The run has done all its steps."""
+        """End the manifest after the last step of the run."""
         if self.active:
             self._manifest.end()
 
@@ -216,14 +219,16 @@ class Log:
             self._unwritten_start = ""
 
     def _write(self, file: AppendedLines | None, text: str) -> bool:
-        """Whether there was a file and room for it; says when the room of the files ends, and when there is some again."""
+        """Append `text` to `file`. Return False if there is no file or no room. Warn when the disk becomes full, and when it has
+        room again."""
         if file is None:
             return False
-        lost, is_first = file.lost, not any(each and each.lost for each in (self._train_log, self._metrics, self._sample_losses))
+        lost_lines = file.lost
+        had_room = not any(log_file and log_file.lost for log_file in (self._train_log, self._metrics, self._sample_losses))
         is_written = file.write(text)
-        if is_written and lost:
-            self.warning(f"{file.path}: {lost} line(s) before this are missing: the disk was full")
-        elif not is_written and is_first:
+        if is_written and lost_lines:
+            self.warning(f"{file.path}: {lost_lines} line(s) before this are missing: the disk was full")
+        elif not is_written and had_room:
             self._warn(f"{file.path}: no space left on device; training continues, and lines are left out until there is room")
         return is_written
 
@@ -236,3 +241,33 @@ def _json_line(record: dict[str, Any]) -> str:
 
 def _is_finite(value: Any) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
+
+
+class StepTable:
+    """Show training steps as rows of a table on a terminal. A row fits into 80 columns; Megatron's line takes four lines."""
+
+    def __init__(self) -> None:
+        self._rows_since_header: int | None = None
+
+    def lines(self, step: Step, tokens_per_second: float) -> list[str]:
+        """Return the row of a step, with a header above it if no header is in sight."""
+        visible = max(1, shutil.get_terminal_size().lines - _SPARE_LINES)
+        begins = self._rows_since_header is None or self._rows_since_header >= visible
+        self._rows_since_header = 1 if begins else (self._rows_since_header or 0) + 1
+        loss = "-" if step.loss is None else f"{step.loss:.4f}"
+        time_left = _duration_text((step.total_steps - step.step) * step.step_seconds) if step.step_seconds is not None else "-"
+        count = f"{step.step:,}/{step.total_steps:,}"
+        row = f"{count:>17} {loss:>10} {tokens_per_second:>12,.0f} {time_left:>12}"
+        return [TABLE_HEADER, row] if begins else [row]
+
+
+def _duration_text(seconds: float) -> str:
+    """Format a duration as `4:05`, `1:02:03` or `2 d 03:04`."""
+    if not math.isfinite(seconds):
+        return "-"
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days} d {hour:02}:{minute:02}"
+    return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"

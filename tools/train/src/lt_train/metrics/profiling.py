@@ -1,8 +1,9 @@
 """Traces and memory snapshots of chosen steps on chosen ranks.
 
-A trace is Chrome's JSON, for ui.perfetto.dev; a snapshot is for docs.pytorch.org/memory_viz. Both appear by rename, also when the
-run is stopped or fails inside the profiled steps: the steps that run out of memory are the ones worth a snapshot. A trace of a
-step takes 10 to 100 MB and makes the step slower; other steps run as without it.
+A trace is Chrome's JSON, for ui.perfetto.dev; a snapshot is for docs.pytorch.org/memory_viz. Both files are written under a
+hidden name and renamed. They also appear if the run is stopped or fails inside the profiled steps, because a step that runs out
+of memory is worth a snapshot. The trace of a step takes 10 to 100 MB and makes the step slower. Steps that are not profiled keep
+their speed.
 """
 
 import os
@@ -21,7 +22,7 @@ class Profiler:
     """Record traces and memory snapshots on the chosen ranks. The training loop calls `step` after every step."""
 
     def __init__(self, settings: Profile | None, rank: int, rank_device: torch.device, steps_done: int):
-        """Profile steps after `steps_done` finished ones."""
+        """Profile the steps after the first `steps_done` steps."""
         self.settings = settings if settings and rank in settings.ranks and steps_done < settings.end else None
         self.rank = rank
         self.rank_device = rank_device
@@ -34,7 +35,7 @@ class Profiler:
             before = max(0, self.settings.first - self.steps_done)
             active = self.settings.end - self.steps_done - before
             self._profile = torch.profiler.profile(
-                # During the one step of warm-up the tracer starts but records nothing.
+                # During the warm-up step, the tracer starts but records nothing.
                 schedule=torch.profiler.schedule(wait=max(0, before - 1), warmup=min(1, before), active=active, repeat=1),
                 on_trace_ready=self._write_trace,
             )
@@ -68,12 +69,12 @@ class Profiler:
 
     def _write_trace(self, profile: Any) -> None:
         target = self._target("trace", "json.gz")
-        profile.export_chrome_trace(str(self._hidden(target)))
+        profile.export_chrome_trace(str(self._hidden_path(target)))
         self._publish(target)
 
     def _write_snapshot(self) -> None:
         target = self._target("memory", "pickle")
-        device.dump_memory_history(str(self._hidden(target)))
+        device.dump_memory_history(str(self._hidden_path(target)))
         self._is_recording = False
         self._publish(target)
 
@@ -83,12 +84,12 @@ class Profiler:
         directory.mkdir(parents=True, exist_ok=True)
         target = directory / f"{what}-step{self.settings.end}-rank{self.rank}.{ending}"
         # torch would write through a link.
-        self._hidden(target).unlink(missing_ok=True)
+        self._hidden_path(target).unlink(missing_ok=True)
         return target
 
-    def _hidden(self, target: Path) -> Path:
+    def _hidden_path(self, target: Path) -> Path:
         return target.with_name(f".{target.name}")
 
     def _publish(self, target: Path) -> None:
-        os.replace(self._hidden(target), target)
+        os.replace(self._hidden_path(target), target)
         note(f"rank {self.rank}: profile in {target}")

@@ -15,15 +15,15 @@ from lt_train.config.run_config import RunConfig
 from lt_train.process import run_files
 
 METRICS = "metrics.jsonl"
-# As lt-monitor names them: `first_step` and `arguments`, which are Megatron's, are for it.
+# The kinds of records as lt-monitor names them. A start record has `first_step` and Megatron's `arguments` for lt-monitor.
 START, STEP = "start", "step"
 
 
 @dataclasses.dataclass(frozen=True)
 class Attempt:
-    """From `start` steps on, the run was trained with `config` by these `versions` of packages.
+    """An attempt of the run: it trained after step `start` with `config` and these `versions` of packages.
 
-    `other_layers`: by TransformerEngine's layers, which lt-train no longer has.
+    `other_layers`: it used TransformerEngine's layers, which lt-train no longer has.
     """
 
     start: int
@@ -34,9 +34,9 @@ class Attempt:
 
 @dataclasses.dataclass(frozen=True)
 class RecordedStep:
-    """The line about a step. `attempt` is None where a version of lt-train wrote it that kept no configuration.
+    """The line about a step. `attempt` is None if the version of lt-train that wrote the line stored no configuration.
 
-    `loss` is the mean since the line before; both numbers are None where the line has none, or one that is not finite.
+    `loss` is the mean since the line before. A number is None if it is missing or not finite.
     """
 
     step: int
@@ -49,19 +49,19 @@ def start_record(attempt: Attempt, arguments: dict[str, Any]) -> dict[str, Any]:
     return {
         "kind": START,
         "first_step": attempt.start + 1,
-        "arguments": _plain(json.dumps(arguments, default=str)),
-        "config": _plain(attempt.config.to_json()),
+        "arguments": _parse_finite(json.dumps(arguments, default=str)),
+        "config": _parse_finite(attempt.config.to_json()),
         "versions": attempt.versions,
     }
 
 
-def _plain(text: str) -> Any:
-    """Without numbers that JSON does not have; a configuration is read back from their names, too."""
+def _parse_finite(text: str) -> Any:
+    """Parse `text`. NaN and infinities, which JSON does not have, become their names; settings are read from the names, too."""
     return json.loads(text, parse_constant=str)
 
 
 def read(run: str) -> dict[int, RecordedStep]:
-    """The recorded steps of a run, a directory or a URL, by their number. Raises NoInput, BadData."""
+    """Read the recorded steps of a run by their number. `run` is a directory or a URL. Raises NoInput, BadData."""
     path = f"{run.rstrip('/')}/{METRICS}"
     if not storage.exists(path):
         raise NoInput(f"{path}: no such file", "name the directory of a run of lt-train: its --save")
@@ -69,23 +69,21 @@ def read(run: str) -> dict[int, RecordedStep]:
 
 
 def parse(lines: Iterable[str], path: str) -> dict[int, RecordedStep]:
-    """The same of lines; one that a killed attempt has left unfinished is passed over.
-
-    Older versions wrote the configuration of the next attempt behind that, on the same line: its steps are nobody's then.
-    """
-    found: dict[int, RecordedStep] = {}
+    """Parse the recorded steps in `lines` of the file `path`. A line that a killed attempt has left unfinished is skipped."""
+    recorded: dict[int, RecordedStep] = {}
     attempt = None
     for line in lines:
-        record = run_files.record(line)
+        record = run_files.parse_record(line)
         kind = record.get("kind")
         if not record and f'"kind":"{START}"' in line:
+            # Older versions wrote the next attempt's configuration behind the unfinished line, so the steps have none.
             attempt = None
         elif kind == START and "config" in record:
             attempt = _attempt(record, path)
         elif kind == STEP and type(record.get("step")) is int:
             step = record["step"]
-            found[step] = RecordedStep(step, record.get("loss"), record.get("grad_norm"), attempt)
-    return found
+            recorded[step] = RecordedStep(step, record.get("loss"), record.get("grad_norm"), attempt)
+    return recorded
 
 
 def _attempt(record: dict[str, Any], path: str) -> Attempt:
@@ -94,5 +92,5 @@ def _attempt(record: dict[str, Any], path: str) -> Attempt:
         is_other = config["layers"].get("implementation") == "te"
         return Attempt(int(record["first_step"]) - 1, RunConfig.from_json(json.dumps(config)), dict(record["versions"]), is_other)
     except Exception as error:
-        # cattrs raises groups of whatever the classes raise.
+        # cattrs raises exception groups, which contain whatever the settings classes raise.
         raise BadData(f"{path}: the configuration of an attempt is not as this version writes it: {error}") from None

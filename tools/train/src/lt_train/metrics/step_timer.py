@@ -1,8 +1,8 @@
 """Measure the parts of a step's time: waiting for data, the step itself, the loop's own Python.
 
-A step ends for the host when it has loss and norm. On a GPU the optimizer still runs then (`lt_train.process.reading`): what the
-loop does between two steps is hidden while it takes less than that, and is otherwise time in which the GPU idles. It is measured
-in every run and shown by `lt-train bench`, so that it cannot grow unseen.
+For the host, a step ends when it has the loss and the norm. On a GPU the optimizer still runs then (`lt_train.process.reading`).
+If the loop's Python between two steps takes longer than the optimizer, the GPU idles. The loop's time is measured in every run
+and shown by `lt-train bench`, so that it cannot grow unseen.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ Item = TypeVar("Item")
 
 @dataclasses.dataclass(frozen=True)
 class Lap:
-    """The means of some steps, in seconds: all of a step, and of that waiting for data and the loop's own part."""
+    """The mean seconds of some steps: `step_seconds` for the whole step. The other fields are parts of that time."""
 
     steps: int
     step_seconds: float
@@ -25,19 +25,19 @@ class Lap:
 
 
 class Clock:
-    """Evaluations and saves are not part of any step."""
+    """Time steps. Evaluations and saves are not part of any step."""
 
     def __init__(self) -> None:
         self.start()
 
     def start(self) -> None:
-        """The next step begins now."""
+        """Start a lap: the next step begins now."""
         self._started = time.perf_counter()
         self._steps = 0
         self._in_steps = self._waiting = self._paused = 0.0
 
     def reading(self, batches: Iterator[Item]) -> Iterator[Item]:
-        """`batches`; how long each keeps the step waiting is counted."""
+        """Yield `batches`, and count how long the step waits for them."""
         while True:
             started = time.perf_counter()
             try:
@@ -66,13 +66,13 @@ class Clock:
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Time that belongs to no step."""
+        """Time work that belongs to no step."""
         started = time.perf_counter()
         yield
         self._paused += time.perf_counter() - started
 
     def lap(self) -> Lap:
-        """The steps since the lap before; starts the next."""
+        """Return the means over the steps since the last lap, and start the next lap."""
         seconds = time.perf_counter() - self._started - self._paused
         steps = self._steps
         lap = Lap(steps, seconds / steps, self._waiting / steps, (seconds - self._in_steps) / steps)

@@ -1,4 +1,4 @@
-"""How fast a run is: tokens, floating-point operations and the share of the device's peak (MFU).
+"""Compute the speed of a run: tokens, floating-point operations and the share of the device's peak (MFU).
 
     MFU = FLOPs per token x tokens per second and GPU / peak FLOP/s of the GPU in the dtype of the GEMMs
 
@@ -19,7 +19,7 @@ from lt_train.config.settings.precision import Precision
 
 @dataclasses.dataclass(frozen=True)
 class Speed:
-    """`mfu` is a share, 0 to 1; NaN where the peak is not known."""
+    """`mfu` is a share from 0 to 1, NaN if the device's peak is not known."""
 
     tokens_per_second: float
     tokens_per_second_per_gpu: float
@@ -28,7 +28,7 @@ class Speed:
 
 
 class Speedometer:
-    """The speed of a run's steps on `devices` devices that call themselves `device_name`."""
+    """Compute the speed of steps on `devices` devices with the name `device_name`."""
 
     def __init__(self, architecture: Architecture, batches: Batches, precision: Precision, devices: int, device_name: str):
         self.sequence_tokens = batches.seq_length
@@ -37,7 +37,7 @@ class Speedometer:
         self.peak_flops = peak_flops(device_name, number_type(precision))
 
     def speed(self, samples: int, seconds: float) -> Speed:
-        """Of steps that took `samples` samples and `seconds` in all."""
+        """Return the speed of steps that trained on `samples` samples in `seconds`."""
         tokens_per_second = samples * self.sequence_tokens / seconds
         per_gpu = tokens_per_second / self.devices
         flops = self.flops_per_token * per_gpu
@@ -45,7 +45,7 @@ class Speedometer:
 
 
 def number_type(precision: Precision) -> str:
-    """The dtype of most GEMMs."""
+    """Return the dtype of most GEMMs."""
     if precision.fp8_format:
         return FP8
     return HALF if precision.half else FP32

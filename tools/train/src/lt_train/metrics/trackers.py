@@ -1,12 +1,11 @@
-"""Curves for TensorBoard and Weights & Biases, under the names that Megatron-LM gives them.
+"""Write curves for TensorBoard and Weights & Biases, under Megatron-LM's names.
 
-Both are optional packages, imported only when asked for. A wandb run continues as the same run after a restart: its id is kept in
-SAVE. There the steps are a metric of their own, `iteration`, because wandb drops values for a step that it has seen, and
-a run that continues from its last checkpoint trains some steps again. TensorBoard purges those.
+Both packages are optional, and imported only if an option asks for curves. After a restart, wandb continues the same run: SAVE
+has the run's id.
 
-wandb's files and its network belong to a service, a process that the rank starts. When that fails the curves end and the run goes
-on: a thousand GPUs should not stop for a picture, and metrics.jsonl has the same values. It alone has them all: the service
-writes late, and what it still holds is lost with a rank that is killed. A service that hangs is seen by the watchdog only.
+wandb's files and its network belong to a service, a process that the rank starts. If the service fails, the curves end and the
+run goes on: a thousand GPUs should not stop for a picture. metrics.jsonl has the same values, and it alone is complete: the
+service writes late, and loses the unwritten values if the rank is killed. Only the watchdog notices a service that hangs.
 """
 
 import contextlib
@@ -30,7 +29,7 @@ class Tracker(Protocol):
 
 
 def open_trackers(reporting: Reporting, run: str | None, first_step: int, arguments: dict[str, Any]) -> list[Tracker]:
-    """Those that `reporting` asks for, of the run in the directory `run`. `first_step` is the first that this attempt trains."""
+    """Open the trackers that `reporting` requests. `run` is the directory of the run, `first_step` this attempt's first step."""
     trackers: list[Tracker] = []
     if reporting.tensorboard_dir:
         trackers.append(TensorBoardTracker(reporting.tensorboard_dir, first_step))
@@ -40,7 +39,7 @@ def open_trackers(reporting: Reporting, run: str | None, first_step: int, argume
 
 
 def step_values(step: Step) -> dict[str, float]:
-    """The curves of a training step by their tags."""
+    """Return a training step's values for the curves, by tag."""
     values = {tag: getattr(step, field) for field, tag in STEP_TAGS.items()}
     values |= {f"{SOURCE_LOSS}{name}": loss for name, loss in (step.source_losses or {}).items()}
     return {tag: float(value) for tag, value in values.items() if value is not None}
@@ -51,7 +50,7 @@ def evaluation_values(evaluation: Evaluation) -> dict[str, float]:
 
 
 class TensorBoardTracker:
-    """Event files in a directory; events of an earlier attempt from `first_step` on are hidden."""
+    """Write event files into a directory. TensorBoard purges the events that an earlier attempt wrote from `first_step` on."""
 
     def __init__(self, directory: str, first_step: int):
         from torch.utils.tensorboard import SummaryWriter
@@ -67,7 +66,7 @@ class TensorBoardTracker:
 
 
 class WandbTracker:
-    """One run of a project, whose id is kept in the directory `run` across restarts. WANDB_MODE=offline needs no network."""
+    """Write to a wandb run. The directory `run` keeps the run's id across restarts. WANDB_MODE=offline needs no network."""
 
     def __init__(self, settings: Wandb, run: str | None, arguments: dict[str, Any]):
         import wandb
@@ -89,6 +88,8 @@ class WandbTracker:
             raise Unavailable(
                 f"wandb: {error}", "set WANDB_API_KEY where wandb can be reached, else WANDB_MODE=offline"
             ) from None
+        # The steps are a metric, `iteration`, because wandb drops values for a step that it has already received. A run that
+        # continues from its last checkpoint trains some steps again.
         self._run.define_metric("*", step_metric="iteration")
         self._has_failed = False
 
@@ -100,7 +101,7 @@ class WandbTracker:
                 self._run.log({"iteration": step, **values})
 
     def close(self) -> None:
-        """Returns when the files are whole: `finish` leaves the last values with the service, and a job's end would kill that."""
+        """Return when the files are complete. `finish` leaves the last values with the service, which a job's end would kill."""
         import wandb
 
         for end in (self._run.finish, wandb.teardown):
@@ -119,10 +120,10 @@ class WandbTracker:
 
 
 def _run_id(run: str | None) -> str | None:
-    """The id that the environment names, or the one of the attempts before, or a new one."""
+    """Return the id that the environment names, or the id of the earlier attempts, or a new id."""
     if "WANDB_RUN_ID" in os.environ or run is None:
         return os.environ.get("WANDB_RUN_ID")
-    with os.fdopen(run_files.descriptor(Path(run) / WANDB_ID, os.O_RDWR), "r+") as file:
+    with os.fdopen(run_files.open_descriptor(Path(run) / WANDB_ID, os.O_RDWR), "r+") as file:
         run_id = file.read().strip()
         if not run_id:
             run_id = secrets.token_hex(4)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 @dataclasses.dataclass
 class Unlogged:
-    """The losses of the steps that updated the weights, and how many did not."""
+    """The losses of the steps that updated the weights, and the number of the steps that did not."""
 
     losses: list[float] = dataclasses.field(default_factory=list)
     skipped_steps: int = 0
@@ -29,7 +29,7 @@ class Unlogged:
 
     @property
     def source_losses(self) -> list[float | None]:
-        """Return the mean token loss of each dataset in a blend, None for a dataset without tokens."""
+        """Return the mean token loss for every dataset in a blend, None for a dataset without tokens."""
         datasets = len(self.source_sums) // 2
         paired = zip(self.source_sums[:datasets], self.source_sums[datasets:], strict=True)
         return [total / count if count else None for total, count in paired]

@@ -56,23 +56,24 @@ class Block(MegatronModule):  # type: ignore[misc]
     ):
         super().__init__(config=config)
         self.layer_number, self.entries, self.multiplier = number, entries, multiplier
+        # The attributes have the names of megatron-core's TransformerLayer, which become the parameter names in checkpoints.
         self.input_layernorm, self.self_attention = norms[0], mixer
         self.pre_mlp_layernorm, self.mlp = norms[1], mlp
         self.recomputes_mlp = recomputation.is_chosen(config, "mlp")
 
     def forward(self, stream: Tensor, documents: Tensor | None, angles: Tensor | None) -> Tensor:
         """Return the stream [s, b, h] after this block. `documents` and `angles` are arguments of the mixer."""
-        stream = self._sum(stream, *self.self_attention(self.input_layernorm(stream), documents, angles))
+        stream = self._add_to_stream(stream, *self.self_attention(self.input_layernorm(stream), documents, angles))
         is_recomputed = self.recomputes_mlp and self.training
-        return self._sum(stream, *recomputation.compute(self.mlp, is_recomputed, self.pre_mlp_layernorm(stream)))
+        return self._add_to_stream(stream, *recomputation.compute(self.mlp, is_recomputed, self.pre_mlp_layernorm(stream)))
 
-    def _sum(self, stream: Tensor, output: Tensor, bias: Tensor | None) -> Tensor:
+    def _add_to_stream(self, stream: Tensor, output: Tensor, bias: Tensor | None) -> Tensor:
         """Add `bias` to the `output` of a linear layer, apply dropout, and add the result to the stream."""
-        output, bias = self._multiplied(output, bias)
+        output, bias = self._multiply(output, bias)
         add = get_bias_dropout_add(self.training, self.config.bias_dropout_fusion)
         return add((output, bias), stream, self.config.hidden_dropout)  # type: ignore[no-any-return]
 
-    def _multiplied(self, output: Tensor, bias: Tensor | None) -> Outputs:
+    def _multiply(self, output: Tensor, bias: Tensor | None) -> Outputs:
         """Multiply the output by `multiplier`. To fold the factor into the weights instead would not be exact."""
         if self.multiplier == 1:
             return output, bias
@@ -82,6 +83,7 @@ class Block(MegatronModule):  # type: ignore[misc]
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         state: dict[str, Any] = super().sharded_state_dict(prefix, sharded_offsets, metadata)
+        # The keys of `state` stay, only the names in the checkpoint change.
         apply_prefix_mapping(state, {f"{prefix}{name}": f"{prefix}{entry}" for name, entry in self.entries.items()})
         return state
 
@@ -107,7 +109,7 @@ class FusedBlock(Block):
         return residual + output if self.adds else ResidualPair(residual, output)
 
     def _output(self, output: Tensor, bias: Tensor | None) -> Tensor:
-        output, bias = self._multiplied(output, bias)
+        output, bias = self._multiply(output, bias)
         return output if bias is None else output + bias
 
 
@@ -164,6 +166,7 @@ class Blocks(MegatronModule):  # type: ignore[misc]
         if config.recompute_granularity != "full" or not self.training:
             return [(range(count), False)]
         size = config.recompute_num_layers
+        # "uniform": groups of `size` layers save one input each. "block": the first `size` layers are recomputed, one by one.
         if config.recompute_method == "uniform":
             return [(range(first, min(first + size, count)), True) for first in range(0, count, size)]
         return [(range(number, number + 1), number < size) for number in range(count)]
@@ -181,6 +184,7 @@ class Blocks(MegatronModule):  # type: ignore[misc]
         block: Any
         for place, block in enumerate(self.layers):
             number = block.layer_number - 1
+            # megatron-core stores equal layers as one tensor [layers, ...], and has a shard for this layer at offset `number`.
             if self.has_one_kind:
                 stored, offsets = f"{prefix}layers.", [(0, number, self.config.num_layers)]
             else:

@@ -31,7 +31,7 @@ from lt_train.ops.grouped_gemm import QuackGroupedGemms, TorchGroupedGemms
 from lt_train.ops.row_exchange import Exchange
 from lt_train.parallel import ddp
 from lt_train.parallel.ddp import Chunk
-from lt_train.parallel.exchange import exchange_of
+from lt_train.parallel.exchange import choose_exchange
 from lt_train.parallel.initialization import clear, initialize
 from lt_train.parallel.peer_buffers import SymmetricBuffer
 from lt_train.parallel.shard_collectives import Collectives
@@ -48,7 +48,7 @@ def build(run_config: RunConfig, kernels: Kernels, device: torch.device) -> list
     if config.gradient_accumulation_fusion:
         wgrad_accumulation.accumulate_in_gemms()
 
-    exchange = exchange_of(parallelism, batches, architecture.hidden_size, kernels)
+    exchange = choose_exchange(parallelism, batches, architecture.hidden_size, kernels)
     pattern = Pattern(
         config,
         architecture,
@@ -79,10 +79,12 @@ def build(run_config: RunConfig, kernels: Kernels, device: torch.device) -> list
     fill = clear if has_checkpoint else partial(initialize, architecture=architecture, seed=run_config.seed)
     stages = [Stage.of_rank(number) for number in range(parallelism.interleaving or 0)] or [Stage.of_rank(None)]
     if memory.fully_sharded:
+        # The whole model has no memory here. FSDP allocates this rank's shards only.
         with torch.device("meta"):
             models = [decoder(stage) for stage in stages]
         collectives = _shard_collectives(layers, kernels)
         return [ddp.fully_shard(model, config, memory.replicas, device, fill, collectives) for model in models]
+    # A layer's weights without experts are the default size of a gradient bucket.
     layer_elements, _ = layer_parameters(architecture, parallelism, architecture.num_layers - 1)
     return [ddp.replicate(decoder(stage), config, parallelism, memory, device, fill, layer_elements) for stage in stages]
 
@@ -112,7 +114,7 @@ def _decoder(
     adds_embedding_gradient: bool,
     prediction_linears: Linears,
 ) -> Decoder:
-    """Build the decoder of one pipeline stage. `vocab_size` includes the padding."""
+    """Build the decoder of a pipeline stage. `vocab_size` includes the padding."""
     config, architecture, kernels, exchange = pattern.config, pattern.architecture, pattern.kernels, pattern.exchange
     blocks = pattern.blocks(stage)
     embedding, output_layer, predictions = None, None, None
@@ -151,7 +153,10 @@ def _recomputes_layers(recompute: Recompute | None) -> bool:
 
 
 def _adds_embedding_gradient(config: TransformerConfig, layers: Layers, precision: Precision, memory: Memory) -> bool:
-    """Return whether a kernel adds the embedding's gradient to the buffer. It is not deterministic: its order of sums varies."""
+    """Return whether a kernel adds the embedding's gradient to the buffer.
+
+    The kernel is not deterministic: it adds the rows of a token in an order that varies.
+    """
     if not layers.triton or precision.deterministic:
         return False
     is_sharded = memory.fully_sharded and precision.half

@@ -7,12 +7,12 @@ from lt_train.parallel.ddp import Chunk
 from lt_train.parallel.fsdp import FullySharded
 
 
-def unwrapped(chunk: Chunk) -> Decoder:
+def unwrap(chunk: Chunk) -> Decoder:
     """Return the Decoder inside `chunk`."""
     inner: Decoder = chunk.module
     return inner.module if isinstance(inner, Float16Module) else inner
 
 
-def checkpointed(chunk: Chunk) -> Decoder | FullySharded:
+def checkpoint_module(chunk: Chunk) -> Decoder | FullySharded:
     """Return the module whose sharded state dict a checkpoint saves and loads."""
-    return chunk if isinstance(chunk, FullySharded) else unwrapped(chunk)
+    return chunk if isinstance(chunk, FullySharded) else unwrap(chunk)

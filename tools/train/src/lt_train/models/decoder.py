@@ -8,8 +8,8 @@ megatron-core provides the process groups, tensor-parallel linear layers, data-p
 parameters have the names of its GPTModel, which can load the checkpoints.
 
 In reading order: this file; `block.py`, the residual stream; `mixers/attention.py` and `mixers/core_attention.py`; `mlps/mlp.py`
-and `mlps/moe.py`; `embedding.py`, `output.py`, `multi_token_prediction.py`. `pattern.py` chooses the modules and kernels of each
-block.
+and `mlps/moe.py`; `embedding.py`, `output.py`, `multi_token_prediction.py`. `pattern.py` chooses the modules and kernels for
+every block.
 """
 
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ class Decoder(MegatronModule):  # type: ignore[misc]
 
     The first stage has the embedding. The last stage has the last norm, the output layer and the prediction layers. `embedding`,
     `output_layer` and `predictions` are None on a stage without them. `angles` are the RoPE angles, None without RoPE.
-    `prediction_losses` are the mean losses of each prediction layer for the last micro batch.
+    `prediction_losses` has a mean loss for every prediction layer, from the last micro batch.
     """
 
     def __init__(
@@ -142,8 +142,8 @@ class Decoder(MegatronModule):  # type: ignore[misc]
         if shared is None or not (self.share_embeddings_and_output_weights or self.config.mtp_num_layers):
             return
         if self.config.pipeline_model_parallel_size == 1:
-            # Two modules add to one gradient. If autograd computes one of them, the buffer must start with zeros; an
-            # AccumulatingTable adds to it.
+            # Embedding and output layer add to one gradient. If autograd computes the embedding's gradient, the buffer must start
+            # with zeros. An AccumulatingTable adds to the buffer itself.
             shared.zero_out_wgrad = not getattr(self.embedding.word_embeddings, "is_tied", False)
         elif self.pre_process and not self.post_process:
             shared.shared_embedding = True
@@ -157,7 +157,7 @@ class Decoder(MegatronModule):  # type: ignore[misc]
         """Return the sharded state of megatron-core's checkpoints. The first stage stores a table that two stages share."""
         metadata = ensure_metadata_has_dp_cp_group(metadata)
         state: dict[str, Any] = super().sharded_state_dict(prefix, sharded_offsets, metadata)
-        # An empty entry of linear layers, which checkpoints of GPTModel do not have for the output layer.
+        # Linear layers have an empty `_extra_state`. GPTModel's checkpoints do not store the output layer's.
         state.pop(f"{prefix}output_layer._extra_state", None)
         if hasattr(self, "output_layer") and self.output_layer.weight is not None:
             state[f"{prefix}{OUTPUT_WEIGHT}"].allow_shape_mismatch = True

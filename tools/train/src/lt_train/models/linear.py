@@ -23,7 +23,7 @@ Outputs = tuple[Tensor, Tensor | None]
 
 
 class Input(enum.Enum):
-    """The kind of input of a row-parallel layer. It decides what an fp8 layer saves for the backward pass."""
+    """The kind of input of a row-parallel layer. It decides which tensors an fp8 layer saves for the backward pass."""
 
     ACTIVATION = enum.auto()
     # The operation before the layer saves its output in any case.
@@ -71,7 +71,7 @@ class OverlappedLinears(Linears):
 
 
 class OverlappedColumnLinear(ColumnParallelLinear):  # type: ignore[misc]
-    """All-gathers the rows [s, b, k] while it multiplies the rows that have arrived."""
+    """All-gather the rows [s, b, k] while the GEMM multiplies the rows that have arrived."""
 
     def __init__(self, inputs: int, outputs: int, *, exchange: Exchange, **settings: Any):
         super().__init__(inputs, outputs, **settings)
@@ -89,7 +89,7 @@ def with_bias(layer: Any, output: Tensor) -> Outputs:
 
 
 class OverlappedRowLinear(RowParallelLinear):  # type: ignore[misc]
-    """Reduces the rows of one rank over all ranks while it multiplies the rows of the next rank."""
+    """Reduce a rank's rows over all ranks while the GEMM multiplies the next rank's rows."""
 
     def __init__(self, inputs: int, outputs: int, *, exchange: Exchange, **settings: Any):
         super().__init__(inputs, outputs, **settings)

@@ -2,11 +2,11 @@
 
 For each position, the k-th layer joins the output of the previous layer with the embedding of the token k positions ahead, and
 predicts the token after that one. Its loss has the weight `mtp_loss_scaling_factor` / layers and is reported separately. As in
-megatron-core and in the engines that serve the published weights, the input of the first layer has passed the model's last norm;
-TorchTitan's has not.
+megatron-core and in the engines that serve the published weights, the input of the first layer has passed the model's last norm.
+TorchTitan takes the input before the last norm.
 
-The layers are on the last pipeline stage, which has a copy of the embedding for them. megatron-core sums the gradients of both
-copies.
+The layers are on the last pipeline stage, together with a copy of the embedding. megatron-core sums the gradients of the copy and
+of the first stage's embedding.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from lt_train.models.output import OutputLayer
 
 @dataclasses.dataclass(frozen=True)
 class PredictionTargets:
-    """The labels and loss masks of each prediction layer, [b, s] for the tokens of this rank.
+    """Labels and loss masks for every prediction layer, [b, s] for the tokens of this rank.
 
     `weight` is the weight of the micro batch in its step; None is 1.
     """
@@ -46,31 +46,30 @@ def prediction_targets(
     local_part: Callable[[Tensor], Tensor],
     weight: Tensor | None = None,
 ) -> PredictionTargets:
-    """Shift the labels of whole samples [b, S] for each of `layers` layers, and return this rank's part of them.
+    """Shift the labels of whole samples [b, S] for `layers` prediction layers, and return this rank's part of the shifted labels.
 
-    A prediction that would reach beyond its sample or document is masked. Whole samples are shifted, because megatron-core shifts
-    local tokens, for which context-parallel ranks exchange messages.
+    A prediction that would reach beyond its sample or document is masked. megatron-core shifts local tokens, so its
+    context-parallel ranks must exchange messages. Whole samples need no messages.
     """
     shifted_labels: list[Tensor] = []
     masks: list[Tensor] = []
     for places in range(1, layers + 1):
-        counts = _shifted(mask, places)
+        counts = _shift(mask, places)
         if documents is not None:
-            counts = counts * (documents == _shifted(documents, places, fill=-1))
-        shifted_labels.append(local_part(_shifted(labels, places)))
+            counts = counts * (documents == _shift(documents, places, fill=-1))
+        shifted_labels.append(local_part(_shift(labels, places)))
         masks.append(local_part(counts))
     return PredictionTargets(shifted_labels, masks, weight)
 
 
-def _shifted(tensor: Tensor, places: int, fill: int = 0) -> Tensor:
+def _shift(tensor: Tensor, places: int, fill: int = 0) -> Tensor:
     return torch.cat((tensor[:, places:], tensor.new_full((len(tensor), places), fill)), dim=1)
 
 
 class PredictionLayer(MegatronModule):  # type: ignore[misc]
-    """One prediction layer. Its submodules have the names of megatron-core 0.16.
+    """A prediction layer. Its submodules have the names of megatron-core 0.16, with every megatron-core.
 
-    megatron-core has renamed `transformer_layer` to `mtp_model_layer` since, so checkpoints of one release do not load into the
-    other. Here the older name serves both.
+    megatron-core 0.19 calls `transformer_layer` `mtp_model_layer`, so its own GPTModel cannot load a checkpoint of 0.16.
     """
 
     def __init__(self, config: TransformerConfig, block: Block):
@@ -114,7 +113,7 @@ class PredictionLayers(MegatronModule):  # type: ignore[misc]
         documents: Tensor | None,
         angles: Tensor | None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Return `hidden_states` with the losses of all layers attached to their gradient, and the mean loss of each layer.
+        """Return `hidden_states` with the prediction losses attached to their gradient, and the mean loss per prediction layer.
 
         `hidden_states` [s, b, h] are the output of the last norm. `weight` is the weight of a tied output layer.
         """
@@ -124,6 +123,7 @@ class PredictionLayers(MegatronModule):  # type: ignore[misc]
             losses = output_layer(predicted, next_labels, weight)
             total, mean = _sum_and_mean(losses, mask, targets.weight)
             means.append(mean)
+            # The hidden states pass unchanged. In the backward pass, the loss gets its gradient together with them.
             hidden_states = MTPLossAutoScaler.apply(hidden_states, self.scale * total)
             tokens = next_labels
         return hidden_states, means

@@ -64,18 +64,18 @@ def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def norm(config: TransformerConfig, size: int, eps: float) -> Any:
     """Build the RMSNorm or LayerNorm of the last `size` channels that `config` asks for."""
-    return _marked(_kind(config), config, size, eps)
+    return _build(_norm_class(config), config, size, eps)
 
 
 def summing_norm(config: TransformerConfig, size: int, eps: float) -> Any:
-    return _marked(SummingRMSNorm, config, size, eps)
+    return _build(SummingRMSNorm, config, size, eps)
 
 
 def last_norm(config: TransformerConfig, size: int, eps: float) -> Any:
-    return _marked(LastRMSNorm, config, size, eps)
+    return _build(LastRMSNorm, config, size, eps)
 
 
-def _marked(kind: Any, config: TransformerConfig, size: int, eps: float) -> Any:
+def _build(kind: Any, config: TransformerConfig, size: int, eps: float) -> Any:
     """Build a norm, marked so that sequence-parallel ranks sum the gradients of its parameters."""
     module = kind(size, eps=eps, dtype=config.params_dtype, device=torch.cuda.current_device())
     for parameter in module.parameters():
@@ -83,17 +83,17 @@ def _marked(kind: Any, config: TransformerConfig, size: int, eps: float) -> Any:
     return module
 
 
-def _kind(config: TransformerConfig) -> Any:
+def _norm_class(config: TransformerConfig) -> Any:
     if config.normalization != "RMSNorm":
         return CompiledLayerNorm
     return ZeroCentredRMSNorm if config.layernorm_zero_centered_gamma else CompiledRMSNorm
 
 
 class AllHeadsNorm(torch.nn.Module):
-    """RMSNorm of [s, b, heads, d] over the heads of all tensor-parallel ranks at once (OLMo 2).
+    """RMSNorm of [s, b, heads, d] over the heads on every tensor-parallel rank at once (OLMo 2).
 
-    Each rank holds the whole weight and uses its part, so megatron-core sums the gradients over the ranks, as for a norm of
-    single heads, and checkpoints store the weight once. That costs a few kilobytes per layer.
+    Each rank holds the whole weight and uses its part. Therefore megatron-core sums the gradients over the ranks, as for a norm
+    of single heads, and checkpoints store the weight once. The whole weight costs a few kilobytes per layer.
     """
 
     def __init__(self, config: TransformerConfig, heads: int, eps: float):
@@ -108,16 +108,16 @@ class AllHeadsNorm(torch.nn.Module):
         if local_size == global_size:
             return compiled(rms_norm)(rows, (local_size,), self.weight, self.eps).view_as(heads)
         squares = reduce_from_tensor_model_parallel_region(compiled(_sum_of_squares)(rows))
-        # The outputs of all ranks depend on the sum, so the backward pass must sum its gradients over the ranks.
+        # Every rank's output depends on `squares`, so the backward pass must sum the gradient of `squares` over the ranks.
         squares = copy_to_tensor_model_parallel_region(squares)
         first = parallel_state.get_tensor_model_parallel_rank() * local_size
         weight = self.weight[first : first + local_size]
-        return compiled(_scaled)(rows, squares / global_size, weight, self.eps).view_as(heads)
+        return compiled(_scale)(rows, squares / global_size, weight, self.eps).view_as(heads)
 
 
 def _sum_of_squares(rows: Tensor) -> Tensor:
     return rows.float().square().sum(-1, keepdim=True)
 
 
-def _scaled(rows: Tensor, mean: Tensor, weight: Tensor, eps: float) -> Tensor:
+def _scale(rows: Tensor, mean: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (rows.float() * torch.rsqrt(mean + eps) * weight).type_as(rows)

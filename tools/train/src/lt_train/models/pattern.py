@@ -1,4 +1,4 @@
-"""Choose the mixer, the MLP and the kernels of each block of a model.
+"""Choose mixer, MLP and kernels for every block in a model.
 
 A new kind of mixer or MLP is a module in `mixers/` or `mlps/` and a line in `Pattern._mixer` or `Pattern._mlp`.
 """
@@ -50,7 +50,7 @@ class ExpertKernels:
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """The settings of one configuration for all blocks.
+    """The settings that a model's blocks share, and the choice of modules for every block.
 
     `linears` builds the linear layers. `angles` are the RoPE angles, None without RoPE; `local_angles` are the angles of layers
     with a window, if these layers have a separate base (Gemma 3, OLMo 3). `passes_tensors`: every block returns one tensor, as
@@ -69,7 +69,7 @@ class Pattern:
     passes_tensors: bool
 
     def blocks(self, stage: Stage) -> Blocks:
-        """Build the blocks of one pipeline stage of this rank."""
+        """Build the blocks of a pipeline stage."""
         first = get_transformer_layer_offset(self.config, stage.number) + 1
         count = get_num_layers_to_build(self.config, stage.number)
         numbers = range(first, first + count)
@@ -80,9 +80,9 @@ class Pattern:
         return Blocks(self.config, blocks, last, stage.is_first, has_one_kind=len(self.architecture.layer_kinds) == 1)
 
     def prediction_block(self, number: int, linears: Linears) -> Block:
-        """Build block `number` of a prediction layer, counted on from the model's last block.
+        """Build block `number` for a prediction layer. Numbers continue after the model's last block.
 
-        It shares no stream with other blocks.
+        The block shares no residual stream with other blocks, and uses torch's norms, SwiGLU and RoPE.
         """
         plain = dataclasses.replace(self.kernels, norm="torch", swiglu="torch", rope="torch", recomputes_swiglu=False)
         architecture = dataclasses.replace(self.architecture, residual_multiplier=1.0)

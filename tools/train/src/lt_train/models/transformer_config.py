@@ -1,6 +1,6 @@
-"""megatron-core's TransformerConfig of a run: which settings become which of its fields.
+"""Convert the settings of a run into megatron-core's TransformerConfig.
 
-Our layers read it, and so do megatron-core's parallel layers, DDP, schedules and checkpoints. Fusions that need apex or
+lt-train's layers read it, and so do megatron-core's parallel layers, DDP, schedules and checkpoints. Fusions that need apex or
 TransformerEngine are off.
 """
 
@@ -23,7 +23,7 @@ from lt_train.process.device import CPU
 
 
 def transformer_config(run_config: RunConfig, device: torch.device) -> TransformerConfig:
-    """The TransformerConfig of every decoder of the run; `device` is where its layers are computed."""
+    """Return the TransformerConfig for every decoder in the run. `device` computes the layers."""
     architecture, optimization = run_config.architecture, run_config.optimization
     precision, parallelism, memory = run_config.precision, run_config.parallelism, run_config.memory
     on_cpu = device.type == CPU
@@ -74,7 +74,8 @@ def _attention(architecture: Architecture, seq_length: int) -> dict[str, Any]:
         "add_qkv_bias": architecture.add_qkv_bias,
         "softmax_scale": rope.score_scale(architecture),
         "softmax_type": "learnable" if architecture.attention_sinks else "vanilla",
-        # Tokens that a query sees to its left and to its right, beside its own. A window as long as the samples hides none.
+        # The number of tokens that a query sees to its left and right, without its own. A window as long as the samples masks
+        # none.
         "window_size": None if window is None or window >= seq_length else (window - 1, 0),
         "window_attn_skip_freq": architecture.window_attn_skip_freq,
     }
@@ -84,7 +85,7 @@ def _mlp(architecture: Architecture, on_cpu: bool) -> dict[str, Any]:
     is_llama = architecture.family == "llama"
     fields = {"gated_linear_unit": is_llama, "add_bias_linear": architecture.add_bias_linear or not is_llama}
     if architecture.activation == "clamped_swiglu":
-        # The fused kernel clamps before it adds the bias.
+        # Not fused, because megatron-core's kernel clamps before it adds the bias.
         offset_and_limit = {"glu_linear_offset": 1.0, "activation_func_clamp_value": CLAMPED_SWIGLU_LIMIT}
         return {**fields, "activation_func": quick_gelu, **offset_and_limit, "bias_activation_fusion": False}
     is_silu = is_llama and architecture.activation == "silu"
@@ -93,7 +94,10 @@ def _mlp(architecture: Architecture, on_cpu: bool) -> dict[str, Any]:
 
 
 def _gelu(on_cpu: bool) -> Callable[[torch.Tensor], torch.Tensor]:
-    """GPT's, by hyperbolic tangent. megatron-core's fused kernel computes it so, and wants the exact one's name for it."""
+    """Return GPT's GELU, approximated by a hyperbolic tangent.
+
+    megatron-core's fused kernel computes the approximation, too, but only if `activation_func` is the exact function.
+    """
     return partial(torch.nn.functional.gelu, approximate="tanh") if on_cpu else torch.nn.functional.gelu
 
 
@@ -137,16 +141,15 @@ def _layout(parallelism: Parallelism, expert_tensor_parallel: int) -> dict[str, 
 
 
 def _pipeline_communication(is_interleaved: bool) -> dict[str, bool]:
-    """How pipeline ranks exchange activations and gradients. Two settings train an interleaved pipeline wrongly, with no error.
-
-    With two ranks, the previous and the next are the same. Batched point-to-point operations between two ranks are matched by
-    their order alone: what was sent forward is received as if it came from behind, and has the right shape. One by one, each
-    direction has a communicator of its own. And with deallocate_pipeline_outputs megatron-core 0.16 frees an output while it is
-    still being sent.
-    """
+    """Choose how pipeline ranks exchange activations and gradients. Two settings train an interleaved pipeline wrongly, with no
+    error: `batch_p2p_comm` and `deallocate_pipeline_outputs`."""
     return {
+        # With two ranks, the previous and the next rank are the same. Batched sends and receives between two ranks are matched by
+        # their order alone, so a rank would take an activation for a gradient of the same shape. Single operations have a
+        # communicator per direction.
         "batch_p2p_comm": not is_interleaved,
         "overlap_p2p_comm": is_interleaved,
+        # megatron-core 0.16 frees an output of an interleaved stage while it is still being sent.
         "deallocate_pipeline_outputs": not is_interleaved,
     }
 
@@ -164,13 +167,13 @@ def _number_formats(precision: Precision, memory: Memory) -> dict[str, Any]:
 
 
 def _initialization(on_cpu: bool, memory: Memory) -> dict[str, Any]:
-    """Modules allocate their weights; `lt_train.parallel.initialization` fills them afterwards."""
+    """Let modules allocate weights without filling them. `lt_train.parallel.initialization` fills them afterwards."""
     return {
-        # Without it megatron-core's layers allocate on the GPU whatever torch's default device.
+        # Without this flag, megatron-core's layers ignore torch's default device and allocate on the GPU.
         "use_cpu_initialization": on_cpu or memory.fully_sharded,
         "init_model_with_meta_device": memory.fully_sharded,
-        # perform_initialization=False would also leave out the attributes that mark a weight as split among tensor-parallel
-        # ranks; the gradient norm then counts one rank's share of it only, and clipping differs from the single-rank run.
+        # With perform_initialization=False, megatron-core would not mark weights as split among tensor-parallel ranks. The
+        # gradient norm would then count a single rank's share, and clipping would differ from a run on one rank.
         "init_method": _unchanged,
         "output_layer_init_method": _unchanged,
         "embedding_init_method": _unchanged,
@@ -186,16 +189,17 @@ def _fusions(on_cpu: bool) -> dict[str, bool]:
 
 
 def accumulates_in_gemms(precision: Precision, parallelism: Parallelism, memory: Memory) -> bool:
-    """Whether GEMMs add to gradient buffers. FSDP has no buffers. Without 16 bits nothing is gained by it.
+    """Return whether GEMMs add to gradient buffers.
 
-    Only these GEMMs can be deferred, and they add each use of a weight by itself, where autograd first sums the uses of a micro
-    batch: the schedules of a pipeline would differ in the last bits of a weight that multi-token prediction uses twice.
+    FSDP has no buffers, and in float32 the addition saves nothing. A pipeline needs it in every dtype, because only these GEMMs
+    can be deferred. They also add every use of a weight separately, while autograd first sums the uses in a micro batch:
+    otherwise pipeline schedules would differ in the last bits of a weight that multi-token prediction uses twice.
     """
     return (precision.half or parallelism.pipeline > 1) and not memory.fully_sharded
 
 
 def _recomputation(recompute: Recompute | None) -> dict[str, Any]:
-    """Activations that the backward pass computes again. SwiGLU alone is recomputed by its kernels."""
+    """Choose the activations that the backward pass computes again. SwiGLU's kernels recompute SwiGLU without megatron-core."""
     if recompute is None or set(recompute.modules) == {SWIGLU}:
         return {}
     return {

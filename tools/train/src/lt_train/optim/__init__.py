@@ -1,1 +1,1 @@
-"""The optimizer and its schedule: megatron-core's, with AdamW in one kernel where the layers are fused."""
+"""The optimizer and its schedule: megatron-core's, with AdamW in one kernel if the layers are fused."""

@@ -1,12 +1,13 @@
 """Fused AdamW on split fp32 master weights, without megatron-core's copies and without waiting for the device.
 
-megatron-core copies every gradient to float32, lets torch's AdamW update float32 weights, and copies those back to 16 bits;
-before, the host waits for the gradients' norm to compute the clipping factor. Here the norm, the factor and the update stay on
-the device and the kernel reads and writes each number once: 26 bytes per parameter instead of 40. Neither gradients nor weights
-have a float32 copy (`split_master_weights`): 6 bytes per parameter less. Groups and checkpoints are those of torch's AdamW.
+megatron-core's host waits for the gradients' norm to compute the clipping factor. Then megatron-core copies every gradient to
+float32, lets torch's AdamW update float32 weights, and copies the weights back to 16 bits. Here the norm, the factor and the
+update stay on the device. The kernel reads and writes each number once: 26 bytes per parameter instead of 40. Neither gradients
+nor weights have a float32 copy (`split_master_weights`), which saves 6 bytes of memory per parameter. Parameter groups and
+checkpoints are the same as with torch's AdamW.
 
-FSDP's shards are float32 and have separate gradients in each step: 28 bytes per parameter, instead of 40 with a clipping pass,
-and the host does not wait.
+FSDP's shards are float32 and have separate gradients in each step. The kernel reads and writes 28 bytes per parameter instead of
+40 with a clipping pass, and the host does not wait.
 """
 
 import contextlib
@@ -37,12 +38,12 @@ FP32_WEIGHTS = "fp32_from_fp16_params"
 
 @dataclasses.dataclass(frozen=True)
 class ParameterBuffers:
-    """The memory of one parameter, one-dimensional: `weight` and `gradient` are views of megatron-core's buffers.
+    """The flat memory of a parameter: `weight` and `gradient` are views of megatron-core's buffers.
 
-    `low_bits`, int16, are the low bits of the float32 `master` that a bfloat16 weight lacks; the master is then a tensor without
-    memory, which only identifies the parameter for megatron-core and torch. `counted` says whether this rank counts the
-    gradient in the norm; tied and duplicated weights count once. `bucket` is megatron-core's group of weights that one
-    all-gather sends, where that overlaps the next forward pass.
+    A bfloat16 weight holds the high bits of the float32 `master`, and `low_bits`, int16, the remaining bits. The master is then a
+    tensor without memory, which only identifies the parameter for megatron-core and torch. `counted` says whether this rank
+    counts the gradient in the norm; tied and duplicated weights count once. If all-gathers overlap the next forward pass,
+    `bucket` is megatron-core's group of weights that are gathered together.
     """
 
     master: torch.nn.Parameter
@@ -83,8 +84,8 @@ Buffers: TypeAlias = ParameterBuffers | ShardBuffers
 class FusedAdamW(torch.optim.AdamW):
     """AdamW on `buffers`. `factor`, a float32 scalar, multiplies the gradients; if it is not finite, nothing changes.
 
-    The host does not know the factor: it calls `count` after a step that was made. The new weights of a bucket in `buckets` are
-    sent to the other ranks at once, while the next bucket is updated.
+    The host does not know the factor, so the caller calls `count` after a step that has changed the weights. The new weights of a
+    bucket in `buckets` are sent to the other ranks at once, while the next bucket is updated.
     """
 
     def __init__(self, groups: list[dict[str, Any]], buffers: Sequence[Buffers], buckets: list[Any]):
@@ -94,7 +95,7 @@ class FusedAdamW(torch.optim.AdamW):
         super().__init__(groups)
         self.update = adamw
         self.sum_of_squares = sum_of_squares
-        self.parts = [(bucket, [own for own in buffers if own.bucket is bucket]) for bucket in buckets or [None]]
+        self.parts = [(bucket, [one for one in buffers if one.bucket is bucket]) for bucket in buckets or [None]]
         assert sum(len(part) for _, part in self.parts) == len(buffers)
         self.buffers = {parameter.master: parameter for parameter in buffers}
         self.factor = torch.ones(1, device=buffers[0].weight.device) if buffers else torch.ones(1)
@@ -124,20 +125,23 @@ class FusedAdamW(torch.optim.AdamW):
         )  # fmt: skip
 
     def count(self) -> None:
-        """Say that the step was made."""
+        """Count a step that has changed the weights."""
         for state in self.state.values():
             state["step"] += 1
 
     @contextlib.contextmanager
     def float32_masters(self, loading: bool, joined: split_master_weights.Joined) -> Iterator[None]:
-        """Within, masters are float32 in host memory, by `joined`. `loading`: what will be loaded into them waits for `take`."""
-        halved = [
+        """Within the context, masters are float32 tensors in host memory, made by `joined`.
+
+        With `loading`, they are empty tensors to load into; call `take` afterwards.
+        """
+        split = [
             (master, parameter.weight, parameter.low_bits)
             for master, parameter in self.buffers.items()
             if parameter.low_bits is not None
         ]
         try:
-            for master, weight, low_bits in halved:
+            for master, weight, low_bits in split:
                 if loading:
                     self._loading[master] = split_master_weights.Loading(weight, low_bits)
                     master.data = self._loading[master].whole.view(master.shape)
@@ -145,11 +149,11 @@ class FusedAdamW(torch.optim.AdamW):
                     master.data = joined(weight, low_bits).view(master.shape)
             yield
         finally:
-            for master, weight, _ in halved:
+            for master, weight, _ in split:
                 master.data = _placeholder(master.shape, weight.device)
 
     def take(self, loaded: Iterable[tuple[torch.nn.Parameter, Tensor]] = ()) -> None:
-        """Split the masters that were loaded: those that are `loaded`, the others from where `float32_masters` had them."""
+        """Split the loaded masters into weights and low bits: `loaded`, and the tensors that `float32_masters` has lent."""
         wholes = {master: loading.whole for master, loading in self._loading.items()} | dict(loaded)
         for master, whole in wholes.items():
             parameter = self.buffers[master]
@@ -160,7 +164,7 @@ class FusedAdamW(torch.optim.AdamW):
         self._loading.clear()
 
     def take_weights(self) -> None:
-        """The model's weights have been set: they are the masters now."""
+        """Make the model's weights, which have been set, the masters: clear the low bits."""
         for parameter in self.buffers.values():
             if parameter.low_bits is not None:
                 parameter.low_bits.zero_()
@@ -172,7 +176,7 @@ class FusedAdamW(torch.optim.AdamW):
 
 
 def new_state(master: Tensor, step_device: torch.device) -> dict[str, Tensor]:
-    """What torch's AdamW keeps of a parameter, before the first step."""
+    """Return the state that torch's AdamW has for a parameter before the first step."""
     return {
         "step": torch.zeros((), device=step_device),
         "exp_avg": torch.zeros(master.shape, dtype=torch.float32, device=master.device),
@@ -181,7 +185,7 @@ def new_state(master: Tensor, step_device: torch.device) -> dict[str, Tensor]:
 
 
 def use_fused_adamw(optimizers: Iterable[MegatronOptimizer]) -> None:
-    """Give each of megatron-core's optimizers that one torch optimizer; its copies to and from float32 then do nothing."""
+    """Let FusedAdamW update the parameters in megatron-core's `optimizers`. Their copies to and from float32 then do nothing."""
     for outer in optimizers:
         if isinstance(outer, ShardOptimizer):
             groups = outer.optimizer.param_groups
@@ -206,7 +210,7 @@ def _state(outer: Float16OptimizerWithFloat16Params, is_loading: bool) -> dict[s
 
 
 def _load(outer: Float16OptimizerWithFloat16Params, state: dict[str, Any]) -> None:
-    """What megatron-core does, but for copying loaded masters over those that have no memory."""
+    """Load a state dict as megatron-core does, but split the loaded masters: their placeholders have no memory to copy to."""
     loaded = list(_pairs(outer.fp32_from_float16_groups, state[FP32_WEIGHTS]))
     Float16OptimizerWithFloat16Params.load_state_dict(outer, state | {FP32_WEIGHTS: []})
     outer.optimizer.take(loaded)
@@ -214,9 +218,9 @@ def _load(outer: Float16OptimizerWithFloat16Params, state: dict[str, Any]) -> No
 
 @torch.no_grad()
 def step(optimizer: MegatronOptimizer, inner: list[MegatronOptimizer], clip_grad: float) -> Callable[[], float]:
-    """Launch clipping and update; the returned function waits for the global gradient norm before clipping, and returns it.
+    """Launch clipping and update. Return a function that waits for the global gradient norm before clipping, and returns it.
 
-    If the norm is not finite, no weight has changed.
+    If the norm is not finite, no weight changes.
     """
     total = torch.zeros(1, device=inner[0].optimizer.factor.device)
     for outer in inner:
@@ -224,8 +228,10 @@ def step(optimizer: MegatronOptimizer, inner: list[MegatronOptimizer], clip_grad
         torch.distributed.all_reduce(squares, group=outer.get_grad_stats_parallel_group())
         total += squares
     norm = total.sqrt()
+    # The norm is copied to the host beside the update, which the host launches without knowing the norm.
     reading = Reading(norm)
     factor = (clip_grad / (norm + SMALLEST_NORM)).clamp(max=1) if clip_grad else torch.ones_like(norm)
+    # The kernel changes nothing if the factor is NaN: the device decides whether the step is made.
     factor = torch.where(norm.isfinite(), factor, torch.nan)
     for outer in inner:
         outer.optimizer.factor = factor
@@ -242,23 +248,27 @@ def step(optimizer: MegatronOptimizer, inner: list[MegatronOptimizer], clip_grad
 
 
 def _buckets(outer: MegatronOptimizer) -> list[Any]:
-    """Those that are gathered during the next forward pass, in its order. megatron-core no longer starts that.
+    """Return the buckets that are gathered during the next forward pass, in the order of the forward pass.
 
-    It would when the module before is reached, which is late for large weights behind small ones.
+    FusedAdamW starts the all-gathers. megatron-core would start one when the forward pass reaches the module before, which is too
+    late for large weights behind small ones.
     """
     if not _gathers_later(outer):
         return []
-    # A chunk also has the buckets of the optimizer for experts.
-    own = {id(bucket) for buffer in outer.buffers for bucket in buffer.buckets}
+    # A chunk also has the buckets of the experts' optimizer, so select the buckets of `outer`.
+    bucket_ids = {id(bucket) for buffer in outer.buffers for bucket in buffer.buckets}
     groups = []
     for chunk in outer.model_chunks:
         chunk.overlap_param_gather_with_optimizer_step = True
         groups += reversed(chunk.bucket_groups + chunk.expert_parallel_bucket_groups)
-    return [group for group in groups if id(group.buckets[0]) in own]
+    return [group for group in groups if id(group.buckets[0]) in bucket_ids]
 
 
 def _gathers_later(outer: MegatronOptimizer) -> bool:
-    """Not on a CPU: gloo corrupts its process's memory when several gatherings are under way (torch 2.13)."""
+    """Return whether weights are gathered during the next forward pass.
+
+    Not on a CPU: gloo corrupts the memory of the process if several all-gathers are under way (torch 2.13).
+    """
     overlaps = isinstance(outer, DistributedOptimizer) and outer.ddp_config.overlap_param_gather
     return overlaps and all(buffer.param_data.is_cuda for buffer in outer.buffers)
 
@@ -269,23 +279,23 @@ def _parameter_buffers(outer: MegatronOptimizer) -> Iterator[ParameterBuffers]:
         if _gathers_later(outer):
             for chunk in outer.model_chunks:
                 buckets |= chunk.param_to_bucket_group
-        for models, of_groups in (
+        for models, masters in (
             (outer.model_float16_groups, outer.shard_fp32_from_float16_groups),
             (outer.model_fp32_groups, outer.shard_fp32_groups),
         ):
-            for model, master in _pairs(models, of_groups):
+            for model, master in _pairs(models, masters):
                 ranges = outer._get_model_param_range_map(model)
-                own, world = ranges["param"], ranges["gbuf_world_in_bucket"]
+                local, world = ranges["param"], ranges["gbuf_world_in_bucket"]
                 buffer, _, bucket = outer.model_param_gbuf_map[model]
                 weight = outer.buffers[buffer].buckets[bucket].param_data.view(-1)[world.start : world.end]
-                gradient = model.main_grad.view(-1)[own.start : own.end]
+                gradient = model.main_grad.view(-1)[local.start : local.end]
                 yield _buffers_of(model, master, weight, gradient, buckets.get(model))
     else:
-        for models, of_groups in (
+        for models, masters in (
             (outer.float16_groups, outer.fp32_from_float16_groups),
             (outer.fp32_from_fp32_groups, outer.fp32_from_fp32_groups),
         ):
-            for model, master in _pairs(models, of_groups):
+            for model, master in _pairs(models, masters):
                 yield _buffers_of(model, master, model.data.view(-1), model.main_grad.view(-1), None)
 
 
@@ -309,10 +319,10 @@ def _is_counted(model: torch.nn.Parameter) -> bool:
 
 
 def _placeholder(shape: torch.Size, device: torch.device) -> Tensor:
-    """Return a float32 tensor of that shape in the memory of a single number."""
+    """Return a float32 tensor of `shape` that takes the memory of a single number."""
     return torch.zeros(1, device=device).expand(shape)
 
 
-def _pairs(models: list[list[Any]], of_groups: list[list[Any]]) -> Iterator[tuple[Any, Any]]:
-    for of_models, of_masters in zip(models, of_groups, strict=True):
-        yield from zip(of_models, of_masters, strict=True)
+def _pairs(model_groups: list[list[Any]], master_groups: list[list[Any]]) -> Iterator[tuple[Any, Any]]:
+    for models, masters in zip(model_groups, master_groups, strict=True):
+        yield from zip(models, masters, strict=True)

@@ -1,4 +1,4 @@
-"""megatron-core's optimizers, the schedule of their learning rate and weight decay, and one careful step with them.
+"""Build megatron-core's optimizers with the schedule of learning rate and weight decay, and make a step only if it is finite.
 
 Norms and biases have no weight decay: megatron-core puts them in groups with `wd_mult` 0, which its schedule applies every step.
 """
@@ -20,31 +20,36 @@ from lt_train.config.settings.layers import TRITON
 from lt_train.config.settings.optimization import Optimization
 from lt_train.config.settings.precision import Precision
 from lt_train.kernels import split_master_weights
-from lt_train.megatron import distrib_optimizer
+from lt_train.megatron import distrib_optimizer, emerging_optimizers, optimizer_optimizer
 from lt_train.megatron import optimizer as megatron_optimizer
-from lt_train.optim import fused_adamw, muon
+from lt_train.optim import fused_adamw
 from lt_train.optim.fused_adamw import FusedAdamW
 from lt_train.parallel.ddp import Chunk
 from lt_train.parallel.flat_shards import local_sharded_state
 from lt_train.parallel.fsdp import FullySharded, ShardOptimizer
 from lt_train.process.device import CPU
 
-# Whether the step was made, and the norm of the gradients before clipping, None for too high a loss scale.
+# Whether the step has changed the weights, and the gradient norm before clipping. The norm is None if the loss scale was too
+# high.
 Outcome: TypeAlias = tuple[bool, float | None]
+# AdamW updates these parameters, whatever their shape is.
+_NO_MATRICES = ("*.bias", "*embedding.*")
+# The number of dimensions of a matrix, and of the experts' matrices on this rank.
+_MATRIX_DIMENSIONS = (2, 3)
 
 
 def build(
     optimization: Optimization, precision: Precision, train_samples: int, adamw: str, chunks: list[Chunk]
 ) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
-    """The optimizer of this rank and the schedule that sets its learning rates; the schedule counts samples.
+    """Build the optimizer of this rank, and the schedule of its learning rates. The schedule counts samples.
 
-    `adamw` is the implementation of AdamW's update, as `Kernels` has it.
+    `adamw` is the implementation of AdamW's update (`Kernels.adamw`).
     """
     megatron_optimizer.use_torch_optimizers()
     distrib_optimizer.use_torch_optimizers()
     is_muon, is_fully_sharded = optimization.optimizer == "muon", isinstance(chunks[0], FullySharded)
     if is_muon:
-        muon.use_muon_for_stacked_matrices()
+        _use_muon_for_stacked_matrices()
     config = OptimizerConfig(
         optimizer=optimization.optimizer,
         lr=optimization.lr,
@@ -54,7 +59,7 @@ def build(
         adam_beta2=optimization.adam_beta2,
         adam_eps=optimization.adam_eps,
         clip_grad=optimization.clip_grad,
-        # FSDP's shards are float32 and need no copies of the optimizer's own.
+        # FSDP's shards are float32, so the optimizer needs no float32 copies.
         bf16=precision.bf16 and not is_fully_sharded,
         fp16=precision.fp16,
         loss_scale=precision.loss_scale,
@@ -65,12 +70,13 @@ def build(
         params_dtype=getattr(torch, precision.dtype),
         use_distributed_optimizer=chunks[0].ddp_config.use_distributed_optimizer,
         overlap_param_gather=chunks[0].ddp_config.overlap_param_gather,
-        # Each tensor-parallel rank orthogonalizes whole matrices: their parts alone would give another update than one rank.
+        # Each tensor-parallel rank orthogonalizes whole matrices. Separate shards would result in another update than on one
+        # rank.
         **({"muon_tp_mode": "duplicated"} if is_muon else {}),
     )
     optimizer = get_megatron_optimizer(config, chunks)
     if is_muon:
-        muon.order_alike(optimizer)
+        _order_alike(optimizer)
     if is_fully_sharded:
         parts = [ShardOptimizer(inner.optimizer, config, inner.init_state_fn, chunks[0]) for inner in _inner(optimizer)]
         optimizer = ChainedOptimizer(parts)
@@ -79,7 +85,7 @@ def build(
             distrib_optimizer.save_local_shards(inner, partial(local_sharded_state, inner))
     if adamw == TRITON:
         fused_adamw.use_fused_adamw(inner for inner in _inner(optimizer) if inner.optimizer is not None)
-    _fuse(optimizer)
+    _use_fused_kernels(optimizer)
     return optimizer, _schedule(optimization, train_samples, optimizer)
 
 
@@ -102,8 +108,8 @@ def _schedule(optimization: Optimization, train_samples: int, optimizer: Megatro
     )
 
 
-def _fuse(optimizer: MegatronOptimizer) -> None:
-    """Let torch's AdamW update all parameters on a GPU in one kernel; megatron-core leaves it at one per operation."""
+def _use_fused_kernels(optimizer: MegatronOptimizer) -> None:
+    """Let torch's AdamW update all parameters on a GPU in one kernel. megatron-core leaves it at one kernel per operation."""
     for inner in torch_optimizers(optimizer):
         if isinstance(inner, torch.optim.AdamW):
             for group in inner.param_groups:
@@ -116,10 +122,10 @@ def _fuse(optimizer: MegatronOptimizer) -> None:
 
 @torch.no_grad()
 def step(optimizer: MegatronOptimizer, clip_grad: float) -> Callable[[], Outcome]:
-    """Clip and apply the gradients; the function returned says whether that happened, and waits for it where it must.
+    """Clip and apply the gradients. Return a function that returns the outcome, and waits for the device if it must.
 
-    Gradients with an infinity or a NaN are not applied. megatron-core looks for them only when it scales the loss (fp16) and
-    would write them into all weights otherwise. The norm is over all ranks, so that they decide alike.
+    Gradients with an infinity or a NaN are not applied. megatron-core checks gradients only if it scales the loss (fp16), and
+    would otherwise write a NaN into all weights. The norm is computed over all ranks, so that every rank decides alike.
     """
     optimizers = [inner for inner in _inner(optimizer) if inner.optimizer is not None]
     if optimizers and all(isinstance(inner.optimizer, FusedAdamW) for inner in optimizers):
@@ -134,7 +140,7 @@ def _outcome(norm: float) -> Outcome:
 
 
 def _step(optimizer: MegatronOptimizer, clip_grad: float) -> Outcome:
-    """By megatron-core, which needs the norm on the host before it updates."""
+    """Make a step with megatron-core, which needs the norm on the host before the update."""
     if optimizer.prepare_grads():
         return False, None
     norm = float(optimizer.get_grad_norm())
@@ -164,12 +170,12 @@ def _inner(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
 
 
 def torch_optimizers(optimizer: MegatronOptimizer) -> list[torch.optim.Optimizer]:
-    """The torch optimizers inside, which hold the state tensors."""
+    """Return the torch optimizers inside `optimizer`, which hold the state tensors."""
     return [inner.optimizer for inner in _inner(optimizer) if inner.optimizer is not None]
 
 
 def create_state(optimizer: MegatronOptimizer) -> None:
-    """Make the state of an optimizer that has made no step; megatron-core neither saves nor loads one without."""
+    """Create the state before the first step. megatron-core neither saves nor loads an optimizer without state."""
     for outer in _inner(optimizer):
         if isinstance(outer.optimizer, torch.optim.AdamW):
             _create_adam_state(outer.optimizer)
@@ -181,9 +187,9 @@ def create_state(optimizer: MegatronOptimizer) -> None:
 def float32_masters(
     optimizer: MegatronOptimizer, loading: bool, joined: split_master_weights.Joined = split_master_weights.joined
 ) -> Iterator[None]:
-    """Within, every float32 weight is a tensor that can be saved, or loaded into; `take_masters` follows the loading.
+    """Within the context, every float32 weight is a tensor to save or to load into. Call `take_masters` after loading.
 
-    `joined` gives the tensor of a split one, from its weight and its low bits.
+    `joined` returns the float32 tensor of a split weight from the weight and its low bits.
     """
     with contextlib.ExitStack() as stack:
         for inner in _fused_adamws(optimizer):
@@ -210,21 +216,50 @@ def _create_adam_state(optimizer: torch.optim.AdamW) -> None:
 
 
 def _step_device(group: dict[str, Any], parameter: torch.Tensor) -> torch.device:
-    """Where torch's AdamW keeps its step counter."""
+    """Return the device where torch's AdamW expects its step counter."""
     return parameter.device if group.get("fused") else torch.device(CPU)
 
 
 def separate_steps(optimizer: MegatronOptimizer) -> None:
-    """Give every parameter its own step counter, on the device where the fused AdamW expects it.
+    """Give every parameter a separate step counter, on the device where torch's AdamW expects it.
 
-    megatron-core restores one tensor object for every parameter; torch's AdamW then increments it once per parameter, so bias
-    correction drifts and the losses after a resume differ without any message. It also restores the saved groups' settings, even
-    if the run was on another device.
+    megatron-core restores the same tensor object for every parameter. torch's AdamW then increments it once per parameter, so the
+    bias correction drifts and the losses after a resume differ without any message. megatron-core also restores the settings of
+    the saved groups, even if the run was on another device.
     """
-    _fuse(optimizer)
+    _use_fused_kernels(optimizer)
     for inner in torch_optimizers(optimizer):
         for group in inner.param_groups:
             for parameter in group["params"]:
                 state = inner.state.get(parameter, {})
                 if isinstance(state.get("step"), torch.Tensor):
                     state["step"] = state["step"].clone().to(_step_device(group, parameter))
+
+
+def _use_muon_for_stacked_matrices() -> None:
+    """Let megatron-core, from 0.19 on, update the experts' weights with Muon and their biases with AdamW.
+
+    megatron-core lets Muon update every parameter with two dimensions, and AdamW all other parameters. Grouped experts have their
+    weights in a tensor [experts, outputs, inputs] and their biases in a tensor with two dimensions, so the optimizers would be
+    swapped. Each matrix is orthogonalized as a whole, every expert's separately, the same in every layout. Muon's iteration
+    multiplies the matrices of such a tensor in batched GEMMs, and holds them in float32 and in 16 bits at once.
+    """
+    emerging_optimizers.leave_to_adam(_NO_MATRICES, _is_no_matrix)
+
+
+def _is_no_matrix(parameter: torch.nn.Parameter) -> bool:
+    return getattr(parameter, "is_embedding_or_output_parameter", False) or parameter.dim() not in _MATRIX_DIMENSIONS
+
+
+def _order_alike(optimizer: ChainedOptimizer) -> None:
+    """Sort the parts of `optimizer` alike on every rank: Muon before AdamW, and for both the experts' parameters last.
+
+    megatron-core orders the parts by the rank's parameters. Each part takes part in an all-reduce for the gradient norm, so
+    pipeline stages with different orders would wait for each other in different groups.
+    """
+    optimizer_optimizer.order_parts(optimizer, _order_key)
+
+
+def _order_key(part: MegatronOptimizer) -> tuple[bool, bool]:
+    inner: torch.optim.Optimizer = part.optimizer
+    return isinstance(inner, torch.optim.AdamW), bool(inner.param_groups[0]["is_expert_parallel"])

@@ -7,16 +7,21 @@ converted in the order of their iterations. A checkpoint that the run deletes be
 import contextlib
 import dataclasses
 import os
+import shlex
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
 from lt_convert.commands import conversion
 from lt_convert.commands.conversion import Request
-from lt_convert.commands.follow import retention, shell
 from lt_convert.commands.follow.state import Entry, State
+from lt_convert.engine.receipt import ConversionRecord
 from lt_convert.formats import directories, run_checkpoints
 from lt_convert.formats.run_checkpoints import RunCheckpoint
+from lt_convert.tensors.checksums import Checksums
 from lt_shared.console import BadData, CannotCreate, IoFailure, NoInput, TryAgain, UsageError, note, warn
 from lt_shared.contracts.checkpoint_layout import TRACKER
 from lt_shared.contracts.manifest import Checkpoint
@@ -31,6 +36,10 @@ _LAST_WRITTEN = (
     "mp_rank_00/model_optim_rng.pt",
     "mp_rank_00_000/model_optim_rng.pt",
 )
+# Stands for the path of a converted checkpoint in the command.
+_PATH_FIELD = "{}"
+_STANDARD_ERROR = 2
+_GRACE_SECONDS = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,10 +153,10 @@ class Follower:
             entry.deleted = True
             self.state.save()
             return True
-        command = shell.filled(each, str(place))
+        command = _fill_in_path(each, str(place))
         began = time.monotonic()
         entry.attempts += 1
-        entry.exit_code = shell.run(command)
+        entry.exit_code = _run_command_line(command)
         entry.succeeded = entry.exit_code == 0
         self.state.save()
         seconds = time.monotonic() - began
@@ -166,7 +175,7 @@ class Follower:
         converted = [(name, entry) for name, entry in self.state.in_order() if entry.converted and not entry.deleted]
         for name, entry in converted[: -self.request.keep_last]:
             if self.request.each is None or entry.succeeded:
-                retention.delete(self.directory / name)
+                _delete_conversion(self.directory / name)
                 entry.deleted = True
                 self.state.save()
 
@@ -179,7 +188,7 @@ def follow(request: FollowRequest, interval_seconds: float | None, converted: Ca
     if storage.is_remote(request.directory.removeprefix("file://")):
         raise UsageError(f"{request.directory}: the command needs a local or mounted path")
     if request.each is not None:
-        shell.check(request.each)
+        _check_command(request.each)
     request = dataclasses.replace(
         request, run=directories.normalized(request.run), directory=directories.normalized(request.directory)
     )
@@ -215,3 +224,68 @@ def _is_there(directory: str) -> bool:
         return bool(directories.listing(directory))
     except NoInput:
         return False
+
+
+def _delete_conversion(directory: Path) -> None:
+    """Delete the files that a conversion wrote. Other files in `directory`, such as the scores of an evaluation, stay."""
+    record = ConversionRecord.read(str(directory))
+    if record is None:
+        return
+    # The files that make it a checkpoint for other tools go first, the record last. So a kill leaves nothing that is taken for a
+    # checkpoint, and the next call deletes the rest.
+    for name in reversed(list(record.files.sizes)):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            os.unlink(directory / name)
+        for folder in list(Path(name).parents)[:-1]:
+            with contextlib.suppress(OSError):
+                os.rmdir(directory / folder)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(directory / Checksums.RECORD)
+    with contextlib.suppress(OSError):
+        os.rmdir(directory)
+
+
+def _check_command(command: str) -> None:
+    """Raise UsageError for a command that would be the same for each checkpoint."""
+    if _PATH_FIELD not in command:
+        raise UsageError(f"--each {command!r}: has no {{}}", "{} stands for the path of the checkpoint")
+
+
+def _fill_in_path(command: str, path: str) -> str:
+    """Replace {} in the command by the path, quoted for the shell."""
+    return command.replace(_PATH_FIELD, shlex.quote(path))
+
+
+def _run_command_line(command: str) -> int:
+    """Run a command line with sh and return its exit code, 128+n for signal n.
+
+    The command has a process group of its own, which ends when this process is told to end. It has no standard input.
+    """
+    sys.stderr.flush()
+    # The command's standard output goes to standard error, because the manifest is on standard output.
+    child = subprocess.Popen(["/bin/sh", "-c", command], stdin=subprocess.DEVNULL, stdout=_STANDARD_ERROR, start_new_session=True)
+    try:
+        code = child.wait()
+    except BaseException:
+        _end_command(child)
+        raise
+    return 128 - code if code < 0 else code
+
+
+def _end_command(child: "subprocess.Popen[bytes]") -> None:
+    """Ask all processes of the command to end, and kill those that do not."""
+    _signal_command(child, signal.SIGTERM)
+    try:
+        child.wait(_GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        _signal_command(child, signal.SIGKILL)
+        child.wait()
+
+
+def _signal_command(child: "subprocess.Popen[bytes]", number: int) -> None:
+    try:
+        os.killpg(child.pid, number)
+    except ProcessLookupError:
+        return

@@ -89,7 +89,7 @@ def planned(request: MergeRequest, files: Files) -> MergePlan:
 
 
 def _located(chosen: Sequence[Chosen], files: Files) -> list[tuple[str, str]]:
-    """Find the directory and format of each checkpoint. Raises UsageError for fewer than two, or for a repeated one."""
+    """Find the checkpoints' directories and formats. Raises UsageError for fewer than two checkpoints, or for a repetition."""
     located = [location.locate(one.path, files) for one in chosen]
     directories = [directory for directory, _ in located]
     if len(located) < 2:

@@ -1,8 +1,8 @@
-"""The plan of a merge: each source is planned as if it were converted alone, then the same tensors of all are averaged.
+"""The plan of a merge: every source is planned as if it were converted alone, then tensors with equal names are averaged.
 
-So sources of any formats merge to any format, and the formats know nothing about merging. Everything except tensors comes from
-the newest source: the tokenizer, the ids of special tokens, the order of the layers in files. Planning takes as long as planning
-each conversion.
+So any source formats merge to any format, and the formats know nothing about merging. Everything except tensors comes from the
+newest source: the tokenizer, the ids of special tokens, the order of the layers in files. Planning takes as long as planning all
+conversions.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from lt_shared.contracts.manifest import absolute
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A source of a merge. The `weight`s of all parts sum to 1; `iteration` is None if the source does not record it."""
+    """A source of a merge. The parts' `weight`s sum to 1; `iteration` is None if the source does not record it."""
 
     source: Source
     weight: float
@@ -149,7 +149,7 @@ def _common(newest: Source, parts: Sequence[Part]) -> Source:
 
 
 def _averaged(file: OutputFile, outputs_by_part: Sequence[tuple[Part, Sequence[OutputFile]]]) -> OutputFile:
-    """Return the newest part's file with its tensors averaged over the files of the same name that each part would produce."""
+    """Return the newest part's file with its tensors averaged over all parts' files with this name."""
     payloads_of_file = _payloads([file])
     if not payloads_of_file:
         return file

@@ -1,11 +1,11 @@
-"""The weights of the checkpoints in a merge: one number for each checkpoint, or the name of a schedule.
+"""The weights in a merge: a number per checkpoint, or the name of a schedule.
 
 `minus-sqrt` and `linear` equal the schedules in Megatron-LM's tools/checkpoint/weighted_merge.py (WSM, warmup-stable-merge). A
 merge of checkpoints that were trained with a constant learning rate emulates a learning rate decay: the updates between two
 checkpoints are part of all later checkpoints, so they count with the sum of the later weights. With weights `D(i/n) - D((i+1)/n)`
 for checkpoint i of n, oldest first, this sum follows the schedule D, which falls from 1 to 0. For a linear D all weights are
-equal; for `1 - sqrt(x)` the oldest checkpoint has the largest weight. `ema` is an exponential moving average that keeps a share
-DECAY of itself at each checkpoint.
+equal; for `1 - sqrt(x)` the oldest checkpoint has the largest weight. `ema` is an exponential moving average with decay DECAY per
+checkpoint.
 """
 
 import math

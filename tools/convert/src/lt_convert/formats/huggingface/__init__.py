@@ -11,7 +11,7 @@ from typing import Any
 from lt_convert.formats import HUGGINGFACE, beside_model
 from lt_convert.formats.checkpoint import Source, Target
 from lt_convert.formats.directories import TORCHTITAN_STEP, configuration_directories, listing
-from lt_convert.formats.huggingface import fused_experts, openai_original
+from lt_convert.formats.huggingface import openai_original
 from lt_convert.formats.huggingface.dequantization import dequantized
 from lt_convert.formats.huggingface.safetensors_files import INDEX as INDEX
 from lt_convert.formats.huggingface.safetensors_files import SINGLE as SINGLE
@@ -35,6 +35,11 @@ ADAPTER = "adapter_config.json"
 # Named so that no loader looks at it: vLLM reads each *.safetensors of a directory without an index.
 PADDING_FILE = "lt-convert.padding"
 FORMER_PADDING_FILE = "padding.safetensors"
+_FUSED_EXPERTS = re.compile(r"(?P<layer>.*\.layers\.\d+\.mlp\.)experts\.(?P<part>gate_up_proj|down_proj)")
+_ROUTER = re.compile(r"(?P<layer>.*\.layers\.\d+\.)mlp\.gate\.weight")
+# Mixtral's names in published files: of the module, and of gate, up and down projections.
+_MIXTRAL_MODULE, _MIXTRAL_PARTS = "block_sparse_moe.", ("w1", "w3", "w2")
+_EXPERT_PARTS = ("gate_proj", "up_proj", "down_proj")
 
 
 def recognise(names: Sequence[str]) -> bool:
@@ -62,7 +67,7 @@ def open_source(directory: str, files: Files) -> Source:
     if openai is not None:
         stored = openai_original.renamed(stored, openai, directory)
     stored_as = quantization.of_config(config, directory) if openai is None else openai_original.quantization_of(stored)
-    named = fused_experts.split(dequantized(stored, stored_as, directory), str(config.get("model_type")), directory)
+    named = _split_fused_experts(dequantized(stored, stored_as, directory), str(config.get("model_type")), directory)
     architecture = _without_absent_layers(architecture, named, directory)
     padding_file = next((name for name in (PADDING_FILE, FORMER_PADDING_FILE) if name in names), None)
     padding = None if padding_file is None else _padding(f"{directory}/{padding_file}", files)
@@ -129,6 +134,38 @@ def _tokenizer(directory: str, place: str, is_original: bool, files: Files) -> T
     return tokenizer
 
 
+def _split_fused_experts(tensors: Mapping[str, Tensor], model_type: str, origin: str) -> dict[str, Tensor]:
+    """Split the experts of a layer, if one tensor holds them all, into the tensors of the published files.
+
+    transformers 5 has them fused in memory. `save_pretrained` splits them, unless it is called with `save_original_format=False`
+    or writes the slices of ranks (`distributed_checkpoint=True`). gpt-oss is published fused. Raises BadData for shapes that do
+    not fit.
+    """
+    if model_type == "gpt_oss" or not any(_FUSED_EXPERTS.fullmatch(name) for name in tensors):
+        return dict(tensors)
+    is_mixtral = model_type == "mixtral"
+    gate, up, down = _MIXTRAL_PARTS if is_mixtral else _EXPERT_PARTS
+    separate: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        match, router = _FUSED_EXPERTS.fullmatch(name), _ROUTER.fullmatch(name)
+        if match is None:
+            is_renamed = router is not None and is_mixtral
+            separate[f"{router['layer']}{_MIXTRAL_MODULE}gate.weight" if router and is_renamed else name] = tensor
+            continue
+        if len(tensor.shape) != 3 or (match["part"] == "gate_up_proj" and tensor.shape[1] % 2):
+            raise BadData(f"{origin}: {name} is {list(tensor.shape)}: not the experts of a layer")
+        layer = match["layer"].removesuffix("mlp.") + _MIXTRAL_MODULE if is_mixtral else match["layer"]
+        for number, expert in enumerate(tensor.slices()):
+            prefix = f"{layer}experts.{number}."
+            if match["part"] == "down_proj":
+                separate[f"{prefix}{down}.weight"] = expert
+                continue
+            half = expert.shape[0] // 2
+            separate[f"{prefix}{gate}.weight"] = expert.take(0, range(half))
+            separate[f"{prefix}{up}.weight"] = expert.take(0, range(half, 2 * half))
+    return separate
+
+
 def _without_absent_layers(architecture: Architecture, tensors: Mapping[str, Tensor], origin: str) -> Architecture:
     """Remove multi-token prediction layers that the files lack: transformers drops them when it saves a model."""
     layers = range(architecture.num_layers, architecture.num_layers + architecture.mtp_num_layers)
@@ -177,7 +214,7 @@ def outputs(target: Target) -> list[OutputFile]:
 
 
 def _dtype(tensors: Mapping[str, Tensor], origin: str) -> str:
-    """Return the dtype of most bytes, in which transformers loads all tensors; warn of other dtypes.
+    """Return the dtype with the most bytes, which transformers uses for all tensors; warn of other dtypes.
 
     Balancing biases are float32 in every model, and stay float32 when transformers loads them.
     """

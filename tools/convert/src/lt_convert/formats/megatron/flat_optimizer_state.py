@@ -42,7 +42,7 @@ Rank = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class Buffer:
-    """A buffer: one rank's parameters of one dtype in one model chunk. Holds the bucket sizes, and flat tensors by kind."""
+    """A buffer: a rank's parameters with one dtype in one model chunk. Holds the bucket sizes, and flat tensors by kind."""
 
     dtype: str
     sizes: tuple[int, ...]
@@ -59,7 +59,7 @@ def read(
 ) -> dict[str, dict[str, Tensor]]:
     """Read the canonical tensors by kind (`param`, `exp_avg`, `exp_avg_sq`).
 
-    `weights` are the model's canonical tensors, whose dtypes say in which buffer a parameter is. Raises BadData for buffers that
+    `weights` are the model's canonical tensors; their dtypes decide the parameters' buffers. Raises BadData for buffers that
     do not fit the model or the parallel sizes in `arguments`.
     """
     buffers = _buffers(contents) or _gathered_buffers(contents)

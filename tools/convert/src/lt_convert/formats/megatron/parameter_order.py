@@ -1,4 +1,4 @@
-"""The parameters of one rank of megatron-core's GPTModel, in the order in which its modules register them.
+"""The parameters of megatron-core's GPTModel on one rank, in the registration order of its modules.
 
 The distributed optimizer lays its flat buffers out in this order, reversed, and stores no names. Layers are built alike in
 megatron-core 0.16 and 0.19: attention registers its output projection before `linear_qkv`, and a TransformerEngine layer
@@ -52,7 +52,7 @@ class ParallelSizes:
 class ParameterOrder:
     """The parameters of a model by name, and the parts they are in.
 
-    `shapes` has the shape of each parameter on a tensor parallel rank, `canonical` its first canonical tensor.
+    `shapes` has the parameters' shapes on a tensor parallel rank, `canonical` their first canonical tensors.
     """
 
     first: tuple[str, ...]

@@ -50,7 +50,7 @@ _NUMBER = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
 def read(directory: str, files: Files) -> tuple[dict[str, Any], str] | None:
-    """Read Megatron's arguments; return them with their file, or None for the checkpoint of another program.
+    """Read Megatron's arguments; return them with their file, or None for another program's checkpoint.
 
     Raises BadData for a malformed file, and for a model that no other format has.
     """

@@ -1,9 +1,9 @@
-"""The gpt-oss family: Llama's attention with sinks, biases of all linear layers, and experts in stacks.
+"""The gpt-oss family: Llama's attention with sinks, biases in all linear layers, and experts in stacks.
 
 Hugging Face stacks a layer's experts in tensors of [expert, in, out], and the outputs of the first matrix are gate 0, up 0,
 gate 1, up 1 ... Megatron has [out, in], first all gates, then all ups, as for any SwiGLU. TorchTitan has [expert, out, in], gates
-and ups still alternating. Where the model is as wide as its experts, as both published ones are, the second matrix fits
-untransposed, too: only what the model computes shows the mistake.
+and ups still alternating. In both published models the experts are as wide as the model, so the second matrix also fits
+untransposed: only the logits show the mistake.
 """
 
 from collections.abc import Mapping

@@ -30,7 +30,7 @@ NAMES_OF_2025 = {"attention.qkv_linear.": "attention.", "lm_head.": "output."}
 
 
 def decoder(architecture: Architecture, layer: Mapping[str, Shape]) -> dict[str, Shape]:
-    """Return the canonical tensors of a decoder; `layer` has the tensors of each layer."""
+    """Return the canonical tensors of a decoder; `layer` has the tensors per layer."""
     vocabulary = (architecture.vocab_size, architecture.hidden_size)
     output = {} if architecture.tie_embeddings else {OUTPUT_WEIGHT: vocabulary}
     return {EMBEDDING: vocabulary, **layer, FINAL_NORM: (architecture.hidden_size,), **output}

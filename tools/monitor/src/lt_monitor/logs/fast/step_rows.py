@@ -1,4 +1,4 @@
-"""Step lines that were read by columns: the rows of one line template, and the rows of a whole block.
+"""Step lines that were read by columns: the rows of a line template, and the rows of a whole block.
 
 JSON output needs no Python object per line: orjson encodes a whole column, and the texts are inserted into one JSON template. A
 line takes 2 microseconds; building and encoding a dict takes 6.

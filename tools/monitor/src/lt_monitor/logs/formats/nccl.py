@@ -16,8 +16,8 @@ _TIMEOUT = regex(
 _STATUS = regex(
     rb"[Ll]ast enqueued (?:NCCL )?work: (?P<enqueued>-?\d{1,15}), last completed (?:NCCL )?work: (?P<completed>-?\d{1,15})"
 )
-# Of torch 2.2 to 2.11: what the monitor of the watchdog says before and after it has dumped its records; a terminal may have
-# broken the line at any place.
+# torch 2.2 to 2.11: messages of the watchdog's monitor before and after it dumps its records; a terminal may have broken the line
+# at any place.
 _HEARTBEAT = regex(
     rb"[Hh]eartbeat monitor timed out|terminated? (?:the )?process due to watchdog timeout"
     rb"|watchdog got stuck for \d{1,9} seconds"

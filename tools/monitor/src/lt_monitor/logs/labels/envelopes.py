@@ -105,7 +105,7 @@ def _exception(envelope: Record) -> str | None:
 
 
 def whole_lines(values: list[Any]) -> bytes | None:
-    """Join the texts of envelopes quickly if they are of one kind and hold one line each; otherwise return None."""
+    """Join the texts of envelopes quickly if they have one kind and hold a line each; otherwise return None."""
     key = text_key(values[0]) if values else None
     try:
         if key == _INNER or any(map(_has_exception, values)):

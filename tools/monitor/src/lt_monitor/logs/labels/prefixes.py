@@ -81,7 +81,7 @@ def lines_with(kinds: frozenset[int]) -> re.Pattern[bytes]:
 
 
 def names_nobody(kinds: frozenset[int]) -> bool:
-    """Whether labels of these kinds contain nothing but a time."""
+    """Return whether labels with these kinds contain only a time."""
     return all(_PATTERNS[kind].groupindex.keys() <= {"time"} for kind in kinds)
 
 

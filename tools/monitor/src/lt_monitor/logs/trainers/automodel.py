@@ -1,7 +1,7 @@
 """NeMo Automodel: steps, validation and checkpoints, as its recipes print them since 2025 and as its guides tabulate them.
 
 A line is `step N` and then `key value` between bars. Recipes and releases add, drop and respell keys, so values are read by key.
-`tps` counts the tokens of all ranks and `tps/gpu` the tokens of one rank. Releases up to August 2025, which write `mem:`, count
+`tps` counts all ranks' tokens and `tps/gpu` one rank's tokens. Releases up to August 2025, which write `mem:`, count
 only the printing rank's tokens without saying so; their `tps` stays a metric under its own name. A checkpoint's only line is
 printed before the checkpoint is written, so it means that saving has begun.
 """

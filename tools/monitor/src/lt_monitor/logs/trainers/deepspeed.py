@@ -2,7 +2,7 @@
 
 The engine prints a line with the step and the learning rate, then a line with the speed. The second line counts steps from the
 start of the process even after loading a checkpoint, so only the first line names the step; step 0 is the configuration.
-Megatron, GPT-NeoX and Hugging Face's Trainer print a line of the same step afterwards; once such a line was read, only the
+Megatron, GPT-NeoX and Hugging Face's Trainer print another line for this step afterwards; once such a line was read, only the
 trainer's lines count.
 """
 

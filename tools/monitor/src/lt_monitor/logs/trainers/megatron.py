@@ -70,7 +70,7 @@ _FLOPS = {
     b"PFLOPS": Field("tflops_per_gpu", factor=1000.0),
 }
 _FLOPS_KEY = b"approx flops per gpu"
-# The language model's loss is the first of these keys that a line has. Any other loss is a metric.
+# A line's first key in this order is the language model's loss. Any other loss is a metric.
 _LOSSES = (b"lm loss", b"loss")
 
 

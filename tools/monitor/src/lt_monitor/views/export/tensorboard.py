@@ -51,7 +51,7 @@ Curve = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def export(patterns: Sequence[str], directory: str, run_facts: RunFacts) -> list[tuple[str, str]]:
-    """Write the runs in the logs below `directory`. Return the name of each run and the directory of its event file.
+    """Write the runs in the logs below `directory`. Return the runs' names and the directories of their event files.
 
     Raises: NoInput and BadData as `run_loader.read`; CannotCreate if a directory cannot be written or has foreign event files,
     whose curves would be drawn into the same run; BadConfig for a remote directory.

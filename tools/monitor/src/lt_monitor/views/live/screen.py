@@ -1,4 +1,4 @@
-"""The screens of `watch`: all runs and the GPUs of all nodes, or one run."""
+"""The screens of `watch`: all runs and all nodes' GPUs, or one run."""
 
 import dataclasses
 import time

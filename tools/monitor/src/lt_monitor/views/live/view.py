@@ -84,7 +84,7 @@ class Node:
 
 
 def nodes_of(samples: Iterable[Record]) -> list[Node]:
-    """Reduce records of kind gpu, in order of time, to the last record of each GPU."""
+    """Reduce records of kind gpu, in order of time, to the last record per GPU."""
     latest: dict[tuple[str, str], Record] = {}
     for sample in samples:
         latest[str(sample["node"]), str(sample.get("uuid", sample.get("gpu")))] = sample

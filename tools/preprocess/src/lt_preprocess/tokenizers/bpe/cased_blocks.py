@@ -5,17 +5,9 @@ A word of letters is UPPER*LOWER+, or else UPPER+: in a run of letters it ends b
 case. Two masks, upper and lower case, show these ends. A contraction belongs to the word before it; the letters after it begin
 a new word.
 
-Masks do not decide these cases; `cased_words` decides them a character at a time, for the block that contains one:
-
-- an upper case letter after a letter without case, or after a mark: a word ends there only if no lower case follows
-- a mark that no letter precedes: it begins a word, or belongs to the characters before it
-- a slash after a line break that belongs to the word before it
-- a character outside ASCII after a contraction, which may be a mark
-- for Kimi a Chinese number, mark or symbol: it begins a Chinese word, or belongs to the characters before it; also numbers at the
-  start of the next block, because the numbers before them may have been counted wrongly
-
-It continues the last word that began before the block, and returns the start of the first word after the block. So the next
-block is exact, whatever the masks show in this block."""
+Masks do not decide a few rare cases (`_by_masks` lists them). A block that contains one is cut by `cased_words`, a character at
+a time: `_by_characters` continues the last word that began before the block, and keeps the start of the first word after it. So
+the next block is exact, whatever the masks show in this block."""
 
 from typing import Any
 
@@ -24,7 +16,7 @@ import numpy as np
 from lt_preprocess.compiler.intrinsics import leading_zeros, load8, load64, signed, store64, trailing_zeros
 from lt_preprocess.compiler.jit import inner
 from lt_preprocess.compiler.simd import BLOCK_BYTES, case_masks, character_masks
-from lt_preprocess.tokenizers.bpe import cased_words, han_words
+from lt_preprocess.tokenizers.bpe import cased_words
 from lt_preprocess.tokenizers.bpe.blocks import (
     ABSORBED_BEFORE,
     BLANKS_BEFORE,
@@ -113,6 +105,7 @@ def _with_contractions(at: int, end: int, starts: np.uint64, apostrophes: np.uin
         apostrophes &= apostrophes - ONE
         following = contraction_end(at + bit, end, 0x20) - at
         if following > bit and bit != contraction:
+            # A character outside ASCII after a contraction may be a mark, which no mask decides.
             if at + following < end and load8(at + following) >= 0x80:
                 return starts, False
             contraction = following
@@ -147,7 +140,7 @@ def word_starts_by_case(pattern: int, at: int, end: int, classes: int, state: in
 @inner
 def word_starts_by_script(pattern: int, at: int, end: int, classes: int, state: int) -> np.uint64:
     """The same for Kimi."""
-    return _word_starts(han_words.word_end, True, pattern, at, end, classes, state)
+    return _word_starts(cased_words.word_end_by_script, True, pattern, at, end, classes, state)
 
 
 @inner
@@ -222,6 +215,12 @@ def _by_masks(
         forced |= ONE << np.uint64(next_word - at) & valid
     first_absorbed = newlines & (after_others | load64(state + ABSORBED_BEFORE))
     absorbed = newlines & ~(newlines + first_absorbed)
+    # Masks do not decide these characters:
+    # - an upper case letter after a letter without case, or after a mark: a word ends there only if no lower case follows
+    # - a mark that no letter precedes: it begins a word, or belongs to the characters before it
+    # - for Kimi a Chinese number, mark or symbol: it begins a Chinese word, or belongs to the characters before it; also numbers
+    #   at the start of the next block, because the numbers before them may have been counted wrongly
+    # - a slash after a line break that belongs to the word before it
     odd = (marks & ~tails & ~after_letters) | (uppers & ~tails & after_caseless)
     odd |= unclear | (marks & forced) | (slashes & shifted(absorbed, state + ABSORBED_BEFORE))
     spaces &= ~absorbed

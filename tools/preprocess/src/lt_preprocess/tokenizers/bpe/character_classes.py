@@ -1,9 +1,9 @@
-"""The class of every Unicode code point, as the patterns of byte-level BPE tokenizers see it.
+"""Unicode character classes as the patterns of byte-level BPE tokenizers distinguish them.
 
-The patterns ask whether a character is a letter (`\\p{L}`) and of which case, a mark (`\\p{M}`), a number (`\\p{N}`), white space
-(`\\s`) or a line break. The ranges are those of Unicode 16, taken from the regular expression engine of tiktoken 0.14 by
-`generate_unicode_ranges.py`. They are kept as data, so the same text gives the same tokens under every version of Python: its own
-`unicodedata` changes, and `str.isspace` also accepts U+001C to U+001F, which `\\s` does not.
+The patterns ask whether a character is a letter (`\\p{L}`), its case, a mark (`\\p{M}`), a number (`\\p{N}`), white space
+(`\\s`) or a line break. The ranges are Unicode 16's, taken from the regular expression engine of tiktoken 0.14 by
+`generate_unicode_ranges.py`. They are kept as data, so a text gives the same tokens under every version of Python:
+`unicodedata` changes between versions, and `str.isspace` accepts U+001C to U+001F, which `\\s` does not.
 """
 
 import numpy as np
@@ -42,13 +42,13 @@ _RANGES = (
 
 
 def _code_points(ranges: str) -> list[tuple[int, int]]:
-    """First and last code point of each range in a text like "41-5A AA B5"."""
+    """Return the first and last code points of the ranges in a text like "41-5A AA B5"."""
     bounds = [text.split("-") for text in ranges.split()]
     return [(int(bound[0], 16), int(bound[-1], 16)) for bound in bounds]
 
 
 def table(pattern: int = pattern_codes.GPT2) -> npt.NDArray[np.uint8]:
-    """Return the class of each code point for a pattern, shape [0x110000]: 1.1 MB; a script touches only a few cache lines.
+    """Return the code points' classes for a pattern, shape [0x110000]: 1.1 MB; a script touches only a few cache lines.
 
     Patterns that treat marks as letters differ from the other patterns only in this: their tables have no marks.
     """

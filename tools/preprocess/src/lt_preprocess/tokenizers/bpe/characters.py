@@ -1,6 +1,6 @@
 """One character of UTF-8 text at a time, for compiled code: its width, its class, and the contractions that words are cut at.
 
-No value is looked for `in` a tuple: numba compiles a function for each length of one.
+No code searches a tuple with `in`: numba compiles a function for every length of a tuple.
 """
 
 import numpy as np

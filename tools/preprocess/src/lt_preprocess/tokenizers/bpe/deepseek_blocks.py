@@ -5,15 +5,8 @@ r"""Words of DeepSeek's pre-tokenizer, which splits text three times, a block of
     \s*[\r\n]+ | \s+(?!\S) | \s+
 
 For a later split, a piece that an earlier split cut out is the end of the text: all white space before a number is one word.
-The words, as runs of characters of one class (letters and marks L, numbers N, ideographs I, punctuation and symbols P, white
-space S, others O: control characters and unassigned code points):
-
-- A run of L is a word, with the one S (no line break) or O before it. Numbers are cut after three digits. A run of I is a word.
-- A run of P is a word with a blank before and the line breaks after it. But an ASCII P that starts a word and an ASCII letter
-  after it are a word with the ASCII letters that follow; if other letters follow these, they are the next word.
-- Of the rest of a run of S, a word ends after the last line break, and the last character stands alone unless it belongs to the
-  following word, or N, I or the end of the text follows.
-- A run of O is a word, which no alternative matches; but its last character belongs to the L that follows.
+Words are runs of characters of one class: letters and marks, numbers, ideographs, punctuation and symbols, white space, others
+(control characters and unassigned code points). Numbers are cut after three digits, and a run of ideographs is a word.
 
 No mask needs more than the character after the block. A character at a time this took twice as long as the rest of the encoding.
 """
@@ -133,7 +126,10 @@ def word_starts_in_three_splits(pattern: int, at: int, end: int, classes: int, s
         stands_alone_next = ZERO if _splits_off(kind) else ONE
         next_is_indent = ONE if kind == SPACE else ZERO
         next_is_letter = ONE if kind == LETTER else ZERO
+    # Of the white space that no word before it includes, a word ends after the last line break. The last character stands alone
+    # unless it belongs to the following word, or a number, an ideograph or the end of the text follows.
     lasts |= ascii_spaces & ((letters | punctuation | others) >> ONE | stands_alone_next << LAST)
+    # A run of others is a word, which no alternative matches; but its last character belongs to the letters that follow.
     prefixes |= ascii_others & (letters >> ONE | next_is_letter << LAST)
     forced = load64(state + STARTS) & valid
     store64(state + STARTS, ZERO)
@@ -142,18 +138,22 @@ def word_starts_in_three_splits(pattern: int, at: int, end: int, classes: int, s
     after_blanks = shifted(blanks, state + BLANKS_BEFORE)
     after_punctuation = shifted(punctuation, state + _PUNCTUATION_BEFORE)
     after_others = shifted(others, state + OTHERS_BEFORE)
+    # A run of punctuation is a word with a blank before and the line breaks after it.
     first_absorbed = newlines & (after_punctuation | load64(state + ABSORBED_BEFORE))
     absorbed = newlines & ~(newlines + first_absorbed)
     store64(state + ABSORBED_BEFORE, absorbed >> LAST)
     spaces &= ~absorbed
     indents = spaces & ~newlines
     openers = punctuation & ~after_punctuation & ~after_blanks
+    # ASCII punctuation that starts a word and an ASCII letter after it are a word with the ASCII letters that follow; if other
+    # letters follow these, they are the next word.
     first_attached = ascii_letters & (
         shifted(openers & ascii_punctuation, state + OPENERS_BEFORE) | load64(state + _ATTACHED_BEFORE)
     )
     attached = ascii_letters & ~(ascii_letters + first_attached)
     after_attached = shifted(attached, state + _ATTACHED_BEFORE)
     starts = (spaces & ~shifted(spaces, state + SPACES_BEFORE)) | (lasts & ~newlines) | openers
+    # A run of letters is a word, with the one space (no line break) or other character before it.
     starts |= letters & ~after_letters & ~shifted(indents, state + INDENTS_BEFORE) & ~after_others & ~first_attached
     starts |= letters & ~ascii_letters & ~tails & after_attached
     starts |= (others & ~after_others) | prefixes

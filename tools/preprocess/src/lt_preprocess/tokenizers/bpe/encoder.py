@@ -81,9 +81,9 @@ class VocabularyTables:
 
 
 class ThreadBuffers(NamedTuple):
-    """The addresses of one thread's word cache and buffers. `queue` holds QUEUED_WORDS words and one more.
+    """The addresses of a thread's word cache and buffers. `queue` holds QUEUED_WORDS + 1 words.
 
-    With `whole_texts` each text is a word.
+    With `whole_texts` every text is a word.
     """
 
     words: WordCache

@@ -1,12 +1,12 @@
 """Byte-pair merging of one word, compiled: the lowest rank first, the leftmost of equals, until no pair merges.
 
-A word of up to SCANNED_BYTES bytes has an array of the ranks of its neighbouring pairs: vector instructions find the smallest
-and shift what follows. Longer words use a heap over a linked list: n log n, not n squared.
+A word of up to SCANNED_BYTES bytes has an array with the ranks of neighbouring pairs: vector instructions find the smallest rank
+and shift the array's tail. Longer words use a heap over a linked list: n log n, not n squared.
 
-Look-ups: the ranks of all pairs of bytes are an array. Other pairs are packed with their rank into eight bytes, eight pairs to
-a bucket of one cache line that one vector instruction compares. Four of five pairs that are looked up do not merge: a Bloom
-filter with one hash, small enough for the L2 cache, sends most of these to one empty bucket instead of a line of the large
-table. Neither needs a branch, which the processor could not predict. For Llama 3's 280,147 pairs and the English words that miss
+Look-ups: the ranks of byte pairs are an array. Other pairs are packed with their rank into eight bytes, eight pairs to a bucket;
+a bucket is a cache line, which one vector instruction compares. Four in five looked-up pairs do not merge: a Bloom filter with
+one hash, small enough for the L2 cache, sends most of them to one empty bucket instead of a line in the large table. Neither
+needs a branch, which the processor could not predict. For Llama 3's 280,147 pairs and the English words that miss
 the word cache, a word takes 1.2 us with a table alone, 0.7 us with the filter and half the table."""
 
 from typing import NamedTuple
@@ -63,7 +63,7 @@ class MergeTables(NamedTuple):
     """The merges of a vocabulary, with their arrays.
 
     `byte_ids` int32 [256]; `byte_pairs` uint32 [65536], rank or all ones; `pairs` uint64 [8 * buckets + 8], left id, right id and
-    rank, or all ones, with an empty bucket at the end; `pair_filter` uint64, a bit for the hash of each pair; `merged_ids` int32
+    rank, or all ones, with an empty bucket at the end; `pair_filter` uint64, one bit per pair's hash; `merged_ids` int32
     [ranks], the id that a merge of this rank makes; `id_minus_rank` is the difference if it is the same for every merge, else -1.
     """
 

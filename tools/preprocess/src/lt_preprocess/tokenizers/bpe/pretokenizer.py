@@ -1,35 +1,23 @@
 r"""Split UTF-8 text into the words within which byte pairs are merged, as the regular expressions of GPT-2 and Llama 3 do.
 
-GPT-2:    's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-Llama 3:  (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|
-          \s*[\r\n]+|\s+(?!\S)|\s+
-Qwen 2:   Llama 3's with \p{N} for \p{N}{1,3}
-Qwen 3.5: Qwen 2's with [\p{L}\p{M}] for \p{L}, which is the same code over other character classes
-cl100k:   Llama 3's, but for the white space at the end of a text; see `final_white_space`
-Tekken, o200k and Kimi cut between cases too; see `cased_blocks`. DeepSeek splits three times; see `deepseek_blocks`. StarCoder's
-words are cut a character at a time; see `split_sequences`.
+GPT-2:     's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+Llama 3:   (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|
+           \s*[\r\n]+|\s+(?!\S)|\s+
+Qwen 2:    Llama 3's with \p{N} for \p{N}{1,3}
+Qwen 3.5:  Qwen 2's with [\p{L}\p{M}] for \p{L}: the code for Qwen 2 with another table of character classes
+cl100k:    Llama 3's, but for the white space at the end of a text; see `byte_level`
+StarCoder: \p{N}, then GPT-2's pattern on the text between the numbers
+Tekken, o200k and Kimi cut between cases too; see `cased_blocks`. DeepSeek splits three times; see `deepseek_blocks`.
 
-The text is read in blocks of 64 bytes. Vector compares give a bit mask for each class of characters, and some sixty operations
-on these masks give the bytes at which words start, without a branch for each word: a regular expression engine, and a loop over
-characters too, spends most of its time on branches that the processor cannot predict. Only what is rare is done character by
-character: what is outside ASCII, contractions, long numbers, indentation. English takes 0.4 ns a byte this way; a loop over
-characters took 5.
-
-The words of each pattern, as runs of characters of one class (letters L, numbers N, white space S, others O):
-
-- GPT-2: a run of L, N or O is a word, together with a blank before it. Of a run of S, the last character stands alone unless it
-  is such a blank or the text ends.
-- Llama 3: a run of L is a word, with the one S (no line break) or single O before it. Numbers are cut after three digits. A run
-  of O is a word with a blank before and the line breaks after it. Of the rest of a run of S, a word ends after the last line
-  break, and the last character stands alone unless it belongs to the following word or the text ends.
-- A contraction is a word where an apostrophe starts one."""
+The text is read in blocks of 64 bytes. Vector compares give one bit mask per character class, and some sixty operations on these
+masks give the bytes at which words start. Only rare text is read character by character: text outside ASCII, contractions, long
+numbers, indentation. English takes 0.4 ns per byte this way; a loop over characters took 5."""
 
 import numpy as np
 
 from lt_preprocess.compiler.intrinsics import load8, load64, signed, store64, trailing_zeros
 from lt_preprocess.compiler.jit import inner
 from lt_preprocess.compiler.simd import BLOCK_BYTES, character_masks
-from lt_preprocess.tokenizers.bpe import split_sequences
 from lt_preprocess.tokenizers.bpe.blocks import (
     ABSORBED_BEFORE,
     BLANKS_BEFORE,
@@ -53,10 +41,12 @@ from lt_preprocess.tokenizers.bpe.blocks import (
 from lt_preprocess.tokenizers.bpe.blocks import STATE_SIZE as STATE_SIZE
 from lt_preprocess.tokenizers.bpe.cased_blocks import word_starts_by_case as word_starts_by_case
 from lt_preprocess.tokenizers.bpe.cased_blocks import word_starts_by_script as word_starts_by_script
-from lt_preprocess.tokenizers.bpe.character_classes import LETTER, NUMBER, SPACE
+from lt_preprocess.tokenizers.bpe.character_classes import LETTER, NEWLINE, NUMBER, SPACE
 from lt_preprocess.tokenizers.bpe.characters import class_at, contraction_end, is_white_space, width
 from lt_preprocess.tokenizers.bpe.deepseek_blocks import word_starts_in_three_splits as word_starts_in_three_splits
 from lt_preprocess.tokenizers.pattern_codes import GPT2, QWEN2
+
+_BLANK, _APOSTROPHE = ord(" "), ord("'")
 
 
 @inner
@@ -93,7 +83,7 @@ def _wide_characters(
 
 @inner
 def _with_contractions(at: int, end: int, starts: np.uint64, apostrophes: np.uint64, lower: int, state: int) -> np.uint64:
-    """Let a word start after a contraction, not within it."""
+    """Let a word start after a contraction, not within it. An apostrophe that starts a word begins a contraction."""
     while apostrophes:
         bit = trailing_zeros(apostrophes)
         apostrophes &= apostrophes - ONE
@@ -148,11 +138,19 @@ def word_starts(pattern: int, at: int, end: int, classes: int, state: int) -> np
     after_numbers = shifted(numbers, state + NUMBERS_BEFORE)
     after_blanks = shifted(blanks, state + BLANKS_BEFORE)
     after_others = shifted(others, state + OTHERS_BEFORE)
+    # No branch per word: a regular expression engine, like a loop over characters, spends most of its time on branches that the
+    # processor cannot predict.
     if pattern == GPT2:
+        # A run of letters, numbers or others is a word, together with a blank before it. Of a run of white space, the last
+        # character stands alone unless it is such a blank or the text ends.
         runs = (letters & ~after_letters) | (numbers & ~after_numbers) | (others & ~after_others)
         starts = (spaces & ~shifted(spaces, state + SPACES_BEFORE)) | lasts | (runs & ~after_blanks)
         starts = (starts & ~forbidden) | forced
         return _with_contractions(at, end, starts, apostrophes & starts, 0, state) & valid
+    # Llama 3: a run of letters is a word, with the one space (no line break) or single other character before it. Numbers are cut
+    # after three digits. A run of others is a word with a blank before and the line breaks after it. Of the remaining white
+    # space, a word ends after the last line break, and the last character stands alone unless it belongs to the following word
+    # or the text ends.
     first_absorbed = newlines & (after_others | load64(state + ABSORBED_BEFORE))
     absorbed = newlines & ~(newlines + first_absorbed)
     store64(state + ABSORBED_BEFORE, absorbed >> LAST)
@@ -178,6 +176,44 @@ def word_starts(pattern: int, at: int, end: int, classes: int, state: int) -> np
 
 
 @inner
+def _white_space_end(start: int, end: int, classes: int) -> int:
+    """The end of a run of white space. GPT-2's pattern treats line breaks as white space."""
+    at, last = start, start
+    while at < end and is_white_space(at, classes):
+        last = at
+        at += width(load8(at))
+    # To the second split, a piece between numbers is a whole text: all white space before a number is one word, as at the end of
+    # a text.
+    return at if at == end or last == start or class_at(at, classes) == NUMBER else last
+
+
+@inner
+def _starcoder_word_end(start: int, end: int, classes: int) -> int:
+    """The address at which the word that starts at `start` ends; more than `start` and at most `end`."""
+    kind = class_at(start, classes)
+    second = start + width(load8(start))
+    if kind == NUMBER:
+        return second
+    if load8(start) == _APOSTROPHE:
+        stop = contraction_end(start, end, 0)
+        if stop > start:
+            return stop
+    at = start
+    if load8(start) == _BLANK and second < end:
+        kind = class_at(second, classes)
+        at = second
+    if NUMBER <= kind <= NEWLINE:
+        return _white_space_end(start, end, classes)
+    if kind >= LETTER:
+        while at < end and class_at(at, classes) >= LETTER:
+            at += width(load8(at))
+        return at
+    while at < end and class_at(at, classes) < NUMBER:
+        at += width(load8(at))
+    return at
+
+
+@inner
 def word_starts_in_two_splits(pattern: int, at: int, end: int, classes: int, state: int) -> np.uint64:
     """`word_starts` for StarCoder."""
     word = signed(load64(state + NEXT_WORD))
@@ -186,6 +222,6 @@ def word_starts_in_two_splits(pattern: int, at: int, end: int, classes: int, sta
     starts = ZERO
     while word < min(at + BLOCK_BYTES, end):
         starts |= ONE << np.uint64(word - at)
-        word = split_sequences.starcoder_word_end(word, end, classes)
+        word = _starcoder_word_end(word, end, classes)
     store64(state + NEXT_WORD, np.uint64(word))
     return starts

@@ -88,7 +88,7 @@ def word_key(cache: WordCache, start: int, size: int) -> tuple[np.uint64, np.uin
 
 @inner
 def _last_mask(size: int) -> np.uint64:
-    """The mask of the word's bytes in the last eight bytes that are loaded of it."""
+    """Return the mask of the word's bytes within its last eight loaded bytes."""
     return _ALL >> np.uint64(-8 * size & 63)
 
 
@@ -101,9 +101,9 @@ def word_set(cache: WordCache, low: np.uint64, high: np.uint64) -> int:
 
 @inner
 def find_word(cache: WordCache, set_address: int, low: np.uint64, high: np.uint64, start: int, size: int, output: int) -> int:
-    """Look a word up in the set at `set_address`, and write its ids to `output`; returns their number, 0 when it is not there.
+    """Look a word up in the set at `set_address`, and write its ids to `output`; return their number, 0 if the word is missing.
 
-    Up to WORD_IDS ids after those of the word may be overwritten.
+    Up to WORD_IDS ids behind the word's ids may be overwritten.
     """
     first = (load64(set_address) ^ low) | ((load64(set_address + 8) ^ high) & _KEY)
     second = (load64(set_address + 32) ^ low) | ((load64(set_address + 40) ^ high) & _KEY)

@@ -1,1 +1,1 @@
-"""The files that tokenizers come in: a vocabulary, merges and a split pattern out of each kind."""
+"""Tokenizer files: every format is read into a vocabulary, merges and a split pattern."""

@@ -1,9 +1,9 @@
 """`tokenizer.json` files that were made from SentencePiece models: BPE of characters, with bytes for those without a token.
 
-Llama 2, Mistral, Phi-3 and Gemma have such files. What must hold: spaces are written as U+2581, by a normalizer or a Metaspace
-pre-tokenizer, and nothing else cuts or changes text; a token for that character and for each byte that text can have; no merge of
-bytes; a decoder that undoes this. Two spellings put a space before texts: a Prepend (before all of them, also before a space),
-and Metaspace (not before a space, and with the scheme `first` only at the start of a document).
+Llama 2, Mistral, Phi-3 and Gemma have such files. Conditions: spaces are written as U+2581, by a normalizer or a Metaspace
+pre-tokenizer, and nothing else cuts or changes text; U+2581 and every byte that text can have are tokens; no merge joins bytes;
+the decoder undoes this. Two spellings put a space before texts: a Prepend (before every text, also before a space), and Metaspace
+(not before a space, and with the scheme `first` only at the start of a document).
 """
 
 from collections.abc import Sequence

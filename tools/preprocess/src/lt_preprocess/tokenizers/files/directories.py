@@ -1,9 +1,9 @@
-"""A tokenizer is its directory: what the files beside the main one add to it, written out as one `tokenizer.json`.
+"""A tokenizer is its directory: merge the main file and the files beside it into one `tokenizer.json`.
 
-The files mean what AutoTokenizer of transformers 5 makes of them. Added tokens that the main file does not list follow its
-highest id; a token whose stated id is another is refused. `add_prefix_space` puts a space before texts. A SentencePiece model
-becomes merges of characters, with U+2581 before texts (`legacy` says whether also after added tokens), as LlamaTokenizer has
-it. What is not honoured is refused, and the refusal says how transformers makes a tokenizer.json of the directory.
+The files have the meaning that AutoTokenizer of transformers 5 gives them. Added tokens that the main file does not list follow
+its highest id; a token with another stated id is refused. `add_prefix_space` puts a space before texts. A SentencePiece model
+becomes merges of characters, with U+2581 before texts (`legacy` decides whether also after added tokens), as in LlamaTokenizer.
+Any other setting is refused, and the refusal says how transformers makes a tokenizer.json of the directory.
 """
 
 import dataclasses
@@ -52,9 +52,9 @@ _BYTE_CLASSES = frozenset(["ByT5Tokenizer", "MyT5Tokenizer", "CanineTokenizer", 
 
 
 def additions(files: TokenizerFiles) -> dict[str, Any] | None:
-    """The directory as one tokenizer.json, where the main file does not say all; None where it does.
+    """Return the directory as one tokenizer.json, or None if the main file is complete.
 
-    Raises BadData for a directory that means what is not known here.
+    Raises BadData for settings that are not known here.
     """
     config = files.configuration()
     if files.kind == "gpt2":

@@ -45,7 +45,7 @@ def merge_table(pairs: Sequence[Sequence[str]], ranks: Sequence[int], ids: dict[
 
 
 def byte_ids(ids: dict[str, int]) -> npt.NDArray[np.int32]:
-    """The id of each byte, int32 [256]; 0 for bytes that have none, which must not occur in text."""
+    """Return the bytes' ids, int32 [256]; 0 for bytes without an id, which must not occur in text."""
     return np.array([ids.get(symbol, 0) for symbol in SYMBOL_OF_BYTE], np.int32)
 
 

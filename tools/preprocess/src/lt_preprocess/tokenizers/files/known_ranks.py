@@ -26,7 +26,7 @@ class Model(NamedTuple):
 
 
 def sha256(ranks: Mapping[bytes, int]) -> str:
-    """The hash of the file in which each line has a token and its rank, in the order of the ranks."""
+    """Return the hash of a file with one line per token and rank, in the order of the ranks."""
     lines = (b"%s %d\n" % (base64.b64encode(token), rank) for token, rank in sorted(ranks.items(), key=lambda item: item[1]))
     return hashlib.sha256(b"".join(lines)).hexdigest()
 

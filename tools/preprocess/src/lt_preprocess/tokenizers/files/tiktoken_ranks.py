@@ -1,8 +1,8 @@
 """Files that list ranks: Tekken's, and tiktoken's lines of a base64 token and its rank, which is its id.
 
-A tiktoken file does not say how text is cut into pieces, nor what the special tokens are called. The Python code beside it says
-the first (`pattern_source`) and `tokenizer_config.json` the second (`added_tokens_decoder`). Without them both are known of files
-whose content is (`known_ranks`). The number of ranks decides nothing: other tokenizers have 128,000, too.
+A tiktoken file has neither the split pattern nor the special tokens. The Python code beside it has the pattern
+(`pattern_source`), `tokenizer_config.json` the special tokens (`added_tokens_decoder`). Without these files, both are known for
+ranks with a known hash (`known_ranks`). The number of ranks decides nothing: several tokenizers have 128,000.
 """
 
 import binascii
@@ -23,7 +23,7 @@ _RESERVED_BY_KIMI = 256
 
 
 def read(files: TokenizerFiles) -> Vocabulary:
-    """Raises BadData for a malformed file, and when nothing says how text is cut or what the special tokens are."""
+    """Raises BadData for a malformed file, and if the split pattern or the special tokens are unknown."""
     ranks = read_ranks(files.files[0])
     model = known_ranks.find(ranks, files.files[0].name)
     sources = [source.read_text(encoding="utf-8", errors="replace") for source in files.files[1:]]

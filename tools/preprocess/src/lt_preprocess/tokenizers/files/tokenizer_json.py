@@ -1,10 +1,9 @@
 """Hugging Face's `tokenizer.json`, as far as its model is BPE that a compiled encoder covers.
 
-Here is byte-level BPE; a file with byte fallback (Llama 2, Gemma, Phi-3) is for `byte_fallback`. What must hold: a BPE model with
-a token for each byte that text can have and without drop-out, prefixes and suffixes; no normalizer or NFC; GPT-2's pre-tokenizer,
-or a regular expression or a sequence of them that is known; added tokens that are matched as they are written. Everything else in
-the file (post-processor, decoder, truncation, padding) does not change ids here. A file that differs is not wrong: its own
-library encodes it.
+This module reads byte-level BPE; `byte_fallback` reads files with byte fallback (Llama 2, Gemma, Phi-3). Conditions: a BPE model
+with a token for every byte that text can have, without drop-out, prefixes and suffixes; no normalizer, or NFC; GPT-2's
+pre-tokenizer, or a known regular expression or sequence of expressions; added tokens that match literally. The rest of the file
+(post-processor, decoder, truncation, padding) does not change ids here. The tokenizers library encodes files that differ.
 """
 
 from collections.abc import Sequence

@@ -28,11 +28,11 @@ class ByteFallbackBpe(Tokenizer):
 
     def new_encoder(self) -> Encoder:
         """Call from one thread: the first call builds the tables and compiles, and tells the user when that takes time."""
-        from lt_preprocess.tokenizers.sentencepiece import piece_encoder, table_cache
+        from lt_preprocess.tokenizers.sentencepiece import piece_encoder, piece_tables
 
         is_first = self._tables is None
         if self._tables is None:
-            self._tables = table_cache.of_merges(self._vocabulary)
+            self._tables = piece_tables.of_merges(self._vocabulary)
         encoder = piece_encoder.ByteFallbackEncoder(self._tables, self._vocabulary.space_prefix)
         if is_first:
             piece_encoder.compile_for(encoder)
@@ -46,7 +46,7 @@ class ByteFallbackBpe(Tokenizer):
         return text.removeprefix(b" ") if self._vocabulary.strips_prefix else text
 
     def _surface(self, number: int) -> bytes:
-        """What a token stands for in text."""
+        """Return the text of a token, as bytes."""
         if number in self._bytes:
             return self._bytes[number]
         content = self._added.get(number) or self._vocabulary.tokens[number]

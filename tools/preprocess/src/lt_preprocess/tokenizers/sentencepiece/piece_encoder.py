@@ -160,7 +160,7 @@ def _squeeze(data: Bytes, offsets: Integers, squeezed: Bytes, squeezed_offsets: 
 
 @kernel
 def _fuse_unknown(ids: Ids, lengths: Integers, unknown: int) -> int:
-    """Keep one id of each run of unknown characters in a text; return the number of ids that remain."""
+    """Keep one id per run of unknown characters in a text; return the number of remaining ids."""
     at = count = 0
     for text in range(len(lengths)):
         end, before = at + lengths[text], count

@@ -1,10 +1,9 @@
 """SentencePiece BPE: the same ids as sentencepiece's `EncodeAsIds`, from compiled code.
 
-Control symbols are not known to the encoder: `</s>` in a text is four ordinary characters. U+2581 in a text is a space, as in
-sentencepiece. `recognise` refuses, for the library to encode: models that are not BPE, that normalize characters (nmt_nfkc and
-others), do not write spaces as U+2581, put white space at the end of words, or have unused pieces (sentencepiece takes those
-apart again by what it saw last in the whole sentence, so no part of a text could be encoded alone), and models of which two
-pieces have the same text.
+The encoder does not know control symbols: `</s>` in a text is four ordinary characters. U+2581 in a text is a space, as in
+sentencepiece. `recognise` leaves some models to the library: models that are not BPE, that normalize characters (nmt_nfkc and
+others), do not write spaces as U+2581, put white space at the end of words, have unused pieces (sentencepiece splits these again
+by the last such merge in the whole sentence, so no part of a text could be encoded alone), or have two pieces with equal text.
 """
 
 import math
@@ -82,7 +81,7 @@ class SentencePieceBpe(Tokenizer):
 
 
 def _surface(model: SentencePieceModel, number: int) -> bytes:
-    """What a piece stands for in text."""
+    """Return the text of a piece, as bytes."""
     piece = model.pieces[number]
     if piece.type == CONTROL:
         return b""

@@ -35,8 +35,8 @@ SHARDS = ".distcp"
 class LocalCopies:
     """The local checkpoints of a run. All ranks construct it together and call its methods together.
 
-    `failure` is the reason why a node's disk cannot be used; the run then starts from SAVE. `is_told` is set when the failure and
-    its cost have been logged.
+    `failure` is the reason why a node's disk cannot be used; the run then starts from SAVE. `is_logged` is set when the failure
+    and its cost have been logged.
     """
 
     def __init__(self, settings: Checkpointing, timeout_seconds: float, device: torch.device):
@@ -46,8 +46,8 @@ class LocalCopies:
         self.nodes: Nodes | None = None
         self.exchange: Exchange | None = None
         self._timeout_seconds = 2 * timeout_seconds
-        self.failure, self.is_told = self._open(), False
-        self.identity = Identity.agreed(settings)
+        self.failure, self.is_logged = self._open(), False
+        self.identity = Identity.read_or_create(settings)
         self._set: LocalSet | None = None
 
     def _open(self) -> str | None:
@@ -89,7 +89,7 @@ class LocalCopies:
         """The local checkpoint that the run starts from."""
         return None if self._set is None else checkpoint_layout.iteration_directory(self.directory, self._set.iteration)
 
-    def starting(self, config: RunConfig) -> RunConfig:
+    def choose_start(self, config: RunConfig) -> RunConfig:
         """Return `config` with the local checkpoint to start from, or unchanged if SAVE has a newer checkpoint.
 
         Raises BadConfig if the local checkpoint has another model.
@@ -97,7 +97,7 @@ class LocalCopies:
         start, shared, last = config.checkpointing.start, resumed_iteration(config.checkpointing), config.batches.train_iters
         local_set = self._set = self._newest(shared, last, config.checkpointing.verify)
         if local_set is None:
-            self._go_back(shared, last, start)
+            self._report_lost_steps(shared, last, start)
             return config
         checkpoint = checkpoint_layout.iteration_directory(self.directory, local_set.iteration)
         config = config.starting_at(str(checkpoint), continues=True)
@@ -107,7 +107,7 @@ class LocalCopies:
         return config
 
     @contextlib.contextmanager
-    def supplied(self) -> Iterator[None]:
+    def fetching_missing_files(self) -> Iterator[None]:
         """Within the context, fetch the files that torch's reader opens and this node lacks from other nodes."""
         local_set = self._set
         if local_set is None or self.exchange is None:
@@ -115,25 +115,27 @@ class LocalCopies:
             return
         original = FileSystemReader.read_data
 
+        # torch calls `read_data` when the plan is known, which lists the files that this rank opens.
         def read_data(reader: Any, plan: Any, planner: Any) -> Any:
             self._fetch(local_set, {str(reader.storage_data[item.storage_index].relative_path) for item in plan.items})
             return original(reader, plan, planner)
 
-        with dcp_filesystem.reading_data_by(read_data):
+        with dcp_filesystem.read_data_by(read_data):
             yield
 
-    def forget_others(self) -> None:
-        """Delete all sets except the set that the run started from. Call it when the state is in memory."""
+    def delete_other_sets(self) -> None:
+        """Delete every set except the set that the run started from. Call it when the state is in memory."""
         if self.is_leader:
             self._delete(but=self.identity.directory)
             with contextlib.suppress(OSError):
                 for path in self.directory.iterdir():
                     if path != self.start:
                         shutil.rmtree(path, ignore_errors=True)
+        # A barrier: the sets are deleted on every node before the record is written.
         agreement.reduce_maximum(0, self.device)
         self._record(self.identity.iteration)
 
-    def saved(self, iteration: int) -> None:
+    def record_complete(self, iteration: int) -> None:
         """Record that the set of `iteration` is complete. The set counts even if SAVE has no room for the record."""
         with contextlib.suppress(OSError, ToolError):
             self._record(iteration)
@@ -165,8 +167,8 @@ class LocalCopies:
         return self.nodes is None or self.nodes.is_leader
 
     @property
-    def found_nodes(self) -> Nodes:
-        """The nodes. Valid after `prepare` has succeeded."""
+    def ring(self) -> Nodes:
+        """The nodes in their order in the ring. Valid after `prepare` has succeeded."""
         assert self.nodes is not None
         return self.nodes
 
@@ -174,25 +176,25 @@ class LocalCopies:
         """Find the newest set that counts, and complete its small files on every node."""
         if self.failure:
             return None
-        local_set = holdings.newest_complete(self.directory, self.found_nodes, self.device, shared, last, verify)
+        local_set = holdings.newest_complete(self.directory, self.ring, self.device, shared, last, verify)
         if local_set is None:
             return None
         self.failure = self._make_directory() or self._complete_small_files(local_set)
         return None if self.failure else local_set
 
-    def _go_back(self, shared: int, last: int, start: str | None) -> None:
-        """Log the lost steps when no newer set is complete, and invalidate all present sets."""
+    def _report_lost_steps(self, shared: int, last: int, start: str | None) -> None:
+        """Log the lost steps if no newer set is complete, and invalidate all present sets."""
         newest = self.identity.iteration
         if newest is not None and shared < newest < last:
-            self.is_told = self.failure is not None
+            self.is_logged = self.failure is not None
             why = f"cannot be used, {self.failure}" if self.failure else "are on no node any more, or not all of them"
             if self.is_first:
                 since, lost = start or "the beginning", newest - shared
                 warn(f"the local copies of iteration {newest} {why}: the run continues from {since}, and {lost} step(s) are lost")
-        self._let_none_count()
+        self._invalidate_sets()
         self.failure = self.failure or self._make_directory()
 
-    def _let_none_count(self) -> None:
+    def _invalidate_sets(self) -> None:
         self.identity = dataclasses.replace(self.identity, generation=self.identity.generation + 1, iteration=None)
         if self.is_first:
             self.identity.write(self.settings)
@@ -201,31 +203,31 @@ class LocalCopies:
         transfers = []
         for name in sorted(name for name in local_set.files if not name.endswith(SHARDS)):
             holders = local_set.holders[name]
-            lacking = [node for node in range(len(self.found_nodes)) if node not in holders]
-            transfers += [self._transfer(local_set, name, self.found_nodes.ranks[node][0]) for node in lacking]
+            lacking = [node for node in range(len(self.ring)) if node not in holders]
+            transfers += [self._transfer(local_set, name, self.ring.ranks[node][0]) for node in lacking]
             holders += lacking
         return self._run(local_set, transfers)
 
     def _fetch(self, local_set: LocalSet, names: set[str]) -> None:
-        """Fetch the files that each node's ranks name. Raise IoFailure on all ranks if one rank cannot read or write."""
-        lacking = sorted(name for name in names if self.found_nodes.own not in local_set.holders.get(name, []))
+        """Fetch the files that each node's ranks name. Raise IoFailure on all ranks if any rank cannot read or write."""
+        lacking = sorted(name for name in names if self.ring.local_node not in local_set.holders.get(name, []))
         requested_by_rank = agreement.gather_after_collective(lacking, self.device)
         transfers = []
-        for node, ranks in enumerate(self.found_nodes.ranks):
+        for node, ranks in enumerate(self.ring.ranks):
             requested_names = sorted({name for rank in ranks for name in requested_by_rank[rank] if name in local_set.files})
             for number, name in enumerate(requested_names):
                 transfers.append(self._transfer(local_set, name, ranks[number % len(ranks)]))
                 local_set.holders[name].append(node)
         if problem := self._run(local_set, transfers):
             # Loading has changed the model in part, so the next start must be from SAVE.
-            self._let_none_count()
+            self._invalidate_sets()
             hint = "run the same command again: it starts from SAVE"
             raise IoFailure(f"a local copy could not be brought to another node: {problem}", hint)
 
     def _transfer(self, local_set: LocalSet, name: str, target: int) -> Transfer:
         """Choose a source among the nodes that hold the file; their ranks take turns."""
         number, holders = sum(name.encode()) + target, local_set.holders[name]
-        ranks = self.found_nodes.ranks[holders[number % len(holders)]]
+        ranks = self.ring.ranks[holders[number % len(holders)]]
         return Transfer(ranks[number % len(ranks)], target, name, local_set.files[name])
 
     def _run(self, local_set: LocalSet, transfers: list[Transfer]) -> str | None:

@@ -25,7 +25,7 @@ UNREADABLE = -1
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-    """Send the file `name` from rank `source` to rank `target`, which writes it."""
+    """Send the file `name` from rank `source` to rank `target`."""
 
     source: int
     target: int
@@ -37,7 +37,7 @@ class Exchange:
     """The gloo group of the transfers. All ranks construct it together."""
 
     def __init__(self, timeout_seconds: float):
-        with rendezvous.connecting_when_used():
+        with rendezvous.connect_when_used():
             timeout = datetime.timedelta(seconds=timeout_seconds)
             self._group = torch.distributed.new_group(backend=device.BACKENDS[device.CPU], timeout=timeout)
 
@@ -49,7 +49,8 @@ class Exchange:
         """
         rank, problems = torch.distributed.get_rank(), list[str]()
         sending = Beside(self._send_all, [transfer for transfer in transfers if transfer.source == rank], held, problems)
-        # If this raises, no rank may receive what the thread sends: do not join the thread, it ends with the group.
+        # If receiving raises, perhaps no rank receives from the sending thread any more. So do not join it; it ends with the
+        # group.
         self._receive_all([transfer for transfer in transfers if transfer.target == rank], into, problems)
         sending.result()
         return problems[0] if problems else None
@@ -67,7 +68,10 @@ class Exchange:
             torch.distributed.send(torch.tensor([checksum]), transfer.target, self._group)
 
     def _send(self, transfer: Transfer, file: Any, buffer: torch.Tensor) -> int:
-        """Send the file, or without one as many arbitrary bytes; return the CRC-32. Raise OSError before any byte is sent."""
+        """Send the file and return its CRC-32. Without a file, send as many arbitrary bytes, because the other rank expects them.
+
+        Raises OSError only before any byte is sent.
+        """
         checksum = 0 if file else UNREADABLE
         if file and os.fstat(file.fileno()).st_size != transfer.size_bytes:
             raise OSError(0, "has another size than before")
@@ -94,12 +98,14 @@ class Exchange:
             file = partial.open("wb", buffering=0)
         except OSError as error:
             file, problem = None, f"{partial}: {error.strerror}"
+        # Receive every part even after a failure: the source does not know of it and sends the whole file.
         for part in _parts(transfer, buffer):
             torch.distributed.recv(part, transfer.source, self._group)
             content = _content(part)
             checksum = checksums.crc32(content, checksum)
             problem = problem or _write(file, content)
         sent = torch.tensor([0])
+        # UNREADABLE is no CRC-32, so it never matches.
         torch.distributed.recv(sent, transfer.source, self._group)
         if problem is None and sent.item() != checksum:
             problem = f"{transfer.name}: rank {transfer.source} could not read it"
@@ -166,6 +172,7 @@ def _finish(file: Any, partial: Path, target: Path, problem: str | None) -> str 
     try:
         if file:
             with file:
+                # The file counts as soon as it has its name, so its bytes must be on disk before.
                 os.fsync(file.fileno())
         if problem is None:
             partial.rename(target)

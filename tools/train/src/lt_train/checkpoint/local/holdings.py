@@ -1,6 +1,6 @@
 """Find out which local checkpoints the nodes hold, and which sets are complete.
 
-A set is the files of one checkpoint on all nodes, identified by the iteration and by the digest of `checksums.json`.
+A set is the files of a checkpoint on all nodes, identified by the iteration and by the digest of `checksums.json`.
 `checksums.json` has the checksum of every object, so files of different attempts belong to different sets. It also names all
 files of the set. Each rank compares a part of its node's files with these checksums. A damaged file counts as missing, and its
 second copy is used.
@@ -39,11 +39,12 @@ def newest_complete(
     directory: Path, nodes: Nodes, device: torch.device, later_than: int, earlier_than: int, verify: bool
 ) -> LocalSet | None:
     """Find the newest complete set between two iterations. All ranks call it and get the same set."""
-    local_sets = _own_sets(directory, later_than, earlier_than) if nodes.is_leader else []
+    local_sets = _local_sets(directory, later_than, earlier_than) if nodes.is_leader else []
     sets_by_rank = agreement.gather_after_collective(local_sets, device)
     all_sets = {(iteration, digest) for local_set in sets_by_rank for iteration, digest in local_set}
+    # All ranks inspect the sets in the same order, because the inspection is collective.
     for iteration, digest in sorted(all_sets, reverse=True):
-        local_set = _inspected(
+        local_set = _inspect_set(
             checkpoint_layout.iteration_directory(directory, iteration), iteration, digest, nodes, device, verify
         )
         if not local_set.missing:
@@ -52,14 +53,14 @@ def newest_complete(
 
 
 def digest_of(checkpoint: Path) -> str | None:
-    """Compute the digest that identifies the set of a directory. None if `checksums.json` is missing or unreadable."""
+    """Compute the digest that identifies the set in `checkpoint`. Return None if `checksums.json` is missing or unreadable."""
     try:
         return hashlib.sha256((checkpoint / FileChecksums.NAME).read_bytes()).hexdigest()[:16]
     except OSError:
         return None
 
 
-def _own_sets(directory: Path, later_than: int, earlier_than: int) -> list[tuple[int, str]]:
+def _local_sets(directory: Path, later_than: int, earlier_than: int) -> list[tuple[int, str]]:
     sets, checkpoints = [], []
     with contextlib.suppress(OSError):
         checkpoints = checkpoint_layout.checkpoints(directory)
@@ -70,8 +71,8 @@ def _own_sets(directory: Path, later_than: int, earlier_than: int) -> list[tuple
     return sets
 
 
-def _inspected(checkpoint: Path, iteration: int, digest: str, nodes: Nodes, device: torch.device, verify: bool) -> LocalSet:
-    """Find out which node holds which files of a set. Every rank checks a part of its node's files."""
+def _inspect_set(checkpoint: Path, iteration: int, digest: str, nodes: Nodes, device: torch.device, verify: bool) -> LocalSet:
+    """Find out which nodes hold which files of a set. Every rank checks a part of its node's files."""
     recorded = None
     if digest_of(checkpoint) == digest:
         try:
@@ -80,9 +81,10 @@ def _inspected(checkpoint: Path, iteration: int, digest: str, nodes: Nodes, devi
             warn(f"passing over a local copy: {error}")
     names = sorted(recorded.ranges) if recorded else []
     sizes = {name: whole[0] for name in names if recorded and (whole := recorded.whole(name))}
-    ranks = nodes.own_ranks
+    ranks = nodes.local_ranks
+    # The n ranks of a node share the reading: each checks every n-th file.
     part = ranks.index(torch.distributed.get_rank())
-    undamaged = [name for name in names[part :: len(ranks)] if recorded and _is_there(checkpoint, name, recorded, verify)]
+    undamaged = [name for name in names[part :: len(ranks)] if recorded and _is_undamaged(checkpoint, name, recorded, verify)]
     path = checkpoint / FileChecksums.NAME
     if recorded and nodes.is_leader:
         with contextlib.suppress(OSError):
@@ -107,7 +109,7 @@ def _holders(
     return holders
 
 
-def _is_there(checkpoint: Path, name: str, recorded: FileChecksums, verify: bool) -> bool:
+def _is_undamaged(checkpoint: Path, name: str, recorded: FileChecksums, verify: bool) -> bool:
     path = checkpoint / name
     whole = recorded.whole(name)
     try:

@@ -43,21 +43,21 @@ class Identity:
         return f"{self.prefix}{self.generation}"
 
     @classmethod
-    def agreed(cls, settings: Checkpointing) -> Self:
+    def read_or_create(cls, settings: Checkpointing) -> Self:
         """Read or draw the identity on the first rank, and send it to all ranks. All ranks call it."""
-        return cls.recorded(settings) or cls(**agreement.from_first_rank({"run": secrets.token_hex(6), "save": _save(settings)}))
+        return cls.read(settings) or cls(**agreement.from_first_rank({"run": secrets.token_hex(6), "save": _save(settings)}))
 
     @classmethod
-    def recorded(cls, settings: Checkpointing) -> Self | None:
+    def read(cls, settings: Checkpointing) -> Self | None:
         """Read the identity on the first rank, and send it to all ranks; None if SAVE has no identity. All ranks call it."""
-        identity = cls._read(settings) if torch.distributed.get_rank() == 0 else None
+        identity = cls._read_files(settings) if torch.distributed.get_rank() == 0 else None
         fields = agreement.from_first_rank(identity and dataclasses.asdict(identity))
         return None if fields is None else cls(**fields)
 
     @classmethod
-    def _read(cls, settings: Checkpointing) -> Self | None:
+    def _read_files(cls, settings: Checkpointing) -> Self | None:
         path, hidden, save = record_path(settings), record_path(settings, HIDDEN), _save(settings)
-        visible, hidden_copy = cls._parsed(path), cls._parsed(hidden)
+        visible, hidden_copy = cls._parse(path), cls._parse(hidden)
         if visible is None and storage.exists(path):
             warn(f"{path}: is damaged, no local copies count")
         if visible is not None and visible.save != save and visible.iteration is not None:
@@ -68,18 +68,15 @@ class Identity:
             )
         if visible is not None and visible.save == save:
             return visible
-        is_own = visible is None and hidden_copy is not None and hidden_copy.save == save
-        return (
-            dataclasses.replace(hidden_copy, generation=hidden_copy.generation + 1, iteration=None)
-            if hidden_copy and is_own
-            else None
-        )
+        if visible is None and hidden_copy is not None and hidden_copy.save == save:
+            return dataclasses.replace(hidden_copy, generation=hidden_copy.generation + 1, iteration=None)
+        return None
 
     @classmethod
-    def _parsed(cls, path: str) -> Self | None:
+    def _parse(cls, path: str) -> Self | None:
         try:
-            read = json.loads(storage.read_bytes(path)) if storage.exists(path) else {}
-            identity = cls(**{name: value for name, value in read.items() if name != "v"}) if read else None
+            fields = json.loads(storage.read_bytes(path)) if storage.exists(path) else {}
+            identity = cls(**{name: value for name, value in fields.items() if name != "v"}) if fields else None
         except (ValueError, TypeError, AttributeError):
             return None
         return identity if identity is not None and identity._is_sound else None
@@ -93,6 +90,7 @@ class Identity:
     def write(self, settings: Checkpointing, is_new: bool = True) -> None:
         """Write the file, on the first rank. With `is_new` false, only the iteration has changed."""
         content = (json.dumps({"v": 1, **dataclasses.asdict(self)}) + "\n").encode()
+        # The hidden file first: after a kill between the two, the copies are still known and can be deleted.
         for name in (HIDDEN, FILE) if is_new else (FILE,):
             storage.write_bytes(record_path(settings, name), content)
 

@@ -6,8 +6,8 @@
 3. When all files are on disk on all nodes, the directories are renamed, and the previous set, complete until then, is deleted.
 
 A full or broken local disk ends no run, on any node and at any time. All ranks agree on the failure before a rank would wait for
-another. The first failure after a success is logged, and every later checkpoint tries again. No local checkpoint begins while a
-checkpoint for SAVE is being written; the next step begins it.
+another rank. The first failure after a success is logged, and every later checkpoint tries again. No local checkpoint begins
+while a checkpoint for SAVE is being written; the next step begins it.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ class LocalSaver(Saver):
         self._copying: Beside | None = None
         self._is_due = False
         # Whether a local checkpoint has failed since the last success.
-        self._is_failing = copies.is_told
+        self._is_failing = copies.is_logged
         super().__init__(shared.config, shared.kernels, shared.state, shared.device, shared.log, shared.arrivals)
         shared.before_saving = self._give_way
         self._start = self.state.iteration
@@ -58,7 +58,7 @@ class LocalSaver(Saver):
         self.datasets = self._shared.datasets
         self._makes_directory = True
         self._suffix = self._shared._suffix
-        # The two savers share one staging buffer, because one of them writes at a time.
+        # The two savers share a staging buffer, because only one saver writes at a time.
         self._staging, self.is_async = self._shared._staging, self._shared.is_async
 
     def after_step(self, loss: float | None, slow: Slow) -> None:
@@ -75,7 +75,7 @@ class LocalSaver(Saver):
         self.finish()
         if self._saved == self.state.iteration or not self._has_room(is_final):
             return
-        partial, problem = self._partial(), None
+        partial, problem = self._partial_directory(), None
         try:
             partial.mkdir(exist_ok=True)
         except OSError as error:
@@ -83,8 +83,8 @@ class LocalSaver(Saver):
         problem = first_failure(problem, self.device)
         if problem is None:
             try:
-                with first_rank_files.collect_failures() as self._kept, signals.held_back():
-                    self._saves = self._begun(loss, partial)
+                with first_rank_files.collect_failures() as self._first_rank_errors, signals.hold_back_signals():
+                    self._saves = self._begin(loss, partial)
             except CheckpointException as error:
                 # The ranks agree on this error: some rank could not plan.
                 problem = saver.reason(error)
@@ -123,14 +123,14 @@ class LocalSaver(Saver):
         """Move `save` from writing to copying, or from copying to its end."""
         with save.waiting():
             if self._copying is None:
-                problem = self._written(save)
+                problem = self._wait_for_shards(save)
                 if problem is None:
                     problem = self._copy(save)
                 if problem is None:
                     return
             else:
                 copying, self._copying = self._copying, None
-                problem = self._published(save, copying.result())
+                problem = self._publish_on_nodes(save, copying.result())
         self._saves = None
         if problem is None:
             self._saved, self._is_failing = save.record.iteration, False
@@ -149,7 +149,7 @@ class LocalSaver(Saver):
         self._is_failing = True
 
     def _has_room(self, is_final: bool) -> bool:
-        """Whether all nodes have room for a set."""
+        """Return whether all nodes have room for a set."""
         problem = self._copies.prepare()
         if problem is None:
             problem = first_failure(self._shortage(), self.device)
@@ -159,7 +159,7 @@ class LocalSaver(Saver):
 
     def _shortage(self) -> str | None:
         """Return the reason if this node has no room for a set."""
-        required_bytes = CheckpointSize.from_config(self.config).local_set(len(self._copies.found_nodes))
+        required_bytes = CheckpointSize.from_config(self.config).local_set(len(self._copies.ring))
         try:
             if self._last is not None and self._last.is_dir():
                 required_bytes = int(disk_space.directory_bytes(self._last) * (1 + disk_space.MORE_SHARE)) + disk_space.MORE_BYTES
@@ -172,12 +172,12 @@ class LocalSaver(Saver):
             else None
         )
 
-    def _written(self, save: Save) -> str | None:
+    def _wait_for_shards(self, save: Save) -> str | None:
         """Wait for the writers. Return the reason if a rank's shards were not written."""
         save.writer.wait()
         problem = save.writer.error[0] if save.writer.error else "the disk became full" if save.writer.lacks_room() else None
-        if problem is None and self._kept:
-            problem = saver.reason(self._kept[0])
+        if problem is None and self._first_rank_errors:
+            problem = saver.reason(self._first_rank_errors[0])
         if failure := first_failure(problem, self.device):
             return failure
         try:
@@ -206,18 +206,18 @@ class LocalSaver(Saver):
 
         Raises DiskFailure on all ranks if a rank cannot find its files.
         """
-        nodes = self._copies.found_nodes
+        nodes = self._copies.ring
         if len(nodes) == 1:
             return []
         shards, small, problem = [], [], None
         try:
             shards = [(path.name, path.stat().st_size) for path in save.writer.paths]
-            beside = save.partial.iterdir() if self.is_publisher else ()
-            small = [(path.name, path.stat().st_size) for path in beside if path.is_file() and path.suffix != SHARDS]
+            paths = save.partial.iterdir() if self.is_publisher else ()
+            small = [(path.name, path.stat().st_size) for path in paths if path.is_file() and path.suffix != SHARDS]
         except OSError as error:
             problem = f"{save.partial}: {error.strerror}"
-        if found_problem := first_failure(problem, self.device):
-            raise DiskFailure(found_problem)
+        if failure := first_failure(problem, self.device):
+            raise DiskFailure(failure)
         files_by_rank = agreement.gather_after_collective({"shards": shards, "small": small}, self.device)
         transfers = [Transfer(0, leader, name, size) for leader in nodes.leaders[1:] for name, size in files_by_rank[0]["small"]]
         for node, ranks in enumerate(nodes.ranks):
@@ -227,8 +227,8 @@ class LocalSaver(Saver):
                 transfers += [Transfer(rank, target, name, size) for name, size in files_by_rank[rank]["shards"]]
         return transfers
 
-    def _published(self, save: Save, problem: str | None) -> str | None:
-        """Rename the directories on all nodes, or on none. Return the reason if none was renamed."""
+    def _publish_on_nodes(self, save: Save, problem: str | None) -> str | None:
+        """Rename the directory on every node, or on no node. Return the reason if no directory was renamed."""
         if failure := first_failure(problem, self.device):
             return failure
         target = checkpoint_layout.iteration_directory(self.run, save.record.iteration)
@@ -241,7 +241,7 @@ class LocalSaver(Saver):
             if self._copies.is_leader:
                 shutil.rmtree(target, ignore_errors=True)
             return failure
-        self._copies.saved(save.record.iteration)
+        self._copies.record_complete(save.record.iteration)
         if self._copies.is_leader:
             with contextlib.suppress(OSError):
                 for path in checkpoint_layout.checkpoints(self.run):

@@ -19,7 +19,7 @@ from lt_shared.files.local_files import creating
 from lt_train.process import agreement
 
 # These errors come from a wrong path, not from a broken disk.
-OF_THE_PATH = (errno.ENOTDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG)
+PATH_ERRORS = (errno.ENOTDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 class DiskFailure(Exception):
@@ -28,17 +28,17 @@ class DiskFailure(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Nodes:
-    """`ranks` are the ranks of each node, ordered by the nodes' first ranks. `own` is the number of this rank's node."""
+    """`ranks` has a tuple of ranks per node, ordered by the first ranks. `local_node` is the number of this rank's node."""
 
     ranks: tuple[tuple[int, ...], ...]
-    own: int
+    local_node: int
 
     def __len__(self) -> int:
         return len(self.ranks)
 
     @property
     def leaders(self) -> list[int]:
-        """The first rank of each node."""
+        """The first rank on every node."""
         return [ranks[0] for ranks in self.ranks]
 
     @property
@@ -46,8 +46,8 @@ class Nodes:
         return torch.distributed.get_rank() in self.leaders
 
     @property
-    def own_ranks(self) -> tuple[int, ...]:
-        return self.ranks[self.own]
+    def local_ranks(self) -> tuple[int, ...]:
+        return self.ranks[self.local_node]
 
     def after(self, node: int) -> int:
         """Return the node that keeps the second copy of the shards of `node`."""
@@ -70,10 +70,11 @@ def find(directory: Path, device: torch.device) -> Nodes:
         mark.touch()
     except OSError as error:
         failure = error
+    # A barrier: every rank has made its file before any rank lists the directory.
     agreement.reduce_maximum(0, device)
     with contextlib.suppress(OSError):
         visible_ranks = sorted(int(path.name.removeprefix(prefix)) for path in directory.glob(f"{prefix}*"))
-    description = failure and [f"{directory}: {failure.strerror}", failure.errno in OF_THE_PATH]
+    description = failure and [f"{directory}: {failure.strerror}", failure.errno in PATH_ERRORS]
     answers = agreement.gather_after_collective([socket.gethostname(), visible_ranks, description], device)
     with contextlib.suppress(OSError):
         mark.unlink()

@@ -21,7 +21,7 @@ class UnusedCopies:
 
     def __init__(self, settings: Checkpointing):
         self._settings = settings
-        self._identity = Identity.recorded(settings) if settings.save else None
+        self._identity = Identity.read(settings) if settings.save else None
         self._is_first = torch.distributed.get_rank() == 0
         newest, start_iteration = self._identity.iteration if self._identity else None, resumed_iteration(settings)
         if self._is_first and newest is not None and newest > start_iteration:

@@ -1,1 +1,1 @@
-"""A rank's shards on their way to a disk or a store: saver hands in tensors, and files with their checksums come out."""
+"""Write a rank's shards to a disk or a store, with their checksums, and read shards from a store."""

@@ -1,8 +1,8 @@
-"""Archives as `torch.save` makes them, one behind the other in a file, written without torch and without a copy of a tensor.
+"""Write shards: files of consecutive archives as `torch.save` makes them, without torch and without a copy of a tensor.
 
 torch computes the CRC-32 of a tensor through tables. `lt_shared.files.checksums` needs a fraction of the time, and the shard's
 checksum needs the CRC-32, too. So torch makes the bytes before and behind a tensor without checksums (shards/tensor_archive.py).
-This module fills the checksums in: into the descriptors behind the members and into the archive's directory.
+This module fills the checksums into the descriptors behind the members and into the archive's directory.
 
 A GB takes 0.34 s of a processor on its way from tensors to a synced file, and 2.76 with a copy, torch.save and the page cache
 (`nox -s bench -- checkpoints`, Intel Xeon with 2 busy cores, 2026-11-27).
@@ -19,14 +19,15 @@ from lt_train.checkpoint.shards import direct_file
 _LOCAL_HEADER, _DIRECTORY_ENTRY, _DIRECTORY_END = b"PK\x03\x04", b"PK\x01\x02", b"PK\x06\x06"
 _DESCRIPTOR = b"PK\x07\x08"
 _LOCAL_HEADER_BYTES, _DIRECTORY_ENTRY_BYTES = 30, 46
-# Of the record of a directory that may be larger than 4 GiB, the one that finds it, and the end, all without a comment.
+# torch always ends an archive with a zip64 end record, a zip64 locator and an end record, without comments.
 _END_BYTES = 56 + 20 + 22
+# A 32-bit field with this value has its number in the zip64 extra field, which has the type 1.
 _MOVED = 0xFFFFFFFF
 _ZIP64 = 1
 
 
-class Written(NamedTuple):
-    """An object in a file."""
+class WrittenObject(NamedTuple):
+    """The size and the CRC-32 of an object in a file."""
 
     size_bytes: int
     crc32: int
@@ -38,20 +39,20 @@ class Archive(NamedTuple):
     parts: tuple[tuple[memoryview, int], ...]
 
     @property
-    def written(self) -> Written:
+    def written_object(self) -> WrittenObject:
         size_bytes = sum(part.nbytes for part, _ in self.parts)
-        return Written(size_bytes, checksums.joined_all((crc, part.nbytes) for part, crc in self.parts))
+        return WrittenObject(size_bytes, checksums.joined_all((crc, part.nbytes) for part, crc in self.parts))
 
 
 class Frame(NamedTuple):
-    """What torch writes before and behind the bytes of a tensor, without checksums."""
+    """The bytes that torch writes before and behind a tensor's bytes, without checksums."""
 
     head: bytes
     tail: bytes
 
 
-def framed(frame: Frame, content: memoryview) -> Archive:
-    """The archive of a tensor with the bytes `content`."""
+def frame_tensor(frame: Frame, content: memoryview) -> Archive:
+    """Return the archive of a tensor with the bytes `content`: `frame` with the checksums filled in, around the content."""
     head, tail = bytearray(frame.head), bytearray(frame.tail)
     content_crc = _crc32(content)
     _fill_in_checksums(head, len(content), content_crc, tail)
@@ -59,30 +60,30 @@ def framed(frame: Frame, content: memoryview) -> Archive:
     return Archive(((before, _crc32(before)), (content, content_crc), (behind, _crc32(behind))))
 
 
-def plain(content: memoryview) -> Archive:
-    """What is already as it will be stored."""
+def wrap_object(content: memoryview) -> Archive:
+    """Return the archive of an object whose `content` is a complete archive."""
     return Archive(((content, _crc32(content)),))
 
 
-def write_files(files: Sequence[tuple[str, Iterable[Archive]]]) -> list[list[Written]]:
-    """Write several files at a time, by path; returns the objects in each. Raises the error of the first that fails."""
+def write_files(files: Sequence[tuple[str, Iterable[Archive]]]) -> list[list[WrittenObject]]:
+    """Write the archives of several files at a time, by path. Return the objects in each file. Raise the first file's error."""
     with ThreadPoolExecutor(len(files)) as pool:
         return [file.result() for file in [pool.submit(write_file, *file) for file in files]]
 
 
-def write_file(path: str, archives: Iterable[Archive]) -> list[Written]:
-    """Write a file, which is durable then."""
+def write_file(path: str, archives: Iterable[Archive]) -> list[WrittenObject]:
+    """Write a file. When the function returns, the file is synced."""
     objects = []
-    with direct_file.written(path) as file:
+    with direct_file.create(path) as file:
         for archive in archives:
             for part, _ in archive.parts:
                 file.write(part)
-            objects.append(archive.written)
+            objects.append(archive.written_object)
     return objects
 
 
 def _crc32(content: memoryview) -> int:
-    """In blocks, which leave the processor's cache no sooner than they must."""
+    """Compute the CRC-32 block by block, so that the bytes are still in the processor's cache when they are copied."""
     checksum = 0
     for start in range(0, len(content), checksums.BLOCK_BYTES):
         checksum = checksums.crc32(content[start : start + checksums.BLOCK_BYTES], checksum)
@@ -90,25 +91,30 @@ def _crc32(content: memoryview) -> int:
 
 
 def _fill_in_checksums(head: bytearray, data_bytes: int, data_crc: int, tail: bytearray) -> None:
-    """Put the CRC-32 of each member behind it and into the archive's directory; the large member's is `data_crc`.
+    """Write every member's CRC-32 into the descriptor behind the member and into the archive's directory.
 
-    Positions are those in the archive: `head` begins at 0, `tail` behind the data.
+    `data_crc` is the CRC-32 of the tensor's member, which lies between `head` and `tail`. The directory has positions in the
+    archive: `head` begins at 0, `tail` behind the data.
     """
     tail_start = len(head) + data_bytes
     if not tail:
         head, tail, tail_start = bytearray(), head, 0
     end = len(tail) - _END_BYTES
     assert tail[end : end + 4] == _DIRECTORY_END, "torch writes its archives otherwise"
+    # Byte 40 of the zip64 end record has the size of the directory.
     (directory_bytes,) = struct.unpack_from("<Q", tail, end + 40)
     entry = end - directory_bytes
     while entry < end:
         assert tail[entry : entry + 4] == _DIRECTORY_ENTRY
+        # A directory entry has the CRC-32 at byte 16, compressed and plain size at 20 and 24, the lengths of name, extra field
+        # and comment from 28 on, and the position of the member's local header at 42.
         size, name_bytes, extra_bytes, comment_bytes = struct.unpack_from("<LHHH", tail, entry + 24)
         (offset,) = struct.unpack_from("<L", tail, entry + 42)
         extra = tail[entry + _DIRECTORY_ENTRY_BYTES + name_bytes :][:extra_bytes]
-        size, offset = _unmoved(size, offset, struct.unpack_from("<L", tail, entry + 20)[0], extra)
+        size, offset = _resolve_zip64(size, offset, struct.unpack_from("<L", tail, entry + 20)[0], extra)
         buffer, start = (tail, offset - tail_start) if offset >= tail_start else (head, offset)
         assert buffer[start : start + 4] == _LOCAL_HEADER
+        # The member's bytes follow its local header, name and extra field.
         begin = start + _LOCAL_HEADER_BYTES + sum(struct.unpack_from("<HH", buffer, start + 26))
         if buffer is head and begin + size > len(head):
             crc, descriptors, behind = data_crc, tail, begin + size - tail_start
@@ -121,8 +127,11 @@ def _fill_in_checksums(head: bytearray, data_bytes: int, data_crc: int, tail: by
         entry += _DIRECTORY_ENTRY_BYTES + name_bytes + extra_bytes + comment_bytes
 
 
-def _unmoved(size: int, offset: int, compressed: int, extra: bytearray) -> tuple[int, int]:
-    """Size and offset, which in an archive of more than 4 GiB are in the zip64 field: there are those that are not in place."""
+def _resolve_zip64(size: int, offset: int, compressed: int, extra: bytearray) -> tuple[int, int]:
+    """Return size and offset. In an archive of more than 4 GiB, numbers over 32 bits are in the zip64 field of `extra`.
+
+    The zip64 field has only the numbers that do not fit: first the size, then the compressed size, then the offset.
+    """
     at = 0
     while at + 4 <= len(extra):
         kind, length = struct.unpack_from("<HH", extra, at)

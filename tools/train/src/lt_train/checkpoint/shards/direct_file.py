@@ -1,14 +1,12 @@
-"""A file that is written in large blocks past the page cache, as `dd oflag=direct` does; a remote one in parts while it is made.
+"""Write a file in large blocks past the page cache, as `dd oflag=direct` does, or upload it in parts while it is made.
 
-Through the page cache a shard is copied into it by the kernel, page by page, and pushes out of it what training reads: the data
-and the sample index. Direct I/O takes blocks whose place in memory and in the file is aligned. A tensor's bytes begin somewhere
-in an archive, so they are copied into one aligned block first, which the processor does several times as fast as a disk writes;
-with two files at a time one block is filled while another is written. Where the filesystem has no direct I/O (tmpfs before Linux
-6.5, some of FUSE's) the same blocks go through the page cache. The last block is rarely whole, and goes there as well. Each file
-is synced once, at its end.
+Through the page cache, the kernel would copy a shard page by page, and drop the pages that training reads: the data and the
+sample index. Direct I/O takes blocks that are aligned in memory and in the file. A tensor's bytes begin somewhere in an archive,
+so they are copied into an aligned block first, which takes a fraction of the time that a disk needs to write it. With two files
+at a time, one file's block is filled while the other file's block is written. Each file is synced once, at its end.
 
-A remote file is uploaded in parts of BLOCK_BYTES while it is made, several files at a time: nothing of it lies on a disk of the
-node, and no more than a block of each in memory. It appears when it is complete.
+A remote file is uploaded in parts of BLOCK_BYTES while it is made, several files at a time. It needs memory for one block, and no
+disk space on the node. The file appears when it is complete.
 """
 
 import contextlib
@@ -28,7 +26,7 @@ ALIGNMENT = 4096
 
 
 @contextlib.contextmanager
-def written(path: str) -> Iterator["BlockFile"]:
+def create(path: str) -> Iterator["BlockFile"]:
     """Yield a BlockFile for a new file, which is durable when the context ends without an exception."""
     if storage.is_remote(path):
         with storage.publish(path) as upload:
@@ -45,9 +43,10 @@ def written(path: str) -> Iterator["BlockFile"]:
 
 
 class BlockFile:
-    """A file that is filled block by block, through one aligned piece of memory."""
+    """A file that is filled block by block, through an aligned buffer."""
 
     def __init__(self) -> None:
+        # mmap returns memory that is aligned to pages, as direct I/O requires.
         self.block = np.frombuffer(mmap.mmap(-1, BLOCK_BYTES), np.uint8)
         self.filled = 0
 
@@ -86,9 +85,10 @@ class DirectFile(BlockFile):
             except OSError as error:
                 if error.errno != errno.EINVAL or not self.is_direct:
                     raise
-                # The filesystem refuses direct I/O only at the first block, or requires another alignment.
+                # Some filesystems accept O_DIRECT at `open` and refuse the first block, or require another alignment.
                 self._through_page_cache()
                 continue
+            # After a short write, the position in the file is not aligned any more.
             if count % ALIGNMENT:
                 self._through_page_cache()
             block = block[count:]
@@ -100,6 +100,7 @@ class DirectFile(BlockFile):
             self.is_direct = False
 
     def finish(self) -> None:
+        # The last block is rarely a multiple of the alignment: its end goes through the page cache.
         whole = self.filled - self.filled % ALIGNMENT
         self._put(self.block[:whole].data)
         self._put(self.block[whole : self.filled].data)
@@ -120,7 +121,10 @@ class RemoteFile(BlockFile):
 
 
 def _open(path: str) -> tuple[int, bool]:
-    """Open a new file. Return its descriptor, and whether it accepts direct I/O."""
+    """Open a new file. Return its descriptor, and whether it accepts direct I/O.
+
+    tmpfs before Linux 6.5 and some FUSE filesystems do not.
+    """
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     try:
         return os.open(path, flags | os.O_DIRECT, 0o666), True

@@ -1,24 +1,17 @@
-"""Host memory into which a rank on a GPU copies its part of a checkpoint while it trains on, shared with its writer process.
+"""Copy a rank's part of a checkpoint from a GPU to host memory while training continues, and share it with the writer process.
 
     training    forward, backward  | update waits for the copies | update, forward ...
     copies      ......... D2H .....|
-    writer                                                       | told at the end of the step, reads the copies
+    writer                                                       | starts at the end of the step, reads the copies
 
-The buffer is made once, page-locked, and used for every save: it is as large as what this rank writes. Small tensors
-are copied in line with what the device computes, because some of them change within a forward or backward pass (the balancing of
-experts); the others, weights and the optimizer's, change in the optimizer's update only, which waits for the copies. So training
-waits for the plan of a save, and the bus has a forward and a backward pass for the rest.
+Weights and optimizer states change in the optimizer's update only, which waits for the copies. So training waits for the plan of
+a save, and the copies have a forward and a backward pass of time.
 
-What this replaces: one `tensor.to("cpu", non_blocking=True)` for each tensor, and a wait for all. torch takes page-locked memory
-for each, rounds it up to a power of two, and has the kernel find, clear and lock its pages, all while training waits.
+On an H200, a save of 25.1 GiB stops training for 0.61 s if a step takes 68 ms: 0.16 s for the plan, and 0.45 s while the next
+update waits for a bus of 55 GB/s. Longer steps hide that wait (2026-11-27, tests/bench/checkpoints.py).
 
-On an H200, 25.1 GiB stop training for 0.61 s where a step takes 68 ms: 0.16 s for the plan, and 0.45 s in which the next step
-waits for a bus of 55 GB/s. A step that takes longer hides that. Page-locking goes on in a thread beside the first steps, and a
-save that comes sooner waits for it: 2.9 s here. Split weights are joined by the copies; joined before, in memory that the kernel
-clears page by page, they took 4.6 s more. 2026-11-27, tests/bench/checkpoints.py.
-
-One buffer does: training waits for the checkpoint before to be written before it begins the next, as the disk would otherwise
-fall behind further with each.
+There is a single buffer: training waits until the previous checkpoint is written before it begins the next, because the disk
+would otherwise fall behind further with every save.
 """
 
 import contextlib
@@ -34,14 +27,15 @@ import torch
 
 from lt_shared.console import warn
 from lt_train.checkpoint.shards.shard_files import Bucket
-from lt_train.checkpoint.shards.shared_memory import aligned, file_of, shared_memory
+from lt_train.checkpoint.shards.shared_memory import aligned, describe_file, shared_memory
 from lt_train.checkpoint.shards.writer_process import File
 from lt_train.kernels import split_master_weights
 
-# The kernel clears a page when it is first touched; several threads do that for several pieces at a time. Locked untouched, the
-# pages would be cleared by one, while the driver may hold up other threads' calls.
+# The kernel clears a page when it is first touched. Several threads touch pieces of the buffer at a time, before the pages are
+# locked: otherwise a single thread would clear all pages, and the driver may hold up other threads' calls meanwhile.
 TOUCHING_THREADS, PIECE_BYTES = 8, 64 << 20
-# Smaller tensors are copied in line with the computation: 1 MiB takes 20 microseconds on a bus of 50 GB/s.
+# Smaller tensors are copied on the computation's stream, because some change within a forward or backward pass (the balancing of
+# experts). 1 MiB takes 20 microseconds on a bus of 50 GB/s.
 SMALL_BYTES = 1 << 20
 
 
@@ -71,13 +65,18 @@ class Copies(Protocol):
 
 
 class HostStaging:
-    """The host buffer of a rank, and the copies into it."""
+    """The page-locked host buffer of a rank, used for every save, and the copies into it.
+
+    It replaces `tensor.to("cpu", non_blocking=True)` for every tensor. torch would take page-locked memory for every tensor,
+    round it up to a power of two, and let the kernel find, clear and lock its pages, all while training waits.
+    """
 
     def __init__(self, copies: Copies, expected_bytes: int):
         self.copies = copies
         self.memory = torch.empty(0, dtype=torch.uint8)
         # The file descriptor of the memory in this process. The writer process receives a duplicate.
         self.descriptor: int | None = None
+        # Beside the first steps: page-locking 25.1 GiB takes 2.9 s, and an earlier save waits for it.
         self._locking = threading.Thread(target=self._make, args=(expected_bytes,), daemon=True)
         self._locking.start()
         self._is_copying = False
@@ -85,8 +84,11 @@ class HostStaging:
         self._halves: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def joined(self, weight: torch.Tensor, low_bits: torch.Tensor) -> torch.Tensor:
-        """Return untouched memory in place of `split_master_weights.joined`. The weights in the buckets of `begin` are joined
-        in the host buffer, with the dtype and shape of this memory.
+        """Return untouched memory in place of `split_master_weights.joined`: a placeholder with the dtype and shape of the
+        weight.
+
+        `begin` joins the weight in the host buffer. To join 25.1 GiB first, in memory that the kernel clears page by page, took
+        4.6 s more.
         """
         whole = torch.empty(weight.shape, dtype=torch.float32)
         self._halves[whole.data_ptr()] = weight.view(-1), low_bits.view(-1)
@@ -117,8 +119,8 @@ class HostStaging:
         self._halves.clear()
         remaining_places = iter(places)
         return [
-            (path, name, (objects, [(item, next(remaining_places)) for item, _ in those]))
-            for path, name, (objects, those) in buckets
+            (path, name, (objects, [(item, next(remaining_places)) for item, _ in items]))
+            for path, name, (objects, items) in buckets
         ]
 
     def _halves_of(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -147,9 +149,9 @@ class HostStaging:
         # A failed device has already reported its error.
         with contextlib.suppress(RuntimeError):
             self.wait()
-        self._give_back()
+        self._free()
 
-    def _give_back(self) -> None:
+    def _free(self) -> None:
         if len(self.memory):
             self.copies.unlock(self.memory)
         self.memory = torch.empty(0, dtype=torch.uint8)
@@ -158,9 +160,10 @@ class HostStaging:
             self.descriptor = None
 
     def _make(self, size_bytes: int) -> None:
-        self._give_back()
+        self._free()
         self.descriptor, self.memory = shared_memory(size_bytes)
         with ThreadPoolExecutor(TOUCHING_THREADS) as pool:
+            # Writing one byte per page is enough for the kernel to clear the page.
             starts = range(0, len(self.memory), PIECE_BYTES)
             list(pool.map(torch.Tensor.zero_, (self.memory[start : start + PIECE_BYTES : mmap.PAGESIZE] for start in starts)))
         if not self.copies.lock(self.memory):
@@ -168,7 +171,10 @@ class HostStaging:
 
     def files(self, buckets: Sequence[Bucket]) -> list[File]:
         """Return the files that the writer process writes from the buckets that `begin` returned."""
-        return [file_of(bucket, [tensor.data_ptr() - self.memory.data_ptr() for _, tensor in bucket[2][1]]) for bucket in buckets]
+        return [
+            describe_file(bucket, [tensor.data_ptr() - self.memory.data_ptr() for _, tensor in bucket[2][1]])
+            for bucket in buckets
+        ]
 
     def _places(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         places, offset = [], 0

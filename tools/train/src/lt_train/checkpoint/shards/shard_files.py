@@ -18,14 +18,14 @@ from torch.distributed.checkpoint.planner import WriteItemType
 from lt_shared.console import ToolError
 from lt_train.checkpoint.shard_checksums import CheckedWriteResult
 from lt_train.checkpoint.shards import archives, tensor_archive
-from lt_train.checkpoint.shards.archives import Archive, Written
+from lt_train.checkpoint.shards.archives import Archive, WrittenObject
 from lt_train.megatron.filesystem_async import write_by
 
 # With two files, one file's block is filled while the other file's block is written.
 FILES = 2
 # One connection to a store is slower than a disk; several connections together are faster.
 REMOTE_FILES = 8
-# Path, name in the index, then objects and tensors, each with torch's write item.
+# A shard file: path, name in the index, then objects and tensors, each with torch's write item.
 Bucket = tuple[str, str, tuple[list[tuple[Any, Any]], list[tuple[Any, torch.Tensor]]]]
 
 
@@ -73,6 +73,7 @@ def write(rank: int, buckets: Sequence[Bucket], results: WriteResults) -> None:
     try:
         files = archives.write_files([(path, _archives(content)) for path, _, content in buckets])
     except ToolError:
+        # `Writer` catches it and keeps its hint and its exit code.
         raise
     except Exception as error:
         results.put(error)
@@ -80,24 +81,24 @@ def write(rank: int, buckets: Sequence[Bucket], results: WriteResults) -> None:
         results.put(write_results(buckets, files))
 
 
-def write_results(buckets: Sequence[Bucket], files: Sequence[Sequence[Written]]) -> dict[int, list[CheckedWriteResult]]:
+def write_results(buckets: Sequence[Bucket], files: Sequence[Sequence[WrittenObject]]) -> dict[int, list[CheckedWriteResult]]:
     """Convert positions and CRC-32 of the written objects to megatron-core's write results."""
-    return {number: _of_file(bucket, objects) for number, (bucket, objects) in enumerate(zip(buckets, files, strict=True))}
+    return {number: _file_results(bucket, objects) for number, (bucket, objects) in enumerate(zip(buckets, files, strict=True))}
 
 
 def _archives(content: tuple[list[Any], list[Any]]) -> Iterator[Archive]:
     """Yield the objects of a file, then its tensors. Each tensor is copied to host memory in its turn."""
     objects, tensors = content
     for _, data in objects:
-        yield archives.plain(data.getbuffer())
+        yield archives.wrap_object(data.getbuffer())
     for _, tensor in tensors:
         yield tensor_archive.archive(tensor.cpu())
 
 
-def _of_file(bucket: Bucket, written: Sequence[Written]) -> list[CheckedWriteResult]:
+def _file_results(bucket: Bucket, written_objects: Sequence[WrittenObject]) -> list[CheckedWriteResult]:
     _, name, (objects, tensors) = bucket
     results, offset = [], 0
-    for (item, _), (size_bytes, crc32) in zip([*objects, *tensors], written, strict=True):
+    for (item, _), (size_bytes, crc32) in zip([*objects, *tensors], written_objects, strict=True):
         results.append(CheckedWriteResult(item.index, size_bytes, _StorageInfo(name, offset, size_bytes), crc32))
         offset += size_bytes
     return results

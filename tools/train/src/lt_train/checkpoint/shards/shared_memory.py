@@ -10,7 +10,7 @@ from lt_train.checkpoint.shards import tensor_archive
 from lt_train.checkpoint.shards.shard_files import Bucket
 from lt_train.checkpoint.shards.writer_process import File, StagedTensor
 
-# As torch aligns its own tensors.
+# torch aligns tensors to 64 bytes.
 ALIGNMENT = 64
 
 
@@ -28,7 +28,7 @@ def aligned(size_bytes: int) -> int:
     return -(-size_bytes // ALIGNMENT) * ALIGNMENT
 
 
-def file_of(bucket: Bucket, offsets: Sequence[int | None]) -> File:
+def describe_file(bucket: Bucket, offsets: Sequence[int | None]) -> File:
     """Describe one file for the writer process. An offset is None if the tensor is copied in its turn."""
     path, _, (objects, tensors) = bucket
     pairs = zip(tensors, offsets, strict=True)

@@ -1,15 +1,13 @@
-"""The shards of a checkpoint on a store, of which each rank reads the objects that it needs, by ranges, into memory.
+"""Read the shards of a checkpoint on a store by ranges into memory. Each rank reads only the objects that it needs.
 
-On a node lie only the small files of such a checkpoint; `shards.remote` beside them says where the shards are:
+A node has the small files of such a checkpoint. Beside them, `shards.remote` has the URL, the sizes and the versions of the
+shards:
 
     {"v": 1, "url": "s3://bucket/run1/iter_0000004", "shards": {"__0_0.distcp": {"size_bytes": 123, "version": "\\"d41d...\\""}}}
 
-Several requests are under way at a time, also for objects that torch's reader comes to later: a request takes some tens of
-milliseconds before its first byte. Small objects that follow each other are one request. What is ahead is bounded, so that a rank
-takes memory for AHEAD_BYTES, for CONNECTIONS requests of REQUEST_BYTES and for the largest object: 384 MiB and that.
-
-The smallest part that has a checksum is an object, a rank's part of one tensor. So a rank that needs some rows of it reads all
-of it.
+A request takes some tens of milliseconds before its first byte. So several requests are under way at a time, also for objects
+that torch's reader needs later, and consecutive small objects share a request. An object is a rank's part of a tensor. It has a
+single checksum, so a rank that needs some rows reads the whole object.
 """
 
 import dataclasses
@@ -30,6 +28,8 @@ from lt_shared.files.checksums import DAMAGED
 NAME = "shards.remote"
 SUFFIX = ".distcp"
 VERSION = 1
+# A rank takes memory for AHEAD_BYTES, for CONNECTIONS requests of REQUEST_BYTES, and for the largest object: 384 MiB and the
+# object.
 CONNECTIONS, REQUEST_BYTES, AHEAD_BYTES = 16, 8 << 20, 256 << 20
 
 
@@ -63,8 +63,8 @@ class StoredShards:
     shards: dict[str, StoredShard]
 
     @classmethod
-    def of(cls, directory: Path) -> Self | None:
-        """Read where the shards of the checkpoint in `directory` are; None if they are in the directory. Raise BadData."""
+    def load(cls, directory: Path) -> Self | None:
+        """Read `shards.remote` in `directory`. Return None if there is none: the shards are in the directory. Raise BadData."""
         path = directory / NAME
         if not path.exists():
             return None
@@ -82,8 +82,10 @@ class StoredShards:
         storage.write_bytes(directory / NAME, json.dumps({"v": VERSION, **dataclasses.asdict(self)}).encode())
 
     def read(self, shard: str, begin: int, end: int) -> bytes:
-        """The bytes of a shard from `begin` to before `end`. Raises BadData where it ends earlier or was replaced, NoInput where
-        it is gone, IoFailure, Unavailable."""
+        """Read the bytes of a shard from `begin` to before `end`.
+
+        Raises BadData if the shard ends earlier or was replaced, NoInput if it was deleted, IoFailure, and Unavailable.
+        """
         self.check_end(shard, end)
         url = f"{self.url}/{shard}"
         content = object_versions.read_range(url, begin, end, self.shards[shard].version) if begin < end else b""
@@ -124,7 +126,7 @@ class Objects:
 
     def __init__(self, shards: StoredShards, places: Sequence[Place]):
         self.shards = shards
-        self._left = deque(_spans(places))
+        self._remaining = deque(_spans(places))
         self._ahead: deque[_Span] = deque()
         self._ahead_bytes = 0
         self._pool = ThreadPoolExecutor(CONNECTIONS, "store")
@@ -163,8 +165,8 @@ class Objects:
         self._ahead_bytes -= len(self._ahead.popleft().buffer)
 
     def _fill(self) -> None:
-        while self._left and (not self._ahead or self._ahead_bytes + _size(self._left[0]) <= AHEAD_BYTES):
-            places = self._left.popleft()
+        while self._remaining and (not self._ahead or self._ahead_bytes + _size(self._remaining[0]) <= AHEAD_BYTES):
+            places = self._remaining.popleft()
             self.shards.check_end(places[0].shard, places[-1].end)
             buffer = np.empty(_size(places), np.uint8).data
             begin = places[0].offset

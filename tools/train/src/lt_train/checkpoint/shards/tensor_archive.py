@@ -1,7 +1,7 @@
-"""A tensor as the archive that `torch.save` makes of it, without a copy of its bytes.
+"""Make the archive that `torch.save` makes from a tensor, without a copy of the tensor's bytes.
 
-torch is told to compute no checksums and to write into a recorder: the bytes before the tensor's, the tensor's own memory, and
-the bytes behind it. The bytes before and behind depend on the tensor's dtype and shape alone.
+torch computes no checksums and writes into a recorder, which keeps the bytes before and behind the tensor's memory. These bytes
+depend on the tensor's dtype and shape only.
 """
 
 import threading
@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from lt_train.checkpoint.shards.archives import Archive, Frame, framed
+from lt_train.checkpoint.shards.archives import Archive, Frame, frame_tensor
 
-# Whether torch computes checksums is the process's own option.
+# Held while torch's option to compute checksums is changed, because the option belongs to the whole process.
 _option = threading.Lock()
 _frames: dict[tuple[torch.dtype, torch.Size], Frame] = {}
 
 
 class _Recorder:
-    """What torch writes an archive to: remembers what comes before and behind the memory that begins at `address`."""
+    """A file for torch that keeps the bytes before and behind the memory at `address`."""
 
     def __init__(self, address: int, size_bytes: int):
         self.address, self.size_bytes = address, size_bytes
@@ -27,6 +27,7 @@ class _Recorder:
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
+        # torch passes the tensor's memory itself, so the address tells it from the archive's headers.
         is_data = view.nbytes == self.size_bytes > 0 and np.frombuffer(view, np.uint8).ctypes.data == self.address
         if is_data and not self.has_data:
             self.has_data = True
@@ -35,26 +36,26 @@ class _Recorder:
         return view.nbytes
 
     def flush(self) -> None:
-        """torch calls it at the end."""
+        """Do nothing. torch calls it at the end."""
 
 
 def archive(tensor: torch.Tensor) -> Archive:
-    """The archive of a tensor on the CPU, alone: also where it is a part of a larger storage."""
-    return framed(frame(tensor), _bytes_of(tensor).data)
+    """Return the archive of a tensor on the CPU. If the tensor is a part of a larger storage, the archive has only the part."""
+    return frame_tensor(frame(tensor), _bytes_of(tensor).data)
 
 
 def frame(tensor: torch.Tensor) -> Frame:
-    """What surrounds the bytes of a tensor on the CPU in its archive; made once for each dtype and shape."""
+    """Return the bytes around a CPU tensor in its archive. They are recorded once for every dtype and shape."""
     if not tensor.numel():
-        return _recorded(tensor.detach().clone())
+        return _record_frame(tensor.detach().clone())
     key = tensor.dtype, tensor.shape
     if key not in _frames:
         # torch does not look at the bytes, so these pages take no memory.
-        _frames[key] = _recorded(torch.empty(tensor.shape, dtype=tensor.dtype))
+        _frames[key] = _record_frame(torch.empty(tensor.shape, dtype=tensor.dtype))
     return _frames[key]
 
 
-def _recorded(tensor: torch.Tensor) -> Frame:
+def _record_frame(tensor: torch.Tensor) -> Frame:
     recorder = _Recorder(tensor.data_ptr(), tensor.nbytes)
     with _option:
         before = torch.serialization.get_crc32_options()
@@ -68,7 +69,7 @@ def _recorded(tensor: torch.Tensor) -> Frame:
 
 
 def _bytes_of(tensor: torch.Tensor) -> "np.ndarray[Any, np.dtype[np.uint8]]":
-    """Its memory; numpy knows no bfloat16."""
+    """Return the tensor's memory as bytes, because numpy has no bfloat16."""
     flat = tensor.detach().contiguous().view(-1)
     array: np.ndarray[Any, np.dtype[np.uint8]] = flat.view(torch.uint8).numpy()
     return array

@@ -24,7 +24,7 @@ def main() -> None:
     process_lifetime.die_with(int(sys.argv[1]))
     output.begin("lt-train")
     with socket.socket(fileno=0) as connection:
-        while (command := _received(connection)) is not None:
+        while (command := _receive_command(connection)) is not None:
             answer = _answer(*command, Requests(connection))
             connection.sendall(pickle.dumps(answer))
     os._exit(0)
@@ -44,7 +44,7 @@ class Requests:
         return int(LENGTH.unpack(offset)[0])
 
 
-def _received(connection: socket.socket) -> tuple[mmap.mmap, list[File]] | None:
+def _receive_command(connection: socket.socket) -> tuple[mmap.mmap, list[File]] | None:
     """Receive the shared memory and the files to write; None when the rank has closed the connection."""
     length, (*descriptors,), _, _ = socket.recv_fds(connection, LENGTH.size, 1, socket.MSG_WAITALL)
     if len(length) < LENGTH.size:
@@ -74,15 +74,15 @@ def _answer(memory: mmap.mmap, files: Sequence[File], requests: Requests) -> Ans
 
 
 def _archives(file: int, objects: Sequence[bytes | StagedTensor], memory: memoryview, requests: Requests) -> Iterator[Archive]:
-    """Yield the objects and tensors. Each is written before the next is requested."""
+    """Yield the objects and tensors of a file. A tensor is written before the next tensor is requested."""
     tensors = itertools.count()
     for stored in objects:
         if isinstance(stored, StagedTensor):
             request = Request(file, next(tensors))
             offset = requests.offset(request) if stored.offset is None else stored.offset
-            yield archives.framed(stored.frame, memory[offset : offset + stored.size_bytes])
+            yield archives.frame_tensor(stored.frame, memory[offset : offset + stored.size_bytes])
         else:
-            yield archives.plain(memoryview(stored))
+            yield archives.wrap_object(memoryview(stored))
 
 
 if __name__ == "__main__":

@@ -73,11 +73,11 @@ class Batches:
         """
         if self.requested_samples is None or samples == self.samples_after(steps):
             return self
-        end = steps + self.of_steps.steps_between(samples, max(samples, self.requested_samples))
+        end = steps + self.batch_sizes.steps_between(samples, max(samples, self.requested_samples))
         return dataclasses.replace(self, train_iters=end, first_step=steps, first_sample=samples)
 
     @property
-    def of_steps(self) -> BatchSizes:
+    def batch_sizes(self) -> BatchSizes:
         return BatchSizes(self.global_batch_size, self.ramp_up, self.phase_sizes)
 
     @property
@@ -87,23 +87,23 @@ class Batches:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Every size that a global batch has during the run."""
-        return self.of_steps.all
+        return self.batch_sizes.all
 
     def size_at(self, consumed_samples: int) -> int:
-        """Samples of the step that begins when `consumed_samples` have been trained on."""
-        return self.of_steps.size_at(consumed_samples)
+        """Return the samples in the step that begins after `consumed_samples` samples."""
+        return self.batch_sizes.size_at(consumed_samples)
 
     def samples_after(self, steps: int) -> int:
-        """Samples trained on in the first `steps` steps of the run."""
-        return self.of_steps.samples_after(steps)
+        """Return the number of samples in the first `steps` steps of the run."""
+        return self.batch_sizes.samples_after(steps)
 
     def samples_between(self, consumed_samples: int, steps: int) -> int:
-        """Samples that `steps` steps take which begin when `consumed_samples` have been trained on."""
-        return self.of_steps.samples_between(consumed_samples, steps)
+        """Return the number of samples in the `steps` steps that follow after `consumed_samples` samples."""
+        return self.batch_sizes.samples_between(consumed_samples, steps)
 
     def steps_within(self, samples: int) -> int:
-        """Whole steps, from the beginning of the run, that take no more than `samples` together."""
-        return self.of_steps.steps_within(samples)
+        """Return how many whole steps, from the beginning of the run, take no more than `samples` samples together."""
+        return self.batch_sizes.steps_within(samples)
 
 
 def sequence_length(options: dict[str, Any], architecture: Architecture) -> int:

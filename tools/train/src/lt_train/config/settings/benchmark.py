@@ -45,11 +45,11 @@ def resolve_benchmark(options: dict[str, Any]) -> Benchmark | None:
     """Resolve the options, or return None for a training run, which does not have them."""
     if "warmup_steps" not in options:
         return None
-    against = _earlier(options["against"]) if options["against"] else None
+    against = _read_earlier_result(options["against"]) if options["against"] else None
     return Benchmark(options["steps"], options["warmup_steps"], options["as_json"], against)
 
 
-def _earlier(path: Path) -> dict[str, Any]:
+def _read_earlier_result(path: Path) -> dict[str, Any]:
     try:
         result = strict_json.loads(storage.read_record(path))
     except ValueError as error:

@@ -62,9 +62,9 @@ class Checkpointing:
     """`save` and `load` are directories or URLs. If `keep_last` is None, all checkpoints are kept. `save_local` is a directory on
     each node's disk. If `async_save` is None, the device and the memory of the nodes decide.
 
-    `start` is the checkpoint directory to start from, found after the plan was resolved, or None for step 0. `continues` is True
-    if the run itself saved this checkpoint: then all of it is restored, and `finetune`, `no_load_optim` and `no_load_rng` do not
-    apply.
+    `start` is the checkpoint directory to start from, or None for step 0; it is chosen after the plan was resolved. `continues`
+    is True if the run itself saved this checkpoint: then the whole state is restored, and `finetune`, `no_load_optim` and
+    `no_load_rng` do not apply.
     """
 
     save: str | None
@@ -91,7 +91,7 @@ class Checkpointing:
         return self.save_local_interval or LOCAL_INTERVAL
 
     def may_save_async(self, is_on_gpu: bool) -> bool:
-        """Whether checkpoints are written while training continues, if the nodes' memory holds them."""
+        """Return whether checkpoints are written while training continues, if the nodes' memory holds them."""
         return self.save is not None and (is_on_gpu if self.async_save is None else self.async_save)
 
     @property

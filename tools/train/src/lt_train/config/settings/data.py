@@ -17,7 +17,7 @@ from lt_train.config.settings.data_schedule import Schedule
 from lt_train.config.settings.streaming import Streaming
 
 POSITIVE = click.IntRange(min=1)
-# Enough to notice another tokenizer's data; reading all of a large dataset would take minutes.
+# Enough to notice another tokenizer's data. Reading a large dataset whole would take minutes.
 CHECKED_TOKENS = 1_000_000
 DEFAULT_SPLIT = "99,1,0"
 # Options that take all words up to the next option, as in Megatron.
@@ -109,7 +109,7 @@ class Data:
 
     @property
     def validation_sets(self) -> dict[str, tuple[Dataset, ...]]:
-        """Return the datasets of each validation set by name. An unnamed set has the name ""; with a split it has all data."""
+        """Return the datasets in every validation set, by name. An unnamed set has the name ""; with a split it has all data."""
         if self.split is not None:
             return {"": self.datasets}
         names = self.validation_names or ("",) * len(self.validation_datasets)
@@ -222,8 +222,8 @@ def resolve_data(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> Data
     if options["mock_data"] and options["split"]:
         note("--split has no meaning for made-up data")
     sets = validation_sets.read(tuple(options["valid_data_path"]), _read)
-    validation = tuple(dataset for _, datasets_of in sets for dataset in datasets_of)
-    validation_names = tuple(name for name, datasets_of in sets if name for _ in datasets_of)
+    validation = tuple(dataset for _, set_datasets in sets for dataset in set_datasets)
+    validation_names = tuple(name for name, set_datasets in sets if name for _ in set_datasets)
     test = _read(tuple(options["test_data_path"]))
     stated_tokenizer.check(options, (*datasets, *validation, *test))
     arriving = streaming.resolve_streaming(options, datasets)

@@ -77,7 +77,7 @@ class Schedule:
         return bool(self.phases)
 
     def last_steps(self, batches: Batches) -> list[int]:
-        """Return the last step of each phase. Samples that do not fill a large batch may fill a step of the next phase."""
+        """Return the last step in each phase. Samples that do not fill a large batch may fill a step in the next phase."""
         if batches.phase_sizes:
             return [*(batches.steps_within(size.begin) for size in batches.phase_sizes[1:]), batches.train_iters]
         ends, samples = [], 0
@@ -105,7 +105,7 @@ class Schedule:
         return self.last_steps(batches)[number]
 
     def described(self, batches: Batches) -> list[str]:
-        """Describe the steps of each phase, for people."""
+        """Describe the phases with their steps, for people."""
         firsts = [1, *(end + 1 for end in self.last_steps(batches))]
         spans = zip(self.phases, itertools.pairwise(firsts), strict=True)
         return [f"{phase.name}, steps {first:,} to {after - 1:,} of {phase.size} tokens" for phase, (first, after) in spans]
@@ -129,7 +129,7 @@ class Schedule:
         return total
 
     def length(self, batches: Batches) -> Batches:
-        """Return `batches` with the first phase's sequence length and the steps of all phases.
+        """Return `batches` with the first phase's sequence length and the number of steps in all phases.
 
         Raises BadConfig for a phase shorter than a step.
         """
@@ -148,7 +148,7 @@ class Schedule:
 
 
 def changes(stored: Any, current: Sequence[dict[str, Any]], steps_done: int) -> bool:
-    """Whether the phases that a checkpoint had begun after `steps_done` samples differ from the phases in `here`."""
+    """Return whether the phases that a checkpoint had begun after `steps_done` samples differ from the phases in `current`."""
     if not isinstance(stored, list):
         return True
     begin = 0

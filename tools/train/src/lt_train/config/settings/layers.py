@@ -145,7 +145,7 @@ class Layers:
 
 
 def resolve_layers(options: dict[str, Any], device_type: str) -> Layers:
-    """Resolve the layer options on the device `where`, and print a note about options without effect."""
+    """Resolve the layer options for a device, and print a note about options without effect."""
     idle = [f"--{name.replace('_', '-')}" for name in WITHOUT_EFFECT if options[name]]
     if idle:
         note(f"without effect here: {', '.join(idle)}")
@@ -164,11 +164,11 @@ def resolve_layers(options: dict[str, Any], device_type: str) -> Layers:
         attention_dropout=options["attention_dropout"],
         token_dispatcher=options["moe_token_dispatcher_type"],
         grouped_experts=options["moe_grouped_gemm"],
-        **{name: _in_either_spelling(options, earlier, name) for earlier, name in EARLIER_OPTIONS.items()},
+        **{name: _read_either_spelling(options, earlier, name) for earlier, name in EARLIER_OPTIONS.items()},
     )
 
 
-def _in_either_spelling(options: dict[str, Any], earlier: str, name: str) -> str:
+def _read_either_spelling(options: dict[str, Any], earlier: str, name: str) -> str:
     value = options[earlier]
     if value is None:
         return str(options[name])

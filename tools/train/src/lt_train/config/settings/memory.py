@@ -146,7 +146,7 @@ def resolve_memory(options: dict[str, Any], batches: Batches, parallel: Parallel
 
 
 def _recompute(options: dict[str, Any]) -> Recompute | None:
-    """Raises UsageError for options of the one granularity beside the other."""
+    """Resolve the options of recomputation. Raises UsageError for options that the granularity does not have."""
     granularity = options["recompute_granularity"]
     modules, method, layers = options["recompute_modules"], options["recompute_method"], options["recompute_num_layers"]
     if options["recompute_activations"]:

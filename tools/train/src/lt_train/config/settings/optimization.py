@@ -1,6 +1,6 @@
 """The optimizer, the schedules of its learning rate and weight decay, and when a run that diverges is stopped.
 
-All schedules count samples, as Megatron's do: lengths in iterations are converted to the samples of these steps.
+All schedules count samples, as Megatron's do: lengths in iterations are converted to the samples that the iterations take.
 """
 
 import dataclasses
@@ -91,7 +91,7 @@ OPTIONS = console.section(
 
 @dataclasses.dataclass(frozen=True)
 class Optimization:
-    """`wsd_decay_samples` is the length of the last part of the WSD schedule, and unused by the others."""
+    """`wsd_decay_samples` is the length of the WSD schedule's last part. Other schedules do not use it."""
 
     optimizer: str
     lr: float
@@ -116,7 +116,7 @@ class Optimization:
 
     @property
     def splits_state(self) -> bool:
-        """Whether ranks can split the optimizer's state by elements; Muon needs whole matrices."""
+        """Whether ranks can split the optimizer's state by elements. Muon needs whole matrices."""
         return self.optimizer != "muon"
 
 
@@ -166,7 +166,10 @@ def _length(options: dict[str, Any], name: str, batches: Batches) -> int | None:
 
 
 def _last(options: dict[str, Any], batches: Batches, decay: int) -> int | None:
-    """As `_length` of the last part of a WSD schedule that is `decay` samples long: its steps are the last ones."""
+    """Return the length in samples of the last part of a WSD schedule with `decay` samples; None if no option sets it.
+
+    `_length` would count the part's iterations from the start of the run, but a step's batch size may have grown until then.
+    """
     samples, iterations = _length(options, "lr-wsd-decay", batches), options["lr_wsd_decay_iters"]
     steps = batches.steps_within(decay)
     if iterations is None or iterations > steps:

@@ -231,7 +231,7 @@ def _common_divisors(sizes: Iterable[int]) -> list[int]:
     return [size for size in range(1, min(largest, MOST_TENSOR_PARALLEL) + 1) if largest % size == 0]
 
 
-def _listed(numbers: Sequence[int]) -> str:
+def _join_choices(numbers: Sequence[int]) -> str:
     *most, last = map(str, numbers)
     return f"{', '.join(most)} or {last}" if most else last
 
@@ -250,7 +250,7 @@ def check(parallel: Parallelism, model: Architecture, seq_length: int) -> Iterat
         if size % parallel.tensor:
             yield BadConfig(
                 f"{what} {size} not divisible by tensor parallel size {parallel.tensor}",
-                f"choose {_listed(_common_divisors(divisible.values()))}",
+                f"choose {_join_choices(_common_divisors(divisible.values()))}",
             )
     if parallel.sequence and parallel.tensor == 1:
         yield BadConfig("sequence parallelism needs a tensor parallel size above 1", "drop --sequence-parallel")

@@ -101,7 +101,7 @@ class Precision:
         return self.dtype != "float32"
 
     def scale_falls(self, loss_scale: float) -> bool:
-        """Whether a step with infinite gradients can still lower the loss scale."""
+        """Return whether a step with infinite gradients can still lower the loss scale."""
         return self.fp16 and self.loss_scale is None and loss_scale > self.min_loss_scale
 
 

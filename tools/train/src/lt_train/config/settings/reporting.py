@@ -1,4 +1,4 @@
-"""Settings for reports: what a run writes, to which directory or service, how often, and which steps it profiles."""
+"""Settings for reports: the log interval, the directories and services that a run writes to, and the profiled steps."""
 
 import dataclasses
 import importlib.util
@@ -22,7 +22,7 @@ ALL_RANKS = "all"
 OPTIONS = console.section(
     "Reports",
     click.option("--log-interval", type=click.IntRange(min=1), default=10, help="Write a log line every N steps."),
-    click.option("--log-sample-loss", is_flag=True, help="Write the loss of each sample of a step to SAVE/sample-losses.jsonl."),
+    click.option("--log-sample-loss", is_flag=True, help="Write the loss of every sample in a step to SAVE/sample-losses.jsonl."),
     click.option("--log-throughput", is_flag=True, hidden=True, help="No effect: throughput is always logged."),
     click.option(
         "--timing-log-level", type=click.IntRange(0, 2), default=0, help="Time the parts of a step, coarse (1) or fine (2)."

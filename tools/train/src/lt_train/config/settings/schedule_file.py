@@ -1,4 +1,4 @@
-"""The file of --data-schedule, YAML or JSON, which describes the phases of a run.
+"""Read the file of --data-schedule, YAML or JSON, which describes the phases of a run.
 
 phases:
   - name: pretraining
@@ -24,7 +24,7 @@ from lt_shared.models.architecture import Architecture
 from lt_train.config.settings import streaming
 from lt_train.config.settings.batches import LENGTHS, sequence_length
 from lt_train.config.settings.data_schedule import OPTION, Phase, Schedule
-from lt_train.config.settings.model.architecture import given_scaling
+from lt_train.config.settings.model.architecture import parse_rope_scaling
 
 FIELDS = ("name", "tokens", "samples", "weights", "seq_length", "global_batch_size", "rotary_base", "rope_scaling")
 LONGEST_NAME = 60
@@ -125,7 +125,7 @@ def _architecture(fields: dict[str, Any], architecture: Architecture, name: str)
     if base := _whole(fields, "rotary_base", name):
         changes["rotary_base"] = float(base)
     if scaling := fields.get("rope_scaling"):
-        changes["rope_scaling"] = given_scaling(scaling if isinstance(scaling, str) else json.dumps(scaling), architecture)
+        changes["rope_scaling"] = parse_rope_scaling(scaling if isinstance(scaling, str) else json.dumps(scaling), architecture)
     return dataclasses.replace(architecture, **changes) if changes else architecture
 
 

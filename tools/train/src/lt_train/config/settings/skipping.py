@@ -32,7 +32,7 @@ OPTIONS = console.section(
 
 @dataclasses.dataclass(frozen=True)
 class Skipping:
-    """Steps are counted from 1, as in the log; samples from 0, in the order in which the run reads them."""
+    """The steps to skip, counted from 1 as in the log, and the samples, counted from 0 in the order that the run reads them."""
 
     steps: SkipList
     samples: SkipList

@@ -5,6 +5,7 @@ path of the shard list, so it does not depend on how many shards exist when the 
 """
 
 import dataclasses
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,14 +17,14 @@ from lt_shared import console
 from lt_shared.console import NoInput, UsageError, note
 from lt_shared.contracts import manifest
 from lt_shared.contracts.manifest import Dataset
-from lt_shared.data.sample_order import dataset_names, shard_list
+from lt_shared.data.sample_order import shard_list
 from lt_shared.data.sample_order.shard_list import ShardList
 from lt_shared.data.sample_order.split import split_ranges
 from lt_shared.files import storage
 from lt_train.process import stream_intake
 
 POLL_SECONDS = 1.0
-# Shares of the first shard. It is small: 1% of it would be too few tokens to evaluate on.
+# Shares of the first shard. A shard is small: 1% would be too few tokens to evaluate on.
 DEFAULT_SPLIT = "90,10,0"
 PIPE = "pipe:"
 
@@ -38,6 +39,9 @@ OPTIONS = console.section(
     click.option("--tokenizer", metavar="TOKENIZER", help="Tokenize text files in DATA, as lt-preprocess does."),
     click.option("--follow", is_flag=True, help="Read @FILE, the shard list of a stream, while it grows."),
 )
+_LONGEST_NAME = 60
+# Characters that a dataset's name must not have: separators of the pairs in a log line, and control characters of terminals.
+_UNFIT = re.compile(r"[^\w./+@-]", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +65,7 @@ class StreamHead(Dataset):
 
 
 def datasets(words: Sequence[str], follow: bool) -> tuple[Dataset, ...]:
-    """Return the datasets that arguments name, with the first shard of each stream. Raises as `manifest.read`."""
+    """Return the datasets that arguments name; for a stream, its first shard. Raises as `manifest.read`."""
     if not any(map(stream_intake.is_pipe, words)) and not any(word.startswith("@") for word in words):
         return tuple(manifest.datasets(manifest.read(words), " ".join(words)))
     result: list[Dataset] = []
@@ -88,7 +92,7 @@ def _plain(words: Sequence[str]) -> Sequence[Dataset]:
     names = []
     for word in words:
         if stream_intake.is_pipe(word.removeprefix("@")) or word == stream_intake.STANDARD_INPUT:
-            intake = stream_intake.opened(word.removeprefix("@"))
+            intake = stream_intake.open_intake(word.removeprefix("@"))
             result += manifest.datasets(manifest.parse(intake.lines(), intake.name), intake.name)
         else:
             names.append(word)
@@ -98,23 +102,23 @@ def _plain(words: Sequence[str]) -> Sequence[Dataset]:
 def _head(word: str, pipes: int, follow: bool) -> StreamHead | None:
     pipe = word.removeprefix("@")
     if stream_intake.is_pipe(pipe):
-        intake = stream_intake.opened(pipe)
+        intake = stream_intake.open_intake(pipe)
         line = intake.first_line()
-        return _first_of(shard_list.parse(line, intake.name), f"{PIPE}{pipes}") if shard_list.begins(line) else None
+        return _stream_head(shard_list.parse(line, intake.name), f"{PIPE}{pipes}") if shard_list.begins(line) else None
     if not word.startswith("@"):
         return None
     path = word[1:]
-    shards = _waited_for(path) if follow else _finished(path)
-    return None if shards is None else _first_of(shards, manifest.absolute(path))
+    shards = _wait_for_list(path) if follow else _read_finished_list(path)
+    return None if shards is None else _stream_head(shards, manifest.absolute(path))
 
 
-def _first_of(shards: ShardList, place: str) -> StreamHead:
+def _stream_head(shards: ShardList, place: str) -> StreamHead:
     tokens = sum(shard.tokens or 0 for shard in shards.shards) if shards.is_finished else None
     fields = {field.name: getattr(shards.shards[0], field.name) for field in dataclasses.fields(Dataset)}
     return StreamHead(**fields, list=place, tokens_in_all=tokens)
 
 
-def _finished(path: str) -> ShardList | None:
+def _read_finished_list(path: str) -> ShardList | None:
     """Read the shard list in a file, or return None for any other manifest. Raises NoInput for an incomplete list."""
     text = storage.read_bytes(path).decode("utf-8", "surrogateescape")
     if not shard_list.begins(text.lstrip().partition("\n")[0]):
@@ -128,7 +132,7 @@ def _finished(path: str) -> ShardList | None:
     return shards
 
 
-def _waited_for(path: str) -> ShardList:
+def _wait_for_list(path: str) -> ShardList:
     """Wait for a shard list to have a line and for the files of its first shard to be visible on this node; return the list.
 
     The list does not count as finished even if it has its last line, because other nodes may not see that line yet.
@@ -179,7 +183,31 @@ def names(datasets: Sequence[Dataset], lists: Sequence[str | None] = ()) -> list
     """Return the names of the run's datasets. Streams are named after their `lists`."""
     are_streams = [place is not None for place in lists] or [isinstance(dataset, StreamHead) for dataset in datasets]
     paired = zip(datasets, are_streams, strict=True)
-    return dataset_names.names([str(dataset.stream) if is_stream else dataset.prefix for dataset, is_stream in paired])
+    return _short_names([str(dataset.stream) if is_stream else dataset.prefix for dataset, is_stream in paired])
+
+
+def _short_names(prefixes: Sequence[str]) -> list[str]:
+    """Name each dataset by the end of its path, as long as it takes to tell the names apart; a repeated prefix gets a number.
+
+    `/fsx/web/part_text_document` and `/fsx/code/part_text_document` are `web/part_text_document` and `code/part_text_document`.
+    """
+    dataset_names = _path_ends(prefixes, 1)
+    count_by_name: dict[str, int] = {}
+    for place, name in enumerate(dataset_names):
+        count_by_name[name] = count_by_name.get(name, 0) + 1
+        if count_by_name[name] > 1:
+            dataset_names[place] = f"{name}@{count_by_name[name]}"
+    return dataset_names
+
+
+def _path_ends(prefixes: Sequence[str], components: int) -> list[str]:
+    ends = ["/".join(prefix.split("/")[-components:]) for prefix in prefixes]
+    alike = {end for end in ends if len({prefix for prefix, other in zip(prefixes, ends, strict=True) if other == end}) > 1}
+    if not alike:
+        return [_UNFIT.sub("_", end)[-_LONGEST_NAME:] for end in ends]
+    longer = _path_ends([prefix for prefix, end in zip(prefixes, ends, strict=True) if end in alike], components + 1)
+    told_apart = iter(longer)
+    return [next(told_apart) if end in alike else _UNFIT.sub("_", end)[-_LONGEST_NAME:] for end in ends]
 
 
 def plain_datasets(datasets: Sequence[Dataset]) -> tuple[Dataset, ...]:
@@ -199,8 +227,8 @@ def length_options(options: dict[str, Any], datasets: Sequence[Dataset]) -> dict
     tokens = streams[0].tokens_in_all
     if len(datasets) > 1 or tokens is None:
         raise UsageError("how long to train on a stream is not said", "--train-tokens, --train-samples or --train-iters")
-    # The first token of a sample is the last of the one before it.
-    return options | {"train_tokens": max(1, tokens - _kept_apart(streams[0].prefix, split_of(options)) - 1)}
+    # Consecutive samples share a token: the first token of a sample is the last token of the sample before.
+    return options | {"train_tokens": max(1, tokens - _held_out_tokens(streams[0].prefix, split_of(options)) - 1)}
 
 
 def split_of(options: dict[str, Any]) -> str | None:
@@ -209,7 +237,7 @@ def split_of(options: dict[str, Any]) -> str | None:
     return None if separate else options["split"] or DEFAULT_SPLIT
 
 
-def _kept_apart(prefix: str, split: str | None) -> int:
+def _held_out_tokens(prefix: str, split: str | None) -> int:
     """Count the tokens of the first shard that are held out from training."""
     from lt_shared.data import indexed_dataset
 

@@ -1,8 +1,8 @@
 """Self attention: queries, keys and values of grouped heads, rotated, mixed, and projected back.
 
 It covers all variants except latent attention (`mixers/latent_attention.py`): norms of queries and keys, per head or over all
-heads; biases; RoPE of all or some channels, with a separate base in layers with a window (Gemma 3, OLMo 3). The core attention
-handles windows, sinks and soft caps (`mixers/core_attention.py`, `mixers/flash_attention.py`).
+heads; biases; RoPE in every channel or in some, with a separate base in layers with a window (Gemma 3, OLMo 3). The core
+attention handles windows, sinks and soft caps (`mixers/core_attention.py`, `mixers/flash_attention.py`).
 
 The weights have megatron-core's names: `linear_qkv` [groups x (heads per group + 2) x d, h], with the queries of a group before
 its key and value, and `linear_proj` [h, heads x d].
@@ -26,7 +26,7 @@ from lt_train.parallel.ddp import wait_for_weights
 
 
 class Attention(MegatronModule):  # type: ignore[misc]
-    """Self attention of one layer.
+    """The self attention in a block.
 
     `local_angles` replace the angles of the model in this layer. `rotates_by_kernel`: one kernel splits, normalizes and rotates.
     `groups` is the number of local query groups, each with `group_heads` heads.
@@ -113,6 +113,9 @@ class Attention(MegatronModule):  # type: ignore[misc]
 
 @functools.lru_cache(maxsize=2)
 def _cosines_and_sines(angles: Tensor) -> tuple[Tensor, Tensor]:
-    """Return float32 cosines and sines [s, channels / 2] of `angles` [s, 1, 1, channels]. All layers share one or two of them."""
+    """Return float32 cosines and sines [s, channels / 2] for `angles` [s, 1, 1, channels].
+
+    The cache has two entries, because layers with a window may have other angles than the model.
+    """
     half = angles[:, 0, 0, : angles.shape[-1] // 2].float()
     return half.cos().contiguous(), half.sin().contiguous()

@@ -5,11 +5,11 @@ window and context parallelism mask more than the later tokens. One rule (`_rule
 FlexAttention compiles the rule into its kernel and skips fully masked blocks; on a CPU the rule becomes a dense mask [queries,
 keys].
 
-Of 2 x N equal chunks of the sequence, context-parallel rank r has chunks r and 2N-1-r, as in Megatron, so that all ranks compute
-equally many pairs. Each rank all-gathers the keys and values, and the gradients are reduce-scattered. A ring would hold less but
-needs N sends per layer. With grouped queries, keys and values are small: 0.5 GB per layer for Llama 3 8B at 128k tokens, in bf16,
-kept for the backward pass unless the layer is recomputed. This attention waits for the all-gather; `mixers/flash_attention.py`
-overlaps it.
+The sequence is cut into 2 x N equal chunks. Context-parallel rank r has chunks r and 2N-1-r, as in Megatron, so that all ranks
+compute equally many pairs. Each rank all-gathers the keys and values, and reduce-scatters their gradients. A ring would hold less
+but needs N sends per layer. With grouped queries, keys and values are small: 0.5 GB per layer for Llama 3 8B at 128k tokens, in
+bf16, kept for the backward pass unless the layer is recomputed. This attention waits for the all-gather;
+`mixers/flash_attention.py` overlaps it.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ class CausalAttention(torch.nn.Module):
         super().__init__()
         self.softmax_scale, self.softcap = softmax_scale, softcap
         self.dropout = config.attention_dropout
-        # Sequence-parallel layers already fork the random state of each tensor-parallel rank (`Blocks.forward`).
+        # `Blocks.forward` has already forked the random state of sequence-parallel ranks.
         self.dropout_generator = contextlib.nullcontext if config.sequence_parallel else get_cuda_rng_tracker().fork
         has_window = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
         self.window = config.window_size[0] if has_window else None
@@ -61,7 +61,7 @@ class CausalAttention(torch.nn.Module):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None = None) -> Tensor:
         """Return [s, b, heads * v] for `query` [s, b, heads, d], `key` [s, b, groups, d] and `value` [s, b, groups, v].
 
-        `documents` [b, n + 1] are the document borders of the whole samples; this rank holds `s` tokens of each sample.
+        `documents` [b, n + 1] are the document borders of the whole samples. This rank holds `s` tokens per sample.
         """
         sequence, batch = query.shape[:2]
         rank = 0
@@ -73,28 +73,28 @@ class CausalAttention(torch.nn.Module):
         window = self.window if self.window is not None and self.window < len(key) - 1 else None
         query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
         if documents is None and self.ranks == 1:
-            mixed = self._causal(query, key, value, window)
+            mixed = self._attend_causal(query, key, value, window)
         else:
-            mixed = self._masked(query, key, value, _mask(documents, window, sequence, rank, self.ranks, query.device))
+            mixed = self._attend_masked(query, key, value, _mask(documents, window, sequence, rank, self.ranks, query.device))
         return mixed.permute(2, 0, 1, 3).reshape(sequence, batch, -1)
 
-    def _causal(self, query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
+    def _attend_causal(self, query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
         """Attend with `query` [b, heads, s, d] to `key` and `value` [b, groups, s, d], within `window` keys if it is not None."""
         if window is not None or self.softcap is not None or self.softmax_offset is not None:
-            return self._masked(query, key, value, _mask(None, window, query.shape[2], 0, 1, query.device))
+            return self._attend_masked(query, key, value, _mask(None, window, query.shape[2], 0, 1, query.device))
         if query.device.type == CPU or torch.are_deterministic_algorithms_enabled():
             return self._scaled_dot_product(query, key, value, is_causal=True)
         with sdpa_kernel(FASTEST_FIRST, set_priority=True):
             return self._scaled_dot_product(query, key, value, is_causal=True)
 
-    def _masked(self, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
+    def _attend_masked(self, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
         if query.device.type != CPU:
-            return self._flex(query, key, value, mask)
+            return self._attend_flex(query, key, value, mask)
         if self.softcap is not None or self.softmax_offset is not None:
-            return self._dense(query, key, value, mask)
+            return self._attend_densely(query, key, value, mask)
         return self._scaled_dot_product(query, key, value, attn_mask=mask)
 
-    def _dense(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    def _attend_densely(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
         """Compute the matrix of scores, because SDPA has no soft cap and no sinks. A sink is one more column without a value."""
         batch, groups = key.shape[:2]
         queries = query.reshape(batch, groups, -1, *query.shape[2:])
@@ -124,7 +124,7 @@ class CausalAttention(torch.nn.Module):
                 **masking,
             )
 
-    def _flex(self, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
+    def _attend_flex(self, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
         settings = {"block_mask": mask, "scale": self.softmax_scale, "enable_gqa": query.shape[1] != key.shape[1]}
         if self.softcap is not None:
             settings["score_mod"] = _soft_cap(self.softcap)
@@ -159,7 +159,7 @@ def sequence_share(tensor: Tensor, dimension: int, rank: int, ranks: int) -> Ten
 
 
 def document_numbers(borders: Tensor, length: int) -> Tensor:
-    """Return the document number of each token in its sample, int32 [b, length], from the borders [b, n + 1]."""
+    """Return every token's document number in its sample, int32 [b, length], from the borders [b, n + 1]."""
     positions = torch.arange(length, dtype=borders.dtype, device=borders.device).repeat(len(borders), 1)
     return torch.searchsorted(borders, positions, right=True, out_int32=True) - 1
 
@@ -189,12 +189,12 @@ def _rule(numbers: Tensor | None, window: int | None, query_positions: Tensor, k
 
     def sees(sample: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         distance = query_positions[query] - key_positions[key]
-        seen = distance >= 0
+        is_visible = distance >= 0
         if window is not None:
-            seen = seen & (distance <= window)
+            is_visible = is_visible & (distance <= window)
         if numbers is not None:
-            seen = seen & (query_documents[sample, query] == key_documents[sample, key])
-        return seen
+            is_visible = is_visible & (query_documents[sample, query] == key_documents[sample, key])
+        return is_visible
 
     return sees
 
@@ -227,11 +227,11 @@ def _compiled_flex_with_sinks() -> Callable[..., Tensor]:
 
     # torch 2.8 has no AuxRequest, and releases after 2.13 may lack `return_lse`.
     request = getattr(flex_attention, "AuxRequest", None)
-    asked = {"return_aux": request(lse=True)} if request else {"return_lse": True}
+    options = {"return_aux": request(lse=True)} if request else {"return_lse": True}
 
     def attend(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor, **settings: Any) -> Tensor:
-        mixed, found = flex_attention.flex_attention(query, key, value, **settings, **asked)
-        normalizers = found.lse if request else found
+        mixed, statistics = flex_attention.flex_attention(query, key, value, **settings, **options)
+        normalizers = statistics.lse if request else statistics
         scaled: Tensor = (mixed * torch.sigmoid(normalizers - sinks.float()[:, None]).unsqueeze(-1)).to(mixed.dtype)
         return scaled
 

@@ -1,9 +1,9 @@
 """Causal attention with flash-attn-4 (Shah et al. 2024, in NVIDIA's CuTe language), the fastest attention for Hopper.
 
-For Llama 3's heads at 8192 tokens, forward and backward on an H200, 2026-11-22: 7.8 ms compared with cuDNN's 9.2 for a head size
-of 64, 13.3 compared with 14.7 for 128. The first call compiles for five seconds. `lt_train.config.kernels` lists the unsupported
-settings and then chooses `CausalAttention`. Values may have another head size than queries and keys: 128 and 192 in latent
-attention.
+For Llama 3's heads at 8192 tokens, forward and backward take 7.8 ms for a head size of 64, and 13.3 ms for 128; cuDNN's take 9.2
+and 14.7 ms (H200, 2026-11-22). The first call compiles for five seconds. `lt_train.config.kernels` knows the settings that
+flash-attn-4 does not support and chooses `CausalAttention` for them. Values may have another head size than queries and keys: 128
+and 192 in latent attention.
 """
 
 import dataclasses
@@ -73,19 +73,19 @@ def chunks(length: int, window: int | None, rank: int, ranks: int) -> list[Chunk
     local_chunks = []
     for place, number in enumerate((rank, 2 * ranks - 1 - rank)):
         begin = number * size
-        seen = 0 if window is None else max(0, begin - window)
-        local_chunks.append(Chunk(slice(place * size, (place + 1) * size), begin, begin + size, seen))
+        first_key = 0 if window is None else max(0, begin - window)
+        local_chunks.append(Chunk(slice(place * size, (place + 1) * size), begin, begin + size, first_key))
     return local_chunks
 
 
 class _Attention(torch.autograd.Function):
-    """As `attend`; the result is stored as [s, b, heads, v].
+    """Compute `attend`, with the result stored as [s, b, heads, v].
 
-    flash-attn-4 expects the batch before the sequence. Its public function would return that layout, and a copy would be needed;
-    the kernels here write into views of the final layout instead, which saves 7 ms of a step of 850.
+    flash-attn-4 expects the batch before the sequence. Its public function would return that layout, which the next layer would
+    have to copy. Here the kernels write into views of the final layout, which saves 7 ms of a step of 850.
 
-    The backward kernel computes probabilities again from scores and normalizers, and takes the product of output and gradient
-    from the output. With the sinks in both, its gradients are those of attention with sinks.
+    The backward kernel computes the probabilities again from scores and normalizers, and the product of output and gradient from
+    the output. Both the normalizers and the output that it gets include the sinks, so its gradients include them as well.
     """
 
     @staticmethod
@@ -111,10 +111,10 @@ class _Attention(torch.autograd.Function):
         normalizers = []
         for chunk in ctx.chunks:
             if gathered is not None:
-                key, value = torch.split(gathered.until(chunk.end), ctx.sizes, dim=-1)
+                key, value = torch.split(gathered.wait_for(chunk.end), ctx.sizes, dim=-1)
             mixed = output[chunk.rows]
-            seen = key[chunk.first_key : chunk.end], value[chunk.first_key : chunk.end]
-            normalizer = _forward(query[chunk.rows], *seen, mixed, _calls(chunk, documents), ctx.settings)
+            visible = key[chunk.first_key : chunk.end], value[chunk.first_key : chunk.end]
+            normalizer = _forward(query[chunk.rows], *visible, mixed, _calls(chunk, documents), ctx.settings)
             normalizers.append(normalizer if sinks is None else _add_sinks(mixed.transpose(0, 1), normalizer, sinks))
         ctx.save_for_backward(query, key, value, sinks, documents, output, *normalizers)
         return output
@@ -122,31 +122,37 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, sinks, documents, output, *normalizers = ctx.saved_tensors
-        of_query = query.new_empty(query.shape)
+        query_gradient = query.new_empty(query.shape)
 
-        def backward(number: int, of_key: Tensor, of_value: Tensor) -> None:
+        def backward(number: int, key_gradient: Tensor, value_gradient: Tensor) -> None:
             chunk = ctx.chunks[number]
-            rows, seen = chunk.rows, slice(chunk.first_key, chunk.end)
-            given = (query[rows], key[seen], value[seen], output[rows], gradient[rows])
-            results = {"dq": of_query[rows], "dk": of_key, "dv": of_value}
-            _backward(given, normalizers[number], results, _calls(chunk, documents), ctx.settings)
+            rows, keys = chunk.rows, slice(chunk.first_key, chunk.end)
+            inputs = (query[rows], key[keys], value[keys], output[rows], gradient[rows])
+            results = {"dq": query_gradient[rows], "dk": key_gradient, "dv": value_gradient}
+            _backward(inputs, normalizers[number], results, _calls(chunk, documents), ctx.settings)
 
         if ctx.group is None:
-            of_key, of_value = torch.empty_like(key), torch.empty_like(value)
-            backward(0, of_key, of_value)
+            key_gradient, value_gradient = torch.empty_like(key), torch.empty_like(value)
+            backward(0, key_gradient, value_gradient)
         else:
-            of_key, of_value = _summed(backward, ctx.chunks, key, ctx.sizes, ctx.group)
-        of_sinks = None
+            key_gradient, value_gradient = _sum_over_ranks(backward, ctx.chunks, key, ctx.sizes, ctx.group)
+        sinks_gradient = None
         if sinks is not None:
-            of_sinks = _sinks_gradient(output.transpose(0, 1), gradient.transpose(0, 1), torch.cat(normalizers, dim=-1), sinks)
-        return of_query, of_key, of_value, of_sinks, None, None, None, None
+            sinks_gradient = _sinks_gradient(
+                output.transpose(0, 1), gradient.transpose(0, 1), torch.cat(normalizers, dim=-1), sinks
+            )
+        return query_gradient, key_gradient, value_gradient, sinks_gradient, None, None, None, None
 
 
-def _summed(
-    backward: Callable[[int, Tensor, Tensor], None], both: list[Chunk], key: Tensor, sizes: list[int], group: Any
+def _sum_over_ranks(
+    backward: Callable[[int, Tensor, Tensor], None], local_chunks: list[Chunk], key: Tensor, sizes: list[int], group: Any
 ) -> tuple[Tensor, ...]:
-    """The gradients of this rank's keys and values, whose heads have `sizes`, from what `backward` computes for each chunk."""
-    first, second = both
+    """Return the gradients of this rank's keys and values, summed over the ranks.
+
+    `backward` computes the gradients for a local chunk by its number. `sizes` are the head sizes of keys and values.
+    """
+    first, second = local_chunks
+    # The second chunk's gradients are computed first and sent to the other ranks while the first chunk's are computed.
     whole = key.new_empty(*key.shape[:-1], sum(sizes))
     whole[: second.first_key].zero_()
     whole[second.end :].zero_()
@@ -162,22 +168,22 @@ def _summed(
 def _calls(chunk: Chunk, documents: Tensor | None) -> Iterator[tuple[int | None, dict[str, Any]]]:
     """Yield the kernel calls for `chunk`: the sample, or None for all samples, and the document borders.
 
-    Documents are sequences of unequal length in one call; the kernels read their borders on the GPU. The queries of a document in
-    the chunk see the keys from the begin of the document. A document before the chunk has no queries, and its keys get zero
-    gradients. Such a call takes one sample, because the samples are not contiguous in memory.
+    Documents are sequences of unequal length in one call. The kernels read the borders on the GPU. A document's queries in the
+    chunk see the keys from the begin of the document. A document before the chunk has no queries, and its keys get zero
+    gradients. A call with documents takes a single sample, because the samples are not contiguous in memory.
     """
     if documents is None:
         yield None, {}
         return
-    of_queries = documents.clamp(chunk.begin, chunk.end) - chunk.begin
-    of_keys = documents.clamp(chunk.first_key, chunk.end) - chunk.first_key
+    query_borders = documents.clamp(chunk.begin, chunk.end) - chunk.begin
+    key_borders = documents.clamp(chunk.first_key, chunk.end) - chunk.first_key
     longest = {"max_seqlen_q": chunk.end - chunk.begin, "max_seqlen_k": chunk.end - chunk.first_key}
-    for sample, (queries, keys) in enumerate(zip(of_queries, of_keys, strict=True)):
+    for sample, (queries, keys) in enumerate(zip(query_borders, key_borders, strict=True)):
         yield sample, {"cu_seqlens_q": queries, "cu_seqlens_k": keys, **longest}
 
 
-def _of_call(sample: int | None, tensor: Tensor) -> Tensor:
-    """What a kernel takes of `tensor` [s, b, ...]."""
+def _select_sample(sample: int | None, tensor: Tensor) -> Tensor:
+    """Return the view [b, s, ...] of `tensor` [s, b, ...], or with a `sample` number its tokens [s, ...]."""
     return tensor.transpose(0, 1) if sample is None else tensor[:, sample]
 
 
@@ -189,52 +195,59 @@ def _forward(
     calls: Iterator[tuple[int | None, dict[str, Any]]],
     settings: dict[str, Any],
 ) -> Tensor:
-    """Write `output`; returns the normalizers [b, heads, s]."""
+    """Write `output` [s, b, heads, v], and return the normalizers [b, heads, s], in float32."""
     sequence, batch, heads, _ = query.shape
     normalizers = torch.empty(batch, heads, sequence, dtype=torch.float32, device=query.device)
-    for sample, places in calls:
-        given = (_of_call(sample, each) for each in (query, key, value))
-        results = {"out": _of_call(sample, output), "lse": normalizers if sample is None else normalizers[sample]}
-        _flash()._flash_attn_fwd(*given, **results, **places, **settings)
+    for sample, borders in calls:
+        inputs = (_select_sample(sample, tensor) for tensor in (query, key, value))
+        results = {"out": _select_sample(sample, output), "lse": normalizers if sample is None else normalizers[sample]}
+        _flash()._flash_attn_fwd(*inputs, **results, **borders, **settings)
     return normalizers
 
 
 def _backward(
-    given: tuple[Tensor, ...],
+    inputs: tuple[Tensor, ...],
     normalizers: Tensor,
     results: dict[str, Tensor],
     calls: Iterator[tuple[int | None, dict[str, Any]]],
     settings: dict[str, Any],
 ) -> None:
-    """Write `results`, the gradients, from queries, keys, values, output and its gradient."""
-    for sample, places in calls:
-        own = normalizers if sample is None else normalizers[sample]
-        written = {name: _of_call(sample, each) for name, each in results.items()}
-        _flash()._flash_attn_bwd(*(_of_call(sample, each) for each in given), own, **written, **places, **settings)
+    """Write the gradients into `results`. `inputs` are queries, keys, values, the output and its gradient."""
+    for sample, borders in calls:
+        selected = [_select_sample(sample, tensor) for tensor in inputs]
+        gradients = {name: _select_sample(sample, gradient) for name, gradient in results.items()}
+        normalizer = normalizers if sample is None else normalizers[sample]
+        _flash()._flash_attn_bwd(*selected, normalizer, **gradients, **borders, **settings)
 
 
 def _add_sinks(output: Tensor, normalizers: Tensor, sinks: Tensor) -> Tensor:
-    """Let the sinks [heads] take their share of `output` [b, s, heads, d], in place; the normalizers [b, heads, s] with them."""
+    """Scale `output` [b, s, heads, d] in place by the probability that the sinks [heads] leave for the keys.
+
+    Return the normalizers [b, heads, s] with the sinks included.
+    """
     column = sinks.float()[:, None]
     output.mul_(torch.sigmoid(normalizers - column).transpose(1, 2).unsqueeze(-1))
     return torch.logaddexp(normalizers, column)
 
 
 def _sinks_gradient(output: Tensor, gradient: Tensor, normalizers: Tensor, sinks: Tensor) -> Tensor:
-    """A sink has no value: what its probability adds to the output is nothing, and what it takes from it is in proportion."""
+    """Return the gradient of the sinks [heads].
+
+    A sink has no value. So its probability adds nothing to the output, and scales the output down in proportion.
+    """
     products = (output.float() * gradient.float()).sum(dim=-1).transpose(1, 2)
     probabilities = torch.exp(sinks.float()[:, None] - normalizers)
     return -(probabilities * products).sum(dim=(0, 2)).to(sinks.dtype)
 
 
 def load() -> None:
-    """Import flash-attn-4, which the first call would do."""
+    """Import flash-attn-4, which takes seconds, before the first call needs it."""
     _flash()
 
 
 @functools.cache
 def _flash() -> ModuleType:
-    # It compiles with arguments that its compiler warns of, each time.
+    # flash-attn-4 passes arguments that its compiler warns about at every compilation.
     warnings.filterwarnings("ignore", message="Argument aux_data", category=UserWarning)
     from flash_attn.cute import interface
 

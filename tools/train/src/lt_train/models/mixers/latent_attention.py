@@ -48,10 +48,10 @@ class LatentAttention(MegatronModule):  # type: ignore[misc]
         if sizes.q_lora_rank is None:
             self.linear_q_proj = linears.column(hidden, architecture.query_size, bias=False)
         else:
-            self.linear_q_down_proj = _replicated(config, hidden, sizes.q_lora_rank)
+            self.linear_q_down_proj = _replicated_linear(config, hidden, sizes.q_lora_rank)
             self.q_layernorm = norm(config, sizes.q_lora_rank, LATENT_NORM_EPSILON)
             self.linear_q_up_proj = linears.column(sizes.q_lora_rank, architecture.query_size, bias=False)
-        self.linear_kv_down_proj = _replicated(config, hidden, sizes.kv_lora_rank + sizes.qk_pos_emb_head_dim)
+        self.linear_kv_down_proj = _replicated_linear(config, hidden, sizes.kv_lora_rank + sizes.qk_pos_emb_head_dim)
         self.kv_layernorm = norm(config, sizes.kv_lora_rank, LATENT_NORM_EPSILON)
         self.linear_kv_up_proj = linears.column(sizes.kv_lora_rank, heads * (sizes.qk_head_dim + sizes.v_head_dim), bias=False)
         self.core_attention = core_attention
@@ -95,7 +95,7 @@ class LatentAttention(MegatronModule):  # type: ignore[misc]
         return whole
 
 
-def _replicated(config: TransformerConfig, inputs: int, outputs: int) -> torch.nn.Linear:
+def _replicated_linear(config: TransformerConfig, inputs: int, outputs: int) -> torch.nn.Linear:
     """Build a linear layer that is replicated on the tensor-parallel ranks. With sequence parallelism they sum its gradient.
 
     As in TransformerEngine, the projections down to a latent are replicated: they are 2% of the attention weights of DeepSeek-V3,
@@ -132,11 +132,11 @@ def _cosines_and_sines(
 
 @functools.cache
 def _compiled() -> Callable[..., tuple[Tensor, Tensor]]:
-    """Compile `_with_positions`. In eager mode its operations make 20 passes over queries and keys."""
-    return torch.compile(_with_positions, dynamic=False)
+    """Compile `_add_positions`. In eager mode its operations make 20 passes over queries and keys."""
+    return torch.compile(_add_positions, dynamic=False)
 
 
-def _with_positions(query: Tensor, content: Tensor, rotated: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor]:
+def _add_positions(query: Tensor, content: Tensor, rotated: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor]:
     """Rotate the last channels of `query` [s, b, heads, d], and build the keys.
 
     The keys are `content` [s, b, heads, d - r], different for each head, and the rotated channels `rotated` [s, b, r], shared by
@@ -144,16 +144,16 @@ def _with_positions(query: Tensor, content: Tensor, rotated: Tensor, cosines: Te
     """
     shared = rotated.shape[-1]
     unrotated, turned = torch.split(query, [query.shape[-1] - shared, shared], dim=-1)
-    query = torch.cat((unrotated, _rotated(turned, cosines, sines)), dim=-1)
-    key = _rotated(rotated.unsqueeze(2), cosines, sines).expand(-1, -1, content.shape[2], -1)
+    query = torch.cat((unrotated, _rotate_pairs(turned, cosines, sines)), dim=-1)
+    key = _rotate_pairs(rotated.unsqueeze(2), cosines, sines).expand(-1, -1, content.shape[2], -1)
     return query, torch.cat((content, key), dim=-1)
 
 
-def _rotated(channels: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+def _rotate_pairs(channels: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """Rotate pairs of adjacent channels by their angles.
 
-    In the result, the first channels of all pairs come before the second channels. Queries and keys have the same order, so
-    scores do not depend on it.
+    In the result, the first channels of all pairs come before the second channels. Scores stay the same, because queries and keys
+    have the same order of channels.
     """
     first, second = _split_last(channels, 2).unbind(-1)
     return torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)

@@ -11,24 +11,26 @@ from lt_train.models.mixers.core_attention import sequence_share
 
 
 def inverse_frequencies(architecture: Architecture, seq_length: int = 0) -> torch.Tensor:
-    """Return the radians per token of each pair of rotated channels, float32 [rotary channels / 2].
+    """Return the radians per token for every pair of rotated channels, float32 [rotary channels / 2].
 
     LongRoPE has two sets of divisors. As in transformers, the set for long sequences applies if `seq_length` exceeds the original
     positions.
     """
-    return _scaled(_unscaled(architecture.rotary_base, architecture.rotary_channels), architecture, seq_length)
+    return _scale_frequencies(
+        _plain_frequencies(architecture.rotary_base, architecture.rotary_channels), architecture, seq_length
+    )
 
 
 def local_inverse_frequencies(architecture: Architecture) -> torch.Tensor:
     """Return the radians per token for layers with a window that have a separate base and no scaling."""
-    return _unscaled(architecture.local_rotary_base or architecture.rotary_base, architecture.rotary_channels)
+    return _plain_frequencies(architecture.local_rotary_base or architecture.rotary_base, architecture.rotary_channels)
 
 
-def _unscaled(base: float, channels: int) -> torch.Tensor:
+def _plain_frequencies(base: float, channels: int) -> torch.Tensor:
     return 1.0 / base ** (torch.arange(0, channels, 2, dtype=torch.float32) / channels)
 
 
-def _scaled(frequencies: torch.Tensor, architecture: Architecture, seq_length: int) -> torch.Tensor:
+def _scale_frequencies(frequencies: torch.Tensor, architecture: Architecture, seq_length: int) -> torch.Tensor:
     scaling = architecture.rope_scaling
     match scaling:
         case RopeScaling():
@@ -56,7 +58,11 @@ def _llama3(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
 
 
 def _yarn(frequencies: torch.Tensor, scaling: YarnScaling, base: float) -> torch.Tensor:
-    """As `_llama3`, but interpolate linearly in the channel, between those that turn `beta_fast` and `beta_slow` times."""
+    """Scale as `_llama3` does, but interpolate linearly in the channel.
+
+    The interpolation begins at the channel that turns `beta_fast` times within the original positions, and ends at the channel
+    that turns `beta_slow` times.
+    """
     channels = 2 * len(frequencies)
 
     def channel(turns: float) -> float:
@@ -73,7 +79,7 @@ def _yarn(frequencies: torch.Tensor, scaling: YarnScaling, base: float) -> torch
 
 
 def magnitude(scaling: AnyScaling | None, max_position_embeddings: int) -> float:
-    """Return the factor by which the scaling multiplies rotated queries and keys (YaRN, LongRoPE)."""
+    """Return the scaling's factor for rotated queries and keys (YaRN, LongRoPE), 1 for other scalings."""
     if isinstance(scaling, YarnScaling):
         return scaling.magnitude
     return scaling.magnitude(max_position_embeddings) if isinstance(scaling, LongRopeScaling) else 1.0

@@ -17,7 +17,7 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.utils import get_pg_rank, get_pg_size
 from torch import Tensor
 
-from lt_train.ops.expert_mlp import Arrived, Operations, Routing, RowSource, Weights, expert_mlp
+from lt_train.ops.expert_mlp import DispatchedRows, Operations, Routing, RowSource, Weights, expert_mlp
 from lt_train.parallel.ddp import wait_for_weights
 
 
@@ -53,17 +53,18 @@ class GroupedExperts(torch.nn.Module):
     def forward(self, rows: Tensor, routing: RowSource | Tensor, probabilities: Tensor) -> tuple[Tensor, None]:
         """Compute tokens [t, h] routed by a `RowSource`, or rows [m, h] sorted by expert.
 
-        For sorted rows, `routing` holds the number of rows of each expert, and `probabilities` is [m]. The bias of the second
-        matrix is added here only if this rank has all rows of a token.
+        For sorted rows, `routing` holds the number of rows per expert, and `probabilities` is [m]. The bias of the second matrix
+        is added here only if this rank has all rows of a token.
         """
+        # The kernels read the weights without calling the layers, so the hooks that wait for all-gathered weights must run here.
         wait_for_weights(self.linear_fc1, self.linear_fc2)
-        chosen = Arrived.of_counts(routing, rows) if isinstance(routing, Tensor) else routing
-        bias = self.linear_fc2.bias if isinstance(chosen, Routing | Arrived) else None
+        chosen = DispatchedRows.from_counts(routing, rows) if isinstance(routing, Tensor) else routing
+        bias = self.linear_fc2.bias if isinstance(chosen, Routing | DispatchedRows) else None
         weights = Weights(self.linear_fc1.weight, self.linear_fc2.weight, self.linear_fc1.bias, bias)
         return expert_mlp(rows, probabilities, chosen, weights, self.operations), None
 
     def with_bias(self, output: Tensor, probabilities: Tensor) -> Tensor:
-        """Add the second matrix's biases of the experts of all ranks to `output` [t, h], by `probabilities` [t, experts]."""
+        """Add the second matrix's biases to `output` [t, h], weighted by the `probabilities` [t, experts on all ranks]."""
         if self.linear_fc2.bias is None:
             return output
         bias: Tensor = gather_from_sequence_parallel_region(self.linear_fc2.bias.float(), group=self.ep_group)
@@ -71,6 +72,7 @@ class GroupedExperts(torch.nn.Module):
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
         first, total = get_pg_rank(self.ep_group) * self.experts, get_pg_size(self.ep_group) * self.experts
+        # A factory, because the parameter holds all local experts and the checkpoint has a shard per expert.
         build = partial(_entries, sharded_offsets, first, total)
         replica = (0, 0, get_pg_rank(self.dp_group))
         return {
@@ -88,6 +90,7 @@ def _entries(
             key,
             expert,
             *layer,
+            # The axis of the experts precedes the parameter's axes and follows the axis of the layers, if there is one.
             (len(layer), first + number, total),
             replica_id=replica,
             prepend_axis_num=len(layer) + 1,

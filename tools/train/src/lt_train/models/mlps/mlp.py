@@ -55,7 +55,7 @@ class MLP(MegatronModule):  # type: ignore[misc]
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Return the sharded state of megatron-core's checkpoints, in which gates and ups are two shards of one tensor."""
+        """Return the sharded state of megatron-core's checkpoints: gates and ups are two shards of a tensor."""
         state: dict[str, Any] = super().sharded_state_dict(prefix, sharded_offsets, metadata)
         if self.is_gated:
             for name in (f"{prefix}linear_fc1.weight", f"{prefix}linear_fc1.bias"):
@@ -74,6 +74,7 @@ class GatedGemmMLP(MLP):
     def forward(self, hidden_states: Tensor) -> Outputs:
         from lt_train.ops.fused_swiglu_mlp import gated_mlp
 
+        # The kernels read the weights without calling the layers, so the hooks that wait for all-gathered weights must run here.
         wait_for_weights(self.linear_fc1, self.linear_fc2)
         weights = self.linear_fc1.weight, self.linear_fc2.weight
         return gated_mlp(hidden_states, *weights, self.exchange, keeps_activation=self.keeps_activation), None
@@ -90,7 +91,7 @@ def swiglu_kernel(gate_up: Tensor, bias: Tensor | None) -> Tensor:
 def torch_activation(config: TransformerConfig) -> Activation:
     """Return megatron-core's activation: fused with the bias by torch.compile on a GPU, eager on a CPU."""
     if not config.bias_activation_fusion:
-        return functools.partial(_gated if config.gated_linear_unit else _plain, config.activation_func)
+        return functools.partial(_apply_gated if config.gated_linear_unit else _apply_plain, config.activation_func)
     if config.activation_func is torch.nn.functional.silu:
         return _swiglu
     return bias_geglu_impl if config.gated_linear_unit else bias_gelu_impl  # type: ignore[no-any-return]
@@ -100,10 +101,10 @@ def _swiglu(gate_up: Tensor, bias: Tensor | None) -> Tensor:
     return bias_swiglu_impl(gate_up, bias, False, False)  # type: ignore[no-any-return]
 
 
-def _gated(function: Callable[[Tensor], Tensor], gate_up: Tensor, bias: Tensor | None) -> Tensor:
+def _apply_gated(function: Callable[[Tensor], Tensor], gate_up: Tensor, bias: Tensor | None) -> Tensor:
     gate, up = torch.chunk(gate_up if bias is None else gate_up + bias, 2, dim=-1)
     return function(gate) * up
 
 
-def _plain(function: Callable[[Tensor], Tensor], hidden: Tensor, bias: Tensor | None) -> Tensor:
+def _apply_plain(function: Callable[[Tensor], Tensor], hidden: Tensor, bias: Tensor | None) -> Tensor:
     return function(hidden if bias is None else hidden + bias)

@@ -41,9 +41,10 @@ class MoE(MegatronModule):  # type: ignore[misc]
         self.groups = groups
         self.recomputes = recomputation.is_chosen(config, "moe")
         self.router = router
+        # megatron-core logs the auxiliary losses by layer number.
         router.set_layer_number(number)
         self.experts = experts
-        # A separate optimizer for the experts, also without expert parallelism, where megatron-core would not give them one: so a
+        # `allreduce = False` gives the experts a separate optimizer. megatron-core does that with expert parallelism only. Here a
         # checkpoint has the same parts with every expert parallel size.
         for parameter in experts.parameters():
             parameter.allreduce = False
@@ -76,7 +77,7 @@ class LocalMoE(MoE):
 
     def _routed(self, hidden_states: Tensor, probabilities: Tensor, routing_map: Tensor) -> Tensor:
         chosen = routing_map.view(-1, routing_map.shape[-1])
-        routing = Routing.of_map(chosen, self.config.moe_router_topk, self.experts.operations.rows)
+        routing = Routing.from_map(chosen, self.config.moe_router_topk, self.experts.operations.rows)
         output, _ = self.experts(hidden_states.reshape(-1, hidden_states.shape[-1]), routing, probabilities)
         return output.view(hidden_states.shape)  # type: ignore[no-any-return]
 
@@ -87,9 +88,9 @@ class ExchangingMoE(MoE):
         forward:  gather tokens | router; then experts; scatter sums | shared experts
         backward: gather the output's gradient | shared experts; gather tokens | experts; scatter | fc1's gradient, router
 
-    The part behind a bar runs during the exchange in front of it. Of the routing, a rank receives only the columns of its
-    experts, 4 bytes per token and expert. `lt_train.parallel.token_exchange` says what is sent, and why this is not used with
-    more ranks than experts per token.
+    The part behind a bar runs during the exchange in front of it. A rank receives the routing for its experts only, 4 bytes per
+    token and expert. `lt_train.parallel.token_exchange` describes the messages, and why more ranks than experts per token use
+    `DispatchingMoE`.
     """
 
     def __init__(self, config: TransformerConfig, *parts: Any):
@@ -100,11 +101,13 @@ class ExchangingMoE(MoE):
         exchange = TokenExchange(self.groups.ep)
         tokens = send(hidden_states.reshape(-1, hidden_states.shape[-1]), exchange)
         probabilities, routing_map = self.router(hidden_states)
+        # One tensor carries the map and the probabilities. NOT_CHOSEN is negative, because a chosen expert's probability may be
+        # 0.
         columns = local_expert_columns(torch.where(routing_map, probabilities, NOT_CHOSEN), self.groups.ep)
         most = min(self.config.moe_router_topk, columns.shape[1])
         # The host needs the number of rows to allocate them; it waits only after the kernels that need just a bound are launched.
-        coming = partial(self.counts.coming, training=self.training)
-        routing = Routing.of_part(columns != NOT_CHOSEN, most, self.experts.operations.rows, coming)
+        start_copy = partial(self.counts.start_copy, training=self.training)
+        routing = Routing.from_partial_map(columns != NOT_CHOSEN, most, self.experts.operations.rows, start_copy)
         sums, _ = self.experts(tokens, ExchangedRows(routing, exchange), columns)
         shared = self._shared(hidden_states)
         output: Tensor = self.experts.with_bias(receive(sums, exchange), probabilities).view(hidden_states.shape)

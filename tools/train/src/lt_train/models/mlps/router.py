@@ -1,4 +1,4 @@
-"""The router of a layer with experts: choose the experts of each token and their probabilities.
+"""The router of a layer with experts: choose experts and probabilities for every token.
 
 megatron-core's `TopKRouter` implements the rules: softmax or sigmoid, groups, balancing biases, the auxiliary loss. `Router`
 replaces the GEMM of the logits, the choice of experts by softmax, and the scores of expert groups.

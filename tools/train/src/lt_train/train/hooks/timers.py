@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from megatron.core.timers import Timers
 
-from lt_train.models.chunks import unwrapped
+from lt_train.models.chunks import unwrap
 
 if TYPE_CHECKING:
     from lt_train.checkpoint.training_state import TrainingState
@@ -51,7 +51,7 @@ def attach(reporting: "Reporting", state: "TrainingState") -> Timers | None:
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\.")
     timers = Timers(reporting.timing_log_level, reporting.timing_log_option)
     for chunk in state.chunks:
-        unwrapped(chunk).config.timers = timers
+        unwrap(chunk).config.timers = timers
     for inner in (state.optimizer, *getattr(state.optimizer, "chained_optimizers", ())):
         if hasattr(inner, "config"):
             inner.config.timers = timers

@@ -104,7 +104,7 @@ SIZES = {
 
 def resolve_architecture(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> Architecture:
     """Resolve the model options. Raises UsageError for an unknown model, BadConfig for contradictory sizes and flags."""
-    base = _named(options["model"]) if options["model"] else _from_sizes(options)
+    base = _load_model(options["model"]) if options["model"] else _from_sizes(options)
     changes = {field: options[option] for option, field in SIZES.items() if options[option] is not None}
     if "hidden_size" in changes or "num_attention_heads" in changes:
         changes.setdefault("kv_channels", 0)
@@ -113,7 +113,7 @@ def resolve_architecture(options: dict[str, Any], datasets: tuple[Dataset, ...])
     if options["untie_embeddings_and_output_weights"]:
         changes["tie_embeddings"] = False
     if options["window_size"]:
-        changes["sliding_window"] = _window(options["window_size"])
+        changes["sliding_window"] = _parse_window(options["window_size"])
         if changes["sliding_window"] is None:
             changes |= {"window_attn_skip_freq": None, "local_rotary_base": None}
     if base.embedding_multiplier == base.hidden_size**0.5 and base.embedding_multiplier != 1:
@@ -136,7 +136,7 @@ def divisible_by(size: int, expert_parallel: int) -> Architecture:
     return Architecture("none", "llama", size, size, size, size, size, LARGEST, LARGEST, kv_channels=size, num_experts=experts)
 
 
-def _named(model: str) -> Architecture:
+def _load_model(model: str) -> Architecture:
     """Return a preset, or read the architecture from a config.json or its directory."""
     path = Path(model)
     if model in presets.PRESETS or not path.exists():
@@ -152,7 +152,7 @@ def _data_vocabulary(datasets: tuple[Dataset, ...]) -> int | None:
     return max((dataset.vocab_size for dataset in datasets if dataset.vocab_size), default=None)
 
 
-def _window(text: str) -> int | None:
+def _parse_window(text: str) -> int | None:
     """Convert Megatron's "LEFT,RIGHT" to the number of tokens that a query sees, including its own."""
     if text == NONE:
         return None
@@ -167,7 +167,7 @@ def _rope_scaling(options: dict[str, Any], base: Architecture) -> AnyScaling | N
     if options["rope_scaling"]:
         if factor or options["use_rope_scaling"]:
             raise BadConfig("--rope-scaling beside an option for Llama 3.1's scaling", "put all numbers into --rope-scaling")
-        return given_scaling(options["rope_scaling"], base)
+        return parse_rope_scaling(options["rope_scaling"], base)
     if base.rope_scaling:
         return dataclasses.replace(base.rope_scaling, factor=factor) if factor else base.rope_scaling
     if factor and not options["use_rope_scaling"]:
@@ -175,7 +175,7 @@ def _rope_scaling(options: dict[str, Any], base: Architecture) -> AnyScaling | N
     return RopeScaling(factor or 8.0) if options["use_rope_scaling"] else None
 
 
-def given_scaling(text: str, base: Architecture) -> AnyScaling | None:
+def parse_rope_scaling(text: str, base: Architecture) -> AnyScaling | None:
     """Parse config.json's `rope_scaling`. If it names no original positions, the model's are used."""
     if text == NONE:
         return None
@@ -190,7 +190,7 @@ def given_scaling(text: str, base: Architecture) -> AnyScaling | None:
 
 
 def _from_sizes(options: dict[str, Any]) -> Architecture:
-    """Build an architecture from flags alone, with Megatron's defaults for the others."""
+    """Build an architecture from flags alone, with Megatron's defaults for missing flags."""
     for name in ("num_layers", "hidden_size", "num_attention_heads"):
         if options[name] is None:
             raise UsageError(f"no --model and no --{name.replace('_', '-')}", f"models: {', '.join(presets.PRESETS)}")

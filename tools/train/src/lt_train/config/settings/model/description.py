@@ -1,4 +1,4 @@
-"""What will be trained, in words: the sizes of an architecture and its exact numbers of parameters, for the log."""
+"""Describe a model for the log: the sizes of its architecture, and its exact numbers of parameters."""
 
 from lt_shared.models.architecture import Architecture
 from lt_shared.models.rope_scaling import AnyScaling, RopeScaling
@@ -33,7 +33,7 @@ def describe(architecture: Architecture) -> list[str]:
 
 
 def _mixer_words(model: Architecture) -> list[str]:
-    """Describe all mixers but the last in a model with several kinds; the other lines describe the last."""
+    """Describe all kinds of mixers except the last. The other words describe the last kind."""
     *earlier, _ = model.mixers
     return [f"{kind.replace('_', ' ')} in {len(model.mixers[kind])} of them" for kind in earlier]
 

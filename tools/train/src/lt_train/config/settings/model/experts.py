@@ -1,7 +1,7 @@
 """Experts: Megatron's options for the sizes of a mixture and for its router.
 
-Which layers have experts is `--moe-layer-freq` there: n for every n-th layer, or a list as Python writes it, `([0]*3+[1]*58)`.
-Known here are lists whose zeros all come first, as in every published model.
+Megatron's `--moe-layer-freq` selects the layers with experts: n for every n-th layer, or a list in Python's syntax,
+`([0]*3+[1]*58)`. lt-train supports lists whose zeros all come first, as in every published model.
 """
 
 import ast
@@ -75,8 +75,8 @@ FIELDS = (
 
 
 def changed_fields(options: dict[str, Any], base: Architecture, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that the options change, beside the sizes that change already. Raises BadConfig, as for one that says nothing
-    of a model without experts."""
+    """Return the fields that the options change, in addition to `changes`. Raises BadConfig, for example for a model without
+    experts."""
     num_layers = changes.get("num_layers", base.num_layers)
     if not (options["num_experts"] or base.num_experts):
         for name in (*FIELDS, "moe_layer_freq"):
@@ -89,13 +89,13 @@ def changed_fields(options: dict[str, Any], base: Architecture, changes: Mapping
     if options["moe_router_num_groups"] or options["moe_router_group_topk"]:
         changes["moe_router_group_score_topk"] = None
     elif base.moe_router_num_groups:
-        # Whatever the number of experts of a token, groups are scored as the model's are.
+        # A changed number of experts per token does not change how the model scores groups.
         changes["moe_router_group_score_topk"] = base.group_score_topk
     return changes
 
 
 def layer_frequency(text: str) -> int | list[int]:
-    """A number, or a list of 0 and 1 from lists with `+` and `*`. Raises BadConfig."""
+    """Parse a number, or a list of 0 and 1 from lists with `+` and `*`. Raises BadConfig."""
     try:
         value = _value(ast.parse(text.strip(), mode="eval").body)
         if (isinstance(value, int) and value > 0) or (isinstance(value, list) and set(value) <= {0, 1}):
@@ -113,12 +113,12 @@ def _value(node: ast.expr) -> Any:
     if isinstance(node, ast.List):
         return [_value(element) for element in node.elts]
     if isinstance(node, ast.BinOp):
-        left, right = _value(node.left), _value(node.right)
-        if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
-            return left + right
-        is_repeated = isinstance(node.op, ast.Mult) and isinstance(left, list) and isinstance(right, int)
-        if is_repeated and len(left) * right <= LARGEST_LIST:
-            return left * right
+        first, second = _value(node.left), _value(node.right)
+        if isinstance(node.op, ast.Add) and isinstance(first, list) and isinstance(second, list):
+            return first + second
+        is_repeated = isinstance(node.op, ast.Mult) and isinstance(first, list) and isinstance(second, int)
+        if is_repeated and len(first) * second <= LARGEST_LIST:
+            return first * second
     raise ValueError(ast.dump(node))
 
 

@@ -1,7 +1,7 @@
 """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): Megatron's options for the sizes of its latents and heads.
 
-The latents have norms, as in every model of DeepSeek; Megatron has them with `--qk-layernorm`. Sizes that are not given are the
-base model's, or Megatron's defaults.
+The latents have norms, as in every model of DeepSeek; Megatron adds them with `--qk-layernorm`. If an option is not set, the size
+is the base model's, or else Megatron's default.
 """
 
 import dataclasses
@@ -29,13 +29,15 @@ OPTIONS = console.section(
 )
 
 SIZES = tuple(field.name for field in dataclasses.fields(LatentAttention))
-# megatron-core's `MLATransformerConfig`, but that there queries have a latent of 512 for a program that says nothing.
+# The defaults of megatron-core's `MLATransformerConfig`, except that there queries have a latent of 512 by default.
 MEGATRONS = LatentAttention(q_lora_rank=None, kv_lora_rank=32, qk_head_dim=128, qk_pos_emb_head_dim=64, v_head_dim=128)
 
 
 def changed_fields(options: dict[str, Any], base: Architecture, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of an `Architecture` that the options change, beside the sizes that change already. Raises BadConfig for a size
-    without latent attention."""
+    """Return the fields of an `Architecture` that the options change, in addition to `changes`.
+
+    Raises BadConfig for a size of a model without latent attention.
+    """
     sizes = {name: options[name] for name in SIZES if options[name] is not None}
     if not sizes and not options["multi_latent_attention"]:
         return {}
@@ -46,7 +48,7 @@ def changed_fields(options: dict[str, Any], base: Architecture, changes: Mapping
     for name in ("kv_channels", "num_query_groups"):
         if options[name] is not None:
             raise BadConfig(f"--{name.replace('_', '-')} beside latent attention, whose heads have sizes of their own", "drop it")
-    # The norms of the latents are meant by it.
+    # In Megatron, --qk-layernorm means the norms of the latents, which are always there.
     heads = changes.get("num_attention_heads", base.num_attention_heads)
     fields: dict[str, Any] = {"qk_layernorm": False, "kv_channels": 0, "num_query_groups": heads}
     return fields | {"latent_attention": dataclasses.replace(latent, **sizes)}

@@ -1,0 +1,359 @@
+"""Why a job ended, from the end of its output: one fault, its nodes and ranks, and the remedy.
+
+Several logs, one for each rank or node, are one job. Only a fault at the end counts: a fault before a step was caught, or belongs
+to an earlier attempt. After the log says that training is complete, only a root fault counts, such as a full disk under
+the last checkpoint, because processes complain of each other when they exit.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from lt_monitor.events.escaping import printable
+from lt_monitor.events.records import MESSAGE_CHARACTERS, Record
+from lt_monitor.events.steps import epoch_seconds
+from lt_monitor.logs import log_files
+from lt_monitor.logs.formats import last_words, xids
+from lt_monitor.logs.log_tail import LogTail
+from lt_monitor.runs.faults.advice import ADVICE, Action, advice
+from lt_monitor.runs.faults.failure_causes import (
+    ASKED,
+    MAXIMUM_NAMED,
+    NAN_STEPS,
+    SCHEDULER_FAULTS,
+    precedence,
+    ranks_text,
+    root_cause,
+    suspect_ranks,
+    with_mismatches,
+)
+from lt_shared import credentials
+
+# Of those that steps follow: a dying process writes its buffered step lines after its traceback.
+LATE_OUTPUT_BYTES = 1 << 16
+CONTEXT_BYTES = 1 << 13
+# Keep the log open: if it is rotated meanwhile, the open file still has its end.
+MAXIMUM_OPEN_LOGS = 64
+_EARLY_ENDS = ("signal", "duration")
+_COMPLETED = re.compile(
+    rb"'train_runtime': |[Tt]raining (?:is )?(?:completed?|finished|done)\b|[Ff]inished training|`Trainer\.fit` stopped: `max_"
+    rb"|[Tt]raining has (?:finished|completed)|\*{3,9} train metrics \*{3,9}|Training run complete"
+)
+_THREAD = re.compile(
+    rb"(?:Exception in thread |Exception ignored in|Exception in callback|Error in atexit|Process ForkPoolWorker)"
+)
+# Before the heading of a traceback or in the line above it; the program that said so goes on.
+_WARNED = re.compile(rb"\b(?:WARNING|WARN|Warning|DEBUG)\b|\[W\d{0,4}[ \]]|(?:^|\n|\s)W\d{4} ")
+MINIMUM_LINES_AFTER_WARNING = 5
+_TRACEBACK = b"Traceback (most recent call last)"
+_ELASTIC_HOST = re.compile(rb"host {1,8}: (?P<host>[A-Za-z0-9][\w.-]{0,252})\r?\n.{0,60}?rank {1,8}: (?P<rank>\d{1,7}) ")
+
+
+@dataclasses.dataclass(frozen=True)
+class Cause:
+    """Why a job ended; `fault` is None where nothing went wrong. `line` is the number of its line, `text` the line."""
+
+    fault: str | None
+    cause: str | None
+    severity: str | None
+    message: str
+    advice: str | None
+    action: Action
+    nodes: list[str]
+    ranks: list[int]
+    file: str | None
+    offset: int | None
+    line: int | None
+    text: str | None
+    last_step: int | None
+
+    def to_record(self) -> dict[str, Any]:
+        return {"v": 1, "kind": "cause", **dataclasses.asdict(self)}
+
+    def sentence(self) -> str:
+        """`xid: node n1: NVRM: Xid (...): 79 (slurm-78.out:1234); exclude the node ...`"""
+        if self.fault is None:
+            step = f", last step {self.last_step}" if self.last_step is not None else ""
+            return f"{self.message}{step}"
+        origin = self.nodes_and_ranks()
+        shown = f"{origin}: {self.message}" if origin else self.message
+        place = f" ({self.file}:{self.line})" if self.file is not None else ""
+        return f"{self.fault}: {printable(shown, MESSAGE_CHARACTERS)}{place}; {self.advice}"
+
+    def nodes_and_ranks(self) -> str:
+        more = ", ..." if len(self.nodes) > MAXIMUM_NAMED else ""
+        nodes = f"node {', '.join(self.nodes[:MAXIMUM_NAMED])}{more}" if self.nodes else ""
+        ranks = ranks_text(self.ranks) if self.ranks else ""
+        if self.fault == "nccl-timeout" and ranks:
+            ranks = f"first suspect {ranks}"
+        return ", ".join(filter(None, (nodes, ranks)))
+
+    def excluded(self) -> str:
+        """sbatch's option that keeps the nodes to blame out; empty where none is."""
+        return f"--exclude={','.join(self.nodes)}" if self.nodes and self.action is Action.WITHOUT_NODE else ""
+
+
+def tail_cause(patterns: Sequence[str]) -> Cause:
+    """Why the job whose logs these are has ended. Raises what opening a log raises."""
+    tails: list[LogTail] = []
+    try:
+        for path in log_files.expand(patterns):
+            tails.append(LogTail(path))
+            if len(tails) > MAXIMUM_OPEN_LOGS:
+                tails[-1].release()
+        problems = {tail.path: tail.problem for tail in tails if tail.problem is not None}
+        log_files.require_one_text(problems, len(tails))
+        return _of_job([tail for tail in tails if tail.problem is None])
+    finally:
+        for tail in tails:
+            tail.close()
+
+
+def _of_job(tails: Sequence[LogTail]) -> Cause:
+    tail_by_name = {tail.shown: tail for tail in tails}
+    last_step = max((step for tail in tails if (step := _last_step(tail)) is not None), default=None)
+    faults = with_mismatches(_in_order([fault for tail in tails for fault in _open_faults(tail)]))
+    is_completed = any(_is_completed(tail) for tail in tails)
+    if is_completed:
+        faults = [fault for fault in faults if fault["cause"] == "root" and fault["severity"] == "critical"]
+    while _says_failure(faults):
+        chosen = root_cause(faults)
+        assert chosen is not None
+        if not _is_harmless(chosen, faults, tail_by_name):
+            return _cause(chosen, faults, tail_by_name, last_step)
+        faults = [fault for fault in faults if fault is not chosen]
+    if not is_completed and (reason := next((end for tail in tails if (end := _end(tail)) is not None), None)) is not None:
+        action = Action.AGAIN if reason in _EARLY_ENDS else Action.UNKNOWN if reason == "failed" else Action.NONE
+        return _nothing(f"ended early: {reason}" if action is not Action.NONE else "completed", action, last_step)
+    if (nan := next((fault for tail in tails if (fault := _nan(tail)) is not None), None)) is not None:
+        return _cause(nan, [nan], tail_by_name, last_step)
+    if (
+        not is_completed
+        and (last := next((fault for tail in tails if (fault := _last_error(tail)) is not None), None)) is not None
+    ):
+        return _cause(last, [last], tail_by_name, last_step)
+    return _nothing("completed" if is_completed else "no failure", Action.NONE, last_step)
+
+
+def _nothing(message: str, action: Action, last_step: int | None) -> Cause:
+    return Cause(None, None, None, message, None, action, [], [], None, None, None, None, last_step)
+
+
+def _last_step(tail: LogTail) -> int | None:
+    return next((record["step"] for record in reversed(tail.records) if record["kind"] == "step"), None)
+
+
+def _end(tail: LogTail) -> str | None:
+    """The reason that the trainer gave for its end, after which there are no steps."""
+    for record in reversed(tail.records):
+        if record["kind"] in ("end", "step", "start"):
+            return str(record["reason"]) if record["kind"] == "end" else None
+    return None
+
+
+def _is_completed(tail: LogTail) -> bool:
+    if _end(tail) in ("completed", "iterations"):
+        return True
+    begin = max(0, tail.size - LATE_OUTPUT_BYTES)
+    completions = list(_COMPLETED.finditer(tail.text(begin, tail.size)))
+    started = max((record["src"]["offset"] for record in tail.records if record["kind"] == "start"), default=-1)
+    return bool(completions) and begin + completions[-1].start() > max(_recovered(tail)[1], started)
+
+
+def _recovered(tail: LogTail) -> tuple[int, int]:
+    """The offset before which faults are over (two steps or bars follow), and the offset of the last step or bar."""
+    steps = [(record["src"]["offset"], record["step"]) for record in tail.records if record["kind"] == "step"]
+    pairs = [_last_two(steps), _last_two(tail.progress)]
+    return max(pair[0] for pair in pairs), max(pair[1] for pair in pairs)
+
+
+def _last_two(marks: Sequence[tuple[int, Any]]) -> tuple[int, int]:
+    """The offsets of the last two marks that differ, -1 for one that is not there."""
+    if not marks:
+        return -1, -1
+    last = marks[-1][1]
+    before = next((offset for offset, mark in reversed(marks) if mark != last), -1)
+    return before, marks[-1][0]
+
+
+def _open_faults(tail: LogTail) -> list[Record]:
+    """Return the faults at the end of a log."""
+    over, _ = _recovered(tail)
+    started = max((record["src"]["offset"] for record in tail.records if record["kind"] == "start"), default=-1)
+    faults = [record for record in tail.records if record["kind"] == "fault"]
+    open_faults = [fault for fault in faults if fault["src"]["offset"] > max(over, started)]
+    # A cloud's notice comes a minute before the end, and steps go on until then.
+    open_faults = [fault for fault in faults if fault.get("is_notice") and started < fault["src"]["offset"] <= over] + open_faults
+    open_faults += _last_word(tail, open_faults)
+    if open_faults and all(precedence(fault) >= 4 for fault in open_faults):
+        # The job failed, but buffered step lines come after the lines that say why.
+        late = [fault for fault in faults if max(started, over - LATE_OUTPUT_BYTES) < fault["src"]["offset"] <= over]
+        open_faults = [fault for fault in late if precedence(fault) <= 1] + open_faults
+    return open_faults
+
+
+def _last_word(tail: LogTail, faults: Sequence[Record]) -> list[Record]:
+    """The shell's message about a program that a signal ended, if it is the last line."""
+    begin = tail.size - CONTEXT_BYTES
+    signalled = last_words.signalled(tail.context(begin, tail.size))
+    if signalled is None or any(fault["fault"] == "killed" for fault in faults):
+        return []
+    word, number = signalled
+    text = tail.text(begin, tail.size)
+    line_begin = text.rfind(b"\n", 0, text.rfind(word)) + 1
+    source = {"file": tail.shown, "offset": max(0, begin) + line_begin}
+    return [_fault("killed", "cascade" if number in ASKED else "unknown", word.decode(), source, signal=number)]
+
+
+def _last_error(tail: LogTail) -> Record | None:
+    """The error that the last lines tell of in a form that no format knows, if no steps follow it."""
+    begin = max(0, tail.size - CONTEXT_BYTES)
+    raw = tail.text(begin, tail.size)
+    error = last_words.last_error(tail.context(begin, tail.size))
+    if error is None:
+        return None
+    line, name, cause = error
+    at = begin + max(0, raw.rfind(line))
+    at = begin + raw.rfind(b"\n", 0, at - begin) + 1
+    is_known = any(record["kind"] == "fault" and record["src"].get("offset") == at for record in tail.records)
+    if is_known or at < max(_recovered(tail)):
+        return None
+    source = {"file": tail.shown, "offset": at}
+    return _fault(name, cause, line.decode(errors="replace")[:MESSAGE_CHARACTERS], source)
+
+
+def _nan(tail: LogTail) -> Record | None:
+    """Steps at the end whose loss is no number."""
+    logged = [(offset, text) for offset, text in tail.progress if text.startswith(b"{")][-NAN_STEPS:]
+    if len(logged) == NAN_STEPS and all(b"'loss': nan" in text for _, text in logged):
+        source = {"file": tail.shown, "offset": logged[0][0]}
+        return _fault("nan", "root", f"the last {NAN_STEPS} losses are not a number", source)
+    message = f"the loss of the last {NAN_STEPS} step lines is not a number"
+    steps = [record for record in tail.records if record["kind"] == "step"][-NAN_STEPS:]
+    if len(steps) == NAN_STEPS and all(map(_has_no_loss, steps)):
+        return _fault("nan", "root", message, steps[0]["src"])
+    begin = max(0, tail.size - CONTEXT_BYTES)
+    if steps or not last_words.losses_without_number(tail.context(begin, tail.size), NAN_STEPS):
+        return None
+    at = begin + tail.text(begin, tail.size).rstrip().rfind(b"\n") + 1
+    return _fault("nan", "root", message, {"file": tail.shown, "offset": at})
+
+
+def _has_no_loss(step: Record) -> bool:
+    """Whether the loss is no number; Megatron-DeepSpeed leaves such a loss out, and its gradients' norm is none either."""
+    if step.get("nan_steps") or step.get("loss", 0) is None:
+        return True
+    return "loss" not in step and step.get("grad_norm", 0) is None
+
+
+def _fault(name: str, cause: str, message: str, source: Record, **fields: Any) -> Record:
+    return {"kind": "fault", "fault": name, "cause": cause, "severity": "critical", "message": message, "src": source, **fields}
+
+
+def _says_failure(faults: Sequence[Record]) -> bool:
+    """Whether there is more than a warning; some Xids and signals are one for the GPU and the user, but end the process."""
+    return any(
+        fault["severity"] == "critical"
+        or fault["fault"] in (*SCHEDULER_FAULTS, "killed")
+        or (fault["fault"] == "xid" and fault.get("xid") in xids.ENDING)
+        for fault in faults
+    )
+
+
+def _in_order(faults: list[Record]) -> list[Record]:
+    """By their times where all have one: the order of the files says nothing."""
+    if len({fault["src"].get("file") for fault in faults}) > 1 and all(isinstance(fault.get("time"), str) for fault in faults):
+        return sorted(faults, key=lambda fault: epoch_seconds(fault["time"]))
+    return faults
+
+
+def _is_harmless(fault: Record, faults: Sequence[Record], tails: dict[str, LogTail]) -> bool:
+    """Whether it is the exception of a thread or of a destructor, which end no process, or was logged as a warning."""
+    tail = tails.get(str(fault["src"].get("file")))
+    if tail is None or (fault["fault"] not in ("traceback", "rendezvous") and "exception" not in fault):
+        return False
+    offset = fault["src"]["offset"]
+    before = tail.context(offset - CONTEXT_BYTES, offset)
+    traceback = before.rfind(_TRACEBACK)
+    if traceback < 0:
+        return False
+    if _THREAD.search(before, max(0, traceback - 200), traceback) is not None:
+        return True
+    logged = before.rfind(b"\n", 0, max(0, before.rfind(b"\n", 0, traceback))) + 1
+    goes_on = tail.context(offset, offset + CONTEXT_BYTES).count(b"\n") > MINIMUM_LINES_AFTER_WARNING
+    is_last = all(other["src"]["offset"] <= offset for other in faults if other["src"].get("file") == tail.shown)
+    return goes_on and is_last and _WARNED.search(before, logged, traceback) is not None
+
+
+def _cause(chosen: Record, faults: Sequence[Record], tails: dict[str, LogTail], last_step: int | None) -> Cause:
+    alike = [fault for fault in faults if all(fault.get(key) == chosen.get(key) for key in ("fault", "cause", "xid"))]
+    remedy = advice(chosen)
+    tail = tails.get(str(chosen["src"].get("file")))
+    offset = chosen["src"].get("offset")
+    is_place = tail is not None and type(offset) is int
+    line = _line(tail, offset) if tail is not None and is_place else None
+    # What goes to chat rooms has no secrets.
+    texts = credentials.covered({"message": _without_prefix(chosen["message"]), "text": line})
+    return Cause(
+        fault=chosen["fault"] if chosen["fault"] in ADVICE else "other",
+        cause=chosen["cause"],
+        severity=chosen["severity"],
+        message=texts["message"],
+        advice=remedy.text,
+        action=remedy.action,
+        nodes=sorted(_nodes(alike, faults, tails)),
+        ranks=_ranks(alike, chosen),
+        file=chosen["src"].get("file"),
+        offset=offset,
+        line=tail.line_number(offset) if tail is not None and is_place else None,
+        text=texts["text"],
+        last_step=last_step,
+    )
+
+
+def _without_prefix(message: str) -> str:
+    """The message without the time and host of the kernel's log."""
+    _, kernel, text = message.partition(" kernel: ")
+    return text if kernel else message
+
+
+def _line(tail: LogTail, offset: int) -> str:
+    text = tail.context(offset, offset + MESSAGE_CHARACTERS * 4).lstrip(b"\r\n")
+    return re.split(rb"[\r\n]", text, maxsplit=1)[0].decode(errors="replace")[:MESSAGE_CHARACTERS]
+
+
+def _ranks(alike: Sequence[Record], chosen: Record) -> list[int]:
+    if chosen["fault"] == "nccl-timeout":
+        return suspect_ranks(alike, None)[0]
+    return sorted({fault["rank"] for fault in alike if type(fault.get("rank")) is int})
+
+
+def _nodes(alike: Sequence[Record], faults: Sequence[Record], tails: dict[str, LogTail]) -> set[str]:
+    """The nodes that the lines name, else the nodes of the srun tasks and torchelastic ranks with the same numbers."""
+    named = {fault["node"] for fault in alike if isinstance(fault.get("node"), str)}
+    if named:
+        return named
+    by_task = {
+        task: fault["node"] for fault in faults if isinstance(fault.get("node"), str) for task in _tasks(fault.get("tasks"))
+    }
+    task_hosts = {by_task[fault["task"]] for fault in alike if fault.get("task") in by_task}
+    ranks = {fault["rank"] for fault in alike if type(fault.get("rank")) is int}
+    return task_hosts or {host for rank, host in _hosts(alike, tails) if rank in ranks}
+
+
+def _tasks(text: object) -> Iterator[int]:
+    """The numbers in srun's `0-3,7`."""
+    for span in text.split(",") if isinstance(text, str) else ():
+        first, _, last = span.partition("-")
+        if first.isdigit() and (last or first).isdigit():
+            yield from range(int(first), min(int(last or first), int(first) + 4096) + 1)
+
+
+def _hosts(alike: Sequence[Record], tails: dict[str, LogTail]) -> Iterator[tuple[int, str]]:
+    """Ranks and their hosts in the report that torchelastic writes after the fault."""
+    for file in {str(fault["src"].get("file")) for fault in alike}:
+        tail = tails.get(file)
+        if tail is not None:
+            for match in _ELASTIC_HOST.finditer(tail.context(tail.size - LATE_OUTPUT_BYTES, tail.size)):
+                yield int(match["rank"]), match["host"].decode()

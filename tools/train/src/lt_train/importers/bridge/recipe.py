@@ -1,0 +1,66 @@
+"""Turn the ConfigContainer that a recipe of Megatron-Bridge makes into the values of the run_config.yaml that a run writes."""
+
+from typing import Any
+
+from lt_train.importers.python.configuration import Configuration
+from lt_train.importers.python.values import MISSING, Instance, Unknown
+from lt_train.importers.upstream.bridge_fields import row
+from lt_train.importers.upstream.rows import options
+
+MIXED_PRECISION = "megatron.bridge.training.mixed_precision"
+# Precisions by their names, for recipes outside of a checkout of Megatron-Bridge.
+PRECISIONS = {"bf16_mixed": {"bf16": True, "grad_reduce_in_fp32": True}, "16_mixed": {"fp16": True}}
+
+
+def values_of(configuration: Configuration) -> dict[str, Any]:
+    """Return the nested values of a recipe's container. Unknown values stay where they are."""
+    container = configuration.value
+    _resolve_precision(configuration, container)
+    tree: dict[str, Any] = configuration.known_tree()
+    for name, section in container.attributes.items():
+        if isinstance(section, Instance) and isinstance(tree.get(name), dict):
+            _leave_out_defaults(configuration, name, section, tree[name])
+    _flatten_model(configuration, container, tree)
+    _take_tokenizers_vocabulary(tree)
+    dataset = tree.get("dataset")
+    if isinstance(dataset, dict) and dataset.get("seq_length") is not None:
+        # GPTDatasetConfig.finalize copies the one to the other; recipes set the one alone.
+        dataset.pop("sequence_length", None)
+    return tree
+
+
+def _resolve_precision(configuration: Configuration, container: Instance) -> None:
+    """Replace the name of a precision, such as "bf16_mixed", by its settings."""
+    name = container.attributes.get("mixed_precision")
+    if isinstance(name, str):
+        settings = configuration.call(MIXED_PRECISION, "get_mixed_precision_config", name)
+        if settings is MISSING:
+            settings = PRECISIONS.get(name.replace("-", "_"), Unknown(f"the settings of {name}", "mixed_precision"))
+        container.attributes["mixed_precision"] = settings
+
+
+def _flatten_model(configuration: Configuration, container: Instance, tree: dict[str, Any]) -> None:
+    """Put the fields of `model.transformer` beside those of `model`, where providers have them."""
+    model, outer = container.attributes.get("model"), tree.get("model")
+    if isinstance(outer, dict) and isinstance(outer.get("transformer"), dict):
+        inner = outer.pop("transformer")
+        if isinstance(model, Instance) and isinstance(model.attributes.get("transformer"), Instance):
+            _leave_out_defaults(configuration, "model", model.attributes["transformer"], inner)
+        tree["model"] = {**inner, **outer}
+
+
+def _leave_out_defaults(configuration: Configuration, name: str, section: Instance, values: dict[str, Any]) -> None:
+    """Leave out fields of other versions of Megatron-Bridge, which no table knows, where they have their defaults."""
+    known = options("megatron_bridge")
+    for field, default in configuration.tree.defaults(section).items():
+        key = f"{name}.{field}"
+        if field in values and values[field] == default and key not in known and row(key) is None:
+            del values[field]
+
+
+def _take_tokenizers_vocabulary(tree: dict[str, Any]) -> None:
+    """Megatron-Bridge replaces the model's vocabulary by the tokenizer's if the recipe says so."""
+    tokenizer, model = tree.get("tokenizer"), tree.get("model")
+    if isinstance(tokenizer, dict) and isinstance(model, dict) and tokenizer.get("use_tokenizer_vocab_size") is True:
+        model.pop("vocab_size", None)
+        model["should_pad_vocab"] = True
