@@ -120,8 +120,8 @@ def _model_problem(translation: "Translation", path: str) -> ToolError | None:
         )
         return BadData(f"{location}{', '.join(unknown)}: only a run of the script knows the value", remedy)
     if translation.unknown_values:
-        (key, reason), *others = translation.unknown_values.items()
-        more = f" (and {len(others)} more: {', '.join(name for name, _ in others[:5])})" if others else ""
+        (key, reason), *further_values = translation.unknown_values.items()
+        more = f" (and {len(further_values)} more: {', '.join(name for name, _ in further_values[:5])})" if further_values else ""
         return BadData(f"{location}{key}: only a run of the configuration knows the value: {reason}{more}", f"--set {key}=VALUE")
     if not {"model", "num_layers"} & translation.options.keys():
         return BadData(
