@@ -45,7 +45,7 @@ from lt_train.kernels.split_master_weights import Joined
 from lt_train.metrics.unlogged import Unlogged
 from lt_train.models.chunks import checkpoint_module
 from lt_train.optim.optimizer import create_state, float32_masters, separate_steps, take_masters
-from lt_train.parallel.ddp import Chunk, gather, gathered
+from lt_train.parallel.ddp import Chunk, gather_weights, gathered_weights
 from lt_train.process import device
 
 CHECKPOINT_VERSION = 3.0
@@ -103,7 +103,7 @@ def content(config: RunConfig, state: TrainingState, joined: Joined = split_mast
     """Collect `state` under the names that Megatron-LM's loader reads. The last three names are lt-train's."""
     settings, batches = config.checkpointing, config.batches
     progress = {"iteration": state.iteration, "consumed_train_samples": state.consumed_samples}
-    with gathered(state.chunks):
+    with gathered_weights(state.chunks):
         model = state.sharded_model()
     optimizer = {} if settings.no_save_optim else {"optimizer": state.sharded_optimizer(model, False, joined)}
     generators = {} if settings.no_save_rng else {_RNG_STATE_KEY: _sharded_rng_state()}
@@ -216,7 +216,7 @@ def _load_with_optimizer(directory: Path, config: RunConfig, state: TrainingStat
     state.optimizer.load_state_dict(optimizer)
     if kernels.fuses_adamw(config):
         take_masters(state.optimizer)
-        gather(state.chunks)
+        gather_weights(state.chunks)
     separate_steps(state.optimizer)
     return loaded
 

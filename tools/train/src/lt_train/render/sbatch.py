@@ -1,4 +1,4 @@
-"""A job file for sbatch: all stages in one job, or a job for each stage and a script that submits them in a row.
+"""Write a job file for sbatch: all stages in one job, or a job for each stage and a script that submits the jobs in a row.
 
 One task per node starts the ranks of its node, so the file needs neither the number of GPUs nor torchrun. `srun
 --kill-on-bad-exit` ends the other nodes if one fails. `process/restart_policy.py` has the meaning of every exit code.
@@ -12,13 +12,14 @@ One task per node starts the ranks of its node, so the file needs neither the nu
 import dataclasses
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from lt_shared.console import ExitCode, UsageError
 from lt_shared.files import storage
 from lt_train.process import restart_policy
-from lt_train.render import container_paths, shell
+from lt_train.render import container_paths, sbatch_options, shell
 from lt_train.render.job_spec import Job, check_value
+from lt_train.render.sbatch_options import NodeEnvironment
 
 # Slurm signals the job this long before the time limit; for a short limit, a fifth of the limit.
 SIGNAL_SECONDS = 300
@@ -29,6 +30,7 @@ UNLIMITED = ("UNLIMITED", "INFINITE")
 RESTARTS = 3
 JOB, DEPENDENCY = "job", "dependency"
 CHAINS = (JOB, DEPENDENCY)
+TOOLS = ("lt-preprocess", "lt-train", "lt-convert")
 
 AUTO_RESUME = """\
 # SageMaker HyperPod replaces a node that fails, and starts the step again.
@@ -87,11 +89,17 @@ TASK = (
 
 @dataclasses.dataclass(frozen=True)
 class SbatchOptions:
-    """Options of Slurm: the time limit, pyxis's mounts, and the GPUs per node if Slurm manages GPUs."""
+    """Options of Slurm: the time limit, pyxis's mounts, and the GPUs per node if Slurm manages GPUs.
+
+    `named` are options of sbatch that are options here, `more` those of --sbatch-option.
+    """
 
     time_limit: str | None
     mounts: str
     gpus_per_node: int | None
+    named: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
+    more: tuple[str, ...] = ()
+    environment: NodeEnvironment = dataclasses.field(default_factory=NodeEnvironment)
 
 
 def render(job: Job, chain: str, sbatch: SbatchOptions) -> str:
@@ -99,23 +107,28 @@ def render(job: Job, chain: str, sbatch: SbatchOptions) -> str:
     check_value(sbatch.mounts, "--container-mounts")
     if job.image is not None:
         job = _in_container(job, sbatch.mounts)
+    sbatch.environment.check(job)
+    is_array = sbatch.named.get("array") is not None
+    _check_array(job, is_array)
+    directives = sbatch_options.directives(sbatch.named, sbatch.more, is_array and not shell.has_task_number(job))
+    job = dataclasses.replace(job, is_array=is_array)
     stages = [
         *([("preprocess", "1", _preprocess(job))] if job.preprocess else []),
         ("train", _nodes(job), _train(job)),
         *([("convert", "1", _convert(job))] if job.convert else []),
     ]
     if chain == JOB:
-        return _script(job, job.name, _nodes(job), "\n\n".join(text for _, _, text in stages), sbatch)
+        return _script(job, job.name, _nodes(job), "\n\n".join(text for _, _, text in stages), sbatch, directives)
     lines = [
         "#!/bin/bash",
         "# Submits a job for each stage; one starts when the one before it has succeeded.",
         "set -euo pipefail",
         "",
     ]
-    before = ""
+    previous = ""
     for name, nodes, text in stages:
-        script = _script(job, f"{job.name}-{name}", nodes, text, sbatch)
-        dependency = f' --dependency="afterok:${{{before}%%;*}}" --kill-on-invalid-dep=yes' if before else ""
+        script = _script(job, f"{job.name}-{name}", nodes, text, sbatch, directives)
+        dependency = f' --dependency="afterok:${{{previous}%%;*}}" --kill-on-invalid-dep=yes' if previous else ""
         end = f"END_OF_{name.upper()}"
         lines += [
             f"{name}=$(sbatch --parsable{dependency} << '{end}'",
@@ -125,12 +138,22 @@ def render(job: Job, chain: str, sbatch: SbatchOptions) -> str:
             f'echo "{name} ${{{name}%%;*}}"',
             "",
         ]
-        before = name
+        previous = name
     return "\n".join(lines)
 
 
+def _check_array(job: Job, is_array: bool) -> None:
+    """Raise UsageError for stages that the tasks of an array would all run at the same time, or in the wrong place."""
+    if is_array and job.preprocess:
+        raise UsageError("--array and --preprocess: each task would tokenize the data", "make the data first, and pass @FILE")
+    writes_apart = any(shell.TASK_NUMBER in word for word in job.convert or ())
+    if is_array and shell.has_task_number(job) and job.convert and not writes_apart:
+        hint = f"add {shell.TASK_NUMBER} to the directory after -o"
+        raise UsageError("--array and --convert: all tasks would write to one directory", hint)
+
+
 def _in_container(job: Job, mounts: str) -> Job:
-    """The job, when all that it keeps is outside of the container. Raises UsageError.
+    """Return the job with its manifest directory. Raises UsageError if files that must be kept would be inside the container.
 
     The script and lt-train both write to SAVE, one outside and one inside, so that its path must be the same on both sides.
     """
@@ -144,20 +167,21 @@ def _in_container(job: Job, mounts: str) -> Job:
 
 
 def _partition(mount: str) -> tuple[str, str, str]:
-    """SOURCE[:TARGET[:FLAGS]]"""
+    """Split a mount, SOURCE[:TARGET[:FLAGS]], at the first colon."""
     return mount.strip().partition(":")
 
 
 def _nodes(job: Job) -> str:
-    """As of sbatch: the number of nodes, or the least and the most."""
+    """Return the nodes as sbatch takes them: a number, or the least and the largest number."""
     return f"{job.node_counts[0]}-{job.nodes}" if job.node_counts else f"{job.nodes}"
 
 
-def _script(job: Job, name: str, nodes: str, stages: str, sbatch: SbatchOptions) -> str:
+def _script(job: Job, name: str, nodes: str, stages: str, sbatch: SbatchOptions, directives: Mapping[str, str | None]) -> str:
     blocks = [
-        _header(name, nodes, sbatch),
+        _header(name, nodes, sbatch, directives),
         "# Dollar signs in single quotes are meant.\n# shellcheck disable=SC2016",
         "set -euo pipefail",
+        sbatch.environment.shell(job, [tool for tool in TOOLS if tool in stages]),
         f"# {job.instance.described}\n{shell.exports(job.environment)}" if job.instance else "",
         _container(job, sbatch),
         AUTO_RESUME if "auto_resume" in stages else "",
@@ -169,11 +193,11 @@ def _script(job: Job, name: str, nodes: str, stages: str, sbatch: SbatchOptions)
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def _header(name: str, nodes: str, sbatch: SbatchOptions) -> str:
+def _header(name: str, nodes: str, sbatch: SbatchOptions, directives: Mapping[str, str | None]) -> str:
     options = {
         "job-name": name,
         "nodes": nodes,
-        # Of a range of nodes Slurm would give the least: as many as tasks are certain.
+        # With a range of nodes and this option, Slurm would allocate the least number.
         **({} if "-" in nodes else {"ntasks-per-node": 1}),
         "exclusive": None,
         "mem": 0,
@@ -183,13 +207,14 @@ def _header(name: str, nodes: str, sbatch: SbatchOptions) -> str:
         "signal": f"USR1@{_signal_seconds(sbatch.time_limit)}",
         **({"gpus-per-node": sbatch.gpus_per_node} if sbatch.gpus_per_node else {}),
         **({"time": sbatch.time_limit} if sbatch.time_limit else {}),
+        # Another value for `mem` or `exclusive` takes the place of the one above.
+        **directives,
     }
-    lines = [f"#SBATCH --{option}{'' if value is None else f'={value}'}" for option, value in options.items()]
-    return "\n".join(["#!/bin/bash", *lines])
+    return "\n".join(["#!/bin/bash", *(sbatch_options.line(option, value) for option, value in options.items())])
 
 
 def _signal_seconds(limit: str | None) -> int:
-    """Return the seconds before the time limit at which Slurm signals the job.
+    """Return how many seconds before the time limit Slurm signals the job.
 
     `limit` has one of sbatch's formats: minutes, m:s, h:m:s, d-h, d-h:m, d-h:m:s.
     """
@@ -199,10 +224,10 @@ def _signal_seconds(limit: str | None) -> int:
         raise UsageError(f"--time {limit!r}", TIME_FORMATS)
     days, _, clock = limit.rpartition("-")
     fields = [int(field) for field in clock.split(":")]
-    first = 0 if days or len(fields) == 3 else 1
-    hours, minutes, seconds = ([0] * first + fields + [0, 0])[:3]
+    omitted_fields = 0 if days or len(fields) == 3 else 1
+    hours, minutes, seconds = ([0] * omitted_fields + fields + [0, 0])[:3]
     # sbatch accepts 90 minutes in h:m:s and carries over; here it is an error, because it is usually a typing error.
-    if (days and hours > 23) or (not first and minutes > 59) or seconds > 59:
+    if (days and hours > 23) or (not omitted_fields and minutes > 59) or seconds > 59:
         raise UsageError(f"--time {limit!r}: a number behind the first is too large", TIME_FORMATS)
     total = ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
     # Zero means no limit in Slurm.
@@ -230,7 +255,7 @@ def _container(job: Job, sbatch: SbatchOptions) -> str:
 
 def _preprocess(job: Job) -> str:
     assert job.preprocess
-    data = shlex.quote(job.beside("data.manifest"))
+    data = shell.quote(job, job.beside("data.manifest"))
     lines = [
         'srun --nodes=1 --ntasks=1 "${cpu_bind[@]}" "${container[@]}" \\',
         f"  lt-preprocess {shell.command(job.preprocess)} \\",
@@ -241,10 +266,10 @@ def _preprocess(job: Job) -> str:
 
 
 def _train(job: Job) -> str:
-    checkpoints = shlex.quote(job.beside("checkpoints.manifest"))
+    checkpoints = shell.quote(job, job.beside("checkpoints.manifest"))
     nodes = '--nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 ' if job.node_counts else ""
     lines = [
-        shell.array("train", shell.training_words(job)),
+        shell.array("train", shell.training_words(job), job),
         shell.sizes_from_environment(job),
         "",
         *([] if job.preprocess else _directory(job)),
@@ -280,11 +305,12 @@ def _choose_nodes(counts: Sequence[int]) -> list[str]:
 
 def _convert(job: Job) -> str:
     assert job.convert
-    checkpoints = shlex.quote(f"@{job.beside('checkpoints.manifest')}")
+    checkpoints = shell.quote(job, f"@{job.beside('checkpoints.manifest')}")
+    words = " ".join(shell.quote(job, word) for word in job.convert)
     return "\n".join(
         [
             'srun --nodes=1 --ntasks=1 "${cpu_bind[@]}" "${container[@]}" \\',
-            f"  lt-convert {shell.command(job.convert)} {checkpoints} || finish $?",
+            f"  lt-convert {words} {checkpoints} || finish $?",
         ]
     )
 
@@ -292,4 +318,4 @@ def _convert(job: Job) -> str:
 def _directory(job: Job) -> list[str]:
     """Write the command that creates the directory of the manifests."""
     directory, _, _ = job.beside("x").rpartition("/")
-    return [f"mkdir -p {shlex.quote(directory)}"] if directory else []
+    return [f"mkdir -p {shell.quote(job, directory)}"] if directory else []

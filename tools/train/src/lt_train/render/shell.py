@@ -1,4 +1,4 @@
-"""Pieces of shell that the job files of every scheduler share; all of it passes shellcheck."""
+"""Pieces of shell that the job files for all schedulers share. All pieces pass shellcheck."""
 
 import re
 import shlex
@@ -8,6 +8,8 @@ from lt_train.config.settings.parallelism import AUTO
 from lt_train.render.job_spec import BATCHES, LAYOUT, OWN_LAYOUT, SIZES, Job, changes_preset
 
 # shellcheck warns about a dollar sign in single quotes (SC2016); lt-train quotes it on purpose.
+# The number of an array's task, as in the file names of sbatch.
+TASK_NUMBER = "%a"
 LITERAL = re.compile(r"'[^']*[$`][^']*'")
 
 
@@ -17,14 +19,32 @@ def script(*lines: str) -> str:
     return f"# shellcheck disable=SC2016\n{text}" if LITERAL.search(text) else text
 
 
-def array(name: str, words: Sequence[str]) -> str:
-    """Write a bash array of `words`, with one option and its values per line."""
+def has_task_number(job: Job) -> bool:
+    """Whether each task of the job's array has a SAVE of its own."""
+    return TASK_NUMBER in job.save
+
+
+def quote(job: Job, word: str) -> str:
+    """Quote a word for bash. In an array of jobs, `%a` becomes the number of the task."""
+    if not job.is_array or TASK_NUMBER not in word:
+        return shlex.quote(word)
+    return '"$SLURM_ARRAY_TASK_ID"'.join(_single_quoted(part) for part in word.split(TASK_NUMBER))
+
+
+def _single_quoted(text: str) -> str:
+    quoted = shlex.quote(text)
+    return f"'{text}'" if text and quoted == text else quoted if text else ""
+
+
+def array(name: str, words: Sequence[str], job: Job) -> str:
+    """Write a bash array of `words` of the job, with one option and its values per line."""
     lines: list[list[str]] = []
     for word in words:
         if word.startswith("--") or not lines:
             lines.append([])
+        quoted = quote(job, word)
         # shellcheck takes a comma for a mistaken separator unless it is quoted.
-        lines[-1].append(f"'{word}'" if "," in word and shlex.quote(word) == word else shlex.quote(word))
+        lines[-1].append(_single_quoted(word) if "," in word and quoted == word else quoted)
     return "\n".join([f"{name}=(", *(f"  {' '.join(line)}" for line in lines), ")"])
 
 
@@ -44,13 +64,13 @@ def sizes_from_environment(job: Job) -> str:
     A preset refuses new sizes, because its feed-forward size would not change with them.
     """
     lines = ["# Sizes from the environment, as in GLOBAL_BATCH_SIZE=1024 sbatch; they come before those above."]
-    named = SIZES | BATCHES
+    options = SIZES | BATCHES
     if job.options["model"]:
-        named = BATCHES
+        options = BATCHES
         any_size = "".join(f"${{{name}:-}}" for name in SIZES)
         reason = shlex.quote(changes_preset(job.options["model"]))
         lines += [f'if [ -n "{any_size}" ]; then', f"  echo {reason} >&2", "  exit 78", "fi"]
-    lines += [f'if [ -n "${{{name}:-}}" ]; then train+=({option} "${name}"); fi' for name, option in named.items()]
+    lines += [f'if [ -n "${{{name}:-}}" ]; then train+=({option} "${name}"); fi' for name, option in options.items()]
     if job.options["parallel"] == AUTO:
         any_layout = "".join(f"${{{name}:-}}" for name in LAYOUT)
         lines.append(f'if [ -n "{any_layout}" ]; then train+=({" ".join(OWN_LAYOUT)}); fi')

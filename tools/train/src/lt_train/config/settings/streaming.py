@@ -92,7 +92,7 @@ def _plain(words: Sequence[str]) -> Sequence[Dataset]:
     names = []
     for word in words:
         if stream_intake.is_pipe(word.removeprefix("@")) or word == stream_intake.STANDARD_INPUT:
-            intake = stream_intake.opened(word.removeprefix("@"))
+            intake = stream_intake.open_intake(word.removeprefix("@"))
             result += manifest.datasets(manifest.parse(intake.lines(), intake.name), intake.name)
         else:
             names.append(word)
@@ -102,7 +102,7 @@ def _plain(words: Sequence[str]) -> Sequence[Dataset]:
 def _head(word: str, pipes: int, follow: bool) -> StreamHead | None:
     pipe = word.removeprefix("@")
     if stream_intake.is_pipe(pipe):
-        intake = stream_intake.opened(pipe)
+        intake = stream_intake.open_intake(pipe)
         line = intake.first_line()
         return _stream_head(shard_list.parse(line, intake.name), f"{PIPE}{pipes}") if shard_list.begins(line) else None
     if not word.startswith("@"):
