@@ -118,6 +118,12 @@ EXPERT_OPTIONS = (
 )
 
 
+CARRIED = frozenset(
+    {*RENAMED, *FLAGS, *(f"{section}.{name}" for section, names in SAME_NAMES.items() for name in names)}
+    | {f"model.{name}" for name in EXPERT_OPTIONS}
+)
+
+
 def is_run_config(values: Mapping[str, Any]) -> bool:
     return str(values.get(MODEL, "")).startswith("megatron.bridge.") or str(values.get(CONTAINER, "")).startswith(
         "megatron.bridge."
