@@ -1,11 +1,12 @@
 """Translate configurations in Python: Megatron-Bridge's recipes, TorchTitan's registry and NeMo 2's recipes."""
 
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from lt_shared.console import BadData
-from lt_train.importers import megatron_bridge, torchtitan, torchtitan_registry
+from lt_train.importers import megatron_bridge, nemo_recipe, torchtitan, torchtitan_registry
 from lt_train.importers.bridge import recipe
 from lt_train.importers.effects import Effect
 from lt_train.importers.ledger import Dropped, Translation, flatten
@@ -30,6 +31,9 @@ def translate(file: str, name: str, overrides: Mapping[str, Any]) -> Translation
     kind = target_name(configuration.value)
     if kind.startswith("megatron.bridge.") and kind.endswith("ConfigContainer"):
         return _translate(recipe.values_of(configuration, megatron_bridge.CARRIED), megatron_bridge.translate, bridge_fields.row)
+    if kind.startswith("nemo.") and configuration.value.is_deferred:
+        values = nemo_recipe.values_of(configuration, megatron_bridge.CARRIED)
+        return _translate(values, functools.partial(megatron_bridge.translate, source="NeMo"), bridge_fields.row)
     if kind.startswith("torchtitan.") and "Config" in kind:
         return _translate(torchtitan_registry.values_of(configuration), torchtitan.translate, torchtitan_keys.ROWS.get)
     raise BadData(f"{kind} is no configuration that lt-train knows", OTHER_CONFIGURATIONS)

@@ -96,7 +96,9 @@ def _model(tree: Mapping[str, Any]) -> dict[str, Any]:
         values[SIZES] = model
     converters = tree.get("model_converters")
     named = _targets(converters.get("converters")) if isinstance(converters, dict) else []
-    named += sorted({target for target in _targets(model) if target.removesuffix(".Config").rpartition(".")[2].startswith(QUANTIZED)})
+    named += sorted(
+        {target for target in _targets(model) if target.removesuffix(".Config").rpartition(".")[2].startswith(QUANTIZED)}
+    )
     if named:
         values["converters"] = [target.lower().replace("float8linear", "float8") for target in named]
     return values
@@ -181,7 +183,10 @@ def _tokens(values: Mapping[str, Any]) -> None:
     if length is None:
         return
     training["seq_len"] = length
-    for name, key in (("num_tokens_per_microbatch_per_dp_rank", "local_batch_size"), ("num_tokens_per_train_step", "global_batch_size")):
+    for name, key in (
+        ("num_tokens_per_microbatch_per_dp_rank", "local_batch_size"),
+        ("num_tokens_per_train_step", "global_batch_size"),
+    ):
         tokens = training.pop(name, None)
         if isinstance(tokens, int) and isinstance(length, int) and tokens > 0 and length > 0 and tokens % length == 0:
             training[key] = tokens // length

@@ -23,8 +23,9 @@ def values_of(configuration: Configuration, carried: Collection[str]) -> dict[st
     tree: dict[str, Any] = configuration.known_tree()
     for name, section in container.attributes.items():
         if isinstance(section, Instance) and isinstance(tree.get(name), dict):
-            _leave_out_defaults(configuration, carried, name, section, tree[name])
+            leave_out_defaults(configuration, carried, name, section, tree[name])
     _flatten_model(configuration, carried, container, tree)
+    spread_precision(tree)
     _take_tokenizers_vocabulary(tree)
     dataset = tree.get("dataset")
     if isinstance(dataset, dict) and dataset.get("seq_length") is not None:
@@ -49,19 +50,26 @@ def _flatten_model(configuration: Configuration, carried: Collection[str], conta
     if isinstance(outer, dict) and isinstance(outer.get("transformer"), dict):
         inner = outer.pop("transformer")
         if isinstance(model, Instance) and isinstance(model.attributes.get("transformer"), Instance):
-            _leave_out_defaults(configuration, carried, "model", model.attributes["transformer"], inner)
+            leave_out_defaults(configuration, carried, "model", model.attributes["transformer"], inner)
         tree["model"] = {**inner, **outer}
 
 
-def _leave_out_defaults(
+def leave_out_defaults(
     configuration: Configuration, carried: Collection[str], name: str, section: Instance, values: dict[str, Any]
 ) -> None:
-    """Leave out fields of other versions of Megatron-Bridge, which no table knows, where they have their defaults."""
+    """Leave out fields of other versions, which no table knows, where they have their defaults."""
     known = options("megatron_bridge")
     for field, default in configuration.tree.defaults(section).items():
         key = f"{name}.{field}"
         if field in values and values[field] == default and key not in known and key not in carried and row(key) is None:
             del values[field]
+
+
+def spread_precision(tree: dict[str, Any]) -> None:
+    """Write the settings of the precision into the model where it has them, as MixedPrecisionConfig.setup does."""
+    precision, model = tree.get("mixed_precision"), tree.get("model")
+    if isinstance(precision, dict) and isinstance(model, dict):
+        model.update({field: value for field, value in precision.items() if field in model and not field.startswith("_")})
 
 
 def _take_tokenizers_vocabulary(tree: dict[str, Any]) -> None:
