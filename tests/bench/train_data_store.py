@@ -102,7 +102,7 @@ def measure(tokens_per_second: float, seconds: float, words: list[str]) -> dict[
     config = resolve_run_config(options, training_datasets(context.params["data"], options))
     vocab_size = config.architecture.vocab_size
     config = dataclasses.replace(config, data=remote_datasets.fetch(config.data, vocab_size))
-    samples = blended_dataset.build(SampleOrder.of_run(config), None).training
+    samples = blended_dataset.build(SampleOrder.from_config(config), None).training
     assert samples is not None
     planned = micro_batches.unskipped(MICRO_BATCH, 0, 1, range(len(samples)))
     called = time.perf_counter()

@@ -78,7 +78,7 @@ def plan(tmp_path: Path) -> RunConfig:
 
 
 def samples(plan: RunConfig, cache: Path) -> list[list[int]]:
-    training = blended_dataset.build(SampleOrder.of_run(plan), str(cache)).training
+    training = blended_dataset.build(SampleOrder.from_config(plan), str(cache)).training
     assert training is not None
     return [training[number].tolist() for number in range(len(training))]
 
@@ -106,11 +106,11 @@ def test_a_damaged_index_is_not_trained_on(plan: RunConfig, tmp_path: Path) -> N
         for position in (len(sound) - 1, len(sound) // 2 + 40, 9):
             file.write_bytes(sound[:position] + bytes([sound[position] ^ 1]) + sound[position + 1 :])
             with pytest.raises(BadData, match=file.name) as caught:
-                blended_dataset.build(SampleOrder.of_run(plan), str(tmp_path))
+                blended_dataset.build(SampleOrder.from_config(plan), str(tmp_path))
             assert "will be made again" in (caught.value.hint or "")
         file.write_bytes(sound[:-1])
         with pytest.raises(BadData, match=file.name):
-            blended_dataset.build(SampleOrder.of_run(plan), str(tmp_path))
+            blended_dataset.build(SampleOrder.from_config(plan), str(tmp_path))
         file.write_bytes(sound)
     for record in tmp_path.glob("*/checksums.json"):
         record.unlink()

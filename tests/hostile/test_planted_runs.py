@@ -106,7 +106,7 @@ def test_the_probe_of_a_shared_directory_is_not_written_through_a_link(stranger:
     stranger.run(f"mkdir run; ln -s ../victim run/.lt-train-preflight-{ONE_RANK.master_port}")
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
-        assert bandwidth._seen_by(ONE_RANK, ["this"], None, str(stranger.shared / "run")) is None
+        assert bandwidth._check_save_visible(ONE_RANK, ["this"], str(stranger.shared / "run")) is None
     finally:
         torch.distributed.destroy_process_group()
     assert victim.read_text() == "precious"

@@ -323,7 +323,7 @@ def test_sizes_in_the_environment_of_one_job_file(
     assert cluster.run(script, **sizes, **layout).returncode == 0
     options = training.make_context("lt-train", (tmp_path / "words").read_text().splitlines()).params
     lists = {"data_path": (), "train_data_path": (), "valid_data_path": (), "test_data_path": ()}
-    choice = layout_table.on_cluster(options | lists | {"mock_data": True, "eval_iters": 0, "split": None}, P5)
+    choice = layout_table.choose_layout(options | lists | {"mock_data": True, "eval_iters": 0, "split": None}, P5)
     assert choice.best.fits
     assert choice.best.config.architecture.parameters(51200) == pytest.approx(billions * 1e9, abs=0.05e9)
     if layout:

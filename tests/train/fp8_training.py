@@ -52,8 +52,8 @@ def main(directory: Path, runs: dict[str, list[str]]) -> None:
     from lt_train.models import transformer_config
     from lt_train.ops.fp8_casts import TritonCasts
 
-    want, accumulates = amax_reduction.want, transformer_config.accumulates_in_gemms
-    counted = ((amax_reduction, "find"), (TritonCasts, "cast_transpose"), (swiglu, "gradient_and_transpose"))
+    enable, accumulates = amax_reduction.enable, transformer_config.accumulates_in_gemms
+    counted = ((amax_reduction, "compute_parts"), (TritonCasts, "cast_transpose"), (swiglu, "gradient_and_transpose"))
     plain = [getattr(owner, name) for owner, name in counted]
     counts = {name: [0] * len(counted) for name in runs}
 
@@ -61,7 +61,7 @@ def main(directory: Path, runs: dict[str, list[str]]) -> None:
         for number, (owner, function) in enumerate(counted):
             setattr(owner, function, counting(plain[number], counts[name], number))
         torch.compiler.set_stance("force_eager" if way == UNCOMPILED else "default")
-        amax_reduction.want = (lambda wanted: want(False)) if way == READING else want
+        amax_reduction.enable = (lambda wanted: enable(False)) if way == READING else enable
         transformer_config.accumulates_in_gemms = (lambda *settings: False) if way == ADDING else accumulates
 
     train_each(rank, directory, runs, OPTIONS, before)

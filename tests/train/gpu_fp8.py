@@ -19,7 +19,7 @@ from torch import Tensor
 from lt_train.kernels import fp8_rows
 from lt_train.ops import fp8_casts
 from lt_train.ops.fp8_casts import Casts
-from lt_train.ops.fp8_gemm import Cast, dequantized
+from lt_train.ops.fp8_gemm import Cast, dequantize
 from lt_train.ops.fp8_grouped_gemm import Fp8GroupedGemms
 from lt_train.ops.grouped_gemm import GroupedGemms, QuackGroupedGemms, TorchGroupedGemms
 
@@ -64,18 +64,18 @@ def casts() -> Iterator[tuple[str, float, float]]:
     with torch.compiler.set_stance("force_eager"):
         for dtype in (E4M3, E5M2):
             found, plain = kernels.cast_and_transpose(tensor, dtype), formula.cast_and_transpose(tensor, dtype)
-            yield f"cast {dtype}", error(dequantized(found[:2]), dequantized(plain[:2])), TIES
-            yield f"cast of the transpose {dtype}", error(dequantized(found[2:]), dequantized(plain[2:])), TIES
+            yield f"cast {dtype}", error(dequantize(found[:2]), dequantize(plain[:2])), TIES
+            yield f"cast of the transpose {dtype}", error(dequantize(found[2:]), dequantize(plain[2:])), TIES
         for name in ("cast_weight", "cast_weight_transpose"):
-            yield name, *(error(*(dequantized(getattr(each, name)(tensor, None, E4M3)) for each in (kernels, formula))), TIES)
+            yield name, *(error(*(dequantize(getattr(each, name)(tensor, None, E4M3)) for each in (kernels, formula))), TIES)
     gate_up, gradient = random(512, 1536), torch.randn(512, 768, device="cuda").bfloat16()
     gate, up = gate_up.double().chunk(2, -1)
     activation = (gate * gate.sigmoid() * up).bfloat16()
     cast, _ = kernels.cast_swiglu(gate_up, E4M3)  # type: ignore[attr-defined]
     _, transpose, factors = kernels.swiglu_gradient(gradient, gate_up, None, E4M3)  # type: ignore[attr-defined]
-    yield "SwiGLU, cast", error(dequantized(cast), dequantized(kernels.cast(activation, None, E4M3))), TIES
-    expected = dequantized(kernels.cast_transpose(activation, None, E4M3))
-    yield "SwiGLU, cast of the transpose", error(dequantized((transpose, factors)), expected), TIES
+    yield "SwiGLU, cast", error(dequantize(cast), dequantize(kernels.cast(activation, None, E4M3))), TIES
+    expected = dequantize(kernels.cast_transpose(activation, None, E4M3))
+    yield "SwiGLU, cast of the transpose", error(dequantize((transpose, factors)), expected), TIES
     # Half of the last of three bits, of the largest number: of a number in the upper binade.
     found = dequantized_rows(fp8_rows.cast_rows(tensor, E4M3))
     difference = (found - tensor.double()).abs().amax(-1) / tensor.double().abs().amax(-1)
@@ -113,7 +113,7 @@ def products() -> Iterator[tuple[str, float, float]]:
     for size in SIZES:
         for gradient in (E4M3, E5M2):
             for name, (left, right) in operands(*size, way, gradient).items():
-                expected = dequantized(left).double() @ dequantized(right).double().t()
+                expected = dequantize(left).double() @ dequantize(right).double().t()
                 for dtype in (torch.bfloat16, torch.float32):
                     out = torch.empty_like(expected, dtype=dtype)
                     way.multiply(left, right, dtype, False, out)

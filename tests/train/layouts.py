@@ -195,7 +195,7 @@ def prepare(on: str, rank: int, ranks: int) -> Any:
     from lt_train.launch import worker as rank_module
     from lt_train.process import device
 
-    rank_module.quiet()
+    rank_module.silence_warnings()
     where = device.prepare(on, RankEnvironment(rank, rank, ranks, ranks, "127.0.0.1", 0, "test"))
     from lt_train.train import training_run  # noqa: F401
 

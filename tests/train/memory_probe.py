@@ -20,7 +20,7 @@ def main(work_file: str, rank: int) -> None:
 
     work = json.loads(Path(work_file).read_text())
     torch.set_num_threads(1)
-    rank_module.quiet()
+    rank_module.silence_warnings()
     found: dict[str, dict[str, int]] = {}
     where = device.prepare("cpu", RankEnvironment(rank, rank, 2, 2, "127.0.0.1", 0, "test"))
     from megatron.core import parallel_state

@@ -158,7 +158,7 @@ def import_training() -> None:
     import triton_interpreter
     from layouts import prepare
 
-    from lt_train.data.mock_sequences import MockSequences
+    from lt_train.data.blended_dataset import MockSequences
     from lt_train.launch import launcher  # noqa: F401
     from lt_train.megatron import cpu_backend
     from lt_train.process.device import CPU

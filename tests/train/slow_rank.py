@@ -4,7 +4,7 @@ import os
 
 from lt_train.preflight import bandwidth
 
-exchange = bandwidth._exchange
+exchange = bandwidth._measure_exchange
 
 
 def slowly(*arguments: object) -> float:
@@ -13,5 +13,5 @@ def slowly(*arguments: object) -> float:
 
 
 if __name__ == "__main__":
-    bandwidth._exchange = slowly  # type: ignore[assignment]
+    bandwidth._measure_exchange = slowly  # type: ignore[assignment]
     bandwidth.main()

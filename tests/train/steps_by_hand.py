@@ -283,13 +283,13 @@ def overlapped(prefix: str) -> dict[str, Any]:
         return [run.step().loss for _ in range(3)], len(overlapping)
 
     expected, none = losses()
-    choose, exchange_of = kernels.choose, builder.exchange_of
+    choose, choose_exchange = kernels.choose, builder.choose_exchange
     kernels.choose = lambda *run: dataclasses.replace(choose(*run), collectives=kernels.PEER_MEMORY)
-    builder.exchange_of = lambda *_: SharedRows(parallel_state.get_tensor_model_parallel_group())
+    builder.choose_exchange = lambda *_: SharedRows(parallel_state.get_tensor_model_parallel_group())
     try:
         found, overlapping = losses()
     finally:
-        kernels.choose, builder.exchange_of = choose, exchange_of
+        kernels.choose, builder.choose_exchange = choose, choose_exchange
     return {"expected": expected, "found": found, "overlapping": [none, overlapping]}
 
 
@@ -441,11 +441,11 @@ def main(place: str, prefix: str, rank: str, port: str) -> None:
 
     here = RankEnvironment(int(rank), int(rank), RANKS, RANKS, "127.0.0.1", int(port), "test")
     os.environ.update(here.variables())
-    rank_module.quiet()
+    rank_module.silence_warnings()
     device.prepare(device.CPU, here)
     device.communicate_on_loopback(here)
     torch.distributed.init_process_group("gloo")
-    with rendezvous.sharing_gloo_devices():
+    with rendezvous.share_gloo_devices():
         found = {scenario.__name__: scenario(prefix) for scenario in SCENARIOS}
     if here.rank == 0:
         (Path(place) / "results.json").write_text(json.dumps(found))

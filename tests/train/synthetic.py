@@ -47,7 +47,7 @@ def with_blend(plan: RunConfig, **lists: tuple[Dataset, ...]) -> RunConfig:
 
 def samples(plan: RunConfig, cache: str | None) -> tuple[Samples | None, Samples | None, Samples | None]:
     """Of training, validation (the first set) and test."""
-    built = blended_dataset.build(SampleOrder.of_run(plan), cache)
+    built = blended_dataset.build(SampleOrder.from_config(plan), cache)
     return built.training, next(iter(built.validation.values()), None), built.test
 
 

@@ -102,7 +102,7 @@ def set_on_upstream(tree: ast.AST) -> Iterator[str]:
                 for each in target.elts if isinstance(target, ast.Tuple | ast.List) else [target]:
                     if isinstance(each, ast.Attribute):
                         targets.append((each.value, each.attr))
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("setattr", "replaced"):
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("setattr", "replace_within"):
             targets.append((node.args[0], ast.unparse(node.args[1])))
         for owner, name in targets:
             if ast.unparse(owner).partition(".")[0] in owners:

@@ -39,9 +39,9 @@ def content(number: int) -> bytes:
 def read(cache: BlockCache, folder: Path, number: int, fetch: Callable[[], bytes] | None = None) -> bytes | None:
     """The bytes of a block; None when the cache has no room for it."""
     path = folder / str(number)
-    descriptor = cache.found(path, SIZE)
+    descriptor = cache.open_block(path, SIZE)
     if descriptor is None:
-        descriptor = cache.fetched(path, SIZE, fetch or (lambda: content(number)))
+        descriptor = cache.fetch_block(path, SIZE, fetch or (lambda: content(number)))
     if descriptor is None:
         return None
     with open(descriptor, "rb") as file:
@@ -165,7 +165,7 @@ if step == "writing":
     block_cache.write_at = half
 if step == "before the rename":
     os.rename = kill
-BlockCache(Path(directory), 5000).fetched(Path(path), 1000, kill if step == "fetching" else lambda: bytes([7]) * 1000)
+BlockCache(Path(directory), 5000).fetch_block(Path(path), 1000, kill if step == "fetching" else lambda: bytes([7]) * 1000)
 """
 
 
@@ -174,7 +174,7 @@ def test_a_kill_leaves_no_block(folder: Path) -> None:
         command = [sys.executable, "-c", KILLED, str(folder.parents[1]), str(folder / "7"), step]
         assert subprocess.run(command).returncode == -signal.SIGKILL
         assert there(folder) == {".7.partial"}
-        assert of(folder, 5).found(folder / "7", SIZE) is None
+        assert of(folder, 5).open_block(folder / "7", SIZE) is None
     # Those that were killed have left their sizes in the sum; what is there decides.
     assert [read(of(folder, 5), folder, number) for number in range(5)] == [content(number) for number in range(5)]
     assert read(of(folder, 5), folder, 7) == content(7)

@@ -35,8 +35,8 @@ def test_the_kept_samples_of_a_step_weigh_alike(
     config = synthetic.plan("--mock-data", "--seq-length", "16", *sizes, "--skip-samples", str(listed))
     counted = dict.fromkeys(range(24), 0.0)
     for rank in range(ranks):
-        for batch in micro_batches.of_rank(config.batches, config.skipping, rank, ranks, 24, 0, 1):
-            kept = [True] * size if batch.kept is None else batch.kept
+        for batch in micro_batches.plan(config.batches, config.skipping, rank, ranks, 24, 0, 1):
+            kept = [True] * size if batch.row_counts is None else batch.row_counts
             step = batch.numbers[0] // 8
             for number, counts in zip(batch.numbers, kept, strict=True):
                 assert number // 8 == step

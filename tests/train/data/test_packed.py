@@ -40,7 +40,7 @@ def packed(tmp_path: Path, write_dataset: Callable[..., Dataset]) -> Dataset:
 def test_samples_are_the_sequences(packed: Dataset) -> None:
     reader = indexed_dataset.Reader(packed.prefix)
     config = synthetic.plan(*SMALL, *WHOLE, "--vocab-size", "2048", "--train-iters", "2", datasets=(packed,))
-    samples = blended_dataset.build(SampleOrder.of_run(config), None).training
+    samples = blended_dataset.build(SampleOrder.from_config(config), None).training
     assert samples is not None
     assert len(samples) == 16
     seen = set()

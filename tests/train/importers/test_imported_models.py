@@ -111,14 +111,14 @@ def test_what_matters_comes_first_and_the_rest_is_counted(tmp_path: Path) -> Non
     quiet = train("import", "--partial", str(nemo(tmp_path, LLAMA + more))).err.splitlines()
     told = [line.partition("changes ")[2].split(":")[0] for line in quiet if "not carried over" in line]
     # Without a word about evaluation, Lightning evaluates all data at the end of each epoch: two of three results.
-    assert told == ["the model", "the result", "the result", "the result", "speed", "nothing"]
+    assert told == ["the model", "the run", "the result", "the result", "speed", "nothing"]
     assert [line for line in quiet if line.endswith("keys; -v lists them")] == quiet[4:6]
     assert "-v lists them" not in train("import", "--partial", "-v", str(nemo(tmp_path, LLAMA + more))).err
     record = json.loads(train("import", "--partial", "--json", str(nemo(tmp_path, LLAMA + more))).out)
     effects = {entry["key"]: entry["effect"] for entry in record["not_carried"]}
     assert effects["model.rotary_interleaved"] == "model"
     assert effects["model.gradient_accumulation_fusion"] == "speed"
-    assert effects["model.moe_pad_expert_input_to_capacity"] == "result"
+    assert effects["model.moe_pad_expert_input_to_capacity"] == "run"
     assert effects["run.results_dir"] == "none"
 
 
@@ -157,7 +157,9 @@ model:
 )
 def test_recipes_have_experts_where_they_say_so(tmp_path: Path, kind: str, moe: str, expected: int) -> None:
     (tmp_path / "recipe.yaml").write_text(RECIPE.format(kind=kind, moe=moe))
-    done = train("import", str(tmp_path / "recipe.yaml"))
+    refused = train("import", str(tmp_path / "recipe.yaml"))
+    assert refused.code == (65 if moe == "true" else 0)
+    done = train("import", "--partial", str(tmp_path / "recipe.yaml"))
     assert parameters(done) == expected
     assert ("sinkhorn: experts are balanced by --moe-aux-loss-coeff" in done.err) == (moe == "true")
 
@@ -233,7 +235,7 @@ if [ ! -f pretrain_gpt.py ]; then
 fi
 torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 24 --hidden-size 2048 --num-attention-heads 16 \\
     --tensor-model-parallel-size $TP --train-iters 10 --micro-batch-size 1 --global-batch-size 8 --seq-length 2048 \\
-    --max-position-embeddings 2048 --save $OUT --load $OUT --no-load-optim ${MORE[@]} ${LOGGING[@]}
+    --max-position-embeddings 2048 --save $OUT --load $OUT --no-load-rng ${MORE[@]} ${LOGGING[@]}
 """
 
 
@@ -251,7 +253,7 @@ def test_values_that_are_given_decide(tmp_path: Path, given: str, tensor: int) -
     assert parameters(done) == GPT_PARAMETERS
     options = json.loads(done.out)["options"]
     assert (options["tensor-model-parallel-size"], options["bf16"], options["log-interval"]) == (tensor, True, 1)
-    assert not {"fp16", "no-load-optim"} & options.keys()
+    assert not {"fp16", "no-load-rng"} & options.keys()
 
 
 def test_a_variable_that_the_script_does_not_have_is_refused(tmp_path: Path) -> None:
@@ -284,7 +286,7 @@ def test_a_command_that_is_put_together_in_a_variable(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(OF_DEEPSPEED)
     done = train("import", "--json", str(tmp_path / "run.sh"))
     assert parameters(done) == GPT_PARAMETERS
-    assert not {"num-experts", "loss-scale", "exit-duration-in-mins", "save"} & json.loads(done.out)["options"].keys()
+    assert not {"num-experts", "loss-scale", "save"} & json.loads(done.out)["options"].keys()
 
 
 @pytest.mark.parametrize(

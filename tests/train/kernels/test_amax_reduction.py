@@ -17,9 +17,9 @@ from lt_train.kernels.swiglu import swiglu
 
 @pytest.fixture(autouse=True, scope="module")
 def wanted() -> Iterator[None]:
-    amax_reduction.want(True)
+    amax_reduction.enable(True)
     yield
-    amax_reduction.want(False)
+    amax_reduction.enable(False)
 
 
 def size(parts: Tensor) -> float:
@@ -30,7 +30,7 @@ def noted(tensor: Tensor) -> float | None:
     """What is known of `tensor` without reading it."""
     found: list[Tensor] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(amax_reduction, "find", lambda tensor: found.append(tensor))
+        patch.setattr(amax_reduction, "compute_parts", lambda tensor: found.append(tensor))
         parts = amax_reduction.amax_parts(tensor)
     return None if found else size(parts)
 
@@ -56,9 +56,9 @@ class Seen(torch.autograd.Function):
 def test_found_by_reading() -> None:
     tensor = random(3, 5000)
     tensor[2, 1234] = -100
-    assert size(amax_reduction.find(tensor)) == 100
+    assert size(amax_reduction.compute_parts(tensor)) == 100
     tensor[0, 0] = torch.nan
-    assert torch.tensor(size(amax_reduction.find(tensor))).isnan()
+    assert torch.tensor(size(amax_reduction.compute_parts(tensor))).isnan()
 
 
 @settings(max_examples=10)
@@ -135,11 +135,11 @@ def test_new_tensors_in_the_same_memory_are_read() -> None:
 
 
 def test_nothing_is_noted_unless_wanted() -> None:
-    amax_reduction.want(False)
+    amax_reduction.enable(False)
     try:
         assert noted(swiglu(random(2, 16))) is None
     finally:
-        amax_reduction.want(True)
+        amax_reduction.enable(True)
 
 
 def test_a_nan_is_the_largest() -> None:

@@ -53,12 +53,12 @@ def test_what_is_loaded_in_parts_is_split_as_the_whole() -> None:
     found = torch.empty(70, dtype=torch.bfloat16), torch.empty(70, dtype=torch.int16)
     loading = split_master_weights.Loading(*(half.view(10, 7) for half in found))
     for rows in (slice(6, 8), slice(2, 5)):
-        found_loading, begin = split_master_weights.Loading.of(loading.whole[rows]) or pytest.fail("is not found")
+        found_loading, begin = split_master_weights.Loading.find_containing(loading.whole[rows]) or pytest.fail("is not found")
         found_loading.put(whole[rows].reshape(-1), begin)
     rest = whole.clone()
     # Of these, nothing more is taken.
     rest[2:5] = rest[6:8] = torch.nan
     loading.take(rest)
     assert torch.equal(found[0], split[0]) and torch.equal(found[1], split[1])
-    assert split_master_weights.Loading.of(whole) is None
-    assert split_master_weights.Loading.of(loading.whole.to(torch.bfloat16)) is None
+    assert split_master_weights.Loading.find_containing(whole) is None
+    assert split_master_weights.Loading.find_containing(loading.whole.to(torch.bfloat16)) is None

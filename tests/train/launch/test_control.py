@@ -73,7 +73,7 @@ def test_a_rank_that_does_not_leave_is_not_waited_for(tmp_path: Path, monkeypatc
     assert not control.are_ready([0, 1])
     assert not control.begin([0, 1], 2, "config", 1), "there is no spare"
     control.close()
-    assert ranks[0].attempt() is None
+    assert ranks[0].wait_for_attempt() is None
 
 
 def test_the_ranks_and_the_spare_hear_what_to_begin(tmp_path: Path) -> None:
@@ -84,7 +84,9 @@ def test_the_ranks_and_the_spare_hear_what_to_begin(tmp_path: Path) -> None:
     rank.say_ready()
     assert control.are_ready([0])
     assert control.begin([0], 1, "config", 4711)
-    assert [end.attempt() for end in (rank, spare)] == [{"config": "config", "rank": number, "port": 4711} for number in (0, 1)]
+    assert [end.wait_for_attempt() for end in (rank, spare)] == [
+        {"config": "config", "rank": number, "port": 4711} for number in (0, 1)
+    ]
     control.close()
 
 

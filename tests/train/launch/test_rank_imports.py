@@ -16,7 +16,7 @@ PACKAGE = "wave"
 
 def test_a_package_is_absent_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, PACKAGE, raising=False)
-    with rank_imports.absent(PACKAGE, "json"):
+    with rank_imports.hide(PACKAGE, "json"):
         with pytest.raises(ImportError):
             importlib.import_module(PACKAGE)
         assert importlib.import_module("json") is sys.modules["json"]
@@ -32,7 +32,7 @@ with tempfile.TemporaryDirectory() as place, socket.socket(socket.AF_UNIX, socke
     launcher.bind(place + "/control")
     launcher.listen()
     os.environ[worker.VARIABLE] = place + "/control"
-    worker._controlled("cuda", 0)
+    worker._connect("cuda", 0)
 assert "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, check=True)
@@ -41,7 +41,7 @@ assert "torch" not in sys.modules
 def test_objects_of_imports_are_not_searched_again() -> None:
     before = gc.get_freeze_count()
     try:
-        with rank_imports.uncollected():
+        with rank_imports.pause_collection():
             assert not gc.isenabled()
         assert gc.isenabled() and gc.get_freeze_count() > before
     finally:

@@ -120,7 +120,7 @@ def fsdp_groups() -> Iterator[dict[str, Call]]:
 def checkpoint_readers() -> Iterator[dict[str, Call]]:
     reader: Any = filesystem.FileSystemReader
     of_reader = SimpleNamespace(create_stream=nothing)
-    with dcp_filesystem.reading_by(nothing, nothing, nothing), dcp_filesystem.opening_by(of_reader, nothing):
+    with dcp_filesystem.read_by(nothing, nothing, nothing), dcp_filesystem.open_by(of_reader, nothing):
         yield {
             "pickle.load": (filesystem.pickle.load, (io.BytesIO(),)),
             "FileSystemReader._slice_file": (partial(reader._slice_file, UNSET), (io.BytesIO(), None)),
@@ -130,13 +130,13 @@ def checkpoint_readers() -> Iterator[dict[str, Call]]:
 
 
 def torch_load() -> Iterator[dict[str, Call]]:
-    with torch_serialization.loading_by(nothing):
+    with torch_serialization.load_by(nothing):
         yield {"torch.load": (torch.load, (io.BytesIO(), "cpu", None))}
 
 
 def common_states() -> Iterator[dict[str, Call]]:
     replacements = dist_checkpointing_serialization
-    with replacements.loading_common_by(nothing), replacements.saving_config_by(nothing):
+    with replacements.load_common_by(nothing), replacements.save_config_by(nothing):
         assert dist_checkpointing.load_common_state_dict is serialization.load_common_state_dict
         yield {
             "serialization.load_common_state_dict": (serialization.load_common_state_dict, ("directory",)),
@@ -150,7 +150,7 @@ def common_files() -> Iterator[dict[str, Call]]:
     strategy: Any = type("TorchCommonSaveStrategy", (), {"save_common": nothing})
     common.TorchCommonSaveStrategy = strategy
     try:
-        with strategies_common.saving_common_by(nothing):
+        with strategies_common.save_common_by(nothing):
             yield {"TorchCommonSaveStrategy.save_common": (strategy().save_common, ({}, "directory"))}
     finally:
         common.TorchCommonSaveStrategy = present
@@ -173,7 +173,7 @@ def checkpoint_writers() -> Iterator[dict[str, Call]]:
         filesystem_async.write_by(nothing, nothing)
         filesystem_async.finish_by(nothing)
         yield calls()
-        with filesystem_async.finishing_by(nothing):
+        with filesystem_async.wrap_finish(nothing):
             yield calls()
     finally:
         for name, function in before.items():
@@ -192,7 +192,7 @@ def compilers() -> Iterator[dict[str, Call]]:
 
 
 def gloo_groups() -> Iterator[dict[str, Call]]:
-    with distributed_c10d.sharing_devices([]):
+    with distributed_c10d.share_devices([]):
         group: Any = torch_c10d.ProcessGroupGloo
         yield {"distributed_c10d.ProcessGroupGloo": (group, (UNSET, 0, 1, UNSET))}
 
@@ -340,7 +340,7 @@ def test_an_override_refuses_it_too(name: str) -> None:
 
 
 def test_what_changes_nothing_is_taken() -> None:
-    refuse_unknown("f", (None, None), {"a": None, "b": 3, "c": 1}, known=("b",), neutral={"c": 1})
+    refuse_unknown("f", (None, None), {"a": None, "b": 3, "c": 1}, accepted=("b",), neutral={"c": 1})
     with pytest.raises(BadConfig, match="the argument c"):
         refuse_unknown("f", (), {"c": 2}, neutral={"c": 1})
 

@@ -100,7 +100,7 @@ def gemms(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
 def test_the_first_gemm_of_a_step_overwrites_and_others_add(dtype: torch.dtype, way: str, gemms: list[torch.dtype]) -> None:
     torch.manual_seed(0)
     casts = fp8_casts.TritonCasts() if way == "triton" else PlainCasts(way == "rowwise")
-    amax_reduction.want(False)
+    amax_reduction.enable(False)
     rows, gradients = torch.randn(2, 16, 1, 48, dtype=torch.bfloat16), torch.randn(2, 16, 1, 32, dtype=torch.bfloat16)
     weight = torch.nn.Parameter(torch.randn(32, 48, dtype=torch.bfloat16))
 
@@ -134,7 +134,7 @@ def of_a_gemm(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The output and the gradients of its sum's squares; what is kept for the backward pass."""
     kept: list[Tensor] = []
-    amax_reduction.want(noting)
+    amax_reduction.enable(noting)
     rows = rows.detach().requires_grad_()
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
         gated = swiglu.swiglu(rows) if source is fp8_linear.TransposeSaved else rows
@@ -158,4 +158,4 @@ def test_swiglu_is_cast_again_for_its_weights_gradient_and_not_kept(
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
     assert any(tensor.dtype == fp8_linear.E4M3 for tensor in kept_before)
     assert not any(tensor.dtype == fp8_linear.E4M3 for tensor in kept)
-    amax_reduction.want(False)
+    amax_reduction.enable(False)

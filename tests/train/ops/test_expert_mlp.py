@@ -7,7 +7,7 @@ from torch.nn.functional import silu
 
 from lt_train.kernels import expert_rows as by_triton
 from lt_train.ops import expert_rows
-from lt_train.ops.expert_mlp import Arrived, Operations, Routing, RowOperations, Weights, expert_mlp
+from lt_train.ops.expert_mlp import DispatchedRows, Operations, Routing, RowOperations, Weights, expert_mlp
 from lt_train.ops.grouped_gemm import TorchGroupedGemms
 
 TOKENS, HIDDEN, INNER, EXPERTS, CHOSEN = 12, 8, 6, 5, 2
@@ -45,7 +45,7 @@ def test_output_and_gradients(case: str) -> None:
         torch.randn(EXPERTS, 2 * INNER, HIDDEN, requires_grad=True), torch.randn(EXPERTS, HIDDEN, INNER, requires_grad=True)
     )
     inputs = (tokens, probabilities, weights.fc1, weights.fc2)
-    routing = Routing.of_map(chosen, CHOSEN, expert_rows)
+    routing = Routing.from_map(chosen, CHOSEN, expert_rows)
     found = expert_mlp(tokens, probabilities, routing, weights, OPERATIONS)
     expected = loop(tokens, probabilities, chosen, weights)
     torch.testing.assert_close(found, expected)
@@ -60,7 +60,7 @@ def test_output_and_gradients(case: str) -> None:
 @pytest.mark.parametrize("case", maps())
 def test_rows_of_a_routing(case: str, operations: RowOperations) -> None:
     chosen = maps()[case]
-    routing = Routing.of_map(chosen, CHOSEN, operations)
+    routing = Routing.from_map(chosen, CHOSEN, operations)
     pairs = [(expert, token) for expert in range(EXPERTS) for token in range(TOKENS) if chosen[token, expert]]
     assert list(zip(routing.experts.tolist(), routing.tokens.tolist(), strict=True)) == pairs
     # As the kernels read it.
@@ -82,7 +82,7 @@ def test_parts_of_the_experts_add_up(case: str, operations: RowOperations) -> No
     total = torch.zeros_like(tokens)
     for first, end in ((0, 2), (2, EXPERTS)):
         own = chosen[:, first:end]
-        routing = Routing.of_part(own, CHOSEN, operations, lambda count: lambda: int(count))
+        routing = Routing.from_partial_map(own, CHOSEN, operations, lambda count: lambda: int(count))
         pairs = [(expert, token) for expert in range(end - first) for token in range(TOKENS) if own[token, expert]]
         assert list(zip(routing.experts.tolist(), routing.tokens.tolist(), strict=True)) == pairs
         assert routing.borders[-1] == len(pairs)
@@ -99,11 +99,11 @@ def test_rows_that_arrive_sorted() -> None:
     counts = torch.tensor([3, 0, 4, 0, 1])
     rows, probabilities = torch.randn(8, HIDDEN), torch.rand(8)
     weights = Weights(torch.randn(EXPERTS, 2 * INNER, HIDDEN), torch.randn(EXPERTS, HIDDEN, INNER))
-    arrived = Arrived.of_counts(counts, rows)
+    arrived = DispatchedRows.from_counts(counts, rows)
     assert arrived.experts.tolist() == [0, 0, 0, 2, 2, 2, 2, 4]
     found = expert_mlp(rows, probabilities, arrived, weights, OPERATIONS)
     for row, expert in enumerate(arrived.experts.tolist()):
         gate, up = (weights.fc1[expert] @ rows[row]).chunk(2)
         torch.testing.assert_close(found[row], weights.fc2[expert] @ (silu(gate) * up) * probabilities[row])
-    none = expert_mlp(rows[:0], probabilities[:0], Arrived.of_counts(counts * 0, rows[:0]), weights, OPERATIONS)
+    none = expert_mlp(rows[:0], probabilities[:0], DispatchedRows.from_counts(counts * 0, rows[:0]), weights, OPERATIONS)
     assert none.shape == (0, HIDDEN)

@@ -11,7 +11,7 @@ from torch.nn.functional import silu
 from lt_train.kernels import grouped_gemm_epilogues
 from lt_train.models import builder
 from lt_train.ops import expert_rows
-from lt_train.ops.expert_mlp import Arrived, Operations, Routing, Weights, expert_mlp
+from lt_train.ops.expert_mlp import DispatchedRows, Operations, Routing, Weights, expert_mlp
 from lt_train.ops.fp8_gemm import Cast
 from lt_train.ops.fp8_grouped_gemm import Fp8GroupedGemms
 from lt_train.ops.grouped_gemm import TorchGroupedGemms
@@ -101,7 +101,7 @@ def test_outputs_and_gradients_are_those_by_hand() -> None:
         *(tensor.double() for tensor in (tokens, probabilities)), chosen, fc1.double(), fc2.double(), slope.double()
     )
     inputs = [tensor.requires_grad_() for tensor in (tokens, probabilities, fc1, fc2)]
-    found = expert_mlp(tokens, probabilities, Routing.of_map(chosen, CHOSEN, expert_rows), Weights(fc1, fc2), OPERATIONS)
+    found = expert_mlp(tokens, probabilities, Routing.from_map(chosen, CHOSEN, expert_rows), Weights(fc1, fc2), OPERATIONS)
     for one, other in zip((found, *torch.autograd.grad(found, inputs, slope)), (expected, *gradients), strict=True):
         # Of the fp8 numbers, whose own errors are some 3%; the results are rounded to bf16, and those of a few ties differ.
         assert (one - other).norm() / other.norm() < 6e-3
@@ -112,7 +112,7 @@ def test_rows_that_arrive_sorted(counts: tuple[int, ...]) -> None:
     _, _, _, fc1, fc2 = made()
     torch.manual_seed(1)
     rows, probabilities = torch.randn(sum(counts), HIDDEN).bfloat16(), torch.rand(sum(counts))
-    found = expert_mlp(rows, probabilities, Arrived.of_counts(torch.tensor(counts), rows), Weights(fc1, fc2), OPERATIONS)
+    found = expert_mlp(rows, probabilities, DispatchedRows.from_counts(torch.tensor(counts), rows), Weights(fc1, fc2), OPERATIONS)
     expert = torch.arange(EXPERTS).repeat_interleave(torch.tensor(counts))
     chosen = torch.nn.functional.one_hot(expert, EXPERTS).bool() if sum(counts) else torch.zeros(0, EXPERTS, dtype=torch.bool)
     weights = fc1.double(), fc2.double()

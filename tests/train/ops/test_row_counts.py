@@ -8,7 +8,7 @@ from lt_train.ops.row_counts import RowCounts
 
 def pass_of(counts: RowCounts, count: int, training: bool, with_gradients: bool) -> int:
     with torch.set_grad_enabled(with_gradients):
-        return counts.coming(torch.tensor(count), training)()
+        return counts.start_copy(torch.tensor(count), training)()
 
 
 def test_passes_are_computed_again_in_their_order() -> None:

@@ -64,7 +64,7 @@ def test_what_no_gemm_wrote_is_cleared_before_the_end_of_the_step() -> None:
     buffer = torch.full((3,), 5.0)
     wgrad_accumulation._reset([], {buffer.data_ptr(): buffer})
     seen = SimpleNamespace()
-    wgrad_accumulation.finish(
+    wgrad_accumulation.clear_and_finalize(
         "model", finalize=lambda model, **settings: seen.__dict__.update(settings, sum=float(buffer.sum())), n=1
     )
     assert vars(seen) == {"n": 1, "sum": 0.0}
@@ -90,6 +90,6 @@ def test_a_model_that_is_trained_no_more_leaves_no_buffers() -> None:
     buffer = torch.ones(3)
     left = weakref.ref(buffer)
     wgrad_accumulation._reset([], {buffer.data_ptr(): buffer})
-    ddp.release([])
+    ddp.break_cycles([])
     del buffer
     assert left() is None

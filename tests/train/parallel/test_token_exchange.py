@@ -41,7 +41,7 @@ def test_what_is_on_its_way_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None
         torch.randn(EXPERTS, 2 * INNER, HIDDEN, requires_grad=True), torch.randn(EXPERTS, HIDDEN, INNER, requires_grad=True)
     )
     inputs, slope = (hidden, scores, weights.fc1, weights.fc2), torch.randn(TOKENS, HIDDEN)
-    routing = Routing.of_map(chosen, CHOSEN, expert_rows)
+    routing = Routing.from_map(chosen, CHOSEN, expert_rows)
     alone = expert_mlp(hidden, scores, routing, weights, OPERATIONS) + hidden.square()
 
     exchange: Any = TokenExchange(OneRank())  # type: ignore[arg-type]

@@ -26,8 +26,8 @@ vars(MIXED)["mixers"] = {LATENT_ATTENTION: range(HALF), ATTENTION: range(HALF, M
 
 
 def activations(model: object, recompute: Recompute | None = None, pipeline: Parallelism = PIPELINE) -> list[int]:
-    made = Activations(model, pipeline, recompute, 8, 64, 4, False, False, False, False)  # type: ignore[arg-type]
-    return [made.on_rank(rank) for rank in range(2)]
+    activations = Activations(model, pipeline, recompute, 8, 64, 4, False, False, False, False)  # type: ignore[arg-type]
+    return [activations.bytes_on_rank(rank) for rank in range(2)]
 
 
 def test_which_layers_a_rank_has() -> None:

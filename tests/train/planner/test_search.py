@@ -73,7 +73,7 @@ def test_the_logits_count_where_they_are_computed() -> None:
     choice = chosen("llama3.1-8b", "h200-141gb", 1, "--global-batch-size", "1024", "--seq-length", "8192")
     found = {
         (parallel.pipeline, parallel.first_stage_layers, parallel.last_stage_layers): layout.waste
-        for layout in (choice.best, *choice.others)
+        for layout in (choice.best, *choice.alternatives)
         if (parallel := layout.config.parallelism).tensor * parallel.context == 1 and layout.config.memory.recompute is None
     }
     assert found[4, None, None] > found[4, None, 5] + 0.1
@@ -93,7 +93,7 @@ def test_layouts_are_put_in_the_order_of_their_measured_speeds() -> None:
     assert sorted(without_pipeline, key=wastes.__getitem__) == sorted(without_pipeline, key=lambda name: -shares[name])
     sized = ("--num-layers", "8", "--seq-length", "8192", "--micro-batch-size", "1", "--global-batch-size", "16")
     choice = chosen("llama3-8b", "h200-141gb", 1, *sized, gpus=2)
-    layouts = [found.config.parallelism for found in (choice.best, *choice.others) if found.config.memory.recompute is None]
+    layouts = [found.config.parallelism for found in (choice.best, *choice.alternatives) if found.config.memory.recompute is None]
     fastest = max(shares, key=shares.__getitem__)
     assert (fastest, layouts[0].described) == ("data", "tensor 1 x pipeline 1 x data 2")
     # Five layers on the first rank and three with the output layer on the second are faster than four on each.
@@ -147,7 +147,7 @@ def test_experts_are_divided_where_a_rank_cannot_hold_them_all(name: str) -> Non
     assert not kernels.runs_experts_one_by_one(choice.best.config)
     assert f"--expert-model-parallel-size {parallel.expert}" in " ".join(choice.best.flags)
     assert f"expert parallel {parallel.expert}: {model.num_experts // parallel.expert} of" in "; ".join(choice.reasons)
-    for found in (choice.best, *choice.others):
+    for found in (choice.best, *choice.alternatives):
         layout = found.config.parallelism
         assert (model.num_experts % layout.expert, layout.data * layout.context % layout.expert) == (0, 0)
         assert not list(problems(found.config))
@@ -157,7 +157,7 @@ def test_experts_stay_whole_where_a_rank_holds_them_all() -> None:
     """Two H200 hold four layers of Qwen3-30B-A3B twice. Tensor parallelism would compute their experts one after another."""
     sized = ("--num-layers", "4", "--seq-length", "4096", "--micro-batch-size", "4", "--global-batch-size", "8")
     choice = on_gpus("qwen3-30b-a3b", "h200-141gb", 1, 2, *sized)
-    wastes = {found.config.parallelism.described: found.waste for found in reversed((choice.best, *choice.others))}
+    wastes = {found.config.parallelism.described: found.waste for found in reversed((choice.best, *choice.alternatives))}
     assert list(wastes)[-2:] == ["tensor 1 x pipeline 1 x data 2, experts on 2", "tensor 1 x pipeline 1 x data 2"]
     assert wastes["tensor 2 x pipeline 1 x data 1"] > 3
 
@@ -165,14 +165,14 @@ def test_experts_stay_whole_where_a_rank_holds_them_all() -> None:
 def test_a_small_mixture_with_few_samples_has_no_experts_one_after_another() -> None:
     choice = chosen("tiny-mixtral", "l4-24gb", 1, "--num-layers", "2", "--global-batch-size", "2", gpus=4)
     assert not kernels.runs_experts_one_by_one(choice.best.config)
-    assert any(kernels.runs_experts_one_by_one(found.config) for found in choice.others)
+    assert any(kernels.runs_experts_one_by_one(found.config) for found in choice.alternatives)
     # gloo gathers equal parts only.
-    assert not [each for each in choice.others if each.config.parallelism.expert > 1 < each.config.parallelism.tensor]
+    assert not [each for each in choice.alternatives if each.config.parallelism.expert > 1 < each.config.parallelism.tensor]
 
 
 def expert_share(config: RunConfig, ranks_per_node: int) -> float:
     runs_one_by_one = kernels.runs_experts_one_by_one(config)
-    return expert_costs.share(config.architecture, config.batches, config.parallelism, runs_one_by_one, ranks_per_node)
+    return expert_costs.overhead_share(config.architecture, config.batches, config.parallelism, runs_one_by_one, ranks_per_node)
 
 
 def test_the_costs_of_experts_are_those_that_were_measured() -> None:
@@ -190,7 +190,7 @@ def test_experts_on_several_nodes_wait_for_the_links_between_them() -> None:
     words = ["--model", "deepseek-v3", *BF16, "--seq-length", "4096", "--ranks", "16"]
     config = assembled([*words, "--expert-model-parallel-size", "16"])
     within, between = (expert_share(config, ranks_per_node) for ranks_per_node in (16, 8))
-    assert [expert_costs.nodes(config.architecture, config.parallelism, ranks) for ranks in (16, 8)] == [1, 2]
+    assert [expert_costs.count_nodes(config.architecture, config.parallelism, ranks) for ranks in (16, 8)] == [1, 2]
     # Of 15 others 8 are on the other node.
     assert between / within == pytest.approx((7 + 8 * 9) / 15)
 
@@ -198,7 +198,7 @@ def test_experts_on_several_nodes_wait_for_the_links_between_them() -> None:
 def test_replicas_of_the_optimizer_have_all_experts() -> None:
     sized = ("--seq-length", "4096", "--global-batch-size", "64", "--use-distributed-optimizer")
     choice = on_gpus("gpt-oss-20b", "h100-80gb", 2, 8, *sized, "--num-distributed-optimizer-instances", "4")
-    layouts = [found.config.parallelism for found in (choice.best, *choice.others)]
+    layouts = [found.config.parallelism for found in (choice.best, *choice.alternatives)]
     assert all(each.data * each.context * each.tensor // each.expert % 4 == 0 for each in layouts)
     assert max(each.expert for each in layouts) > 1
 
@@ -206,7 +206,7 @@ def test_replicas_of_the_optimizer_have_all_experts() -> None:
 def test_a_given_expert_parallel_size_is_kept() -> None:
     sized = ("--seq-length", "4096", "--global-batch-size", "64")
     choice = on_gpus("qwen3-30b-a3b", "h100-80gb", 1, 8, *sized, "--expert-model-parallel-size", "8")
-    assert {found.config.parallelism.expert for found in (choice.best, *choice.others)} == {8}
+    assert {found.config.parallelism.expert for found in (choice.best, *choice.alternatives)} == {8}
     assert "--expert-model-parallel-size 8" in " ".join(choice.best.flags)
 
 
@@ -278,7 +278,7 @@ def test_recomputation_is_the_price_of_little_memory() -> None:
 
 def test_order_is_by_waste_and_everything_offered_runs_and_fits() -> None:
     choice = chosen("llama2-13b", "a100-40gb", 2, "--global-batch-size", "128")
-    offered = [choice.best, *choice.others]
+    offered = [choice.best, *choice.alternatives]
     assert len(offered) > 3
     assert [found.waste for found in offered] == sorted(found.waste for found in offered)
     for found in offered:
@@ -300,7 +300,7 @@ def test_nothing_fits() -> None:
     choice = chosen("llama3.1-70b", "t4-16gb", 1, "--global-batch-size", "8")
     assert not choice.best.fits
     with pytest.raises(BadConfig, match=r"of 12\.6 per rank") as caught:
-        search.require(choice)
+        search.require_fitting(choice)
     assert "more nodes" in str(caught.value.hint)
 
 

@@ -46,10 +46,10 @@ def test_three_ranks_of_which_one_is_slow(tmp_path: Path, monkeypatch: pytest.Mo
     """Real messages through gloo; the third rank's are made slow."""
     program = Path(__file__).parents[1] / "slow_rank.py"
     monkeypatch.setattr(bandwidth, "PROGRAM", (str(program),))
-    found = bandwidth.on_this_machine(None, 3, "cpu", str(tmp_path / "run"))
+    found = bandwidth.measure_from_this_machine(None, 3, "cpu", str(tmp_path / "run"))
     assert found is not None
     assert found.bus_bandwidth > 0
-    assert [name.split(" on ")[0] for name in found.slow()] == ["rank 2"]
+    assert [name.split(" on ")[0] for name in found.slow_nodes()] == ["rank 2"]
     assert found.seen_by == list(found.pairs)
     assert json.loads(json.dumps(found.pairs)) == found.pairs
     assert not list(tmp_path.iterdir())
@@ -58,7 +58,7 @@ def test_three_ranks_of_which_one_is_slow(tmp_path: Path, monkeypatch: pytest.Mo
 def test_ranks_that_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bandwidth, "PROGRAM", ("-c", "raise SystemExit('no route to host')"))
     with pytest.raises(Unavailable, match="no route to host"):
-        bandwidth.on_this_machine(None, 2, "cpu", None)
+        bandwidth.measure_from_this_machine(None, 2, "cpu", None)
 
 
 def test_a_rank_that_nobody_joins(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,14 +142,14 @@ def test_every_start_makes_the_cheap_checks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = assembled([*MODEL, "--save", str(tmp_path / "run")])
-    check_runner.at_start(plan)
+    check_runner.check_at_start(plan)
     assert capsys.readouterr().err == ""
     monkeypatch.setenv("NCCL_ASYNC_ERROR_HANDLING", "1")
-    check_runner.at_start(plan)
+    check_runner.check_at_start(plan)
     assert "warning: NCCL_ASYNC_ERROR_HANDLING" in capsys.readouterr().err
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "none0")
     with pytest.raises(BadConfig, match="1 mistake"):
-        check_runner.at_start(plan)
+        check_runner.check_at_start(plan)
 
 
 def test_a_start_that_cannot_work_ends_before_any_rank(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def test_every_dataset_is_looked_at(tmp_path: Path, write_dataset: Callable[...,
     plan = dataclasses.replace(
         good.config, data=dataclasses.replace(good.config.data, datasets=(renamed, good.config.data.datasets[1]))
     )
-    found = said(dataset_checks.files, dataclasses.replace(good, made=Draft(vars(plan))))
+    found = said(dataset_checks.files, dataclasses.replace(good, draft=Draft(vars(plan))))
     assert len(found) == 2
     assert f"near it: {cut}, {whole}" in found[0]
     assert f"{cut}.bin" in found[1]

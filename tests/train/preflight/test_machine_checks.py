@@ -19,7 +19,7 @@ from lt_train.preflight.check_interface import Situation
 def on_gpus(where: Situation) -> Situation:
     assert where.config
     plan = dataclasses.replace(where.config, parallelism=dataclasses.replace(where.config.parallelism, device="cuda"))
-    return dataclasses.replace(where, made=Draft(vars(plan)))
+    return dataclasses.replace(where, draft=Draft(vars(plan)))
 
 
 def test_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

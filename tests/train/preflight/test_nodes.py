@@ -35,7 +35,7 @@ def meetings(count: int) -> list[Meeting]:
 
 
 def test_a_finding_is_told_once_with_its_nodes() -> None:
-    merged = nodes.merge([Report(number, number, f"n{number + 1}", result) for number, result in enumerate(RESULTS)])
+    merged = nodes.merge_reports([Report(number, number, f"n{number + 1}", result) for number, result in enumerate(RESULTS)])
     assert [(finding.what, finding.nodes) for finding in merged.findings] == [
         (SLOW.what, ("n1", "n2")),
         (MISSING.what, ("n2",)),
@@ -48,13 +48,13 @@ def test_a_finding_is_told_once_with_its_nodes() -> None:
 
 def test_ranks_of_a_node_are_one_node() -> None:
     ranks = [Report(rank, rank // 2, f"n{rank // 2 + 1}", RESULTS[0]) for rank in range(4)]
-    merged = nodes.merge(ranks)
+    merged = nodes.merge_reports(ranks)
     assert (merged.nodes, merged.findings[0].nodes) == (("n1", "n2"), ("n1", "n2"))
 
 
 def test_nodes_of_one_name_are_told_by_their_numbers() -> None:
     same = [dataclasses.replace(report, host="vm") for report in reports(0, 0)]
-    assert nodes.merge(same).nodes == ("node 0 (vm)", "node 1 (vm)")
+    assert nodes.merge_reports(same).nodes == ("node 0 (vm)", "node 1 (vm)")
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_nodes_of_one_name_are_told_by_their_numbers() -> None:
     ],
 )
 def test_the_wrong_clock_is_named(ahead: tuple[float, ...], wrong: list[tuple[str, str]]) -> None:
-    found = nodes.merge(reports(*ahead)).findings
+    found = nodes.merge_reports(reports(*ahead)).findings
     assert [(*finding.nodes, finding.what) for finding in found] == wrong
 
 
@@ -77,7 +77,7 @@ def gathered(at: list[Meeting], results: list[Result], wait_seconds: float = 20.
     got: list[Result | None] = [None] * len(at)
 
     def take_part(index: int) -> None:
-        got[index] = nodes.gather(results[index], at[index], wait_seconds)
+        got[index] = nodes.gather_results(results[index], at[index], wait_seconds)
 
     threads = [threading.Thread(target=take_part, args=(index,)) for index in range(len(at))]
     for thread in threads:
@@ -133,17 +133,17 @@ def test_who_does_not_reach_the_first_has_its_own_report(capsys: pytest.CaptureF
 def test_a_port_that_is_taken() -> None:
     (first, _) = at = meetings(2)
     with socket.create_server((first.address, first.port)):
-        found = nodes.gather(RESULTS[0], at[0])
+        found = nodes.gather_results(RESULTS[0], at[0])
     assert found is not None
     assert "cannot listen there" in found.errors[-1].what
 
 
 def test_where_processes_meet() -> None:
     rank = RankEnvironment(9, 1, 8, 16, "n1", 20000, "srun")
-    assert nodes.meeting(rank, None, {}) == Meeting(9, 1, 16, "n1", 20000)
-    assert nodes.meeting(rank, None, {"TORCHELASTIC_USE_AGENT_STORE": "True"}) == Meeting(9, 1, 16, "n1", 20001)
-    assert nodes.meeting(None, Node(1, 2, None, "n1", 20000, "srun"), {}) == Meeting(1, 1, 2, "n1", 20000)
-    assert nodes.meeting(None, None, {}) is None
+    assert nodes.plan_meeting(rank, None, {}) == Meeting(9, 1, 16, "n1", 20000)
+    assert nodes.plan_meeting(rank, None, {"TORCHELASTIC_USE_AGENT_STORE": "True"}) == Meeting(9, 1, 16, "n1", 20001)
+    assert nodes.plan_meeting(None, Node(1, 2, None, "n1", 20000, "srun"), {}) == Meeting(1, 1, 2, "n1", 20000)
+    assert nodes.plan_meeting(None, None, {}) is None
 
 
 def test_two_nodes_of_a_step(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from lt_train.process import rendezvous
 rank, port = map(int, sys.argv[1:])
 torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
 timeout = datetime.timedelta(seconds=50)
-with rendezvous.sharing_gloo_devices():
+with rendezvous.share_gloo_devices():
     groups = [torch.distributed.new_group([0, 1], timeout=timeout) for _ in range(5)]
 torch_s = distributed_c10d.ProcessGroupGloo
 assert torch_s.__name__ == "ProcessGroupGloo"

@@ -23,7 +23,7 @@ class StandIn:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    monkeypatch.setattr(device, "_outside_allocator", device._Outside())
+    monkeypatch.setattr(device, "_outside_allocator", device._OutsideAllocator())
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda place: 78 * GIB)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda place: 80 * GIB)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)

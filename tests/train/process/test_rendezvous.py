@@ -80,7 +80,7 @@ def test_groups_of_a_process_group_with_a_device_are_not_connected_at_once() -> 
         everyone = torch.distributed.group.WORLD
         assert everyone
         everyone.bound_device_id = torch.device("cuda:0")
-        with rendezvous.connecting_when_used():
+        with rendezvous.connect_when_used():
             # With a device, torch would connect it, and there is none.
             assert torch.distributed.new_group([0]).bound_device_id is None
         assert everyone.bound_device_id == torch.device("cuda:0")

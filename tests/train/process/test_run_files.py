@@ -13,7 +13,7 @@ from lt_train.process import run_files
 
 
 def overwrite(path: Path) -> None:
-    with os.fdopen(run_files.descriptor(path, os.O_WRONLY), "w") as file:
+    with os.fdopen(run_files.open_descriptor(path, os.O_WRONLY), "w") as file:
         file.write("ours")
 
 
@@ -22,7 +22,7 @@ def append(path: Path) -> None:
         assert file.write("ours\n")
 
 
-USES: dict[str, Callable[[Path], object]] = {"overwrite": overwrite, "append": append, "read": run_files.content}
+USES: dict[str, Callable[[Path], object]] = {"overwrite": overwrite, "append": append, "read": run_files.read_content}
 
 
 @pytest.mark.parametrize("use", USES)
@@ -45,9 +45,9 @@ def test_a_file_of_its_own_is_read_and_appended_to(tmp_path: Path) -> None:
     path = tmp_path / "train.log"
     append(path)
     append(path)
-    assert run_files.content(path) == b"ours\nours\n"
+    assert run_files.read_content(path) == b"ours\nours\n"
     with pytest.raises(FileNotFoundError):
-        run_files.content(tmp_path / "none")
+        run_files.read_content(tmp_path / "none")
 
 
 @pytest.mark.parametrize("left", [b"to", b"\0\0", b"whole\nto", b"\xff"])

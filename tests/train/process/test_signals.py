@@ -16,7 +16,7 @@ LISTENER = """
 import time
 from lt_train.process import signals
 signals.SAME_SIGNAL_SECONDS = 1.0
-with signals.held_back():
+with signals.hold_back_signals():
     print("held back", flush=True)
     time.sleep(0.5)
     assert signals.Limits.received() == signals.Reason.NONE
@@ -56,7 +56,7 @@ def test_which_runs_wait_for_ctrl_c(saves: bool, is_ignored: bool, minds: bool, 
     """A shell without job control lets programs in the background ignore it."""
     handler = signal.SIG_IGN if is_ignored else signal.default_int_handler
     monkeypatch.setattr(signal, "getsignal", lambda number: handler)
-    assert signals.waited_for(saves) == [signal.SIGTERM, signal.SIGUSR1] + [signal.SIGINT] * minds
+    assert signals.ending_signals(saves) == [signal.SIGTERM, signal.SIGUSR1] + [signal.SIGINT] * minds
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])

@@ -24,7 +24,7 @@ def check(plan: RunConfig) -> None:
 
 
 def fail(plan: RunConfig, start: int, reached: int) -> None:
-    Attempt(Path(str(plan.checkpointing.save)), crash_loop.fingerprint(plan), start).reached(reached)
+    Attempt(Path(str(plan.checkpointing.save)), crash_loop.fingerprint(plan), start).write_step(reached)
 
 
 def test_three_failures_at_one_step_are_enough(plan: RunConfig) -> None:

@@ -74,7 +74,7 @@ def group() -> Iterator[None]:
 def left_after(config: RunConfig) -> tuple[kernels.Failures, kernels.Kernels]:
     chosen = kernels.choose(config, HOPPER)
     assert (chosen.attention, chosen.swiglu, chosen.cross_entropy) == ("flash-attn-4", "gemm-epilogue", "fused-linear")
-    failed = kernel_trials.failures(Shapes.of_run(config), config.memory, chosen, HERE)
+    failed = kernel_trials.failures(Shapes.from_config(config), config.memory, chosen, HERE)
     return failed, kernels.choose(config, HOPPER, failed)
 
 
@@ -110,7 +110,7 @@ def test_too_little_memory_is_no_failure_of_a_package(group: None, monkeypatch: 
     replace(monkeypatch.setattr, loss=torch.OutOfMemoryError("CUDA out of memory"))
     config = assembled(WORDS)
     with pytest.raises(torch.OutOfMemoryError):
-        kernel_trials.failures(Shapes.of_run(config), config.memory, kernels.choose(config, HOPPER), HERE)
+        kernel_trials.failures(Shapes.from_config(config), config.memory, kernels.choose(config, HOPPER), HERE)
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def started(monkeypatch: pytest.MonkeyPatch, *words: str, **broken: Exception) -
 
     replace(set_attribute, **broken)
     trials = Trials(assembled((*WORDS, *words)), HERE)
-    return trials, trials.chosen(is_first=True).attention, tried
+    return trials, trials.choose_kernels(is_first=True).attention, tried
 
 
 def test_what_has_passed_is_not_waited_for_again(group: None, remembered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +223,7 @@ def rank(number: int, port: int) -> dict[str, str]:
     device.gpu_count = lambda: 8
     replace(setattr, **({"quack": BROKEN} if number else {}))
     config = assembled(WORDS)
-    failed = kernel_trials.failures(Shapes.of_run(config), config.memory, kernels.choose(config, HOPPER), HERE)
+    failed = kernel_trials.failures(Shapes.from_config(config), config.memory, kernels.choose(config, HOPPER), HERE)
     torch.distributed.destroy_process_group()
     return {package.name: reason for package, reason in failed.items()}
 

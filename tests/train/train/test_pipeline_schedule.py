@@ -10,7 +10,7 @@ from layouts import Outcome, sampled, train_all
 from running import BRIEF, BRIEF_LOSSES
 
 from lt_shared.contracts.manifest import Dataset
-from lt_train.ops.deferred_gradients import Queue, later
+from lt_train.ops.deferred_gradients import Queue, compute_or_defer
 from lt_train.planner.pipeline_passes import BACKWARD, FORWARD, Pass, Work, order, timeline
 from lt_train.train.pipeline_schedule import receives
 
@@ -110,14 +110,14 @@ def test_a_receive_begins_before_it_is_needed_and_not_before_it_is_sent(schedule
 def test_a_buffer_is_complete_when_nothing_of_it_is_left() -> None:
     queue, buffers = Queue(), [torch.zeros(1), torch.zeros(1)]
     for _ in range(2):
-        with queue.collecting():
+        with queue.collect_micro_batch():
             for buffer in buffers:
-                later(buffer, partial(buffer.add_, 1))
+                compute_or_defer(buffer, partial(buffer.add_, 1))
     assert [float(buffer) for buffer in buffers] == [0, 0]
     completed: list[int] = []
     queue.compute(completed.append)
     assert (completed, [float(buffer) for buffer in buffers]) == ([], [1, 1])
     queue.compute(completed.append)
     assert completed == [buffer.data_ptr() for buffer in buffers]
-    later(buffers[0], partial(buffers[0].add_, 1))
+    compute_or_defer(buffers[0], partial(buffers[0].add_, 1))
     assert float(buffers[0]) == 3

@@ -43,7 +43,7 @@ def test_the_losses_are_the_means_of_each_datasets_samples(tmp_path: Path, blend
     assert one.code == 0, one.err
     of_sample = [record["loss"] for record in metrics(tmp_path / "one", "step")]
     config = synthetic.plan(*STILL, *whole, "--vocab-size", "2048", "--train-iters", "4")
-    samples = blended_dataset.build(SampleOrder.of_run(config), None).training
+    samples = blended_dataset.build(SampleOrder.from_config(config), None).training
     assert samples is not None
     listed = tmp_path / "list"
     listed.write_text("3\n9-10\n")

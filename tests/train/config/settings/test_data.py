@@ -10,7 +10,7 @@ from lt_shared.console import BadConfig, BadData, NoInput, UsageError
 from lt_shared.contracts import manifest
 from lt_shared.contracts.manifest import Dataset
 from lt_shared.data.sample_order.split import split_ranges
-from lt_train.config import config_file
+from lt_train.config.options import options_from_toml
 from lt_train.config.settings.data import Data, blend_words, changes_of_order, check_datasets, spread
 
 
@@ -98,10 +98,10 @@ def test_a_config_file_takes_no_tables(tmp_path: Path) -> None:
     config = tmp_path / "run.toml"
     config.write_text("[data-path]\na = 1\n")
     with pytest.raises(BadConfig, match="expected a list of values"):
-        config_file.from_toml(str(config), {"data_path": "data_path"}, {"data_path"})
+        options_from_toml(str(config), {"data_path": "data_path"}, {"data_path"})
     config.write_text('data-path = "a"\nlr = 3.0\n')
     names = {"data_path": "data_path", "lr": "lr"}
-    assert config_file.from_toml(str(config), names, {"data_path"}) == {"data_path": ["a"], "lr": "3.0"}
+    assert options_from_toml(str(config), names, {"data_path"}) == {"data_path": ["a"], "lr": "3.0"}
 
 
 def test_what_changes_the_order_of_the_data() -> None:

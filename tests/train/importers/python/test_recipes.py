@@ -371,7 +371,7 @@ def test_a_variable_may_hold_the_configuration(bridge: Path) -> None:
         ("if asked():\n        cfg.model.num_layers = 8", "model.num_layers: only a run"),
         ("change(cfg)", "only a run of the configuration knows the value: recipe.py:LINE: strange.change()"),
         ("raise ValueError('too small')", "recipe.py:LINE: the configuration raises ValueError: too small"),
-        ("cfg.model.layers = 3", None),
+        ("cfg.model.layers = 3", "another run would result, without model.layers"),
         ("cfg.logger.log_dir = asked()", None),
         ("cfg.checkpoint.load = '/other'", None),
     ],

@@ -89,7 +89,7 @@ def command(data: tuple[str, ...], dry_run: bool, as_json: bool, **options: Any)
     from lt_train.launch import launcher, tokenization
     from lt_train.planner.resolve import resolve_run_config
 
-    datasets = data_settings.training_datasets(tokenization.datasets_of_text(data, options, dry_run), options)
+    datasets = data_settings.training_datasets(tokenization.tokenize_text(data, options, dry_run), options)
     config = resolve_run_config(streaming.length_options(options, datasets), datasets).started_by(sys.argv[1:])
     if not dry_run:
         return launcher.launch(config)

@@ -19,6 +19,7 @@ from pathlib import Path
 from lt_preprocess.tokenizers import end_of_document
 from lt_preprocess.tokenizers.base import SpecialTokens, Tokenizer
 from lt_preprocess.tokenizers.files import directories, json_files
+from lt_shared import memory
 from lt_shared.contracts.manifest import Tokenizer as Identity
 from lt_shared.contracts.manifest import absolute
 from lt_shared.tokenizers import sentencepiece_proto
@@ -37,9 +38,7 @@ def load(files: TokenizerFiles, special_tokens: SpecialTokens = "text") -> Token
     if files.kind == "sentencepiece" and is_one_file:
         loaded = _sentencepiece(files, parse)
     elif files.kind == "tokenizer.json" or (files.kind in ("gpt2", "sentencepiece") and not is_one_file):
-        from lt_preprocess.tokenizers import hugging_face
-
-        loaded = hugging_face.load(files, parse)
+        loaded = _tokenizer_json(files, parse)
     else:
         from lt_preprocess.tokenizers import byte_level
 
@@ -49,6 +48,35 @@ def load(files: TokenizerFiles, special_tokens: SpecialTokens = "text") -> Token
 
         return Rejecting(loaded)
     return loaded
+
+
+def _tokenizer_json(files: TokenizerFiles, parse: bool) -> Tokenizer:
+    """Load a `tokenizer.json`: compiled if an encoder covers its model, else in the library that defines it."""
+    from lt_preprocess.tokenizers import layers, pattern_codes, reference_libraries, self_check, vocabulary_cache
+    from lt_preprocess.tokenizers.byte_level import ByteLevel, obstacle
+    from lt_preprocess.tokenizers.files import class_pipelines, tokenizer_json
+    from lt_preprocess.tokenizers.sentencepiece.byte_fallback_tokenizer import ByteFallbackBpe
+    from lt_preprocess.tokenizers.vocabulary import Unrecognised
+
+    if files.kind == "tokenizer.json":
+        class_pipelines.check(files)
+    try:
+        with memory.garbage_collection_paused():
+            vocabulary = vocabulary_cache.read(files, tokenizer_json.read)
+        reason = obstacle(vocabulary) or layers.obstacle(vocabulary, parse)
+    except Unrecognised as unrecognised:
+        reason = str(unrecognised)
+    if reason:
+        return reference_libraries.HuggingFace(files, parse, reason)
+    compiled = ByteFallbackBpe(vocabulary) if vocabulary.pattern == pattern_codes.BYTE_FALLBACK else ByteLevel(vocabulary)
+    added = [token.content for token in vocabulary.added_tokens if not token.is_special]
+    return self_check.Checked(
+        layers.around(compiled, vocabulary, parse),
+        lambda: reference_libraries.HuggingFace(files, parse),
+        files,
+        f"parse={parse}",
+        added,
+    )
 
 
 def _sentencepiece(files: TokenizerFiles, parse: bool) -> Tokenizer:

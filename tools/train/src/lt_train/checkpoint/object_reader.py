@@ -88,9 +88,9 @@ def known_objects_only(directory: Path | None = None, verify: bool = True, repli
 
     with (
         _lock,
-        torch_serialization.loading_by(load),
-        dcp_filesystem.reading_by(read_index, read_slice, _in_order(stored, recorded, verify, replicas)),
-        dist_checkpointing_serialization.loading_common_by(_load_common),
+        torch_serialization.load_by(load),
+        dcp_filesystem.read_by(read_index, read_slice, _in_order(stored, recorded, verify, replicas)),
+        dist_checkpointing_serialization.load_common_by(_load_common),
     ):
         try:
             yield
@@ -169,7 +169,7 @@ def _opening(filesystem: Any, stored: StoredShards, take: Take) -> contextlib.Ab
         name = os.path.basename(path)
         return OpenShard(name, stored.url, take) if name in stored.shards else create_stream(path, mode)
 
-    return dcp_filesystem.opening_by(filesystem, opened)
+    return dcp_filesystem.open_by(filesystem, opened)
 
 
 def _begun(tensors: TensorReader, place: Place, item: Any, reader: Any, planner: Any) -> torch.Tensor | None:

@@ -1,5 +1,4 @@
-"""Load an optimizer state that another kind of optimizer saved: with or without --use-distributed-optimizer, in another
-precision.
+"""Load an optimizer state of another kind: saved with or without --use-distributed-optimizer, or in another precision.
 
 All kinds save the moments of a parameter under the same name, whole and independent of the layout. The kinds differ in the place
 of the fp32 weights, and in the small values around the tensors. The small values come from the present optimizer, except for

@@ -178,6 +178,7 @@ def prepare(directory: Path, run: str) -> None:
     sizes = storage.sizes_below(run)
     for name in LOG_FILES:
         path = directory / name
+        # The files only grow, so the longer one is newer.
         if sizes.get(name, 0) > (path.stat().st_size if path.exists() else 0):
             path.unlink(missing_ok=True)
             copy_file(f"{run.rstrip('/')}/{name}", path)

@@ -140,6 +140,7 @@ def _layout(parallelism: Parallelism, ranks: int | None) -> Parallelism:
     if here is not None:
         size = here.world_size
     elif node is not None:
+        # Without a number of ranks, distribute the run's ranks over the nodes, rounded up.
         size = node.nodes * (ranks or node.ranks or -(-stored_world_size // node.nodes))
     else:
         size = ranks or stored_world_size

@@ -202,6 +202,7 @@ def _compare_batches(batches: Batches, has_phases: bool, continues: bool, saved:
 
 def _check_version(checkpoint: str, saved: RunRecord) -> None:
     theirs, ours = saved.versions.get("megatron-core", "0"), metadata.version("megatron-core")
+    # megatron-core 0.19 stores the common state among the tensors and writes no common.pt, which 0.16 reads.
     if saved.files and checkpoint_layout.COMMON not in saved.files and release(theirs) > release(ours):
         raise BadConfig(
             f"{checkpoint}: was saved with megatron-core {theirs}, in a form that {ours} does not read",

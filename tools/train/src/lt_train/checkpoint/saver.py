@@ -154,8 +154,8 @@ class Saver:
         partial = self._partial_directory()
         if not self._make_directory(partial):
             return
-        collecting = first_rank_files.collect_failures()
-        with self._explain_errors(partial, self.state.iteration), signals.held_back(), collecting as self._first_rank_errors:
+        explaining, collecting = self._explain_errors(partial, self.state.iteration), first_rank_files.collect_failures()
+        with explaining, signals.hold_back_signals(), collecting as self._first_rank_errors:
             self._saves = self._begin(loss, partial)
         if not self.is_async:
             self.finish()

@@ -185,7 +185,7 @@ class TensorReader:
                 os.posix_fadvise(self._descriptor(ahead.shard), ahead.position, ahead.size_bytes, os.POSIX_FADV_WILLNEED)
         piece = self._pieces[number]
         target = piece.target[piece.first : piece.first + piece.size_bytes // piece.dtype.itemsize]
-        if loading := Loading.of(target):
+        if loading := Loading.find_containing(target):
             split, begin = loading
             buffer = self._buffer(split.weight.device)[: piece.size_bytes]
             checksum = self._fill(piece, buffer)

@@ -7,14 +7,18 @@ or without the distributed optimizer. Megatron-LM's loader finds everything that
 import argparse
 import contextlib
 import dataclasses
+import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from megatron.core import dist_checkpointing
+from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
 from lt_shared import version_of
 from lt_shared.console import BadConfig, BadData, warn
@@ -22,7 +26,7 @@ from lt_shared.contracts import checkpoint_layout
 from lt_shared.contracts.checkpoint_layout import RunRecord
 from lt_shared.files.checksums import DAMAGED
 from lt_shared.models.architecture import Architecture
-from lt_train.checkpoint import optimizer_state, resume, rng_state
+from lt_train.checkpoint import optimizer_state, resume
 from lt_train.checkpoint.in_place import fill_whole, merge_in_place
 from lt_train.checkpoint.object_reader import known_objects_only
 from lt_train.checkpoint.optimizer_state import Kind
@@ -41,7 +45,8 @@ from lt_train.kernels.split_master_weights import Joined
 from lt_train.metrics.unlogged import Unlogged
 from lt_train.models.chunks import checkpoint_module
 from lt_train.optim.optimizer import create_state, float32_masters, separate_steps, take_masters
-from lt_train.parallel.ddp import Chunk, gather, gathered
+from lt_train.parallel.ddp import Chunk, gather_weights, gathered_weights
+from lt_train.process import device
 
 CHECKPOINT_VERSION = 3.0
 # megatron-core's messages when the checkpoint has another kind of optimizer.
@@ -53,6 +58,7 @@ CONTENT_METADATA = {
     "singleton_local_shards": False,
     "chained_optim_avoid_prefix": True,
 }
+_RNG_STATE_KEY = "rng_state"
 
 
 @dataclasses.dataclass
@@ -97,10 +103,10 @@ def content(config: RunConfig, state: TrainingState, joined: Joined = split_mast
     """Collect `state` under the names that Megatron-LM's loader reads. The last three names are lt-train's."""
     settings, batches = config.checkpointing, config.batches
     progress = {"iteration": state.iteration, "consumed_train_samples": state.consumed_samples}
-    with gathered(state.chunks):
+    with gathered_weights(state.chunks):
         model = state.sharded_model()
     optimizer = {} if settings.no_save_optim else {"optimizer": state.sharded_optimizer(model, False, joined)}
-    random = {} if settings.no_save_rng else {rng_state.KEY: rng_state.sharded_state()}
+    generators = {} if settings.no_save_rng else {_RNG_STATE_KEY: _sharded_rng_state()}
     tokens = config.tokens(state.consumed_samples)
     common = {
         "args": argparse.Namespace(**megatron_arguments.run_arguments(config), **progress),
@@ -112,7 +118,7 @@ def content(config: RunConfig, state: TrainingState, joined: Joined = split_mast
         "unlogged": dataclasses.asdict(state.unlogged),
         "ordered_samples": state.ordered_samples,
     }
-    return model | optimizer | random | common
+    return model | optimizer | generators | common
 
 
 def phase_after(schedule: Schedule, batches: Batches, steps: int) -> str | None:
@@ -181,8 +187,8 @@ def load(
         _restore_progress(loaded, arguments, iteration, config.batches, state, settings.start)
         if torch.distributed.get_rank() == 0:
             _warn_of_changes(arguments, megatron_arguments.run_arguments(config), state.consumed_samples)
-        if rng_state.KEY in loaded:
-            rng_state.restore(loaded[rng_state.KEY], next(state.chunks[0].parameters()).device)
+        if _RNG_STATE_KEY in loaded:
+            _restore_rng_state(loaded[_RNG_STATE_KEY], next(state.chunks[0].parameters()).device)
 
 
 def _load_with_optimizer(directory: Path, config: RunConfig, state: TrainingState, saved: RunRecord | None) -> dict[str, Any]:
@@ -210,7 +216,7 @@ def _load_with_optimizer(directory: Path, config: RunConfig, state: TrainingStat
     state.optimizer.load_state_dict(optimizer)
     if kernels.fuses_adamw(config):
         take_masters(state.optimizer)
-        gather(state.chunks)
+        gather_weights(state.chunks)
     separate_steps(state.optimizer)
     return loaded
 
@@ -258,7 +264,7 @@ def _random_state(layers: Layers, settings: Checkpointing, parallel: Parallelism
     ) == sizes
     if not same or getattr(stored_arguments, "no_save_rng", False):
         return {}
-    return {rng_state.KEY: rng_state.sharded_state()}
+    return {_RNG_STATE_KEY: _sharded_rng_state()}
 
 
 def _restore_progress(
@@ -327,3 +333,36 @@ def _load_weights(state: TrainingState, loaded: dict[str, Any]) -> None:
         problems += [key for key in (*missing, *unexpected) if not key.endswith("_extra_state")]
     if problems:
         raise BadData(f"the checkpoint does not fit the model: {', '.join(problems[:5])}")
+
+
+def _sharded_rng_state() -> ShardedObject:
+    """Return the state of this rank's random generators of dropout, to save it, or to request a saved state in its place.
+
+    It has Megatron's form: an object per tensor-parallel and pipeline rank. Data-parallel ranks draw alike, so they share an
+    object. The state fits a resume with the same tensor and pipeline parallel sizes. With other sizes, dropout starts again from
+    the seed: the numbers are as random, but not the same.
+    """
+    states = {
+        "random_rng_state": random.getstate(),
+        "np_rng_state": np.random.get_state(),
+        "torch_rng_state": torch.get_rng_state(),
+        "cuda_rng_state": torch.cuda.get_rng_state(),
+        "rng_tracker_states": get_cuda_rng_tracker().get_states(),
+    }
+    return ShardedObject(
+        _RNG_STATE_KEY,
+        [states],
+        (parallel_state.get_pipeline_model_parallel_world_size(), parallel_state.get_tensor_model_parallel_world_size()),
+        (parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_tensor_model_parallel_rank()),
+        replica_id=parallel_state.get_data_parallel_rank(with_context_parallel=True),
+    )
+
+
+def _restore_rng_state(saved: list[dict[str, Any]], target_device: torch.device) -> None:
+    (states,) = saved
+    random.setstate(states["random_rng_state"])
+    np.random.set_state(states["np_rng_state"])
+    torch.set_rng_state(states["torch_rng_state"])
+    if target_device.type == device.CUDA:
+        torch.cuda.set_rng_state(states["cuda_rng_state"], target_device)
+    get_cuda_rng_tracker().set_states(states["rng_tracker_states"])

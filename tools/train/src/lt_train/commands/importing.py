@@ -39,9 +39,9 @@ def command(as_json: bool, partial: bool, given: tuple[str, ...], source: tuple[
     FILE is a TorchTitan TOML, a HyperPod recipe or NeMo YAML, Megatron-Bridge's run_config.yaml, or a script or Kubernetes
     manifest that starts pretrain_gpt.py. recipe.py:FUNCTION is a configuration in Python, which is read and not executed. The
     options go to standard output as TOML. Dropped keys go to standard error, each with its reason.
-    The command prints no options and exits with 65 if FILE has no model, if the result would be another model, if the run would
-    start from other weights or another step or use another optimizer, if only a run of the script would show a value that decides
-    the model, the start, the batches, the schedule or the layout, or if lt-train would refuse the result.
+    The command prints no options and exits with 65 if FILE has no model, if the result would be another model or run, if no table
+    knows a key, if only a run of the script would show a value that decides the model, the start, the batches, the schedule or
+    the layout, or if lt-train would refuse the result.
     """
     from lt_train.importers import source as sources
 
@@ -120,8 +120,8 @@ def _model_problem(translation: "Translation", path: str) -> ToolError | None:
         )
         return BadData(f"{location}{', '.join(unknown)}: only a run of the script knows the value", remedy)
     if translation.unknown_values:
-        (key, reason), *others = translation.unknown_values.items()
-        more = f" (and {len(others)} more: {', '.join(name for name, _ in others[:5])})" if others else ""
+        (key, reason), *further_values = translation.unknown_values.items()
+        more = f" (and {len(further_values)} more: {', '.join(name for name, _ in further_values[:5])})" if further_values else ""
         return BadData(f"{location}{key}: only a run of the configuration knows the value: {reason}{more}", f"--set {key}=VALUE")
     if not {"model", "num_layers"} & translation.options.keys():
         named = next((f"lt-train has none for {entry.key} = {entry.value}; " for entry in translation.lost(Effect.MODEL)), "")

@@ -34,8 +34,8 @@ class Plan:
 
     `fits` says whether the rank with the most memory stays within `usable_bytes`. `rank_memory_bytes` lists the memory of that
     rank: `weights`, `gradients`, `optimizer`, `gathered` (the layers that FSDP gathers at a time), `activations` and `total`.
-    `ranks_memory_bytes` has the total of one rank per pipeline stage. `options` are the options of `lt-train` that select this
-    layout. `record` is the object that `lt-train plan --json` prints.
+    `ranks_memory_bytes` has a rank's total for every pipeline stage. `options` are the options that select this layout in
+    `lt-train`. `record` is the object that `lt-train plan --json` prints.
     """
 
     layout: Layout

@@ -54,6 +54,6 @@ def choose(ranks: int | None, options: dict[str, Any]) -> "Choice":
     settings |= {
         "mock_data": True,
         "eval_iters": 0,
-        "parallel": parallelism.MANUAL if search.given(settings) else parallelism.AUTO,
+        "parallel": parallelism.MANUAL if search.layout_flags(settings) else parallelism.AUTO,
     }
-    return layout_table.on_cluster(settings, target)
+    return layout_table.choose_layout(settings, target)

@@ -43,12 +43,12 @@ def command(data: tuple[str, ...], network: bool, verify_data: bool, image: str 
 
     planned = cluster.planned_cluster(options)
     settings = {name: value for name, value in options.items() if name not in cluster.NAMES}
-    result = check_runner.of_options(settings, data, planned, image, verify_data)
+    result = check_runner.check_options(settings, data, planned, image, verify_data)
     if network:
-        result = measuring.add(result, settings)
-    if (at := nodes.meeting(rank_environment.find(), rank_environment.find_node())) and not planned:
+        result = measuring.add_measurement(result, settings)
+    if (meeting := nodes.plan_meeting(rank_environment.find(), rank_environment.find_node())) and not planned:
         longer = bandwidth.TIMEOUT_SECONDS if network else 0
-        merged = nodes.gather(result, at, nodes.WAIT_SECONDS + longer)
+        merged = nodes.gather_results(result, meeting, nodes.WAIT_SECONDS + longer)
         if merged is None:
             return ExitCode.OK
         result = merged

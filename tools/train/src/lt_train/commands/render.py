@@ -127,7 +127,7 @@ def slurm(chain: str, time_limit: str | None, container_mounts: str, **options: 
     default="pytorchjob",
     help="What trains: for the training operator, the JobSet controller, or the Kubeflow Trainer (v2).",
 )
-@click.option("--namespace", help="Namespace of all objects; by default kubectl's, and 'default' where data are made first.")
+@click.option("--namespace", help="Namespace of all objects; by default kubectl's, or 'default' if data are made first.")
 @click.option("--queue", metavar="NAME", help="LocalQueue of Kueue that admits the training.")
 @click.option("--service-account", metavar="NAME", help="Of the pods, for example one with access to S3.")
 @click.option("--toleration", metavar="TAINT", multiple=True, help="KEY, KEY:EFFECT or KEY=VALUE:EFFECT. Repeatable.")

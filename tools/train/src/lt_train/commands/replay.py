@@ -28,7 +28,7 @@ STEPS = re.compile(r"(\d{1,15}):(\d{1,15})")
 @click.option(
     "--tolerance",
     type=console.FiniteRange(min=0),
-    help="Compare within this relative difference of the loss, and ten times that of the gradient norm.",
+    help="Accept this relative difference of the loss, and ten times as much of the gradient norm.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
 def command(run: str, steps: str, start: str | None, ranks: int | None, tolerance: float | None, as_json: bool) -> int:

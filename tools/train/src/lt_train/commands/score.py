@@ -54,7 +54,7 @@ class _Range(click.ParamType):  # type: ignore[type-arg]  # generic since click 
 )
 @click.argument("run", metavar="RUN", type=click.Path(file_okay=False))
 @click.argument("more", metavar="[OPTIONS OF THE RUN]", nargs=-1, type=click.UNPROCESSED)
-@click.option("--step", "steps", type=_Range(), metavar="N|M-N", help="Score the samples of these steps, and some before them.")
+@click.option("--step", "steps", type=_Range(), metavar="N|M-N", help="Score the samples in these steps, and some earlier ones.")
 @click.option("--samples", type=_Range(), metavar="A|A-B", help="Score these samples of the run, counted from 0.")
 @click.option(
     "--checkpoint", type=click.Path(file_okay=False), help="Load these weights; by default the newest before the samples."

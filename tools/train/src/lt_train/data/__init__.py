@@ -1,1 +1,1 @@
-"""Datasets in, micro batches out: the samples of each rank in each step, and their index files."""
+"""Datasets in, micro batches out: a rank's samples in every step, and their index files."""

@@ -1,10 +1,10 @@
-"""Whether the samples of the next step are there, as the ranks tell each other."""
+"""The arrival of the next step's samples, agreed between the ranks."""
 
 import enum
 
 
 class Arrival(enum.IntEnum):
-    """Of several ranks' answers the largest counts."""
+    """A rank's answer. The ranks' largest answer counts."""
 
     READY = 0
     WAITING = 1

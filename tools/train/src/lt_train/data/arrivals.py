@@ -45,7 +45,7 @@ Drawn = tuple[StreamSamples, int]
 
 
 class Stream:
-    """One stream, followed by this rank. It begins with dataset `number` of `data`.
+    """A stream that this rank follows. It begins with dataset `number` of `data`.
 
     `run` is the run's local directory, which holds the lists of pipes. `expected` are the shards that the resumed checkpoint was
     trained on.
@@ -68,9 +68,9 @@ class Stream:
         self.path = streaming.list_path(place, run, directory)
         self.is_finished = False
         self.problem: ToolError | None = None
-        """What was found in the list that does not belong there."""
+        """The error of a line that does not belong in the list."""
         self.late: str | None = None
-        """The prefix of a shard that is listed, and whose files are not seen yet."""
+        """The prefix of a listed shard whose files are not visible yet."""
         self._grows = streams.follow or place.startswith(streaming.PIPE)
         self._broken = streaming.broken_path(place, directory) if directory else None
         self._data = data
@@ -78,7 +78,7 @@ class Stream:
         self._expected = expected
         self._shards: list[Dataset] = []
         self._versions: list[dict[str, Any]] = []
-        self._seen: object = None
+        self._read_version: object = None
         self._next_poll = 0.0
         self._late_since = 0.0
 
@@ -107,7 +107,7 @@ class Stream:
     def poll(self) -> None:
         """Read new lines of the list. Raise BadData for a line that does not belong in it."""
         version = _version(self.path)
-        if version is None or version == self._seen:
+        if version is None or version == self._read_version:
             return
         shard_names = shard_list.parse(storage.read_bytes(self.path).decode("utf-8", "surrogateescape"), self.path)
         for shard in shard_names.shards[: len(self._shards)]:
@@ -119,7 +119,7 @@ class Stream:
         # A restarted producer may list fewer shards for a while.
         if shard_names.is_finished:
             self._finish(len(shard_names.shards))
-        self._seen = version
+        self._read_version = version
 
     def _is_late(self, shard: Dataset) -> bool:
         """Whether to wait for the files of a shard. After a time limit they count as missing."""
@@ -155,7 +155,7 @@ class Stream:
         local_shard = remote_datasets.local_copy(shard, Path(str(data.object_cache_path)))
         if self._expected is not None:
             self._check(local_shard, number)
-        sequences = remote_datasets.opened(data, local_shard.prefix, is_shard=True)
+        sequences = remote_datasets.open_sequences(data, local_shard.prefix, is_shard=True)
         count = len(sequences.lengths)
         share = split_ranges(data.split, count)[0] if number == 0 and data.split is not None else range(count)
         self._shards.append(shard)
@@ -173,12 +173,12 @@ class Stream:
         version = {"prefix": shard.prefix, "tokens": shard.tokens, **_only_version(shard)}
         assert self._expected is not None
         if number < len(self._expected):
-            before = self._expected[number]
-            for name in version.keys() & before.keys() - {"prefix"}:
-                if before[name] != version[name]:
+            expected_version = self._expected[number]
+            for name in version.keys() & expected_version.keys() - {"prefix"}:
+                if expected_version[name] != version[name]:
                     raise BadData(
                         f"{self.path}: shard {number}, {shard.prefix}, is another one than the run was trained on:"
-                        f" {name} was {before[name]} and is {version[name]}",
+                        f" {name} was {expected_version[name]} and is {version[name]}",
                         "put the shards back, or begin another run: another --save",
                     )
         self._versions.append(version)
@@ -221,10 +221,10 @@ class Arrivals:
     ):
         """`tokens` maps the numbers of datasets to the tokens of their streams."""
         self._samples = samples
-        recorded = _recorded(checkpointing, len(tokens)) if tokens and rank == 0 else [None] * len(tokens)
+        recorded = _read_recorded_shards(checkpointing, len(tokens)) if tokens and rank == 0 else [None] * len(tokens)
         self._streams: dict[int, Stream] = {}
-        for (number, of_stream), expected in zip(tokens.items(), recorded, strict=True):
-            self._streams[number] = Stream(data, vocab_size, checkpointing.directory, number, of_stream, expected)
+        for (number, stream_tokens), expected in zip(tokens.items(), recorded, strict=True):
+            self._streams[number] = Stream(data, vocab_size, checkpointing.directory, number, stream_tokens, expected)
             self._streams[number].poll()
         self._epochs = dict.fromkeys(tokens, 0)
 
@@ -240,8 +240,8 @@ class Arrivals:
         """Return the samples that the run draws from a stream up to before `end`, in the last phase that uses the stream."""
         return _drawn(self._samples, number, end) if self._samples is not None else None
 
-    def of(self, end: int) -> Arrival:
-        """Return whether the samples up to before `end` are present, as far as this rank knows."""
+    def arrival(self, end: int) -> Arrival:
+        """Return whether this rank sees the samples up to before `end`."""
         if self.is_ready(end):
             return Arrival.READY
         return Arrival.FAILED if self.failure else Arrival.WAITING
@@ -305,8 +305,8 @@ def _drawn_of_blend(samples: BlendedSamples, number: int, end: int) -> int:
     return 0
 
 
-def _recorded(checkpointing: Checkpointing, streams: int) -> list[list[dict[str, Any]]]:
-    """Read the shards that the resumed checkpoint was trained on, for each of the `streams`; none for a new run."""
+def _read_recorded_shards(checkpointing: Checkpointing, streams: int) -> list[list[dict[str, Any]]]:
+    """Read the shards that the resumed checkpoint was trained on, a list per stream; empty lists for a new run."""
     if checkpointing.start is None or (checkpointing.finetune and not checkpointing.continues):
         return [[]] * streams
     start = Path(checkpointing.start)

@@ -8,8 +8,8 @@ from torch import Tensor
 class Batch(TypedDict):
     """A micro batch of b samples of s tokens, on the device of the rank that trains on it.
 
-    `documents` is set with --reset-attention-mask: the first position of each document, and the end of the last one.
-    `weight` is how much the micro batch counts, if samples of its step are skipped. `sources` are the numbers of the samples'
+    `documents` is set with --reset-attention-mask: the first positions of the documents, and the end of the last document.
+    `weight` is the weight of the micro batch, if samples of its step are skipped. `sources` are the numbers of the samples'
     datasets, in the training data of a blend.
     """
 

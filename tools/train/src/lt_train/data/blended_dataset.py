@@ -1,7 +1,7 @@
 """Build training, validation and test samples from a run's datasets, with Megatron-LM's sizes, weights and rounding.
 
 Rank 0 makes the sample indices once for all ranks and later runs. If other nodes do not see them (a cache on local disks), the
-first rank of each node makes them.
+first rank on a node makes them.
 """
 
 import dataclasses
@@ -13,13 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 
 from lt_shared.data.sample_order import sample_index
 from lt_shared.data.sample_order.packed import PackedPart
 from lt_shared.data.sample_order.parts import Blend, DatasetPart, Source, StreamPart, StreamSource, part_of
 from lt_shared.data.sample_order.phases import PhasedPart, phased
-from lt_shared.data.sample_order.samples import Samples, Sequences
+from lt_shared.data.sample_order.samples import Samples, Sequences, Tokens
 from lt_shared.data.sample_order.split import split_ranges
 from lt_shared.data.sample_order.stream import Stream
 from lt_shared.files import storage
@@ -28,7 +29,6 @@ from lt_train.config.settings.batches import Batches
 from lt_train.config.settings.data import Data
 from lt_train.config.settings.data_schedule import Schedule
 from lt_train.data import index_cache, remote_datasets
-from lt_train.data.mock_sequences import MockSequences, RandomSequences
 from lt_train.process import agreement
 
 # Python draws this many samples times datasets in 0.6 s. numba takes 4 s of processor time to import and to compile the loop.
@@ -37,9 +37,42 @@ INTERPRETED_DRAWS = 500_000
 Part = DatasetPart | PackedPart | StreamPart | Blend | PhasedPart
 
 
+class MockSequences:
+    """Megatron's mock data: 100,000 sequences that count from 1 to their random length and end with a document's end."""
+
+    COUNT = 100_000
+    LONGEST = 4096
+
+    def __init__(self, vocab_size: int):
+        self.vocab_size = vocab_size
+        self.lengths = np.random.default_rng(0).integers(1, self.LONGEST, size=self.COUNT, dtype=np.int32)
+
+    def read(self, numbers: Tokens, start: int, end: int) -> Tokens:
+        sequences = [self._sequence(number, length) for number, length in zip(numbers, self.lengths.take(numbers), strict=True)]
+        for sequence in sequences:
+            sequence[-1] = self.vocab_size - 1
+        sequences[-1] = sequences[-1][:end]
+        sequences[0] = sequences[0][start:]
+        return np.concatenate(sequences)
+
+    def _sequence(self, number: int, length: int) -> Tokens:
+        return (np.arange(length) + 1) % self.vocab_size
+
+
+class RandomSequences(MockSequences):
+    """Sequences of the same lengths, in which all tokens are equally likely, for measurements.
+
+    A model learns to count in ten steps. Gradients near zero switch fewer bits, and a GPU at the limit of its power then runs
+    faster than it does in training.
+    """
+
+    def _sequence(self, number: int, length: int) -> Tokens:
+        return np.random.default_rng(number).integers(self.vocab_size, size=length)
+
+
 @dataclasses.dataclass(frozen=True)
 class SampleOrder:
-    """The settings that decide the tokens of each sample of a run, and the order of the samples.
+    """The settings that decide the tokens of a run's samples, and the order of the samples.
 
     `mock` has the sequences of a run on made-up tokens, None for a run with datasets.
     """
@@ -51,13 +84,13 @@ class SampleOrder:
     mock: MockSequences | None
 
     @classmethod
-    def of_run(cls, config: RunConfig) -> Self:
+    def from_config(cls, config: RunConfig) -> Self:
         kind = RandomSequences if config.benchmark else MockSequences
         mock = kind(config.architecture.vocab_size) if config.data.mock else None
         return cls(config.data, config.batches, config.schedule, config.seed, mock)
 
     def training_samples(self, consumed_samples: int, iteration: int) -> int:
-        """Return how many samples are put into an order for a run at `iteration` that has consumed `consumed_samples`.
+        """Return the number of samples to shuffle for a run at `iteration` that has consumed `consumed_samples`.
 
         A run that started with another batch size may need more samples than its steps take at the current batch size.
         """
@@ -110,8 +143,8 @@ def build(order: SampleOrder, cache: str | None, train_samples: int | None = Non
     finally:
         if cache is None and _is_first_on_node():
             shutil.rmtree(directory, ignore_errors=True)
-    named = zip(order.data.validation_sets, validation, strict=True)
-    return RunSamples(training, {name: samples for name, samples in named if samples is not None}, test, streams)
+    samples_by_set = zip(order.data.validation_sets, validation, strict=True)
+    return RunSamples(training, {name: samples for name, samples in samples_by_set if samples is not None}, test, streams)
 
 
 def changes_order(order: SampleOrder, samples_before: int, samples: int) -> bool:
@@ -122,11 +155,11 @@ def changes_order(order: SampleOrder, samples_before: int, samples: int) -> bool
     if samples_before == samples or order.data.mock or order.schedule:
         return False
     streams = _streams(order)
-    before, after = (_parts(order, count, streams)[0] for count in (samples_before, samples))
-    # The parts of a schedule are phased, and were left above.
-    if before is None or after is None or isinstance(before, PhasedPart) or isinstance(after, PhasedPart):
+    parts_before, parts_after = (_parts(order, count, streams)[0] for count in (samples_before, samples))
+    # A schedule's parts are phased; a run with a schedule returned above.
+    if parts_before is None or parts_after is None or isinstance(parts_before, PhasedPart) or isinstance(parts_after, PhasedPart):
         return False
-    return before.order != after.order
+    return parts_before.order != parts_after.order
 
 
 def _streams(order: SampleOrder) -> dict[int, Stream]:
@@ -137,7 +170,7 @@ def _streams(order: SampleOrder) -> dict[int, Stream]:
 
 
 def _parts(order: SampleOrder, train_samples: int, streams: Mapping[int, Stream]) -> list[Part | None]:
-    """Build training, test, and each validation set. Each dataset is opened once."""
+    """Build the training set, the test set, and every validation set. A dataset is opened once."""
     data, batches = order.data, order.batches
     evaluated = data.eval_iters * batches.global_batch_size
     sets = data.validation_sets
@@ -145,15 +178,17 @@ def _parts(order: SampleOrder, train_samples: int, streams: Mapping[int, Stream]
     requested_parts += [(1, datasets, evaluated) for datasets in sets.values()]
     opened: dict[str, Sequences] = {}
     for dataset in data.all_datasets:
-        opened.setdefault(dataset.prefix, remote_datasets.opened(data, dataset.prefix))
+        opened.setdefault(dataset.prefix, remote_datasets.open_sequences(data, dataset.prefix))
     parts: list[Part | None] = []
     for number, datasets, samples in requested_parts:
-        named = [(dataset.prefix, opened[dataset.prefix], dataset.weight, dataset.packed is not None) for dataset in datasets]
+        set_sources = [
+            (dataset.prefix, opened[dataset.prefix], dataset.weight, dataset.packed is not None) for dataset in datasets
+        ]
         if order.mock is not None:
-            named = [("mock data", order.mock, 1.0, False)]
+            set_sources = [("mock data", order.mock, 1.0, False)]
         sources = [
             Source(origin, sequences, _share(data.split, number, len(sequences.lengths)), weight, is_packed)
-            for origin, sequences, weight, is_packed in named
+            for origin, sequences, weight, is_packed in set_sources
         ]
         if not samples or not sources or not all(source.share for source in sources):
             parts.append(None)
@@ -186,7 +221,7 @@ def _draw_blend(weights: Any, datasets: Any, numbers: Any) -> None:
 
 @functools.cache
 def _compiled_blend() -> Callable[..., None]:
-    """Compile `sample_index.draw_blend` with numba, which is imported for nothing else."""
+    """Compile `sample_index.draw_blend` with numba, which lt-train imports only here."""
     import numba
 
     compiled: Callable[..., None] = numba.njit(nogil=True)(sample_index.draw_blend)

@@ -1,13 +1,13 @@
-"""Blocks of remote files on a local disk: bounded, shared by the processes of a node; the least recently used blocks go first.
+"""Cache blocks of remote files on a local disk. A node's processes share the cache; the least recently used blocks go first.
 
 A block is a separate file, `DATASET/blocks/NUMBER`, that appears by a rename when it is complete and on disk. The process that
-fetches a block holds a lock on its partial file: other processes that need the block wait, and read the fetched file; after a
-kill the next process begins anew. A process that has a block open reads its bytes to the end even if the block is deleted
-meanwhile. Nothing is kept in memory, so processes only share the sum of the sizes: a file under a lock has it. The sum counts
-partial files from their creation, and is computed again when it reaches the limit.
+fetches a block holds a lock on its partial file: other processes that need the block wait, and read the fetched file. After a
+kill the next process begins anew. A process with an open block can read it to the end even if the block is deleted meanwhile.
+The processes share only the sum of the sizes, in a file under a lock. The sum counts partial files from their creation, and is
+computed again when it reaches the limit.
 
-A kill leaves the sum too large, never too small. On filesystems without locks a block may be fetched twice, and the limit be
-exceeded by the blocks that are fetched at the same moment.
+After a kill, the sum may be too large, never too small. On filesystems without locks a block may be fetched twice, and blocks
+that are fetched at the same moment may exceed the limit.
 """
 
 import contextlib
@@ -26,9 +26,9 @@ from lt_train.data.index_cache import WITHOUT_LOCKS
 BLOCKS = "blocks"
 PARTIAL = ".partial"
 SUM_DIGITS = 20
-# The share of the limit that is deleted at once: listing takes 3 microseconds per block, and so is seldom done.
+# One part in this many of the limit is deleted at once, so that blocks, 3 microseconds each, are seldom listed.
 DELETED_SHARE = 16
-# A block's time of use is written down as often: each costs the disk a write.
+# A block's time of use is updated at most this often, because an update is a write to the disk.
 USE_SECONDS = 60
 OUT_OF_USE_SECONDS = 60
 
@@ -43,15 +43,15 @@ class BlockCache:
         self._out_of_use_until = 0.0
         self._has_warned = threading.Event()
 
-    def found(self, path: Path, size_bytes: int) -> int | None:
-        """A descriptor of the block at `path`; None when it is not there. The caller closes it."""
+    def open_block(self, path: Path, size_bytes: int) -> int | None:
+        """Open the block at `path`. Returns its descriptor, which the caller closes; None if the block does not exist."""
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         except FileNotFoundError:
             return None
         status = os.fstat(descriptor)
         if status.st_size != size_bytes:
-            # Not by this program's doing: it would be fetched again and again.
+            # Another program has changed the block. Delete it, because it would be fetched again at every use.
             os.close(descriptor)
             path.unlink(missing_ok=True)
             return None
@@ -60,37 +60,38 @@ class BlockCache:
                 os.utime(descriptor)
         return descriptor
 
-    def fetched(self, path: Path, size_bytes: int, fetch: Callable[[], bytes]) -> int | None:
-        """As `found`, with what `fetch` gives where it was not there; None where it cannot be kept. Raises what `fetch` raises.
+    def fetch_block(self, path: Path, size_bytes: int, fetch: Callable[[], bytes]) -> int | None:
+        """Open the block at `path`; if it does not exist, write the bytes from `fetch` to it first.
 
-        A disk that is full, or fails, is not tried again for a while: the store is still there.
+        Returns None if the disk is full or fails. The disk is then not tried again for a while, because the store has the bytes,
+        too. Raises the errors of `fetch`.
         """
         if time.monotonic() < self._out_of_use_until:
             return None
         try:
-            return self._fetched(path, size_bytes, fetch)
+            return self._fetch_block(path, size_bytes, fetch)
         except OSError as error:
             self._out_of_use_until = time.monotonic() + OUT_OF_USE_SECONDS
             self._say(f"{str(error.strerror).lower()}: make room there, or choose another --object-storage-cache-path")
             return None
 
     def count(self) -> int:
-        """Bytes that the blocks have, counted anew; deletes what exceeds the limit, and what kills have left.
+        """Count the blocks' bytes. Deletes blocks beyond the limit, and partial files of killed processes.
 
         Raises CannotCreate.
         """
         with creating(str(self.directory)):
             self.directory.mkdir(parents=True, exist_ok=True)
             with self._sum() as file:
-                total = self._trimmed(self.limit_bytes)
+                total = self._trim(self.limit_bytes)
                 _write_sum(file, total)
         return total
 
-    def _fetched(self, path: Path, size_bytes: int, fetch: Callable[[], bytes]) -> int | None:
+    def _fetch_block(self, path: Path, size_bytes: int, fetch: Callable[[], bytes]) -> int | None:
         partial = path.with_name(f".{path.name}{PARTIAL}")
-        lock = _locked_partial(partial)
+        lock = _lock_partial(partial)
         try:
-            descriptor = self.found(path, size_bytes)
+            descriptor = self.open_block(path, size_bytes)
             if descriptor is not None:
                 return descriptor
             if not self._make_room(lock, size_bytes):
@@ -105,7 +106,7 @@ class BlockCache:
             if is_at(lock, partial):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(partial)
-            # The duplicate has the same lock, and others wait for it.
+            # The duplicate shares the lock, and other processes wait for the lock.
             _unlock(lock)
             os.close(lock)
 
@@ -115,11 +116,11 @@ class BlockCache:
             warn(f"{self.directory}: {what}; until then the store is read without this cache")
 
     def _make_room(self, lock: int, size_bytes: int) -> bool:
-        """Give the partial file its size, which then counts; False when the limit is too small."""
+        """Give the partial file its size, which counts from now on. False if the limit is too small."""
         with self._sum() as file:
             total = int(read_at(file, SUM_DIGITS, 0) or b"0")
             if total + size_bytes > self.limit_bytes:
-                total = self._trimmed(self.limit_bytes - size_bytes)
+                total = self._trim(self.limit_bytes - size_bytes)
             fits = total + size_bytes <= self.limit_bytes
             if fits:
                 os.ftruncate(lock, size_bytes)
@@ -127,9 +128,9 @@ class BlockCache:
             _write_sum(file, total)
         return fits
 
-    def _trimmed(self, wanted_bytes: int) -> int:
-        """Delete the oldest blocks if the blocks have more than `wanted_bytes`; return their size afterwards."""
-        # A block may get its final name while this looks: it counts once, under either.
+    def _trim(self, wanted_bytes: int) -> int:
+        """Delete the oldest blocks if the blocks have more than `wanted_bytes`. Return the size of the remaining blocks."""
+        # A block may get its final name during the listing: it counts once, under either name.
         cached_files, filling_bytes = {}, 0
         for folder in self._folders():
             for name in os.listdir(folder):
@@ -153,7 +154,7 @@ class BlockCache:
         return total
 
     def _folders(self) -> Iterator[Path]:
-        """The directories of blocks that this user has made, and that nobody else could have changed."""
+        """Yield the directories of blocks that this user has made, and that no other user could have changed."""
         for dataset in self.directory.glob("dataset-*"):
             folder = dataset / BLOCKS
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -164,7 +165,7 @@ class BlockCache:
 
     @contextlib.contextmanager
     def _sum(self) -> Iterator[int]:
-        """The file with the sum of the sizes, locked."""
+        """Open and lock the file with the sum of the sizes."""
         file = os.open(self._sum_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             if ownership.reason_for_distrust(os.fstat(file), self.directory) is not None:
@@ -175,8 +176,8 @@ class BlockCache:
             os.close(file)
 
 
-def _locked_partial(partial: Path) -> int:
-    """A new partial file, locked; waits for the process that has it."""
+def _lock_partial(partial: Path) -> int:
+    """Create and lock a partial file. Waits for the process that holds its lock. Returns the descriptor."""
     while True:
         descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
@@ -184,7 +185,7 @@ def _locked_partial(partial: Path) -> int:
             if is_at(descriptor, partial):
                 if not has_locks or os.fstat(descriptor).st_size == 0:
                     return descriptor
-                # A killed process's: it may have some of its bytes, and its size is counted again.
+                # A killed process has left this file with a part of its bytes. A new file's size is counted again.
                 os.unlink(partial)
         except BaseException:
             os.close(descriptor)
@@ -193,7 +194,7 @@ def _locked_partial(partial: Path) -> int:
 
 
 def _lock(descriptor: int) -> bool:
-    """Wait for the lock; False where the filesystem has none."""
+    """Wait for the lock. False if the filesystem has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
     except OSError as error:
@@ -204,7 +205,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def _partial_bytes(path: str) -> int:
-    """The size of a partial file that somebody fills; one that nobody does is deleted."""
+    """Return the size of a partial file that a process fills. Delete a file that no process fills, and return 0."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""Record which version of each dataset a run has read, in each checkpoint.
+"""Record in every checkpoint which versions of the datasets a run has read.
 
 A sample is a position in a dataset. If the files at a prefix are replaced between two attempts, the remaining steps would
 silently read samples twice or never. So `run.json` records the sizes of `.bin` and `.idx`, the CRC-32 in lt-preprocess's sidecar,
-and a CRC-32 of samples of both files. A dataset on a store is recorded under its URL.
+and a CRC-32 over sampled blocks in both files. A dataset on a store is recorded under its URL.
 
 A file of up to `WHOLE_BYTES` is read whole, so any change is noticed. From a larger file, `BLOCKS` blocks of `BLOCK_BYTES` are
 read, evenly spread from the first byte to the last. Another dataset is noticed, and so is every change that moves later tokens; a
@@ -56,7 +56,7 @@ def _crc32(path: str, size: int) -> int:
 
 
 def _blocks(size: int) -> list[tuple[int, int]]:
-    """Return the first byte and the end of each sampled block in a file of `size` bytes."""
+    """Return the sampled blocks of a file of `size` bytes: their first byte and their end."""
     if size <= WHOLE_BYTES:
         return [(0, size)] if size else []
     begins = [number * (size - BLOCK_BYTES) // (BLOCKS - 1) for number in range(BLOCKS)]
@@ -78,25 +78,25 @@ def origin(prefix: str) -> str:
     return remote.url.removesuffix(".bin") if remote else os.path.abspath(prefix)
 
 
-def check_unchanged(checkpoint: str, then: Mapping[str, Any], now: Mapping[str, Version]) -> None:
+def check_unchanged(checkpoint: str, recorded_versions: Mapping[str, Any], current_versions: Mapping[str, Version]) -> None:
     """Raise BadData if the dataset at a prefix has changed since `checkpoint` was saved."""
-    for prefix, version in now.items():
-        before = then.get(prefix, {})
+    for prefix, version in current_versions.items():
+        recorded = recorded_versions.get(prefix, {})
         for name, value in version.items():
-            if before.get(name, value) != value:
+            if recorded.get(name, value) != value:
                 raise BadData(
                     f"{prefix}: is another dataset than the one that {checkpoint} was trained on:"
-                    f" {name} was {before[name]} and is {value}",
+                    f" {name} was {recorded[name]} and is {value}",
                     "put the dataset back, give the new one a name of its own, or begin another run with the weights: --load with"
                     " --finetune and another --save",
                 )
 
 
-def warn_of_others(checkpoint: str, then: Mapping[str, Any], now: Mapping[str, Version]) -> None:
+def warn_of_others(checkpoint: str, recorded_versions: Mapping[str, Any], current_versions: Mapping[str, Version]) -> None:
     """Warn about datasets at prefixes that the checkpoint does not have, unless a dataset has only moved."""
-    absent = [before for prefix, before in then.items() if prefix not in now]
-    for prefix in [prefix for prefix in now if prefix not in then]:
-        moved = next((before for before in absent if _is_same(before, now[prefix])), None)
+    absent = [recorded for prefix, recorded in recorded_versions.items() if prefix not in current_versions]
+    for prefix in [prefix for prefix in current_versions if prefix not in recorded_versions]:
+        moved = next((recorded for recorded in absent if _is_same(recorded, current_versions[prefix])), None)
         if moved is None:
             warn(
                 f"{prefix}: {checkpoint} was not trained on this dataset: the samples that are left come in another order than"
@@ -106,6 +106,6 @@ def warn_of_others(checkpoint: str, then: Mapping[str, Any], now: Mapping[str, V
             absent.remove(moved)
 
 
-def _is_same(before: Any, version: Version) -> bool:
+def _is_same(recorded: Any, version: Version) -> bool:
     """Whether all values that both versions have are equal."""
-    return isinstance(before, dict) and all(before.get(name, value) == value for name, value in version.items())
+    return isinstance(recorded, dict) and all(recorded.get(name, value) == value for name, value in version.items())

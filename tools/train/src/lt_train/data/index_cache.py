@@ -1,11 +1,11 @@
-"""Directories that are made once and used by many processes: sample indices, copies of remote datasets.
+"""Make directories once for many processes: sample indices, copies of remote datasets.
 
 Several nodes, and several jobs, may need the same directory on a shared filesystem at the same moment. A lock lets one process
 work while the others wait. Correctness does not depend on the lock, because some mounts have no locks: each maker fills a
 directory with a unique name, which becomes visible by one rename, and the first rename wins. A name stands for its content, so
 an existing directory is never replaced.
 
-That holds for directories that this user has made. If several users share the parent directory, a directory that another user has
+This holds for directories that this user has made. If several users share the parent directory, a directory that another user has
 made, or could have changed, is not used: each user then has a private directory.
 """
 
@@ -48,7 +48,7 @@ def make_once(directory: Path, name: str, make: Callable[[Path], None]) -> Path:
 
 
 def location(directory: Path, name: str) -> Path:
-    """Return the path at which `make_once` makes `name`.
+    """Return the path of the directory that `make_once` makes for `name`.
 
     Raises CannotCreate if other users could have filled both places, or have put a link in place of `directory`.
     """
@@ -79,7 +79,7 @@ def _reason_for_distrust(target: Path, name: str) -> str | None:
 
 
 def _can_be_renamed(target: Path) -> bool:
-    """Return whether other users can rename entries of the directory, even entries that this user made."""
+    """Whether other users can rename entries of the directory, even entries that this user made."""
     status = target.parent.stat()
     is_sticky = status.st_mode & stat.S_ISVTX
     return status.st_uid not in (0, os.geteuid()) or bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_sticky)
@@ -148,13 +148,13 @@ def _lock(path: Path) -> Iterator[bool]:
         yield False
         return
     try:
-        is_own = ownership.reason_for_distrust(os.fstat(descriptor), path.parent) is None
-        yield is_own and _locked(descriptor, path)
+        is_ours = ownership.reason_for_distrust(os.fstat(descriptor), path.parent) is None
+        yield is_ours and _wait_for_lock(descriptor, path)
     finally:
         os.close(descriptor)
 
 
-def _locked(descriptor: int, path: Path) -> bool:
+def _wait_for_lock(descriptor: int, path: Path) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

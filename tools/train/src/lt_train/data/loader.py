@@ -1,8 +1,8 @@
-"""The micro batches of this rank, read ahead by threads.
+"""Read this rank's micro batches ahead, by threads.
 
-Sample `i` of the run goes to the step that begins at or before it; within a micro batch across the data-parallel ranks each rank
-takes a contiguous part, as Megatron's sampler does. A step's samples so are the same for every data-parallel size, and resuming
-needs no more than the number of consumed samples.
+Steps take consecutive ranges of samples. Within a step, the data-parallel ranks take contiguous micro batches in turn, as in
+Megatron's sampler. So a step has the same samples with every data-parallel size, and resuming needs only the number of consumed
+samples.
 """
 
 import collections
@@ -24,9 +24,9 @@ from lt_train.data.batch import Batch
 from lt_train.data.micro_batches import MicroBatch
 from lt_train.process import device
 
-# Micro batches that each thread reads ahead of the training step.
+# Micro batches that a thread reads ahead of the training step.
 AHEAD = 4
-# Threads of a run whose data is on a store: they wait most of the time. 64 micro batches ahead hide a second without answers.
+# Threads for data on a store, because they wait most of the time. 64 micro batches ahead hide a second without answers.
 STORE_READERS = 16
 
 
@@ -58,7 +58,7 @@ class Loader:
         """
         end = consumed_samples + self.batch_sizes.samples_between(consumed_samples, last_step - iteration)
         rank, ranks = _place()
-        planned = micro_batches.of_rank(
+        planned = micro_batches.plan(
             self.batch_sizes, skipping, rank, ranks, min(len(samples), end), consumed_samples, iteration + 1
         )
         return self.batches(samples, planned, True, is_ready)
@@ -111,9 +111,9 @@ class Loader:
                     batch["loss_mask"] = (~ends).float()
             if padding is not None:
                 batch["loss_mask"] = batch["loss_mask"] * (~padding[:, 1:]).float()
-            if micro_batch.kept is not None:
-                kept_mask = torch.tensor(micro_batch.kept, dtype=torch.float32).to(target_device, non_blocking=True)
-                batch["loss_mask"] = batch["loss_mask"] * kept_mask[:, None]
+            if micro_batch.row_counts is not None:
+                row_mask = torch.tensor(micro_batch.row_counts, dtype=torch.float32).to(target_device, non_blocking=True)
+                batch["loss_mask"] = batch["loss_mask"] * row_mask[:, None]
                 batch["weight"] = torch.tensor(micro_batch.weight).to(target_device, non_blocking=True)
             if by_source:
                 batch["sources"] = torch.tensor(list(map(samples.dataset, micro_batch.numbers))).to(
@@ -128,15 +128,15 @@ def _place() -> tuple[int, int]:
 
 
 def document_borders(ends: Tensor) -> Tensor:
-    """Return int32 [b, n + 1]: the first positions of each sample's documents, then the end. `ends` [b, s] marks last tokens.
+    """Return int32 [b, n + 1]: the first positions of a sample's documents, then the end. `ends` [b, s] marks last tokens.
 
-    A sample with fewer than n documents repeats its end. Padding belongs to the last document. `ends` is still on the host:
-    kernels are started for n documents, a power of two, without waiting for the GPU to count them.
+    A sample with fewer than n documents repeats its end. Padding belongs to the last document. `ends` is on the host, so that
+    kernels can be launched for n documents, a power of two, without waiting for the GPU to count them.
     """
     length = ends.shape[1]
     begins = [sample.nonzero().flatten() + 1 for sample in ends]
-    most = 1 << max(map(len, begins)).bit_length()
-    borders = torch.full((len(ends), most + 1), length, dtype=torch.int32)
+    count = 1 << max(map(len, begins)).bit_length()
+    borders = torch.full((len(ends), count + 1), length, dtype=torch.int32)
     borders[:, 0] = 0
     for row, positions in zip(borders, begins, strict=True):
         row[1 : 1 + len(positions)] = positions
@@ -158,8 +158,10 @@ def read_ahead(
     target_device: torch.device,
     is_ready: Callable[[int], bool] = _always_ready,
 ) -> Iterator[Tensor]:
-    """int64 [b, s + 1] of the samples in each of `planned`, in their order, read by `threads` threads or, with none, when each is
-    due."""
+    """Yield int64 [b, s + 1] tokens of the `planned` micro batches, in their order.
+
+    `threads` threads read ahead. Without threads, a micro batch is read when it is due.
+    """
 
     def read(numbers: Sequence[int]) -> Tensor:
         rows = [samples[number] for number in numbers]

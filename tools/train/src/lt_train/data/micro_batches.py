@@ -1,9 +1,9 @@
-"""Choose the samples of each micro batch of a rank, and their weights.
+"""Choose the samples of a rank's micro batches, and the weights of the micro batches.
 
-A skipped sample counts nothing. A sample of the same global batch that is not skipped takes its row, so that skipped data reaches
-neither the expert router nor an fp8 scale, and an infinity in it makes no NaN in the masked loss. A micro batch weighs as many of
-the step's kept samples as it has. So the mean over the step's micro batches, on all ranks, is the mean over its kept samples. A
-step without kept samples has no micro batches.
+A skipped sample counts nothing. Another sample in the global batch takes its row, so that skipped data reaches neither the expert
+router nor an fp8 scale, and an infinity in skipped data makes no NaN in the masked loss. The weight of a micro batch is
+proportional to its number of counted samples. So the mean over the step's micro batches, on all ranks, is the mean over the
+step's counted samples. If all samples of a step are skipped, the step has no micro batches.
 """
 
 import dataclasses
@@ -15,17 +15,17 @@ from lt_train.config.settings.skipping import Skipping
 
 @dataclasses.dataclass(frozen=True)
 class MicroBatch:
-    """`numbers` are the samples of the rows. `kept` says for each row whether it counts; None if all rows count."""
+    """`numbers` are the samples of the rows. `row_counts` says whether a row counts; None if all rows count."""
 
     numbers: Sequence[int]
-    kept: Sequence[bool] | None = None
+    row_counts: Sequence[bool] | None = None
     weight: float = 1.0
 
 
-def of_rank(
+def plan(
     batches: Batches, skipping: Skipping, rank: int, ranks: int, samples: int, first_sample: int, first_step: int
 ) -> Iterator[MicroBatch]:
-    """Yield the micro batches of data-parallel rank `rank` from `first_sample` on, with which `first_step` begins."""
+    """Yield the micro batches of data-parallel rank `rank` from `first_sample` on, the first sample of step `first_step`."""
     size = batches.micro_batch_size
     if not skipping:
         yield from unskipped(size, rank, ranks, range(first_sample, samples))
@@ -50,8 +50,8 @@ def unskipped(size: int, rank: int, ranks: int, numbers: range) -> Iterator[Micr
 def _with_skipped(size: int, rank: int, ranks: int, numbers: range, skipped: list[int]) -> Iterator[MicroBatch]:
     left_out = set(skipped)
     included = [number for number in numbers if number not in left_out]
-    in_place = {number: included[place % len(included)] for place, number in enumerate(skipped)}
+    replacements = {number: included[place % len(included)] for place, number in enumerate(skipped)}
     for batch in unskipped(size, rank, ranks, numbers):
-        kept_mask = [number not in left_out for number in batch.numbers]
-        weight = sum(kept_mask) * len(numbers) / (size * len(included))
-        yield MicroBatch([in_place.get(number, number) for number in batch.numbers], kept_mask, weight)
+        row_counts = [number not in left_out for number in batch.numbers]
+        weight = sum(row_counts) * len(numbers) / (size * len(included))
+        yield MicroBatch([replacements.get(number, number) for number in batch.numbers], row_counts, weight)

@@ -1,4 +1,4 @@
-"""Writes down in SAVE what decides the order of a run's samples, so that the text of any step is found again."""
+"""Record in SAVE the settings that decide the order of a run's samples, so that the text of any step can be found again."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from lt_train.data import dataset_versions
 from lt_train.data.blended_dataset import SampleOrder
 from lt_train.process import run_files
 
-# A shell's <(...) is such a file.
+# Names of pipes: standard input, and the files that a shell makes for <(command).
 PIPE = re.compile(r"-$|/dev/fd/\d+$|/proc/self/fd/\d+$")
 
 
@@ -29,7 +29,7 @@ def write(
     iteration: int,
     versions: dict[str, dict[str, int]],
 ) -> None:
-    """Add the line of this attempt to the file in the directory `run`; rank 0 calls it.
+    """Append a line about this attempt to the file in the directory `run`. Rank 0 calls this.
 
     `command` are the arguments of the run's command line; `versions` maps the datasets' origins to their versions.
     """
@@ -70,20 +70,20 @@ def _attempt(
 
 
 def _repeatable(command: Sequence[str], streams: Streaming | None, datasets: Sequence[OrderedDataset]) -> Sequence[str]:
-    """The run's command line with the lists of streams in the place of the pipes that they came through."""
+    """Return the run's command line, with the pipes of streams replaced by the lists in the run's directory."""
     places = zip(datasets, streams.lists if streams else (), strict=False)
     lists = [f"@{dataset.shard_list}" for dataset, place in places if place and place.startswith(streaming.PIPE)]
     pipes = [number for number, word in enumerate(command) if PIPE.match(word)]
     if len(pipes) != len(lists):
         return command
-    named = dict(zip(pipes, lists, strict=True))
-    return [named.get(number, word) for number, word in enumerate(command)]
+    list_by_pipe = dict(zip(pipes, lists, strict=True))
+    return [list_by_pipe.get(number, word) for number, word in enumerate(command)]
 
 
 def _dataset(run: str, data: Data, number: int, versions: dict[str, dict[str, int]]) -> OrderedDataset:
     dataset, streams = data.datasets[number], data.streaming
     prefix, place = os.path.abspath(dataset.prefix), streams.lists[number] if streams else None
-    listed = None if place is None else streaming.list_path(place, run, "")
-    if listed is not None and not storage.is_remote(listed):
-        listed = os.path.abspath(listed)
-    return OrderedDataset(prefix, dataset.weight, versions.get(dataset_versions.origin(prefix), {}), dataset.packed, listed)
+    list_file = None if place is None else streaming.list_path(place, run, "")
+    if list_file is not None and not storage.is_remote(list_file):
+        list_file = os.path.abspath(list_file)
+    return OrderedDataset(prefix, dataset.weight, versions.get(dataset_versions.origin(prefix), {}), dataset.packed, list_file)

@@ -1,9 +1,9 @@
-"""Datasets on s3:// and other stores: the index is copied once per node before the ranks start, tokens are read by ranges.
+"""Use datasets on s3:// and other stores: a node copies the index before the ranks start, and ranks read ranges of tokens.
 
-Training reads some kilobytes at random offsets all the time: a store answers each such request in tens of milliseconds, a local
-disk in a tenth of one. So samples are read ahead (`loader`) over many connections, and the bytes are kept on a local disk
-as far as it has room (`cached_bin`, `block_cache`). The name of a copy holds the versions of the objects, so a dataset that was
-written anew is copied anew, and each range is read of that version alone. Old indices stay until someone deletes them.
+Training reads some kilobytes at random offsets all the time: a store answers such a request in tens of milliseconds, a local disk
+in 0.1 ms. So samples are read ahead (`loader`) over many connections, and a local disk caches the bytes as far as it has room
+(`cached_bin`, `block_cache`). The name of a copy has the versions of the objects, so a dataset that was written anew is copied
+anew, and ranges are read from this version only. Old indices stay until someone deletes them.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ GIB = 1 << 30
 def fetch(data: Data, vocab_size: int) -> Data:
     """Copy the indices of remote datasets to this node and check them.
 
-    The data returned names the copies, and the size of the cache for their tokens. Raises as `storage` and `check_datasets`.
+    Returns `data` with the prefixes of the copies and the size of the token cache. Raises as `storage` and `check_datasets`.
     """
     if not any(storage.is_remote(dataset.prefix) for dataset in data.all_datasets):
         return data
@@ -92,7 +92,7 @@ def _copy(files: dict[str, dict[str, str | int]], directory: Path) -> None:
             raise TryAgain(f"{path}: it was written anew while it was copied", "wait until the dataset is finished")
 
 
-def opened(data: Data, prefix: str, is_shard: bool = False) -> StoredSequences:
+def open_sequences(data: Data, prefix: str, is_shard: bool = False) -> StoredSequences:
     """Open the sequences of a dataset of the run, or of a shard of a stream, at a local prefix."""
     remote = RemoteBin.of(prefix)
     if remote is None or data.object_cache_path is None or data.object_cache_gib is None:
@@ -103,7 +103,7 @@ def opened(data: Data, prefix: str, is_shard: bool = False) -> StoredSequences:
 
 
 def cached_bytes(data: Data) -> Mapping[str, int]:
-    """Return how many bytes the cache keeps from the start of each remote dataset. The smallest datasets are kept whole."""
+    """Map remote datasets to the bytes that the cache keeps from their start. The smallest datasets are kept whole."""
     room = int((data.object_cache_gib or 0) * GIB)
     room -= _stream_bytes(data) if _keeps_streams(data) else 0
     bytes_by_dataset = {}
@@ -115,7 +115,7 @@ def cached_bytes(data: Data) -> Mapping[str, int]:
 
 
 def _keeps_streams(data: Data) -> bool:
-    """Whether the cache has room for the windows of the streams, so that each block is read once an epoch."""
+    """Whether the cache has room for the streams' windows, so that a block is fetched once per epoch."""
     return 0 < _stream_bytes(data) <= int((data.object_cache_gib or 0) * GIB)
 
 

@@ -1,6 +1,6 @@
 """Classify the effect of dropping a key: another model, another run, another result, another speed, or nothing.
 
-A key that neither the tables in `upstream` nor the patterns here name counts as changing the result. A key below `model`, or an
+A key that neither the tables in `upstream` nor the patterns here name counts as changing the run. A key below `model`, or an
 option of a Megatron command, changes the model if its name is a part of the network. Values that switch a part off lose nothing.
 """
 
@@ -10,11 +10,12 @@ from typing import Any
 
 
 class Effect(enum.StrEnum):
-    """The effect of dropping a key, from the worst to none."""
+    """The effect of dropping a key, from the worst to none. MODEL and RUN refuse the import."""
 
     MODEL = "the model"
-    # The first weights or step, the optimizer, or whether the run trains at all.
+    # Weights, data, schedule, start, evaluation, or when the run stops.
     RUN = "the run"
+    # lt-train decides it in its own way, as the reason says: another rounding, or other numbers of the same distribution.
     RESULT = "the result"
     SPEED = "speed"
     NONE = "nothing"
@@ -75,4 +76,4 @@ def effect_of(key: str, value: Any) -> Effect:
         return Effect.NONE
     if (of_model and MODEL.fullmatch(name)) or MODEL_SECTIONS.match(key):
         return Effect.NONE if value in OFF else Effect.MODEL
-    return Effect.RESULT
+    return Effect.RUN

@@ -67,9 +67,7 @@ def translate(values: Mapping[str, Any]) -> Translation:
         for key, value in references.items()
     ]
     dropped += [
-        Dropped(
-            key, value, OF_LAUNCHER if _is_of_launcher(key) else UNKNOWN, Effect.NONE if _is_of_launcher(key) else Effect.RESULT
-        )
+        Dropped(key, value, OF_LAUNCHER if _is_of_launcher(key) else UNKNOWN, Effect.NONE if _is_of_launcher(key) else Effect.RUN)
         for key, value in other_values.items()
         if key != ENTRYPOINT and value is not None
     ]

@@ -8,7 +8,7 @@ from lt_shared.console import BadData
 from lt_train.importers import evaluation
 from lt_train.importers.effects import Effect
 from lt_train.importers.layer_style import drop_scaling
-from lt_train.importers.ledger import IS_OFF, Ledger, Translation
+from lt_train.importers.ledger import IS_OFF, Ledger, Translation, number
 from lt_train.importers.lightning.loop import LIMIT, length, validation
 from lt_train.importers.lightning.optimizer import optimizer
 from lt_train.importers.nemo import UNKNOWN_EXPERTS, drop_known, fp8_scales, precision, tensorboard
@@ -39,6 +39,7 @@ RENAMED = {
     "model.num_key_value_heads": "num_query_groups",
     "model.initializer_range": "init_method_std",
     "model.layernorm_epsilon": "norm_epsilon",
+    "model.rms_norm_eps": "norm_epsilon",
     "model.vocab_size": "vocab_size",
     "model.optim.lr": "lr",
     "model.optim.weight_decay": "weight_decay",
@@ -99,6 +100,9 @@ def translate(values: dict[str, Any]) -> Translation:
         values = {**DEFAULTS, **values}
     ledger = Ledger(SOURCE, values, row=row)
     _model(ledger)
+    if values.get("model.layernorm_epsilon") is not None:
+        is_same = number(values.get("model.rms_norm_eps")) == number(values["model.layernorm_epsilon"])
+        ledger.drop("model.rms_norm_eps", "model.layernorm_epsilon says it", Effect.NONE if is_same else Effect.RUN)
     for key, option in RENAMED.items():
         ledger.carry(key, option)
     if ledger.get("max_position_embeddings") is None and ledger.get("seq_length"):
@@ -139,7 +143,7 @@ def _precision(ledger: Ledger) -> None:
         return
     is_same = _type(of_model) == _type(ledger.peek("trainer.precision"))
     reason = "lt-train takes trainer.precision"
-    ledger.drop_value("model.precision", of_model, reason, Effect.NONE if is_same else Effect.RESULT)
+    ledger.drop_value("model.precision", of_model, reason, Effect.NONE if is_same else Effect.RUN)
     precision(ledger, "trainer.precision", ledger.take("trainer.precision"))
 
 
@@ -157,7 +161,7 @@ def _evaluation(ledger: Ledger) -> None:
         validation(ledger)
     is_other = ledger.get("eval_iters") != 0 and size != ledger.get("micro_batch_size")
     reason = "lt-train evaluates with --micro-batch-size"
-    ledger.drop_value("model.val_batch_size", size, reason, Effect.RESULT if is_other else Effect.NONE)
+    ledger.drop_value("model.val_batch_size", size, reason, Effect.RUN if is_other else Effect.NONE)
 
 
 def _start(ledger: Ledger) -> None:
@@ -166,12 +170,12 @@ def _start(ledger: Ledger) -> None:
     if is_tuned:
         ledger.drop_value("model.do_finetune", is_tuned, PRETRAINING, Effect.RUN)
     reason = START if is_tuned else "what the recipe leaves out of the model's shape is in the config.json that it names"
-    ledger.drop("model.hf_model_name_or_path", reason, Effect.RUN if is_tuned else Effect.RESULT)
+    ledger.drop("model.hf_model_name_or_path", reason, Effect.RUN)
     if not ledger.peek("model.peft.peft_type"):
         for key in [key for key in ledger.remaining_keys() if key.startswith("model.peft.")]:
             ledger.drop(key, "all weights are trained")
     decay = ledger.take("model.lr_decay_iters")
-    effect = Effect.NONE if decay == ledger.get("train_iters") else Effect.RESULT
+    effect = Effect.NONE if decay == ledger.get("train_iters") else Effect.RUN
     ledger.drop_value("model.lr_decay_iters", decay, "the decay takes the whole run", effect)
 
 
@@ -216,7 +220,7 @@ def _experts(ledger: Ledger) -> None:
         ledger.drop_value("model.moe", True, UNKNOWN_EXPERTS, Effect.MODEL)
     balancing = ledger.take_text("model.moe_load_balancing") or BALANCING
     if balancing != "aux_loss":
-        ledger.drop_value("model.moe_load_balancing", balancing, "experts are balanced by --moe-aux-loss-coeff", Effect.RESULT)
+        ledger.drop_value("model.moe_load_balancing", balancing, "experts are balanced by --moe-aux-loss-coeff", Effect.RUN)
 
 
 def _sharding(ledger: Ledger) -> None:

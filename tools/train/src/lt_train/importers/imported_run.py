@@ -35,8 +35,10 @@ def resolve(translation: Translation) -> RunConfig:
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory, "imported.toml")
         file.write_text(translation.without(left_out).toml())
+        # Which directory a run saves to is often known on the machine alone.
+        words = [] if translation.options.get("save") else ["--save", str(Path(directory, "run"))]
         try:
-            options = schema().make_context("lt-train", ["--config", str(file), "--mock-data"]).params
+            options = schema().make_context("lt-train", ["--config", str(file), "--mock-data", *words]).params
         except click.UsageError as error:
             raise UsageError(error.format_message()) from None
     for name in ("data", "dry_run", "as_json"):

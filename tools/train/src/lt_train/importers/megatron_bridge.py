@@ -104,7 +104,6 @@ FLAGS = {
     "optimizer.overlap_param_gather": "overlap_param_gather",
     "dist.use_torch_fsdp2": "use_torch_fsdp2",
     "dataset.reset_position_ids": "reset_position_ids",
-    "dataset.reset_attention_mask": "reset_attention_mask",
     "dataset.eod_mask_loss": "eod_mask_loss",
     "train.exit_signal_handler": "exit_signal_handler",
     "model.deterministic_mode": "deterministic",
@@ -158,7 +157,7 @@ def translate(values: dict[str, Any], source: str = SOURCE) -> Translation:
     _defaults(ledger)
     if ledger.take("dataset.mock"):
         ledger.set("mock_data", True, "dataset.mock")
-        ledger.drop_value("dataset.split", ledger.get("split"), "made-up data has no parts")
+        ledger.drop_value("dataset.split", ledger.get("split"), "made-up data has no parts", Effect.NONE)
     _style(ledger)
     start.translate(ledger)
     initialization.translate(ledger)

@@ -64,7 +64,7 @@ def loss_of_flag(key: str, words: Sequence[str]) -> Row:
         # `none` is not neutral here: lt-train's default is learned position embeddings.
         is_off = words and value in OFF and key != "position_embedding_type"
         return Row(Effect.NONE if is_off else Effect.MODEL, NOT_THERE)
-    return Row(Effect.RESULT, NOT_THERE)
+    return Row(Effect.RUN, NOT_THERE)
 
 
 def _is_default(words: Sequence[str], default: object) -> bool:

@@ -11,7 +11,6 @@ import click
 
 from lt_shared.console import BadData
 from lt_train.config.settings.layers import WITHOUT_EFFECT
-from lt_train.config.settings.model import experts
 from lt_train.importers import evaluation, megatron_latents, muon
 from lt_train.importers.effects import Effect
 from lt_train.importers.layer_style import EVERYTHING, SEES_EVERYTHING, complete, drop_stored_otherwise
@@ -23,14 +22,13 @@ from lt_train.importers.megatron_script import command_in, sourced_option_files,
 from lt_train.importers.megatron_words import full_name, is_script, parse, parse_launcher
 from lt_train.importers.shell.command import ShellCommand
 from lt_train.importers.shell.unknown import needs_shell, variables_in
-from lt_train.importers.vocabulary import HERE
+from lt_train.importers.vocabulary import HERE, OTHERWISE, PADDED, same_rows
 
 __all__ = ["command_in", "translate", "translate_command"]
 
 SOURCE = "Megatron-LM"
 TOKENIZER = "the tokenizer belongs to the data: lt-preprocess --tokenizer"
 OF_SHELL = "it needs the shell: pass the command line with its value"
-OTHER_PADDING = "the vocabulary is padded to 128 x tensor parallel size: the padded rows are others"
 END_OF_DOCUMENT = "before 0.18 Megatron-LM adds a token to --vocab-size, for which this one is padded to more rows"
 LAUNCHER = "the launcher's: lt-train reads the rank from the environment, or --ranks"
 REASONS = {
@@ -38,7 +36,6 @@ REASONS = {
     "tokenizer_model": TOKENIZER,
     "vocab_file": TOKENIZER,
     "merge_file": TOKENIZER,
-    "make_vocab_size_divisible_by": "the vocabulary is padded to 128 x tensor parallel size, as Megatron's default",
     "distributed_backend": "it follows from --device",
     "ckpt_format": "checkpoints are torch_dist in any case",
     "use_dist_ckpt": "checkpoints are torch_dist in any case",
@@ -75,6 +72,8 @@ RENAMED = {
 }
 # Switches of Megatron-LM until 2023, and of Megatron-DeepSpeed.
 FP8_SWITCHES = {"fp8_e4m3": "e4m3", "fp8_hybrid": "hybrid"}
+# megatron/training/training.py of llm-jp/Megatron-LM: the coefficient of --use-z-loss.
+Z_LOSS_OF_LLM_JP = "1e-4"
 NORMS = {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}
 DEFAULTS = {
     "hidden_dropout": 0.1,
@@ -86,6 +85,10 @@ DEFAULTS = {
     "eval_iters": 100,
     "log_interval": 100,
 }
+# Options of experts whose names do not begin with moe_.
+OF_EXPERTS = ("num_experts", "expert_model_parallel_size", "expert_tensor_parallel_size", "expert_interval")
+# A longer number is none of tokens, and slow to read.
+MOST_DIGITS = 20
 # Options that lt-train still parses for compatibility. They have no effect or raise an error.
 EARLIER = ("transformer_impl", "cpu_offloading_num_layers")
 # Defaults of Megatron-LM's command line that differ from megatron-core's.
@@ -126,6 +129,7 @@ def translate_command(command: ShellCommand, source: str = SOURCE) -> Translatio
     _optimizer(ledger)
     _skipped_steps(ledger)
     _vocabulary(ledger)
+    _schedule_in_tokens(ledger)
     _lengths(ledger)
     _width(ledger)
     for key in values:
@@ -163,6 +167,28 @@ def _effect_of_unknown(key: str, words: Sequence[str]) -> Effect:
     return effect_of_flag(key, words) if key not in options() or key in EARLIER else Effect.NONE
 
 
+def _schedule_in_tokens(ledger: Ledger) -> None:
+    """Carry Megatron-DeepSpeed's schedule in tokens over in samples, or in steps if the run's length is in steps."""
+    length, batch = (_whole(ledger.peek(key)) for key in ("seq_length", "global_batch_size"))
+    in_steps = ledger.has("train_iters")
+    size = length if not in_steps else length * batch
+    unit = "iters" if in_steps else "samples"
+    for name in ("lr_decay", "lr_warmup"):
+        key, option = f"{name}_tokens", f"{name}_{unit}"
+        tokens = _whole(ledger.peek(key))
+        if tokens and size and tokens >= size and not ledger.has("curriculum_learning"):
+            ledger.take(key)
+            for replaced in (f"{name}_iters", f"{name}_samples", f"{name}_fraction"):
+                ledger.drop(replaced, f"beside --{key.replace('_', '-')} Megatron-DeepSpeed does not read it")
+            ledger.set(option, tokens // size, key)
+
+
+def _whole(words: Sequence[str] | None) -> int:
+    """Return the whole number that `words` are, or 0."""
+    text = "".join(words or ()).replace("_", "")
+    return int(text) if text.isdigit() and len(text) < MOST_DIGITS else 0
+
+
 def _width(ledger: Ledger) -> None:
     """Drop the two options from which FlagScale computes a missing --ffn-hidden-size, if it is not missing."""
     if ledger.has("ffn_hidden_size"):
@@ -175,8 +201,7 @@ def _lengths(ledger: Ledger) -> None:
     keys = ("train_tokens", "train_samples", "seq_length")
     if not all(map(ledger.has, keys)):
         return
-    texts = ["".join(ledger.peek(key)).replace("_", "") for key in keys]
-    tokens, samples, length = (int(text) if text.isdigit() else 0 for text in texts)
+    tokens, samples, length = (_whole(ledger.peek(key)) for key in keys)
     if 0 < samples * length < tokens:
         ledger.drop("train_tokens", "--train-samples ends the run before")
     elif tokens:
@@ -188,10 +213,12 @@ def _vocabulary(ledger: Ledger) -> None:
     if ledger.peek("tokenizer_type") == ["NullTokenizer"] and size.isdigit() and int(size) % (HERE * tensor) == 0:
         ledger.take("tokenizer_type")
         ledger.drop_value("tokenizer_type", "NullTokenizer", END_OF_DOCUMENT, Effect.RESULT)
-    multiple = ledger.peek("make_vocab_size_divisible_by")
-    if multiple is not None and multiple != ["128"]:
-        words = ledger.take("make_vocab_size_divisible_by")
-        ledger.drop_value("make_vocab_size_divisible_by", " ".join(words), OTHER_PADDING, Effect.RESULT)
+    key = "make_vocab_size_divisible_by"
+    if ledger.has(key):
+        multiple = "".join(ledger.take(key))
+        is_same = multiple.isdigit() and same_rows(int(multiple), int(size) if size.isdigit() else None, tensor)
+        reason, effect = (PADDED, Effect.NONE) if is_same else (OTHERWISE, Effect.RESULT)
+        ledger.drop_value(key, multiple, reason, effect)
 
 
 def _as_megatrons(values: dict[str, Any]) -> dict[str, Any]:
@@ -212,6 +239,11 @@ def _as_megatrons(values: dict[str, Any]) -> dict[str, Any]:
     if "activations_checkpoint_method" in current and "recompute_granularity" not in current:
         current |= {"recompute_granularity": ["full"], "recompute_method": current.pop("activations_checkpoint_method")}
         current.setdefault("recompute_num_layers", current.pop("activations_checkpoint_num_layers", ["1"]))
+    if current.get("glu_activation") == ["swiglu"]:
+        del current["glu_activation"]
+        current.setdefault("swiglu", [])
+    if current.pop("use_z_loss", None) is not None:
+        current.setdefault("z_loss_coeff", [Z_LOSS_OF_LLM_JP])
     for name, form in FP8_SWITCHES.items():
         if current.pop(name, None) is not None:
             current.setdefault("fp8_format", [form])
@@ -223,16 +255,13 @@ def _as_megatrons(values: dict[str, Any]) -> dict[str, Any]:
 def _without_a_directory(ledger: Ledger) -> None:
     """Drop options that need a directory if none is known. Often only the shell knows the name of the directory."""
     if not ledger.get("save"):
-        for option in ("exit_duration_in_mins", "exit_interval"):
-            reason = "a run that ends early needs a directory to resume from: add it with --save"
-            _take_back(ledger, option, reason, Effect.RESULT)
         _take_back(ledger, "async_save", "nothing is saved without a directory: add it with --save")
     if not (ledger.get("save") or ledger.get("tensorboard_dir")):
         _take_back(ledger, "profile", "a profile needs a directory: --save or --tensorboard-dir")
 
 
-def _take_back(ledger: Ledger, option: str, reason: str, effect: Effect = Effect.NONE) -> None:
-    ledger.drop_value(option, ledger.get(option), reason, effect)
+def _take_back(ledger: Ledger, option: str, reason: str) -> None:
+    ledger.drop_value(option, ledger.get(option), reason, Effect.NONE)
     ledger.withdraw(option)
 
 
@@ -242,8 +271,9 @@ def _contradictions(ledger: Ledger) -> None:
         ledger.drop("recompute_method", "for full recomputation, which --recompute-activations excludes")
         ledger.drop("recompute_num_layers", "for full recomputation, which --recompute-activations excludes")
     if ledger.peek("num_experts") in (None, ["1"]):
-        for key in (*experts.FIELDS, "moe_layer_freq", "expert_model_parallel_size", "expert_interval"):
-            ledger.drop(key, "the model has no experts")
+        for key in ledger.remaining_keys():
+            if (key.startswith("moe_") and key != "moe_use_upcycling") or key in OF_EXPERTS:
+                ledger.drop(key, "the model has no experts")
     if ledger.has("bf16"):
         for key in ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"):
             ledger.drop(key, "gradients in bfloat16 need no scale")
@@ -266,7 +296,7 @@ def _skipped_steps(ledger: Ledger) -> None:
     words = ledger.take("iterations_to_skip")
     if words:
         reason = "Megatron-LM counts them from 0 before 0.18, from 1 since: --skip-steps counts from 1"
-        ledger.drop_value("iterations_to_skip", " ".join(words), reason, Effect.RESULT)
+        ledger.drop_value("iterations_to_skip", " ".join(words), reason, Effect.RUN)
 
 
 def _carry(ledger: Ledger, key: str) -> None:

@@ -48,7 +48,7 @@ def translate(ledger: Ledger, section: str, optimizer: str, tensor: int, default
         elif name == "muon_tp_mode" and tensor == 1:
             ledger.drop_value(key, requested, "with a tensor parallel size of 1 all modes are one", Effect.NONE)
         else:
-            ledger.drop_value(key, requested, f"lt-train's Muon has {value} there", Effect.RESULT)
+            ledger.drop_value(key, requested, f"lt-train's Muon has {value} there", Effect.RUN)
 
 
 def _word(value: Any) -> Any:

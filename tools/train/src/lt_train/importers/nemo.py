@@ -12,7 +12,7 @@ from lt_train.importers.ledger import NAMING, Ledger, Translation
 from lt_train.importers.lightning.loop import length, validation
 from lt_train.importers.lightning.optimizer import optimizer
 from lt_train.importers.megatron import initialization as first_weights
-from lt_train.importers.megatron.switches import NOT_DELAYED
+from lt_train.importers.megatron.switches import NOT_DELAYED, WITHOUT_MASK
 from lt_train.importers.upstream.nemo_keys import IN_ANY_CASE, row
 from lt_train.importers.upstream.rows import options as upstream_options
 from lt_train.importers.vocabulary import padding
@@ -68,7 +68,6 @@ RENAMED = {
 FLAGS = {
     "model.sequence_parallel": "sequence_parallel",
     "model.data.reset_position_ids": "reset_position_ids",
-    "model.data.reset_attention_mask": "reset_attention_mask",
     "model.data.eod_mask_loss": "eod_mask_loss",
     "model.data.mock_dataset": "mock_data",
     "trainer.deterministic": "deterministic",
@@ -84,6 +83,7 @@ PRECISIONS = {"bf16": "bf16", "bf16-mixed": "bf16", "16": "fp16", "16-mixed": "f
 AMP = "model.megatron_amp_O2"
 SCALED = "lt-train draws the matrices that write to the residual stream narrower by the depth"
 AUTOCAST = "NeMo keeps weights and the residual stream in 32 bits then, lt-train computes in 16"
+OVERLAP = "tp_comm_overlap_cfg"
 DEFAULT = "NeMo's default, as in lt-train"
 # Dropout from megatron_gpt_model.py; Lightning's trainer clips no gradients by default.
 DEFAULTS = {"hidden_dropout": 0.1, "attention_dropout": 0.1, "clip_grad": 0.0}
@@ -95,6 +95,7 @@ UNLIMITED = {
     "trainer.accumulate_grad_batches": 1,
     "trainer.gradient_clip_algorithm": "norm",
     "trainer.check_val_every_n_epoch": 1,
+    "model.ffn_dropout": 0.0,
 }
 # Key prefixes that only models other than GPT-like decoders have, with the kind of model.
 OTHER_KINDS = {
@@ -167,6 +168,9 @@ def translate(values: dict[str, Any]) -> Translation:
             ledger.drop(key, "fp8 is off")
     fp8_scales(ledger)
     _data(ledger)
+    _composition(ledger)
+    if (ledger.peek("trainer.max_epochs") or 0) >= 1 and ledger.get("train_iters"):
+        ledger.drop("trainer.max_epochs", "NeMo samples an epoch of trainer.max_steps")
     optimizer(ledger, "model.optim")
     for option, value in DEFAULTS.items():
         ledger.default(option, value)
@@ -203,7 +207,7 @@ def precision(ledger: Ledger, key: str, value: Any) -> None:
     if option:
         ledger.set(option, True, key)
         if kind.endswith("-true"):
-            ledger.drop_value(key, kind, "weights and optimizer stay in 32 bits in lt-train, there they are in 16", Effect.RESULT)
+            ledger.drop_value(key, kind, "weights and optimizer stay in 32 bits in lt-train, there they are in 16", Effect.RUN)
     elif kind and kind not in ("32", "32-true"):
         ledger.drop_value(key, kind, "lt-train takes bf16, 16 or 32 there")
 
@@ -212,14 +216,14 @@ def fp8_scales(ledger: Ledger) -> None:
     """Drop the settings of fp8 scales, which set how a GEMM's scale follows from the amax of earlier steps."""
     for key in ("model.fp8_amax_history_len", "model.fp8_amax_compute_algo", "model.fp8_interval", "model.fp8_margin"):
         if ledger.get("fp8_format"):
-            ledger.drop_value(key, ledger.take(key), NOT_DELAYED)
+            ledger.drop_value(key, ledger.take(key), NOT_DELAYED, Effect.RESULT)
         else:
             ledger.drop(key, "fp8 is off")
     wgrad = ledger.take("model.fp8_wgrad")
     if wgrad is not None:
         is_lost = wgrad is False and ledger.get("fp8_format")
         reason = "gradients of weights are in fp8, too, if there is any"
-        ledger.drop_value("model.fp8_wgrad", wgrad, reason, Effect.RESULT if is_lost else Effect.NONE)
+        ledger.drop_value("model.fp8_wgrad", wgrad, reason, Effect.RUN if is_lost else Effect.NONE)
 
 
 def drop_known(ledger: Ledger) -> None:
@@ -299,14 +303,35 @@ def _data(ledger: Ledger) -> None:
     if kind is not None:
         reason = "lt-train reads Megatron's mmap format"
         ledger.drop_value("model.data.data_impl", kind, reason, Effect.NONE if kind == "mmap" else Effect.RESULT)
-    masked = ledger.take("model.get_attention_mask_from_fusion", True)
-    if masked is not False and ledger.get("reset_attention_mask"):
-        reason = "then NeMo's attention crosses documents, and lt-train's does not with --reset-attention-mask"
-        ledger.drop_value("model.get_attention_mask_from_fusion", True, reason, Effect.RESULT)
+    _mask(ledger)
+    if not ledger.peek("model.data.add_fim"):
+        for key in [key for key in ledger.remaining_keys() if key.startswith("model.data.fim")]:
+            ledger.drop(key, "model.data.add_fim is off")
     if ledger.get("seq_length") is None:
         ledger.carry("model.data.seq_length", "seq_length")
     else:
         ledger.drop("model.data.seq_length", "model.encoder_seq_length says it")
+
+
+def _composition(ledger: Ledger) -> None:
+    """Drop Hydra's list of files to compose if it names nothing but the overlap of communication, which is another file."""
+    entries = ledger.peek("defaults")
+    is_harmless = isinstance(entries, list) and all(
+        entry == "_self_" or (isinstance(entry, dict) and all(OVERLAP in str(name) for name in entry)) for entry in entries
+    )
+    if is_harmless:
+        ledger.drop("defaults", "it names how ranks communicate", Effect.SPEED)
+
+
+def _mask(ledger: Ledger) -> None:
+    """Carry reset_attention_mask over only if the step takes the data set's mask, which is not so by default."""
+    fused, reset = "model.get_attention_mask_from_fusion", "model.data.reset_attention_mask"
+    if ledger.take(fused, True) is False:
+        ledger.flag(reset, "reset_attention_mask")
+        ledger.drop_value(fused, False, "the mask is that of --reset-attention-mask, or causal", Effect.NONE)
+    else:
+        ledger.drop(reset, WITHOUT_MASK)
+        ledger.drop_value(fused, ledger.original_values().get(fused), "attention is causal", Effect.NONE)
 
 
 def _saving(ledger: Ledger, values: dict[str, Any]) -> None:

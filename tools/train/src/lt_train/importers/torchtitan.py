@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from lt_train.importers import evaluation
+from lt_train.importers import torchtitan_validation
 from lt_train.importers.effects import Effect
 from lt_train.importers.ledger import Ledger, Translation
 from lt_train.importers.upstream.rows import options as upstream_options
@@ -263,7 +263,7 @@ def _least_rate(ledger: Ledger) -> None:
     factors = {key: ledger.take_number(key) for key in keys}
     for key, factor in factors.items():
         if factor is not None and not 0 <= factor <= 1:
-            ledger.drop_value(key, factor, "a share from 0 to 1 is needed there", Effect.RESULT)
+            ledger.drop_value(key, factor, "a share from 0 to 1 is needed there", Effect.RUN)
     usable = [factor for factor in factors.values() if factor and 0 < factor <= 1]
     ledger.default("min_lr", (usable or [0])[0] * ledger.get("lr"), *keys)
 
@@ -272,9 +272,9 @@ def _fault_tolerance(ledger: Ledger) -> None:
     """Replica groups of torchft are data-parallel copies that may come and go."""
     if ledger.take("fault_tolerance.enable"):
         reason = "lt-train has no replica groups that come and go"
-        ledger.drop_value("fault_tolerance.enable", True, reason, Effect.RESULT)
+        ledger.drop_value("fault_tolerance.enable", True, reason, Effect.RUN)
         for key in [key for key in ledger.remaining_keys() if key.startswith("fault_tolerance.")]:
-            ledger.drop(key, reason, Effect.RESULT)
+            ledger.drop(key, reason, Effect.RUN)
 
 
 def _precision(ledger: Ledger) -> None:
@@ -287,11 +287,17 @@ def _precision(ledger: Ledger) -> None:
         ("training.mixed_precision_reduce", "gradients are summed in float32"),
         ("training.dtype", "lt-train's weights are float32, whatever it computes in"),
     ):
-        ledger.drop(key, reason, Effect.NONE if ledger.peek(key) == "float32" else Effect.RESULT)
+        effect = Effect.RUN if key == "training.dtype" else Effect.RESULT
+        ledger.drop(key, reason, Effect.NONE if ledger.peek(key) == "float32" else effect)
     converters = ledger.take("model.converters") or []
     converters = [str(entry) for entry in converters] if isinstance(converters, list) else [str(converters)]
     switches = ["model.converters", "training.enable_float8"]
     float8 = ledger.take("training.enable_float8") or any("float8" in entry for entry in converters)
+    if ledger.peek("training.fp8_linear") in ("", False):
+        ledger.drop("training.fp8_linear", "float8 is off")
+    elif ledger.peek("training.fp8_linear") == "dynamic":
+        float8 = ledger.take("training.fp8_linear")
+        switches.append("training.fp8_linear")
     other_converters = [entry for entry in converters if "float8" not in entry]
     if other_converters:
         ledger.drop_value("model.converters", other_converters, "lt-train has float8 alone")
@@ -378,36 +384,4 @@ def _reports(ledger: Ledger) -> None:
         ledger.flag("profiling.enable_memory_snapshot", "record_memory_history")
     ledger.drop("profiling.enable_profiling", "a profile needs a directory: --save or --tensorboard-dir")
     ledger.drop("profiling.enable_memory_snapshot", "a profile needs a directory: --save or --tensorboard-dir")
-    if ledger.peek("validation.enable"):
-        ledger.drop("validation.enable", "lt-train evaluates in any case: --eval-iters")
-        ledger.carry("validation.freq", "eval_interval")
-        ledger.default("eval_interval", 10)
-        if ledger.peek("validation.steps") in (None, -1):
-            steps = ledger.take("validation.steps", -1)
-            ledger.drop_value("validation.steps", steps, "lt-train evaluates --eval-iters batches, not all data", Effect.RESULT)
-        _evaluated_batches(ledger)
-        for key, option in (("local_batch_size", "micro_batch_size"), ("seq_len", "seq_length")):
-            size = ledger.take(f"validation.{key}", ledger.upstream(f"validation.{key}"))
-            effect = Effect.NONE if size == ledger.get(option) else Effect.RESULT
-            ledger.drop_value(f"validation.{key}", size, f"lt-train evaluates with --{option.replace('_', '-')}", effect)
-    else:
-        evaluation.switch_off(ledger)
-        for key in [key for key in ledger.remaining_keys() if key.startswith("validation.")]:
-            ledger.drop(key, "validation is not enabled")
-
-
-def _evaluated_batches(ledger: Ledger) -> None:
-    """A step of TorchTitan's evaluation reads one local batch on each data-parallel rank, lt-train's a global batch."""
-    key = "validation.steps"
-    steps, total = ledger.take_number(key), ledger.get("global_batch_size")
-    size = ledger.peek("validation.local_batch_size") or ledger.upstream("validation.local_batch_size")
-    shards, copies = (ledger.original_values().get(f"parallelism.data_parallel_{kind}_degree") for kind in ("shard", "replicate"))
-    ranks = shards * (copies or 1) if isinstance(shards, int) and shards > 0 else None
-    if steps is None or total is None:
-        ledger.carry_value(key, "eval_iters", steps)
-    elif ranks and steps * size * ranks % total == 0:
-        ledger.carry_value(key, "eval_iters", steps * size * ranks // total)
-    else:
-        ledger.carry_value(key, "eval_iters", steps)
-        reason = "it counts local batches of the data-parallel ranks; --eval-iters counts batches of --global-batch-size"
-        ledger.drop_value(key, steps, reason, Effect.RESULT)
+    torchtitan_validation.translate(ledger)

@@ -1,13 +1,14 @@
 """Set private cache directories for the compilers of torch and of the GPU kernels.
 
 torch.compile, cutlass-dsl, flash-attn-4 and quack cache machine code in /tmp under predictable names, and load it from there:
-another user of the machine could have put code there. So each compiler gets a directory that only this user can write to,
-like all directories above it. torch.compile's is in the system's temporary directory, because it is large and fits only this
-machine. The remaining ones are in the user's cache directory, which nodes may share. A directory chosen by the user is refused,
-too, if another user could write to it.
+another user of the machine could have put code there. So each compiler gets a directory that only this user can write to, and
+only this user can write to its parents. torch.compile's cache is in the system's temporary directory, because it is large and
+fits only this machine. The other caches are in the user's cache directory, which nodes may share. A directory chosen by the user
+is refused, too, if another user could write to it.
 
-flash-attn-4 caches machine code only with a variable, which is set here. flash-attn-4 and quack lock the files that they load. On
-a filesystem without locks they wait 15 and 60 s for each kernel and then fail, so their directories are on this machine then.
+flash-attn-4 caches machine code only if a variable is set, so this module sets it. flash-attn-4 and quack lock the files that
+they load. On a filesystem without locks they wait 15 and 60 s for each kernel and then fail, so all caches go to this machine if
+the user's cache directory has no locks.
 """
 
 import atexit
@@ -23,7 +24,7 @@ from lt_shared.files import ownership
 
 # lt-train's variable, for `lt_train.train.trial_memory`.
 TRIALS = "LT_TRAIN_TRIALS_DIR"
-# The variable that a compiler reads, and the name of its directory.
+# Maps the variable that a compiler reads to the name of its directory.
 OF_THE_MACHINE = {"TORCHINDUCTOR_CACHE_DIR": "inductor"}
 OF_THE_USER = {
     "TRITON_CACHE_DIR": "triton",
@@ -55,7 +56,7 @@ def use_private_directories() -> None:
 
 
 def _has_locks(directory: Path) -> bool:
-    """Return whether a file can be created and locked in `directory`, or in its nearest existing parent."""
+    """Whether a file can be created and locked in `directory`, or in its nearest existing parent."""
     try:
         existing = next(folder for folder in (directory, *directory.parents) if folder.is_dir())
         with tempfile.TemporaryFile(dir=existing) as file:
@@ -66,7 +67,7 @@ def _has_locks(directory: Path) -> bool:
 
 
 def _reason_against(directory: Path) -> str | None:
-    """Create `directory` if needed. Return why another user could put code into it, None if nobody could."""
+    """Create `directory` if it is missing. Return why another user could put code into it, None if nobody could."""
     if not directory.is_absolute():
         return "it is relative to the current directory"
     try:

@@ -1,9 +1,9 @@
 """Cross entropy over logits in 16 bits, without a float32 copy.
 
-One pass over the logits forward; backward, their gradient overwrites them. For Llama 3's vocabulary and 32,768 tokens the logits
-are 8.4 GB; a float32 copy and its gradient would be 34.
+The forward pass reads the logits once; in the backward pass, their gradient overwrites them. For Llama 3 and 32,768 tokens,
+logits take 8.4 GB; a float32 copy and its gradient would take 34.
 
-Every tensor-parallel rank holds some columns of the logits. Ranks exchange two numbers per row, the log(sum(exp)) of their
+Every tensor-parallel rank holds some columns of the logits. Ranks exchange two numbers per row, log(sum(exp)) over the local
 columns and the label's logit: 0.5 MB for 32,768 tokens on two ranks, between the two passes.
 """
 
@@ -58,7 +58,7 @@ def cross_entropy(logits: Tensor, labels: Tensor, group: ProcessGroup | None = N
 def _forward(logits, labels, normalizers, chosen, columns, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     start = logits + row * columns
-    # Finite: all columns of a rank may be padding, whose logits are -inf.
+    # A finite start, because all columns of a rank may be padding, whose logits are -inf.
     largest = -3e38
     total = 0.0
     for first in range(0, columns, BLOCK):

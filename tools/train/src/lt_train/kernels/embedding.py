@@ -1,7 +1,7 @@
 """Add the gradient of an embedding to the rows of a buffer for the tokens of the batch.
 
 torch allocates a gradient as large as the table, 1 GB for Llama 3 8B, mostly zeros, and adds it to the buffer: 4 GB to move.
-Here the rows of equal tokens are summed in float32 and added, so that every row is read once.
+This kernel sums the rows of equal tokens in float32 and adds the sum, so that every row is read once.
 """
 
 import triton
@@ -13,7 +13,7 @@ BLOCK, ROWS = 1024, 4
 
 
 def add_rows(gradient: Tensor, tokens: Tensor, buffer: Tensor) -> None:
-    """Add row i of `gradient` [tokens, width] to row `tokens[i]` of `buffer` [rows, width], for every i of `tokens`, int64.
+    """Add row i of `gradient` [tokens, width] to row `tokens[i]` of `buffer` [rows, width]. `tokens` is int64.
 
     The order is deterministic. Tokens from `rows` on are ignored.
     """
@@ -27,7 +27,7 @@ def add_rows(gradient: Tensor, tokens: Tensor, buffer: Tensor) -> None:
 def _add(  # type: ignore[no-untyped-def]
     gradient, ordered, order, buffer, count, rows, width, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Sum the rows of one token. The program of the token's first row does this; the token's other programs return."""
+    """Sum the rows of a token. The program of the token's first row does this; the token's other programs return."""
     index = tl.program_id(0)
     token = tl.load(ordered + index)
     if (tl.load(ordered + index - 1, mask=index > 0, other=-1) != token) & (token < rows):
@@ -38,8 +38,8 @@ def _add(  # type: ignore[no-untyped-def]
             for _ in tl.static_range(ROWS):
                 is_equal = tl.load(ordered + index, mask=index < count, other=-1) == token
                 row = tl.load(order + index, mask=is_equal, other=0)
-                wanted = column < tl.where(is_equal, width, 0)
-                total += tl.load(gradient + row * width + column, mask=wanted, other=0.0).to(tl.float32)
+                mask = column < tl.where(is_equal, width, 0)
+                total += tl.load(gradient + row * width + column, mask=mask, other=0.0).to(tl.float32)
                 index += 1
         target = buffer + token * width + column
         tl.store(target, tl.load(target, mask=inside).to(tl.float32) + total, mask=inside)

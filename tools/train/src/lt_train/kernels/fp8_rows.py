@@ -1,8 +1,8 @@
-"""Casts to fp8 of what torch's grouped fp8 GEMMs multiply: a scale for each row, and for each matrix that is transposed.
+"""Cast the operands of torch's grouped fp8 GEMMs: a scale per row, and for a transposed matrix a single scale.
 
-A row is read once, and so is SwiGLU of a row, whose 16-bit numbers are never written. The rows of a transpose are the columns of
-the matrix: scales of their own would need a reading for their amax before that for their numbers. So all have the matrix's scale,
-whose amax the scales of its rows, from the forward pass, contain: 3 bytes a number instead of 5.
+A row is read once, and SwiGLU's output is cast without being written in 16 bits. The rows of a transpose are the columns of the
+matrix: scales per column would need one reading for the amax and another for the numbers. So all rows of the transpose share the
+matrix's scale, whose amax follows from the scales of the matrix's rows in the forward pass: 3 bytes per number instead of 5.
 """
 
 import torch
@@ -11,15 +11,15 @@ import triton.language as tl
 from torch import Tensor
 
 from lt_train.kernels import SMALLEST_AMAX
-from lt_train.kernels.amax_reduction import sizes
+from lt_train.kernels.amax_reduction import magnitude_bits
 
 TILE = 128
-# Above it a row is shared by eight warps, and SwiGLU's by sixteen.
+# Eight warps share a wider row, and sixteen warps a wider row of SwiGLU.
 WIDE = 4096
 
 
 def cast_rows(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """`rows` [m, n] in fp8 and their inverse scales, float32 [m]; a row's is NaN if one of its numbers is."""
+    """Cast `rows` [m, n] to fp8. Returns the inverse scales, too, float32 [m]; a scale is NaN if its row has a NaN."""
     count, width = rows.shape
     result = torch.empty_like(rows, dtype=dtype)
     factors = torch.empty(count, dtype=torch.float32, device=rows.device)
@@ -32,8 +32,10 @@ def cast_rows(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def cast_swiglu(gate_up: Tensor, probabilities: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """SwiGLU of `gate_up` [m, 2 n], gates first, times each row's of `probabilities`, float32 [m], rounded to its dtype, and that
-    as `cast_rows` does: [m, n] and [m]."""
+    """Multiply SwiGLU of `gate_up` [m, 2 n], gates first, by the row's probability, float32 [m], and cast it as `cast_rows` does.
+
+    The product is rounded to `gate_up`'s dtype before the cast. Returns [m, n] and the inverse scales [m].
+    """
     count, width = gate_up.shape[0], gate_up.shape[1] // 2
     result = torch.empty(count, width, dtype=dtype, device=gate_up.device)
     factors = torch.empty(count, dtype=torch.float32, device=gate_up.device)
@@ -47,8 +49,10 @@ def cast_swiglu(gate_up: Tensor, probabilities: Tensor, dtype: torch.dtype) -> t
 
 
 def cast_transposes(matrices: Tensor, scales: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The transposes of `matrices` [groups, n, k] in fp8, [groups, k, n], by the inverse `scales` of the matrices, float32
-    [groups]; and these for each of their rows, [groups, k]."""
+    """Cast the transposes of `matrices` [groups, n, k] to fp8 with the inverse `scales` of the matrices, float32 [groups].
+
+    Returns the casts [groups, k, n], and the scales repeated for their rows [groups, k].
+    """
     groups, rows, columns = matrices.shape
     result = torch.empty(groups, columns, rows, dtype=dtype, device=matrices.device)
     factors = torch.empty(groups, columns, dtype=torch.float32, device=matrices.device)
@@ -74,21 +78,21 @@ def _cast_swiglu(  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < width
-    at = gate_up + row * 2 * width + column
-    gate = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(at + width, mask=inside, other=0.0).to(tl.float32)
+    pointers = gate_up + row * 2 * width + column
+    gate = tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(pointers + width, mask=inside, other=0.0).to(tl.float32)
     values = gate * tl.sigmoid(gate) * up * tl.load(probabilities + row)
     values = values.to(gate_up.dtype.element_ty).to(tl.float32)
     _store(values, result + row * width + column, inside, factors + row, end, LEAST)
 
 
 @triton.jit
-def _store(values, place, inside, factor, end, LEAST: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A row's `values`, scaled by their amax."""
-    size = tl.max(sizes(values)).to(tl.float32, bitcast=True)
+def _store(values, pointers, inside, factor, end, LEAST: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Store a row's `values` scaled by their amax, and the inverse scale."""
+    size = tl.max(magnitude_bits(values)).to(tl.float32, bitcast=True)
     size = tl.maximum(size, LEAST, propagate_nan=tl.PropagateNan.ALL)
     tl.store(factor, size / end)
-    tl.store(place, tl.clamp(values * (end / size), -end, end).to(place.dtype.element_ty), mask=inside)
+    tl.store(pointers, tl.clamp(values * (end / size), -end, end).to(pointers.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -96,11 +100,11 @@ def _cast_transposes(  # type: ignore[no-untyped-def]
     matrices, scales, result, factors, rows, columns, end, TILE: tl.constexpr
 ):
     group = tl.program_id(2).to(tl.int64)
-    top, left = tl.program_id(0).to(tl.int64) * TILE, tl.program_id(1).to(tl.int64) * TILE
-    row, column = top + tl.arange(0, TILE), left + tl.arange(0, TILE)
+    first_row, first_column = tl.program_id(0).to(tl.int64) * TILE, tl.program_id(1).to(tl.int64) * TILE
+    row, column = first_row + tl.arange(0, TILE), first_column + tl.arange(0, TILE)
     matrix, transpose = matrices + group * rows * columns, result + group * rows * columns
     scale = tl.load(scales + group)
-    if top == 0:
+    if first_row == 0:
         tl.store(factors + group * columns + column, tl.zeros([TILE], tl.float32) + scale, mask=column < columns)
     inside = (row < rows)[:, None] & (column < columns)[None, :]
     values = tl.load(matrix + row[:, None] * columns + column[None, :], mask=inside, other=0.0).to(tl.float32)

@@ -1,12 +1,12 @@
-"""Grouped GEMMs by quack's Hopper kernels, the first with SwiGLU in its epilogue and weight gradients written where they belong.
+"""Grouped GEMMs by quack's Hopper kernels, with SwiGLU in an epilogue and weight gradients written to the gradient buffer.
 
-`lt_train.ops.grouped_gemm` says what a grouped GEMM is; there it is torch's. For a layer of Qwen3-30B-A3B and 131,072 rows on an
-H100, 2026-11-25, alone, in ms, torch's and these: second matrix 0.79 and 0.66, gradient of the first one's input 1.49 and 1.30,
-weight gradients 1.45 and 1.28, 0.73 and 0.60. torch's weight gradients are then copied into the gradient buffer, 0.8; these are
-written or added there by the GEMM, also to float32.
+`lt_train.ops.grouped_gemm` defines a grouped GEMM and implements it by torch. Times in ms of torch's kernels and these, for a
+layer of Qwen3-30B-A3B and 131,072 rows on an H100 without other work, 2026-11-25: the second matrix 0.79 and 0.66, the gradient
+of the first matrix's input 1.49 and 1.30, the weight gradients 1.45 and 1.28, and 0.73 and 0.60. torch's weight gradients are
+copied to the gradient buffer afterwards, 0.8; quack's GEMM writes or adds them to the buffer, also in float32.
 
-quack can gather the rows in the GEMM as well, but loads them without the tensor memory accelerator then: 2.1 ms instead of 0.35
-for the gather and 1.3 for the GEMM, so that rows are gathered before.
+quack can also gather the rows in the GEMM, but then it loads them without the tensor memory accelerator: 2.1 ms instead of 0.35
+for a gather and 1.3 for the GEMM. So rows are gathered before the GEMM.
 """
 
 import functools
@@ -18,18 +18,23 @@ from lt_train.kernels.gemm_epilogues import configuration, prepare_quack
 
 
 def times_transposed(rows: Tensor, weight: Tensor, borders: Tensor) -> Tensor:
-    """`rows` [m, k], `weight` [groups, n, k]: [m, n]. `borders`, int32 [groups + 1], are as in `lt_train.ops.grouped_gemm`."""
+    """Multiply a group's rows of `rows` [m, k] by the transpose of its matrix in `weight` [groups, n, k]. Returns [m, n].
+
+    `borders`, int32 [groups + 1], are defined in `lt_train.ops.grouped_gemm`.
+    """
     return _multiply(rows, weight.transpose(1, 2), borders)
 
 
 def times(rows: Tensor, weight: Tensor, borders: Tensor) -> Tensor:
-    """`rows` [m, n], `weight` [groups, n, k]: [m, k]."""
+    """Multiply a group's rows of `rows` [m, n] by its matrix in `weight` [groups, n, k]. Returns [m, k]."""
     return _multiply(rows, weight, borders)
 
 
 def gated(rows: Tensor, weight: Tensor, probabilities: Tensor, borders: Tensor) -> tuple[Tensor, Tensor]:
-    """`rows` [m, k] times the transposes of `weight` [groups, 2 n, k], gates first: [m, 2 n]; and its SwiGLU [m, n] times
-    `probabilities`, float32 [m]."""
+    """Multiply `rows` [m, k] by the transposes of `weight` [groups, 2 n, k], gates first.
+
+    Returns the product [m, 2 n], and its SwiGLU [m, n] times `probabilities`, float32 [m].
+    """
     gate_up = rows.new_empty(len(rows), weight.shape[1])
     gate, up = gate_up.chunk(2, dim=-1)
     out = {"gate": gate, "up": up, "activation": rows.new_empty(gate.shape)}
@@ -42,8 +47,10 @@ def gated(rows: Tensor, weight: Tensor, probabilities: Tensor, borders: Tensor) 
 
 
 def weight_gradient(gradient: Tensor, rows: Tensor, borders: Tensor, out: Tensor, adds: bool) -> None:
-    """For each group the transpose of its rows of `gradient` [m, n] times its rows of `rows` [m, k], written or added to `out`
-    [groups, n, k], of 16 or 32 bits."""
+    """Write or add every group's weight gradient to `out` [groups, n, k], of 16 or 32 bits.
+
+    A group's weight gradient is the transpose of its rows of `gradient` [m, n] times its rows of `rows` [m, k].
+    """
     if not len(rows):
         if not adds:
             out.zero_()
@@ -54,7 +61,7 @@ def weight_gradient(gradient: Tensor, rows: Tensor, borders: Tensor, out: Tensor
 
 
 def load() -> None:
-    """Import quack, which the first call would do."""
+    """Import quack now instead of in the first call."""
     _gemm()
 
 
@@ -67,7 +74,7 @@ def _multiply(rows: Tensor, matrices: Tensor, borders: Tensor) -> Tensor:
 
 @functools.cache
 def _gemm() -> Any:
-    """quack's GEMM for a given configuration, without its search for the best."""
+    """Return quack's GEMM with a fixed configuration, without quack's search for the best one."""
     from quack.gemm_interface import gemm_tuned
 
     prepare_quack()

@@ -30,7 +30,7 @@ def _sum(tensor, sums, elements, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):  # 
     start = tl.program_id(0).to(tl.int64) * BLOCK * BLOCKS
     total = tl.zeros((BLOCK,), tl.float32)
     for number in range(BLOCKS):
-        at = start + number * BLOCK + tl.arange(0, BLOCK)
-        values = tl.load(tensor + at, mask=at < elements, other=0).to(tl.float32)
+        offsets = start + number * BLOCK + tl.arange(0, BLOCK)
+        values = tl.load(tensor + offsets, mask=offsets < elements, other=0).to(tl.float32)
         total += values * values
     tl.store(sums + tl.program_id(0), tl.sum(total))

@@ -1,7 +1,7 @@
-"""RMSNorm (Zhang and Sennrich 2019) of the residual stream, with the sum before it and the gradient's sum behind it.
+"""RMSNorm (Zhang and Sennrich 2019) of the residual stream, fused with the residual addition and the addition of its gradients.
 
-A layer adds the attention's output to the residual stream, normalizes the sum, and needs both. As separate kernels this reads and
-writes a token's numbers 5 times forward and 6 backward; here it is 4 and 4.
+A layer adds attention's output to the residual stream, normalizes the sum, and needs both the sum and its norm. Separate kernels
+read and write a token's numbers 5 times forward and 6 times backward; these kernels 4 and 4 times.
 """
 
 from typing import Any
@@ -11,10 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lt_train.kernels.amax_reduction import note, noted_with, sizes
+from lt_train.kernels.amax_reduction import allocate_parts, magnitude_bits, store_amax
 
-# Each program of the backward pass sums the weight's gradient over its rows; their sums are added afterwards. Two for each
-# processor of an H200, which read rows ahead of their turn while the three tensors fit into shared memory: 4.0 TB/s of 4.3.
+# A program of the backward pass sums the weight's gradient over its rows; the programs' sums are added afterwards. There are two
+# programs per multiprocessor of an H200. A program prefetches rows if the three tensors' rows fit into shared memory: 4.0 TB/s of
+# 4.3.
 PROGRAMS = 264
 AHEAD, WIDEST_AHEAD_BYTES = 3, 16384
 
@@ -30,13 +31,14 @@ class _Norm(torch.autograd.Function):
         block = triton.next_power_of_2(width)
         second = stream if addend is None else addend
         adds = addend is not None
-        parts = noted_with(normed)
+        parts = allocate_parts(normed)
         _forward[(rows,)](
             stream, second, weight, total, normed, parts, inverse, width, epsilon, adds, block, num_warps=_warps(block)
         )
         ctx.save_for_backward(total, weight, inverse)
         ctx.adds = adds
-        # Behind the last norm nothing uses the sum: no zeros are written and read for its gradient.
+        # After the last norm nothing uses the sum. Without this line torch would write zeros for its gradient, and the kernel
+        # read them.
         ctx.set_materialize_grads(False)
         return normed, total
 
@@ -52,7 +54,7 @@ class _Norm(torch.autograd.Function):
         sums = torch.empty(programs, width, dtype=torch.float32, device=total.device)
         block = triton.next_power_of_2(width)
         _backward[(programs,)](
-            gradient, total_gradient, total, weight, inverse, result, noted_with(result), sums, rows, width, block,
+            gradient, total_gradient, total, weight, inverse, result, allocate_parts(result), sums, rows, width, block,
             AHEAD if block * total.element_size() <= WIDEST_AHEAD_BYTES else 1,
             num_warps=max(_warps(block), min(8, block // 256)),
         )  # fmt: skip
@@ -60,7 +62,7 @@ class _Norm(torch.autograd.Function):
 
 
 def rms_norm(stream: Tensor, addend: Tensor | None, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """The norm of `stream` + `addend` over the last axis times `weight`, and that sum; statistics in float32.
+    """Return the norm of `stream` + `addend` over the last axis, times `weight`, and the sum. Statistics are in float32.
 
     `stream` and `addend` are contiguous and [..., width], `weight` [width].
     """
@@ -89,7 +91,7 @@ def _forward(  # type: ignore[no-untyped-def]
     values = values * scale * factors
     tl.store(normed + row * width + columns, values, mask=inside)
     if parts is not None:
-        note(values, normed.dtype.element_ty, parts)
+        store_amax(values, normed.dtype.element_ty, parts)
 
 
 @triton.jit
@@ -115,7 +117,7 @@ def _backward(  # type: ignore[no-untyped-def]
             passed += tl.load(total_gradient + start + columns, mask=inside, other=0.0).to(tl.float32)
         tl.store(result + start + columns, passed, mask=inside)
         if parts is not None:
-            amax_bits = tl.maximum(amax_bits, sizes(passed))
+            amax_bits = tl.maximum(amax_bits, magnitude_bits(passed))
     tl.store(sums + program * width + columns, sum_of_rows, mask=inside)
     if parts is not None:
-        note(amax_bits.to(tl.float32, bitcast=True), result.dtype.element_ty, parts)
+        store_amax(amax_bits.to(tl.float32, bitcast=True), result.dtype.element_ty, parts)

@@ -1,8 +1,8 @@
-"""Queries, keys and values out of the fused projection, normed and with RoPE (Su et al. 2021): one kernel forward, one backward.
+"""Split the fused QKV projection into queries, keys and values, normalize heads (Qwen3), and apply RoPE (Su et al. 2021).
 
-megatron-core splits, copies the queries together, norms each head of them and of the keys where a model does (Qwen3), rotates
-with a dozen operations, and builds the gradient of the projection from three tensors again. Here a row is read once and written
-once, and read once more in the backward pass of the norms. Angles are float32; megatron-core rounds their sines to 16 bits.
+There is one kernel forward and one backward. megatron-core splits, copies the queries together, normalizes the heads, rotates
+with a dozen operations, and builds the projection's gradient from three tensors. These kernels read and write a row once, and
+read it once more in the backward pass of the norms. Angles are float32; megatron-core rounds their sines to 16 bits.
 """
 
 from typing import Any, NamedTuple
@@ -12,10 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lt_train.kernels.amax_reduction import note, noted_with
+from lt_train.kernels.amax_reduction import allocate_parts, store_amax
 
 Heads = tuple[Tensor, Tensor, Tensor]
-# Of the backward pass with norms: a program has some of the slots, few enough for its numbers to stay in registers, and sums the
+# In the backward pass with norms, a program takes so few slots (heads) that its numbers stay in registers. It sums the norm
 # weights' gradients over its tokens; the programs' sums are added afterwards.
 PROGRAMS, SLOTS_OF_PROGRAM, WARPS = 528, 8, 2
 
@@ -59,22 +59,22 @@ class _Split(torch.autograd.Function):
             programs, parts, warps = min(tokens, PROGRAMS), triton.cdiv(slots, SLOTS_OF_PROGRAM), WARPS
             sums = torch.empty(programs * parts, 2, size, dtype=torch.float32, device=result.device)
         _backward[(programs, parts)](
-            result, noted_with(result), query, key, value, cosines, sines, mixed, query_weight, key_weight, sums, ctx.epsilon,
+            result, allocate_parts(result), query, key, value, cosines, sines, mixed, query_weight, key_weight, sums, ctx.epsilon,
             tokens, batch, slots, slots // groups, *_strides((query, key, value)), size // 2,
             triton.next_power_of_2(slots) if sums is None else SLOTS_OF_PROGRAM, num_warps=warps,
         )  # fmt: skip
         if sums is None:
             return result, *[None] * 7
-        of_query, of_key = sums.sum(0).to(query_weight.dtype)
-        return result, of_query, of_key, *[None] * 5
+        query_gradient, key_gradient = sums.sum(0).to(query_weight.dtype)
+        return result, query_gradient, key_gradient, *[None] * 5
 
 
 def split_and_rotate(
     mixed: Tensor, cosines: Tensor, sines: Tensor, groups: int, size: int, norms: HeadNorms | None = None
 ) -> Heads:
-    """Query [s, b, heads, size], key and value [s, b, groups, size] of `mixed` [s, b, (heads + 2 groups) x size].
+    """Return query [s, b, heads, size], key and value [s, b, groups, size] from `mixed` [s, b, (heads + 2 groups) x size].
 
-    A group lies there as Megatron's checkpoints have it: its queries, its key, its value. `cosines` and `sines` are float32
+    `mixed` has the order of Megatron's checkpoints: a group's queries, its key, its value. `cosines` and `sines` are float32
     [s, size / 2]; element i is rotated with element i + size / 2, after the `norms`.
     """
     query_weight, key_weight, epsilon = norms or (None, None, 0.0)
@@ -93,7 +93,7 @@ def _places(  # type: ignore[no-untyped-def]
     query, key, value, position, sample, first_slot, slots, in_group,
     query_s, query_b, query_h, key_s, key_b, key_h, value_s, value_b, value_h, HALF: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """Return which slots [SLOTS, 1] of a token are queries, keys and values, and the positions of their first halves."""
+    """Return masks of a token's slots [SLOTS, 1] that are queries, keys and values, and pointers to their first halves."""
     slot = first_slot + tl.arange(0, SLOTS)[:, None]
     column = tl.arange(0, HALF)[None, :]
     group, index = slot // in_group, slot % in_group
@@ -111,15 +111,18 @@ def _places(  # type: ignore[no-untyped-def]
 def _weights(query_weight, key_weight, is_query, is_value, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return the norm weights for both halves of every slot, ones for values."""
     column = tl.arange(0, HALF)[None, :]
-    of_query, of_query_other = tl.load(query_weight + column).to(tl.float32), tl.load(query_weight + HALF + column).to(tl.float32)
-    of_key, of_key_other = tl.load(key_weight + column).to(tl.float32), tl.load(key_weight + HALF + column).to(tl.float32)
-    weight = tl.where(is_value, 1.0, tl.where(is_query, of_query, of_key))
-    return weight, tl.where(is_value, 1.0, tl.where(is_query, of_query_other, of_key_other))
+    query_part, query_part_other = (
+        tl.load(query_weight + column).to(tl.float32),
+        tl.load(query_weight + HALF + column).to(tl.float32),
+    )
+    key_part, key_part_other = tl.load(key_weight + column).to(tl.float32), tl.load(key_weight + HALF + column).to(tl.float32)
+    weight = tl.where(is_value, 1.0, tl.where(is_query, query_part, key_part))
+    return weight, tl.where(is_value, 1.0, tl.where(is_query, query_part_other, key_part_other))
 
 
 @triton.jit
 def _inverse_root(first, second, epsilon, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return one over the root mean square of every slot [SLOTS, 1]."""
+    """Return the inverse root mean square of every slot [SLOTS, 1]."""
     return tl.rsqrt(tl.sum(first * first + second * second, axis=1, keep_dims=True) / (2 * HALF) + epsilon)
 
 
@@ -161,14 +164,14 @@ def _backward(  # type: ignore[no-untyped-def]
     tokens, batch, slots, in_group,
     query_s, query_b, query_h, key_s, key_b, key_h, value_s, value_b, value_h, HALF: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """Some slots of tokens from number `program` on, by the number of programs: without norms all slots of that one."""
+    """Compute the gradient of SLOTS slots of every token that this program takes; without norms, all slots of a single token."""
     column = tl.arange(0, HALF)[None, :]
     first_slot = tl.program_id(1) * SLOTS
     slot = first_slot + tl.arange(0, SLOTS)[:, None]
     is_query_slot = (slot < slots) & (slot % in_group < in_group - 2)
     is_key_slot = (slot < slots) & (slot % in_group == in_group - 2)
-    of_weight = tl.zeros([SLOTS, HALF], dtype=tl.float32)
-    of_weight_other = of_weight
+    weight_gradient = tl.zeros([SLOTS, HALF], dtype=tl.float32)
+    weight_gradient_other = weight_gradient
     if mixed is not None:
         is_value_slot = (slot < slots) & (slot % in_group == in_group - 1)
         weight, weight_other = _weights(query_weight, key_weight, is_query_slot, is_value_slot, HALF)
@@ -195,8 +198,8 @@ def _backward(  # type: ignore[no-untyped-def]
             inverse = _inverse_root(entry, other, epsilon, HALF)
             entry *= inverse
             other *= inverse
-            of_weight += rotated * entry
-            of_weight_other += rotated_other * other
+            weight_gradient += rotated * entry
+            weight_gradient_other += rotated_other * other
             rotated *= weight
             rotated_other *= weight_other
             share = tl.sum(rotated * entry + rotated_other * other, axis=1, keep_dims=True) / (2 * HALF)
@@ -205,14 +208,14 @@ def _backward(  # type: ignore[no-untyped-def]
         tl.store(result + place, rotated, mask=inside)
         tl.store(result + place + HALF, rotated_other, mask=inside)
         if parts is not None:
-            note(
+            store_amax(
                 tl.maximum(tl.abs(rotated), tl.abs(rotated_other), propagate_nan=tl.PropagateNan.ALL),
                 result.dtype.element_ty,
                 parts,
             )
     if sums is not None:
-        own = sums + (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) * 4 * HALF + column
-        tl.store(own, tl.sum(tl.where(is_query_slot, of_weight, 0.0), axis=0, keep_dims=True))
-        tl.store(own + HALF, tl.sum(tl.where(is_query_slot, of_weight_other, 0.0), axis=0, keep_dims=True))
-        tl.store(own + 2 * HALF, tl.sum(tl.where(is_key_slot, of_weight, 0.0), axis=0, keep_dims=True))
-        tl.store(own + 3 * HALF, tl.sum(tl.where(is_key_slot, of_weight_other, 0.0), axis=0, keep_dims=True))
+        program_sums = sums + (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) * 4 * HALF + column
+        tl.store(program_sums, tl.sum(tl.where(is_query_slot, weight_gradient, 0.0), axis=0, keep_dims=True))
+        tl.store(program_sums + HALF, tl.sum(tl.where(is_query_slot, weight_gradient_other, 0.0), axis=0, keep_dims=True))
+        tl.store(program_sums + 2 * HALF, tl.sum(tl.where(is_key_slot, weight_gradient, 0.0), axis=0, keep_dims=True))
+        tl.store(program_sums + 3 * HALF, tl.sum(tl.where(is_key_slot, weight_gradient_other, 0.0), axis=0, keep_dims=True))

@@ -1,10 +1,11 @@
-"""From a router's logits to its experts: top-k, softmax over the chosen, and what balances the load, in one pass each way.
+"""Choose a token's experts from the router's logits: top-k, softmax over the chosen logits, and the load-balancing statistics.
 
-Of megatron-core it is the softmax after the top-k (Qwen3, Mixtral, gpt-oss), some 30 kernels a layer. The best logits are chosen,
-and of equal ones the first, as torch's top-k does on a GPU. The auxiliary loss needs the sum over tokens of all experts'
-probabilities and how many tokens an expert got; megatron-core chooses for it a second time, by the probabilities, so that two
-logits whose probabilities are rounded to one number may count for the other expert there. A softmax before the top-k and sigmoids
-stay with megatron-core: they choose by rounded numbers, and these differ in the last bit from torch's.
+One kernel per direction replaces megatron-core's softmax after the top-k (Qwen3, Mixtral, gpt-oss), some 30 kernels per layer.
+The largest logits are chosen, and the first among equal logits, as by torch's top-k on a GPU. The auxiliary loss needs the sum
+over tokens of all experts' probabilities, and the number of tokens per expert. megatron-core chooses experts again for it, by the
+probabilities, so that of two logits with equal rounded probabilities it may count the other expert. megatron-core's softmax
+before the top-k and its sigmoids are not replaced: they choose by rounded numbers, which would differ from torch's in the last
+bit.
 """
 
 from typing import Any
@@ -14,13 +15,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# The elements of a program's tile, which takes as many rows as fit.
+# Elements of a tile. A program takes as many rows as fit.
 TILE = 2048
 
 
 def choose_experts(logits: Tensor, experts_per_token: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """For `logits` float32 [t, n]: probabilities [t, n], zeros but for the chosen; which were, bool [t, n]; and for each expert
-    the sum over tokens of its softmax among all, and how many tokens it got, both float32 [n]."""
+    """Choose experts by `logits`, float32 [t, n].
+
+    Returns the probabilities [t, n], zero for experts that are not chosen; the routing map, bool [t, n]; and per expert, float32
+    [n], the sum over tokens of its softmax among all experts, and the number of its tokens.
+    """
     chosen: tuple[Tensor, Tensor, Tensor, Tensor] = _Choice.apply(logits, experts_per_token)  # type: ignore[no-untyped-call]
     return chosen
 
@@ -38,25 +42,25 @@ class _Choice(torch.autograd.Function):
         _forward[(programs,)](
             logits, probabilities, is_chosen, parts, rows, experts, experts_per_token, height, columns, num_warps=4
         )
-        # Separate tensors, because the counts are reduced in place.
+        # Two separate tensors, because the caller reduces the counts in place.
         sums, counts = parts[:, 0].sum(0), parts[:, 1].sum(0)
         ctx.save_for_backward(logits, probabilities)
         ctx.mark_non_differentiable(routing_map, counts)
-        # No zeros for the map's and the counts'.
+        # Without this line torch would write zeros for the gradients of the map and the counts.
         ctx.set_materialize_grads(False)
         return probabilities, routing_map, sums, counts
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor | None, _: None, of_sums: Tensor | None, __: None) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor | None, _: None, sums_gradient: Tensor | None, __: None) -> tuple[Tensor, None]:
         logits, probabilities = ctx.saved_tensors
         rows, experts = logits.shape
         gradient = torch.zeros_like(logits) if gradient is None else gradient
-        of_sums = logits.new_zeros(experts) if of_sums is None else of_sums
+        sums_gradient = logits.new_zeros(experts) if sums_gradient is None else sums_gradient
         height, columns = _tile(experts)
         result = torch.empty_like(logits)
         _backward[(triton.cdiv(rows, height),)](
             gradient.contiguous(),
-            of_sums.contiguous(),
+            sums_gradient.contiguous(),
             logits,
             probabilities,
             result,
@@ -84,16 +88,16 @@ def _forward(  # type: ignore[no-untyped-def]
     inside = (row < rows)[:, None] & (column < experts)[None, :]
     place = row[:, None].to(tl.int64) * experts + column[None, :]
     values = tl.load(logits + place, mask=inside, other=0.0)
-    # NaN sorts first, as in torch, so that every row has its experts in any case.
+    # NaN sorts first, as in torch, so that every row has `CHOSEN` experts in any case.
     keys = tl.where(values == values, values, float("inf"))
     numbers = tl.broadcast_to(column[None, :], [ROWS, COLUMNS])
     is_expert = numbers < experts
-    is_left = is_expert
+    is_candidate = is_expert
     for _ in range(CHOSEN):
-        best = tl.max(tl.where(is_left, keys, float("-inf")), axis=1)
-        first = tl.min(tl.where(is_left & (keys == best[:, None]), numbers, COLUMNS), axis=1)
-        is_left = is_left & (numbers != first[:, None])
-    chosen = is_expert & (is_left == 0)
+        best = tl.max(tl.where(is_candidate, keys, float("-inf")), axis=1)
+        first = tl.min(tl.where(is_candidate & (keys == best[:, None]), numbers, COLUMNS), axis=1)
+        is_candidate = is_candidate & (numbers != first[:, None])
+    chosen = is_expert & (is_candidate == 0)
     powers = _powers(values, is_expert)
     picked = tl.where(chosen, powers, 0.0)
     tl.store(probabilities + place, picked / tl.sum(picked, axis=1)[:, None], mask=inside)
@@ -106,7 +110,7 @@ def _forward(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _backward(  # type: ignore[no-untyped-def]
-    gradient, of_sums, logits, probabilities, result, rows, experts, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+    gradient, sums_gradient, logits, probabilities, result, rows, experts, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
@@ -114,17 +118,17 @@ def _backward(  # type: ignore[no-untyped-def]
     place = row[:, None].to(tl.int64) * experts + column[None, :]
     shares = tl.load(probabilities + place, mask=inside, other=0.0)
     slopes = tl.load(gradient + place, mask=inside, other=0.0)
-    of_logits = shares * (slopes - tl.sum(shares * slopes, axis=1)[:, None])
+    logits_gradient = shares * (slopes - tl.sum(shares * slopes, axis=1)[:, None])
     values = tl.load(logits + place, mask=inside, other=0.0)
     powers = _powers(values, tl.broadcast_to(column[None, :], [ROWS, COLUMNS]) < experts)
     scores = powers / tl.sum(powers, axis=1)[:, None]
-    slopes = tl.load(of_sums + column, mask=column < experts, other=0.0)[None, :]
-    of_logits += scores * (slopes - tl.sum(scores * slopes, axis=1)[:, None])
-    tl.store(result + place, of_logits, mask=inside)
+    slopes = tl.load(sums_gradient + column, mask=column < experts, other=0.0)[None, :]
+    logits_gradient += scores * (slopes - tl.sum(scores * slopes, axis=1)[:, None])
+    tl.store(result + place, logits_gradient, mask=inside)
 
 
 @triton.jit
 def _powers(values, is_expert):  # type: ignore[no-untyped-def]
-    """Return the powers of e, relative to the largest value of every row."""
+    """Return e to the power of `values` minus the row's largest value; 0 outside `is_expert`."""
     top = tl.max(tl.where(is_expert, values, float("-inf")), axis=1)
     return tl.where(is_expert, tl.exp(values - top[:, None]), 0.0)

@@ -1,12 +1,13 @@
-"""Split fp32 master weights: the bfloat16 weight that the model computes with, and its low 16 bits.
+"""Split float32 master weights into the bfloat16 weight that the model computes with, and 16 low bits.
 
 An optimizer needs float32 weights, and the model bfloat16 weights, whose bits are nearly the upper half of the float32. The bits
 of a float32 are the bfloat16's bits, shifted, plus 16 signed low bits, exactly for every number but NaN. So a parameter takes 4
-bytes instead of 6, and AdamW moves 2 bytes less. The bfloat16 is the nearest one. At a tie it is the larger in magnitude; PyTorch
-rounds ties to even.
+bytes instead of 6, and AdamW moves 2 bytes less. The float32 is rounded to the nearest bfloat16, and at a tie to the larger
+magnitude; PyTorch rounds ties to even.
 
-Checkpoints hold float32, for which the GPU has no room. When a rank saves, weights are joined a slice at a time on the way to
-host memory. When it loads, weights are split piece by piece as they arrive, and `Loading` represents the float32 tensor.
+Checkpoints hold float32 weights, for which the GPU has no room. When a rank saves, weights are joined a slice at a time on the
+way to host memory. When a rank loads, weights are split piece by piece as they arrive, and `Loading` represents the float32
+tensor.
 """
 
 import weakref
@@ -50,7 +51,8 @@ def joined(weight: Tensor, low_bits: Tensor) -> Tensor:
 class Loading:
     """A split weight during loading. `whole` is a float32 tensor in host memory, which takes no memory before it is written.
 
-    A reader that finds the weight by `of` passes pieces to `put`. Elements that were written to `whole` instead go to `take`.
+    A reader finds the weight by `find_containing` and passes pieces to `put`. `take` splits elements that were written to
+    `whole`.
     """
 
     _all: "weakref.WeakValueDictionary[int, Loading]" = weakref.WeakValueDictionary()
@@ -62,7 +64,7 @@ class Loading:
         self._all[self.whole.data_ptr()] = self
 
     @classmethod
-    def of(cls, target: Tensor) -> tuple[Self, int] | None:
+    def find_containing(cls, target: Tensor) -> tuple[Self, int] | None:
         """Return the weight whose `whole` contains `target`, and the offset of `target` in it. None for other tensors."""
         loading = cls._all.get(target.untyped_storage().data_ptr()) if target.dtype == torch.float32 else None
         return (loading, int(target.storage_offset())) if loading is not None else None  # type: ignore[return-value]

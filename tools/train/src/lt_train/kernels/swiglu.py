@@ -1,7 +1,7 @@
 """SwiGLU (Shazeer 2020): silu(gate) x up, where gate and up are the two halves of a row. One kernel forward, one backward.
 
-Forward moves 3 numbers for each of its outputs, backward 5: megatron-core's compiled pair moves 7 backward. For fp8 the backward
-kernel also recomputes the output, cast and transposed, which then need not be saved.
+Per output, the forward kernel moves 3 numbers and the backward kernel 5; megatron-core's compiled pair moves 7 backward. For fp8
+the backward kernel also recomputes the output, cast and transposed, so that the forward pass need not save it.
 """
 
 from typing import Any
@@ -12,11 +12,11 @@ import triton.language as tl
 from torch import Tensor
 
 from lt_train.kernels import SMALLEST_AMAX
-from lt_train.kernels.amax_reduction import note, noted_with, sizes
+from lt_train.kernels.amax_reduction import allocate_parts, magnitude_bits, store_amax
 from lt_train.kernels.fp8 import amax
 
 BLOCK = 1024
-# Of the kernel that transposes: a program's tile, how many tiles it prefetches, and how many programs share their rows.
+# The kernel that transposes: rows and columns of a tile, prefetched tiles, and programs that share rows.
 TILE_ROWS, TILE_COLUMNS, AHEAD, SHARED_BY = 64, 64, 3, 8
 
 
@@ -33,28 +33,28 @@ class SwiGLU(torch.autograd.Function):
         (gate_up,) = ctx.saved_tensors
         gradient = gradient.contiguous()
         result = torch.empty_like(gate_up)
-        _backward[_grid(gradient)](gradient, gate_up, result, noted_with(result), gradient.shape[-1], BLOCK)
+        _backward[_grid(gradient)](gradient, gate_up, result, allocate_parts(result), gradient.shape[-1], BLOCK)
         return result
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """`gate_up` [..., 2 x width] must be contiguous."""
+    """Compute SwiGLU of contiguous `gate_up` [..., 2 x width], differentiably."""
     result: Tensor = SwiGLU.apply(gate_up)  # type: ignore[no-untyped-call]
     return result
 
 
 def activation(gate_up: Tensor) -> Tensor:
-    """The same without a gradient."""
+    """Compute SwiGLU of contiguous `gate_up` [..., 2 x width] without a gradient."""
     width = gate_up.shape[-1] // 2
     output = gate_up.new_empty(*gate_up.shape[:-1], width)
-    _forward[_grid(output)](gate_up, output, noted_with(output), width, BLOCK)
+    _forward[_grid(output)](gate_up, output, allocate_parts(output), width, BLOCK)
     return output
 
 
 def gradient_and_transpose(gradient: Tensor, gate_up: Tensor, parts: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradient of `gate_up` [rows, 2 x width], the transpose of the output in fp8, and the transpose's factor.
 
-    As `lt_train.kernels.fp8.cast` makes them of the output, whose `parts` these are.
+    Transpose and factor equal the results of `lt_train.kernels.fp8.cast` for the output; `parts` are the output's partial maxima.
     """
     rows, width = gradient.shape
     gradient = gradient.contiguous()
@@ -63,7 +63,7 @@ def gradient_and_transpose(gradient: Tensor, gate_up: Tensor, parts: Tensor, dty
     factor = torch.empty(1, dtype=torch.float32, device=gate_up.device)
     grid = (triton.cdiv(rows, TILE_ROWS), SHARED_BY)
     _backward_and_cast[grid](
-        gradient, gate_up, result, noted_with(result), parts, transpose, factor, rows, width, torch.finfo(dtype).max,
+        gradient, gate_up, result, allocate_parts(result), parts, transpose, factor, rows, width, torch.finfo(dtype).max,
         SMALLEST_AMAX, TILE_ROWS, TILE_COLUMNS, AHEAD, num_warps=8,
     )  # fmt: skip
     return result, transpose, factor
@@ -83,7 +83,7 @@ def _forward(gate_up, output, parts, width, BLOCK: tl.constexpr):  # type: ignor
     values = gate * tl.sigmoid(gate) * up
     tl.store(output + row * width + columns, values, mask=inside)
     if parts is not None:
-        note(values, output.dtype.element_ty, parts)
+        store_amax(values, output.dtype.element_ty, parts)
 
 
 @triton.jit
@@ -91,22 +91,28 @@ def _backward(gradient, gate_up, result, parts, width, BLOCK: tl.constexpr):  # 
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
-    of_gate, of_up, _ = gradients(gradient + row * width + columns, gate_up, row * 2 * width + columns, result, width, inside)
+    gate_gradient, up_gradient, _ = gradients(
+        gradient + row * width + columns, gate_up, row * 2 * width + columns, result, width, inside
+    )
     if parts is not None:
-        note(tl.maximum(tl.abs(of_gate), tl.abs(of_up), propagate_nan=tl.PropagateNan.ALL), result.dtype.element_ty, parts)
+        store_amax(
+            tl.maximum(tl.abs(gate_gradient), tl.abs(up_gradient), propagate_nan=tl.PropagateNan.ALL),
+            result.dtype.element_ty,
+            parts,
+        )
 
 
 @triton.jit
-def gradients(gradient, gate_up, at, result, width, inside):  # type: ignore[no-untyped-def]
-    """Write the gradients of the gates at the offsets `at` of `gate_up`, and of up behind them; returns both, and the output."""
-    gate = tl.load(gate_up + at, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + at + width, mask=inside, other=0.0).to(tl.float32)
+def gradients(gradient, gate_up, offsets, result, width, inside):  # type: ignore[no-untyped-def]
+    """Write the gradients of gate (at `offsets`) and up (`width` further) to `result`. Returns both gradients, and the output."""
+    gate = tl.load(gate_up + offsets, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + offsets + width, mask=inside, other=0.0).to(tl.float32)
     output = tl.load(gradient, mask=inside, other=0.0).to(tl.float32)
     share = tl.sigmoid(gate)
-    of_gate, of_up = output * up * share * (1 + gate * (1 - share)), output * gate * share
-    tl.store(result + at, of_gate, mask=inside)
-    tl.store(result + at + width, of_up, mask=inside)
-    return of_gate, of_up, gate * share * up
+    gate_gradient, up_gradient = output * up * share * (1 + gate * (1 - share)), output * gate * share
+    tl.store(result + offsets, gate_gradient, mask=inside)
+    tl.store(result + offsets + width, up_gradient, mask=inside)
+    return gate_gradient, up_gradient, gate * share * up
 
 
 @triton.jit
@@ -119,15 +125,17 @@ def _backward_and_cast(  # type: ignore[no-untyped-def]
         tl.store(factor, size / end)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     amax_bits = tl.zeros([ROWS, COLUMNS], dtype=tl.int32)
-    for left in tl.range(tl.program_id(1) * COLUMNS, width, tl.num_programs(1) * COLUMNS, num_stages=AHEAD):
-        column = left + tl.arange(0, COLUMNS)
+    for first_column in tl.range(tl.program_id(1) * COLUMNS, width, tl.num_programs(1) * COLUMNS, num_stages=AHEAD):
+        column = first_column + tl.arange(0, COLUMNS)
         inside = (row < rows)[:, None] & (column < width)[None, :]
-        at = row[:, None] * 2 * width + column[None, :]
-        of_gate, of_up, output = gradients(gradient + row[:, None] * width + column[None, :], gate_up, at, result, width, inside)
+        offsets = row[:, None] * 2 * width + column[None, :]
+        gate_gradient, up_gradient, output = gradients(
+            gradient + row[:, None] * width + column[None, :], gate_up, offsets, result, width, inside
+        )
         if parts is not None:
-            amax_bits = tl.maximum(amax_bits, tl.maximum(sizes(of_gate), sizes(of_up)))
+            amax_bits = tl.maximum(amax_bits, tl.maximum(magnitude_bits(gate_gradient), magnitude_bits(up_gradient)))
         output = output.to(gate_up.dtype.element_ty).to(tl.float32)
         values = tl.trans(tl.clamp(output * (end / size), -end, end).to(transpose.dtype.element_ty))
         tl.store(transpose + column[:, None].to(tl.int64) * rows + row[None, :], values, mask=tl.trans(inside))
     if parts is not None:
-        note(amax_bits.to(tl.float32, bitcast=True), result.dtype.element_ty, parts)
+        store_amax(amax_bits.to(tl.float32, bitcast=True), result.dtype.element_ty, parts)

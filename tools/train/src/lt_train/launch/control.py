@@ -1,16 +1,16 @@
 """Tell the ranks that survive a dead rank to begin again in their processes.
 
-A rank that is started anew imports torch and megatron-core, makes a context on its GPU and compiles kernels: on a CPU 5 of the 15
-seconds that a restart took. So the other ranks stay, leave their process groups, and meet again at another port, with a spare
-process that has imported everything and replaces the dead one. Every rank loads the newest checkpoint, as after any restart.
-A rank that hangs is killed first: the watchdog of another rank names it.
+A new process imports torch and megatron-core, makes a context on its GPU and compiles kernels: on a CPU 5 of the 15 seconds that
+a restart took. So the surviving ranks leave their process groups and meet again at another port, with a spare process that has
+imported everything and replaces the dead rank. Every rank loads the newest checkpoint, as after any restart. If a rank hangs, a
+watchdog names it, and it is killed first.
 
-A socket in the launcher's directory, of packets of JSON:
+Launcher and ranks exchange packets of JSON over a socket in the launcher's directory:
 
-    rank to launcher    {"rank": 2}                 at its start; a spare sends null
-                        {"suspect": 1}              that rank hangs
-                        {"ready": true}             it has left its process groups
-    launcher to rank    {"hold": true}              a rank has died: wait for what follows instead of ending
+    rank to launcher    {"rank": 2}                 at the rank's start; a spare sends null
+                        {"suspect": 1}              rank 1 hangs
+                        {"ready": true}             the rank has left its process groups
+    launcher to rank    {"hold": true}              a rank has died: wait for the next message instead of ending
                         {"config": FILE, "rank": 2, "port": 29611}
 """
 
@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "LT_TRAIN_CONTROL"
-# A rank that has lost its connections waits this long for the news of a dead rank: the launcher looks every tenth of a second.
+# A rank that has lost its connections waits this long for news of a dead rank. The launcher looks every tenth of a second.
 HOLD_SECONDS = 5.0
-# From the death of a rank until all others have left their process groups; then all ranks are started anew.
+# Time for the surviving ranks to leave their process groups. If a rank takes longer, all ranks are started anew.
 READY_SECONDS = 20.0
 LARGEST_BYTES = 4096
 
@@ -47,7 +47,7 @@ class Control:
 
     @property
     def variables(self) -> dict[str, str]:
-        """For the environment of ranks."""
+        """The environment variable that tells ranks the launcher's socket."""
         return {VARIABLE: os.fspath(self._path)}
 
     def close(self) -> None:
@@ -59,19 +59,19 @@ class Control:
             connection.close()
 
     def hold(self, ranks: list[int]) -> None:
-        """Tell `ranks` to wait."""
+        """Tell `ranks` that a rank has died, so that they wait."""
         self._accept()
         for rank in ranks:
             self._send(rank, {"hold": True})
 
     def suspects(self) -> list[int]:
-        """The ranks that others have named since the last call."""
+        """Return the ranks that other ranks have named since the last call."""
         self._accept()
         suspect_ranks = []
         for connection in select.select(
             [candidate for rank, candidate in self._connections.items() if rank is not None], [], [], 0
         )[0]:
-            message = _received(connection)
+            message = _receive(connection)
             if message is None:
                 self._connections = {
                     rank: candidate for rank, candidate in self._connections.items() if candidate is not connection
@@ -81,7 +81,7 @@ class Control:
         return suspect_ranks
 
     def are_ready(self, ranks: list[int]) -> bool:
-        """Wait for `ranks` to leave their process groups. False when one does not, or has ended."""
+        """Wait for `ranks` to leave their process groups. False if a rank has ended or takes too long."""
         deadline = time.monotonic() + READY_SECONDS
         waiting = set(ranks)
         while waiting:
@@ -90,7 +90,7 @@ class Control:
             if len(connections) < len(waiting) or left_seconds <= 0:
                 return False
             for connection in select.select(list(connections), [], [], left_seconds)[0]:
-                message = _received(connection)
+                message = _receive(connection)
                 if not message:
                     return False
                 if "ready" in message:
@@ -98,7 +98,7 @@ class Control:
         return True
 
     def begin(self, ranks: list[int], replaced: int, config_file: str, port: int) -> bool:
-        """Let `ranks` begin again at `port`, and the spare as the rank that is `replaced`. False without a spare."""
+        """Let `ranks` and the spare, which becomes rank `replaced`, begin again at `port`. False without a spare."""
         self._accept(wait_seconds=READY_SECONDS)
         if None not in self._connections:
             return False
@@ -107,14 +107,14 @@ class Control:
         return all(sent)
 
     def _accept(self, wait_seconds: float = 0.0) -> None:
-        """Greet the ranks that have started; wait for the spare for some seconds."""
+        """Accept the connections of ranks that have started. Wait up to `wait_seconds` for the spare."""
         deadline = time.monotonic() + wait_seconds
         while True:
             with contextlib.suppress(BlockingIOError):
                 while True:
                     connection, _ = self._server.accept()
                     connection.setblocking(True)
-                    greeting = _received(connection)
+                    greeting = _receive(connection)
                     if greeting is not None:
                         self._connections[greeting["rank"]] = connection
             left_seconds = deadline - time.monotonic()
@@ -131,7 +131,7 @@ class Control:
 
 
 class Controlled:
-    """A rank's side, or the spare's, whose `rank` is None. `interrupt` frees the rank from what waits for the others."""
+    """The side of a rank, or of the spare, whose `rank` is None. `interrupt` ends the rank's waits for other ranks."""
 
     def __init__(self, path: str, rank: int | None, interrupt: Callable[[], None] = lambda: None):
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -143,7 +143,7 @@ class Controlled:
         threading.Thread(target=self._listen, name="control", daemon=True).start()
 
     def _listen(self) -> None:
-        while message := _received(self._connection):
+        while message := _receive(self._connection):
             if "hold" in message:
                 self._is_told.set()
                 self._interrupt()
@@ -153,18 +153,18 @@ class Controlled:
         self._attempts.put(None)
 
     def is_held(self) -> bool:
-        """Return whether the launcher reports another rank's death in time, and this rank has left its process groups in time."""
+        """Whether the launcher reports another rank's death in time, and this rank has been interrupted in time."""
         return self._is_told.wait(HOLD_SECONDS) and self._is_free.wait(READY_SECONDS)
 
     def say_ready(self) -> None:
         self._send({"ready": True})
 
     def suspect(self, rank: int) -> None:
-        """Have the launcher end a rank that hangs."""
+        """Ask the launcher to end a rank that hangs."""
         self._send({"suspect": rank})
 
-    def attempt(self) -> dict[str, Any] | None:
-        """What to begin; waits for it. None when the launcher has gone."""
+    def wait_for_attempt(self) -> dict[str, Any] | None:
+        """Wait for the launcher's next attempt, and return it. None if the launcher has ended."""
         message = self._attempts.get()
         self._is_told.clear()
         self._is_free.clear()
@@ -174,8 +174,8 @@ class Controlled:
         self._connection.send(json.dumps(message).encode())
 
 
-def _received(connection: socket.socket) -> dict[str, Any] | None:
-    """The next message; None when the other side has closed."""
+def _receive(connection: socket.socket) -> dict[str, Any] | None:
+    """Receive the next message; None if the other side has closed the connection."""
     try:
         content = connection.recv(LARGEST_BYTES)
     except ConnectionError:

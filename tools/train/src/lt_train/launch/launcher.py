@@ -1,4 +1,4 @@
-"""From resolved settings to a run: checks everything that can be checked without torch, then starts the ranks or becomes one."""
+"""Launch a run from resolved settings: check all that needs no torch, then start the ranks or become a rank."""
 
 import contextlib
 import dataclasses
@@ -15,31 +15,34 @@ from lt_shared.files import local_files, ownership, storage
 from lt_shared.tokenizers import tokenizer_files
 from lt_train.checkpoint import remote_run, resume, starting_point
 from lt_train.config.run_config import RunConfig
+from lt_train.config.settings import streaming
 from lt_train.config.settings.checkpointing import Checkpointing
 from lt_train.config.settings.data import Data, check_datasets
 from lt_train.config.settings.reporting import Reporting
+from lt_train.config.settings.streaming import Streaming
 from lt_train.data import remote_datasets
 from lt_train.launch import rank_processes, worker
-from lt_train.launch.stream_pipes import forward_pipes
 from lt_train.planner import memory_estimate
 from lt_train.planner.stage_work import PipelineWork
 from lt_train.preflight import check_runner
-from lt_train.process import process_lifetime, rank_environment, restart_policy, run_files
+from lt_train.process import process_lifetime, rank_environment, restart_policy, run_files, stream_intake
 from lt_train.process.launchers import presence
+from lt_train.process.private_directory import private_directory
 from lt_train.process.start_clock import clock
 from lt_train.train import crash_loop
 
 
 def prepare(config: RunConfig, is_first: bool = True) -> RunConfig:
-    """Check the data and the checkpoint to start from; returns the configuration with that checkpoint in it.
+    """Check the data and the checkpoint to start from. Returns the configuration with this checkpoint.
 
-    Of many ranks, the first looks into the checkpoint before any loads it.
+    Only the first rank (`is_first`) checks the checkpoint's files.
     """
     check_datasets(config.data, config.architecture.vocab_size)
     config = resume.choose_start(config, is_first)
     config = resume.continue_samples(config)
     config = config.at_step(resume.steps_done(config.checkpointing))
-    # On all nodes, or the others would wait for the first. It writes of an attempt when all ranks have met.
+    # Every node checks, because if only the first node ended, the others would wait for it. The check reads only: an attempt is
+    # recorded when all ranks have met.
     crash_loop.check(config.checkpointing.directory, crash_loop.fingerprint(config))
     start = config.checkpointing.start
     if start is not None:
@@ -52,7 +55,7 @@ def prepare(config: RunConfig, is_first: bool = True) -> RunConfig:
 
 
 def launch(config: RunConfig) -> int:
-    """Run what `config` says to its end, or report that it is up to date; returns the exit code."""
+    """Run `config` to its end, or report that the run is up to date. Returns the exit code."""
     rank_env, node = rank_environment.find(), rank_environment.find_node()
     if rank_or_node := rank_env or node:
         rank_environment.check_rendezvous(rank_or_node)
@@ -70,7 +73,7 @@ def launch(config: RunConfig) -> int:
             _delete_abandoned(config.checkpointing, config.data)
             _report_finished(config.checkpointing, config.reporting)
         return ExitCode.OK
-    check_runner.at_start(config)
+    check_runner.check_at_start(config)
     data = remote_datasets.fetch(config.data, config.architecture.vocab_size)
     config = starting_point.fetch_start(dataclasses.replace(config, data=data))
     if rank_env is not None:
@@ -84,8 +87,8 @@ def launch(config: RunConfig) -> int:
             _describe(config)
             stack.enter_context(_run_directory(config.checkpointing, config.data))
         if rank_env is not None:
-            return restart_policy.outside(worker.start(config, rank_env))
-        stack.enter_context(forward_pipes(config.data.streaming, config.checkpointing, is_first))
+            return restart_policy.launcher_code(worker.start(config, rank_env))
+        stack.enter_context(_forward_stream_pipes(config.data.streaming, config.checkpointing, is_first))
         return LaunchedRun(config, is_first).run()
 
 
@@ -100,7 +103,7 @@ class LaunchedRun:
     is_first: bool
 
     def run(self) -> int:
-        """Run the ranks of this node; when they fail, again from the newest checkpoint, as often as --max-restarts allows."""
+        """Run this node's ranks. If they fail, run them again from the newest checkpoint, up to --max-restarts times."""
         code: int = ExitCode.OK
         with rank_processes.Ranks(has_spare=self.config.faults.max_restarts > 0) as ranks:
             for restarts_left in reversed(range(self.config.faults.max_restarts + 1)):
@@ -129,7 +132,7 @@ class LaunchedRun:
         """As `Ranks.run`. The first node writes down a failure before the first step, too, which ranks themselves do not."""
         config = self.config
         directory = config.checkpointing.directory
-        before = crash_loop.attempts(directory)
+        attempts_before = crash_loop.attempts(directory)
         code: int = ExitCode.OK
         try:
             code = ranks.run(config.to_json(), config.parallelism.world_size, saves=config.checkpointing.save is not None)
@@ -137,20 +140,21 @@ class LaunchedRun:
             code = error.exit_code
             raise
         finally:
-            if self.is_first and restart_policy.starts_ranks_again(code) and crash_loop.attempts(directory) == before:
+            if self.is_first and restart_policy.starts_ranks_again(code) and crash_loop.attempts(directory) == attempts_before:
                 crash_loop.add_failed_start(config.checkpointing, crash_loop.fingerprint(config))
         return code
 
     def _go_to_next_phase(self) -> None:
-        # Another node may not see the newest checkpoint yet; rank 0 tells which one it is.
+        # Another node may not see the newest checkpoint yet. So the step follows from the schedule, and rank 0 tells the
+        # checkpoint.
         reached = self.config.schedule.end_of_form(self.config.batches, resume.steps_done(self.config.checkpointing))
         self.config = starting_point.fetch_start(prepare(self.config, self.is_first).at_step(reached))
 
 
 def _exit_code_of_node(code: int) -> int:
-    """The exit code of this node. After a hang the run can resume: TRY_AGAIN, under srun NO_PROGRESS, which ends all nodes.
+    """Return this node's exit code. After a hang the run can resume: TRY_AGAIN, or NO_PROGRESS under srun, which ends all nodes.
 
-    A rank that computes wrong gives NO_PROGRESS everywhere: the same machine should not simply continue.
+    After a rank that computes wrong it is NO_PROGRESS with every launcher, because the same machine should not simply continue.
     """
     if code == process_lifetime.MISCOMPUTED:
         return ExitCode.NO_PROGRESS
@@ -161,7 +165,7 @@ def _exit_code_of_node(code: int) -> int:
 
 
 def _describe(config: RunConfig) -> None:
-    """Tell the user what is about to run, and that it will be lost without --save."""
+    """Print the run's settings, and a warning if the model would be lost without --save."""
     parallel, architecture, batches = config.parallelism, config.architecture, config.batches
     note(
         f"{architecture.name}: {architecture.parameters():,} parameters, {_described_data(config.data)},"
@@ -191,7 +195,7 @@ def _described_data(data: Data) -> str:
 def _delete_abandoned(checkpointing: Checkpointing, data: Data) -> None:
     """Delete the remains of a killed deletion, unless another run has the lock or the directory is read-only."""
     run = checkpointing.directory
-    if run is not None and not checkpointing.is_remote and run_files.abandoned(Path(run)):
+    if run is not None and not checkpointing.is_remote and run_files.find_abandoned(Path(run)):
         with contextlib.suppress(ToolError), _run_directory(checkpointing, data):
             run_files.delete_abandoned(Path(run))
 
@@ -220,12 +224,12 @@ def _run_directory(checkpointing: Checkpointing, data: Data) -> Iterator[None]:
         run.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CannotCreate(f"{run}: {error.strerror}") from None
-    lock = run_files.descriptor(run / ".lock", os.O_RDWR)
+    lock = run_files.open_descriptor(run / ".lock", os.O_RDWR)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise _refused(run, lock) from None
+            raise _lock_error(run, lock) from None
         except OSError:
             warn(f"{run}: the filesystem has no locks; make sure that no other lt-train writes there")
         os.ftruncate(lock, 0)
@@ -240,9 +244,12 @@ def _run_directory(checkpointing: Checkpointing, data: Data) -> Iterator[None]:
         os.close(lock)
 
 
-def _refused(run: Path, lock: int) -> ToolError:
-    """A job that was killed may hold the lock for a while, so the same command may succeed later; but a job that is queued again
-    beside a long run would come for ever. The lock file has a byte for each attempt since it was last taken.
+def _lock_error(run: Path, lock: int) -> ToolError:
+    """Return the error for a locked run directory.
+
+    A killed job may hold the lock for a while, so the first refusals are TryAgain. But a job that is queued again during a long
+    run would try again forever, so later refusals are BadConfig. The lock file has a byte for each refusal since the lock was
+    taken.
     """
     refusals = os.fstat(lock).st_size + 1
     os.pwrite(lock, b"\n", refusals - 1)
@@ -253,7 +260,7 @@ def _refused(run: Path, lock: int) -> ToolError:
 
 
 def _check_tracker(tracker: Path) -> None:
-    """Raises CannotCreate when it could not be written: the first checkpoint, hours later, is too late to find that out."""
+    """Raises CannotCreate if `tracker` cannot be written, because the first checkpoint would find that out hours later."""
     descriptor = local_files.create_partial(str(tracker))
     try:
         os.unlink(local_files.partial_path(str(tracker)))
@@ -275,3 +282,27 @@ def _keep_tokenizer(tokenizer: manifest.Tokenizer | None, run: Path) -> None:
         return
     with storage.publish_directory(target) as directory:
         files.copy_to(directory.path)
+
+
+@contextlib.contextmanager
+def _forward_stream_pipes(streams: Streaming | None, checkpointing: Checkpointing, is_first: bool) -> Iterator[None]:
+    """Forward the lines of the launcher's pipes to the ranks while the ranks run.
+
+    Write each pipe's list to the run's directory on the first node, or without a run directory to a directory of this node.
+    """
+    places = [place for place in streams.lists if place and place.startswith(streaming.PIPE)] if streams else []
+    if not places:
+        yield
+        return
+    is_shared = checkpointing.directory is not None and not checkpointing.is_remote
+    with private_directory() as directory:
+        private = str(directory)
+        os.environ[stream_intake.DIRECTORY_VARIABLE] = private
+        for place, intake in zip(places, stream_intake.streams(), strict=True):
+            broken = streaming.broken_path(place, private)
+            assert broken is not None
+            if is_first or not is_shared:
+                intake.hand_on(Path(streaming.list_path(place, checkpointing.directory, private)), broken)
+            else:
+                intake.discard()
+        yield

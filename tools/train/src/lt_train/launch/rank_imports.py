@@ -1,15 +1,15 @@
-"""The imports of a rank before its first step, in less than half of their usual time.
+"""Import a rank's packages before its first step in less than half of the usual time.
 
-Importing torch, megatron-core, flash-attn-4 and quack took 6.2 s of a processor. Now 2.3 are left before the model is built, and
-1.4 go on in a thread (Python 3.12, torch 2.13, megatron-core 0.19.2, 2 busy cores of a Xeon, 2026-11-27). What is left out:
+Importing torch, megatron-core, flash-attn-4 and quack took 6.2 s of processor time. Now 2.3 s remain before the model is built,
+and 1.4 s run in a thread (Python 3.12, torch 2.13, megatron-core 0.19.2, 2 busy cores of a Xeon, 2026-11-27). Left out are:
 
-- megatron-core and quack wrap small functions in torch.compile, which imports torch's compiler, 1.4 s. Few runs call one, and
-  functions are compiled when they are called (`lt_train.megatron.torch_compile`). torch's optimizers import 0.4 s of it, to say
-  that it shall not compile them (`lt_train.megatron.torch_optimizer`).
-- megatron-core imports flash-attn-4, and with it cutlass-dsl, for inference alone. `lt_train.train.kernel_trials` does when they
-  are needed.
-- megatron-core imports wandb and tensorboard wherever they are, half a second.
-- Python looks for circles among all that imports make, again and again, and finds none, 1.2 s of 6.5.
+- torch's compiler, 1.4 s. megatron-core and quack wrap small functions in torch.compile, which imports it, but few runs call one.
+  `lt_train.megatron.torch_compile` compiles functions when they are called. torch's optimizers import a part of it, 0.4 s, to be
+  excluded from compilation (`lt_train.megatron.torch_optimizer`).
+- flash-attn-4 and cutlass-dsl. megatron-core imports them for inference alone; `lt_train.train.kernel_trials` imports them if the
+  run needs them.
+- wandb and tensorboard, half a second, which megatron-core imports if they are installed.
+- Python's garbage collection, 1.2 s of 6.5. It searches the imported objects for cycles again and again, and finds none.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ from collections.abc import Iterator
 
 
 def leave_out(*packages: str) -> None:
-    """Let unused packages count as absent."""
+    """Make imports of unused `packages` fail as if they were not installed."""
     for package in packages:
         sys.modules.setdefault(package, None)  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager
-def absent(*packages: str) -> Iterator[None]:
-    """Within the context, packages that are not imported yet count as absent."""
+def hide(*packages: str) -> Iterator[None]:
+    """Within the context, imports of `packages` that are not imported yet fail as if they were not installed."""
     hidden = [package for package in packages if package not in sys.modules]
     leave_out(*hidden)
     try:
@@ -37,8 +37,8 @@ def absent(*packages: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def uncollected() -> Iterator[None]:
-    """Within the context, run no garbage collection, and exempt all objects from it afterwards, because modules stay."""
+def pause_collection() -> Iterator[None]:
+    """Within the context, run no garbage collection. Afterwards exempt all objects from it, because modules are never freed."""
     gc.disable()
     try:
         yield

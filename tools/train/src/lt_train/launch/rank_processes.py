@@ -1,10 +1,10 @@
-"""The ranks of this node as child processes: started together, ended together.
+"""Start the ranks of this node as child processes, and end them together.
 
-When one rank fails, the others wait for it in a collective; so they are killed and lt-train exits with the first failure's code,
-unless --max-restarts lets them go on.
-When lt-train itself is killed, even with SIGKILL, the kernel ends the ranks (PR_SET_PDEATHSIG). The ranks are sessions of their
-own: a signal to the process group of lt-train (Ctrl-C, Slurm) reaches them once, through lt-train. SIGTERM, SIGUSR1 and, in a run
-that saves, Ctrl-C's SIGINT are passed on, and the ranks save and end; a second one kills them.
+If a rank fails, the other ranks wait for it in a collective. So they are killed, and lt-train exits with the first failure's
+code, unless --max-restarts lets them continue. If lt-train itself is killed, even with SIGKILL, the kernel ends the ranks
+(PR_SET_PDEATHSIG). Every rank has a separate session, so that a signal to lt-train's process group (Ctrl-C, Slurm) reaches it
+once, through lt-train. lt-train passes on SIGTERM, SIGUSR1 and, in a run that saves, Ctrl-C's SIGINT: the ranks save and end. A
+second signal kills them.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ POLL_SECONDS = 0.1
 
 
 class RankKilled(ToolError):
-    """A rank was ended by a signal, so it could not report itself; by lt-train's own when it `has_hung`."""
+    """A signal ended a rank, so the rank could not report its failure. If it `has_hung`, lt-train sent the signal."""
 
     def __init__(self, rank: int, signal_number: int, has_hung: bool = False):
         name = signal.Signals(signal_number).name
@@ -44,9 +44,10 @@ class RankKilled(ToolError):
 
 
 class Ranks:
-    """The ranks of this node. A context, at whose end none is left.
+    """The ranks of this node. A context, which ends all ranks.
 
-    With `has_spare` the ranks that outlive another's death stay, and a spare process takes its place (`lt_train.launch.control`).
+    With `has_spare`, the surviving ranks continue after a rank's death, and a spare process replaces it
+    (`lt_train.launch.control`).
     """
 
     def __init__(self, has_spare: bool):
@@ -69,12 +70,12 @@ class Ranks:
             self._control.close()
 
     def run(self, run_config: str, world_size: int, saves: bool) -> int:
-        """Start all ranks of the run on this node, or those that are missing, and wait for them.
+        """Start this node's ranks, or replace the dead rank, and wait for them.
 
-        `run_config` is the JSON of their configuration. Ranks that save do so at the first signal.
+        `run_config` is the run's configuration in JSON. With `saves`, the first signal lets the ranks save and end.
 
-        Returns the exit code of the first rank that fails, or 0. Raises RankKilled for a rank that a signal ended; the ranks
-        report other failures themselves.
+        Returns the exit code of the first rank that fails, or 0. Raises RankKilled if a signal ended a rank; the ranks report
+        other failures themselves.
         """
         self._attempts += 1
         config_file = self._directory / f"run_config-{self._attempts}.json"
@@ -82,8 +83,8 @@ class Ranks:
         node = rank_environment.find_node() or Node(0, 1, None, rank_environment.LOOPBACK, free_port(), "lt-train")
         if not self._replace(config_file, node.master_port):
             self.stop()
-            # Until a rank listens to signals, those that are passed on to it wait.
-            with signals.held_back():
+            # Signals stay blocked in a rank until the rank listens to them.
+            with signals.hold_back_signals():
                 local_world_size = world_size // node.nodes
                 for local_rank in range(local_world_size):
                     variables = node.rank_environment(local_rank, local_world_size).variables()
@@ -93,8 +94,8 @@ class Ranks:
         return self._wait(first=node.node_rank * len(self._processes))
 
     def _pass_on_signals(self, saves: bool) -> None:
-        """The first signal goes to the ranks, which save and end; at the second, `Terminated` ends all."""
-        numbers = signals.waited_for(saves)
+        """Pass on the first signal to the ranks, which save and end. The second signal raises `Terminated`, which ends all."""
+        numbers = signals.ending_signals(saves)
 
         def pass_on(number: int, frame: FrameType | None) -> None:
             self.is_interrupted = number == signal.SIGINT
@@ -107,7 +108,7 @@ class Ranks:
             signal.signal(number, pass_on)
 
     def _start(self, config_file: str, variables: dict[str, str], *options: str) -> Process:
-        began = start_clock.announced() if self._attempts == 1 else {}
+        began = start_clock.start_variable() if self._attempts == 1 else {}
         environment = {**os.environ, **variables, **began, PARENT_VARIABLE: str(os.getpid())}
         if self._control:
             environment |= self._control.variables
@@ -116,11 +117,11 @@ class Ranks:
 
     def _start_spare(self, config_file: str) -> None:
         if self._control:
-            with signals.held_back():
+            with signals.hold_back_signals():
                 self._spare = self._start(config_file, {}, "--spare")
 
     def _replace(self, config_file: Path, port: int) -> bool:
-        """Put the spare into the place of the rank that has died, if all others go on in their processes."""
+        """Replace the dead rank by the spare, if all other ranks can continue in their processes. Returns whether it worked."""
         dead = [rank for rank, process in enumerate(self._processes) if process.poll() is not None]
         if self._control is None or self._spare is None or len(dead) != 1:
             return False
@@ -159,14 +160,14 @@ class Ranks:
         return worst
 
     def _end_suspects(self, running: set[int]) -> set[int]:
-        """Kill the ranks that others say hang, so that they can be replaced."""
+        """Kill the ranks that other ranks report as hung, so that they can be replaced."""
         suspects = running & set(self._control.suspects() if self._control else ())
         for rank in suspects:
             self._processes[rank].kill()
         return suspects
 
     def stop(self) -> None:
-        """Kill those that are left, all at once: the end of a process that has much of a GPU's memory takes seconds."""
+        """Kill the remaining ranks, all at once, because a process with much GPU memory takes seconds to end."""
         running = [process for process in (*self._processes, *([self._spare] if self._spare else [])) if process.poll() is None]
         for process in running:
             process.kill()

@@ -1,4 +1,4 @@
-"""Text as DATA: `lt-train corpus.jsonl.zst --tokenizer DIR` starts lt-preprocess --stream itself and trains on its output.
+"""Train on text: `lt-train corpus.jsonl.zst --tokenizer DIR` starts lt-preprocess --stream and trains on its output.
 
 The datasets lie in the run's directory, so the same command continues both. lt-preprocess gets the cores that the ranks and their
 readers do not use, at a lower priority. It ends with lt-train: lt-train stops it, and if lt-train is killed, its pipe breaks.
@@ -29,8 +29,8 @@ def is_text(word: str) -> bool:
     return word.endswith(ENDINGS) and not word.startswith("@") and not os.path.lexists(f"{word}.idx")
 
 
-def datasets_of_text(words: tuple[str, ...], options: dict[str, Any], dry_run: bool) -> tuple[str, ...]:
-    """Return `words` unchanged, or if they name text, the one word that opens its token stream.
+def tokenize_text(words: tuple[str, ...], options: dict[str, Any], dry_run: bool) -> tuple[str, ...]:
+    """Return `words` unchanged. If they name text, start to tokenize it, and return the word that opens its token stream.
 
     Raises UsageError for text if nothing can be tokenized, Unavailable without lt-preprocess.
     """

@@ -1,4 +1,4 @@
-"""One rank of a run, started by lt-train as `python -m lt_train.launch.worker RUN_CONFIG.json`.
+"""A rank of a run, started by lt-train as `python -m lt_train.launch.worker RUN_CONFIG.json`.
 
 RANK, WORLD_SIZE and so on are in its environment.
 """
@@ -41,103 +41,103 @@ def command(config_file: str, spare: bool) -> int:
     config = RunConfig.from_json(Path(config_file).read_text())
     clock.lap("interpreter")
     if spare:
-        return _stand_by(config, _controlled(config.parallelism.device, None))
+        return _stand_by(config, _connect(config.parallelism.device, None))
     rank_env = rank_environment.find()
     if rank_env is None:
         raise BadConfig("no rank in the environment", "start lt-train, which starts its own ranks")
-    control = _controlled(config.parallelism.device, rank_env.rank) if VARIABLE in os.environ else None
+    control = _connect(config.parallelism.device, rank_env.rank) if VARIABLE in os.environ else None
     return start(config, rank_env, control)
 
 
-def _controlled(device_type: str, rank: int | None) -> Controlled:
-    """The connection to the launcher, through which this process is interrupted."""
+def _connect(device_type: str, rank: int | None) -> Controlled:
+    """Connect to the launcher, which may interrupt this process through the connection."""
     from lt_train.process import device, interruption
 
     device.outlive_aborted_collectives(device_type)
 
     def interrupt() -> None:
-        # Before: what waits for the device goes on while they are aborted.
+        # Set the flag first, because threads that wait for the device continue during the abort.
         interruption.interrupt()
         device.abort_collectives(device_type)
 
     control = Controlled(os.environ[VARIABLE], rank, interrupt)
-    interruption.expect(control.suspect)
+    interruption.allow(control.suspect)
     return control
 
 
 def _stand_by(config: RunConfig, control: Controlled) -> int:
-    """Import all that a rank needs, then be the one that the launcher names."""
+    """Import all packages that a rank needs, then become the rank that the launcher names."""
     from lt_train.process import device
 
     ranks = config.parallelism.world_size
     prepare_process(config.parallelism, config.precision, config.memory, config.reporting)
     _import_torch(config.parallelism.device)
     any_rank = RankEnvironment(0, 0, ranks, ranks, rank_environment.LOOPBACK, 0, "lt-train")
-    # A context on a GPU takes memory of whoever trains there: only once it is known which one.
+    # A GPU context takes memory from the rank on that GPU. So it is made only when the rank to replace is known.
     prepared = device.prepare(device.CPU, any_rank) if config.parallelism.device == device.CPU else None
-    _imported(config.scoring)
-    attempt = control.attempt()
+    _import_run(config.scoring)
+    attempt = control.wait_for_attempt()
     if attempt is None:
         return ExitCode.OK
-    config, rank_env = _begun(attempt, ranks)
+    config, rank_env = _begin_attempt(attempt, ranks)
     prepared = prepared or device.prepare(config.parallelism.device, rank_env)
     clock.lap("device")
     return start(config, rank_env, control, prepared)
 
 
 def start(config: RunConfig, rank_env: RankEnvironment, control: Controlled | None = None, prepared_device: Any = None) -> int:
-    """Prepare the device, unless it is `where`, and train; returns the exit code.
+    """Prepare the device, unless `prepared_device` is set, and train. Returns the exit code.
 
-    When another rank dies, `control` may say to begin again. An error is raised by the rank that it belongs to, the others end
-    silently. megatron-core is imported after the device is prepared: on a CPU it needs replacements to be in place.
+    If another rank dies, `control` may say to begin again. The rank that failed raises its error, and the other ranks end
+    silently. megatron-core is imported after the device is prepared, because on a CPU it needs replacements to be in place.
     """
     from lt_train.process import device
 
     signals.listen(config.checkpointing.save is not None)
     if config.checkpointing.may_save_async(config.parallelism.device == device.CUDA):
-        # Now, so that it is there, and has imported what it needs, long before the first checkpoint.
+        # Start it now, so that it has imported its packages long before the first checkpoint.
         writer_process.start()
     run = None
     while True:
         try:
             if run is None:
-                with rank_imports.uncollected():
+                with rank_imports.pause_collection():
                     if prepared_device is None:
                         prepare_process(config.parallelism, config.precision, config.memory, config.reporting)
                         prepared_device = prepare_device(config.parallelism.device, rank_env)
-                    run = _imported(config.scoring)
+                    run = _import_run(config.scoring)
             return run(config, rank_env, prepared_device)
         except Exception as error:
             from lt_train.process import failure_report, interruption
 
             is_echo = failure_report.is_echo(error) or interruption.is_interrupted()
             if not (control and is_echo and control.is_held()):
-                raise failure_report.raised(error, rank_env) from error
-        # Out of the block: the error's traceback has frames, and these the model.
+                raise failure_report.replacement_error(error, rank_env) from error
+        # Outside the except block, because the error's traceback refers to frames, and the frames to the model.
         _leave_process_groups()
         if prepared_device is not None:
             device.release(prepared_device)
         control.say_ready()
-        attempt = control.attempt()
+        attempt = control.wait_for_attempt()
         if attempt is None:
             return ExitCode.IO
         interruption.clear()
-        config, rank_env = _begun(attempt, rank_env.local_world_size)
+        config, rank_env = _begin_attempt(attempt, rank_env.local_world_size)
 
 
-def _imported(scores: Scoring | None) -> Callable[..., int]:
+def _import_run(scores: Scoring | None) -> Callable[..., int]:
     """Import the function that the rank runs: score samples, or train.
 
-    Hide flash-attn-4 from megatron-core, for inference only.
+    flash-attn-4 is hidden from megatron-core, which would import it for inference only.
     """
-    with rank_imports.absent("flash_attn.cute"):
+    with rank_imports.hide("flash_attn.cute"):
         from lt_train.train import scoring, training_run
     clock.lap("megatron-core")
     return scoring.score if scores else training_run.train
 
 
-def _begun(attempt: dict[str, Any], ranks: int) -> tuple[RunConfig, RankEnvironment]:
-    """Read the attempt that the launcher has started on this machine, and set it in this process's environment."""
+def _begin_attempt(attempt: dict[str, Any], ranks: int) -> tuple[RunConfig, RankEnvironment]:
+    """Return the configuration and the rank of the launcher's next attempt, and set the rank in this process's environment."""
     clock.begin_again()
     rank = attempt["rank"]
     rank_env = RankEnvironment(rank, rank, ranks, ranks, rank_environment.LOOPBACK, attempt["port"], "lt-train")
@@ -146,9 +146,10 @@ def _begun(attempt: dict[str, Any], ranks: int) -> tuple[RunConfig, RankEnvironm
 
 
 def _leave_process_groups() -> None:
-    """Forget the model, and close the connections to the other ranks: those that wait for this one then go on, too.
+    """Free the model and close the connections to the other ranks, so that ranks that wait for this rank continue, too.
 
-    gloo closes a group when nothing refers to it any more. megatron-core keeps some, and a model is in circles.
+    gloo closes a group when the last reference is gone. megatron-core keeps references to groups, and a model has reference
+    cycles.
     """
     import torch
     from megatron.core import parallel_state
@@ -162,7 +163,7 @@ def _leave_process_groups() -> None:
 
 
 def prepare_device(device_type: str, rank_env: RankEnvironment) -> Any:
-    """Import torch beside the beginning of the device's context; returns the device."""
+    """Import torch while the device's context is created in a thread. Returns the device."""
     from lt_train.process import device
 
     device.begin_context(device_type, rank_env)
@@ -181,20 +182,20 @@ def _import_torch(device_type: str) -> None:
     clock.lap("torch")
     torch_optimizer.undo_marks()
     if device_type == device.CUDA:
-        # On a CPU nothing is compiled.
+        # On a CPU, nothing is compiled.
         torch_compile.compile_when_called()
 
 
 def prepare_process(parallelism: Parallelism, precision: Precision, memory: Memory, reporting: Reporting) -> None:
     """Prepare a process once, before it imports torch."""
     _keep_standard_output_for_data()
-    # torch writes a stack of C++ frames for every connection that another rank's end closes.
+    # torch writes a stack of C++ frames whenever another rank's end closes a connection.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     flight_recorder.keep_calls()
     compile_caches.use_private_directories()
     from lt_train.process import device
 
-    quiet()
+    silence_warnings()
     if precision.deterministic:
         device.make_deterministic(parallelism.device)
     if parallelism.tensor > 1 and not memory.fully_sharded:
@@ -206,17 +207,21 @@ def prepare_process(parallelism: Parallelism, precision: Precision, memory: Memo
 
 
 def _keep_standard_output_for_data() -> None:
-    """Libraries write there from C, as Gloo of torch 2.8 does, or NCCL with NCCL_DEBUG; the next command reads manifest lines."""
+    """Redirect C libraries' output to standard error, because the next command reads manifest lines on standard output.
+
+    Gloo of torch 2.8 writes to standard output from C, and NCCL with NCCL_DEBUG.
+    """
     sys.stdout.flush()
     data = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     sys.stdout = open(data, "w", encoding="utf-8", errors="surrogateescape")
 
 
-def quiet() -> None:
-    """megatron-core warns of every optional package that is not there and of its coming changes, on every rank.
+def silence_warnings() -> None:
+    """Silence warnings that every rank would repeat.
 
-    torch warns of how megatron-core calls it, and of a CUDA toolkit on a machine without a GPU.
+    megatron-core warns of missing optional packages and of its coming changes. torch warns of megatron-core's calls, and of a
+    CUDA toolkit on a machine without a GPU.
     """
     warnings.filterwarnings("ignore", module=r"megatron\.")
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
@@ -232,7 +237,7 @@ def main() -> None:
         console.run(command, "lt-train")
     except SystemExit as end:
         if end.code:
-            # The communication libraries may wait for the other ranks when the interpreter ends.
+            # When the interpreter ends, the communication libraries may wait for the other ranks.
             os._exit(int(end.code))
         raise
 

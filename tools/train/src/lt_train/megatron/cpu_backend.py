@@ -1,16 +1,16 @@
-"""`torch` and `torch.cuda` on a CPU: what megatron-core 0.16 and 0.19 need to run without CUDA.
+"""`torch` and `torch.cuda` on a CPU: replacements that let megatron-core 0.16 and 0.19 run without CUDA.
 
-megatron-core reaches for CUDA in six ways, and each has one remedy:
+megatron-core uses CUDA in six ways:
 
 1. functions such as torch.cuda.current_device() and synchronize(), called without a check: replaced in `torch.cuda`;
 2. tensors made with device="cuda" (the schedules' token counter, gradient clipping, the optimizer's buffers) and `.cuda()`: the
-   factory functions of torch send that device to the CPU, and pin no memory. A TorchFunctionMode would catch the same, but runs
-   Python for every operation of every step; wrapping factories costs nothing elsewhere;
-3. the random state tracker reads and sets the CUDA generator: it gets the CPU's (`tensor_parallel_random.py`);
+   factory functions of torch send that device to the CPU, and pin no memory. A TorchFunctionMode would do the same, but run
+   Python for every operation of every step; wrapped factories cost nothing elsewhere;
+3. the random state tracker reads and sets the CUDA generator: it gets the CPU's generator (`tensor_parallel_random.py`);
 4. experts on other ranks: the dispatcher copies token counts on a CUDA stream (`token_dispatcher.py`);
 5. the optimizer asks whether a parameter's type is called "torch.cuda.FloatTensor": `Tensor.type()` answers with that name;
-6. TransformerEngine's and apex's optimizer kernels are used wherever these packages are installed, and read the CPU's memory as a
-   GPU's: here the packages count as absent.
+6. TransformerEngine's and apex's optimizer kernels are used if these packages are installed, and read the CPU's memory as a
+   GPU's: importing either package fails.
 
 And torch.compile compiles nothing (`torch_compile.py`).
 """
@@ -54,7 +54,7 @@ TORCH_UPSTREAM = Upstream(
 
 
 def install(accelerator: str) -> None:
-    """Redirect what megatron-core asks of `accelerator`, torch's name for GPUs, to the CPU. Call before megatron is imported."""
+    """Redirect calls for `accelerator`, torch's name for GPUs, to the CPU. Call this before megatron is imported."""
     for package in ("transformer_engine", "apex"):
         sys.modules.setdefault(package, None)  # type: ignore[arg-type]
     for name, function in CUDA_FUNCTIONS.items():
@@ -135,7 +135,7 @@ CUDA_FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 def _redirect_factories(accelerator: str) -> None:
     with torch.device("meta"):
-        torch.empty(0)  # torch's device context remembers at its first use which functions it is for: these, not the new ones
+        torch.empty(0)  # At its first use, torch's device context records its functions: the originals, not the wrapped ones.
     for name in FACTORIES:
         setattr(torch, name, _on_cpu(getattr(torch, name), accelerator))
 
@@ -156,7 +156,7 @@ def _on_cpu(factory: Callable[..., Any], accelerator: str) -> Callable[..., Any]
 def _stay(
     tensor: torch.Tensor, device: object = None, non_blocking: bool = False, *unknown: Any, **unknown_named: Any
 ) -> torch.Tensor:
-    """`Tensor.cuda`: every device is the CPU."""
+    """Replace `Tensor.cuda`: every device is the CPU."""
     TORCH_UPSTREAM.refuse_unknown("Tensor.cuda", unknown, unknown_named, neutral={"memory_format": torch.preserve_format})
     return tensor
 

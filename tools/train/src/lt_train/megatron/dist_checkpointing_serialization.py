@@ -1,7 +1,7 @@
 """`megatron.core.dist_checkpointing.serialization`: the state beside the tensors, and the file that names a checkpoint's format.
 
-- A state that Megatron does not write is refused, by the checkpoint's name (`lt_train.checkpoint.object_reader`).
-- Rank 0 alone writes `metadata.json`. An error of its disk is kept until all ranks can be told
+- A state that Megatron does not write is refused with the checkpoint's name (`lt_train.checkpoint.object_reader`).
+- Rank 0 alone writes `metadata.json`. An error of its disk is held until rank 0 can tell all ranks
   (`lt_train.checkpoint.shards.first_rank_files`).
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing import serialization
 
-from lt_train.megatron.upstream import MEGATRON_CORE, Upstream, replaced
+from lt_train.megatron.upstream import MEGATRON_CORE, Upstream, replace_within
 
 UPSTREAM = Upstream(
     "megatron.core.dist_checkpointing.serialization",
@@ -23,8 +23,8 @@ UPSTREAM = Upstream(
 
 
 @contextlib.contextmanager
-def loading_common_by(load: Callable[[Callable[[Any], Any], Any], dict[str, Any]]) -> Iterator[None]:
-    """Within, megatron-core loads the state beside the tensors by `load`, which gets its function and the directory."""
+def load_common_by(load: Callable[[Callable[[Any], Any], Any], dict[str, Any]]) -> Iterator[None]:
+    """Within, megatron-core loads the state beside the tensors by `load`, which gets the original function and the directory."""
     load_common = serialization.load_common_state_dict
 
     def load_common_state_dict(checkpoint_dir: Any, *unknown: Any, **unknown_named: Any) -> dict[str, Any]:
@@ -32,21 +32,21 @@ def loading_common_by(load: Callable[[Callable[[Any], Any], Any], dict[str, Any]
         return load(load_common, checkpoint_dir)
 
     with (
-        replaced(serialization, "load_common_state_dict", load_common_state_dict),
+        replace_within(serialization, "load_common_state_dict", load_common_state_dict),
         # The package has the same function under its own name.
-        replaced(dist_checkpointing, "load_common_state_dict", load_common_state_dict),
+        replace_within(dist_checkpointing, "load_common_state_dict", load_common_state_dict),
     ):
         yield
 
 
 @contextlib.contextmanager
-def saving_config_by(save: Callable[..., None]) -> Iterator[None]:
-    """Within, `save` is called with megatron-core's function and its arguments."""
+def save_config_by(save: Callable[..., None]) -> Iterator[None]:
+    """Within the context, `save` is called instead of `save_config`, with the original function and its arguments."""
     save_before = serialization.save_config
 
     def save_config(config: Any, checkpoint_dir: Any, *unknown: Any, **unknown_named: Any) -> None:
         UPSTREAM.refuse_unknown("save_config", unknown, unknown_named)
         save(save_before, config, checkpoint_dir)
 
-    with replaced(serialization, "save_config", save_config):
+    with replace_within(serialization, "save_config", save_config):
         yield

@@ -1,9 +1,9 @@
 """`megatron.core.optimizer.distrib_optimizer`: fused AdamW, checkpoints of a rank's own shards, torch's optimizers.
 
-- Fused AdamW reads gradients and writes weights in the model's own buffers. megatron-core's copies to and from float32 have
-  nothing left to copy: 26 bytes of memory traffic per parameter instead of 40.
-- To save, megatron-core gathers the optimizer state of all data-parallel ranks in host memory, and stores other weights' state
-  under a name if a bucket has padding. Each rank saves and loads its own slices instead.
+- Fused AdamW reads gradients and writes weights in the model's buffers, so that megatron-core's copies to and from float32 are
+  not needed: 26 bytes of memory traffic per parameter instead of 40.
+- To save, every rank of megatron-core gathers the data-parallel ranks' optimizer state in host memory, and if a bucket has
+  padding, stores other weights' state under a weight's name. Instead, each rank saves and loads its local slices.
 - The module's flags say that TransformerEngine and apex are absent, as `lt_train.megatron.optimizer` says.
 """
 

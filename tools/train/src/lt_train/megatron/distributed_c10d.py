@@ -1,8 +1,8 @@
 """`torch.distributed.distributed_c10d`: gloo process groups that share devices.
 
-torch gives every gloo process group a device of its own: a thread that wakes a hundred times a second for as long as the group
-lives. megatron-core makes 20 groups, so that on a CPU four ranks wake 8,000 times a second while they wait. With one device for
-21 groups of four ranks on two cores, a rank that waits takes 0.4% of a core instead of 3.7%, and an all-reduce of 4 kB 4.5 ms
+torch gives every gloo process group a separate device: a thread that wakes a hundred times a second for as long as the group
+lives. megatron-core makes 20 groups, so on a CPU four waiting ranks wake 8,000 times a second. With a shared device for the 21
+groups of four ranks on two cores, a waiting rank takes 0.4% of a core instead of 3.7%, and an all-reduce of 4 kB takes 4.5 ms
 instead of 5.6 (torch 2.13).
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.distributed import distributed_c10d
 
-from lt_train.megatron.upstream import TORCH, Upstream, replaced
+from lt_train.megatron.upstream import TORCH, Upstream, replace_within
 
 UPSTREAM = Upstream(
     "torch.distributed.distributed_c10d",
@@ -24,20 +24,20 @@ UPSTREAM = Upstream(
 
 
 @contextlib.contextmanager
-def sharing_devices(devices: Any) -> Iterator[None]:
-    """Gloo process groups made within have the event loops `devices`."""
+def share_devices(devices: Any) -> Iterator[None]:
+    """Within the context, new gloo process groups use the event loops `devices`."""
     gloo = distributed_c10d.ProcessGroupGloo
 
-    # A subclass: torch asks whether a group is an instance of ProcessGroupGloo.
+    # A subclass, because torch checks whether a group is an instance of ProcessGroupGloo.
     class OnSharedDevices(gloo):  # type: ignore[misc, valid-type]
         def __init__(self, store: Any, rank: int, size: int, timeout: datetime.timedelta, *unknown: Any, **unknown_named: Any):
             UPSTREAM.refuse_unknown("ProcessGroupGloo", unknown, unknown_named)
             options = gloo._Options()  # type: ignore[attr-defined]
             options._devices = devices
-            # The threads that torch takes for one device.
+            # torch's number of threads for a single device.
             options._threads = 2
             options._timeout = timeout
             super().__init__(store, rank, size, options)
 
-    with replaced(distributed_c10d, "ProcessGroupGloo", OnSharedDevices):
+    with replace_within(distributed_c10d, "ProcessGroupGloo", OnSharedDevices):
         yield

@@ -1,6 +1,6 @@
-"""`megatron.core.optimizer.emerging_optimizers`: which parameters Muon updates.
+"""`megatron.core.optimizer.emerging_optimizers`: exclude parameters from Muon.
 
-megatron-core gives Muon every parameter with two dimensions. Grouped experts are one tensor with three, and their biases one with
+megatron-core gives Muon every parameter with two dimensions. Grouped experts are a tensor with three, and their biases one with
 two: Muon would leave out the experts and orthogonalize their biases.
 """
 
@@ -20,7 +20,7 @@ UPSTREAM = Upstream(
 
 
 def leave_to_adam(names: tuple[str, ...], is_no_matrix: Callable[[torch.nn.Parameter], bool]) -> None:
-    """Let AdamW, not Muon, update the parameters with these `names`, which are patterns, or for which `is_no_matrix` is true."""
+    """Let AdamW, not Muon, update parameters whose names match a pattern in `names`, or that satisfy `is_no_matrix`."""
     from megatron.core.optimizer.emerging_optimizers import _EMERGING_OPTIMIZERS
     from megatron.core.optimizer.optimizer_config import ParamKey, ParamPredicate
 

@@ -1,12 +1,12 @@
 """`megatron.core.dist_checkpointing.strategies.filesystem_async`: the writer of a rank's shards.
 
-megatron-core copies every tensor on a CPU that is a part of a larger one, has a process or a thread for each file, whose number
-differs between its versions, and writes through the page cache. Instead:
+megatron-core copies every CPU tensor that is a view of a larger tensor. It writes through the page cache, with a process or a
+thread per file; the number of files differs between its versions. Instead:
 
-- `lt_train.checkpoint.shards.shard_files` writes large blocks past the page cache, with the CRC-32 of each object.
+- `lt_train.checkpoint.shards.shard_files` writes large blocks past the page cache, with a CRC-32 per object.
 - `lt_train.checkpoint.shard_checksums` collects the checksums on rank 0.
-- `lt_train.checkpoint.shards.first_rank_files` keeps an error of rank 0's disk until all ranks can be told. They would wait for
-  rank 0 otherwise.
+- `lt_train.checkpoint.shards.first_rank_files` holds an error of rank 0's disk until rank 0 can tell all ranks. They would wait
+  for rank 0 otherwise.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from typing import Any
 
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 
-from lt_train.megatron.upstream import MEGATRON_CORE, Upstream, replaced
+from lt_train.megatron.upstream import MEGATRON_CORE, Upstream, replace_within
 
 UPSTREAM = Upstream(
     "megatron.core.dist_checkpointing.strategies.filesystem_async",
@@ -32,7 +32,7 @@ UPSTREAM = Upstream(
 def write_by(
     prepare: Callable[[Any, Any, Any], None], function_and_arguments: Callable[[Any], tuple[Any, Any, list[Any]]]
 ) -> None:
-    """Let `prepare` distribute a plan to files, and `function_and_arguments` return what writes them, for each writer."""
+    """For every writer, let `prepare` distribute a plan to files, and `function_and_arguments` return the call that writes."""
 
     def prepare_write_data(self: Any, plan: Any, planner: Any, *unknown: Any, **unknown_named: Any) -> None:
         UPSTREAM.refuse_unknown("FileSystemWriterAsync.prepare_write_data", unknown, unknown_named)
@@ -47,19 +47,19 @@ def write_by(
 
 
 def finish_by(finish: Callable[[Any, Any, Any], None]) -> None:
-    """Call `finish` with the writer, the metadata and all ranks' results when rank 0 completes a checkpoint."""
+    """When rank 0 completes a checkpoint, call `finish` with the writer, the metadata and all ranks' results."""
     FileSystemWriterAsync.finish = _finish(finish)
 
 
 @contextlib.contextmanager
-def finishing_by(finish: Callable[..., None]) -> Iterator[None]:
-    """Within, `finish` is called with the method that was there before, and with that method's arguments."""
+def wrap_finish(finish: Callable[..., None]) -> Iterator[None]:
+    """Within the context, `finish` is called with the previous method and that method's arguments."""
     before = FileSystemWriterAsync.finish
 
     def finish_writer(*arguments: Any) -> None:
         finish(before, *arguments)
 
-    with replaced(FileSystemWriterAsync, "finish", _finish(finish_writer)):
+    with replace_within(FileSystemWriterAsync, "finish", _finish(finish_writer)):
         yield
 
 

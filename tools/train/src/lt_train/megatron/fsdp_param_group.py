@@ -1,7 +1,7 @@
-"""`torch.distributed.fsdp._fully_shard._fsdp_param_group`: gather weights by copy engines, on GPUs of one node.
+"""`torch.distributed.fsdp._fully_shard._fsdp_param_group`: gather weights by copy engines, on a node's GPUs.
 
-torch gathers a unit's shards with NCCL, whose kernels take multiprocessors from the GEMMs, after it has cast them, and copies
-what arrives to the weights. `lt_train.parallel.shard_gathering` copies the shards from other ranks' memory to the weights.
+torch casts a unit's shards, gathers them with NCCL, whose kernels take multiprocessors from the GEMMs, and copies the result to
+the weights. `lt_train.parallel.shard_gathering` copies the shards from other ranks' memory directly to the weights.
 """
 
 from collections.abc import Callable
@@ -19,13 +19,13 @@ UPSTREAM = Upstream(
 
 
 def replace_gathering(group: Any, gather: Callable[[Any], None], wait: Callable[[Any], None]) -> None:
-    """Call `gather` and `wait` with `group`, an `FSDPParamGroup`, when FSDP gathers its weights and when it needs them."""
+    """Call `gather` with `group`, an `FSDPParamGroup`, when FSDP starts to gather its weights, and `wait` when it needs them."""
     group.unshard = partial(_unshard, gather, group)
     group.wait_for_unshard = partial(_wait_for_unshard, wait, group)
 
 
 def _unshard(gather: Callable[[Any], None], group: Any, async_op: bool = False, *unknown: Any, **unknown_named: Any) -> None:
-    # Copies are asynchronous anyway: `async_op` asks for a collective on the stream that computes, or on another.
+    # `async_op` chooses the stream of the collective; the copies are asynchronous anyway.
     UPSTREAM.refuse_unknown("FSDPParamGroup.unshard", unknown, unknown_named)
     gather(group)
 

@@ -1,7 +1,7 @@
 """`megatron.core.optimizer`: torch's optimizers also if TransformerEngine or apex are installed.
 
-megatron-core takes Adam and SGD from these packages if it finds them. They keep their step counters elsewhere, and megatron-core
-looks for the count by the packages that are installed: a checkpoint would resume only with the same packages.
+megatron-core takes Adam and SGD from these packages if it finds them. Their optimizers keep the step count elsewhere, and
+megatron-core reads it depending on the installed packages: a checkpoint would resume only with the same packages.
 """
 
 import megatron.core.optimizer

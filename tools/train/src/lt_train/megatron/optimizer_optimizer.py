@@ -1,9 +1,9 @@
 """`megatron.core.optimizer.optimizer`: fused AdamW on split master weights, and chained optimizers in one order on all ranks.
 
 - `Float16OptimizerWithFloat16Params` copies gradients to float32 and weights back. Fused AdamW does both itself, and keeps only
-  the low 16 bits of its master weights: they are joined to be saved, and split when they were loaded.
-- `ChainedOptimizer` has its parts in the order of the rank's parameters, and each part sums gradient norms over a group of its
-  own. Stages of a pipeline with grouped experts would wait for each other in different groups.
+  the low 16 bits of its master weights: they are joined for saving, and split after loading.
+- `ChainedOptimizer` orders its parts by the rank's parameters, and each part sums gradient norms over a separate group. So the
+  stages of a pipeline with grouped experts would wait for each other in different groups.
 """
 
 from collections.abc import Callable
@@ -36,9 +36,9 @@ def update_by(
     save: Callable[[bool], dict[str, Any]],
     load: Callable[[dict[str, Any]], None],
 ) -> None:
-    """Let `inner` update the weights of `outer`; `take_weights` is called if the model's weights were set.
+    """Let `inner` update the weights of `outer`. `take_weights` is called after the model's weights have been set.
 
-    `save` returns the state of `outer`, for loading if it is passed True, and `load` takes such a state.
+    `save(is_loading)` returns the state of `outer`, and `load` takes such a state.
     """
     outer.optimizer = inner
     outer._copy_model_grads_to_main_grads = partial(_copy_nothing, "_copy_model_grads_to_main_grads")
@@ -53,7 +53,7 @@ def _copy_nothing(name: str, *unknown: Any, **unknown_named: Any) -> None:
 
 
 def _take_weights(take_weights: Callable[[], None], state_dict: object = None, *unknown: Any, **unknown_named: Any) -> None:
-    # Master weights of a `state_dict` would be passed over. lt-train never gives megatron-core one to reload.
+    # The master weights in a `state_dict` would be ignored. lt-train never passes one.
     named = {"state_dict": state_dict} | unknown_named
     UPSTREAM.refuse_unknown("Float16OptimizerWithFloat16Params._copy_model_params_to_main_params", unknown, named)
     take_weights()
@@ -74,5 +74,5 @@ def _load_state_dict(
 
 
 def order_parts(optimizer: ChainedOptimizer, place: Callable[[MegatronOptimizer], Any]) -> None:
-    """Sort the parts of `optimizer` by `place`."""
+    """Sort the parts of `optimizer` by the key `place`."""
     optimizer.chained_optimizers = sorted(optimizer.chained_optimizers, key=place)

@@ -1,7 +1,7 @@
 """`megatron.core.distributed.param_and_grad_buffer`: clear only those gradients that no GEMM overwrites.
 
-megatron-core fills each gradient buffer with zeros before a step. lt-train's first weight gradient GEMM of a step writes its part
-of the buffer and the later ones add, so that most of these zeros are never read.
+megatron-core fills every gradient buffer with zeros before a step. In lt-train, a weight's first GEMM of a step overwrites its
+part of the buffer and later GEMMs add to it, so that most zeros would never be read.
 """
 
 from collections.abc import Callable

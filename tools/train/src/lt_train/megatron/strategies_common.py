@@ -1,6 +1,6 @@
 """`megatron.core.dist_checkpointing.strategies.common`: `common.pt`, a file of rank 0 for everything except tensors, until 0.16.
 
-An error of rank 0's disk is kept until all ranks can be told (`lt_train.checkpoint.shards.first_rank_files`).
+An error of rank 0's disk is held until rank 0 can tell all ranks (`lt_train.checkpoint.shards.first_rank_files`).
 """
 
 import contextlib
@@ -9,7 +9,7 @@ from typing import Any
 
 from megatron.core.dist_checkpointing.strategies import common
 
-from lt_train.megatron.upstream import MEGATRON_CORE, Upstream, replaced
+from lt_train.megatron.upstream import MEGATRON_CORE, Upstream, replace_within
 
 UPSTREAM = Upstream(
     "megatron.core.dist_checkpointing.strategies.common",
@@ -21,8 +21,8 @@ UPSTREAM = Upstream(
 
 
 @contextlib.contextmanager
-def saving_common_by(save: Callable[..., None]) -> Iterator[None]:
-    """Within, `save` is called with megatron-core's method and its arguments, if there is one."""
+def save_common_by(save: Callable[..., None]) -> Iterator[None]:
+    """Within the context, `save` is called with megatron-core's method and its arguments, if the method exists."""
     strategy = getattr(common, "TorchCommonSaveStrategy", None)
     if strategy is None:
         yield
@@ -33,5 +33,5 @@ def saving_common_by(save: Callable[..., None]) -> Iterator[None]:
         UPSTREAM.refuse_unknown("TorchCommonSaveStrategy.save_common", unknown, unknown_named)
         save(save_before, self, common_state_dict, checkpoint_dir)
 
-    with replaced(strategy, "save_common", save_common):
+    with replace_within(strategy, "save_common", save_common):
         yield

@@ -18,7 +18,7 @@ UPSTREAM = Upstream(
 
 
 def use_cpu_generator() -> None:
-    """Let the random state tracker have the generator of the CPU."""
+    """Let the random state tracker use the CPU's generator."""
     from megatron.core.tensor_parallel import random
 
     random._get_cuda_rng_state = _get_cpu_rng_state

@@ -1,6 +1,6 @@
 """`megatron.core.transformer.moe.token_dispatcher`: token counts become arrays without a CUDA stream, on a CPU.
 
-Experts on other ranks: the dispatcher copies the numbers of tokens to the host on a stream of its own. On a CPU they only have to
+With experts on other ranks, the dispatcher copies token counts to the host on a separate stream. On a CPU the counts only have to
 become arrays, which the copy does, too.
 """
 
@@ -20,7 +20,7 @@ UPSTREAM = Upstream(
 
 
 def use_host_counts() -> None:
-    """Let the all-to-all dispatcher read token counts where they are."""
+    """Let the all-to-all dispatcher read token counts without copying them."""
     from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
 
     MoEAlltoAllTokenDispatcher.cuda_dtoh_stream = "none"

@@ -1,7 +1,7 @@
 """`torch.compile`: compile a function when it is called first, and nothing on a CPU.
 
-megatron-core (`jit_fuser`) and quack wrap small functions in torch.compile when they are imported. That imports torch's compiler,
-1.4 s, and few runs call one. On a CPU, compiling them takes tens of seconds and needs a C++ compiler.
+megatron-core (`jit_fuser`) and quack wrap small functions in torch.compile when they are imported. This imports torch's compiler,
+1.4 s, but few runs call such a function. On a CPU, compiling them takes tens of seconds and needs a C++ compiler.
 """
 
 import functools
@@ -41,7 +41,7 @@ def compile_when_called() -> None:
     compile_now = torch.compile
 
     def compile_later(model: Callable[..., Any] | None = None, *unknown: Any, **options: Any) -> Any:
-        UPSTREAM.refuse_unknown("compile", unknown, options, known=OPTIONS)
+        UPSTREAM.refuse_unknown("compile", unknown, options, accepted=OPTIONS)
         if model is None:
             return functools.partial(compile_later, **options)
         if not isinstance(model, FunctionType):
@@ -50,7 +50,7 @@ def compile_when_called() -> None:
 
         @functools.wraps(model)
         def call(*arguments: Any, **named: Any) -> Any:
-            # Within another function that is being compiled, it is a part of that.
+            # If a caller is being compiled, this function becomes a part of the caller.
             if torch.compiler.is_compiling():
                 return model(*arguments, **named)
             if not compiled:
@@ -68,5 +68,5 @@ def leave_uncompiled() -> None:
 
 
 def _uncompiled(model: Callable[..., Any] | None = None, *unknown: Any, **options: Any) -> Any:
-    UPSTREAM.refuse_unknown("compile", unknown, options, known=OPTIONS)
+    UPSTREAM.refuse_unknown("compile", unknown, options, accepted=OPTIONS)
     return model if model else lambda decorated: decorated

@@ -1,6 +1,6 @@
 """`torch.load`, while a checkpoint is loaded: torch and megatron-core call it for objects and for `common.pt`.
 
-It unpickles any file, and calls any function that a pickle names. `lt_train.checkpoint.object_reader` reads instead.
+`torch.load` unpickles any file, and calls any function that a pickle names. `lt_train.checkpoint.object_reader` replaces it.
 """
 
 import contextlib
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lt_train.megatron.upstream import TORCH, Upstream, replaced
+from lt_train.megatron.upstream import TORCH, Upstream, replace_within
 
 UPSTREAM = Upstream(
     "torch",
@@ -22,7 +22,7 @@ NEUTRAL = {"map_location": "cpu", "mmap": False}
 
 
 @contextlib.contextmanager
-def loading_by(load: Callable[[Any, bool | None], Any]) -> Iterator[None]:
+def load_by(load: Callable[[Any, bool | None], Any]) -> Iterator[None]:
     """Within, `torch.load` calls `load` with a path or an open file and with `weights_only`."""
 
     def load_file(
@@ -37,5 +37,5 @@ def loading_by(load: Callable[[Any, bool | None], Any]) -> Iterator[None]:
         UPSTREAM.refuse_unknown("load", unknown, named, neutral=NEUTRAL)
         return load(f, weights_only)
 
-    with replaced(torch, "load", load_file):
+    with replace_within(torch, "load", load_file):
         yield

@@ -1,4 +1,4 @@
-"""A module of megatron-core or torch as it was read, and the refusal of arguments that a later release passes."""
+"""Record a replaced module of megatron-core or torch, and refuse arguments that only a later release passes."""
 
 import contextlib
 import dataclasses
@@ -18,7 +18,7 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 @dataclasses.dataclass(frozen=True)
 class Upstream:
-    """The replaced functions and values of one module.
+    """The replaced functions and values of an upstream module.
 
     :param module: the upstream module
     :param package: the distribution with this module
@@ -43,30 +43,30 @@ class Upstream:
         function: str,
         positional: Iterable[object],
         named: Mapping[str, object],
-        known: Collection[str] = (),
+        accepted: Collection[str] = (),
         neutral: Mapping[str, object] = NOTHING,
     ) -> None:
-        """Raise BadConfig for an argument of `function`, one of `signatures`, that its replacement would pass over."""
+        """Raise BadConfig for an argument of `function`, a key of `signatures`, that its replacement would ignore."""
         if positional or named:
-            refuse_unknown(self.qualified(function), positional, named, known, neutral, self.package, self.versions)
+            refuse_unknown(self.qualified(function), positional, named, accepted, neutral, self.package, self.versions)
 
 
 def refuse_unknown(
     function: str,
     positional: Iterable[object],
     named: Mapping[str, object],
-    known: Collection[str] = (),
+    accepted: Collection[str] = (),
     neutral: Mapping[str, object] = NOTHING,
     package: str = MEGATRON_CORE,
     versions: tuple[str, ...] = TESTED_VERSIONS,
 ) -> None:
-    """Raise BadConfig for an argument that lt-train's replacement or override of `function` would pass over.
+    """Raise BadConfig for an argument that lt-train's replacement or override of `function` would ignore.
 
-    None changes nothing. The replacement has the meaning of `known` names from elsewhere. `neutral` values change nothing.
+    Arguments that are None or have their `neutral` value change nothing. The replacement handles `accepted` names itself.
     """
     numbered = {f"number {number}": value for number, value in enumerate(positional, 1)}
     for name, value in (numbered | dict(named)).items():
-        if value is None or name in known or (name in neutral and neutral[name] == value):
+        if value is None or name in accepted or (name in neutral and neutral[name] == value):
             continue
         release = f"{package} {metadata.version(package)}"
         caller = f"{release} passes {function}" if package == MEGATRON_CORE else f"{function} of {release} is passed"
@@ -77,8 +77,8 @@ def refuse_unknown(
 
 
 @contextlib.contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Within, the attribute `name` of `owner` is `value`."""
+def replace_within(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Set the attribute `name` of `owner` to `value` within the context."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:

@@ -73,7 +73,7 @@ def parse(lines: Iterable[str], path: str) -> dict[int, RecordedStep]:
     recorded: dict[int, RecordedStep] = {}
     attempt = None
     for line in lines:
-        record = run_files.record(line)
+        record = run_files.parse_record(line)
         kind = record.get("kind")
         if not record and f'"kind":"{START}"' in line:
             # Older versions wrote the next attempt's configuration behind the unfinished line, so the steps have none.

@@ -123,7 +123,7 @@ def _run_id(run: str | None) -> str | None:
     """Return the id that the environment names, or the id of the earlier attempts, or a new id."""
     if "WANDB_RUN_ID" in os.environ or run is None:
         return os.environ.get("WANDB_RUN_ID")
-    with os.fdopen(run_files.descriptor(Path(run) / WANDB_ID, os.O_RDWR), "r+") as file:
+    with os.fdopen(run_files.open_descriptor(Path(run) / WANDB_ID, os.O_RDWR), "r+") as file:
         run_id = file.read().strip()
         if not run_id:
             run_id = secrets.token_hex(4)

@@ -31,7 +31,7 @@ from lt_train.ops.grouped_gemm import QuackGroupedGemms, TorchGroupedGemms
 from lt_train.ops.row_exchange import Exchange
 from lt_train.parallel import ddp
 from lt_train.parallel.ddp import Chunk
-from lt_train.parallel.exchange import exchange_of
+from lt_train.parallel.exchange import choose_exchange
 from lt_train.parallel.initialization import clear, initialize
 from lt_train.parallel.peer_buffers import SymmetricBuffer
 from lt_train.parallel.shard_collectives import Collectives
@@ -48,7 +48,7 @@ def build(run_config: RunConfig, kernels: Kernels, device: torch.device) -> list
     if config.gradient_accumulation_fusion:
         wgrad_accumulation.accumulate_in_gemms()
 
-    exchange = exchange_of(parallelism, batches, architecture.hidden_size, kernels)
+    exchange = choose_exchange(parallelism, batches, architecture.hidden_size, kernels)
     pattern = Pattern(
         config,
         architecture,

@@ -83,8 +83,8 @@ class AccumulatingTable(VocabParallelEmbedding):  # type: ignore[misc]
         from lt_train.ops import embedding
 
         if self.tp_group.size() == 1:
-            return embedding.rows_of(self.weight, tokens.t(), self.is_tied).transpose(0, 1)
-        rows = embedding.own_rows_of(self.weight, tokens.t() - self.vocab_start_index, self.is_tied)
+            return embedding.look_up_rows(self.weight, tokens.t(), self.is_tied).transpose(0, 1)
+        rows = embedding.look_up_local_rows(self.weight, tokens.t() - self.vocab_start_index, self.is_tied)
         if self.reduce_scatter_embeddings:
             return reduce_scatter_to_sequence_parallel_region(rows, group=self.tp_group)  # type: ignore[no-any-return]
         return reduce_from_tensor_model_parallel_region(rows, group=self.tp_group).transpose(0, 1)  # type: ignore[no-any-return]

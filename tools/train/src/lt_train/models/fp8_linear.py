@@ -34,11 +34,11 @@ from lt_train.config.settings.precision import Precision
 from lt_train.kernels import FP8_BLOCK
 from lt_train.models.linear import Input, Linears, NormBehind, Outputs, with_bias
 from lt_train.ops import fp8_casts
-from lt_train.ops.deferred_gradients import later
+from lt_train.ops.deferred_gradients import compute_or_defer
 from lt_train.ops.fp8_casts import Casts, SwigluCasts, TritonCasts
 from lt_train.ops.fp8_gemm import Cast
 from lt_train.ops.row_exchange import Exchange
-from lt_train.ops.wgrad_accumulation import add, overwrites, written
+from lt_train.ops.wgrad_accumulation import add_or_overwrite, mark_gradient_added, overwrites
 
 E4M3 = torch.float8_e4m3fn
 E5M2 = torch.float8_e5m2
@@ -227,8 +227,8 @@ def _weight_gradient(
         return multiply(dtype)
     # Not all GEMMs with scales can write float32.
     is_direct = buffer.dtype == dtype or casts.writes_float32
-    later(buffer, partial(_accumulate, multiply, dtype, buffer, is_direct))
-    return written(weight)
+    compute_or_defer(buffer, partial(_accumulate, multiply, dtype, buffer, is_direct))
+    return mark_gradient_added(weight)
 
 
 class _ColumnParallel(torch.autograd.Function):
@@ -318,7 +318,7 @@ def _accumulate(multiply: Callable[..., Tensor], dtype: torch.dtype, buffer: Ten
     if is_direct and overwrites(buffer):
         multiply(buffer.dtype, out=buffer)
     else:
-        add(multiply(dtype), buffer)
+        add_or_overwrite(multiply(dtype), buffer)
 
 
 class TransposeSaved:

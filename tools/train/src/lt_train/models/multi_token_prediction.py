@@ -123,6 +123,7 @@ class PredictionLayers(MegatronModule):  # type: ignore[misc]
             losses = output_layer(predicted, next_labels, weight)
             total, mean = _sum_and_mean(losses, mask, targets.weight)
             means.append(mean)
+            # The hidden states pass unchanged. In the backward pass, the loss gets its gradient together with them.
             hidden_states = MTPLossAutoScaler.apply(hidden_states, self.scale * total)
             tokens = next_labels
         return hidden_states, means

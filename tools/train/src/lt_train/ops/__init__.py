@@ -1,1 +1,1 @@
-"""Differentiable operations of a layer, each with its forward and backward pass, made of `kernels`."""
+"""Differentiable operations of a layer: autograd functions that combine `kernels` and GEMMs."""

@@ -1,7 +1,7 @@
 """Compute weight gradients later, when a pipeline rank would wait (the zero-bubble schedule of `train`).
 
 A linear layer's backward pass is two GEMMs. The previous stage waits for the gradient of the input; no stage waits for the
-gradient of the weight until the step ends. While a queue is open, all code that adds a weight's gradient to its buffer puts
+gradient of the weight until the step ends. While a queue is open, code that adds a weight's gradient to its buffer puts
 the GEMM into the queue instead. Norms, embeddings, biases and routers have small gradients, and compute them at once.
 
 A queued GEMM keeps its two operands: the layer's input, which the forward pass has saved anyway, and the gradient of its output.
@@ -35,8 +35,8 @@ class Queue:
         self._groups[-1] += 1
 
     @contextlib.contextmanager
-    def collecting(self) -> Iterator[None]:
-        """Collect the weight gradients of one micro batch within the context."""
+    def collect_micro_batch(self) -> Iterator[None]:
+        """Queue the weight gradients of a micro batch within the context."""
         global _open
         assert _open is None
         _open = self
@@ -60,11 +60,11 @@ class Queue:
         return self._pending[address] > 0
 
 
-# autograd runs a backward pass in a thread of its own, and one at a time.
+# A global, not a thread-local: autograd runs the backward pass in another thread, and runs one backward pass at a time.
 _open: Queue | None = None
 
 
-def later(buffer: Tensor, compute: Computation) -> None:
+def compute_or_defer(buffer: Tensor, compute: Computation) -> None:
     """Write or add a weight's gradient to `buffer` by `compute`: now, or later if a queue is open."""
     if _open is None:
         compute()

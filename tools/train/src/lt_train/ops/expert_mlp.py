@@ -10,7 +10,7 @@ SwiGLU's output and the experts' outputs are as large or, with small experts, la
 SonicMoE, arXiv 2512.14080): a layer of Qwen3-30B-A3B with 16,384 tokens saves 0.4 GB instead of 1.7, for 0.35 ms.
 
 The probability is applied before the second GEMM, as in megatron-core. So the probability's gradient needs no expert's output: it
-is the sum of SwiGLU's output times the gradient of that output.
+is the sum of SwiGLU's output times SwiGLU's output gradient.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
-from lt_train.ops.grouped_gemm import GroupedGemms, as_they_are, transposed_product
+from lt_train.ops.grouped_gemm import GroupedGemms, identity, transposed_product
 
 # A grouped GEMM needs at least 16 bytes of columns.
 ONES = 8
@@ -44,7 +44,7 @@ class RowOperations(Protocol):
 
     def count_rows(self, routing_map: Tensor) -> tuple[Tensor, Tensor]: ...
 
-    def order_rows(self, routing_map: Tensor, most: int, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]: ...
+    def order_rows(self, routing_map: Tensor, experts_per_token: int, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Weights:
 
 
 class RowSource(Protocol):
-    """Turn tokens into the m rows of `expert_mlp`, and rows back into tokens.
+    """Converts tokens to the m rows of `expert_mlp`, and rows back to tokens.
 
     `borders` [n + 1], int32, separate the experts' blocks of rows; `experts` [m], int64, is the expert of every row.
     """
@@ -91,12 +91,12 @@ class RowSource(Protocol):
         """Sum the rows of every token."""
         ...
 
-    def of_rows(self, probabilities: Tensor) -> Tensor:
+    def row_probabilities(self, probabilities: Tensor) -> Tensor:
         """Return the probability of every row: [m]."""
         ...
 
-    def gradient(self, of_rows: Tensor, probabilities: Tensor) -> Tensor:
-        """Return the gradient of `probabilities`. `of_rows` is the gradient of the rows' probabilities."""
+    def gradient(self, row_gradient: Tensor, probabilities: Tensor) -> Tensor:
+        """Return the gradient of `probabilities` from `row_gradient`, the gradient of the rows' probabilities [m]."""
         ...
 
 
@@ -105,7 +105,7 @@ class Routing:
     """The rows of t tokens for the n local experts.
 
     `borders` [n + 1], int32, separate the experts' blocks. `tokens` and `experts` [m], int64, are the token and the expert of
-    every row. `rows` [t, k], int32, holds the rows of every token by rising number of the expert, -1 for none.
+    every row. `rows` [t, k], int32, holds the rows of every token in the order of experts, -1 for missing rows.
     """
 
     borders: Tensor
@@ -115,23 +115,27 @@ class Routing:
     operations: RowOperations
 
     @classmethod
-    def of_map(cls, routing_map: Tensor, experts_per_token: int, operations: RowOperations) -> Self:
-        """Sort by `routing_map` [t, n], bool, with `experts_per_token` set per line: m = t x k. The host waits for nothing."""
+    def from_map(cls, routing_map: Tensor, experts_per_token: int, operations: RowOperations) -> Self:
+        """Sort by `routing_map` [t, n], bool, with k = `experts_per_token` per line: m = t x k. The host waits for nothing."""
         borders, counts = operations.count_rows(routing_map)
         return cls(borders, *operations.order_rows(routing_map, experts_per_token, counts), operations)
 
     @classmethod
-    def of_part(
-        cls, routing_map: Tensor, most: int, operations: RowOperations, coming: Callable[[Tensor], Callable[[], int]]
+    def from_partial_map(
+        cls,
+        routing_map: Tensor,
+        experts_per_token: int,
+        operations: RowOperations,
+        start_copy: Callable[[Tensor], Callable[[], int]],
     ) -> Self:
-        """Sort by `routing_map` [t, n], bool, with up to `most` set per line.
+        """Sort by `routing_map` [t, n], bool, with up to `experts_per_token` set per line.
 
-        `coming` starts to copy m to the host and returns the function that waits for m.
+        `start_copy` starts to copy m to the host, and returns the function that waits for m.
         """
         borders, counts = operations.count_rows(routing_map)
-        arrive = coming(borders[-1])
-        tokens, experts, rows = operations.order_rows(routing_map, most, counts)
-        size = arrive()
+        wait = start_copy(borders[-1])
+        tokens, experts, rows = operations.order_rows(routing_map, experts_per_token, counts)
+        size = wait()
         return cls(borders, tokens[:size], experts[:size], rows, operations)
 
     def expect(self, tokens: Tensor) -> None:
@@ -146,24 +150,24 @@ class Routing:
     def combine(self, rows: Tensor) -> Tensor:
         return self.operations.sum_rows(rows, self.rows)
 
-    def of_rows(self, probabilities: Tensor) -> Tensor:
+    def row_probabilities(self, probabilities: Tensor) -> Tensor:
         return probabilities[self.tokens, self.experts]
 
-    def gradient(self, of_rows: Tensor, probabilities: Tensor) -> Tensor:
+    def gradient(self, row_gradient: Tensor, probabilities: Tensor) -> Tensor:
         result = torch.zeros_like(probabilities)
-        result[self.tokens, self.experts] = of_rows.to(result.dtype)
+        result[self.tokens, self.experts] = row_gradient.to(result.dtype)
         return result
 
 
 @dataclasses.dataclass(frozen=True)
-class Arrived:
-    """Rows that a dispatcher has sorted by expert, with one probability per row. They return in this order."""
+class DispatchedRows:
+    """Rows that a dispatcher has sorted by expert, with one probability per row. The MLP's output has the same order."""
 
     borders: Tensor
     experts: Tensor
 
     @classmethod
-    def of_counts(cls, counts: Tensor, rows: Tensor) -> Self:
+    def from_counts(cls, counts: Tensor, rows: Tensor) -> Self:
         """Compute borders from `counts` [n], the number of `rows` [m, h] for every expert."""
         borders = counts.to(rows.device, non_blocking=True).cumsum(0, dtype=torch.int32)
         borders = torch.nn.functional.pad(borders, (1, 0))
@@ -182,18 +186,18 @@ class Arrived:
     def combine(self, rows: Tensor) -> Tensor:
         return rows
 
-    def of_rows(self, probabilities: Tensor) -> Tensor:
+    def row_probabilities(self, probabilities: Tensor) -> Tensor:
         return probabilities
 
-    def gradient(self, of_rows: Tensor, probabilities: Tensor) -> Tensor:
-        return of_rows.to(probabilities.dtype)
+    def gradient(self, row_gradient: Tensor, probabilities: Tensor) -> Tensor:
+        return row_gradient.to(probabilities.dtype)
 
 
 def expert_mlp(tokens: Tensor, probabilities: Tensor, routing: RowSource, weights: Weights, operations: Operations) -> Tensor:
     """Compute the experts' MLPs for `tokens` [t, h]. Returns [t, h] in the tokens' dtype.
 
-    `probabilities` are [t, n] with a `Routing` and [t] with `Arrived` rows. `GroupedGemms.weight_gradient` stores the gradients
-    of `fc1` and `fc2`.
+    `probabilities` are [t, n] with a `Routing` and [t] with `DispatchedRows` rows. `GroupedGemms.weight_gradient` stores the
+    gradients of `fc1` and `fc2`.
     """
     output: Tensor = _ExpertMLP.apply(  # type: ignore[no-untyped-call]
         tokens, probabilities, weights.fc1, weights.fc2, weights.bias1, routing, operations
@@ -214,7 +218,7 @@ class _ExpertMLP(torch.autograd.Function):
         ctx: Any, tokens: Tensor, probabilities: Tensor, fc1: Tensor, fc2: Tensor, bias1: Tensor | None,
         routing: RowSource, operations: Operations,
     ) -> Tensor:  # fmt: skip
-        gemms, borders, scale = operations.gemms, routing.borders, routing.of_rows(probabilities).float()
+        gemms, borders, scale = operations.gemms, routing.borders, routing.row_probabilities(probabilities).float()
         rows = routing.operand(tokens, gemms)
         matrices, scales1 = gemms.matrices(fc1)
         both = gemms.gated(rows, matrices, scale, borders) if bias1 is None else None
@@ -242,7 +246,7 @@ class _ExpertMLP(torch.autograd.Function):
             activation_gradient, gate_up, scale, bias1, routing.experts
         )
         del activation_gradient
-        fc2_gradient = gemms.weight_gradient(ctx.weights[1], output_gradient, partial(as_they_are, activation), borders)
+        fc2_gradient = gemms.weight_gradient(ctx.weights[1], output_gradient, partial(identity, activation), borders)
         del output_gradient, activation
         tokens_gradient = routing.combine(gemms.times(slopes, fc1, scales1, borders))
         fc1_gradient = gemms.weight_gradient(ctx.weights[0], slopes, partial(routing.gather, tokens), borders)

@@ -11,7 +11,7 @@ from lt_shared.models.architecture import CLAMPED_SWIGLU_ALPHA, CLAMPED_SWIGLU_L
 
 
 def weighted_swiglu(gate_up: Tensor, probabilities: Tensor, bias: Tensor | None, group_of_row: Tensor | None) -> Tensor:
-    result: Tensor = _compiled(_weighted_swiglu, gate_up)(gate_up, probabilities, _of_rows(bias, group_of_row))
+    result: Tensor = _compiled(_weighted_swiglu, gate_up)(gate_up, probabilities, _row_biases(bias, group_of_row))
     return result
 
 
@@ -19,7 +19,7 @@ def weighted_swiglu_gradient(
     gradient: Tensor, gate_up: Tensor, probabilities: Tensor, bias: Tensor | None, group_of_row: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     result: tuple[Tensor, Tensor, Tensor] = _compiled(_weighted_swiglu_gradient, gate_up)(
-        gradient, gate_up, probabilities, _of_rows(bias, group_of_row)
+        gradient, gate_up, probabilities, _row_biases(bias, group_of_row)
     )
     return result
 
@@ -40,17 +40,17 @@ def count_rows(routing_map: Tensor) -> tuple[Tensor, Tensor]:
     return borders, borders
 
 
-def order_rows(routing_map: Tensor, most: int, borders: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def order_rows(routing_map: Tensor, experts_per_token: int, borders: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     tokens = len(routing_map)
     # Missing rows have index -1, which writes to the extra last line of `rows`.
-    expert, token = torch.nonzero_static(routing_map.t(), size=tokens * most).t().contiguous()
-    rows = torch.full((tokens + 1, most), -1, dtype=torch.int32, device=routing_map.device)
+    expert, token = torch.nonzero_static(routing_map.t(), size=tokens * experts_per_token).t().contiguous()
+    rows = torch.full((tokens + 1, experts_per_token), -1, dtype=torch.int32, device=routing_map.device)
     place = torch.nn.functional.pad(routing_map.cumsum(1) - 1, (0, 0, 0, 1))
-    rows[token, place[token, expert]] = torch.arange(tokens * most, dtype=torch.int32, device=rows.device)
+    rows[token, place[token, expert]] = torch.arange(tokens * experts_per_token, dtype=torch.int32, device=rows.device)
     return token, expert, rows[:tokens]
 
 
-def _of_rows(bias: Tensor | None, group_of_row: Tensor | None) -> Tensor | None:
+def _row_biases(bias: Tensor | None, group_of_row: Tensor | None) -> Tensor | None:
     return None if bias is None else bias[group_of_row]
 
 
@@ -69,13 +69,13 @@ def _weighted_swiglu_gradient(
     alpha, offset = _alpha_and_offset(bias)
     share = torch.sigmoid(alpha * gate)
     values = gate * share * (up + offset)
-    of_gate = (up + offset) * share * (1 + alpha * gate * (1 - share)) * slope * probability
-    of_up = gate * share * slope * probability
+    gate_gradient = (up + offset) * share * (1 + alpha * gate * (1 - share)) * slope * probability
+    up_gradient = gate * share * slope * probability
     if bias is not None:
         raw_gate, raw_up = (gate_up.float() + bias.float()).chunk(2, dim=-1)
-        of_gate = of_gate * (raw_gate <= CLAMPED_SWIGLU_LIMIT)
-        of_up = of_up * (raw_up.abs() <= CLAMPED_SWIGLU_LIMIT)
-    both = torch.cat((of_gate, of_up), dim=-1).to(gate_up.dtype)
+        gate_gradient = gate_gradient * (raw_gate <= CLAMPED_SWIGLU_LIMIT)
+        up_gradient = up_gradient * (raw_up.abs() <= CLAMPED_SWIGLU_LIMIT)
+    both = torch.cat((gate_gradient, up_gradient), dim=-1).to(gate_up.dtype)
     return both, (slope * values).sum(-1), (values * probability).to(gate_up.dtype)
 
 

@@ -1,4 +1,4 @@
-"""Casts of 16-bit tensors to fp8, one scale for a tensor, a row or a block: by Triton kernels or compiled functions."""
+"""Cast 16-bit tensors to fp8 with one scale per tensor, row or block, by Triton kernels or compiled functions."""
 
 from typing import Protocol
 
@@ -10,28 +10,28 @@ from lt_train.ops import fp8_gemm
 from lt_train.ops.fp8_gemm import Cast
 from lt_train.ops.row_exchange import Exchange
 
-# Every linear layer has three shapes to cast; torch would fall back to uncompiled code after eight of them.
+# A linear layer casts tensors of three shapes. After eight shapes, torch would fall back to uncompiled code.
 COMPILED_SHAPES = 64
 
 
 class Casts(Protocol):
-    """Casts 16-bit tensors to fp8; each result comes with its float32 inverse scales.
+    """Casts 16-bit tensors to fp8. Every cast has float32 inverse scales; `amax` is the result of the method `amax`.
 
-    A weight may have other scales than what it is multiplied with. `multiply` is a product in `lt_train.ops.fp8_gemm`;
-    `writes_float32`: its output may be float32.
+    A weight's scales may have another shape than the scales of its other operand. `multiply` is the matching product of
+    `lt_train.ops.fp8_gemm`; `writes_float32`: its output may be float32.
     """
 
     writes_float32: bool
     multiply: fp8_gemm.Product
 
     def amax(self, tensor: Tensor) -> Tensor | None:
-        """What `cast` and `cast_transpose` both need to know of `tensor`."""
+        """Compute the amax that `cast` and `cast_transpose` of `tensor` share; None if they do not need it."""
         ...
 
     def cast(self, tensor: Tensor, amax: Tensor | None, dtype: torch.dtype) -> Cast: ...
 
     def cast_transpose(self, tensor: Tensor, amax: Tensor | None, dtype: torch.dtype) -> Cast:
-        """Of the transpose."""
+        """Cast the transpose of `tensor`."""
         ...
 
     def cast_and_transpose(self, tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
@@ -42,7 +42,7 @@ class Casts(Protocol):
 
 
 class SwigluCasts(Casts, Protocol):
-    """Those that can compute SwiGLU of rows [m, 2 n], gates first, together with the cast of its output."""
+    """Casts that can compute SwiGLU of rows [m, 2 n], gates first, together with the cast of SwiGLU's output."""
 
     def cast_swiglu(self, gate_up: Tensor, dtype: torch.dtype) -> tuple[Cast, Tensor | None]:
         """Return the output in fp8 and the values that `swiglu_gradient` needs."""
@@ -62,7 +62,7 @@ def choose(recipe: str, by_triton: bool) -> Casts:
 
 
 class TritonCasts:
-    """One scale a tensor, by the kernels of `lt_train.kernels.fp8`."""
+    """One scale per tensor, by the kernels of `lt_train.kernels.fp8`."""
 
     writes_float32 = True
     multiply = staticmethod(fp8_gemm.multiply)
@@ -70,16 +70,16 @@ class TritonCasts:
     def __init__(self) -> None:
         from lt_train.kernels import amax_reduction, fp8, swiglu
 
-        self._cast, self.transposed, self.find_amax = fp8.cast, fp8.transposed, amax_reduction.amax_parts
+        self._cast, self.transposed, self.find_amax = fp8.cast, fp8.transpose_fp8, amax_reduction.amax_parts
         self._swiglu, self._swiglu_gradient = swiglu.activation, swiglu.gradient_and_transpose
-        amax_reduction.want(True)
+        amax_reduction.enable(True)
 
     def amax(self, tensor: Tensor) -> Tensor:
         return self.find_amax(tensor)
 
     def amax_of_ranks(self, tensor: Tensor, exchange: Exchange) -> Tensor:
         """Return the largest `amax` over the ranks."""
-        # A copy: the numbers are kept with the tensor.
+        # A copy, because the partial maxima are an attribute of the tensor's storage.
         parts = self.find_amax(tensor).clone()
         if exchange.group is not None:
             torch.distributed.all_reduce(parts, torch.distributed.ReduceOp.MAX, group=exchange.group)
@@ -116,7 +116,7 @@ class TritonCasts:
 
 
 class TritonBlockCasts:
-    """A scale for each block, by the kernels of `lt_train.kernels.fp8_blocks`."""
+    """One scale per block, by the kernels of `lt_train.kernels.fp8_blocks`."""
 
     writes_float32 = True
     multiply = staticmethod(fp8_gemm.multiply_blocks)
@@ -125,10 +125,10 @@ class TritonBlockCasts:
         from lt_train.kernels import amax_reduction, fp8_blocks
 
         self._kernels = fp8_blocks
-        amax_reduction.want(False)
+        amax_reduction.enable(False)
 
     def amax(self, tensor: Tensor) -> None:
-        """None: the tile that is cast has all that its scales depend on."""
+        """Return None, because the scales of a tile depend on the tile alone."""
 
     def cast(self, tensor: Tensor, amax: Tensor | None, dtype: torch.dtype) -> Cast:
         return self._kernels.cast(tensor, dtype, True, False)[:2]
@@ -155,13 +155,13 @@ class TritonBlockCasts:
 
 
 class TorchCasts:
-    """A scale for each tensor or, `rowwise`, for each row, by compiled functions."""
+    """One scale per tensor or, `rowwise`, per row, by compiled functions."""
 
     multiply = staticmethod(fp8_gemm.multiply)
 
     def __init__(self, rowwise: bool):
         self.rowwise = rowwise
-        # GEMMs with a scale for each row have 16-bit outputs only.
+        # torch's GEMMs with row scales write 16-bit outputs only.
         self.writes_float32 = not rowwise
         torch._dynamo.config.recompile_limit = COMPILED_SHAPES
 
@@ -185,7 +185,7 @@ class TorchCasts:
 
 
 class TorchBlockCasts:
-    """A scale for each block, by compiled functions."""
+    """One scale per block, by compiled functions."""
 
     writes_float32 = True
     multiply = staticmethod(fp8_gemm.multiply_blocks)
@@ -213,7 +213,7 @@ class TorchBlockCasts:
 
 
 def _scaled(tensor: Tensor, dtype: torch.dtype, rowwise: bool) -> tuple[Tensor, Tensor]:
-    """`tensor` in fp8, its amax scaled to the largest finite number, and the float32 inverse scale."""
+    """Cast `tensor` to fp8, its amax scaled to the largest finite number. Returns the float32 inverse scale, too."""
     finite_max = torch.finfo(dtype).max
     size = tensor.abs()
     amax = (size.amax(dim=1, keepdim=True) if rowwise else size.amax()).float().clamp(min=SMALLEST_AMAX)
@@ -233,7 +233,7 @@ def _cast_transpose(tensor: Tensor, dtype: torch.dtype, rowwise: bool) -> tuple[
 
 @torch.compile(dynamic=False)
 def _cast_and_transpose(tensor: Tensor, dtype: torch.dtype, rowwise: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`tensor` [a, b] and its transpose in fp8, one reading for both, each with its inverse scale."""
+    """Cast `tensor` [a, b] and its transpose in a single reading. Returns cast, inverse scale, transpose, inverse scale."""
     cast, scale = _scaled(tensor, dtype, rowwise)
     transpose, transpose_scale = _scaled(tensor.t(), dtype, rowwise)
     return cast, scale, transpose.contiguous(), transpose_scale
@@ -246,7 +246,7 @@ def _by_amax(values: Tensor, amax: Tensor, dtype: torch.dtype) -> Cast:
 
 
 def _row_blocks(tensor: Tensor, dtype: torch.dtype) -> Cast:
-    """`tensor` [m, n] in fp8 and inverse scales [m, n / 128], the first dimension innermost."""
+    """Cast `tensor` [m, n]. Returns the inverse scales, too, [m, n / 128], the first dimension innermost."""
     blocks = tensor.float().view(len(tensor), -1, FP8_BLOCK)
     cast, factors = _by_amax(blocks, blocks.abs().amax(2, keepdim=True), dtype)
     return cast.flatten(1), factors.squeeze(2).t().contiguous().t()

@@ -1,8 +1,8 @@
 """Grouped GEMMs of experts in fp8, by torch's CUTLASS kernel for Hopper GPUs: the forward pass and the rows' gradients.
 
 Every row has a scale, and in the forward pass every row of the matrices, too. All numbers are e4m3, because the kernel multiplies
-no other format. A token is cast once and its fp8 numbers are gathered for its experts. The backward pass multiplies the matrices'
-columns, so a matrix has one scale there, the largest scale of its rows.
+no other format. A token is cast once and its fp8 numbers are gathered for its experts. The backward pass contracts over the
+matrices' rows, so there a matrix has a single scale, the largest scale of its rows.
 
 The weights' gradients, a third of the experts' work, stay in 16 bits: for that product the kernel needs a positive multiple of 16
 rows for every expert. The matrices are cast in each pass, 6 bytes per weight in total, so experts with few rows are slower in
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lt_train.ops.fp8_gemm import Cast
-from lt_train.ops.grouped_gemm import GroupedGemms, TorchGroupedGemms, as_they_are
+from lt_train.ops.grouped_gemm import GroupedGemms, TorchGroupedGemms, identity
 
 E4M3 = torch.float8_e4m3fn
 
@@ -36,7 +36,7 @@ class Fp8GroupedGemms:
         self.weight_gradient = in_16_bits.weight_gradient
         self._casts = casts
 
-    def operand(self, rows: Tensor, gather: Callable[[Tensor], Tensor] = as_they_are) -> Cast:
+    def operand(self, rows: Tensor, gather: Callable[[Tensor], Tensor] = identity) -> Cast:
         numbers, factors = self._casts.cast_rows(rows, E4M3)
         return gather(numbers.view(torch.uint8)).view(E4M3), gather(factors)
 

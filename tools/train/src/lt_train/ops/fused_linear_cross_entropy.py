@@ -25,8 +25,8 @@ from lt_train.kernels.row_ops import dots, scale
 from lt_train.ops.row_exchange import Exchange
 from lt_train.ops.wgrad_accumulation import accumulate_weight_gradient
 
-# An exponent of two: 60 nats. A float's range is 2^-126 to 2^128: tokens less likely than the label are represented down to 2^-40
-# times its probability, which is all that matters, and more likely tokens have the remaining range.
+# An exponent of two: 60 nats. A float's range is 2^-126 to 2^128. Tokens less likely than the label are represented down to 2^-40
+# times the label's probability, which suffices, and more likely tokens have the remaining range.
 ROOM = 86
 # 126 nats. The remaining range is for the loss's gradient divided by the sum, down to 2^-30.
 LARGEST_SUM = 2.0**96
@@ -53,10 +53,10 @@ class _FusedLinearCrossEntropy(torch.autograd.Function):
         # The label's column, if this rank holds it.
         columns = (labels - first).clamp(0, len(weight_rows) - 1)
         absent = columns != labels - first
-        offsets = _summed(dots(rows, weight_rows, columns).masked_fill_(absent, 0), exchange).mul_(LOG2E).add_(ROOM)
+        offsets = _sum_over_ranks(dots(rows, weight_rows, columns).masked_fill_(absent, 0), exchange).mul_(LOG2E).add_(ROOM)
         exponentials, sums = exponential_gemm(rows, weight_rows, offsets)
-        # At least the label's term, because the GEMM has summed its logit in a different order.
-        sums = _summed(sums, exchange).clamp_(min=2.0**-ROOM)
+        # Clamp to the label's term, because the GEMM has summed the label's logit in another order than the dot product.
+        sums = _sum_over_ranks(sums, exchange).clamp_(min=2.0**-ROOM)
         sums = torch.where(sums <= LARGEST_SUM, sums, math.inf * sums)
         ctx.save_for_backward(rows, weight_rows, columns, absent, exponentials, sums)
         # With saved-tensor hooks, `saved_tensors` returns a weight without its attributes (`main_grad`).
@@ -82,7 +82,7 @@ class _FusedLinearCrossEntropy(torch.autograd.Function):
         return finish(), weight_gradient, None, None, None
 
 
-def _summed(numbers: Tensor, exchange: Exchange) -> Tensor:
+def _sum_over_ranks(numbers: Tensor, exchange: Exchange) -> Tensor:
     """Sum `numbers` over the ranks, in place."""
     if exchange.group:
         torch.distributed.all_reduce(numbers, group=exchange.group)

@@ -1,11 +1,11 @@
 """An MLP with SwiGLU in the epilogues of its GEMMs, by `kernels.gemm_epilogues`.
 
-Six GEMMs and nothing else: SwiGLU costs no pass over memory, nor does its backward. The activation, which only the second
-weight's gradient needs, can be recomputed by a GEMM of the backward pass that has its inputs at hand, instead of being saved.
-For Llama 3 8B's width and 32,768 tokens that is 0.94 GB a layer.
+The MLP is six GEMMs: neither SwiGLU nor its backward pass costs a pass over memory. Only the second weight's gradient needs the
+activation. It can be saved, or recomputed by a GEMM of the backward pass that reads gate and up in any case. The activation takes
+0.94 GB per layer for Llama 3 8B's width and 32,768 tokens.
 
-Tensor-parallel ranks have a part of the inner width each. Their exchange of rows surrounds the GEMMs, or overlaps with them: see
-`ops.row_exchange`. Of the rows that are gathered only the rank's own are saved.
+A tensor-parallel rank has a part of the inner width. The exchange of rows surrounds the GEMMs, or overlaps with them: see
+`ops.row_exchange`. A rank saves its local rows only, not the gathered ones.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ from lt_train.ops.wgrad_accumulation import accumulate_weight_gradient
 
 
 def gated_mlp(rows: Tensor, fc1: Tensor, fc2: Tensor, exchange: Exchange, *, keeps_activation: bool) -> Tensor:
-    """[..., h] to [..., h] in bfloat16, with this rank's weights `fc1` [2 n, h], gates first, and `fc2` [h, n].
+    """Compute the MLP of `rows` [..., h] in bfloat16 with the local weights `fc1` [2 n, h], gates first, and `fc2` [h, n].
 
     The weights' gradients are added to `main_grad` if the weights have one.
     """
@@ -38,7 +38,7 @@ class _GatedMLP(torch.autograd.Function):
         for place, part in gathered.parts():
             gated_gemm(part, fc1, gate_up[place], activation[place])
         ctx.save_for_backward(rows, fc1, fc2, gate_up, activation if keeps_activation else None)
-        # A saved weight comes back without its attributes where hooks on saved tensors are in force.
+        # With saved-tensor hooks, `saved_tensors` returns a weight without its attributes (`main_grad`).
         ctx.weights, ctx.exchange = (fc1, fc2), exchange
         return exchange.sum(len(gate_up), len(fc2), rows, lambda place, out: torch.mm(activation[place], fc2.t(), out=out))
 

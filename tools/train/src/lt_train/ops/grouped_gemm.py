@@ -1,9 +1,9 @@
-"""Grouped GEMMs: rows sorted by group, each group times its own matrix, as the experts of a mixture are computed.
+"""Grouped GEMMs: rows are sorted by group, and the rows of a group are multiplied by the group's matrix. Experts use them.
 
-Groups are given by `borders`, int32 [groups + 1], which begin with 0: group g has the rows from `borders[g]` to `borders[g + 1]`,
-perhaps none. torch's kernel for all groups (`torch._grouped_mm`; bfloat16, compute capability 9.0 or higher, rows of whole 16
-bytes) and quack's (`lt_train.kernels.grouped_gemm_epilogues`) read them on the device: the host neither knows how many rows a
-group has nor waits. Elsewhere there is a GEMM for each group, and on a GPU the host waits for the borders.
+`borders`, int32 [groups + 1], begin with 0: group g has the rows from `borders[g]` to `borders[g + 1]`, perhaps none. torch's
+grouped kernel (`torch._grouped_mm`; bfloat16, compute capability 9.0 or higher, rows of whole 16 bytes) and quack's
+(`lt_train.kernels.grouped_gemm_epilogues`) read the borders on the device: the host neither knows how many rows a group has nor
+waits. Without such a kernel, every group is a GEMM, and on a GPU the host waits for the borders.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,10 +13,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from lt_train.ops.deferred_gradients import later
-from lt_train.ops.wgrad_accumulation import accumulates_in_gemm, add, overwrites, written
+from lt_train.ops.deferred_gradients import compute_or_defer
+from lt_train.ops.wgrad_accumulation import accumulates_in_gemm, add_or_overwrite, mark_gradient_added, overwrites
 
-# Gathers them when the product is computed.
+# A function that gathers the rows, called when the product is computed.
 Rows = Callable[[], Tensor]
 
 HOPPER = (9, 0)
@@ -24,14 +24,14 @@ HOPPER = (9, 0)
 ALIGNMENT = 8
 
 
-def as_they_are(rows: Tensor) -> Tensor:
+def identity(rows: Tensor) -> Tensor:
     return rows
 
 
 class GroupedGemms(Protocol):
     """The products of rows [m, ...] with matrices [groups, n, k], and the matrices' gradients."""
 
-    def operand(self, rows: Tensor, gather: Callable[[Tensor], Tensor] = as_they_are) -> Any:
+    def operand(self, rows: Tensor, gather: Callable[[Tensor], Tensor] = identity) -> Any:
         """Prepare `rows` [t, k] for `gated` and `times_transposed`. `gather` selects the m rows [m, k]."""
         ...
 
@@ -40,31 +40,31 @@ class GroupedGemms(Protocol):
         ...
 
     def gated(self, rows: Any, matrices: Any, probabilities: Tensor, borders: Tensor) -> tuple[Tensor, Any] | None:
-        """Rows [m, k] times the transposes, [m, n], gates first; and the operand of SwiGLU of that, times `probabilities` [m].
+        """Multiply rows [m, k] by the transposes of `matrices`, and compute SwiGLU, gates first, times `probabilities` [m].
 
-        None if SwiGLU is a separate operation.
+        Returns the product [m, n], and SwiGLU's output as an operand; or None if SwiGLU is a separate operation.
         """
         ...
 
     def times_transposed(self, rows: Any, matrices: Any, borders: Tensor) -> Tensor:
-        """Rows [m, k] times the transposes: [m, n]."""
+        """Multiply rows [m, k] by the transposes of `matrices`. Returns [m, n]."""
         ...
 
     def times(self, rows: Tensor, weight: Tensor, scales: Tensor | None, borders: Tensor) -> Tensor:
-        """Rows [m, n] times the matrices: [m, k]. `known` is from `matrices`."""
+        """Multiply rows [m, n] by `weight`. Returns [m, k]. `scales` is the second result of `matrices`."""
         ...
 
     def weight_gradient(self, weight: Any, gradient: Tensor, rows: Rows, borders: Tensor) -> Tensor:
         """Compute the gradient that a backward pass returns for `weight`, from `gradient` [m, n] and a function for the rows.
 
-        With gradient accumulation fusion (`accumulates_in_gemm`) it is in the weight's `main_grad` then, or will be
-        (`deferred_gradients`).
+        With gradient accumulation fusion (`accumulates_in_gemm`) the gradient is added to the weight's `main_grad`, now or
+        later (`deferred_gradients`).
         """
         ...
 
 
 class TorchGroupedGemms:
-    def operand(self, rows: Tensor, gather: Callable[[Tensor], Tensor] = as_they_are) -> Tensor:
+    def operand(self, rows: Tensor, gather: Callable[[Tensor], Tensor] = identity) -> Tensor:
         return gather(rows)
 
     def matrices(self, weight: Tensor) -> tuple[Tensor, None]:
@@ -87,16 +87,16 @@ class TorchGroupedGemms:
     def weight_gradient(self, weight: Any, gradient: Tensor, rows: Rows, borders: Tensor) -> Tensor:
         if not accumulates_in_gemm(weight):
             return transposed_product(gradient, rows(), borders)
-        later(weight.main_grad, partial(self._add, weight.main_grad, gradient, rows, borders))
-        return written(weight)
+        compute_or_defer(weight.main_grad, partial(self._add, weight.main_grad, gradient, rows, borders))
+        return mark_gradient_added(weight)
 
     @staticmethod
     def _add(buffer: Tensor, gradient: Tensor, rows: Rows, borders: Tensor) -> None:
-        add(transposed_product(gradient, rows(), borders), buffer)
+        add_or_overwrite(transposed_product(gradient, rows(), borders), buffer)
 
 
 class QuackGroupedGemms:
-    """By quack's kernels: bfloat16 on a Hopper GPU."""
+    """Grouped GEMMs by quack's kernels, for bfloat16 on a Hopper GPU."""
 
     def __init__(self) -> None:
         from lt_train.kernels import grouped_gemm_epilogues
@@ -105,7 +105,7 @@ class QuackGroupedGemms:
         self.gated = grouped_gemm_epilogues.gated
         self.times_transposed = grouped_gemm_epilogues.times_transposed
 
-    def operand(self, rows: Tensor, gather: Callable[[Tensor], Tensor] = as_they_are) -> Tensor:
+    def operand(self, rows: Tensor, gather: Callable[[Tensor], Tensor] = identity) -> Tensor:
         return gather(rows)
 
     def matrices(self, weight: Tensor) -> tuple[Tensor, None]:
@@ -119,15 +119,15 @@ class QuackGroupedGemms:
             result = torch.empty_like(weight)
             self._kernels.weight_gradient(gradient, rows(), borders, result, adds=False)
             return result
-        later(weight.main_grad, partial(self._add, weight.main_grad, gradient, rows, borders))
-        return written(weight)
+        compute_or_defer(weight.main_grad, partial(self._add, weight.main_grad, gradient, rows, borders))
+        return mark_gradient_added(weight)
 
     def _add(self, buffer: Tensor, gradient: Tensor, rows: Rows, borders: Tensor) -> None:
         self._kernels.weight_gradient(gradient, rows(), borders, buffer, adds=not overwrites(buffer))
 
 
 def transposed_product(gradient: Tensor, rows: Tensor, borders: Tensor) -> Tensor:
-    """For each group the transpose of its rows of `gradient` [m, n] times its rows of `rows` [m, k]: [groups, n, k]."""
+    """For every group, multiply the transpose of its rows of `gradient` [m, n] by its rows of `rows` [m, k]: [groups, n, k]."""
     if _in_one_kernel(gradient, rows):
         return torch._grouped_mm(gradient.t(), rows, offs=borders[1:])
     result = gradient.new_empty(len(borders) - 1, gradient.shape[1], rows.shape[1])

@@ -1,6 +1,7 @@
-"""Linear layers of tensor parallelism whose GEMMs an `ops.row_exchange.Exchange` surrounds, or overlaps with.
+"""Tensor-parallel linear layers. An `ops.row_exchange.Exchange` of rows surrounds their GEMMs, or overlaps with them.
 
-The gradients of weights are added to their `main_grad`. A layer that gathers rows saves its own only, and gathers them again.
+The gradients of weights are added to their `main_grad`. A layer that gathers rows saves the local rows only, and gathers again in
+the backward pass.
 """
 
 from typing import Any
@@ -13,14 +14,14 @@ from lt_train.ops.wgrad_accumulation import accumulate_weight_gradient
 
 
 def column_parallel(rows: Tensor, weight: Tensor, exchange: Exchange) -> Tensor:
-    """Gather the ranks' rows, [..., k] on each, and multiply by the transposed local `weight` [n, k]. Returns [s, b, n]."""
+    """Gather the ranks' `rows` [..., k] and multiply them by the transposed local `weight` [n, k]. Returns [s, b, n]."""
     flat = rows.reshape(-1, rows.shape[-1])
     result: Tensor = _ColumnParallel.apply(flat, weight, exchange)  # type: ignore[no-untyped-call]
     return result.view(-1, *rows.shape[1:-1], len(weight))
 
 
 def row_parallel(rows: Tensor, weight: Tensor, exchange: Exchange) -> Tensor:
-    """This rank's share, [..., h], of the sum over the ranks of `rows` [s, b, k] times the transpose of `weight` [h, k]."""
+    """Multiply `rows` [s, b, k] by the transpose of `weight` [h, k] and sum over ranks. Returns the local share, [..., h]."""
     flat = rows.reshape(-1, rows.shape[-1])
     result: Tensor = _RowParallel.apply(flat, weight, exchange)  # type: ignore[no-untyped-call]
     return result.view(-1, *rows.shape[1:-1], len(weight))
@@ -31,7 +32,7 @@ class _ColumnParallel(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, weight: Tensor, exchange: Exchange) -> Tensor:
         rows = rows.contiguous()
         ctx.save_for_backward(rows, weight)
-        # A saved weight comes back without its attributes where hooks on saved tensors are in force.
+        # With saved-tensor hooks, `saved_tensors` returns a weight without its attributes (`main_grad`).
         ctx.weight, ctx.exchange = weight, exchange
         gathered = exchange.gather(rows, whole=False)
         output = rows.new_empty(gathered.count, len(weight))

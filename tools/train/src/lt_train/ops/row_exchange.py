@@ -1,4 +1,4 @@
-"""Exchange rows [m, h] between tensor-parallel ranks around the GEMMs of a layer.
+"""Exchange rows [m, h] between tensor-parallel ranks before and after a layer's GEMMs.
 
 A layer has two pairs of GEMMs. In the first GEMM of a pair each rank holds some columns of the weight and needs all rows. In the
 second it holds a part of the contracted dimension, and the ranks sum their results. With sequence parallelism a rank holds an
@@ -22,12 +22,12 @@ Compute = Callable[[slice, Tensor], object]
 
 
 class Gathered(Protocol):
-    """The `count` rows of all ranks. Some may not have arrived."""
+    """`count` rows, gathered from the ranks. Some rows may not have arrived."""
 
     count: int
 
     def parts(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the indices and the rows of each part as soon as it arrives."""
+        """Yield the parts in the order in which they arrive: their indices and their rows."""
         ...
 
     def whole(self) -> Tensor:
@@ -46,7 +46,7 @@ class Exchange(Protocol):
         ...
 
     def sum(self, count: int, width: int, like: Tensor, compute: Compute) -> Tensor:
-        """Sum over the ranks what `compute` writes for `count` rows. Returns the local share, with the type of `like`."""
+        """Sum the output of `compute` for `count` rows over the ranks. Returns the local share, with the type of `like`."""
         ...
 
     def start_sum(self, count: int, width: int, like: Tensor, compute: Compute) -> Callable[[], Tensor]:

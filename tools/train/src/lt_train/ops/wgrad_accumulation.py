@@ -1,13 +1,13 @@
-"""Weight gradients that the GEMMs themselves write or add to the gradient buffers (gradient accumulation fusion).
+"""Let GEMMs write or add weight gradients to the gradient buffers (gradient accumulation fusion).
 
-megatron-core adds them with an extension of apex; PyTorch's GEMMs can do it too. Otherwise a gradient is written, read, and
-added to its buffer in a pass of its own: 5 ms of 850 in a step of 2.8 billion parameters on an H200, by the bytes. And a buffer
-in float32 gets what the GEMM accumulated in float32, not its rounding to 16 bits.
+megatron-core does this with an extension of apex; PyTorch's GEMMs can do it too. Otherwise a gradient is written, read, and added
+to its buffer in a separate pass: 5 ms of 850 in a step of 2.8 billion parameters on an H200, by the bytes. And a float32 buffer
+gets the GEMM's float32 sums, not their rounding to 16 bits.
 
-The first GEMM of a step overwrites its buffer. So nothing has to clear it, and the GEMM does not read zeros: 3 ms of 835,
-and twice that where the buffers are float32.
+The first GEMM of a step overwrites its buffer. So no pass has to clear the buffer, and the GEMM does not read zeros: 3 ms of 835,
+and twice as much with float32 buffers.
 
-The GEMMs can run later than the backward pass that they belong to (`deferred_gradients`).
+A GEMM can run later than its backward pass (`deferred_gradients`).
 """
 
 from functools import partial
@@ -21,31 +21,31 @@ from torch import Tensor
 
 from lt_train.megatron import param_and_grad_buffer, tensor_parallel_layers
 from lt_train.megatron.tensor_parallel_layers import WeightGradientExtension
-from lt_train.ops.deferred_gradients import is_open, later
+from lt_train.ops.deferred_gradients import compute_or_defer, is_open
 from lt_train.process.device import CPU
 
-# By address: megatron-core passes the GEMM the buffer, not its weight.
+# Buffers that the step's first GEMM overwrites, by address, because megatron-core passes the buffer to the GEMM, not the weight.
 _stale: dict[int, Tensor] = {}
 
 
 def accumulate_in_gemms() -> None:
-    """Let megatron-core's linear layers take these GEMMs for apex's extension."""
+    """Let megatron-core's linear layers call these GEMMs instead of apex's extension."""
     tensor_parallel_layers.use_extension(WeightGradientExtension(accumulate_in_float32, accumulate_in_half))
 
 
 def accumulate_in_float32(rows: Tensor, gradient: Tensor, buffer: Tensor) -> None:
     """Add the transpose of `gradient` [m, n] times `rows` [m, k] to `buffer` [n, k], or overwrite a buffer that `overwrites`."""
-    later(buffer, partial(_accumulate_in_float32, _own(rows), gradient, buffer))
+    compute_or_defer(buffer, partial(_accumulate_in_float32, _copy_if_shared(rows), gradient, buffer))
 
 
 def accumulate_in_half(rows: Tensor, gradient: Tensor, buffer: Tensor) -> None:
-    """The same for a buffer in 16 bits."""
-    later(buffer, partial(_accumulate, _own(rows), gradient, buffer))
+    """Add the transpose of `gradient` [m, n] times `rows` [m, k] to a 16-bit `buffer` [n, k], or overwrite it."""
+    compute_or_defer(buffer, partial(_accumulate, _copy_if_shared(rows), gradient, buffer))
 
 
 def _accumulate_in_float32(rows: Tensor, gradient: Tensor, buffer: Tensor) -> None:
     if buffer.device.type == CPU:
-        add(gradient.t() @ rows, buffer)
+        add_or_overwrite(gradient.t() @ rows, buffer)
     elif rows.dtype == torch.float32:
         _accumulate(rows, gradient, buffer)
     elif overwrites(buffer):
@@ -61,8 +61,11 @@ def _accumulate(rows: Tensor, gradient: Tensor, buffer: Tensor) -> None:
         buffer.addmm_(gradient.t(), rows)
 
 
-def _own(rows: Tensor) -> Tensor:
-    """`rows` in memory that stays until a deferred GEMM: with sequence parallelism all layers' are gathered in one place."""
+def _copy_if_shared(rows: Tensor) -> Tensor:
+    """Copy `rows` if a later layer would overwrite them before a deferred GEMM.
+
+    With sequence parallelism, megatron-core gathers the rows of every layer in the same global buffer.
+    """
     if not is_open():
         return rows
     shared = get_global_memory_buffer().buffer.values()
@@ -70,8 +73,8 @@ def _own(rows: Tensor) -> Tensor:
     return rows.clone() if any(parameter.untyped_storage().data_ptr() == address for parameter in shared) else rows
 
 
-def add(weight_gradient: Tensor, buffer: Tensor) -> None:
-    """For a GEMM that cannot accumulate into its output."""
+def add_or_overwrite(weight_gradient: Tensor, buffer: Tensor) -> None:
+    """Add a computed `weight_gradient` to `buffer`, or overwrite it, for a GEMM that cannot accumulate into its output."""
     if overwrites(buffer):
         buffer.copy_(weight_gradient)
     else:
@@ -79,20 +82,20 @@ def add(weight_gradient: Tensor, buffer: Tensor) -> None:
 
 
 def overwrites(buffer: Tensor) -> bool:
-    """Whether `buffer` has the last step's numbers, which the caller now overwrites: true once in a step."""
+    """Whether the caller must overwrite `buffer`, because it holds the last step's gradient. True once per step."""
     return _stale.pop(buffer.data_ptr(), None) is not None
 
 
 def accumulates_in_gemm(weight: Any) -> bool:
-    """Return whether gradient accumulation fusion is on for `weight`, which no megatron-core linear layer holds."""
+    """Whether gradient accumulation fusion is on for `weight`, which no megatron-core linear layer holds."""
     return getattr(weight, "accumulates_in_gemm", False)
 
 
 def accumulate_weight_gradient(rows: Tensor, gradient: Tensor, weight: Any) -> Tensor:
-    """Add the gradient of `weight` [n, k], from `rows` [m, k] and `gradient` [m, n], to its `main_grad`. Returns `written`.
+    """Add the gradient of `weight` [n, k], from `rows` [m, k] and `gradient` [m, n], to its `main_grad`.
 
-    A weight that FSDP has gathered has no such buffer: its gradient is returned. `gradient` may have fewer columns: the weight's
-    last rows then have no gradient, ever.
+    Returns the result of `mark_gradient_added`. A weight that FSDP has gathered has no `main_grad`: its gradient is returned.
+    `gradient` may have fewer columns, if the weight's last rows never have a gradient.
     """
     if not hasattr(weight, "main_grad"):
         return _product(rows, gradient, weight)
@@ -103,7 +106,7 @@ def accumulate_weight_gradient(rows: Tensor, gradient: Tensor, weight: Any) -> T
         accumulate_in_half(rows, gradient, buffer)
     if len(buffer) < len(weight):
         weight.main_grad[len(buffer) :].zero_()
-    return written(weight)
+    return mark_gradient_added(weight)
 
 
 def _product(rows: Tensor, gradient: Tensor, weight: Tensor) -> Tensor:
@@ -113,28 +116,31 @@ def _product(rows: Tensor, gradient: Tensor, weight: Tensor) -> Tensor:
     return result
 
 
-def written(weight: Any) -> Tensor:
-    """Say that the gradient of `weight` is in its buffer. Returns what megatron-core's hook still wants: any numbers, which it
-    does not read, or zeros for a tied weight, where it adds the embedding's gradient and reads the sum."""
+def mark_gradient_added(weight: Any) -> Tensor:
+    """Tell megatron-core that the gradient of `weight` is in its buffer. Returns the gradient that autograd passes to its hook.
+
+    The hook does not read the gradient, so the numbers may be uninitialized. Only for a tied weight they are zeros, because
+    autograd adds the embedding's gradient, and the hook adds the sum to the buffer.
+    """
     weight.grad_added_to_main_grad = True
     return torch.zeros_like(weight) if getattr(weight, "zero_out_wgrad", False) else torch.empty_like(weight)
 
 
-def leave_uncleared(chunk: DistributedDataParallel) -> None:
-    """Let `zero_grad_buffer` of `chunk` clear only those gradients that no GEMM of a linear layer writes."""
+def skip_clearing(chunk: DistributedDataParallel) -> None:
+    """Let `zero_grad_buffer` of `chunk` clear only the gradients that no GEMM writes."""
     linear = (module for module in chunk.modules() if isinstance(module, ColumnParallelLinear | RowParallelLinear))
-    # An output layer that uses the embedding's weight has none of its own.
-    written = {id(module.weight) for module in linear if module.weight is not None}
-    written |= {id(parameter) for parameter in chunk.parameters() if accumulates_in_gemm(parameter)}
+    # A tied output layer's `weight` is None: it uses the embedding's weight.
+    gemm_weights = {id(module.weight) for module in linear if module.weight is not None}
+    gemm_weights |= {id(parameter) for parameter in chunk.parameters() if accumulates_in_gemm(parameter)}
     for buffer in chunk.buffers + chunk.expert_parallel_buffers:
-        gradients = [(parameter.main_grad, id(parameter) in written) for parameter in buffer.params]
+        gradients = [(parameter.main_grad, id(parameter) in gemm_weights) for parameter in buffer.params]
         cleared = [gradient for gradient, is_written in gradients if not is_written]
         stale = {gradient.data_ptr(): gradient for gradient, is_written in gradients if is_written}
         param_and_grad_buffer.replace_reset(buffer, partial(_reset, cleared, stale))
 
 
-def forget() -> None:
-    """Keep no buffers of a model that is trained no more."""
+def forget_buffers() -> None:
+    """Release the buffers of a model whose training has ended."""
     _stale.clear()
 
 
@@ -144,8 +150,8 @@ def _reset(cleared: list[Tensor], stale: dict[int, Tensor]) -> None:
     _stale.update(stale)
 
 
-def finish(*arguments: Any, finalize: Any, **settings: Any) -> None:
-    """Clear what no GEMM of this step has written, such as the gradients of an expert without tokens, then `finalize` all."""
+def clear_and_finalize(*arguments: Any, finalize: Any, **settings: Any) -> None:
+    """Clear gradients that no GEMM of this step has written, such as an expert's without tokens, then call `finalize`."""
     for gradient in _stale.values():
         gradient.zero_()
     _stale.clear()

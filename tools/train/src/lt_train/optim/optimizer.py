@@ -20,9 +20,9 @@ from lt_train.config.settings.layers import TRITON
 from lt_train.config.settings.optimization import Optimization
 from lt_train.config.settings.precision import Precision
 from lt_train.kernels import split_master_weights
-from lt_train.megatron import distrib_optimizer
+from lt_train.megatron import distrib_optimizer, emerging_optimizers, optimizer_optimizer
 from lt_train.megatron import optimizer as megatron_optimizer
-from lt_train.optim import fused_adamw, muon
+from lt_train.optim import fused_adamw
 from lt_train.optim.fused_adamw import FusedAdamW
 from lt_train.parallel.ddp import Chunk
 from lt_train.parallel.flat_shards import local_sharded_state
@@ -32,6 +32,10 @@ from lt_train.process.device import CPU
 # Whether the step has changed the weights, and the gradient norm before clipping. The norm is None if the loss scale was too
 # high.
 Outcome: TypeAlias = tuple[bool, float | None]
+# AdamW updates these parameters, whatever their shape is.
+_NO_MATRICES = ("*.bias", "*embedding.*")
+# The number of dimensions of a matrix, and of the experts' matrices on this rank.
+_MATRIX_DIMENSIONS = (2, 3)
 
 
 def build(
@@ -45,7 +49,7 @@ def build(
     distrib_optimizer.use_torch_optimizers()
     is_muon, is_fully_sharded = optimization.optimizer == "muon", isinstance(chunks[0], FullySharded)
     if is_muon:
-        muon.use_muon_for_stacked_matrices()
+        _use_muon_for_stacked_matrices()
     config = OptimizerConfig(
         optimizer=optimization.optimizer,
         lr=optimization.lr,
@@ -72,7 +76,7 @@ def build(
     )
     optimizer = get_megatron_optimizer(config, chunks)
     if is_muon:
-        muon.order_alike(optimizer)
+        _order_alike(optimizer)
     if is_fully_sharded:
         parts = [ShardOptimizer(inner.optimizer, config, inner.init_state_fn, chunks[0]) for inner in _inner(optimizer)]
         optimizer = ChainedOptimizer(parts)
@@ -230,3 +234,32 @@ def separate_steps(optimizer: MegatronOptimizer) -> None:
                 state = inner.state.get(parameter, {})
                 if isinstance(state.get("step"), torch.Tensor):
                     state["step"] = state["step"].clone().to(_step_device(group, parameter))
+
+
+def _use_muon_for_stacked_matrices() -> None:
+    """Let megatron-core, from 0.19 on, update the experts' weights with Muon and their biases with AdamW.
+
+    megatron-core lets Muon update every parameter with two dimensions, and AdamW all other parameters. Grouped experts have their
+    weights in a tensor [experts, outputs, inputs] and their biases in a tensor with two dimensions, so the optimizers would be
+    swapped. Each matrix is orthogonalized as a whole, every expert's separately, the same in every layout. Muon's iteration
+    multiplies the matrices of such a tensor in batched GEMMs, and holds them in float32 and in 16 bits at once.
+    """
+    emerging_optimizers.leave_to_adam(_NO_MATRICES, _is_no_matrix)
+
+
+def _is_no_matrix(parameter: torch.nn.Parameter) -> bool:
+    return getattr(parameter, "is_embedding_or_output_parameter", False) or parameter.dim() not in _MATRIX_DIMENSIONS
+
+
+def _order_alike(optimizer: ChainedOptimizer) -> None:
+    """Sort the parts of `optimizer` alike on every rank: Muon before AdamW, and for both the experts' parameters last.
+
+    megatron-core orders the parts by the rank's parameters. Each part takes part in an all-reduce for the gradient norm, so
+    pipeline stages with different orders would wait for each other in different groups.
+    """
+    optimizer_optimizer.order_parts(optimizer, _order_key)
+
+
+def _order_key(part: MegatronOptimizer) -> tuple[bool, bool]:
+    inner: torch.optim.Optimizer = part.optimizer
+    return isinstance(inner, torch.optim.AdamW), bool(inner.param_groups[0]["is_expert_parallel"])

@@ -1,11 +1,11 @@
 """All-gather keys and values over context-parallel ranks, and reduce-scatter their gradients, while attention computes.
 
-The sequence has 2 x N chunks; rank r holds chunks r and 2N-1-r. The queries of chunk r see only keys of the first half of the
-sequence. So that half is gathered first, and the attention of chunk r runs while the second half arrives. The backward pass
-starts with chunk 2N-1-r, and reduces the gradients of the second half while those of chunk r are computed. Attention thus waits
-for half of the bytes of a layer. With two ranks and Llama 3's 8 key-value heads of 128 channels, in bf16, that is 16 MiB in
-each pass for 16,384 tokens: some 0.1 ms each, compared with 8 ms for the attention, which grows with the square of the tokens.
-To gather a few heads at a time would hide half of the remaining wait but make the kernels smaller.
+The sequence has 2 x N chunks; rank r holds chunks r and 2N-1-r. The queries of chunk r see only keys of the sequence's first
+half. So the first half is gathered first, and attention of chunk r runs while the second half arrives. The backward pass starts
+with chunk 2N-1-r, and reduces the gradients of the second half while it computes chunk r. Thus attention waits for half of a
+layer's bytes. With two ranks and Llama 3's 8 key-value heads of 128 channels, in bf16, these are 16 MiB per pass for 16,384
+tokens: some 0.1 ms, compared with 8 ms for attention, which grows with the square of the tokens. Gathering a few heads at a time
+would hide half of the remaining wait but make the kernels smaller.
 """
 
 from typing import Any
@@ -18,9 +18,9 @@ from torch import Tensor
 class GatheredChunks:
     """All-gather the keys [s, b, groups, d] and values [s, b, groups, v] of the local chunks, in the order of the sequence.
 
-    `whole` is [S, b, groups, d + v], with the key of a head before its value. It is filled as far as `until` has been called for.
-    The backward pass keeps it, unless the layer is recomputed: 4 KiB per token for the heads of Llama 3, 64 MiB per layer for
-    16,384 tokens and 512 MiB for 131,072. To gather it again would save half of that on two ranks and cost 0.2 ms for 16,384
+    `whole` is [S, b, groups, d + v], with the key of a head before its value. `wait_for` fills it up to a position. The backward
+    pass keeps `whole`, unless the layer is recomputed: 4 KiB per token for the heads of Llama 3, 64 MiB per layer for 16,384
+    tokens and 512 MiB for 131,072. Gathering it again would save half of this memory on two ranks and cost 0.2 ms for 16,384
     tokens.
     """
 
@@ -37,7 +37,7 @@ class GatheredChunks:
             for whole, part in zip((first, self._backwards), local.chunk(2), strict=True)
         ]
 
-    def until(self, end: int) -> Tensor:
+    def wait_for(self, end: int) -> Tensor:
         """Wait for the positions before `end`, and return `whole`."""
         if len(self._work) == 2:
             self._work.pop(0).wait()

@@ -14,7 +14,7 @@ from lt_train.config.settings.memory import Memory
 from lt_train.config.settings.parallelism import Parallelism
 from lt_train.ops import wgrad_accumulation
 from lt_train.parallel.fsdp import FullySharded
-from lt_train.parallel.initialization import tensors_of
+from lt_train.parallel.initialization import local_tensors
 from lt_train.parallel.shard_collectives import Collectives
 from lt_train.process.device import CUDA
 
@@ -55,7 +55,7 @@ def replicate(
     `layer_elements` is the number of weights in a layer without its experts.
     """
     model.to(device)
-    fill(tensors_of(model))
+    fill(local_tensors(model))
     wrapped = Float16Module(config, model) if config.bf16 or config.fp16 else model
     ranks = parallelism.data * parallelism.context
     settings = DistributedDataParallelConfig(
@@ -72,19 +72,19 @@ def replicate(
     )
     chunk = DistributedDataParallel(config=config, ddp_config=settings, module=wrapped)
     if config.gradient_accumulation_fusion:
-        wgrad_accumulation.leave_uncleared(chunk)
+        wgrad_accumulation.skip_clearing(chunk)
     return chunk
 
 
 def bucket_elements(ranks: int, layer_elements: int) -> int:
-    """Return the larger of one layer without its experts and megatron-core's bucket size for `ranks` data-parallel ranks.
+    """Return the bucket size: a layer without its experts, or megatron-core's default for `ranks` ranks if that is larger.
 
     A step of Llama 3.1 8B on two H200 takes 759 ms with buckets of a layer, and 770 with megatron-core's 40 million (2026-11-22).
     """
     return max(LEAST_BUCKET_ELEMENTS, BUCKET_ELEMENTS_OF_A_RANK * ranks, layer_elements)
 
 
-def release(chunks: list[Chunk]) -> None:
+def break_cycles(chunks: list[Chunk]) -> None:
     """Break the reference cycles of `chunks`, so that their memory is freed.
 
     The hooks that overlap the gradient reduction refer to their chunk, and the chunk refers to autograd nodes, which hold the
@@ -94,21 +94,21 @@ def release(chunks: list[Chunk]) -> None:
     for chunk in chunks:
         if isinstance(chunk, DistributedDataParallel):
             for node in chunk.grad_accs:
-                # A new hook gives access to the dictionary of all hooks of the node.
+                # A new hook gives access to the dictionary of the node's hooks.
                 node.register_hook(lambda *gradients: None).hooks_dict_ref().clear()
             chunk.grad_accs.clear()
-    wgrad_accumulation.forget()
+    wgrad_accumulation.forget_buffers()
 
 
 def wait_for_weights(*modules: torch.nn.Module) -> None:
-    """Run the forward pre-hooks of --overlap-param-gather for modules whose weights are used without calling the modules."""
+    """Run the forward pre-hooks of --overlap-param-gather of modules whose weights are used without calling the modules."""
     for module in modules:
         for wait in module._forward_pre_hooks.values():
             wait(module, ())
 
 
 @contextlib.contextmanager
-def gathered(chunks: list[Chunk]) -> Iterator[None]:
+def gathered_weights(chunks: list[Chunk]) -> Iterator[None]:
     """Gather the updated weights before the body runs. --overlap-param-gather would gather them in the next training step."""
     overlapping = [chunk for chunk in chunks if chunk.ddp_config.overlap_param_gather]
     for chunk in overlapping:
@@ -118,7 +118,7 @@ def gathered(chunks: list[Chunk]) -> Iterator[None]:
         chunk.enable_forward_pre_hook()
 
 
-def gather(chunks: list[Chunk]) -> None:
+def gather_weights(chunks: list[Chunk]) -> None:
     """All-gather the weights after each rank has set its shard."""
     for chunk in chunks:
         if chunk.ddp_config.use_distributed_optimizer:

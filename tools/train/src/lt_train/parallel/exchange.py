@@ -10,7 +10,7 @@ from lt_train.ops.row_exchange import AllRows, Exchange, OneRank, SharedRows
 from lt_train.parallel.symmetric_memory import SymmetricMemory
 
 
-def exchange_of(parallelism: Parallelism, batches: Batches, hidden_size: int, kernels: Kernels) -> Exchange:
+def choose_exchange(parallelism: Parallelism, batches: Batches, hidden_size: int, kernels: Kernels) -> Exchange:
     """Return the exchange for all layers. All ranks of the tensor-parallel group call it."""
     if parallelism.tensor == 1:
         return OneRank()

@@ -5,10 +5,10 @@ optimizer, which splits a buffer of many parameters. A range is stored as up to 
 beginning of a row) in the coordinates of the whole model, as views of the rank's memory. Nothing is gathered to save or to load
 it, and any other split reads it.
 
-megatron-core's `fully_reshardable` form has equal names and loads equally, but every rank gathers the state of all
-data-parallel ranks in host memory for it, 12 bytes per parameter. And with more than one bucket it removes the padding between
-buckets and then looks parameters up at their padded offsets: 0.16 and 0.19 save the state of other weights under a parameter's
-name, without an error, whenever the size of a bucket is no multiple of 128 and of the number of ranks.
+megatron-core's `fully_reshardable` form has equal names and loads equally, but to save it every rank gathers the data-parallel
+ranks' state in host memory, 12 bytes per parameter. And with more than one bucket it removes the padding between buckets and then
+looks parameters up at their padded offsets: 0.16 and 0.19 save the state of other weights under a parameter's name, without an
+error, whenever the size of a bucket is no multiple of 128 and of the number of ranks.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ Entry: TypeAlias = ShardedTensor | ShardedTensorFactory
 
 @dataclasses.dataclass(frozen=True)
 class FlatSlice:
-    """A slice of a flattened parameter. It begins at element `start` and is a slice of one tensor of the model.
+    """A slice of a flattened parameter that begins at element `start` and belongs to a single tensor of the model.
 
     `tensor` names the tensor of the whole model and the position of the slice in it. It has no data.
     """

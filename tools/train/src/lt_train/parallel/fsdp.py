@@ -2,9 +2,8 @@
 
 torch's fully_shard gathers one layer at a time in the precision of the forward pass and returns its gradients as float32
 shards, summed and divided by the number of ranks. A rank keeps 16 bytes per parameter, divided by the ranks, and one or two
-gathered layers. Unlike the distributed optimizer, FSDP gathers the weights once more in the backward pass of each micro batch.
-With several replicas (HSDP), the ranks of each replica together have the whole model, and gradients are also reduced across
-replicas.
+gathered layers. Unlike the distributed optimizer, FSDP gathers the weights once more in every micro batch's backward pass. With
+several replicas (HSDP), a replica's ranks together have the whole model, and gradients are also reduced across replicas.
 
 megatron-core's own wrapper of fully_shard keeps weights and gradients in bfloat16, saves only shapes divisible by the ranks, and
 assumes a CUDA mesh; its megatron_fsdp needs CUDA and saves in another format. Here, the optimizer and megatron-core's gradient
@@ -34,7 +33,7 @@ from lt_train.parallel import flat_shards
 from lt_train.parallel.shard_collectives import Collectives, ShardCollectives, UpdatedPart
 from lt_train.process.device import CPU
 
-# Options with which torch's `named_parameters` yields all parameters by their names. torch's `parameters` passes `recurse`.
+# Arguments for which torch's named_parameters yields all parameters by name. torch's parameters() passes `recurse`.
 ALL_PARAMETERS = {"prefix": "", "recurse": True, "remove_duplicate": True}
 
 
@@ -72,7 +71,7 @@ class FullySharded(_BaseDataParallel):  # type: ignore[misc]
             for target in (parameter, shard):
                 vars(target).update(marks[name])
             self.shards[name] = shard
-        self._of_shard = {shard: self.sharded[name] for name, shard in self.shards.items()}
+        self._dtensor_by_shard = {shard: self.sharded[name] for name, shard in self.shards.items()}
         self.collectives = ShardCollectives(model, self.mesh.get_group(self.mesh.ndim - 1), dtype, collectives)
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
@@ -82,15 +81,15 @@ class FullySharded(_BaseDataParallel):  # type: ignore[misc]
 
     def rounded(self, shard: torch.nn.Parameter) -> torch.Tensor | None:
         """Return the 16-bit copy of `shard` that other ranks read, or None if they do not."""
-        return self.collectives.rounded(self._of_shard[shard])
+        return self.collectives.rounded(self._dtensor_by_shard[shard])
 
     def parts(self, shards: Iterable[torch.nn.Parameter]) -> list[UpdatedPart]:
         """Divide `shards` into the parts that AdamW updates in turn. Empty if ranks do not read each other's shards."""
-        return self.collectives.parts({shard: self._of_shard[shard] for shard in shards})
+        return self.collectives.parts({shard: self._dtensor_by_shard[shard] for shard in shards})
 
     @torch.no_grad()
     def round_weights(self) -> None:
-        """Round the shards to `dtype`, because the master weights of all other layouts begin from rounded weights."""
+        """Round the shards to `dtype`, because in all other layouts the master weights begin from rounded weights."""
         for shard in self.shards.values():
             shard.copy_(shard.to(self.dtype))
 
@@ -116,7 +115,7 @@ class FullySharded(_BaseDataParallel):  # type: ignore[misc]
             root.set_requires_all_reduce(True)
 
     def finish_grad_sync(self, *unused: Any, **options: Any) -> None:
-        """Set `main_grad` of each shard to its local gradient, which the backward pass has reduced."""
+        """Set every shard's `main_grad` to its local gradient, which the backward pass has reduced."""
         refuse_unknown("DistributedDataParallel.finish_grad_sync", unused, options, neutral={"force_all_reduce": False})
         for name, parameter in self.sharded.items():
             if parameter.grad is not None:
@@ -234,7 +233,7 @@ def _mesh(device: torch.device, replicas: int) -> DeviceMesh:
 
 
 def _shard(model: MegatronModule, mesh: DeviceMesh, dtype: torch.dtype, device: torch.device) -> dict[str, dict[str, Any]]:
-    """Allocate and shard one unit after the other. Returns megatron-core's attributes of each parameter by its name.
+    """Allocate and shard one unit after the other. Maps the name of a parameter to its megatron-core attributes.
 
     A tied embedding is used at both ends of the model and stays gathered, as do the parameters outside all units. The output
     layer stays gathered from the forward to the backward pass, which begins with it. No backward pass reads an embedding.

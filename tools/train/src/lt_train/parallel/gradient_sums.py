@@ -3,8 +3,8 @@
 torch's reduce-scatter would cast the gradients to float32 before it sends them. Here each rank receives its part from every other
 rank and adds the parts up. The sum is equal, and a number costs 2 bytes of traffic instead of 4.
 
-Ranks of one node read the parts from each other's memory by copy engines, which leave the multiprocessors to the GEMMs. Ranks of
-several nodes exchange the parts by an all-to-all.
+Ranks on the same node read the parts from each other's memory by copy engines, which leave the multiprocessors to the GEMMs.
+Ranks on several nodes exchange the parts by an all-to-all.
 """
 
 from collections.abc import Callable, Sequence

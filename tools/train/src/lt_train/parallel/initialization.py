@@ -28,7 +28,7 @@ BLOCK_ELEMENTS = 1 << 18
 BLOCK_ELEMENTS_ON_GPU = 1 << 25
 
 
-def tensors_of(model: MegatronModule) -> list[ShardedTensor]:
+def local_tensors(model: MegatronModule) -> list[ShardedTensor]:
     """Return the local parameters with their names and offsets in the whole model. `data` is the memory of the parameter."""
     sharded = model.sharded_state_dict()
     apply_factories(sharded)
@@ -63,7 +63,7 @@ def clear(tensors: Iterable[ShardedTensor]) -> None:
 
 
 def _stream(seed: int, key: str, layer: tuple[int, ...]) -> int:
-    """Return the position in the generator's cycle of 2^64 numbers at which the numbers of a parameter begin."""
+    """Return the first position of a parameter's numbers in the generator's cycle of 2^64 numbers."""
     digest = hashlib.sha256(f"{seed}/{key}/{layer}".encode()).digest()
     return int.from_bytes(digest[:8], "little", signed=True)
 

@@ -25,7 +25,7 @@ class PeerBuffer(Protocol):
 
 
 class SymmetricBuffer:
-    """A `PeerBuffer` for the GPUs of one node. Copy engines make the copies from the buffers of other ranks."""
+    """A `PeerBuffer` for the GPUs of a node. Copy engines copy from the buffers of other ranks."""
 
     def __init__(self, group: ProcessGroup, count: int, dtype: torch.dtype):
         self.rank, self.size = group.rank(), group.size()

@@ -44,7 +44,7 @@ class ShardCollectives:
     def __init__(self, model: MegatronModule, group: ProcessGroup, dtype: torch.dtype, collectives: Collectives):
         self._model = model
         units = [module for module in model.modules() if isinstance(module, FSDPModule)]
-        groups = [param_group for unit in units if (param_group := group_of(unit)) is not None]
+        groups = [param_group for unit in units if (param_group := param_group_of(unit)) is not None]
         self._parameter = {
             id(parameter.sharded_param): parameter for param_group in groups for parameter in param_group.fsdp_params
         }
@@ -78,7 +78,7 @@ class ShardCollectives:
         """
         if self.gathering is None:
             return []
-        groups = [group for unit in _first_units(self._model) if (group := group_of(unit)) is not None]
+        groups = [group for unit in _first_units(self._model) if (group := param_group_of(unit)) is not None]
         sharded_ids = {id(sharded) for sharded in shards.values()}
         groups = [group for group in groups if all(id(parameter.sharded_param) in sharded_ids for parameter in group.fsdp_params)]
         early = {id(parameter.sharded_param) for group in groups for parameter in group.fsdp_params}
@@ -87,7 +87,7 @@ class ShardCollectives:
         return [*parts, UpdatedPart(self.gathering, shards.keys() - first, [])]
 
 
-def group_of(unit: Any) -> Any:
+def param_group_of(unit: Any) -> Any:
     """Return FSDP's parameter group of `unit`, None if it has no parameters outside nested units."""
     return unit._get_fsdp_state()._fsdp_param_group
 

@@ -2,8 +2,8 @@
 
 Every rank keeps its shards once more in the 16 bits of the forward pass, where its peers can read them. AdamW writes that copy
 together with the float32 shards. So gathering a unit needs no cast and no collective, and the copies write directly to the unit's
-weights instead of a buffer from which weights are copied. NCCL's kernels take multiprocessors from the GEMMs beside them.
-The copies take 2 bytes per parameter, divided by the ranks.
+weights, without an intermediate buffer. NCCL's kernels would take multiprocessors from concurrent GEMMs. The 16-bit copies take 2
+bytes per parameter, divided by the ranks.
 
 The memory of a unit belongs to the compute stream. A copy starts when the compute stream reaches the request for it: each unit
 requests the next unit before it computes.

@@ -19,7 +19,7 @@ from lt_train.process.device import CUDA
 
 
 def allocate(size_bytes: int, group: ProcessGroup) -> tuple[Tensor, Any]:
-    """Allocate symmetric memory on all ranks of `group`; all of these ranks call this together.
+    """Allocate symmetric memory on every rank of `group`; every rank of `group` calls this together.
 
     Returns the local tensor, which keeps the memory alive, and torch's handle of every rank's memory.
     """

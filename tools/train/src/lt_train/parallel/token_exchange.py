@@ -8,7 +8,7 @@ all-to-all sends less.
 
 Both collectives run beside the computation, on NCCL's stream: `send` starts the all-gather, `gather` waits for it. Each rank
 rounds its sum of a token's rows to the tokens' dtype, and NCCL rounds once more per further rank. So with bfloat16 on n ranks a
-token's output has n roundings instead of one; the all-to-all has k or more. Float32 would double the bytes.
+token's output has n roundings instead of 1; the all-to-all has k or more. Float32 would double the bytes.
 """
 
 import collections
@@ -38,7 +38,7 @@ class TokenExchange:
         self._leaving: tuple[Tensor, Any] | None = None
 
     def expect(self, tokens: Tensor) -> None:
-        """Start to gather `tokens` of all ranks."""
+        """Start to gather every rank's `tokens`."""
         local = tokens.contiguous()
         whole = local.new_empty(len(local) * self.group.size(), *local.shape[1:])
         self._coming.append((whole, local, _start(torch.distributed.all_gather_into_tensor, whole, local, self.group)))
@@ -62,7 +62,7 @@ class TokenExchange:
 
 
 class ExchangedRows:
-    """A `RowSource` that gathers the tokens of all ranks and scatters the sums."""
+    """A `RowSource` that gathers every rank's tokens and scatters the sums."""
 
     def __init__(self, routing: Routing, exchange: TokenExchange):
         self.routing, self.exchange = routing, exchange
@@ -80,11 +80,11 @@ class ExchangedRows:
     def combine(self, rows: Tensor) -> Tensor:
         return self.exchange.scatter(self.routing.combine(rows))
 
-    def of_rows(self, probabilities: Tensor) -> Tensor:
-        return self.routing.of_rows(probabilities)
+    def row_probabilities(self, probabilities: Tensor) -> Tensor:
+        return self.routing.row_probabilities(probabilities)
 
-    def gradient(self, of_rows: Tensor, probabilities: Tensor) -> Tensor:
-        return self.routing.gradient(of_rows, probabilities)
+    def gradient(self, row_gradient: Tensor, probabilities: Tensor) -> Tensor:
+        return self.routing.gradient(row_gradient, probabilities)
 
 
 def send(tokens: Tensor, exchange: TokenExchange) -> Tensor:

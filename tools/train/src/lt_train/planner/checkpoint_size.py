@@ -9,7 +9,7 @@ from lt_train.config.settings.precision import Precision
 
 
 def parameter_bytes(precision: Precision, checkpointing: Checkpointing) -> tuple[int, int]:
-    """Return the saved bytes of a parameter: its weight, and the optimizer's copy and two moments in float32, if saved."""
+    """Return the saved bytes of a parameter: its weight, and the optimizer state (float32 copy and two moments) if saved."""
     weight, state = (2, 12) if precision.half else (4, 8)
     return weight, 0 if checkpointing.no_save_optim else state
 
@@ -33,10 +33,10 @@ class CheckpointSize:
         return self.weights + self.state
 
     def local_set(self, nodes: int) -> int:
-        """Return the largest size of a local checkpoint on a node: its own shards, and the shards of another node.
+        """Return the largest size of a local checkpoint on a node: the node's shards, and a copy of its neighbour's shards.
 
-        The first data-parallel ranks write the weights, and without the distributed optimizer also the optimizer's state: one
-        node may have everything.
+        The first data-parallel ranks write the weights, and without the distributed optimizer also the optimizer's state, so that
+        one node may hold everything.
         """
         if nodes == 1 or not self.shards_optimizer:
             return self.total

@@ -12,13 +12,13 @@ from lt_train.planner import stage_work
 from lt_train.planner.stage_work import ModelWork
 
 SHORTEST_CONTEXT = 4096
-# The one size that may be given beside `auto`, which then chooses the others.
+# The only size that a user may set together with `--parallel auto`. The search then chooses the other sizes.
 EXPERT_SIZE = "expert_model_parallel_size"
 
 
 @dataclasses.dataclass(frozen=True)
 class LayoutSpace:
-    """The layouts of a model with `work` and samples of `seq_length` tokens on a cluster.
+    """The layouts of a model on a cluster. The model has the stage work `work` and reads samples of `seq_length` tokens.
 
     `splits_state`: data-parallel ranks can split the optimizer's state. `may_recompute`: half of the layouts recompute whole
     layers, because no option sets the recomputation.
@@ -32,14 +32,14 @@ class LayoutSpace:
     may_recompute: bool
 
     def candidates(self, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """The options that ask for each layout that might work, beside the `options` that are given."""
+        """Yield the options of every layout that might work; `options` are the user's options."""
         recomputing: list[dict[str, Any]] = [{}]
         if self.may_recompute:
             recomputing.append({"recompute_granularity": "full"})
         ranks = self.cluster.ranks
         for tensor in _divisors(self.cluster.ranks_per_node):
             for pipeline in _divisors(ranks // tensor):
-                stages = self._stages(pipeline)
+                stages = self._stage_options(pipeline)
                 for context in _divisors(ranks // tensor // pipeline):
                     if context > 1 and self.seq_length // context < SHORTEST_CONTEXT:
                         continue
@@ -53,26 +53,28 @@ class LayoutSpace:
                     experts = self._expert_sizes(ranks // tensor // pipeline, options[EXPERT_SIZE])
                     for ends, more, expert in itertools.product(stages, recomputing, experts):
                         chosen = {name: size for name, size in sizes.items() if size > 1}
-                        yield chosen | expert | ends | _true(flags, options) | more
+                        yield chosen | expert | ends | _enabled_flags(flags, options) | more
 
     def _expert_sizes(self, ranks: int, given_size: int) -> list[dict[str, int]]:
-        """Options for the ranks among which the experts are divided, of `ranks` that read different tokens; none if given."""
+        """Return the options for dividing the experts among `ranks` ranks with different tokens; none if the user set a size."""
         if given_size > 1 or not self.model.num_experts:
             return [{}]
         return [{EXPERT_SIZE: size} if size > 1 else {} for size in _divisors(math.gcd(self.model.num_experts, ranks))]
 
-    def _stages(self, pipeline: int) -> list[dict[str, int]]:
-        """Return the options for the layers of the first and the last rank: no option if every rank can have as many layers,
-        and the option with the most equal work."""
+    def _stage_options(self, pipeline: int) -> list[dict[str, int]]:
+        """Return the options for the layers of the first and the last pipeline rank.
+
+        One entry has no option, if every rank can have the same number of layers; the other entry makes the work most equal.
+        """
         layers = self.model.num_layers
         if pipeline > layers:
             return []
         even: list[dict[str, int]] = [{}] if layers % pipeline == 0 else []
-        equal = stage_work.options(self.work.most_equal_split(pipeline))
+        equal = stage_work.split_options(self.work.most_equal_split(pipeline))
         return even if equal in even else [*even, equal]
 
 
-def _true(flags: dict[str, bool], options: dict[str, Any]) -> dict[str, bool]:
+def _enabled_flags(flags: dict[str, bool], options: dict[str, Any]) -> dict[str, bool]:
     return {name: True for name, value in flags.items() if value and not options[name]}
 
 

@@ -1,4 +1,4 @@
-"""The layout of a model on a cluster that need not be there, for people and for programs."""
+"""The layout of a model on a planned cluster, as a table and as a JSON record."""
 
 from typing import Any
 
@@ -12,8 +12,8 @@ from lt_train.planner.search import Choice, ParallelLayout
 SHOWN = 3
 
 
-def on_cluster(options: dict[str, Any], cluster: Cluster) -> Choice:
-    """The best layout, or the one that `options` give. Raises UsageError or BadConfig for a run that cannot work there."""
+def choose_layout(options: dict[str, Any], cluster: Cluster) -> Choice:
+    """Return the best layout on `cluster`, or the layout in `options`. Raises UsageError or BadConfig if the run cannot work."""
     assert cluster.gpu
     config = assemble(options, (), cluster)
     if options["parallel"] == parallelism.AUTO:
@@ -29,7 +29,7 @@ def on_cluster(options: dict[str, Any], cluster: Cluster) -> Choice:
 
 
 def record(choice: Choice) -> dict[str, Any]:
-    """The JSON object of `lt-train plan`; sizes in bytes, `waste` a share of the time."""
+    """Return the JSON object of `lt-train plan`. Sizes are in bytes; `waste` is a share of the time."""
     assert choice.cluster.gpu
     best = choice.best
     return {
@@ -43,12 +43,12 @@ def record(choice: Choice) -> dict[str, Any]:
         "usable_bytes": search.usable_bytes(choice.cluster),
         "reasons": choice.reasons,
         **_record(best),
-        "others": [_record(other) for other in choice.others[:SHOWN]],
+        "others": [_record(other) for other in choice.alternatives[:SHOWN]],
     }
 
 
-def _record(found: ParallelLayout) -> dict[str, Any]:
-    parallel, recompute, work = found.config.parallelism, found.config.memory.recompute, found.pipeline_work
+def _record(layout: ParallelLayout) -> dict[str, Any]:
+    parallel, recompute, work = layout.config.parallelism, layout.config.memory.recompute, layout.pipeline_work
     return {
         "tensor": parallel.tensor,
         "pipeline": parallel.pipeline,
@@ -56,11 +56,11 @@ def _record(found: ParallelLayout) -> dict[str, Any]:
         "expert": parallel.expert,
         "data": parallel.data,
         "recompute": recompute.granularity if recompute else None,
-        "options": found.flags,
-        "rank_memory_bytes": found.estimate.as_record(),
-        "ranks_memory_bytes": [estimate.total for estimate in found.memory.ranks],
-        "fits": found.fits,
-        "waste": round(found.waste, 4),
+        "options": layout.flags,
+        "rank_memory_bytes": layout.estimate.as_record(),
+        "ranks_memory_bytes": [estimate.total for estimate in layout.memory.ranks],
+        "fits": layout.fits,
+        "waste": round(layout.waste, 4),
         "bubble_share": work.bubble_share,
         "rank_work_shares": work.rank_shares,
         "pipeline_share_left": work.share_left,
@@ -68,7 +68,7 @@ def _record(found: ParallelLayout) -> dict[str, Any]:
 
 
 def table(choice: Choice) -> str:
-    """The same for people."""
+    """Return the table of `lt-train plan`: the layout, its memory, and the next best layouts."""
     cluster, best = choice.cluster, choice.best
     assert cluster.gpu
     rows = [
@@ -78,23 +78,23 @@ def table(choice: Choice) -> str:
         ("layout", best.config.parallelism.described + (", layers recomputed" if best.recomputes_layers else "")),
         *(("why" if number == 0 else "", reason) for number, reason in enumerate(choice.reasons)),
         ("memory", run_table.memory_row(best.estimate, cluster)),
-        *_stages(best),
-        *(("instead", f"{_short(other)}, waste of about {other.waste:.0%}") for other in choice.others[:SHOWN]),
+        *_stage_rows(best),
+        *(("instead", f"{_summary(other)}, waste of about {other.waste:.0%}") for other in choice.alternatives[:SHOWN]),
         ("options", " ".join(best.flags) or "none: these are the defaults"),
     ]
-    return run_table.aligned(rows)
+    return run_table.align_rows(rows)
 
 
-def _short(found: ParallelLayout) -> str:
-    recomputed = ", layers recomputed" if found.recomputes_layers else ""
-    ends = (("first", found.config.parallelism.first_stage_layers), ("last", found.config.parallelism.last_stage_layers))
-    own = "".join(f", {layers} layers on the {place}" for place, layers in ends if layers)
-    return f"{found.config.parallelism.described}{own}{recomputed}: {found.estimate.total / GIB:.1f} GiB"
+def _summary(layout: ParallelLayout) -> str:
+    recomputed = ", layers recomputed" if layout.recomputes_layers else ""
+    ends = (("first", layout.config.parallelism.first_stage_layers), ("last", layout.config.parallelism.last_stage_layers))
+    end_layers = "".join(f", {layers} layers on the {place}" for place, layers in ends if layers)
+    return f"{layout.config.parallelism.described}{end_layers}{recomputed}: {layout.estimate.total / GIB:.1f} GiB"
 
 
-def _stages(found: ParallelLayout) -> list[tuple[str, str]]:
-    """Return the totals of the pipeline ranks, if there are several; the ranks of a stage are alike."""
-    estimates = found.memory.ranks
+def _stage_rows(layout: ParallelLayout) -> list[tuple[str, str]]:
+    """Return a row with every pipeline stage's memory, if there are several stages. The ranks of a stage need equal memory."""
+    estimates = layout.memory.ranks
     if len(estimates) == 1:
         return []
     return [("per stage", " ".join(f"{estimate.total / GIB:.1f}" for estimate in estimates) + " GiB, first to last")]

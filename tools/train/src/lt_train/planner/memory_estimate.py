@@ -1,10 +1,9 @@
-"""A rank's memory, estimated from the configuration before anything starts; no torch is imported.
+"""Estimate a rank's memory from the configuration before anything starts; no torch is imported.
 
 Weights, gradients and optimizer state follow from the sizes and are exact except for the padding of buffers. Activations are
 estimated for torch's layers, one term per tensor that the backward pass needs. Memory of kernels and of the caching allocator
-(a few percent, and about a gigabyte for CUDA and NCCL) is not included. The numbers belong to the fullest rank: the pipeline's
-first rank, which holds the activations of the most micro batches, or the last rank, which has the logits; and among ranks that
-share experts the rank with the most tokens. Seven mixtures measured on H200 had between 0.5 GiB less and 2.1 GiB more.
+(a few percent, and about a gigabyte for CUDA and NCCL) is not included. Among ranks that share experts, the rank with the most
+tokens is estimated. Seven mixtures measured on H200 needed between 0.5 GiB less and 2.1 GiB more than estimated.
 """
 
 import dataclasses
@@ -24,7 +23,7 @@ GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """Bytes on one rank. `gathered` are the whole layers that FSDP has at a time, with their gradients."""
+    """Bytes on one rank. `gathered` counts the layers that FSDP holds unsharded at a time, with their gradients."""
 
     weights: int
     gradients: int
@@ -41,15 +40,15 @@ class Estimate:
 
     def __str__(self) -> str:
         parts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        listed = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items() if size)
-        return f"about {self.total / GIB:.2f} GiB per rank ({listed})"
+        sizes = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items() if size)
+        return f"about {self.total / GIB:.2f} GiB per rank ({sizes})"
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelStates:
-    """Weights, gradients and optimizer state of the ranks of a run: ZeRO's model states.
+    """Weights, gradients and optimizer state of a run's ranks: ZeRO's model states.
 
-    Each parameter takes `weight_bytes`, `gradient_bytes` and `optimizer_bytes`, and `number_bytes` in the forward pass.
+    A parameter takes `weight_bytes`, `gradient_bytes` and `optimizer_bytes`, and `number_bytes` in the forward pass.
     `optimizer_shards` data-parallel ranks split the optimizer's state, and with FSDP (`fully_sharded`) weights and gradients too.
     """
 
@@ -63,7 +62,7 @@ class ModelStates:
     fully_sharded: bool
 
     def on_rank(self, pipeline_rank: int, activations: int) -> Estimate:
-        """The estimate of a rank that holds `activations` bytes of activations."""
+        """Estimate the memory of a pipeline rank with `activations` bytes of activations."""
         dense, experts = stage_parameters(self.model, self.parallel, pipeline_rank)
         sharded = math.ceil(dense / self.optimizer_shards) + math.ceil(experts / self._expert_shards)
         local = sharded if self.fully_sharded else dense + experts
@@ -71,20 +70,23 @@ class ModelStates:
             weights=local * self.weight_bytes,
             gradients=local * self.gradient_bytes,
             optimizer=sharded * self.optimizer_bytes,
-            gathered=self._gathered(),
+            gathered=self._gathered_bytes(),
             activations=activations,
         )
 
     @property
     def _expert_shards(self) -> int:
-        """Ranks that have the same experts and split their state."""
+        """The number of ranks that hold the same experts and split their optimizer state."""
         if self.optimizer_shards == 1:
             return 1
         ranks_of_expert = self.parallel.expert * self.parallel.expert_tensor(self.model)
         return max(1, self.optimizer_shards * self.parallel.tensor // ranks_of_expert)
 
-    def _gathered(self) -> int:
-        """With FSDP: two layers and the ends of the model in the forward pass's precision, and a layer's float32 gradients."""
+    def _gathered_bytes(self) -> int:
+        """Return the bytes that FSDP holds unsharded.
+
+        They are two layers and the ends of the model in the forward pass's precision, and a layer's float32 gradients.
+        """
         if not self.fully_sharded:
             return 0
         kinds = self.model.layer_kinds.values()
@@ -95,13 +97,13 @@ class ModelStates:
 
 @dataclasses.dataclass(frozen=True)
 class MemoryEstimate:
-    """The memory of a run's ranks, by pipeline rank: the other ranks of a stage are alike."""
+    """The memory of a run's ranks, by pipeline rank, because all ranks of a stage need the same memory."""
 
     states: ModelStates
     activations: Activations
 
     def on_rank(self, pipeline_rank: int) -> Estimate:
-        return self.states.on_rank(pipeline_rank, self.activations.on_rank(pipeline_rank))
+        return self.states.on_rank(pipeline_rank, self.activations.bytes_on_rank(pipeline_rank))
 
     @property
     def ranks(self) -> list[Estimate]:
@@ -113,9 +115,9 @@ class MemoryEstimate:
         return max(map(self.on_rank, self._different_ranks()), key=lambda estimate: estimate.total)
 
     def _different_ranks(self) -> Iterable[int]:
-        """Yield the pipeline's first and last rank, and between them the first rank for each combination of layer kinds.
+        """Return the pipeline's first and last rank, and between them the first rank for each combination of layer kinds.
 
-        The first such rank holds the activations of the most micro batches.
+        The last rank has the logits. Among ranks with the same kinds, the first holds the most micro batches in flight.
         """
         model, parallel = self.states.model, self.states.parallel
         ranks: dict[Any, int] = {}
@@ -134,10 +136,10 @@ def estimate(config: RunConfig) -> MemoryEstimate:
     states = ModelStates(
         model=config.architecture,
         parallel=parallel,
-        # With FSDP float32, and a copy in 16 bits where other ranks read it.
+        # FSDP's weights are float32; a 16-bit copy is added if other ranks read the shards directly.
         weight_bytes=(6 if kernels.shares_shards(config) else 4) if is_float32 else 2,
         gradient_bytes=2 if half and memory.gradient_dtype == "bfloat16" else 4,
-        # Two moments, and for a 16-bit weight the missing 16 bits or a float32 copy.
+        # Two float32 moments, and for a 16-bit weight its missing 16 bits (fused AdamW) or a float32 copy.
         optimizer_bytes=8 if is_float32 else 10 if kernels.fuses_adamw(config) else 12,
         number_bytes=number_bytes,
         optimizer_shards=max(1, replicas // memory.replicas) if config.shards_optimizer else 1,

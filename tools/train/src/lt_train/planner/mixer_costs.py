@@ -1,7 +1,7 @@
-"""The cost of a mixer on a rank: a row of `COSTS` for each kind (`Architecture.mixer`).
+"""The memory of a mixer on a rank: a row of `COSTS` for each kind (`Architecture.mixer`).
 
-`lt_shared.models.architecture.mixers` counts its parameters. This module counts the parameters that tensor-parallel ranks do not
-split, and the activations that a rank keeps.
+`lt_shared.models.architecture.mixers` counts a mixer's parameters. This module counts the parameters that tensor-parallel ranks
+do not split, and the activations that a rank keeps.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from lt_shared.models.architecture.sizes import ATTENTION, LATENT_ATTENTION
 
 
 class Setting(NamedTuple):
-    """What decides how much a mixer keeps. `fuses`: Triton's kernels compute a layer."""
+    """The settings that decide how many activations a mixer keeps. `fuses`: Triton's kernels compute a layer."""
 
     fuses: bool
     recomputes_core: bool
@@ -20,47 +20,51 @@ class Setting(NamedTuple):
 
 
 class MixerCosts(NamedTuple):
-    """`whole_weights` counts those that every tensor-parallel rank has, `split_vectors` the other parameters that it has not.
+    """The functions that count a mixer's parameters and activations.
 
-    Numbers per token, on all tensor-parallel ranks together: `kept` for the backward pass, and the `operands` of the GEMMs of
-    weight gradients but for hidden states.
+    `whole_weights` counts the weights that every tensor-parallel rank holds whole, `split_vectors` the biases and other vectors
+    that the ranks split. In numbers per token, on all tensor-parallel ranks together, `activations` counts the activations kept
+    for the backward pass, and `operands` the operands of the weight gradients' GEMMs without the hidden states.
     """
 
     whole_weights: Callable[[Architecture], int]
     split_vectors: Callable[[Architecture], int]
-    kept: Callable[[Architecture, Setting], int]
+    activations: Callable[[Architecture, Setting], int]
     operands: Callable[[Architecture], int]
 
 
-def _none(model: Architecture) -> int:
+def _zero(model: Architecture) -> int:
     return 0
 
 
-def _split_vectors_of_attention(model: Architecture) -> int:
+def _attention_vectors(model: Architecture) -> int:
     count = model.num_attention_heads if model.attention_sinks else 0
     if model.add_qkv_bias or model.add_bias_linear or model.family == "gpt":
         count += model.query_size + 2 * model.kv_size
     return count
 
 
-def _kept_by_attention(model: Architecture, setting: Setting) -> int:
+def _attention_activations(model: Architecture, setting: Setting) -> int:
     keys_values = 2 * model.kv_size
     rotates_all = model.rotary_channels == model.kv_channels
-    return _kept(model, setting, model.query_size + keys_values, keys_values, rotates_all)
+    return _count_activations(model, setting, model.query_size + keys_values, keys_values, rotates_all)
 
 
-def _kept_by_latent_attention(model: Architecture, setting: Setting) -> int:
+def _latent_attention_activations(model: Architecture, setting: Setting) -> int:
     latent = model.latent_attention
     assert latent is not None
     keys_values = model.num_attention_heads * (latent.qk_head_dim + latent.v_head_dim)
-    return _kept(model, setting, model.query_size + keys_values + model.value_size, keys_values, False)
+    return _count_activations(model, setting, model.query_size + keys_values + model.value_size, keys_values, False)
 
 
-def _kept(model: Architecture, setting: Setting, projected: int, keys_values: int, rotates_all: bool) -> int:
-    """Queries, keys and values in the projection's output; those rotated; the result of attention, and its copy for the next."""
+def _count_activations(model: Architecture, setting: Setting, projected: int, keys_values: int, rotates_all: bool) -> int:
+    """Count the numbers per token: the QKV projection's output, the rotated QKV, attention's output, and its contiguous copy.
+
+    The projection's output has `projected` numbers per token, including `keys_values` numbers of keys and values.
+    """
     llama, width = model.family == "llama", projected
     fused = llama and setting.fuses
-    # One kernel splits and rotates them, and keeps its input only if it also computes norms.
+    # One kernel splits and rotates queries and keys. It keeps its input only if it also normalizes them.
     if llama and not (fused and rotates_all and not model.qk_layernorm):
         width += model.query_size + model.kv_size
     width += model.value_size * (1 if setting.recomputes_core or fused else 2)
@@ -68,17 +72,17 @@ def _kept(model: Architecture, setting: Setting, projected: int, keys_values: in
     return width + (0 if setting.recomputes_core else (setting.context_ranks - 1) * keys_values)
 
 
-def _operands_of_attention(model: Architecture) -> int:
+def _attention_operands(model: Architecture) -> int:
     return model.query_size + 2 * model.kv_size + model.value_size
 
 
-def _projections_to_latents(model: Architecture) -> int:
+def _latent_projections(model: Architecture) -> int:
     latent = model.latent_attention
     assert latent is not None
     return model.hidden_size * ((latent.q_lora_rank or 0) + latent.kv_lora_rank + latent.qk_pos_emb_head_dim)
 
 
 COSTS = {
-    ATTENTION: MixerCosts(_none, _split_vectors_of_attention, _kept_by_attention, _operands_of_attention),
-    LATENT_ATTENTION: MixerCosts(_projections_to_latents, _none, _kept_by_latent_attention, _operands_of_attention),
+    ATTENTION: MixerCosts(_zero, _attention_vectors, _attention_activations, _attention_operands),
+    LATENT_ATTENTION: MixerCosts(_latent_projections, _zero, _latent_attention_activations, _attention_operands),
 }

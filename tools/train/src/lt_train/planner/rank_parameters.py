@@ -25,14 +25,14 @@ def stage_parameters(model: Architecture, parallel: Parallelism, pipeline_rank: 
             mtp_dense, mtp_experts = layer_parameters(model, parallel, model.num_layers)
             projection = 2 * model.hidden_size**2 + 3 * model.hidden_size
             dense += model.mtp_num_layers * (mtp_dense + projection)
-            # The last stage has a copy of the embedding for them unless the embedding itself is there.
+            # Multi-token prediction needs the embedding: the last stage has a copy unless it holds the embedding already.
             dense += 0 if is_first or model.tie_embeddings else vocabulary
             experts += model.mtp_num_layers * mtp_experts
     return dense, experts
 
 
 def layer_parameters(model: Architecture, parallel: Parallelism, layer: int) -> tuple[int, int]:
-    """Count the parameters of a layer on one of the tensor-parallel ranks that split it."""
+    """Count the parameters of a layer on a tensor-parallel rank."""
     tensor = parallel.tensor
     vectors = model.vectors(layer, 0)
     costs = COSTS[model.mixer(layer)]
@@ -51,5 +51,5 @@ def layer_parameters(model: Architecture, parallel: Parallelism, layer: int) -> 
 
 
 def vocabulary_parameters(model: Architecture, parallel: Parallelism) -> int:
-    """Count the parameters of the embedding, or of the output layer, on one of the tensor-parallel ranks that split it."""
+    """Count the parameters of the embedding, or of the output layer, on a tensor-parallel rank."""
     return parallel.padded_vocab_size(model) // parallel.tensor * model.hidden_size

@@ -1,4 +1,4 @@
-"""The checked configuration of a run, with the best layout where `--parallel auto` asks for it."""
+"""The checked configuration of a run, with the best layout if `--parallel auto` asks for it."""
 
 from typing import Any
 
@@ -15,11 +15,11 @@ from lt_train.process import rank_environment
 
 
 def resolve_run_config(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> RunConfig:
-    """Raises UsageError or BadConfig for what cannot run, the first of its problems."""
+    """Resolve and check the options. Raises UsageError or BadConfig, the first problem, if the run cannot work."""
     config = assemble(options, datasets)
     if options["parallel"] == parallelism.AUTO:
         choice = search.choose(config, options, cluster.local_cluster(config.parallelism.device, config.parallelism.world_size))
-        config = search.require(choice)
+        config = search.require_fitting(choice)
         _note_layout(choice)
     for problem in (*problems(config), *problems_here(vars(config))):
         raise problem

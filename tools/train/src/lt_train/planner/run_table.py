@@ -17,7 +17,7 @@ from lt_train.process.device import CUDA
 
 
 def table(config: RunConfig, cluster: Cluster, is_finished: bool) -> str:
-    """A line per subject."""
+    """Return the table of `--dry-run`, a line per subject."""
     batches, saving, parallel = config.batches, config.checkpointing, config.parallelism
     size = CheckpointSize.from_config(config)
     rows = {
@@ -33,13 +33,13 @@ def table(config: RunConfig, cluster: Cluster, is_finished: bool) -> str:
     }
     if saving.save_local:
         rows["local"] = _local_row(saving, size, cluster.nodes)
-    return aligned(rows.items())
+    return align_rows(rows.items())
 
 
 def _local_row(saving: Checkpointing, size: CheckpointSize, nodes: int) -> str:
-    """The bound of a node's disk: the newest set, and the next while it is written."""
-    needed = 2 * size.local_set(nodes) / GIB
-    return f"{saving.save_local}, every {saving.local_interval:,} steps: at most {needed:.2f} GiB on a node's disk"
+    """Return the row of local checkpoints. A node's disk holds the newest set, and the next set while it is written."""
+    gib = 2 * size.local_set(nodes) / GIB
+    return f"{saving.save_local}, every {saving.local_interval:,} steps: at most {gib:.2f} GiB on a node's disk"
 
 
 def model_row(model: Architecture, precision: Precision) -> str:
@@ -67,7 +67,7 @@ def memory_row(estimate: Estimate, cluster: Cluster) -> str:
     return f"{estimate}, {verdict} {usable_bytes / GIB:.1f}"
 
 
-def aligned(rows: Collection[tuple[str, str]]) -> str:
+def align_rows(rows: Collection[tuple[str, str]]) -> str:
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name.ljust(width)}  {text}" for name, text in rows)
 

@@ -1,11 +1,11 @@
 """Choose a layout: tensor, pipeline, context and expert parallel sizes and recomputation, from the model and the GPUs.
 
-Every layout that passes the checks is estimated; among the layouts that fit into the memory of a GPU, the one that wastes the
-least time is chosen. The waste is a rough count of four parts: a third more work for recomputing whole layers; the calculated
-losses by the pipeline's bubble and by unequal stages; the measured cost for each doubling of ranks that exchange activations
+Every layout that passes the checks is estimated. Among the layouts that fit into a GPU's memory, the layout that wastes the least
+time is chosen. The waste is a rough sum of four parts: a third more work for recomputing whole layers; the calculated losses by
+the pipeline's bubble and by unequal stages; the measured cost for each doubling of ranks that exchange activations
 (`measured_speeds`); and for a mixture the exchange of tokens and experts that are computed one after another (`expert_costs`).
-The waste puts layouts in an order and predicts no speed; `lt-train bench` measures. Tensor parallelism stays within a node.
-Data-parallel ranks always split the optimizer state, because that costs nothing.
+The waste puts layouts in an order and predicts no speed; `lt-train bench` measures speed. Tensor parallelism stays within a node.
+Data-parallel ranks always split the optimizer state, because splitting costs nothing.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from lt_train.planner.layout_space import EXPERT_SIZE, LayoutSpace
 from lt_train.planner.memory_estimate import Estimate, MemoryEstimate
 from lt_train.planner.stage_work import PipelineWork, model_work
 
-# Memory of CUDA and NCCL, and of kernels and fragments beyond the estimate.
+# Memory that the estimate leaves out: CUDA and NCCL, kernels and fragments.
 RUNTIME_BYTES = 3 * GIB // 2
 SPARE_SHARE = 0.06
 LESS_MEMORY = "more GPUs, or --parallel auto, --use-torch-fsdp2, --recompute-granularity full, a smaller --micro-batch-size"
@@ -68,7 +68,7 @@ class ParallelLayout:
 
     @functools.cached_property
     def waste(self) -> float:
-        """The share of time beyond the work itself: 0.1 is a tenth more."""
+        """The time beyond the model's work, as a share of that work: 0.1 is a tenth more."""
         config, parallel = self.config, self.config.parallelism
         work = 1 + (RECOMPUTATION if self.recomputes_layers else 0)
         sizes = {"tensor": parallel.tensor, "context": parallel.context, "pipeline": parallel.pipeline}
@@ -77,12 +77,12 @@ class ParallelLayout:
             shared += measured_speeds.cost("fully sharded" if config.memory.fully_sharded else "data")
         runs_one_by_one = kernels.runs_experts_one_by_one(config)
         ranks_per_node = self.cluster.ranks_per_node
-        shared += expert_costs.share(config.architecture, config.batches, parallel, runs_one_by_one, ranks_per_node)
+        shared += expert_costs.overhead_share(config.architecture, config.batches, parallel, runs_one_by_one, ranks_per_node)
         return work * (1 + shared) / self.pipeline_work.share_left - 1
 
     @property
     def flags(self) -> list[str]:
-        """The same options as on the command line, and those that they were asked for beside."""
+        """The layout as command-line flags, with the flags of its configuration that the search did not set."""
         words = []
         memory, parallel = self.config.memory, self.config.parallelism
         if memory.fully_sharded:
@@ -103,89 +103,89 @@ class ParallelLayout:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """`best` and the `others` that fit, in their order; without one that fits, `best` needs the least memory."""
+    """The best layout and the `alternatives` that fit, best first. If no layout fits, `best` needs the least memory."""
 
     cluster: Cluster
     best: ParallelLayout
-    others: tuple[ParallelLayout, ...]
+    alternatives: tuple[ParallelLayout, ...]
     tried: int
 
     @property
     def reasons(self) -> list[str]:
-        """Why it is this layout, a sentence each."""
+        """The reasons for the layout, one sentence each."""
         config, cluster = self.best.config, self.cluster
         limit = usable_bytes(cluster)
-        fits = [layout for layout in (self.best, *self.others) if layout.fits]
-        parallel, found = config.parallelism, []
+        fits = [layout for layout in (self.best, *self.alternatives) if layout.fits]
+        parallel, reasons = config.parallelism, []
         if self.tried > 1:
-            found.append(
+            reasons.append(
                 f"{self.tried} layouts of {cluster.ranks} ranks work, {len(fits)} fit into {limit / GIB:.1f} GiB per rank"
             )
         if parallel.model == parallel.expert == 1:
-            found.append("a rank holds the whole model: all ranks are data parallel")
+            reasons.append("a rank holds the whole model: all ranks are data parallel")
         if parallel.tensor > 1:
-            found.append(f"tensor parallel {parallel.tensor}: within a node, where links are fast")
+            reasons.append(f"tensor parallel {parallel.tensor}: within a node, where links are fast")
         if parallel.pipeline > 1:
             work = self.best.pipeline_work
             larger = "; a larger --global-batch-size makes it smaller" if work.bubble_share > LARGE_BUBBLE else ""
-            found.append(f"pipeline parallel {parallel.pipeline}: {work}{larger}")
+            reasons.append(f"pipeline parallel {parallel.pipeline}: {work}{larger}")
         if parallel.context > 1:
             tokens = config.batches.seq_length // parallel.context
-            found.append(f"context parallel {parallel.context}: {tokens} tokens of a sample on each rank")
+            reasons.append(f"context parallel {parallel.context}: {tokens} tokens of a sample on each rank")
         if parallel.expert > 1:
             experts = config.architecture.num_experts or 0
-            nodes = expert_costs.nodes(config.architecture, parallel, cluster.ranks_per_node)
+            nodes = expert_costs.count_nodes(config.architecture, parallel, cluster.ranks_per_node)
             far = f", on {nodes} nodes: the exchange of tokens is slow between them" if nodes > 1 else ""
-            found.append(f"expert parallel {parallel.expert}: {experts // parallel.expert} of {experts} experts on a rank{far}")
+            reasons.append(f"expert parallel {parallel.expert}: {experts // parallel.expert} of {experts} experts on a rank{far}")
         if config.architecture.num_experts and kernels.runs_experts_one_by_one(config):
-            found.append("a layer's experts are computed one after another, which is slow on a GPU")
+            reasons.append("a layer's experts are computed one after another, which is slow on a GPU")
         if "recompute_granularity" in self.best.options:
-            found.append("whole layers are computed again in the backward pass: a third more work, for less memory")
-        found.append(f"waste of about {self.best.waste:.0%}")
-        return found
+            reasons.append("whole layers are computed again in the backward pass: a third more work, for less memory")
+        reasons.append(f"waste of about {self.best.waste:.0%}")
+        return reasons
 
 
 def usable_bytes(cluster: Cluster) -> int:
-    """The bytes of a rank's memory that an estimate may fill."""
+    """Return the bytes of a rank's memory that an estimate may fill."""
     assert cluster.gpu
     return int(cluster.gpu.memory_bytes * (1 - SPARE_SHARE)) - (RUNTIME_BYTES if cluster.gpu.capability else 0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Shortage:
-    """Why a run does not fit. `is_certain` if weights, gradients and optimizer state alone, which are exact, do not fit."""
+    """The reason why a run does not fit. It is certain if weights, gradients and optimizer state, which are exact, do not fit."""
 
     reason: str
     is_certain: bool
 
 
 def memory_shortage(estimate: Estimate, cluster: Cluster) -> Shortage | None:
-    """None where the run fits by its estimate, and where the memory is not known."""
+    """Return the shortage of memory, or None if the run fits by its estimate or the GPU's memory is not known."""
     if cluster.gpu is None:
         return None
-    there, usable = cluster.gpu.memory_bytes, usable_bytes(cluster)
-    kept = estimate.weights + estimate.gradients + estimate.optimizer
-    if kept > there:
-        alone = f"weights, gradients and optimizer alone take {kept / GIB:.1f} GiB of {there / GIB:.1f} per rank"
-        return Shortage(alone, is_certain=True)
+    gpu_bytes, usable = cluster.gpu.memory_bytes, usable_bytes(cluster)
+    state_bytes = estimate.weights + estimate.gradients + estimate.optimizer
+    if state_bytes > gpu_bytes:
+        reason = f"weights, gradients and optimizer alone take {state_bytes / GIB:.1f} GiB of {gpu_bytes / GIB:.1f} per rank"
+        return Shortage(reason, is_certain=True)
     if estimate.total > usable:
         return Shortage(f"{estimate}, {usable / GIB:.1f} are there", is_certain=False)
     return None
 
 
-def given(options: dict[str, Any]) -> list[str]:
-    """The options of a layout that differ from their defaults."""
+def layout_flags(options: dict[str, Any]) -> list[str]:
+    """Return the flags of the layout options that differ from their defaults."""
     return [f"--{name.replace('_', '-')}" for name in SIZES if options[name] not in (None, False, 1)]
 
 
 def choose(config: RunConfig, options: dict[str, Any], cluster: Cluster) -> Choice:
-    """The best layout for `config`, whose own is not looked at; `options` are those it was made of.
+    """Return the best layout for `config`, which was assembled from `options`; the layout in `config` is ignored.
 
-    Raises UsageError for sizes beside, BadConfig when no layout divides the model and the ranks or the memory is not known, and
-    what every layout would raise.
+    Raises UsageError if `options` set a parallel size, BadConfig if no layout divides the model and the ranks or the GPU's memory
+    is not known, and any problem that every layout has.
     """
-    if given(options):
-        raise UsageError(f"--parallel auto and {given(options)[0]}", "give one of them")
+    if sizes_set := layout_flags(options):
+        raise UsageError(f"--parallel auto and {sizes_set[0]}", "give one of them")
     if cluster.gpu is None:
         raise BadConfig("the memory of this machine's GPUs is not known", "give --tensor-model-parallel-size and so on instead")
     space = LayoutSpace(
@@ -196,32 +196,32 @@ def choose(config: RunConfig, options: dict[str, Any], cluster: Cluster) -> Choi
         splits_state=config.optimization.splits_state and not config.memory.fully_sharded,
         may_recompute=config.memory.recompute is None,
     )
-    found: list[ParallelLayout] = []
-    wrong: list[dict[str, ToolError]] = []
+    layouts: list[ParallelLayout] = []
+    problems_by_layout: list[dict[str, ToolError]] = []
     for sizes in space.candidates(options):
         candidate = config.with_layout(options | sizes, cluster.ranks)
         problems = {str(problem): problem for problem in layout_problems(candidate)}
         if problems:
-            wrong.append(problems)
+            problems_by_layout.append(problems)
         else:
-            found.append(ParallelLayout(candidate, sizes, cluster))
-    if not found:
-        for text, problem in wrong[0].items():
-            if all(text in others for others in wrong):
+            layouts.append(ParallelLayout(candidate, sizes, cluster))
+    if not layouts:
+        for text, problem in problems_by_layout[0].items():
+            if all(text in layout_problems_by_text for layout_problems_by_text in problems_by_layout):
                 raise problem
-        text, problem = next(iter(min(wrong, key=len).items()))
+        text, problem = next(iter(min(problems_by_layout, key=len).items()))
         raise BadConfig(
             f"no layout divides {config.architecture.name} and its batches among {cluster.ranks} ranks; of the nearest: {text}",
             problem.hint or "choose a --global-batch-size that is a multiple of --micro-batch-size x ranks, or other ranks",
         )
-    fitting = sorted((layout for layout in found if layout.fits), key=_order)
+    fitting = sorted((layout for layout in layouts if layout.fits), key=_order)
     if not fitting:
-        return Choice(cluster, min(found, key=lambda layout: layout.estimate.total), (), len(found))
-    return Choice(cluster, fitting[0], tuple(fitting[1:]), len(found))
+        return Choice(cluster, min(layouts, key=lambda layout: layout.estimate.total), (), len(layouts))
+    return Choice(cluster, fitting[0], tuple(fitting[1:]), len(layouts))
 
 
-def require(choice: Choice) -> RunConfig:
-    """The chosen configuration. Raises BadConfig when not even the smallest layout fits."""
+def require_fitting(choice: Choice) -> RunConfig:
+    """Return the chosen configuration. Raises BadConfig if not even the smallest layout fits."""
     if not choice.best.fits:
         smallest = choice.best.config.parallelism.described
         raise BadConfig(
@@ -233,5 +233,5 @@ def require(choice: Choice) -> RunConfig:
 
 
 def _order(layout: ParallelLayout) -> tuple[float, int]:
-    """Least waste first; of equals the one that leaves more memory."""
+    """Sort key: least waste first; with equal waste, least memory first."""
     return round(layout.waste, 4), layout.estimate.total

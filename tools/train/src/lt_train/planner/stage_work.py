@@ -1,7 +1,7 @@
-"""What each pipeline stage has to compute, in FLOPs, and which split of the layers is the most equal.
+"""The FLOPs of each pipeline stage, and the split of the layers with the most equal stages.
 
-The output layer is work of the last stage: with a vocabulary of 128k it is as much as two of Llama 3 8B's layers. Of 8 such
-layers on two ranks and 16 micro batches an even split leaves 80% of a GPU's speed, and 5 and 3 layers 93%.
+The output layer is work of the last stage: with a vocabulary of 128k it takes as many FLOPs as two of Llama 3 8B's layers. With 8
+such layers on two ranks and 16 micro batches, an even split leaves 80% of a GPU's speed, and a split into 5 and 3 layers 93%.
 The input embedding is a look-up and counts nothing.
 """
 
@@ -29,26 +29,27 @@ SHOWN = 8
 
 @dataclasses.dataclass(frozen=True)
 class ModelWork:
-    """FLOPs per token of every layer, and of the last stage's output behind the layers."""
+    """FLOPs per token of every layer, and of the output layer and multi-token prediction (`head`) on the last stage."""
 
     layers: tuple[Work, ...]
     head: Work
 
     def most_equal_split(self, ranks: int) -> Ends:
-        """The split among pipeline ranks whose fullest rank has the least work; the even one unless another has less.
+        """Return the split whose fullest pipeline rank has the least work; the even split if no split has less.
 
         The ranks between the first and the last have the same number of layers each.
         """
         if ranks == 1:
             return EVEN
-        before = [0.0, *itertools.accumulate(layer.whole for layer in self.layers)]
+        work_before = [0.0, *itertools.accumulate(layer.whole for layer in self.layers)]
         count = len(self.layers)
 
         def fullest(split: tuple[int, int, int]) -> float:
             first, middle, _ = split
-            borders = [0, *(first + middle * each for each in range(ranks - 1)), count]
+            borders = [0, *(first + middle * rank for rank in range(ranks - 1)), count]
             return max(
-                before[stop] - before[start] + self.head.whole * (stop == count) for start, stop in itertools.pairwise(borders)
+                work_before[stop] - work_before[start] + self.head.whole * (stop == count)
+                for start, stop in itertools.pairwise(borders)
             )
 
         best = min(_splits(count, ranks), key=lambda split: (fullest(split), len(set(split)), split))
@@ -59,8 +60,10 @@ class ModelWork:
 
 
 def model_work(model: Architecture, seq_length: int, recompute: Recompute | None) -> ModelWork:
-    """Count the work of a model's layers, its output layer, and the multi-token prediction layers, which have an output layer
-    each."""
+    """Count the work of a model's layers, its output layer, and its multi-token prediction layers.
+
+    Every multi-token prediction layer has an output layer.
+    """
     repeats = recompute is not None and recompute.granularity == "full"
     head = model.vocab_size * model.hidden_size
     projection = 2 * model.hidden_size**2
@@ -68,14 +71,14 @@ def model_work(model: Architecture, seq_length: int, recompute: Recompute | None
     mtp = [_layer_work(model, seq_length, layer, head + projection, False) for layer in mtp_layers]
     return ModelWork(
         tuple(_layer_work(model, seq_length, layer, 0, repeats) for layer in range(model.num_layers)),
-        _sum([Work(2 * head, 2 * head, 2 * head), *mtp]),
+        _sum_work([Work(2 * head, 2 * head, 2 * head), *mtp]),
     )
 
 
 def _layer_work(model: Architecture, seq_length: int, layer: int, more_weights: int, repeats: bool) -> Work:
-    """As `Architecture.flops_per_token` counts: attention over the causal half, forward and twice as much backward.
+    """Count a layer's work as `Architecture.flops_per_token` does: attention over the causal half, and twice as much backward.
 
-    Attention has no weights. `more_weights` are multiplied with the layer; with `repeats` the forward pass is computed twice.
+    Attention has no weights. `more_weights` are added to the layer's; with `repeats` the forward pass is computed twice.
     """
     weights = model.mixer_weights(layer) + model.mlp_weights(layer, model.moe_router_topk) + more_weights
     attention = (model.query_size + model.value_size) * scored_pairs(model, layer, seq_length) / seq_length
@@ -83,20 +86,20 @@ def _layer_work(model: Architecture, seq_length: int, layer: int, more_weights: 
     return Work(forward, forward + attention + (forward if repeats else 0), 2 * weights)
 
 
-def _sum(parts: Sequence[Work]) -> Work:
-    return Work(*(sum(getattr(each, field.name) for each in parts) for field in dataclasses.fields(Work)))
+def _sum_work(parts: Sequence[Work]) -> Work:
+    return Work(*(sum(getattr(part, field.name) for part in parts) for field in dataclasses.fields(Work)))
 
 
 def _splits(layers: int, ranks: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the layers of the first rank, of each rank in between, and of the last rank."""
+    """Yield the layer counts of the first rank, a middle rank, and the last rank."""
     for middle in range(1, layers // (ranks - 2) + 1) if ranks > 2 else (0,):
-        rest = layers - middle * (ranks - 2)
-        yield from ((first, middle, rest - first) for first in range(1, rest))
+        end_layers = layers - middle * (ranks - 2)
+        yield from ((first, middle, end_layers - first) for first in range(1, end_layers))
 
 
 @dataclasses.dataclass(frozen=True)
 class PipelineWork:
-    """The work of a model among the ranks of a pipeline, whose step has `micro_batches` micro batches."""
+    """The work of a model's pipeline stages in a step of `micro_batches` micro batches."""
 
     model: ModelWork
     parallel: Parallelism
@@ -112,12 +115,12 @@ class PipelineWork:
         """FLOPs per token of every stage, in the model's order."""
         parallel, layers = self.parallel, self.model.layers
         chunks = parallel.interleaving or 1
-        stages, first = [], 0
+        stages, first_layer = [], 0
         for stage in range(parallel.pipeline * chunks):
             count = parallel.layers_of(stage % parallel.pipeline, len(layers)) // chunks
-            stages.append(_sum(layers[first : first + count]))
-            first += count
-        stages[-1] = _sum([stages[-1], self.model.head])
+            stages.append(_sum_work(layers[first_layer : first_layer + count]))
+            first_layer += count
+        stages[-1] = _sum_work([stages[-1], self.model.head])
         return tuple(stages)
 
     @property
@@ -129,18 +132,18 @@ class PipelineWork:
 
     @property
     def share_left(self) -> float:
-        """Of the speed without a pipeline, what its bubble and unequal stages leave."""
+        """The share of the speed without a pipeline that the bubble and unequal stages leave."""
         parallel = self.parallel
         return pipeline_passes.share_left(parallel.pipeline_schedule, parallel.pipeline, self.micro_batches, self.stages)
 
     @property
     def bubble_share(self) -> float:
-        """Return the share of a step in which a rank would wait with equal stages."""
+        """The share of a step that a rank would spend waiting with equal stages."""
         parallel, chunks = self.parallel, self.parallel.interleaving or 1
         return pipeline_passes.bubble_share(parallel.pipeline_schedule, parallel.pipeline, self.micro_batches, chunks)
 
     def with_ends(self, ends: Ends) -> Self:
-        """The same work with that many layers on the first and the last rank."""
+        """Return the same work with `ends` layers on the first and the last rank."""
         parallel = dataclasses.replace(self.parallel, first_stage_layers=ends[0], last_stage_layers=ends[1])
         return dataclasses.replace(self, parallel=parallel)
 
@@ -148,13 +151,13 @@ class PipelineWork:
         return dataclasses.replace(self, parallel=dataclasses.replace(self.parallel, pipeline_schedule=ZERO_BUBBLE))
 
     def __str__(self) -> str:
-        """The bubble, the ranks' shares of the work, what both leave of the speed, and what would leave more."""
+        """Describe the bubble, the ranks' shares of the work, the remaining share of the speed, and settings that leave more."""
         parallel, shares = self.parallel, self.rank_shares
-        listed = " ".join(f"{share:.1%}" for share in shares)
+        share_text = " ".join(f"{share:.1%}" for share in shares)
         if len(shares) > SHOWN:
-            listed = f"{min(shares):.1%} to {max(shares):.1%}"
+            share_text = f"{min(shares):.1%} to {max(shares):.1%}"
         parts = [
-            f"bubble {self.bubble_share:.1%} of a step ({parallel.schedule}), ranks have {listed} of the work:"
+            f"bubble {self.bubble_share:.1%} of a step ({parallel.schedule}), ranks have {share_text} of the work:"
             f" leaves {self.share_left:.1%}"
         ]
         if parallel.interleaving:
@@ -162,14 +165,14 @@ class PipelineWork:
         ends = self.model.most_equal_split(parallel.pipeline)
         better = self.with_ends(ends)
         if better.share_left - self.share_left > WORTH_SAYING:
-            flags = [f"--{name.replace('_', '-')} {layers}" for name, layers in options(ends).items()]
+            flags = [f"--{name.replace('_', '-')} {layers}" for name, layers in split_options(ends).items()]
             parts.append(f"{better.share_left:.1%} with {' '.join(flags) or 'as many layers on each'}")
         if not parallel.defers_weight_gradients:
             parts.append(f"{better.with_zero_bubble().share_left:.1%} with zero-bubble")
         return ", ".join(parts)
 
 
-def options(ends: Ends) -> dict[str, int]:
-    """The options that ask for the split."""
+def split_options(ends: Ends) -> dict[str, int]:
+    """Return the options that ask for the split `ends`."""
     names = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
     return {name: layers for name, layers in zip(names, ends, strict=True) if layers}

@@ -1,12 +1,12 @@
-"""How fast the ranks exchange data, which node is slow, and whether all see the same SAVE.
+"""Measure the bandwidth between ranks, report slow nodes, and check that all nodes see the same SAVE.
 
-An all-reduce is as slow as its slowest link and does not say which that is. So nodes also exchange data two by two, in the rounds
-of a tournament: as many rounds as nodes, all pairs of a round at once. A node whose best pair has less than half the bandwidth
-that is usual among the others is named. With one node it is its ranks that play.
+An all-reduce is as slow as its slowest link and does not tell which link is slow. So nodes also exchange data two by two, in the
+rounds of a tournament: as many rounds as nodes, all pairs of a round at once. A node is reported if its best pair has less than
+half the median bandwidth of the pairs without it. On a single node, the ranks are the players.
 
     python -m lt_train.preflight.bandwidth DEVICE SAVE-OR-EMPTY
 
-is one rank of the measurement; which rank is in the environment, as for torch.distributed.
+runs one rank of the measurement. The environment says which rank, as for torch.distributed.
 """
 
 import dataclasses
@@ -34,15 +34,15 @@ MESSAGE_BYTES = {device.CPU: 8 * 2**20, device.CUDA: 256 * 2**20}
 WARMUP, REPEATED = 2, 5
 SLOW_SHARE = 0.5
 GIGA = 1e9
-# What python runs as a rank.
+# Arguments for Python that run a rank.
 PROGRAM = ("-P", "-m", __name__)
 
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """The result on the first rank. Bandwidths are in bytes per second; names are nodes, or ranks on one node.
+    """The result on the first rank. Bandwidths are in bytes per second; names are nodes, or ranks on a single node.
 
-    `bus_bandwidth` is defined as in nccl-tests: the traffic on each link in an all-reduce. `seen_by` are the nodes that see a
+    `bus_bandwidth` is defined as in nccl-tests: the traffic on each link in an all-reduce. `seen_by` lists the nodes that see a
     file that the first node wrote into SAVE; None without a local SAVE.
     """
 
@@ -51,40 +51,42 @@ class Measurement:
     pairs: dict[str, dict[str, float]]
     seen_by: list[str] | None
 
-    def slow(self) -> dict[str, tuple[float, float]]:
-        """Slow nodes with their best pair's bandwidth and the one that is usual among the others."""
-        found = {}
-        for name, own in self.pairs.items():
-            others = [value for first, row in self.pairs.items() for second, value in row.items() if name not in (first, second)]
-            if others and max(own.values()) < SLOW_SHARE * statistics.median(others):
-                found[name] = max(own.values()), statistics.median(others)
-        return found
+    def slow_nodes(self) -> dict[str, tuple[float, float]]:
+        """Map each slow node to its best pair's bandwidth and to the median bandwidth of the pairs without it."""
+        slow = {}
+        for name, row in self.pairs.items():
+            usual = [
+                value for first, peers in self.pairs.items() for second, value in peers.items() if name not in (first, second)
+            ]
+            if usual and max(row.values()) < SLOW_SHARE * statistics.median(usual):
+                slow[name] = max(row.values()), statistics.median(usual)
+        return slow
 
     def findings(self, save: str | None) -> list[Finding]:
-        found = [
+        findings = [
             error(
                 f"{best / GIGA:.2f} GB/s at best with any other, which have {usual / GIGA:.2f} GB/s among themselves",
                 name,
                 "leave it out (sbatch --exclude), and see its links, EFA devices and NCCL_SOCKET_IFNAME",
             )
-            for name, (best, usual) in self.slow().items()
+            for name, (best, usual) in self.slow_nodes().items()
         ]
         blind = [name for name in self.pairs if self.seen_by is not None and name not in self.seen_by]
         if blind:
-            found.append(
+            findings.append(
                 error(
                     f"{', '.join(blind)} do not see what the first node writes there",
                     f"--save {save}",
                     "name a directory on the shared filesystem, or s3://",
                 )
             )
-        return found
+        return findings
 
 
-def measure(rank_env: RankEnvironment, where: str, save: str | None) -> Measurement | None:
-    """Take part as one rank; the first gets the result. Raises Unavailable when the ranks do not find each other."""
+def measure(rank_env: RankEnvironment, device_type: str, save: str | None) -> Measurement | None:
+    """Run one rank of the measurement; only the first rank gets the result. Raises Unavailable if the ranks cannot connect."""
     try:
-        return _measure(rank_env, where, save)
+        return _measure(rank_env, device_type, save)
     except RuntimeError as problem:
         # torch's errors of communication are RuntimeErrors, with a stack of C++ frames below the first line.
         reason = str(problem).strip().partition("\n")[0]
@@ -93,7 +95,7 @@ def measure(rank_env: RankEnvironment, where: str, save: str | None) -> Measurem
         ) from None
 
 
-def _measure(rank_env: RankEnvironment, where: str, save: str | None) -> Measurement | None:
+def _measure(rank_env: RankEnvironment, device_type: str, save: str | None) -> Measurement | None:
     import torch
     import torch.distributed as dist
 
@@ -101,34 +103,34 @@ def _measure(rank_env: RankEnvironment, where: str, save: str | None) -> Measure
 
     os.environ.update(rank_env.variables())
     device.communicate_on_loopback(rank_env)
-    on = device.prepare(where, rank_env) if where == device.CUDA else torch.device(where)
+    torch_device = device.prepare(device_type, rank_env) if device_type == device.CUDA else torch.device(device_type)
     timeout = datetime.timedelta(seconds=TIMEOUT_SECONDS)
     store = rendezvous.open_store(rank_env, timeout)
     dist.init_process_group(
-        device.BACKENDS[where], store=store, rank=rank_env.rank, world_size=rank_env.world_size, timeout=timeout
+        device.BACKENDS[device_type], store=store, rank=rank_env.rank, world_size=rank_env.world_size, timeout=timeout
     )
     try:
-        talk = dist.new_group(backend=device.BACKENDS[device.CPU], timeout=timeout)
-        bus_bandwidth = _all_reduce(rank_env, where, on)
+        cpu_group = dist.new_group(backend=device.BACKENDS[device.CPU], timeout=timeout)
+        bus_bandwidth = _measure_all_reduce(rank_env, device_type, torch_device)
         names, player = _players(rank_env)
-        own = {}
+        bandwidths = {}
         for opponents in rounds(len(names)):
-            dist.barrier(group=talk)
+            dist.barrier(group=cpu_group)
             if player is not None and (peer := opponents.get(player)) is not None:
                 rank = peer * (rank_env.world_size // len(names))
-                own[names[peer]] = _exchange(rank, rank_env.rank < rank, where, on)
-        everything = agreement.gather_objects(own if player is not None else None)
-        seen = _seen_by(rank_env, names, player, save)
+                bandwidths[names[peer]] = _measure_exchange(rank, rank_env.rank < rank, device_type, torch_device)
+        gathered = agreement.gather_objects(bandwidths if player is not None else None)
+        seen_by = _check_save_visible(rank_env, names, save)
         if rank_env.rank:
             return None
-        rows = [row for row in everything if row is not None]
-        return Measurement(rank_env.world_size, bus_bandwidth, dict(zip(names, rows, strict=True)), seen)
+        rows = [row for row in gathered if row is not None]
+        return Measurement(rank_env.world_size, bus_bandwidth, dict(zip(names, rows, strict=True)), seen_by)
     finally:
         dist.destroy_process_group()
 
 
 def rounds(players: int) -> list[dict[int, int]]:
-    """Everybody meets everybody once: the circle method, one player waiting in each round when their number is odd."""
+    """Pair every two players once, by the circle method. If the number of players is odd, one player waits in each round."""
     circle: list[int | None] = [*range(players), *([None] if players % 2 else [])]
     played = []
     for _ in range(len(circle) - 1):
@@ -140,7 +142,7 @@ def rounds(players: int) -> list[dict[int, int]]:
 
 
 def _players(rank_env: RankEnvironment) -> tuple[list[str], int | None]:
-    """Return the names of the participants, nodes or ranks on one node, and this rank's index, None if it only waits."""
+    """Return the players' names (nodes, or ranks on a single node), and this rank's index among them, None if it only waits."""
     from lt_train.process import agreement
 
     nodes = rank_env.world_size // rank_env.local_world_size
@@ -153,47 +155,47 @@ def _players(rank_env: RankEnvironment) -> tuple[list[str], int | None]:
     return names, rank_env.rank // rank_env.local_world_size if rank_env.local_rank == 0 else None
 
 
-def _timed(work: Callable[[], Any], where: str, on: Any) -> float:
-    """Median seconds of `work`."""
+def _median_seconds(work: Callable[[], Any], device_type: str, torch_device: Any) -> float:
+    """Return the median seconds of `work`."""
     seconds = []
     for _ in range(WARMUP + REPEATED):
-        device.synchronize(on)
+        device.synchronize(torch_device)
         start = time.perf_counter()
         work()
-        device.synchronize(on)
+        device.synchronize(torch_device)
         seconds.append(time.perf_counter() - start)
     return statistics.median(seconds[WARMUP:])
 
 
-def _all_reduce(rank_env: RankEnvironment, where: str, on: Any) -> float:
+def _measure_all_reduce(rank_env: RankEnvironment, device_type: str, torch_device: Any) -> float:
     import torch
     import torch.distributed as dist
 
-    data = torch.ones(MESSAGE_BYTES[where], dtype=torch.uint8, device=on).view(torch.float32)
-    seconds = _timed(lambda: dist.all_reduce(data), where, on)
-    return MESSAGE_BYTES[where] * 2 * (rank_env.world_size - 1) / rank_env.world_size / seconds
+    data = torch.ones(MESSAGE_BYTES[device_type], dtype=torch.uint8, device=torch_device).view(torch.float32)
+    seconds = _median_seconds(lambda: dist.all_reduce(data), device_type, torch_device)
+    return MESSAGE_BYTES[device_type] * 2 * (rank_env.world_size - 1) / rank_env.world_size / seconds
 
 
-def _exchange(peer: int, is_first: bool, where: str, on: Any) -> float:
-    """Send to `peer` and receive from it, one after the other; bytes per second."""
+def _measure_exchange(peer: int, is_first: bool, device_type: str, torch_device: Any) -> float:
+    """Send to `peer` and receive from it, one after the other; return the bandwidth in bytes per second."""
     import torch
     import torch.distributed as dist
 
-    size = MESSAGE_BYTES[where] // 4
-    data = torch.empty(size, dtype=torch.uint8, device=on)
+    size = MESSAGE_BYTES[device_type] // 4
+    data = torch.empty(size, dtype=torch.uint8, device=torch_device)
 
-    def there_and_back() -> None:
+    def send_and_receive() -> None:
         for sends in (is_first, not is_first):
             if sends:
                 dist.send(data, peer)
             else:
                 dist.recv(data, peer)
 
-    return 2 * size / _timed(there_and_back, where, on)
+    return 2 * size / _median_seconds(send_and_receive, device_type, torch_device)
 
 
-def _seen_by(rank_env: RankEnvironment, names: list[str], player: int | None, save: str | None) -> list[str] | None:
-    """The players that see a file which the first rank wrote into the part of SAVE that exists."""
+def _check_save_visible(rank_env: RankEnvironment, names: list[str], save: str | None) -> list[str] | None:
+    """Return the players that see a probe file of the first rank in SAVE, or in its nearest directory that exists."""
     from lt_train.process import agreement
 
     if not save or storage.is_remote(save):
@@ -202,42 +204,42 @@ def _seen_by(rank_env: RankEnvironment, names: list[str], player: int | None, sa
     while not folder.is_dir():
         folder = folder.parent
     probe = folder / f".lt-train-preflight-{rank_env.master_port}"
-    written: str | None = None
+    probe_path: str | None = None
     if rank_env.rank == 0:
         try:
             probe.touch(exist_ok=False)
-            written = str(probe)
+            probe_path = str(probe)
         except OSError:
             pass
     try:
-        written = agreement.from_first_rank(written)
-        seen = agreement.gather_objects(written is not None and os.path.exists(written))
+        probe_path = agreement.from_first_rank(probe_path)
+        is_visible = agreement.gather_objects(probe_path is not None and os.path.exists(probe_path))
     finally:
-        if rank_env.rank == 0 and written is not None:
+        if rank_env.rank == 0 and probe_path is not None:
             probe.unlink(missing_ok=True)
-    if written is None:
+    if probe_path is None:
         return None
-    step = rank_env.world_size // len(names)
-    return [name for number, name in enumerate(names) if seen[number * step]]
+    ranks_per_player = rank_env.world_size // len(names)
+    return [name for number, name in enumerate(names) if is_visible[number * ranks_per_player]]
 
 
-def on_this_machine(node: Node | None, ranks: int, where: str, save: str | None) -> Measurement | None:
-    """Start the ranks of this machine, which is `node` among several nodes if it is given; the first node gets the result.
+def measure_from_this_machine(node: Node | None, ranks: int, device_type: str, save: str | None) -> Measurement | None:
+    """Start the measurement's ranks on this machine. `node` is this machine's place among several nodes, None for a single node.
 
-    Raises Unavailable if a rank fails.
+    Only the first node gets the result. Raises Unavailable if a rank fails.
     """
     port = free_port()
-    started = []
+    processes = []
     for rank in range(ranks):
         alone = RankEnvironment(rank, rank, ranks, ranks, LOOPBACK, port, "lt-train")
         rank_env = node.rank_environment(rank, ranks) if node else alone
-        program = [sys.executable, *PROGRAM, where, save or ""]
+        program = [sys.executable, *PROGRAM, device_type, save or ""]
         environment = {**os.environ, **rank_env.variables(), process_lifetime.PARENT_VARIABLE: str(os.getpid())}
-        started.append(subprocess.Popen(program, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-    outputs = [process.communicate() for process in started]
-    for process, (_, said) in zip(started, outputs, strict=True):
+        processes.append(subprocess.Popen(program, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    outputs = [process.communicate() for process in processes]
+    for process, (_, stderr) in zip(processes, outputs, strict=True):
         if process.returncode:
-            reason = said.strip().splitlines()[-1:] or [f"a rank ended with code {process.returncode}"]
+            reason = stderr.strip().splitlines()[-1:] or [f"a rank ended with code {process.returncode}"]
             raise Unavailable(reason[0], "see NCCL_DEBUG=INFO, security groups, and the interfaces of all nodes")
     text = outputs[0][0].strip()
     return Measurement(**json.loads(text.splitlines()[-1])) if text else None
@@ -250,11 +252,11 @@ def main() -> None:
     assert rank_env
     process_lifetime.die_with_launcher()
     try:
-        found = measure(rank_env, sys.argv[1], sys.argv[2] or None)
+        measurement = measure(rank_env, sys.argv[1], sys.argv[2] or None)
     except Unavailable as problem:
         raise SystemExit(str(problem)) from None
-    if found:
-        print(json.dumps(dataclasses.asdict(found)))
+    if measurement:
+        print(json.dumps(dataclasses.asdict(measurement)))
 
 
 if __name__ == "__main__":

@@ -21,9 +21,9 @@ SHOWN_NODES = 8
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """A finding. An error prevents the run; a warning slows it down, or is uncertain.
+    """A problem of a run. An error prevents the run; a warning makes it slower, or is uncertain.
 
-    `nodes` are the affected nodes among several, empty if only this machine was checked.
+    `where` names the option, path or variable. `nodes` lists the affected nodes, empty if only this machine was checked.
     """
 
     is_error: bool
@@ -33,39 +33,41 @@ class Finding:
     nodes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        named = ", ".join(self.nodes[:SHOWN_NODES]) + (" and more" if len(self.nodes) > SHOWN_NODES else "")
-        prefix = f"{named}: " if named else ""
+        names = ", ".join(self.nodes[:SHOWN_NODES]) + (" and more" if len(self.nodes) > SHOWN_NODES else "")
+        prefix = f"{names}: " if names else ""
         return f"{prefix}{'error' if self.is_error else 'warning'}: {self.where}: {self.what}; {self.remedy}"
 
 
-def error(what: str, where: str, remedy: str) -> Finding:
-    return Finding(True, what, where, remedy)
+def error(what: str, subject: str, remedy: str) -> Finding:
+    """Make an error about `subject`, the option, path or variable that is wrong."""
+    return Finding(True, what, subject, remedy)
 
 
-def warning(what: str, where: str, remedy: str) -> Finding:
-    return Finding(False, what, where, remedy)
+def warning(what: str, subject: str, remedy: str) -> Finding:
+    """Make a warning about `subject`, the option, path or variable that is wrong."""
+    return Finding(False, what, subject, remedy)
 
 
-def of(problem: ToolError, where: str) -> Finding:
-    """The finding that an exception of a check stands for."""
-    missing = isinstance(problem, NoInput)
-    return error(str(problem), where, problem.hint or ("check the path" if missing else "change what it names"))
+def error_finding(problem: ToolError, subject: str) -> Finding:
+    """Convert an exception into an error about `subject`."""
+    is_missing = isinstance(problem, NoInput)
+    return error(str(problem), subject, problem.hint or ("check the path" if is_missing else "change what it names"))
 
 
 class NotChecked(Exception):
-    """There is nothing to check here; the message says why."""
+    """Raised by a check that does not apply; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Situation:
     """The input of a check: the settings of a run, and its machines.
 
-    `made` has the settings groups that the options resolve to. `cluster` is the target of the run, `is_elsewhere` says that it is
-    not this machine. `root` replaces the root of the filesystem; `lacks_data` says that mock data replaces unreadable data,
-    `verifies_data` that every byte of the data is read.
+    `draft` has the settings groups that the options resolve to. `cluster` is the target of the run; `is_elsewhere` says that the
+    target is not this machine. `root` replaces the root of the filesystem. `lacks_data` says that mock data replaces unreadable
+    data, `verifies_data` that every byte of the data is read.
     """
 
-    made: Draft
+    draft: Draft
     cluster: Cluster | None
     environment: Mapping[str, str]
     is_elsewhere: bool = False
@@ -76,8 +78,8 @@ class Situation:
 
     @property
     def config(self) -> RunConfig | None:
-        """None when the options make none."""
-        return self.made.config
+        """The whole configuration, or None if a settings group could not be resolved."""
+        return self.draft.config
 
     @property
     def nodes(self) -> int:
@@ -87,37 +89,37 @@ class Situation:
         return self.root / path.lstrip("/")
 
     def read(self, path: str) -> str:
-        """The text of a small file, empty when it is not there."""
+        """Return the text of a small file, or an empty string if it cannot be read."""
         try:
             return self.path(path).read_text().strip()
         except OSError:
             return ""
 
     def need_config(self) -> RunConfig:
-        """Raises NotChecked when the options make none."""
+        """Return the whole configuration. Raises NotChecked if a settings group could not be resolved."""
         if self.config is None:
             raise NotChecked("the options make no configuration")
         return self.config
 
     def need(self, part: str) -> Any:
-        """That part of the configuration. Raises NotChecked when the options do not make it."""
-        if part not in self.made.parts:
+        """Return the settings group `part`. Raises NotChecked if it could not be resolved."""
+        if part not in self.draft.parts:
             raise NotChecked(f"the options make no {part}")
-        return self.made.parts[part]
+        return self.draft.parts[part]
 
     def need_here(self) -> None:
-        """Raises NotChecked when the run is for another machine."""
+        """Raises NotChecked if the run is for another machine."""
         if self.is_elsewhere:
             raise NotChecked("the run is for another machine: check there too")
 
     @property
     def instance(self) -> Instance | None:
-        """Return AWS's instance type: INSTANCE_TYPE, or the machine type in the firmware."""
+        """AWS's instance type, read from the variable INSTANCE_TYPE or from the firmware."""
         name = self.environment.get("INSTANCE_TYPE") or self.read("/sys/devices/virtual/dmi/id/product_name")
         return instances.INSTANCES.get(name.removeprefix("ml."))
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str] | None:
-        """The finished program, None when it is not installed or does not end."""
+        """Run a program. Return None if it is not installed or does not end within `PROGRAM_SECONDS`."""
         if shutil.which(command[0], path=self.environment.get("PATH")) is None:
             return None
         try:
@@ -128,15 +130,15 @@ class Situation:
             return None
 
     def filesystem(self, path: Path) -> str | None:
-        """The type of the filesystem that holds `path`, None when the table of mounts does not say."""
+        """Return the type of the filesystem that holds `path`, or None if /proc/mounts does not list it."""
         return self.mount(path)[1]
 
     def mount(self, path: Path) -> tuple[str, str | None]:
-        """Where that filesystem is mounted, and its type."""
-        wanted, point, kind = os.path.realpath(path), "", None
+        """Return the mount point and the type of the filesystem that holds `path`."""
+        real_path, point, kind = os.path.realpath(path), "", None
         for line in self.read("/proc/mounts").splitlines():
             fields = line.split()
             mount_point = fields[1].replace("\\040", " ")
-            if (wanted == mount_point or wanted.startswith(mount_point.rstrip("/") + "/")) and len(mount_point) >= len(point):
+            if (real_path + "/").startswith(mount_point.rstrip("/") + "/") and len(mount_point) >= len(point):
                 point, kind = mount_point, fields[2]
         return point, kind

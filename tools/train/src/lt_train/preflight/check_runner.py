@@ -1,4 +1,4 @@
-"""All checks in their order, the subset that every start runs, and the result for people and programs."""
+"""The table of checks, the checks that every start runs, and the result as findings and as a JSON record."""
 
 import dataclasses
 import os
@@ -14,14 +14,14 @@ from lt_train.config.settings.data import training_datasets
 from lt_train.config.settings.parallelism import AUTO
 from lt_train.planner import search
 from lt_train.preflight import dataset_checks, job_checks, machine_checks, model_checks, network_checks, save_checks
-from lt_train.preflight.check_interface import Finding, NotChecked, Situation, of
+from lt_train.preflight.check_interface import Finding, NotChecked, Situation, error_finding
 from lt_train.process import rank_environment
 
 Check = Callable[[Situation], Iterator[Finding]]
 
 
 def _group(name: str, *checks: Check) -> dict[str, Check]:
-    """Map `checks` by their names in reports: the name of the group and the name of the function."""
+    """Map report names to checks. A report name is the group's name and the function's name."""
     return {f"{name}.{check.__name__}": check for check in checks}
 
 
@@ -39,7 +39,7 @@ CHECKS: dict[str, Check] = {
     **_group("job", job_checks.image, job_checks.unknown_variables, job_checks.slurm_nodes, job_checks.auto_resume),
     **_group("job", job_checks.wandb_key, job_checks.trainium),
 }
-# They read a few small files. The options and the data are checked by every start anyhow.
+# These checks read a few small files. Every start checks the options and the data anyhow.
 CHECKS_AT_START: dict[str, Check] = {
     name: CHECKS[name]
     for name in (
@@ -70,9 +70,9 @@ class Result:
         return dataclasses.replace(self, findings=(*self.findings, *more), checked=(*self.checked, check))
 
     def record(self) -> dict[str, Any]:
-        """The JSON object of `lt-train preflight --json`."""
-        here = [socket.gethostname()]
-        nodes = list(self.nodes) or here
+        """Return the JSON object of `lt-train preflight --json`."""
+        host = socket.gethostname()
+        nodes = list(self.nodes) or [host]
         findings = [
             {"level": "error" if finding.is_error else "warning"}
             | {"what": finding.what, "where": finding.where, "remedy": finding.remedy}
@@ -82,7 +82,7 @@ class Result:
         return {
             "v": 1,
             "kind": "preflight",
-            "host": here[0],
+            "host": host,
             "nodes": nodes,
             "findings": findings,
             "checked": list(self.checked),
@@ -90,7 +90,7 @@ class Result:
         }
 
     @classmethod
-    def of_record(cls, record: dict[str, Any]) -> "Result":
+    def from_record(cls, record: dict[str, Any]) -> "Result":
         """Rebuild a node's result from its `record`. Raises KeyError or TypeError for a malformed record."""
         findings = tuple(
             Finding(finding["level"] == "error", str(finding["what"]), str(finding["where"]), str(finding["remedy"]))
@@ -99,8 +99,8 @@ class Result:
         return cls(findings, tuple(record["checked"]), dict(record["not_checked"]))
 
 
-def run(checks: Mapping[str, Check], situation: Situation) -> Result:
-    """Every check, whatever the others find."""
+def run_checks(checks: Mapping[str, Check], situation: Situation) -> Result:
+    """Run every check and collect the findings; an exception of a check becomes an error."""
     findings: list[Finding] = []
     checked: list[str] = []
     not_checked: dict[str, str] = {}
@@ -112,57 +112,60 @@ def run(checks: Mapping[str, Check], situation: Situation) -> Result:
         except NotChecked as reason:
             not_checked[name] = str(reason)
         except ToolError as problem:
-            findings.append(of(problem, name))
+            findings.append(error_finding(problem, name))
     return Result(tuple(findings), tuple(checked), not_checked)
 
 
-def of_options(
+def check_options(
     options: dict[str, Any],
     words: tuple[str, ...],
     planned: cluster.Cluster | None,
     image: str | None,
     verifies_data: bool = False,
 ) -> Result:
-    """All checks of a command line. `planned` is a cluster elsewhere."""
-    made, problems, lacks_data = _draft(options, words, planned)
-    ranks = made.parts.get("parallelism")
-    there = planned or (cluster.local_cluster(ranks.device, ranks.world_size) if ranks else None)
-    situation = Situation(made, there, os.environ, planned is not None, image, lacks_data=lacks_data, verifies_data=verifies_data)
-    result = run(CHECKS, situation)
+    """Run all checks on a command line. `planned` is the cluster of a run that starts elsewhere, None for this machine."""
+    resolved, problems, lacks_data = _resolve_draft(options, words, planned)
+    parallelism = resolved.parts.get("parallelism")
+    target = planned or (cluster.local_cluster(parallelism.device, parallelism.world_size) if parallelism else None)
+    is_elsewhere = planned is not None
+    situation = Situation(resolved, target, os.environ, is_elsewhere, image, lacks_data=lacks_data, verifies_data=verifies_data)
+    result = run_checks(CHECKS, situation)
     return dataclasses.replace(result, findings=(*problems, *result.findings))
 
 
-def _draft(options: dict[str, Any], words: tuple[str, ...], planned: cluster.Cluster | None) -> tuple[Draft, list[Finding], bool]:
+def _resolve_draft(
+    options: dict[str, Any], words: tuple[str, ...], planned: cluster.Cluster | None
+) -> tuple[Draft, list[Finding], bool]:
     """Resolve the options; return the draft, the findings about settings that failed, and whether mock data replaces the data."""
     problems: list[Finding] = []
     lacks_data = False
     try:
         datasets = training_datasets(words, options)
     except ToolError as problem:
-        problems.append(of(problem, "DATA"))
+        problems.append(error_finding(problem, "DATA"))
         lacks_data = True
         options, datasets = options | {"mock_data": True, "valid_data_path": (), "test_data_path": ()}, ()
-    made = draft(options, datasets, planned)
-    problems += [of(problem, "options") for problem in made.failures]
-    config = made.config
+    resolved = draft(options, datasets, planned)
+    problems += [error_finding(problem, "options") for problem in resolved.failures]
+    config = resolved.config
     if config and options["parallel"] == AUTO:
-        there = planned or cluster.local_cluster(config.parallelism.device, config.parallelism.world_size)
+        target = planned or cluster.local_cluster(config.parallelism.device, config.parallelism.world_size)
         try:
-            choice = search.choose(config, options, there)
-            made = Draft(vars(choice.best.config))
-            search.require(choice)
+            choice = search.choose(config, options, target)
+            resolved = Draft(vars(choice.best.config))
+            search.require_fitting(choice)
         except ToolError as problem:
-            problems.append(of(problem, "options"))
-    return made, problems, lacks_data
+            problems.append(error_finding(problem, "options"))
+    return resolved, problems, lacks_data
 
 
-def at_start(config: RunConfig) -> None:
-    """The cheap checks, by every rank, since each may be on another machine. Rank 0 prints all findings, others errors.
+def check_at_start(config: RunConfig) -> None:
+    """Run the cheap checks on every rank, because ranks may be on different machines. Rank 0 prints all findings, others errors.
 
-    Raises BadConfig when there are errors.
+    Raises BadConfig if there are errors.
     """
-    there = cluster.local_cluster(config.parallelism.device, config.parallelism.world_size)
-    result = run(CHECKS_AT_START, Situation(Draft(vars(config)), there, os.environ))
+    machines = cluster.local_cluster(config.parallelism.device, config.parallelism.world_size)
+    result = run_checks(CHECKS_AT_START, Situation(Draft(vars(config)), machines, os.environ))
     rank_env, node = rank_environment.find(), rank_environment.find_node()
     is_first = not (rank_env.rank if rank_env else node.node_rank if node else 0)
     for finding in result.findings if is_first else result.errors:

@@ -10,36 +10,36 @@ from lt_shared.contracts.manifest import Dataset
 from lt_shared.files import storage
 from lt_shared.files.checksums import crc32_of_path
 from lt_train.config.settings.data import check_datasets, check_same_tokenizer
-from lt_train.preflight.check_interface import Finding, NotChecked, Situation, error, of
+from lt_train.preflight.check_interface import Finding, NotChecked, Situation, error, error_finding
 
-NAMED = 3
+SUGGESTED = 3
 
 
 def files(situation: Situation) -> Iterator[Finding]:
-    """Each dataset alone: its .bin and .idx fit each other and the manifest, and its documents suffice for the split."""
-    given = situation.need("data")
+    """Check every dataset alone: its .bin and .idx fit each other and the manifest, and its documents suffice for the split."""
+    data = situation.need("data")
     for dataset in _local_datasets(situation):
-        part = "validation" if dataset in given.validation_datasets else "test" if dataset in given.test_datasets else None
-        alone = dataclasses.replace(
-            given,
+        is_training = dataset not in data.validation_datasets and dataset not in data.test_datasets
+        single = dataclasses.replace(
+            data,
             datasets=(dataset,),
             validation_datasets=(),
             validation_names=(),
             test_datasets=(),
-            split=None if part else given.split,
+            split=data.split if is_training else None,
         )
         try:
-            check_datasets(alone, situation.need("architecture").vocab_size)
+            check_datasets(single, situation.need("architecture").vocab_size)
         except NoInput as problem:
-            yield error(str(problem), dataset.prefix, _elsewhere(dataset) or problem.hint or "check the path")
+            yield error(str(problem), dataset.prefix, _suggest_datasets(dataset) or problem.hint or "check the path")
         except ToolError as problem:
-            yield of(problem, dataset.prefix)
+            yield error_finding(problem, dataset.prefix)
 
 
 def checksums(situation: Situation) -> Iterator[Finding]:
-    """Each sidecar is as it was written, and each .idx has the checksum in it.
+    """Check every sidecar against its own checksum, and every .idx against the checksum in its sidecar.
 
-    With --verify-data each .bin as well, at the speed of the disk.
+    --verify-data also checks every .bin, at the speed of the disk.
     """
     endings = ("idx", "bin") if situation.verifies_data else ("idx",)
     for dataset in _local_datasets(situation):
@@ -50,29 +50,29 @@ def checksums(situation: Situation) -> Iterator[Finding]:
         for ending in endings if recorded else ():
             path = Path(f"{dataset.prefix}.{ending}")
             if recorded and path.is_file() and recorded[ending] != (path.stat().st_size, crc32_of_path(path)):
-                what = "its checksum is another than its sidecar says"
-                yield error(what, str(path), "copy it again, or run its lt-preprocess command again")
+                problem_text = "its checksum is another than its sidecar says"
+                yield error(problem_text, str(path), "copy it again, or run its lt-preprocess command again")
 
 
 def _local_datasets(situation: Situation) -> list[Dataset]:
-    given = situation.need("data")
-    if given.mock:
+    data = situation.need("data")
+    if data.mock:
         raise NotChecked("the data cannot be read" if situation.lacks_data else "the data is made up")
-    return [dataset for dataset in given.all_datasets if not storage.is_remote(dataset.prefix)]
+    return [dataset for dataset in data.all_datasets if not storage.is_remote(dataset.prefix)]
 
 
-def _elsewhere(dataset: Dataset) -> str | None:
-    """Datasets beside or below the missing one: the prefix of lt-preprocess -o gets the name of the JSON key added."""
+def _suggest_datasets(dataset: Dataset) -> str | None:
+    """Name the datasets next to or below a missing one: lt-preprocess appends the name of the JSON key to the prefix of -o."""
     folder = Path(dataset.prefix).parent
-    found = sorted({*folder.glob("*.idx"), *folder.glob("*/*.idx")})[:NAMED] if folder.is_dir() else []
-    return f"near it: {', '.join(str(path.with_suffix('')) for path in found)}" if found else None
+    indexes = sorted({*folder.glob("*.idx"), *folder.glob("*/*.idx")})[:SUGGESTED] if folder.is_dir() else []
+    return f"near it: {', '.join(str(path.with_suffix('')) for path in indexes)}" if indexes else None
 
 
 def tokenizers(situation: Situation) -> Iterator[Finding]:
-    """All datasets are of the first one's tokenizer."""
-    known = [dataset for dataset in situation.need("data").all_datasets if dataset.tokenizer]
-    for dataset in known[1:]:
+    """Check that all datasets have the first dataset's tokenizer."""
+    datasets = [dataset for dataset in situation.need("data").all_datasets if dataset.tokenizer]
+    for dataset in datasets[1:]:
         try:
-            check_same_tokenizer(known[0].tokenizer, known[0].prefix, dataset.tokenizer, dataset.prefix)
+            check_same_tokenizer(datasets[0].tokenizer, datasets[0].prefix, dataset.tokenizer, dataset.prefix)
         except ToolError as problem:
-            yield of(problem, dataset.prefix)
+            yield error_finding(problem, dataset.prefix)

@@ -19,7 +19,7 @@ OPEN_FILES = 16384
 SHARED_MEMORY_BYTES = 1 * GIB
 PRIVILEGED = 1024
 LARGE_PACKAGES = ("torch", "megatron.core", "flash_attn.cute", "quack")
-# Of adjtimex(2): the clock is not synchronized.
+# adjtimex(2): the flag STA_UNSYNC, the size of struct timex, and the offset of its field `status`.
 UNSYNCHRONIZED = 0x0040
 SIZE_OF_TIMEX = 208
 STATUS_OFFSET = 40
@@ -27,7 +27,7 @@ LOOPBACK = {"127.0.0.1", "localhost"}
 
 
 def open_files(situation: Situation) -> Iterator[Finding]:
-    """NCCL opens sockets to every rank, a checkpoint a file for each, libfabric its own."""
+    """Check the limit of open files: NCCL opens sockets to every rank, a checkpoint opens files, and libfabric its own."""
     situation.need_here()
     if situation.nodes == 1 and not _on_gpus(situation):
         raise NotChecked("one node without GPUs needs few")
@@ -39,7 +39,7 @@ def open_files(situation: Situation) -> Iterator[Finding]:
 
 
 def shared_memory(situation: Situation) -> Iterator[Finding]:
-    """NCCL passes data between the GPUs of a node there; containers get 64 MiB by default."""
+    """Check the size of /dev/shm, through which NCCL passes data between a node's GPUs; containers get 64 MiB by default."""
     situation.need_here()
     if not _on_gpus(situation):
         raise NotChecked("no GPUs, so no NCCL")
@@ -51,49 +51,49 @@ def shared_memory(situation: Situation) -> Iterator[Finding]:
 
 
 def bytecode(situation: Situation) -> Iterator[Finding]:
-    """Check that Python keeps bytecode. Otherwise each start compiles flash-attn-4, quack and cutlass-dsl, which takes 2 s."""
+    """Check that Python caches bytecode. Otherwise every start compiles flash-attn-4, quack and cutlass-dsl, which takes 2 s."""
     situation.need_here()
-    unkept = [module for module in LARGE_PACKAGES if _is_compiled_each_time(module)]
-    if unkept:
-        where = "PYTHONDONTWRITEBYTECODE" if sys.dont_write_bytecode else "installed packages"
-        what = f"every start compiles {', '.join(unkept)} anew, which takes a rank seconds"
-        yield warning(what, where, "once: python -m compileall -q DIRECTORY, where they are installed")
+    uncached = [module for module in LARGE_PACKAGES if _is_compiled_each_time(module)]
+    if uncached:
+        cause = "PYTHONDONTWRITEBYTECODE" if sys.dont_write_bytecode else "installed packages"
+        what = f"every start compiles {', '.join(uncached)} anew, which takes a rank seconds"
+        yield warning(what, cause, "once: python -m compileall -q DIRECTORY, where they are installed")
 
 
 def _is_compiled_each_time(module: str) -> bool:
-    """Whether Python finds no bytecode of a module, and will keep none."""
+    """Whether Python finds no cached bytecode of a module, and cannot write any."""
     spec = importlib.util.find_spec(module) if is_installed(module) else None
     if spec is None or not spec.has_location or spec.cached is None or os.path.exists(spec.cached):
         return False
-    there = next(folder for folder in Path(spec.cached).parents if folder.is_dir())
-    return sys.dont_write_bytecode or not os.access(there, os.W_OK)
+    directory = next(folder for folder in Path(spec.cached).parents if folder.is_dir())
+    return sys.dont_write_bytecode or not os.access(directory, os.W_OK)
 
 
 def _on_gpus(situation: Situation) -> bool:
-    return "parallelism" in situation.made.parts and situation.need("parallelism").device == device.CUDA
+    return "parallelism" in situation.draft.parts and situation.need("parallelism").device == device.CUDA
 
 
 def rendezvous_port(situation: Situation) -> Iterator[Finding]:
-    """The first rank can listen on MASTER_PORT, and the others find its host."""
+    """Check that the first rank can listen on MASTER_PORT, and that the other ranks can resolve MASTER_ADDR."""
     situation.need_here()
     rank_env, node = rank_environment.find(situation.environment), rank_environment.find_node(situation.environment)
     launched = rank_env or node
     if launched is None:
         raise NotChecked("lt-train chooses a free port itself")
-    where = f"{launched.master_address}:{launched.master_port}"
+    endpoint = f"{launched.master_address}:{launched.master_port}"
     if launched.master_port < PRIVILEGED:
-        yield error(f"port {launched.master_port} needs root", where, "set MASTER_PORT above 1023")
+        yield error(f"port {launched.master_port} needs root", endpoint, "set MASTER_PORT above 1023")
         return
     try:
         address = socket.gethostbyname(launched.master_address)
     except OSError:
         yield error(
-            f"{launched.master_address} has no address here", where, "set MASTER_ADDR to a name or address that all nodes know"
+            f"{launched.master_address} has no address here", endpoint, "set MASTER_ADDR to a name or address that all nodes know"
         )
         return
     if rank_env.rank if rank_env else node and node.node_rank:
         return
-    # torchrun listens there itself when it lends its store to the ranks.
+    # If torchrun shares its store with the ranks, torchrun itself listens on the port.
     if situation.environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         raise NotChecked("torchrun holds the port")
     with socket.socket() as listener:
@@ -101,11 +101,11 @@ def rendezvous_port(situation: Situation) -> Iterator[Finding]:
         try:
             listener.bind((address if address in LOOPBACK else "", launched.master_port))
         except OSError as problem:
-            yield error(f"port {launched.master_port} is taken: {problem.strerror}", where, "set MASTER_PORT to a free one")
+            yield error(f"port {launched.master_port} is taken: {problem.strerror}", endpoint, "set MASTER_PORT to a free one")
 
 
 def clock(situation: Situation) -> Iterator[Finding]:
-    """Check that NTP keeps the kernel's clock; `nodes` compares the clocks of several nodes."""
+    """Check that NTP synchronizes the kernel's clock; `nodes` compares the clocks of several nodes."""
     situation.need_here()
     state = ctypes.create_string_buffer(SIZE_OF_TIMEX)
     if ctypes.CDLL(None).adjtimex(state) < 0:

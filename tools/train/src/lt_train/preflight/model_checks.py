@@ -1,4 +1,4 @@
-"""The configuration itself: what does not divide, contradicts itself, does not fit, or is another model than it seems."""
+"""Check the configuration: divisibility, contradictions, memory, and sizes that resemble a known model's but differ."""
 
 from collections.abc import Iterator
 
@@ -6,21 +6,21 @@ from lt_shared.models import presets
 from lt_train.config.checks import draft_problems, missing_packages, problems_here, problems_on
 from lt_train.config.settings import parallelism
 from lt_train.planner import memory_estimate, search
-from lt_train.preflight.check_interface import Finding, NotChecked, Situation, error, of, warning
+from lt_train.preflight.check_interface import Finding, NotChecked, Situation, error, error_finding, warning
 
 FAST_HEAD_MULTIPLE = 8
 
 
 def settings(situation: Situation) -> Iterator[Finding]:
-    """Divisibility, batches, schedule, split and precision: the checks of the configuration, all that its parts allow."""
-    for problem in draft_problems(situation.made):
-        yield of(problem, "options")
+    """Run the configuration's own checks (divisibility, batches, schedule, split, precision) on the resolved settings groups."""
+    for problem in draft_problems(situation.draft):
+        yield error_finding(problem, "options")
     if situation.is_elsewhere:
-        for problem in missing_packages(situation.made.parts):
+        for problem in missing_packages(situation.draft.parts):
             yield warning(f"{problem} on this machine", "options", f"install it there: {problem.hint}")
     else:
-        for problem in problems_here(situation.made.parts):
-            yield of(problem, "options")
+        for problem in problems_here(situation.draft.parts):
+            yield error_finding(problem, "options")
 
 
 def head_size(situation: Situation) -> Iterator[Finding]:
@@ -34,7 +34,7 @@ def head_size(situation: Situation) -> Iterator[Finding]:
 
 
 def feed_forward(situation: Situation) -> Iterator[Finding]:
-    """Sizes of a known model with another feed-forward size: Megatron's default makes Llama 2 70B a model of 55 billion."""
+    """Compare the feed-forward size with a preset of equal sizes: Megatron's default makes Llama 2 70B a model of 55 billion."""
     model = situation.need_config().architecture
     if model.name in presets.PRESETS:
         return
@@ -52,7 +52,7 @@ def feed_forward(situation: Situation) -> Iterator[Finding]:
 
 
 def vocabulary(situation: Situation) -> Iterator[Finding]:
-    """Rows of the embedding that no token of the data uses, beyond what padding explains."""
+    """Warn of a vocabulary that exceeds the data's tokenizer by more than padding explains: some embedding rows are unused."""
     config = situation.need_config()
     sizes = {dataset.vocab_size for dataset in config.data.all_datasets if dataset.vocab_size}
     if sizes and config.architecture.vocab_size > 1.1 * max(sizes):
@@ -64,15 +64,15 @@ def vocabulary(situation: Situation) -> Iterator[Finding]:
 
 
 def capability(situation: Situation) -> Iterator[Finding]:
-    """fp8, bfloat16 and recomputation against the GPUs of a cluster elsewhere; this machine's are checked with the settings."""
+    """Check fp8, bfloat16 and recomputation against a planned cluster's GPUs; `settings` checks this machine's GPUs."""
     situation.need("precision")
     if situation.is_elsewhere and situation.cluster and situation.cluster.gpu:
-        for problem in problems_on(situation.cluster.gpu.capability, situation.made.parts):
-            yield of(problem, situation.cluster.gpu.name)
+        for problem in problems_on(situation.cluster.gpu.capability, situation.draft.parts):
+            yield error_finding(problem, situation.cluster.gpu.name)
 
 
 def fits(situation: Situation) -> Iterator[Finding]:
-    """The estimate of the fullest rank. Weights, gradients and optimizer are exact, activations are not."""
+    """Check the fullest rank's estimated memory. Weights, gradients and optimizer state are exact, activations are estimated."""
     config = situation.need_config()
     if situation.cluster is None or situation.cluster.gpu is None:
         raise NotChecked("the memory of the GPUs is not known")

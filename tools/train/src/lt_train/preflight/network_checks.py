@@ -1,4 +1,4 @@
-"""EFA and NCCL: devices present and used, interfaces that exist, variables that still mean something."""
+"""Check EFA and NCCL: devices are present and used, interfaces exist, and variables still have an effect."""
 
 import socket
 from collections.abc import Iterator
@@ -13,13 +13,13 @@ DEPRECATED = {
     "NCCL_ENABLE_TIMING": "TORCH_NCCL_ENABLE_TIMING",
     "PYTORCH_CUDA_ALLOC_CONF": "PYTORCH_ALLOC_CONF",
 }
-# Since 2.8 torch always behaves so, and warns about these variables.
+# torch 2.8 and newer always avoid recording streams, and warn about these variables.
 WITHOUT_EFFECT = ("NCCL_AVOID_RECORD_STREAMS", "TORCH_NCCL_AVOID_RECORD_STREAMS")
 PLUGIN_DIRECTORIES = ("/opt/amazon/ofi-nccl", "/opt/aws-ofi-nccl", "/opt/amazon/efa")
 
 
 def deprecated_variables(situation: Situation) -> Iterator[Finding]:
-    """Names that newer versions of torch warn of or ignore."""
+    """Report variables whose names newer versions of torch warn of or ignore."""
     for old, new in DEPRECATED.items():
         if old in situation.environment:
             yield warning("the name is deprecated", old, f"set {new} instead")
@@ -29,9 +29,9 @@ def deprecated_variables(situation: Situation) -> Iterator[Finding]:
 
 
 def interfaces(situation: Situation) -> Iterator[Finding]:
-    """The interfaces that NCCL and gloo are set to use exist.
+    """Check that the interfaces that NCCL and gloo are set to use exist.
 
-    NCCL takes prefixes; `=` is for whole names, `^` for all but these.
+    NCCL takes prefixes of names. A value that begins with `=` has whole names, with `^` the names to exclude.
     """
     situation.need_here()
     present = [name for _, name in socket.if_nameindex()]
@@ -39,10 +39,10 @@ def interfaces(situation: Situation) -> Iterator[Finding]:
         value = situation.environment.get(variable)
         if not value:
             continue
-        but, words = value.startswith("^"), value.lstrip("^=").split(",")
+        excludes, words = value.startswith("^"), value.lstrip("^=").split(",")
         exact = "=" in value[:2] or variable.startswith("GLOO")
-        named = [name for name in present if any(name == word if exact else name.startswith(word) for word in words)]
-        used = [name for name in present if name not in named] if but else named
+        matching = [name for name in present if any(name == word if exact else name.startswith(word) for word in words)]
+        used = [name for name in present if name not in matching] if excludes else matching
         if not used:
             yield error(
                 f"{value} leaves none of this machine's interfaces: {', '.join(present)}",
@@ -52,7 +52,7 @@ def interfaces(situation: Situation) -> Iterator[Finding]:
 
 
 def efa_devices(situation: Situation) -> Iterator[Finding]:
-    """As many EFA devices as the instance type has, and seen by libfabric."""
+    """Check that the machine has the EFA devices of its instance type, and that libfabric sees them."""
     situation.need_here()
     instance = situation.instance
     if instance is None or not instance.efa:
@@ -65,15 +65,15 @@ def efa_devices(situation: Situation) -> Iterator[Finding]:
             "/sys/class/infiniband",
             "attach EFA interfaces to the node, and ask for them in the job (vpc.amazonaws.com/efa)",
         )
-    done = situation.run("fi_info", "-p", "efa")
-    if done is None:
+    fi_info = situation.run("fi_info", "-p", "efa")
+    if fi_info is None:
         raise NotChecked("fi_info is not installed")
-    if done.returncode or "provider: efa" not in done.stdout:
+    if fi_info.returncode or "provider: efa" not in fi_info.stdout:
         yield error("libfabric sees no EFA provider", "fi_info -p efa", "install the EFA driver and libfabric, in the image too")
 
 
 def efa_used(situation: Situation) -> Iterator[Finding]:
-    """That NCCL will not go over TCP where EFA is there."""
+    """Check that NCCL uses EFA and not TCP on an instance type with EFA."""
     situation.need_here()
     instance = situation.instance
     if instance is None or not instance.efa or situation.nodes == 1:
@@ -83,8 +83,8 @@ def efa_used(situation: Situation) -> Iterator[Finding]:
         yield error(f"libfabric is configured to use {provider}, not EFA", "FI_PROVIDER", "set it to efa, or unset it")
     library = "libnccl-net"
     directories = [*PLUGIN_DIRECTORIES, *situation.environment.get("LD_LIBRARY_PATH", "").split(":")]
-    found = any(next(situation.path(directory).glob(f"**/{library}*.so*"), None) for directory in directories if directory)
-    if instance.gpu and not found:
+    has_plugin = any(next(situation.path(directory).glob(f"**/{library}*.so*"), None) for directory in directories if directory)
+    if instance.gpu and not has_plugin:
         yield warning(
             f"no {library}*.so of aws-ofi-nccl: NCCL would use TCP",
             "LD_LIBRARY_PATH",

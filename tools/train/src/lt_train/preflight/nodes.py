@@ -1,10 +1,7 @@
-"""One report of all nodes: each node sends its findings to the first node, which asks each node for its time.
+"""Gather the nodes' findings: every node sends its findings to the first node, which asks the node for its time.
 
-A line of JSON goes over a socket to the rendezvous of the run, so a network that would keep the ranks apart is found before the
-run. No torch is imported, so preflight takes a fraction of a second instead of several seconds.
-
-A clock is read between a question and its answer. Half the time between question and answer is the error of the offset, 1 ms or
-less within a cluster.
+A node sends a line of JSON to the run's rendezvous address, so that a network that separates the ranks is found before the run.
+No torch is imported, so preflight takes a fraction of a second instead of several seconds.
 """
 
 import contextlib
@@ -20,7 +17,7 @@ from typing import Any
 from lt_shared.console import warn
 from lt_train.preflight.check_interface import Finding, error, warning
 from lt_train.preflight.check_runner import Result
-from lt_train.process.rank_environment import LOOPBACK, Node, RankEnvironment, shown
+from lt_train.process.rank_environment import LOOPBACK, Node, RankEnvironment, format_ranks
 
 # Python's start from a shared filesystem can take a minute on many nodes.
 WAIT_SECONDS = 120.0
@@ -33,7 +30,7 @@ QUESTION = b"time?\n"
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What process `number` on node `node` found. Its clock is `ahead_seconds` ahead of the first's, beyond all doubt."""
+    """The result of process `number` on node `node`. Its clock is at least `ahead_seconds` ahead of the first process's clock."""
 
     number: int
     node: int
@@ -53,10 +50,12 @@ class Meeting:
     port: int
 
 
-def meeting(rank_env: RankEnvironment | None, node: Node | None, environment: Mapping[str, str] = os.environ) -> Meeting | None:
-    """None for a process alone."""
+def plan_meeting(
+    rank_env: RankEnvironment | None, node: Node | None, environment: Mapping[str, str] = os.environ
+) -> Meeting | None:
+    """Return the address at which the processes exchange findings, or None for a process alone."""
     if rank_env is not None:
-        # torchrun listens on the port of the rendezvous itself when it lends its store to the ranks.
+        # If torchrun shares its store with the ranks, torchrun itself listens on the rendezvous port.
         port = rank_env.master_port + (environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True")
         return Meeting(
             rank_env.rank, rank_env.rank // rank_env.local_world_size, rank_env.world_size, rank_env.master_address, port
@@ -66,48 +65,51 @@ def meeting(rank_env: RankEnvironment | None, node: Node | None, environment: Ma
     return None
 
 
-def gather(result: Result, at: Meeting, wait_seconds: float = WAIT_SECONDS) -> Result | None:
+def gather_results(result: Result, meeting: Meeting, wait_seconds: float = WAIT_SECONDS) -> Result | None:
     """Gather the nodes' results in the first process; return None in the other processes.
 
-    A process that does not reach the first one reports that, and returns its own result.
+    If a process cannot reach the first process, it warns and returns its own result.
     """
-    own = Report(at.number, at.node, socket.gethostname(), result)
+    report = Report(meeting.number, meeting.node, socket.gethostname(), result)
     deadline = time.monotonic() + wait_seconds
-    if at.number:
+    if meeting.number:
         try:
-            _send(own, at, deadline)
+            _send_report(report, meeting, deadline)
         except OSError as problem:
-            warn(f"process {at.number} cannot send its findings to {at.address}:{at.port}: {problem.strerror or problem}")
-            return merge([own])
+            reason = problem.strerror or problem
+            warn(f"process {meeting.number} cannot send its findings to {meeting.address}:{meeting.port}: {reason}")
+            return merge_reports([report])
         return None
     try:
-        reports = [own, *_receive(at, deadline)]
+        reports = [report, *_receive_reports(meeting, deadline)]
     except OSError as problem:
-        taken = error(f"cannot listen there: {problem.strerror}", f"{at.address}:{at.port}", "set MASTER_PORT to a free port")
-        return merge([own]).with_findings("nodes.gather", [taken])
-    merged = merge(reports)
-    missing = sorted(set(range(at.count)) - {report.number for report in reports})
-    return merged.with_findings("nodes.gather", [_of_missing(missing, at, wait_seconds)] if missing else [])
+        cannot_listen = error(
+            f"cannot listen there: {problem.strerror}", f"{meeting.address}:{meeting.port}", "set MASTER_PORT to a free port"
+        )
+        return merge_reports([report]).with_findings("nodes.gather", [cannot_listen])
+    merged = merge_reports(reports)
+    missing = sorted(set(range(meeting.count)) - {report.number for report in reports})
+    return merged.with_findings("nodes.gather", [_missing_finding(missing, meeting, wait_seconds)] if missing else [])
 
 
-def _of_missing(missing: list[int], at: Meeting, wait_seconds: float) -> Finding:
+def _missing_finding(missing: list[int], meeting: Meeting, wait_seconds: float) -> Finding:
     return error(
-        f"of {at.count} processes, number {shown(missing)} did not report within {wait_seconds:g} s",
-        f"{at.address}:{at.port}",
+        f"of {meeting.count} processes, number {format_ranks(missing)} did not report within {wait_seconds:g} s",
+        f"{meeting.address}:{meeting.port}",
         "see what they say (srun -l), and whether their nodes reach this port",
     )
 
 
-def _send(own: Report, at: Meeting, deadline: float) -> None:
-    """Raises OSError when the first is not reached in time."""
-    text = {"number": own.number, "node": own.node, "host": own.host, "result": own.result.record()}
+def _send_report(report: Report, meeting: Meeting, deadline: float) -> None:
+    """Send `report` to the first process, and then the time. Raises OSError if the first process is not reached in time."""
+    text = {"number": report.number, "node": report.node, "host": report.host, "result": report.result.record()}
     while True:
         try:
-            with socket.create_connection((at.address, at.port), timeout=ANSWER_SECONDS) as connection:
+            with socket.create_connection((meeting.address, meeting.port), timeout=ANSWER_SECONDS) as connection:
                 connection.settimeout(max(ANSWER_SECONDS, deadline - time.monotonic()))
                 connection.sendall(json.dumps(text).encode() + b"\n")
                 with connection.makefile("rb") as answers:
-                    # Whoever listened there before, such as the store of a measurement, does not ask.
+                    # Another listener on this port, such as a measurement's store that has not closed yet, does not ask.
                     if answers.readline(len(QUESTION)) != QUESTION:
                         raise ConnectionResetError("nobody asks there")
                 connection.sendall(f"{time.time()}\n".encode())
@@ -118,44 +120,46 @@ def _send(own: Report, at: Meeting, deadline: float) -> None:
             time.sleep(RETRY_SECONDS)
 
 
-def _receive(at: Meeting, deadline: float) -> list[Report]:
-    """The reports of the others, as many as come in time. Raises OSError when the port cannot be had."""
+def _receive_reports(meeting: Meeting, deadline: float) -> list[Report]:
+    """Return the reports of the other processes that arrive in time. Raises OSError if the port is taken."""
     reports: dict[int, Report] = {}
-    with _listen(at) as listener:
-        while len(reports) < at.count - 1 and (left := deadline - time.monotonic()) > 0:
-            listener.settimeout(left)
-            # A stranger's connection is no report, and keeps nobody from reporting.
+    with _listen(meeting) as listener:
+        while len(reports) < meeting.count - 1 and (remaining_seconds := deadline - time.monotonic()) > 0:
+            listener.settimeout(remaining_seconds)
+            # A stranger's connection sends no valid report; it is dropped, and the next process can report.
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 connection, _ = listener.accept()
                 with connection:
                     connection.settimeout(ANSWER_SECONDS)
-                    report = _read(connection)
+                    report = _read_report(connection)
                     reports[report.number] = report
     return [reports[number] for number in sorted(reports)]
 
 
-def _listen(at: Meeting) -> socket.socket:
-    if at.address == LOOPBACK:
-        return socket.create_server((LOOPBACK, at.port), backlog=at.count)
+def _listen(meeting: Meeting) -> socket.socket:
+    if meeting.address == LOOPBACK:
+        return socket.create_server((LOOPBACK, meeting.port), backlog=meeting.count)
     if socket.has_dualstack_ipv6():
-        return socket.create_server(("", at.port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=at.count)
-    return socket.create_server(("", at.port), backlog=at.count)
+        return socket.create_server(("", meeting.port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=meeting.count)
+    return socket.create_server(("", meeting.port), backlog=meeting.count)
 
 
-def _read(connection: socket.socket) -> Report:
+def _read_report(connection: socket.socket) -> Report:
     with connection.makefile("rb") as lines:
-        said = json.loads(lines.readline(LONGEST_REPORT_BYTES))
+        record = json.loads(lines.readline(LONGEST_REPORT_BYTES))
         begin = time.time()
         connection.sendall(QUESTION)
         clock = float(lines.readline(64))
         end = time.time()
-    offset, doubt = clock - (begin + end) / 2, (end - begin) / 2
-    ahead = max(0.0, abs(offset) - doubt) * (1 if offset > 0 else -1)
-    return Report(int(said["number"]), int(said["node"]), str(said["host"]), Result.of_record(said["result"]), ahead)
+    # The other clock is read between question and answer. The offset is uncertain by half that time, 1 ms or less in a cluster.
+    offset, uncertainty = clock - (begin + end) / 2, (end - begin) / 2
+    ahead = max(0.0, abs(offset) - uncertainty) * (1 if offset > 0 else -1)
+    result = Result.from_record(record["result"])
+    return Report(int(record["number"]), int(record["node"]), str(record["host"]), result, ahead)
 
 
-def merge(reports: list[Report]) -> Result:
-    """What several processes found, each finding once with the nodes that have it, and whose clock is wrong."""
+def merge_reports(reports: list[Report]) -> Result:
+    """Merge the results of several processes: every finding once, with its nodes, and findings about wrong clocks."""
     names = _names(reports)
     nodes: dict[Finding, dict[str, None]] = {}
     unchecked: dict[str, dict[str, dict[str, None]]] = {}
@@ -164,25 +168,25 @@ def merge(reports: list[Report]) -> Result:
             nodes.setdefault(dataclasses.replace(finding, nodes=()), {})[names[report.node]] = None
         for check, reason in report.result.not_checked.items():
             unchecked.setdefault(check, {}).setdefault(reason, {})[names[report.node]] = None
-    everywhere = tuple(names.values())
+    all_nodes = tuple(names.values())
     not_checked = {
         check: "; ".join(f"{reason} ({', '.join(who)})" if len(who) < len(names) else reason for reason, who in reasons.items())
         for check, reasons in unchecked.items()
     }
-    found = [dataclasses.replace(finding, nodes=tuple(who)) for finding, who in nodes.items()]
+    findings = [dataclasses.replace(finding, nodes=tuple(who)) for finding, who in nodes.items()]
     checked = dict.fromkeys(check for report in reports for check in report.result.checked if check not in unchecked)
-    return Result((*found, *_clocks(reports, names)), tuple(checked), not_checked, everywhere)
+    return Result((*findings, *_compare_clocks(reports, names)), tuple(checked), not_checked, all_nodes)
 
 
 def _names(reports: list[Report]) -> dict[int, str]:
-    """Host names of the nodes, with their numbers when two have the same."""
+    """Map node numbers to host names. If two nodes have the same host name, all names get the node number."""
     hosts = {report.node: report.host for report in sorted(reports, key=lambda report: report.node)}
     if len(set(hosts.values())) == len(hosts):
         return hosts
     return {node: f"node {node} ({host})" for node, host in hosts.items()}
 
 
-def _clocks(reports: list[Report], names: dict[int, str]) -> Iterable[Finding]:
+def _compare_clocks(reports: list[Report], names: dict[int, str]) -> Iterable[Finding]:
     """Compare each clock with the median, because the first node's clock may be wrong."""
     ahead: dict[int, Any] = {}
     for report in reports:
@@ -192,5 +196,5 @@ def _clocks(reports: list[Report], names: dict[int, str]) -> Iterable[Finding]:
     for node, seconds in ahead.items():
         if abs(seconds - middle) > LONGEST_SKEW_SECONDS:
             side = "ahead of" if seconds > middle else "behind"
-            found = warning(f"{abs(seconds - middle):.1f} s {side} {reference}'s", "clock", "start chronyd on the nodes")
-            yield dataclasses.replace(found, nodes=(names[node],))
+            finding = warning(f"{abs(seconds - middle):.1f} s {side} {reference}'s", "clock", "start chronyd on the nodes")
+            yield dataclasses.replace(finding, nodes=(names[node],))

@@ -1,4 +1,4 @@
-"""Exchange small values between all ranks, because ranks that decide differently would wait for each other for ever.
+"""Exchange small values between all ranks, because ranks that decide differently would wait for each other forever.
 
 Integers are reduced as tensors. Other values go through the key-value store as JSON: torch's object collectives unpickle bytes
 from other ranks, or from whoever pretends to be a rank.
@@ -35,7 +35,7 @@ def from_first_rank(value: Any) -> Any:
 
 
 def gather_objects(value: Any) -> list[Any]:
-    """Return the values of all ranks, in rank order, on every rank. Rank 0 collects them, which spares the store."""
+    """Return the ranks' values, in rank order, on every rank. Rank 0 collects them, which spares the store."""
     ranks = torch.distributed.get_world_size()
     store, key = distributed_c10d._get_default_store(), f"lt-train/answers/{_next_question()}"
     store.set(f"{key}/{torch.distributed.get_rank()}", json.dumps(value))

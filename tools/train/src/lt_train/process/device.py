@@ -1,7 +1,7 @@
-"""The devices that lt-train runs on: the one file that names CUDA and its communication backend.
+"""The devices that lt-train runs on. No other file names CUDA or its communication backend.
 
-`auto` takes CUDA when a GPU is there and the CPU otherwise. torch is imported inside functions: the launcher counts GPUs without
-it.
+`auto` selects CUDA if there is a GPU, and the CPU otherwise. torch is imported inside functions, because the launcher counts GPUs
+without it.
 """
 
 import contextlib
@@ -26,14 +26,14 @@ CPU = "cpu"
 CUDA = "cuda"
 DEVICES = ("auto", CPU, CUDA)
 BACKENDS = {CPU: "gloo", CUDA: "nccl"}
-# NCCL's algorithms that sum in the same order every time; NVLS leaves the order to the switch.
+# NCCL's algorithms that sum in the same order every time. NVLS leaves the order to the switch.
 DETERMINISTIC_COLLECTIVES = ("Ring", "Tree", "^NVLS")
-# Of the driver's cuDeviceGetAttribute.
+# Attribute numbers of the driver's cuDeviceGetAttribute.
 CAPABILITY_MAJOR, CAPABILITY_MINOR = 75, 76
 
 
 def gpu_count() -> int:
-    """GPUs that this process may use, seen without importing torch."""
+    """Count the GPUs that this process may use, without importing torch."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([entry for entry in visible.split(",") if entry.strip() not in ("", "-1")])
@@ -41,7 +41,7 @@ def gpu_count() -> int:
 
 
 def compute_capability() -> tuple[int, int] | None:
-    """Of the first GPU that this process may use, from the driver, without torch; None without a driver."""
+    """Ask the driver for the compute capability of the first GPU that this process may use. None without a driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -55,7 +55,7 @@ def compute_capability() -> tuple[int, int] | None:
 
 
 def begin_driver() -> None:
-    """Have the driver set itself up in a thread: `compute_capability` waits for it, and what comes before does not."""
+    """Initialize the driver in a thread, so that the code before `compute_capability` does not wait for it."""
 
     def begin() -> None:
         with contextlib.suppress(OSError):
@@ -66,19 +66,19 @@ def begin_driver() -> None:
 
 
 def capability_text(capability: tuple[int, int]) -> str:
-    """For messages about a GPU."""
+    """Describe a compute capability, for messages about a GPU."""
     return f"its compute capability is {capability[0]}.{capability[1]}"
 
 
 def capability_of(device: "torch.device") -> tuple[int, int] | None:
-    """That of the GPU of a rank, as torch tells it; None on a CPU."""
+    """Ask torch for the compute capability of `device`. None on a CPU."""
     import torch
 
     return torch.cuda.get_device_capability(device) if device.type == CUDA else None
 
 
 def gpu_memory() -> int | None:
-    """Bytes of memory of the first GPU that this process may use, from the driver, without torch; None without a driver."""
+    """Ask the driver for the bytes of memory of the first GPU that this process may use. None without a driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -90,12 +90,12 @@ def gpu_memory() -> int | None:
 
 
 def host_memory() -> int:
-    """Bytes of this machine's memory."""
+    """Return the bytes of this machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def make_deterministic(device: str) -> None:
-    """Let this rank compute the same numbers every time. Call before torch touches the GPU; a CPU does so anyway."""
+    """Let this rank compute the same numbers every time. Call before torch touches the GPU; a CPU is deterministic anyway."""
     if device != CUDA:
         return
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
@@ -103,12 +103,12 @@ def make_deterministic(device: str) -> None:
     import torch
 
     torch.use_deterministic_algorithms(True)
-    # Writing NaN into every new tensor finds reads of what nobody wrote; it takes time and changes no result.
+    # With this flag, torch would write NaN to every new tensor, to find reads of uninitialized memory: slower, same results.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def resolve_device(choice: str) -> str:
-    """Turn `auto` into a device. Raises Unavailable when CUDA is asked for and no GPU is there."""
+    """Turn `auto` into a device. Raises Unavailable if CUDA is requested and there is no GPU."""
     if choice == "auto":
         return CUDA if gpu_count() else CPU
     if choice == CUDA and not gpu_count():
@@ -117,30 +117,31 @@ def resolve_device(choice: str) -> str:
 
 
 def default_ranks(device: str, model_parallel: int) -> int:
-    """Ranks to start on this node: one per GPU, or on a CPU as many as the model needs."""
+    """Return the number of ranks to start on this node: one per GPU, or on a CPU the number that the model needs."""
     return gpu_count() if device == CUDA else model_parallel
 
 
 def launch_in_order() -> None:
-    """Let a GPU start kernels in the order of their launch; call before it is used.
+    """Let a GPU start kernels in the order of their launch. Call this before the GPU is used.
 
-    Tensor-parallel layers launch a collective and then the GEMM that hides it: a GEMM that started first would delay it.
+    Tensor-parallel layers launch a collective and then the GEMM that hides it. If the GEMM started first, the collective would
+    wait.
     """
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 
 
 def allocate_in_expandable_segments() -> None:
-    """Let torch grow its pieces of GPU memory instead of leaving holes between them; call before it allocates.
+    """Let torch grow its segments of GPU memory instead of leaving holes between them. Call this before torch allocates.
 
-    Llama 3.1 8B on two H200 had 4.6 GiB of holes, and ran out of memory for 2.0 more.
+    Llama 3.1 8B on two H200 had 4.6 GiB of holes, and ran out of memory when it requested 2.0 GiB more.
     """
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 
 def begin_context(device: str, rank_env: RankEnvironment) -> None:
-    """Have the driver make this process's context on its GPU in a thread, beside imports; torch then finds it.
+    """Create this process's context on its GPU in a thread, during imports. torch uses the context that exists.
 
-    Call when all that is for the driver stands in the environment. What fails is left to torch, which says it better.
+    Call this after all environment variables for the driver are set. Failures are ignored, because torch reports them better.
     """
     if device != CUDA:
         return
@@ -152,13 +153,13 @@ def begin_context(device: str, rank_env: RankEnvironment) -> None:
             if not driver.cuInit(0) and not driver.cuDeviceGet(ctypes.byref(gpu), rank_env.local_rank):
                 driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), gpu)
 
-    # As torch does before it calls the driver.
+    # torch sets this variable before it calls the driver, so it must be set here, too.
     os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
     threading.Thread(target=begin, name="context", daemon=True).start()
 
 
 def prepare(device: str, rank_env: RankEnvironment) -> "torch.device":
-    """Make `device` ready for this rank and return it. On the CPU, cores are divided among the ranks of this node."""
+    """Prepare and return the device of this rank. On the CPU, cores are divided among the ranks of this node."""
     import torch
 
     if device == CUDA:
@@ -175,10 +176,10 @@ def prepare(device: str, rank_env: RankEnvironment) -> "torch.device":
 
 
 def outlive_aborted_collectives(device: str) -> None:
-    """Let a process go on after `abort_collectives`; call before its first process group.
+    """Let a process continue after `abort_collectives`. Call this before its first process group.
 
-    Otherwise torch's watchdog of NCCL ends the process when it finds an error first, and waits a minute for a dump of the
-    collectives, which `process.watchdog` writes.
+    Otherwise torch's NCCL watchdog ends the process if it sees an error first, and waits a minute for a dump of the collectives,
+    which `process.watchdog` writes anyway.
     """
     if device == CUDA:
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
@@ -188,7 +189,7 @@ def outlive_aborted_collectives(device: str) -> None:
 
 
 def abort_collectives(device: str) -> None:
-    """Abort this process's collectives, also the ones that wait for a dead rank, and wait for the end of their kernels.
+    """Abort this process's collectives, even if they wait for a dead rank, and wait for the end of their kernels.
 
     Call it from another thread than the one that waits for the collectives. All groups are aborted at once, because a group's
     kernel may be queued behind another group's, and each abort waits for its own kernels. Later reads and sends through these
@@ -201,7 +202,7 @@ def abort_collectives(device: str) -> None:
 
     backends = []
     for group in list(distributed_c10d._world.pg_names):
-        # Groups of gloo have none.
+        # A gloo group has no backend for CUDA.
         with contextlib.suppress(RuntimeError):
             backends.append(group._get_backend(torch.device(CUDA)))
     threads = [threading.Thread(target=backend.abort, name="abort") for backend in backends]
@@ -212,7 +213,7 @@ def abort_collectives(device: str) -> None:
 
 
 def use(device: "torch.device") -> None:
-    """Let this thread work on `device`: without it, a new thread's pinned memory would take a context on the first GPU."""
+    """Let this thread work on `device`. Otherwise pinned memory in a new thread would create a context on the first GPU."""
     import torch
 
     if device.type == CUDA:
@@ -222,7 +223,8 @@ def use(device: "torch.device") -> None:
 def communicate_on_loopback(rank_env: RankEnvironment) -> None:
     """Let gloo and NCCL use the loopback interface when every rank is on this machine.
 
-    The host name may not resolve, and nobody else can connect to loopback. NCCL only sets up its connections this way.
+    The host name may not resolve, and no other machine can connect to loopback. NCCL uses the interface only to set up
+    connections.
     """
     if rank_env.local_world_size == rank_env.world_size:
         names = [name for _, name in socket.if_nameindex()]
@@ -232,7 +234,7 @@ def communicate_on_loopback(rank_env: RankEnvironment) -> None:
 
 
 def synchronize(device: "torch.device") -> None:
-    """Wait for the device, so that a wall clock read next means something."""
+    """Wait for the device, so that a wall clock read afterwards includes its work."""
     import torch
 
     if device.type == CUDA:
@@ -240,14 +242,17 @@ def synchronize(device: "torch.device") -> None:
 
 
 def name(device: "torch.device") -> str:
-    """The device as its vendor calls it, for example "NVIDIA H100 80GB HBM3"; "cpu" for a CPU."""
+    """Return the vendor's name of the device, for example "NVIDIA H100 80GB HBM3"; "cpu" for a CPU."""
     import torch
 
     return torch.cuda.get_device_name(device) if device.type == CUDA else CPU
 
 
 def identity(device: "torch.device") -> dict[str, object]:
-    """What kernels that have worked on a GPU depend on: which it is, and its driver, whose version its library's name has."""
+    """Identify the GPU and its driver, because the result of a kernel trial holds for them alone.
+
+    The version of the driver is in the name of its library.
+    """
     import torch
 
     if device.type != CUDA:
@@ -256,17 +261,17 @@ def identity(device: "torch.device") -> dict[str, object]:
     properties = torch.cuda.get_device_properties(device)
     return {
         "name": name(device),
-        # Its index is no name: a task that may use one GPU sees that as the first.
+        # The index does not identify a GPU: a task that may use a single GPU sees it as the first.
         "uuid": str(properties.uuid),
         "capability": capability_of(device),
         "memory_bytes": properties.total_memory,
         "toolkit": torch.version.cuda,
         "driver": sorted({line.split()[-1] for line in maps.splitlines() if "/libcuda.so" in line}),
-        "module": _text_of(Path("/proc/driver/nvidia/version")),
+        "module": _read_text(Path("/proc/driver/nvidia/version")),
     }
 
 
-def _text_of(path: Path) -> str | None:
+def _read_text(path: Path) -> str | None:
     try:
         return path.read_text()
     except OSError:
@@ -274,13 +279,13 @@ def _text_of(path: Path) -> str | None:
 
 
 def count_outside_allocator(owner: object, size_bytes: int) -> None:
-    """Count memory of a GPU that torch's allocator does not know of, such as symmetric memory, for as long as `owner` lives."""
+    """Count GPU memory outside torch's allocator, such as symmetric memory, for as long as `owner` lives."""
     _outside_allocator.add(size_bytes)
     weakref.finalize(owner, _outside_allocator.add, -size_bytes)
 
 
-class _Outside:
-    """Bytes beside torch's allocator: now, and the most so far."""
+class _OutsideAllocator:
+    """Bytes outside torch's allocator: the current number and its peak."""
 
     def __init__(self) -> None:
         self.bytes = self.peak_bytes = 0
@@ -290,14 +295,14 @@ class _Outside:
         self.peak_bytes = max(self.peak_bytes, self.bytes)
 
 
-_outside_allocator = _Outside()
+_outside_allocator = _OutsideAllocator()
 
 
 def peak_memory(device: "torch.device") -> tuple[int, int | None]:
-    """The most bytes that this process needed so far: in tensors and in torch's reserve on a GPU, resident on a CPU.
+    """Return this process's peak memory in bytes: on a GPU allocated and reserved, on a CPU resident and None.
 
-    On a GPU both are sums with the most symmetric memory, which torch's allocator leaves out. Buffers of symmetric memory live as
-    long as the model, so the sum is no more than was needed at one time.
+    On a GPU, the peak of symmetric memory, which torch's allocator leaves out, is added to both numbers. Buffers of symmetric
+    memory live as long as the model, so the two peaks coincide and the sum is not too large.
     """
     import torch
 
@@ -308,7 +313,7 @@ def peak_memory(device: "torch.device") -> tuple[int, int | None]:
 
 
 def record_memory_history() -> None:
-    """Remember from here on where each piece of GPU memory is taken and given back."""
+    """Start to record where GPU memory is allocated and freed."""
     import torch
 
     torch.cuda.memory._record_memory_history()
@@ -323,7 +328,7 @@ def dump_memory_history(path: str) -> None:
 
 
 def release(device: "torch.device") -> None:
-    """Give cached memory back before a checkpoint is written."""
+    """Free cached GPU memory before a checkpoint is written."""
     import torch
 
     if device.type == CUDA:
@@ -331,14 +336,14 @@ def release(device: "torch.device") -> None:
 
 
 class HostCopies:
-    """Copies to page-locked host memory on a separate stream, beside the GPU's computation."""
+    """Copies to page-locked host memory on a separate stream, concurrent with the GPU's computation."""
 
     def __init__(self, device: "torch.device"):
         import torch
 
         self.device = device
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self.made = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def lock(self, memory: "torch.Tensor") -> bool:
         import torch
@@ -362,23 +367,24 @@ class HostCopies:
 
         with torch.cuda.stream(self.stream):
             work()
-        # A tensor that exists only for the checkpoint is freed at once, so record its use on the stream: not before it is read.
+        # A tensor that exists only for the checkpoint is freed at once. Record its use, so that its memory is reused after the
+        # copy.
         for source in sources:
             if source.device.type == CUDA:
                 source.record_stream(self.stream)
 
     def end(self) -> None:
-        self.made.record(self.stream)
+        self.copied.record(self.stream)
 
     def hold_back(self) -> None:
         import torch
 
-        torch.cuda.current_stream(self.device).wait_event(self.made)
+        torch.cuda.current_stream(self.device).wait_event(self.copied)
 
     def wait(self) -> None:
-        self.made.synchronize()
+        self.copied.synchronize()
 
 
 def host_copies(device: "torch.device") -> HostCopies | None:
-    """Return the copies to host memory; None on a CPU, whose tensors are there already."""
+    """Return the copies to host memory, or None on a CPU, whose tensors are in host memory already."""
     return HostCopies(device) if device.type == CUDA else None

@@ -1,8 +1,8 @@
-"""One report of a failure, by the rank that failed, whatever the number of ranks.
+"""Report a failure once, by the rank that failed, for any number of ranks.
 
-When a rank fails, every other rank fails soon after in a collective, with an error that says nothing. So the first rank to fail
-claims the report in the ranks' key-value store, and the others end silently. A rank whose error may be such an echo first
-waits a few seconds for the claim of the one that it echoes. The store goes with rank 0: then rank 1 reports.
+When a rank fails, every other rank fails soon after in a collective, with an error that does not tell the cause. So the first
+rank to fail claims the report in the ranks' key-value store, and the other ranks end silently. A rank whose error may be such an
+echo first waits a few seconds for the claim of the rank that failed. If rank 0 ends, the store ends, too: then rank 1 reports.
 """
 
 import atexit
@@ -25,7 +25,7 @@ CLAIMS = "lt-train/failures"
 CODE = "lt-train/failure-code"
 ECHO_SECONDS = 4.0
 POLL_SECONDS = 0.1
-# Packages that compile for the GPU at the first step, by module name, and the way to train without each.
+# Packages that compile for the GPU at the first step, by module name, with the options to train without them.
 OPTIONAL_PACKAGES = {
     "flash_attn": ("flash-attn-4", "--attention-backend fused"),
     "quack": ("quack-kernels", "--swiglu-impl triton --cross-entropy-impl triton"),
@@ -43,8 +43,8 @@ class RankError(ToolError):
         self.exit_code = code  # type: ignore[assignment]
 
 
-def raised(error: Exception, rank_env: RankEnvironment) -> BaseException:
-    """What to raise in place of `error`: its report, or a silent end when another rank reports.
+def replacement_error(error: Exception, rank_env: RankEnvironment) -> BaseException:
+    """Return the exception to raise in place of `error`: its report, or a silent SystemExit if another rank reports.
 
     From here on a signal ends the process at once.
     """
@@ -60,20 +60,20 @@ def raised(error: Exception, rank_env: RankEnvironment) -> BaseException:
     if claimed is not None:
         return SystemExit(claimed)
     if rank_env.rank == 0:
-        # The others must still be able to read the claim. lt-train and torchrun end this process before that.
+        # The other ranks must still be able to read the claim. lt-train and torchrun end this process earlier.
         atexit.register(time.sleep, ECHO_SECONDS + 1)
     return report
 
 
 def _end_at_once(code: int) -> None:
-    """The communication libraries may wait for the other ranks when the interpreter ends, minutes long."""
+    """Skip the interpreter's clean-up, because communication libraries may wait minutes there for the other ranks."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def _claim(code: int, wait: bool) -> int | None:
-    """Claim the report for this rank: None when it is the first, else the exit code of the one that is."""
+    """Claim the report for this rank. Returns None if this rank is the first, else the exit code of the first rank."""
     store = _get_default_store()
     deadline = time.monotonic() + (ECHO_SECONDS if wait else 0.0)
     while time.monotonic() < deadline and not store.check([CODE]):
@@ -82,13 +82,13 @@ def _claim(code: int, wait: bool) -> int | None:
         store.set(CODE, str(code))
         return None
     claimed = int(store.get(CODE))
-    # Whoever waits for all ranks ends the rest when the first ends, which must not be before the report.
+    # A launcher ends all ranks when the first one ends. The first rank must have printed its report by then.
     time.sleep(ECHO_SECONDS / 4)
     return claimed
 
 
 def _without_store(rank_env: RankEnvironment, code: int) -> BaseException:
-    """Rank 0 has gone, and with it the store; lt-train and torchrun see that themselves."""
+    """Return the exception of a rank that has lost the store, because rank 0 has ended; lt-train and torchrun notice that."""
     if rank_env.rank != 1 or rank_env.launcher != "srun":
         return SystemExit(code)
     return RankError(
@@ -97,7 +97,7 @@ def _without_store(rank_env: RankEnvironment, code: int) -> BaseException:
 
 
 def is_echo(error: BaseException) -> bool:
-    """Whether `error` may be the consequence of another rank's end."""
+    """Whether another rank's end may have caused `error`."""
     if isinstance(error, Echo | torch.distributed.DistError):
         return True
     return isinstance(error, RuntimeError) and bool(_COMMUNICATION.search(str(error)))
@@ -106,10 +106,10 @@ def is_echo(error: BaseException) -> bool:
 def _report(error: Exception, rank_env: RankEnvironment) -> RankError:
     if isinstance(error, ToolError):
         return RankError(rank_env, str(error), error.hint, error.exit_code)
-    # torch adds a stack of C++ frames.
+    # torch appends a stack of C++ frames to the first line.
     lines = str(error).strip().split("\n")
     first_line = lines[0]
-    # NCCL and CUDA have errors of their own for it: whoever asks last finds nothing left.
+    # NCCL and CUDA raise errors that differ from torch's OutOfMemoryError: whichever allocates last fails.
     if of_memory := next((line for line in lines if _OUT_OF_MEMORY in line.lower()), None):
         remedy = "use a smaller --micro-batch-size, recomputation, the distributed optimizer, or more model parallelism"
         return RankError(rank_env, of_memory, remedy, ExitCode.BAD_CONFIG)
@@ -129,7 +129,7 @@ def _report(error: Exception, rank_env: RankEnvironment) -> RankError:
 
 
 def _optional_package(error: BaseException) -> tuple[str, str] | None:
-    """The distribution in whose code, or at whose import, an error was raised, if lt-train also runs without it; and how."""
+    """Return the optional distribution that raised `error` in its code or at its import, and how to train without it."""
     modules = [error.name or ""] if isinstance(error, ImportError) else []
     modules += [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
     for module in modules:

@@ -1,10 +1,10 @@
 """A thread in every rank that ends the rank if another rank has failed and this one does not notice.
 
-gloo closes the connections of a rank that ends, and a rank that waits for it fails. NCCL's kernels wait on for ten minutes and
-more. lt-train then ends the ranks of its own node, and `srun --kill-on-bad-exit` the ranks of every node; torchrun first sends
-SIGTERM, which asks a rank for a last step, and waits 30 seconds. So each rank asks once a second whether a failure has been
-reported (`lt_train.process.failure_report`), through a connection of its own to the ranks' store. It then has some seconds to
-end by itself, as it does when the error reaches it, and ends with the code of the rank that has failed.
+If a rank ends, gloo closes its connections, and the ranks that wait for it fail. NCCL's kernels continue to wait for ten minutes
+and more. lt-train then ends the ranks of its own node, and `srun --kill-on-bad-exit` the ranks of every node; torchrun first
+sends SIGTERM, which asks a rank for a last step, and waits 30 seconds. So each rank asks once a second whether a failure has been
+reported (`lt_train.process.failure_report`), through a separate connection to the ranks' store. The rank then has some seconds to
+fail by itself; after them, it ends with the exit code of the rank that has failed.
 """
 
 import os
@@ -18,7 +18,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from lt_train.process import failure_report
 
 POLL_SECONDS = 1.0
-# Longer than a rank waits for the report of the rank that caused its error.
+# Longer than a rank with an echoed error waits for the report of the rank that failed.
 GRACE_SECONDS = failure_report.ECHO_SECONDS + 4.0
 # Time limit for the last answer of a busy store.
 ANSWER_SECONDS = 30.0

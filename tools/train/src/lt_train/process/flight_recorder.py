@@ -1,9 +1,9 @@
 """torch's flight recorder: the last collectives of this rank, with their stacks. They name the missing rank if a run hangs.
 
-torch itself writes them to /tmp of each node when a collective times out, but the watchdog ends the rank before that, and so
-writes them beside the stacks. torch's TORCH_FR_BUFFER_SIZE sets their number, 2,000 by default, and 0 in older releases.
-The cost: a call takes 1 to 2 us longer (8 to 9 without, gloo, torch 2.13); 2,000 calls are a dump of 250 kB, written in 50 ms
-after the symbolizer has been loaded, which takes seconds once.
+When a collective times out, torch writes them to /tmp. The watchdog ends the rank earlier, so it writes them itself, next to the
+stacks. torch's TORCH_FR_BUFFER_SIZE sets their number, 2,000 by default, and 0 in older releases. The cost: a call takes 1 to 2
+us longer (8 to 9 without, gloo, torch 2.13); a dump of 2,000 calls has 250 kB and is written in 50 ms, after the symbolizer has
+been loaded, which takes seconds once.
 """
 
 import os
@@ -11,16 +11,16 @@ import re
 
 from lt_shared import version_of
 
-# The name of torch's own dumps, whose analyzer takes it for a prefix.
+# The prefix of torch's dump files, which torch's analyzer expects.
 PREFIX = "nccl_trace_rank_"
 CALLS = 2000
-# The names of torch from 2.9 on, which warns of the other one, and before.
+# The variable since torch 2.9, which warns of the former name, and its former name.
 BUFFER_SIZE, FORMER_BUFFER_SIZE = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
 RENAMED_IN = (2, 9)
 
 
 def keep_calls() -> None:
-    """Have torch record, unless the environment says how many calls; before the first process group."""
+    """Let torch record calls, unless the environment sets a number. Call this before the first process group."""
     if not {BUFFER_SIZE, FORMER_BUFFER_SIZE} & os.environ.keys():
         os.environ[buffer_size_variable(version_of("torch"))] = str(CALLS)
 

@@ -18,11 +18,11 @@ _replace: Callable[[int], None] | None = None
 
 
 class Echo(ToolError):
-    """Something failed on another rank, which knows what."""
+    """An error that is the consequence of a failure on another rank, which reports the cause."""
 
 
-def expect(replace: Callable[[int], None]) -> None:
-    """This rank may be interrupted from now on; `replace` asks for the end of the rank that it is given, and for another one."""
+def allow(replace: Callable[[int], None]) -> None:
+    """Let this rank be interrupted from now on. `replace(rank)` asks the launcher to end a rank and to start another one."""
     global _replace
     _replace = replace
 
@@ -32,7 +32,7 @@ def interrupt() -> None:
 
 
 def clear() -> None:
-    """Another attempt begins."""
+    """Begin another attempt, which is not interrupted."""
     _is_interrupted.clear()
 
 
@@ -41,12 +41,12 @@ def is_interrupted() -> bool:
 
 
 def check() -> None:
-    """Raises Echo when this rank is interrupted. Call after waiting for the device, before its numbers are used."""
+    """Raises Echo if this rank is interrupted. Call this after waiting for the device, before its numbers are used."""
     if _is_interrupted.is_set():
         raise Echo("another rank has died or hangs")
 
 
-def is_expected() -> bool:
+def is_allowed() -> bool:
     return _replace is not None
 
 

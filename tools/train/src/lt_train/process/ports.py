@@ -1,4 +1,4 @@
-"""A port for ranks that meet on this machine."""
+"""Find a port for ranks that meet on this machine."""
 
 import contextlib
 import random

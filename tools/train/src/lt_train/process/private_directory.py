@@ -1,6 +1,7 @@
-"""Make a directory for files that processes of one run pass to each other on a node.
+"""Make a directory for files that a run's processes pass to each other on a node.
 
-Its maker may be killed. The maker holds a lock while it lives, and the next maker deletes unlocked directories.
+The process that makes the directory may be killed. So it holds a lock while it lives, and the next run deletes
+unlocked directories.
 """
 
 import contextlib
@@ -33,8 +34,8 @@ def private_directory() -> Iterator[Path]:
 def _delete_if_abandoned(path: Path) -> None:
     with contextlib.suppress(OSError):
         status = path.lstat()
-        is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
-        if is_own and time.time() - status.st_mtime > YOUNG_SECONDS:
+        is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+        if is_ours and time.time() - status.st_mtime > YOUNG_SECONDS:
             with _opened(path) as descriptor:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path, ignore_errors=True)

@@ -1,17 +1,17 @@
-"""The rank, world size and rendezvous of this process, from the environment variables of whatever launched it.
+"""Read the rank, world size and rendezvous of this process from its launcher's environment variables.
 
-| found in the environment | this process is |
+| in the environment | this process is |
 |---|---|
 | torchrun's LOCAL_RANK | a rank |
 | a step of srun, mpirun or another launcher of MPI programs, with several tasks on a node | a rank |
 | a step of srun, or mpirun, with a task on each node; a pod of a PyTorchJob or TrainJob | a node, where lt-train starts ranks |
-| signs of other processes of the same job, but not how many there are | refused: each would train alone |
+| signs of other processes in the job, but not their number | refused: each would train alone |
 | a rank of a torchrun that has fewer ranks than the job has processes | refused: each torchrun would train alone |
-| none of these | alone: lt-train starts all ranks here |
+| no such variable | alone: lt-train starts all ranks here |
 
-One task per node needs no torchrun and no number of GPUs in a job script; one per GPU lets Slurm bind cores to ranks. The
-rendezvous is the first host of the step's node list, on a port derived from the job number, so that two jobs that share a node
-do not meet.
+With one task per node, a job script needs no torchrun and no number of GPUs; with one task per GPU, Slurm binds cores to ranks.
+The rendezvous is the first host of the step's node list, on a port derived from the job number, so that two jobs that share a
+node do not meet.
 """
 
 import dataclasses
@@ -32,12 +32,12 @@ from lt_train.process.launchers.variables import (
     Variables,
     check_alone,
     check_whole,
-    counted,
-    family,
     first_number,
-    local_size_of,
+    read_count,
+    read_local_size,
     read_number,
     read_text,
+    variable_pattern,
 )
 
 FIRST_PORT = 20000
@@ -45,19 +45,19 @@ PORTS = 20000
 LAST_PORT = 65535
 LOOPBACK = "127.0.0.1"
 KUBERNETES = "Kubernetes"
-# Another node may have to load the image first.
+# Time for another node to load the image.
 POD_SECONDS = 600.0
 POLL_SECONDS = 2.0
 SHOWN = 16
 # torchrun's own default, which the operators of Kubernetes use as well.
 TORCH_PORT = 29500
-# Of numbered hosts in Slurm's lists.
+# The ranges of numbers in Slurm's host lists.
 RANGES = r"\[\d+(?:[-,]\d+)*\]"
 
 
 @dataclasses.dataclass(frozen=True)
 class RankEnvironment:
-    """The numbers of a rank as torch.distributed counts them; `launcher` names their source: srun, torchrun and so on."""
+    """The numbers of a rank as torch.distributed counts them. `launcher` names their source: srun, torchrun and so on."""
 
     rank: int
     local_rank: int
@@ -78,7 +78,7 @@ class RankEnvironment:
         return f"{self.world_size} ranks found in the environment of {self.launcher}"
 
     def variables(self) -> dict[str, str]:
-        """The variables that torch.distributed reads."""
+        """Return the variables that torch.distributed reads."""
         return {
             "RANK": str(self.rank),
             "LOCAL_RANK": str(self.local_rank),
@@ -91,7 +91,7 @@ class RankEnvironment:
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """A node on which a launcher started one lt-train, which starts the ranks of the node.
+    """A node with a single lt-train from a launcher; lt-train starts the node's ranks.
 
     `ranks` is the number of ranks per node that the launcher requests, None if it leaves the number to lt-train.
     """
@@ -109,7 +109,7 @@ class Node:
         return f"{self.nodes} node(s) found in the environment of {self.launcher}, rendezvous {rendezvous}"
 
     def rank_environment(self, local_rank: int, local_world_size: int) -> RankEnvironment:
-        """The environment of a rank that is started on this node; all nodes have `local_world_size` ranks."""
+        """Return the environment of a rank that lt-train starts on this node. All nodes have `local_world_size` ranks."""
         return RankEnvironment(
             rank=self.node_rank * local_world_size + local_rank,
             local_rank=local_rank,
@@ -122,26 +122,27 @@ class Node:
 
 
 def find(environment: Mapping[str, str] = os.environ) -> RankEnvironment | None:
-    """The environment of a rank, None when this process is none. Raises BadConfig when it is incomplete or malformed."""
-    rank_env = _found(environment)
+    """Return the environment of a rank, None if this process is no rank. Raises BadConfig if it is incomplete or malformed."""
+    rank_env = _read_checked(environment)
     return rank_env if isinstance(rank_env, RankEnvironment) else None
 
 
 def find_node(environment: Mapping[str, str] = os.environ) -> Node | None:
-    """The node whose ranks lt-train is to start, None for a rank and for a single machine without launcher. Raises as `find`."""
-    node = _found(environment)
+    """Return the node whose ranks lt-train has to start; None for a rank, or without a launcher. Raises as `find`."""
+    node = _read_checked(environment)
     return node if isinstance(node, Node) else None
 
 
-def shown(numbers: Sequence[int]) -> str:
-    """The numbers of ranks for a message, the first of many."""
+def format_ranks(numbers: Sequence[int]) -> str:
+    """Format the numbers of ranks for a message, at most `SHOWN`."""
     return ", ".join(map(str, numbers[:SHOWN])) + (" and more" if len(numbers) > SHOWN else "")
 
 
 def check_rendezvous(rank_or_node: RankEnvironment | Node) -> None:
-    """Raises BadConfig for a host without an address: the ranks would look for it in silence until they time out.
+    """Raises BadConfig if the rendezvous host has no address, because the ranks would look for it in silence until they time out.
 
-    A pod has its name when it has been scheduled, which may be later than others of its job: they wait, and raise Unavailable.
+    A pod's name has an address after the pod has been scheduled, perhaps later than the job's other pods. So the other pods wait,
+    and raise Unavailable.
     """
     is_pod = rank_or_node.launcher == KUBERNETES
     deadline = time.monotonic() + (POD_SECONDS if is_pod else 0.0)
@@ -159,8 +160,8 @@ def check_rendezvous(rank_or_node: RankEnvironment | Node) -> None:
     raise BadConfig(message, "set MASTER_ADDR to an address of the first node")
 
 
-def _found(environment: Mapping[str, str]) -> RankEnvironment | Node | None:
-    rank_or_node = _described(environment)
+def _read_checked(environment: Mapping[str, str]) -> RankEnvironment | Node | None:
+    rank_or_node = _read(environment)
     if isinstance(rank_or_node, RankEnvironment):
         _check_count("rank", rank_or_node.rank, rank_or_node.world_size)
         _check_count("local rank", rank_or_node.local_rank, rank_or_node.local_world_size)
@@ -172,14 +173,14 @@ def _found(environment: Mapping[str, str]) -> RankEnvironment | Node | None:
 
 
 def _check_count(what: str, number: int, count: int) -> None:
-    """Raises BadConfig for a rank that is not below the world size: it would wait for the others until it times out."""
+    """Raises BadConfig if a rank is not below the world size, because it would wait for other ranks until it times out."""
     if not 0 <= number < count:
         raise BadConfig(
             f"the environment describes {what} {number} of {count}", "unset the variables that another launcher has left"
         )
 
 
-def _described(environment: Mapping[str, str]) -> RankEnvironment | Node | None:
+def _read(environment: Mapping[str, str]) -> RankEnvironment | Node | None:
     if "LOCAL_RANK" in environment:
         return _from_torchrun(environment)
     if "PET_NNODES" in environment:
@@ -188,7 +189,7 @@ def _described(environment: Mapping[str, str]) -> RankEnvironment | Node | None:
         return _from_torchrun(environment)
     for variables in LAUNCHERS:
         size = first_number(environment, variables.size, 1)
-        # srun sets PMI's variables, too. Where the sizes differ, mpiexec has started itself by srun, with a task on each node.
+        # srun sets PMI's variables, too. If the sizes differ, mpiexec has started itself by srun, with a task on each node.
         if size > 1 and not (variables.launcher == MPIEXEC and size == _step_size(environment)):
             return _from_mpi(environment, variables)
     if "SLURM_PROCID" in environment and _step_size(environment) > 1:
@@ -225,7 +226,7 @@ def _from_torchrun(environment: Mapping[str, str]) -> RankEnvironment:
 
 
 def _from_kubernetes(environment: Mapping[str, str]) -> Node:
-    """The operators of PyTorchJob and TrainJob set torchrun's own variables; RANK, where it is set too, counts pods."""
+    """Read torchrun's variables, which the operators for PyTorchJob and TrainJob set. If they set RANK, too, it counts pods."""
     if "PET_MASTER_ADDR" not in environment or not environment["PET_NNODES"].isdigit():
         raise BadConfig(
             f"an elastic job (PET_NNODES={environment['PET_NNODES']}): only torchrun follows a number of nodes that changes",
@@ -235,7 +236,7 @@ def _from_kubernetes(environment: Mapping[str, str]) -> Node:
     return Node(
         node_rank=read_number(environment, "PET_NODE_RANK"),
         nodes=read_number(environment, "PET_NNODES"),
-        # Otherwise "auto", "gpu" or "cpu".
+        # A value without digits is "auto", "gpu" or "cpu".
         ranks=int(ranks) if ranks.isdigit() else None,
         master_address=environment["PET_MASTER_ADDR"],
         master_port=read_number(environment, "PET_MASTER_PORT", TORCH_PORT),
@@ -244,9 +245,12 @@ def _from_kubernetes(environment: Mapping[str, str]) -> Node:
 
 
 def _from_mpi(environment: Mapping[str, str], variables: Variables) -> RankEnvironment | Node:
-    """These launchers tell no process the host of the first one, which is needed only when the processes are on several nodes."""
-    rank, size = counted(environment, variables, variables.rank), counted(environment, variables, variables.size)
-    local_size = local_size_of(environment, variables, size)
+    """Read the variables of a launcher of MPI programs.
+
+    These launchers do not tell a process the host of the first process. It is needed only if the processes are on several nodes.
+    """
+    rank, size = read_count(environment, variables, variables.rank), read_count(environment, variables, variables.size)
+    local_size = read_local_size(environment, variables, size)
     address = environment.get("MASTER_ADDR") or (LOOPBACK if local_size == size else None)
     if address is None:
         raise BadConfig(
@@ -259,7 +263,7 @@ def _from_mpi(environment: Mapping[str, str], variables: Variables) -> RankEnvir
     port = read_number(environment, "MASTER_PORT", FIRST_PORT + zlib.crc32(name_job(environment, variables).encode()) % PORTS)
     if local_size == 1:
         return Node(rank, size, None, address, port, variables.launcher)
-    local_rank = counted(environment, variables, variables.local_rank)
+    local_rank = read_count(environment, variables, variables.local_rank)
     return RankEnvironment(rank, local_rank, local_size, size, address, port, variables.launcher)
 
 
@@ -269,7 +273,7 @@ def _from_slurm(environment: Mapping[str, str]) -> RankEnvironment | Node:
         tasks = tasks_per_node(environment[tasks_variable])
     except ValueError:
         raise BadConfig(
-            f"cannot read {tasks_variable}={environment[tasks_variable]!r}", REMEDY.format(family(tasks_variable))
+            f"cannot read {tasks_variable}={environment[tasks_variable]!r}", REMEDY.format(variable_pattern(tasks_variable))
         ) from None
     step = read_number(environment, "SLURM_JOB_ID", 0) * 7 + read_number(environment, "SLURM_STEP_ID", 0)
     address = environment.get("MASTER_ADDR") or first_host(read_text(environment, "SLURM_STEP_NODELIST"))
@@ -282,7 +286,7 @@ def _from_slurm(environment: Mapping[str, str]) -> RankEnvironment | Node:
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """The tasks on each node of a step, from Slurm's compressed list: "2(x3),1" is [2, 2, 2, 1]. Raises ValueError."""
+    """Expand Slurm's compressed list of a step's tasks per node: "2(x3),1" is [2, 2, 2, 1]. Raises ValueError."""
     counts = []
     for part in text.split(","):
         matched = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
@@ -293,7 +297,7 @@ def tasks_per_node(text: str) -> list[int]:
 
 
 def first_host(node_list: str) -> str:
-    """The first host of Slurm's compressed list: "gpu[003-004,7],x1" is gpu003, "rack[1-2]node[3-4]" is rack1node3."""
+    """Return the first host in Slurm's compressed list: "gpu[003-004,7],x1" is gpu003, "rack[1-2]node[3-4]" is rack1node3."""
     first = re.match(rf"((?:[^,\[\]\s]|{RANGES})+)(?:,|$)", node_list)
     if not first:
         raise BadConfig(f"cannot read the node list SLURM_STEP_NODELIST={node_list!r}", "set MASTER_ADDR to the first node")

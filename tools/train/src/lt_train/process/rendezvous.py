@@ -1,7 +1,7 @@
-"""Let all ranks meet, and name the ranks that do not come.
+"""Let all ranks meet, and name the ranks that are missing.
 
-The process group's time limit must be longer than the watchdog's: an hour by default. A rank that never comes would take as long.
-So the ranks first meet in the key-value store, within the time limit of a step.
+The process group's time limit must be longer than the watchdog's: an hour by default. It would pass before a missing rank is
+reported. So the ranks first meet in the key-value store, within the time limit of a step.
 
 The store has no authentication: anyone who reaches it can end the run, and torch unpickles some of the ranks' messages. So it
 listens on loopback if all ranks are on one machine, and otherwise on the address of MASTER_ADDR alone, if the address belongs to
@@ -26,7 +26,7 @@ from torch.distributed.rendezvous import rendezvous
 from lt_shared.console import BadConfig, ExitCode, Unavailable, warn
 from lt_train.megatron import distributed_c10d
 from lt_train.process import device, watchdog
-from lt_train.process.rank_environment import LOOPBACK, RankEnvironment, shown
+from lt_train.process.rank_environment import LOOPBACK, RankEnvironment, format_ranks
 
 # Communication libraries time out this much later than the watchdog.
 LATER_SECONDS = 60.0
@@ -39,7 +39,7 @@ READING = datetime.timedelta(seconds=10)
 
 
 def join(rank_env: RankEnvironment, local_device: torch.device, timeout_seconds: float, digests: Mapping[str, str]) -> None:
-    """Make the process group of all ranks. The other ranks end silently when rank 0 raises an error.
+    """Make the global process group. The other ranks end silently if rank 0 raises an error.
 
     Rank 0 raises Unavailable if ranks are missing, and BadConfig if `digests` of the configuration differ between ranks.
     """
@@ -75,7 +75,7 @@ def open_own_store(rank_env: RankEnvironment, timeout: datetime.timedelta) -> An
 
 
 def open_store(rank_env: RankEnvironment, timeout: datetime.timedelta) -> Any:
-    """Open the key-value store of all ranks. Rank 0 serves it, or torchrun.
+    """Open the ranks' key-value store. Rank 0 serves it, or torchrun.
 
     Raises DistNetworkError, also if the port is taken.
     """
@@ -110,11 +110,11 @@ def _listener(host: str, port: int) -> socket.socket | None:
 
 
 @contextlib.contextmanager
-def connecting_when_used() -> Iterator[None]:
+def connect_when_used() -> Iterator[None]:
     """Within the context, new process groups connect at their first message.
 
-    If a process group has a device, torch connects its subgroups at once. megatron-core makes 20 groups, of which a run uses a
-    few, and each connected group takes 0.38 GiB of an H200's memory.
+    If a process group has a device, torch connects its subgroups at once. megatron-core makes 20 groups, but a run uses few of
+    them, and each connected group takes 0.38 GiB of an H200's memory.
     """
     everyone = torch.distributed.group.WORLD
     assert everyone is not None
@@ -126,7 +126,7 @@ def connecting_when_used() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def sharing_gloo_devices() -> Iterator[None]:
+def share_gloo_devices() -> Iterator[None]:
     """Within the context, new gloo process groups share the event loop of the default group if that is a gloo group."""
     everyone = torch.distributed.group.WORLD
     assert everyone is not None
@@ -134,7 +134,7 @@ def sharing_gloo_devices() -> Iterator[None]:
         yield
         return
     devices = everyone._get_backend(torch.device(device.CPU)).options._devices  # type: ignore[attr-defined]
-    with distributed_c10d.sharing_devices(devices):
+    with distributed_c10d.share_devices(devices):
         yield
 
 
@@ -151,7 +151,7 @@ def meet(store: Any, rank_env: RankEnvironment, joining: datetime.timedelta, dig
         missing = [rank for rank in range(rank_env.world_size) if not store.check([f"{KEY}/{rank}"])]
         minutes = joining.total_seconds() / 60
         raise Unavailable(
-            f"of {rank_env.world_size} ranks, number {shown(missing)} did not come within {minutes:g} minutes",
+            f"of {rank_env.world_size} ranks, number {format_ranks(missing)} did not come within {minutes:g} minutes",
             "see what they say, and whether their nodes reach this one: srun lt-train preflight --network",
         ) from None
     difference = store.get(f"{KEY}/all").decode()
@@ -170,8 +170,8 @@ def meet(store: Any, rank_env: RankEnvironment, joining: datetime.timedelta, dig
 
 def _difference(store: Any, ranks: int) -> str:
     """Describe the first rank whose settings differ from those of rank 0; empty if there is none."""
-    (first_host, first_digests), *others = map(json.loads, store.multi_get([f"{KEY}/{rank}" for rank in range(ranks)]))
-    for rank, (host, digests) in enumerate(others, 1):
+    (first_host, first_digests), *answers = map(json.loads, store.multi_get([f"{KEY}/{rank}" for rank in range(ranks)]))
+    for rank, (host, digests) in enumerate(answers, 1):
         parts = [part for part in first_digests if digests.get(part) != first_digests[part]]
         if parts:
             return f"rank {rank} on {host} has other settings than rank 0 on {first_host}: {', '.join(parts)}"

@@ -1,4 +1,4 @@
-"""The action after the end of lt-train, by its exit code: the one table for everything that restarts lt-train.
+"""Decide by lt-train's exit code whether to restart it. All that restarts lt-train uses this table.
 
 | policy | codes | --max-restarts | Slurm | Kubernetes |
 |---|---|---|---|---|
@@ -7,11 +7,11 @@
 | NEVER | 0 and all others | ends | the job ends | the job ends |
 
 A node starts again even if only another node knows the reason: if a rank is killed, the other ranks end with 74, because a
-connection was closed. --max-restarts starts ranks on the same machine: a rank that computes wrong ends the run there with 76, so
-that the next start can leave that machine out. A run that cannot work ends with another code, and `crash_loop` gives the code
-78 to a run that fails three times at the same step, so that nothing is restarted forever.
+connection was closed. --max-restarts starts ranks on the same machine. So if a rank computes wrong, the run ends with 76, and
+the next start can leave the machine out. A run that cannot work ends with another code. `crash_loop` ends a run that fails three
+times at the same step with 78, so that nothing is restarted forever.
 
-mpirun starts nothing again: it ends all processes and passes on the code of the first that failed.
+mpirun restarts nothing: it ends all processes and exits with the code of the first process that failed.
 """
 
 import enum
@@ -27,12 +27,12 @@ class Policy(enum.Enum):
 
 
 CONTINUED = (ExitCode.TRY_AGAIN, ExitCode.NO_PROGRESS)
-# A GPU that is gone, ranks that did not come; an error of CUDA or NCCL; a file, or the connection to a rank that was killed.
+# A lost GPU or missing ranks; an error of CUDA or NCCL; a file, or the connection to a killed rank.
 FAILED = (ExitCode.UNAVAILABLE, ExitCode.INTERNAL, ExitCode.IO)
 NEVER = (ExitCode.USAGE, ExitCode.BAD_DATA, ExitCode.NO_INPUT, ExitCode.CANNOT_CREATE, ExitCode.BAD_CONFIG)
 SIGNALLED = 128
-# Between a rank and lt-train, which starts the ranks again: they have saved where a phase with another sequence length or another
-# rotary embedding begins. Where torchrun or srun has started the ranks, it is TRY_AGAIN.
+# The ranks exit with this code after they have saved at the begin of a phase with another sequence length or rotary embedding,
+# and lt-train starts them again. For ranks that torchrun or srun started, the code is TRY_AGAIN.
 NEXT_PHASE = 79
 # Signals that kill a rank, and SIGTERM, which srun sends to the other nodes.
 CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM)
@@ -45,11 +45,11 @@ def policy(code: int) -> Policy:
     return Policy.RESTART if code in FAILED or code > SIGNALLED else Policy.NEVER
 
 
-def outside(code: int) -> int:
-    """The exit code of a rank that another launcher has started."""
+def launcher_code(code: int) -> int:
+    """Convert a rank's exit code `code` to the code for a launcher other than lt-train."""
     return ExitCode.TRY_AGAIN if code == NEXT_PHASE else code
 
 
 def starts_ranks_again(code: int) -> bool:
-    """Whether --max-restarts does; not after a signal that has asked the run to save and end."""
+    """Whether --max-restarts starts ranks again after `code`: not if a signal has asked the run to save and end."""
     return code == ExitCode.NO_PROGRESS or policy(code) is Policy.RESTART

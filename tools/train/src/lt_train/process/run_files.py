@@ -31,7 +31,7 @@ def is_full(error: BaseException | None) -> bool:
 
 
 class AppendedLines:
-    """A context with a text file to which every attempt of a run appends lines.
+    """A context that appends lines to a text file, as every attempt of a run does.
 
     If an attempt was killed or the disk was full, an incomplete line remains; the next attempt begins on a new line. `lost`
     counts the lines that found no room since the last written line.
@@ -40,7 +40,7 @@ class AppendedLines:
     def __init__(self, path: Path):
         self.path = path
         self.lost = 0
-        self._descriptor = descriptor(path, os.O_RDWR | os.O_APPEND)
+        self._descriptor = open_descriptor(path, os.O_RDWR | os.O_APPEND)
         size_bytes = os.fstat(self._descriptor).st_size
         self._is_torn = size_bytes > 0 and os.pread(self._descriptor, 1, size_bytes - 1) != b"\n"
 
@@ -56,8 +56,9 @@ class AppendedLines:
                 raise
 
     def write(self, lines: str) -> bool:
-        """Append `lines`, which end with a line break. Return False if the disk is full: readers skip the incomplete line. Raise
-        IoFailure.
+        """Append `lines`, which end with a line break. Return False if the disk is full: readers skip the incomplete line.
+
+        Raise IoFailure for other errors.
         """
         content = b"\n" * self._is_torn + lines.encode(errors="surrogateescape")
         written = 0
@@ -78,12 +79,12 @@ class AppendedLines:
         os.fsync(self._descriptor)
 
 
-def descriptor(path: Path, flags: int) -> int:
-    """Open a file, create it if needed, and return the descriptor. Raise CannotCreate."""
-    return _opened(path, flags | os.O_CREAT)
+def open_descriptor(path: Path, flags: int) -> int:
+    """Open a file, create it if it is missing, and return the descriptor. Raise CannotCreate."""
+    return _open_checked(path, flags | os.O_CREAT)
 
 
-def _opened(path: Path, flags: int) -> int:
+def _open_checked(path: Path, flags: int) -> int:
     try:
         opened = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except FileNotFoundError:
@@ -98,19 +99,19 @@ def _opened(path: Path, flags: int) -> int:
     return opened
 
 
-def renewed(path: Path) -> io.TextIOWrapper:
+def open_new(path: Path) -> io.TextIOWrapper:
     """Open a new text file in place of an earlier attempt's file. Raise OSError."""
     path.unlink(missing_ok=True)
     return path.open("x")
 
 
-def content(path: Path) -> bytes:
+def read_content(path: Path) -> bytes:
     """Read a whole file. Raise FileNotFoundError and CannotCreate."""
-    with os.fdopen(_opened(path, os.O_RDONLY), "rb") as file:
+    with os.fdopen(_open_checked(path, os.O_RDONLY), "rb") as file:
         return file.read()
 
 
-def record(line: str | bytes) -> dict[str, Any]:
+def parse_record(line: str | bytes) -> dict[str, Any]:
     """Parse the JSON object in a line. Return an empty dict for other lines, such as an incomplete line."""
     try:
         entry = json.loads(line)
@@ -119,12 +120,12 @@ def record(line: str | bytes) -> dict[str, Any]:
     return entry if isinstance(entry, dict) else {}
 
 
-def abandoned(run: Path) -> list[Path]:
+def find_abandoned(run: Path) -> list[Path]:
     """List the partial checkpoints of killed attempts, unless an attempt is running."""
     return [*run.glob(".iter_*.partial*"), *run.glob(".iter_*.deleted")]
 
 
 def delete_abandoned(run: Path) -> None:
     """Delete the partial checkpoints of killed attempts. The caller holds the lock."""
-    for directory in abandoned(run):
+    for directory in find_abandoned(run):
         shutil.rmtree(directory, ignore_errors=True)

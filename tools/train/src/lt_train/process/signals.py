@@ -1,15 +1,11 @@
-"""Ending a run before its last step: signals, time and step limits, on which all ranks agree.
+"""End a run before its last step, by signals and by time and step limits. All ranks end at the same step.
 
 SIGTERM (Slurm's preemption, Kubernetes) and SIGUSR1 (`sbatch --signal=USR1@300`) ask the run to finish its step, save, and end
-with exit code 75, so that a batch script can put the job back into the queue. They may reach one rank only, or each at another
-moment: in every step, before the optimizer runs, the ranks reduce their reasons to the maximum, so all ranks save the same
-step. That costs a small all-reduce per step, and one step more after a signal that comes while the optimizer runs. A second
-signal ends the process at once. So does SIGINT, which is Ctrl-C, in a run that saves; elsewhere, and if a shell has it ignored,
-it keeps its meaning. Before the first step there is nothing to save, and a signal ends the program with the same exit
-code.
-
-Slurm sends a signal to every process of a step, so a rank gets it from Slurm and again from lt-train or torchrun. The same signal
-is therefore taken for one within SAME_SIGNAL_SECONDS.
+with exit code 75, so that a batch script can put the job back into the queue. A signal may reach a single rank, or the ranks at
+different moments. So in every step, before the optimizer runs, the ranks reduce their reasons to the maximum. That costs a small
+all-reduce per step, and another step after a signal that comes while the optimizer runs. A second signal ends the process at
+once. In a run that saves, SIGINT (Ctrl-C) acts like SIGTERM; without saving, or if the shell ignores it, it keeps its meaning.
+Before the first step there is nothing to save, and a signal ends the program with the same exit code.
 """
 
 import ctypes
@@ -23,13 +19,15 @@ from types import FrameType
 
 from lt_shared.console import ExitCode, Terminated
 
-# These are held back and passed on together. Which are waited for is what `waited_for` says.
+# All these signals are held back and passed on. `ending_signals` says which ones end a run.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+# Slurm signals every process of a step, so a rank gets a signal from Slurm and again from lt-train or torchrun. Within this time,
+# the same signal counts once.
 SAME_SIGNAL_SECONDS = 5.0
 
 
 class Reason(enum.IntEnum):
-    """Why a run ends early. When several are there, the largest counts."""
+    """The reason why a run ends early. If there are several, the largest counts."""
 
     NONE = 0
     PHASE = 1
@@ -63,14 +61,14 @@ _received = Reason.NONE
 _started = time.monotonic()
 
 
-def waited_for(saves: bool) -> list[signal.Signals]:
-    """The signals after which a run ends its step; SIGINT only if it `saves`, and unless a shell has it ignored."""
-    minds_interrupt = saves and signal.getsignal(signal.SIGINT) != signal.SIG_IGN
-    return [number for number in SIGNALS if number != signal.SIGINT or minds_interrupt]
+def ending_signals(saves: bool) -> list[signal.Signals]:
+    """Return the signals after which a run ends. SIGINT ends a run that `saves`, unless the shell ignores SIGINT."""
+    has_interrupt = saves and signal.getsignal(signal.SIGINT) != signal.SIG_IGN
+    return [number for number in SIGNALS if number != signal.SIGINT or has_interrupt]
 
 
 def end_before_training() -> None:
-    """Until `listen` is called, a signal ends this program with the exit code that puts the job back into the queue."""
+    """Let a signal end this program, until `listen` is called, with the exit code that puts the job back into the queue."""
     for number in SIGNALS:
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, _try_again)
@@ -82,11 +80,11 @@ def _try_again(number: int, frame: FrameType | None) -> None:
 
 
 def listen(saves: bool = False) -> None:
-    """From now on the first signal is noted, and the second ends this process; `saves` is as for `waited_for`.
+    """Note the first signal from now on, and let the second signal end this process. `saves` is as for `ending_signals`.
 
-    Signals that arrived while they were blocked (see `held_back`) are delivered here.
+    Signals that arrived while they were blocked (see `hold_back_signals`) are delivered here.
     """
-    for number in waited_for(saves):
+    for number in ending_signals(saves):
         signal.signal(number, _note)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
@@ -98,36 +96,37 @@ def _note(number: int, frame: FrameType | None) -> None:
 
 
 def die_by_signals() -> None:
-    """Let each signal end this process, without Python having a say: it may wait inside of a collective for ever."""
+    """Let a signal end this process at once. A Python handler would not run while a collective waits forever."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
 
 
 def _die_by_another(number: int) -> None:
-    """As `die_by_signals`, but for some seconds `number` once more is nothing new."""
+    """Let another signal end this process at once. For SAME_SIGNAL_SECONDS, signal `number` is ignored."""
     die_by_signals()
     signal.signal(number, lambda number, frame: None)
-    # The main thread may hang by then, and no other may set a handler in Python.
+    # Call libc, because Python sets handlers in the main thread only, which may hang by then.
     later = threading.Timer(SAME_SIGNAL_SECONDS, lambda: ctypes.CDLL(None).signal(number, signal.SIG_DFL))
     later.daemon = True
     later.start()
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
-    """Keep the signals of this block for its end. Processes that it starts have them blocked: only SIGKILL ends those.
+def hold_back_signals() -> Iterator[None]:
+    """Deliver signals that arrive within the block after it. In processes that the block starts, the signals stay blocked.
 
-    Another thread of this process, as numpy starts them, may still take one; the handler of before then runs at once.
+    Only SIGKILL ends such a process. A signal may still reach another thread of this process, such as numpy's; then the previous
+    handler runs at once.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
 
 
 class Limits:
-    """What ends a run that starts at the step `first` early. `duration_minutes` counts from the start of the process."""
+    """Limits that end a run early. The run starts at step `first`; `duration_minutes` counts from the start of the process."""
 
     def __init__(self, first: int, interval: int | None, duration_minutes: float | None):
         self.first = first
@@ -136,11 +135,11 @@ class Limits:
 
     @staticmethod
     def received() -> Reason:
-        """The signal that this rank has received."""
+        """Return the signal that this rank has received."""
         return _received
 
     def reached(self, iteration: int) -> Reason:
-        """Return this rank's own reason to end after `iteration` steps."""
+        """Return this rank's local reason to end after `iteration` steps."""
         if self.received():
             return self.received()
         if self._end is not None and time.monotonic() >= self._end:

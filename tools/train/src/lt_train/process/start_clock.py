@@ -1,7 +1,7 @@
-"""The phases of a rank from the start of lt-train to its first step, with their seconds.
+"""Measure the phases of a rank from the start of lt-train to the rank's first step, in seconds.
 
-Laps follow each other and add up to the whole; the work of threads is listed beside them. A rank that begins again in its
-process (`lt_train.launch.control`) begins its clock again, too.
+Laps follow each other and add up to the total. Work in threads is listed beside the laps. If a rank begins again in the same
+process (`lt_train.launch.control`), its clock begins again, too.
 """
 
 import contextlib
@@ -12,23 +12,23 @@ from pathlib import Path
 
 from lt_shared.contracts.recovery_notes import Started
 
-# The process of lt-train and its start, for the ranks that it starts: of CLOCK_MONOTONIC, which all processes of a machine share.
+# The process id and the start of lt-train, for its ranks. The start is by CLOCK_MONOTONIC, which a machine's processes share.
 VARIABLE = "LT_TRAIN_STARTED"
 
 
-def announced() -> dict[str, str]:
-    """The variable for the ranks that this process starts."""
+def start_variable() -> dict[str, str]:
+    """Return the variable that tells this process's start to the ranks that it starts."""
     return {VARIABLE: f"{os.getpid()} {process_start()}"}
 
 
-def _launched(otherwise: float) -> float:
-    """When the parent started, if it has said so: the variable may come from further away, or from anyone."""
+def _parent_start(otherwise: float) -> float:
+    """Return the start of the parent process. Return `otherwise` if another process has set the variable."""
     process, _, seconds = os.environ.get(VARIABLE, "").partition(" ")
     return float(seconds) if process == str(os.getppid()) else otherwise
 
 
 def process_start() -> float:
-    """When this process started, to a hundredth of a second, on the clock of `time.monotonic`."""
+    """Return the start of this process by the clock of `time.monotonic`, to a hundredth of a second."""
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     age_seconds = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     return time.monotonic() - max(0.0, age_seconds)
@@ -39,16 +39,16 @@ class StartClock:
         self._begin(time.monotonic())
 
     def begin(self) -> None:
-        """With lt-train, which has started this process, or else with this process."""
+        """Begin at the start of lt-train, if lt-train has started this process, or else at the start of this process."""
         started = process_start()
-        launched = _launched(started)
+        launched = _parent_start(started)
         self._begin(launched)
         if launched < started:
             self._phases["launcher"] = started - launched
             self._last = started
 
     def begin_again(self) -> None:
-        """This process makes another attempt."""
+        """Begin now, because this process makes another attempt."""
         self._begin(time.monotonic())
 
     def _begin(self, moment: float) -> None:
@@ -65,7 +65,7 @@ class StartClock:
 
     @contextlib.contextmanager
     def beside(self, name: str) -> Iterator[None]:
-        """What happens within it, in a thread or as a part of a phase, is told beside the phases."""
+        """Measure the block, which runs in a thread or is a part of a phase, separately from the phases."""
         begin = time.monotonic()
         try:
             yield
@@ -73,7 +73,7 @@ class StartClock:
             self._beside[name] = self._beside.get(name, 0.0) + time.monotonic() - begin
 
     def end(self, step: int) -> Started | None:
-        """`step` is done; None unless it is the first one since the start."""
+        """Return the phases after `step`, if it is the first step since the start, else None."""
         if self._is_over:
             return None
         self.lap("first step")

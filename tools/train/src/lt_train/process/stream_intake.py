@@ -1,9 +1,9 @@
-"""A pipe from which the shards of a stream come while the run trains: its lines go on to a file that the ranks follow.
+"""Copy the lines of a pipe, the list of a stream's shards, to a file that the ranks follow while the run trains.
 
-A pipe reaches one process, and its reader must not stop: lt-preprocess would stop with it. The file lies in the run's directory,
-so that the ranks of other nodes see it, too. Another file says whether the pipe ended before its last line. Only the ranks of
-this node follow that file: in the run's directory it could belong to an earlier attempt. Lines are read with os.read, since a
-thread that waits inside of sys.stdin would keep the interpreter from ending.
+A pipe has a single reader, and the reader must not stop, because lt-preprocess would stop with it. The file is in the run's
+directory, so that ranks on other nodes see it, too. Another file says whether the pipe ended before its last line. Only this
+node's ranks read it: in the run's directory it could belong to an earlier attempt. Lines are read with os.read, because a thread
+that waits inside of sys.stdin would keep the interpreter from ending.
 """
 
 import io
@@ -26,7 +26,7 @@ READ_BYTES = 1 << 16
 
 
 class Intake:
-    """A pipe. `lines` has all lines from the first on, including lines that were only inspected."""
+    """A pipe. `lines` yields all lines from the first on, including lines that `first_line` has read."""
 
     def __init__(self, name: str, lines: Iterator[str]):
         self.name = name
@@ -82,8 +82,8 @@ def _reason_for_end(name: str, text: str) -> str:
 _opened: dict[str, Intake] = {}
 
 
-def opened(word: str) -> Intake:
-    """Return the intake of `-` or of a named pipe, the same at each call. Raise UsageError in a rank: no pipe reaches it."""
+def open_intake(word: str) -> Intake:
+    """Open `-` or a named pipe once, and return its intake. Raise UsageError in a rank: no pipe reaches it."""
     if word not in _opened:
         if word == STANDARD_INPUT:
             lines = manifest.standard_input(_lines_of(sys.stdin.fileno()) if _has_descriptor(sys.stdin) else sys.stdin)
@@ -94,7 +94,7 @@ def opened(word: str) -> Intake:
 
 
 def open_output(name: str, descriptor: int) -> str:
-    """Take the output of a child program as a pipe. Return the word under which it is `opened`."""
+    """Take the output of a child program as a pipe. Return the word for `open_intake`."""
     _opened[name] = Intake(name, _lines_of(descriptor))
     return name
 

@@ -1,11 +1,11 @@
-"""A thread in every rank that ends a run which does not move any more, and says why.
+"""A thread in every rank that ends a run without progress, and names the suspect.
 
-When one rank stops in a data loader, a filesystem or a broken network card, all others wait for it in a collective; the
-communication libraries then end them after a while with an error about the collective, on the ranks that are innocent. Here
-every rank that has seen no step for the time limit writes the stacks of its threads to SAVE/stacks, with what torch's flight
-recorder has of its collectives, and shares with the others where it waits. The first to do so compares: a rank that does not
-answer, or is not where the majority waits, is the suspect. They exchange this through the store in rank 0, which is the suspect
-when the store is silent. The limits of the libraries are longer, so that this comes first.
+When a rank stops in a data loader, a filesystem or a broken network card, all other ranks wait for it in a collective. The
+communication libraries would end the waiting ranks after a while with an error about the collective. Instead, a rank without a
+step for the time limit writes the stacks of its threads to SAVE/stacks, with the collectives of torch's flight recorder, and
+shares its current line of code through the store in rank 0. The first rank to do so compares the lines: a rank that does not
+answer, or that is at another line than the majority, is the suspect. If the store does not answer, rank 0 is the suspect. The
+time limits of the libraries are longer than the watchdog's.
 """
 
 import collections
@@ -27,13 +27,13 @@ import click
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from lt_train.process import flight_recorder, interruption, process_lifetime, run_files
-from lt_train.process.rank_environment import RankEnvironment, shown
+from lt_train.process.rank_environment import RankEnvironment, format_ranks
 
-# At most.
+# Upper limit; a shorter step time limit replaces it.
 ANSWERS_SECONDS = 10.0
-# Whoever waits for all ranks ends the rest when one ends, which must not be before the report.
+# A launcher ends all ranks when the first one ends. The first rank must have printed its report by then.
 REPORT_SECONDS = 5.0
-# Until a rank that hangs is ended, and this one interrupted, so that it may begin again in its process.
+# Time for the launcher to end a rank that hangs, and to interrupt this rank, which then begins again in its process.
 REPLACED_SECONDS = 15.0
 SLOW = 6
 PACKAGE = str(Path(__file__).parents[1])
@@ -71,7 +71,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def slow(self) -> Iterator[None]:
-        """Around what takes longer than a step: loading, saving, evaluation."""
+        """Extend the time limit within the context, for work that takes longer than a step: loading, saving, evaluation."""
         self._limit_seconds = SLOW * self.timeout_seconds
         try:
             yield
@@ -89,7 +89,7 @@ class Watchdog:
         self._write_stacks()
         recording = threading.Thread(target=self._write_collectives, name="watchdog-collectives", daemon=True)
         recording.start()
-        # A store that is stopped accepts connections and never answers.
+        # In a thread, because the store of a stopped process accepts connections and never answers.
         comparing = threading.Thread(target=self._compare, name="watchdog-compare", daemon=True)
         comparing.start()
         if self._told.wait(self.answers_seconds):
@@ -102,7 +102,7 @@ class Watchdog:
         os._exit(process_lifetime.hung_code())
 
     def _suspect_first(self) -> None:
-        """Report rank 0. One rank of a node is enough, unless it hangs, too."""
+        """Report rank 0 as the suspect. Only one rank per node reports at once; the others wait, in case it hangs, too."""
         if self.rank_env.local_rank and self.rank_env.rank != 1:
             time.sleep(REPORT_SECONDS)
         self._say_suspects([], [0])
@@ -113,7 +113,7 @@ class Watchdog:
                 faulthandler.dump_traceback()
                 return
             self.directory.mkdir(parents=True, exist_ok=True)
-            with run_files.renewed(self.directory / f"rank-{self.rank_env.rank:05d}.txt") as file:
+            with run_files.open_new(self.directory / f"rank-{self.rank_env.rank:05d}.txt") as file:
                 file.write(f"rank {self.rank_env.rank} on {socket.gethostname()}, after step {self.step}\n")
                 file.flush()
                 faulthandler.dump_traceback(file)
@@ -121,11 +121,11 @@ class Watchdog:
             faulthandler.dump_traceback()
 
     def _write_collectives(self) -> None:
-        """What torch's flight recorder has, which may wait for a device that does not answer; for lt-monitor stuck."""
+        """Write the flight recorder's dump for `lt-monitor stuck`. It may wait for a device that does not answer."""
         if self.directory is None:
             return
         path = self.directory / f"{flight_recorder.PREFIX}{self.rank_env.rank}"
-        with contextlib.suppress(OSError, RuntimeError), run_files.renewed(path) as file:
+        with contextlib.suppress(OSError, RuntimeError), run_files.open_new(path) as file:
             file.buffer.write(flight_recorder.dump())
 
     def _state(self) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class Watchdog:
         try:
             self._compare_in_store()
         except (RuntimeError, OSError):
-            # The store goes with rank 0, which then was the first to end.
+            # The store ends with rank 0, which then was the first to end.
             if not self._stop.is_set():
                 self._say(f"rank {self.rank_env.rank} on {socket.gethostname()}: {self._state()['at']}")
 
@@ -154,7 +154,7 @@ class Watchdog:
         claims = store.add(f"{KEY}/claims", 1)
         self._told.set()
         if claims > 1:
-            self._is_replacing = interruption.is_expected()
+            self._is_replacing = interruption.is_allowed()
             self._stop.wait(self.answers_seconds + REPORT_SECONDS)
             return
         deadline = time.monotonic() + self.answers_seconds
@@ -168,10 +168,10 @@ class Watchdog:
 
     def _say_suspects(self, states: list[dict[str, Any]], silent: list[int]) -> None:
         self._say(suspects(states, silent))
-        named = silent or [state["rank"] for state in _odd(states)]
-        if interruption.is_expected() and len(named) == 1:
+        suspect_ranks = silent or [state["rank"] for state in _odd(states)]
+        if interruption.is_allowed() and len(suspect_ranks) == 1:
             self._is_replacing = True
-            interruption.replace(named[0])
+            interruption.replace(suspect_ranks[0])
 
     def _say(self, text: str) -> None:
         minutes = self._limit_seconds / 60
@@ -181,23 +181,25 @@ class Watchdog:
 
 
 def suspects(states: list[dict[str, Any]], silent: list[int]) -> str:
-    """Which ranks hold the others up, in words, from the states that the ranks reported; `silent` are those that reported none.
+    """Describe which ranks hold the others up, by the `states` that ranks reported; `silent` ranks reported none.
 
-    A rank that does not communicate while others do is late; so is one that is steps behind. Where all wait alike, nobody is
-    named.
+    A rank is late if it is steps behind, or if it does not communicate while other ranks do. If all ranks wait at the same line,
+    no rank is named.
     """
     if silent:
         return f"suspect rank{_listed(silent)}: no answer, the process is stopped, or its host or network is gone"
     odd = _odd(states)
     if not odd:
         return f"all ranks wait at {states[0]['at']}: see the network and the logs of the communication library"
-    named = "; ".join(f"rank {state['rank']} on {state['host']} at {state['at']}, step {state['step']}" for state in odd[:8])
+    descriptions = "; ".join(
+        f"rank {state['rank']} on {state['host']} at {state['at']}, step {state['step']}" for state in odd[:8]
+    )
     more = f" and {len(odd) - 8} more" if len(odd) > 8 else ""
-    return f"suspect {named}{more}"
+    return f"suspect {descriptions}{more}"
 
 
 def _odd(states: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those that are not where the others are; none when nobody is where another is."""
+    """Return the states that differ from the majority; none if all states differ."""
     last = max(state["step"] for state in states)
     odd = [state for state in states if state["step"] < last]
     if not odd and any(state["communicating"] for state in states):
@@ -209,7 +211,7 @@ def _odd(states: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _listed(ranks: list[int]) -> str:
-    return f"{'s' if len(ranks) > 1 else ''} {shown(ranks)}"
+    return f"{'s' if len(ranks) > 1 else ''} {format_ranks(ranks)}"
 
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:
@@ -219,7 +221,7 @@ def _frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _innermost(frame: FrameType | None) -> str:
-    """Where a thread is in lt-train's own code, or in whatever it runs."""
+    """Return the innermost line of a thread in lt-train's code, or in any code if lt-train's is not on the stack."""
     frames = list(_frames(frame))
     frame_of_run = next(
         (candidate for candidate in frames if candidate.f_code.co_filename.startswith(PACKAGE)), frames[0] if frames else None

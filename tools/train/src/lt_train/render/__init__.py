@@ -1,1 +1,1 @@
-"""Job files for Slurm and Kubernetes, printed and never submitted."""
+"""Write job files for Slurm and Kubernetes. They are printed and never submitted."""

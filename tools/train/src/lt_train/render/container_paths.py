@@ -31,8 +31,8 @@ def check(job: Job, directories: Sequence[str], mounted: str) -> None:
 def check_path(what: str, path: str, directories: Sequence[str], mounted: str) -> None:
     """Raise UsageError if `path` is not below one of `directories`. The message calls the path `what`."""
     if not storage.is_remote(path) and not any(is_below(path, directory) for directory in directories):
-        named = " or ".join(directory for directory in directories)
-        raise UsageError(f"{what} {path} is not on {mounted}", f"name a path below {named}, or a URL")
+        directory_names = " or ".join(directory for directory in directories)
+        raise UsageError(f"{what} {path} is not on {mounted}", f"name a path below {directory_names}, or a URL")
 
 
 def is_below(path: str, directory: str) -> bool:

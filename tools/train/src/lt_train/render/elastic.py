@@ -1,4 +1,4 @@
-"""Find the numbers of nodes on which an elastic job can run, because the batch and the layout divide among the ranks.
+"""Find the numbers of nodes for which the batch and the layout of an elastic job divide among the ranks.
 
 The number of nodes changes the data-parallel size. The global batch, the order of the samples and the learning rate schedule do
 not change, because these are counted in samples; only the rounding of sums changes. So --global-batch-size is required. If
@@ -34,10 +34,10 @@ class NodeRange(click.ParamType):  # type: ignore[type-arg]  # generic since cli
 
 
 def usable_counts(least: int, most: int, options: Mapping[str, Any], check: Callable[[int], None] | None) -> tuple[int, ...]:
-    """Return the numbers of nodes from `least` to `most` for which `check` raises no error. None accepts every number.
+    """Return the numbers of nodes from `least` to `most` that `check` accepts without an error.
 
-    `check` is None if the number of GPUs per node is unknown. Raises UsageError without a global batch size, BadConfig if no
-    number works.
+    If the number of GPUs per node is unknown, `check` is None and every number is accepted. Raises UsageError without a global
+    batch size, BadConfig if no number works.
     """
     if not options["global_batch_size"]:
         raise UsageError(

@@ -42,7 +42,7 @@ BATCHES = {
     "TENSOR_PARALLEL": "--tensor-model-parallel-size",
     "PIPELINE_PARALLEL": "--pipeline-model-parallel-size",
 }
-# If one of them is set, the job uses --parallel manual, because the user chose the layout.
+# If either variable is set, the job uses --parallel manual, because the user chose the layout.
 LAYOUT = ("TENSOR_PARALLEL", "PIPELINE_PARALLEL")
 OWN_LAYOUT = ("--parallel", "manual")
 
@@ -166,18 +166,18 @@ def _paths(data: Sequence[str]) -> Iterator[str]:
             yield word.removeprefix("@")
 
 
-def check_value(value: str, where: str) -> None:
+def check_value(value: str, subject: str) -> None:
     """Raise UsageError for a text that a job file cannot pass on unchanged, even in quotes."""
-    _check_secrets(value, where)
+    _check_secrets(value, subject)
     if CONTROL.search(value):
-        raise UsageError(f"{where}: {value!r} has a line break or another control character", "write it in one line")
+        raise UsageError(f"{subject}: {value!r} has a line break or another control character", "write it in one line")
     if HOME.match(value):
-        raise UsageError(f"{where}: {value!r}: nothing in a job file replaces ~", "write the directory out")
+        raise UsageError(f"{subject}: {value!r}: nothing in a job file replaces ~", "write the directory out")
 
 
-def _check_secrets(value: str, where: str) -> None:
+def _check_secrets(value: str, subject: str) -> None:
     """Raise UsageError for credentials. Job files are kept, so query parameters of URLs are refused as well."""
-    credentials.check(value, where, (*REFUSED, QUERY))
+    credentials.check(value, subject, (*REFUSED, QUERY))
 
 
 def changes_preset(model: str) -> str:
@@ -267,7 +267,7 @@ def _check_launch(options: dict[str, Any], nodes: int) -> None:
 
 
 def _check_config(options: dict[str, Any], gpu: str | None, accelerators: int, nodes: int) -> None:
-    """Check the configuration on `nodes` nodes without reading data, which may be on disks of another machine."""
+    """Check the configuration on `nodes` nodes without reading data, which may be on another machine's disks."""
     from lt_train.config.checks import layout_problems
     from lt_train.config.cluster import GPUS, Cluster
     from lt_train.config.draft import assemble
@@ -279,6 +279,6 @@ def _check_config(options: dict[str, Any], gpu: str | None, accelerators: int, n
         for problem in layout_problems(assemble(settings, (), Cluster(None, nodes, accelerators))):
             raise problem
         return
-    choice = layout_table.on_cluster(settings, Cluster(GPUS[gpu], nodes, accelerators))
+    choice = layout_table.choose_layout(settings, Cluster(GPUS[gpu], nodes, accelerators))
     if not choice.best.fits:
         warn(f"{choice.best.estimate} does not fit into the memory of {gpu}: see lt-train plan")

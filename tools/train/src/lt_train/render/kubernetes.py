@@ -107,7 +107,7 @@ def _deletion(job: Job, options: PodOptions, documents: Sequence[dict[str, Any]]
 
 
 def check(job: Job, options: PodOptions, queue: str | None) -> None:
-    """Raise UsageError for a job that Kubernetes cannot run, or whose files would be outside of the volume and so be lost."""
+    """Raise UsageError if Kubernetes cannot run the job, or if files outside the volume would be lost."""
     if job.image is None:
         raise UsageError("no --image: pods run containers", "build containers/gpu.Dockerfile and name its address in a registry")
     if not JOB_NAME.fullmatch(job.name):

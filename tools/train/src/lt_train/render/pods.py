@@ -105,11 +105,18 @@ def container(job: Job, options: PodOptions, name: str, command: list[str]) -> d
 
 def pod(options: PodOptions, *containers: dict[str, Any]) -> dict[str, Any]:
     """Build a pod that runs the containers one after the other and never restarts them."""
-    first = {"initContainers": list(containers[:-1])} if containers[1:] else {}
+    init_containers = {"initContainers": list(containers[:-1])} if containers[1:] else {}
     account = {"serviceAccountName": options.service_account} if options.service_account else {}
     tolerations = {"tolerations": [_toleration(text) for text in options.tolerations]} if options.tolerations else {}
     volume = {"name": "shared", "persistentVolumeClaim": {"claimName": options.claim}}
-    return {"restartPolicy": "Never", **account, **tolerations, **first, "containers": [containers[-1]], "volumes": [volume]}
+    return {
+        "restartPolicy": "Never",
+        **account,
+        **tolerations,
+        **init_containers,
+        "containers": [containers[-1]],
+        "volumes": [volume],
+    }
 
 
 def training_pod(job: Job, options: PodOptions, name: str, command: list[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A job file for sbatch: all stages in one job, or a job for each stage and a script that submits them in a row.
+"""Write a job file for sbatch: all stages in one job, or a job for each stage and a script that submits the jobs in a row.
 
 One task per node starts the ranks of its node, so the file needs neither the number of GPUs nor torchrun. `srun
 --kill-on-bad-exit` ends the other nodes if one fails. `process/restart_policy.py` has the meaning of every exit code.
@@ -112,10 +112,10 @@ def render(job: Job, chain: str, sbatch: SbatchOptions) -> str:
         "set -euo pipefail",
         "",
     ]
-    before = ""
+    previous = ""
     for name, nodes, text in stages:
         script = _script(job, f"{job.name}-{name}", nodes, text, sbatch)
-        dependency = f' --dependency="afterok:${{{before}%%;*}}" --kill-on-invalid-dep=yes' if before else ""
+        dependency = f' --dependency="afterok:${{{previous}%%;*}}" --kill-on-invalid-dep=yes' if previous else ""
         end = f"END_OF_{name.upper()}"
         lines += [
             f"{name}=$(sbatch --parsable{dependency} << '{end}'",
@@ -125,12 +125,12 @@ def render(job: Job, chain: str, sbatch: SbatchOptions) -> str:
             f'echo "{name} ${{{name}%%;*}}"',
             "",
         ]
-        before = name
+        previous = name
     return "\n".join(lines)
 
 
 def _in_container(job: Job, mounts: str) -> Job:
-    """The job, when all that it keeps is outside of the container. Raises UsageError.
+    """Return the job with its manifest directory. Raises UsageError if files that must be kept would be inside the container.
 
     The script and lt-train both write to SAVE, one outside and one inside, so that its path must be the same on both sides.
     """
@@ -144,12 +144,12 @@ def _in_container(job: Job, mounts: str) -> Job:
 
 
 def _partition(mount: str) -> tuple[str, str, str]:
-    """SOURCE[:TARGET[:FLAGS]]"""
+    """Split a mount, SOURCE[:TARGET[:FLAGS]], at the first colon."""
     return mount.strip().partition(":")
 
 
 def _nodes(job: Job) -> str:
-    """As of sbatch: the number of nodes, or the least and the most."""
+    """Return the nodes as sbatch takes them: a number, or the least and the largest number."""
     return f"{job.node_counts[0]}-{job.nodes}" if job.node_counts else f"{job.nodes}"
 
 
@@ -173,7 +173,7 @@ def _header(name: str, nodes: str, sbatch: SbatchOptions) -> str:
     options = {
         "job-name": name,
         "nodes": nodes,
-        # Of a range of nodes Slurm would give the least: as many as tasks are certain.
+        # With a range of nodes and this option, Slurm would allocate the least number.
         **({} if "-" in nodes else {"ntasks-per-node": 1}),
         "exclusive": None,
         "mem": 0,
@@ -189,7 +189,7 @@ def _header(name: str, nodes: str, sbatch: SbatchOptions) -> str:
 
 
 def _signal_seconds(limit: str | None) -> int:
-    """Return the seconds before the time limit at which Slurm signals the job.
+    """Return how many seconds before the time limit Slurm signals the job.
 
     `limit` has one of sbatch's formats: minutes, m:s, h:m:s, d-h, d-h:m, d-h:m:s.
     """
@@ -199,10 +199,10 @@ def _signal_seconds(limit: str | None) -> int:
         raise UsageError(f"--time {limit!r}", TIME_FORMATS)
     days, _, clock = limit.rpartition("-")
     fields = [int(field) for field in clock.split(":")]
-    first = 0 if days or len(fields) == 3 else 1
-    hours, minutes, seconds = ([0] * first + fields + [0, 0])[:3]
+    omitted_fields = 0 if days or len(fields) == 3 else 1
+    hours, minutes, seconds = ([0] * omitted_fields + fields + [0, 0])[:3]
     # sbatch accepts 90 minutes in h:m:s and carries over; here it is an error, because it is usually a typing error.
-    if (days and hours > 23) or (not first and minutes > 59) or seconds > 59:
+    if (days and hours > 23) or (not omitted_fields and minutes > 59) or seconds > 59:
         raise UsageError(f"--time {limit!r}: a number behind the first is too large", TIME_FORMATS)
     total = ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
     # Zero means no limit in Slurm.

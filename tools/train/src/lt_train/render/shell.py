@@ -1,4 +1,4 @@
-"""Pieces of shell that the job files of every scheduler share; all of it passes shellcheck."""
+"""Pieces of shell that the job files for all schedulers share. All pieces pass shellcheck."""
 
 import re
 import shlex
@@ -44,13 +44,13 @@ def sizes_from_environment(job: Job) -> str:
     A preset refuses new sizes, because its feed-forward size would not change with them.
     """
     lines = ["# Sizes from the environment, as in GLOBAL_BATCH_SIZE=1024 sbatch; they come before those above."]
-    named = SIZES | BATCHES
+    options = SIZES | BATCHES
     if job.options["model"]:
-        named = BATCHES
+        options = BATCHES
         any_size = "".join(f"${{{name}:-}}" for name in SIZES)
         reason = shlex.quote(changes_preset(job.options["model"]))
         lines += [f'if [ -n "{any_size}" ]; then', f"  echo {reason} >&2", "  exit 78", "fi"]
-    lines += [f'if [ -n "${{{name}:-}}" ]; then train+=({option} "${name}"); fi' for name, option in named.items()]
+    lines += [f'if [ -n "${{{name}:-}}" ]; then train+=({option} "${name}"); fi' for name, option in options.items()]
     if job.options["parallel"] == AUTO:
         any_layout = "".join(f"${{{name}:-}}" for name in LAYOUT)
         lines.append(f'if [ -n "{any_layout}" ]; then train+=({" ".join(OWN_LAYOUT)}); fi')

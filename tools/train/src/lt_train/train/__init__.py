@@ -1,1 +1,1 @@
-"""A training run: `training_run` puts it together, `trainer` repeats `train_step`, and `hooks` report, evaluate and save."""
+"""Train a model: `training_run` builds the run, `trainer` repeats `train_step`, and `hooks` report, evaluate and save."""

@@ -1,6 +1,6 @@
 """`lt-train bench`: measure how fast a model of this size trains here, without data, checkpoints and log files.
 
-The training loop runs on synthetic tokens, and its clock times each step. The results are medians, because other processes slow
+The training loop runs on synthetic tokens, and its clock times every step. The results are medians, because other processes slow
 single steps. Rates are computed from the median time: for an even number of steps, the median of the rates would differ.
 """
 
@@ -185,7 +185,7 @@ def setting(
 
 
 def check_against(layers: int, values: dict[str, Any], other: dict[str, Any]) -> None:
-    """Raise BadConfig unless `other` is the result of the same measurement with another number of layers or another layout.
+    """Raise BadConfig unless `other` has the same settings, except for the number of layers or the layout.
 
     This measurement has `layers` layers, and `values` are its `setting`.
     """

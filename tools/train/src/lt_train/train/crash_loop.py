@@ -1,6 +1,6 @@
-"""Record the start and the last step of each attempt of a run, and refuse to start a run that keeps failing at the same step.
+"""Record the start and the last step of a run's attempts, and refuse to start a run that keeps failing at the same step.
 
-A job that is requeued after every failure runs for ever if the data or the configuration makes it fail: it dies at the same step
+A job that is requeued after every failure runs forever if the data or the configuration makes it fail: it dies at the same step
 each time. Rank 0 appends a line to SAVE/attempts.jsonl when an attempt begins to train and when it ends without an error. It also
 writes the number of the current step to a file of eight bytes, which survives every way to die. If ranks fail before they train,
 lt-train on the first node appends the line, for an attempt that made no step.
@@ -30,8 +30,7 @@ LIMIT = 3
 class Attempt:
     """The current attempt, on rank 0 of a run that saves. `plan` is the `fingerprint` of its configuration.
 
-    `interrupted` is the last step before the failure that this attempt recovers from, and the time of that step. It is None if
-    the previous attempt ended without an error.
+    `interrupted` is the number and the time of the previous attempt's last step, if that attempt failed, else None.
     """
 
     def __init__(self, run: Path, plan: str, start: int):
@@ -39,10 +38,10 @@ class Attempt:
         self.start, self.interrupted = start, _interrupted(run)
         record = {"v": 1, "start": start, "plan": plan, "before": _read_step(run), "interrupted": self.interrupted}
         self._append(record)
-        self._step = run_files.descriptor(run / STEP_FILE, os.O_RDWR)
-        self.reached(start)
+        self._step = run_files.open_descriptor(run / STEP_FILE, os.O_RDWR)
+        self.write_step(start)
 
-    def reached(self, iteration: int) -> None:
+    def write_step(self, iteration: int) -> None:
         try:
             write_at(self._step, iteration.to_bytes(8, "little"), 0)
         except OSError as error:
@@ -50,7 +49,7 @@ class Attempt:
             if error.errno not in run_files.FULL:
                 raise
 
-    def recovered(self, iteration: int) -> Recovery | None:
+    def take_recovery(self, iteration: int) -> Recovery | None:
         """Return the cost of the recovery at `iteration`, the first step after a failure. None without a failure, or later."""
         if self.interrupted is None:
             return None
@@ -79,9 +78,9 @@ def _interrupted(run: Path) -> tuple[int, float] | None:
     lines = _lines(run)
     if not lines or not lines[-1] or "end" in lines[-1]:
         return None
-    step, before = _read_step(run), lines[-1].get("interrupted")
-    if isinstance(before, list) and len(before) == 2 and step <= lines[-1].get("start", 0):
-        return int(before[0]), float(before[1])
+    step, earlier_interruption = _read_step(run), lines[-1].get("interrupted")
+    if isinstance(earlier_interruption, list) and len(earlier_interruption) == 2 and step <= lines[-1].get("start", 0):
+        return int(earlier_interruption[0]), float(earlier_interruption[1])
     file = run / STEP_FILE
     return (step, file.stat().st_mtime) if file.is_file() else None
 
@@ -135,14 +134,14 @@ def _failed(run: Path, plan: str) -> list[tuple[int, int]]:
 
 def _lines(run: Path) -> list[dict[str, Any]]:
     try:
-        content = run_files.content(run / FILE)
+        content = run_files.read_content(run / FILE)
     except FileNotFoundError:
         return []
-    return [run_files.record(line) for line in content.splitlines()]
+    return [run_files.parse_record(line) for line in content.splitlines()]
 
 
 def _read_step(run: Path) -> int:
     try:
-        return int.from_bytes(run_files.content(run / STEP_FILE), "little")
+        return int.from_bytes(run_files.read_content(run / STEP_FILE), "little")
     except FileNotFoundError:
         return 0

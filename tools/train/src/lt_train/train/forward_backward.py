@@ -17,14 +17,14 @@ from lt_train.models.decoder import Decoder
 from lt_train.models.mixers.core_attention import document_numbers, sequence_share
 from lt_train.models.multi_token_prediction import prediction_targets
 from lt_train.ops import wgrad_accumulation
-from lt_train.parallel.ddp import Chunk, gathered
+from lt_train.parallel.ddp import Chunk, gathered_weights
 from lt_train.process.reading import Reading
 from lt_train.train import pipeline_schedule
 
 LM_LOSS, MTP_LOSS = "lm loss", "mtp loss"
-# By sample: the number of its dataset in the blend, the sum of the losses of its tokens, and the token count.
+# By sample: the number of its dataset in the blend, the sum of its token losses, and its token count.
 SOURCE_SUMS = "source sums"
-# The sum of the losses of each sample of a micro batch, and the number of its counted tokens: [2, b].
+# By sample of a micro batch: the sum of its token losses, and the number of its counted tokens: [2, b].
 SAMPLE_SUMS = "sample sums"
 
 # The last pipeline stage reports a dict for each micro batch, with the keys above. The other stages report nothing.
@@ -34,8 +34,7 @@ Losses = list[dict[str, torch.Tensor]]
 class ForwardBackward:
     """Run global batches through the model `chunks` of this rank, with a schedule of megatron-core or of `pipeline_schedule`.
 
-    `sources` is the number of datasets with separate losses, 0 for a single loss. `keeps_samples` reports the loss of each
-    sample.
+    `sources` is the number of datasets with separate losses, 0 for a single loss. `keeps_samples` reports a loss per sample.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class ForwardBackward:
         config = unwrap(chunks[0]).config
         without_sync = [chunk.no_sync for chunk in chunks]
         config.no_sync_func = without_sync if len(chunks) > 1 else without_sync[0]
-        config.finalize_model_grads_func = partial(wgrad_accumulation.finish, finalize=finalize_model_grads)
+        config.finalize_model_grads_func = partial(wgrad_accumulation.clear_and_finalize, finalize=finalize_model_grads)
         has_predictions = bool(config.mtp_num_layers)
         self.loss_kinds = [LM_LOSS, MTP_LOSS] if has_predictions else [LM_LOSS]
 
@@ -88,7 +87,7 @@ class ForwardBackward:
         for chunk in self.chunks:
             chunk.eval()
         size = self.batches.global_batch_size
-        with gathered(self.chunks):
+        with gathered_weights(self.chunks):
             means = (self.mean(self.run(batches, size, forward_only=True)) for _ in range(global_batches))
             losses = [float(Reading(mean).values()[0]) for mean in means]
         for chunk in self.chunks:
@@ -97,14 +96,14 @@ class ForwardBackward:
 
     @torch.no_grad()
     def losses_of_samples(self, batches: Iterator[Batch], samples: int) -> list[float]:
-        """Return the loss of each sample of the next global batch, without gradients."""
+        """Return the samples' losses of the next global batch, without gradients."""
         losses: list[float] = self.sample_losses(self.run(batches, samples, forward_only=True), samples).tolist()
         return losses
 
     def sample_losses(self, losses: Losses, samples: int) -> torch.Tensor:
-        """Return the mean loss of each sample of a global batch on every rank, as float64 [samples].
+        """Return the samples' mean losses in a global batch on every rank, as float64 [samples].
 
-        A sample without counted tokens has NaN. Each context-parallel rank contributes the sums over its part of every sample.
+        A sample without counted tokens has NaN. A context-parallel rank contributes the sums over its part of every sample.
         """
         sums = torch.zeros((2, samples), dtype=torch.float64, device=self.device)
         if losses and parallel_state.get_tensor_model_parallel_rank() == 0:
@@ -135,14 +134,14 @@ class ForwardBackward:
 
 
 def _source_sums(losses: Losses, sources: int) -> torch.Tensor:
-    """Return float64 [2 * sources] of this rank: the sum of the token losses of each dataset, then the token counts."""
+    """Return this rank's float64 [2 * sources]: the sums of token losses by dataset, then the token counts by dataset."""
     numbers, sums = (torch.cat(tensors, dim=-1) for tensors in zip(*(entry[SOURCE_SUMS] for entry in losses), strict=True))
     sums_by_source = torch.zeros(2, sources, dtype=torch.float64, device=sums.device)
     return sums_by_source.index_add_(1, numbers, sums.double()).flatten()
 
 
 def forward_step(batches: Iterator[Batch], chunk: Chunk, keeps_samples: bool = False) -> tuple[torch.Tensor, Any]:
-    """Run one micro batch through this stage, as megatron-core's schedules call it.
+    """Run a micro batch through this stage, as megatron-core's schedules call it.
 
     Return the output and the function that turns the output into a loss.
     """
@@ -184,7 +183,7 @@ def _with_prediction_losses(
 
 
 def _local_tokens(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the columns of this context-parallel rank of a tensor [b, s]."""
+    """Return the columns of `tensor` [b, s] that belong to this context-parallel rank."""
     ranks = parallel_state.get_context_parallel_world_size()
     return tensor if ranks == 1 else sequence_share(tensor, 1, parallel_state.get_context_parallel_rank(), ranks)
 

@@ -27,7 +27,7 @@ from lt_train.process.start_clock import clock
 from lt_train.train import trial_memory
 from lt_train.train.trial_shapes import Shapes
 
-# How much longer a step takes without the package: Llama 3 8B's width, 8 layers, 16,384 tokens on one H100, 2026-11-23.
+# Slowdown of a step without the package: Llama 3 8B's width, 8 layers, 16,384 tokens on one H100, 2026-11-23.
 COSTS = {
     FLASH_ATTENTION: "1.4 to 1.9% slower for Llama 3 8B on an H100",
     QUACK: "2.2 to 2.7% slower for Llama 3 8B on an H100",
@@ -36,11 +36,11 @@ COSTS = {
 
 
 class Trials:
-    """The kernel trials of one rank, from before its process groups until its first step. All ranks call its methods."""
+    """A rank's kernel trials, from before its process groups until its first step. All ranks call the methods."""
 
     def __init__(self, config: RunConfig, rank_device: torch.device):
         self._config, self._device, self._capability = config, rank_device, device.capability_of(rank_device)
-        self._shapes = Shapes.of_run(config)
+        self._shapes = Shapes.from_config(config)
         self._passed = False
         # The packages are imported while the process groups are created. Not a daemon thread: an interpreter that exits inside
         # the C++ code of an import aborts the process.
@@ -57,15 +57,15 @@ class Trials:
                 with clock.beside(f"import of {name}"), contextlib.suppress(Exception):
                     load()
 
-    def chosen(self, is_first: bool) -> Kernels:
-        """Return the kernels that all ranks use: the packages that work on all ranks, or have worked at an earlier start."""
+    def choose_kernels(self, is_first: bool) -> Kernels:
+        """Choose the kernels for all ranks, from the packages that work on all ranks, now or at an earlier start."""
         first = self._choose()
         is_tried = bool(_alone(self._shapes, first, self._device))
         ranks = self._config.parallelism.world_size
-        self._memory = trial_memory.of_rank(self._shapes, ranks, first, self._device) if is_tried else trial_memory.NONE
+        self._memory = trial_memory.open_memory(self._shapes, ranks, first, self._device) if is_tried else trial_memory.NONE
         has_passed = self._memory.take()
         if not has_passed:
-            # Otherwise the model is built while the thread still imports.
+            # After a passed trial, the model is built while the thread still imports.
             self._thread.join()
             clock.lap("imports of kernels")
         failed = failures(self._shapes, self._config.memory, first, self._device, has_passed)
@@ -127,7 +127,7 @@ def failures(shapes: Shapes, memory: Memory, chosen: Kernels, rank_device: torch
 
 
 def report(failed: Failures, chosen: Kernels, rank_device: torch.device) -> None:
-    """Warn of each failed package and of the kernels `chosen` instead; also of packages whose dependencies are not installed."""
+    """Warn of failed packages and the kernels `chosen` instead, and of packages whose dependencies are not installed."""
     instead = {
         FLASH_ATTENTION: f"attention by {chosen.attention}",
         QUACK: f"SwiGLU by {chosen.swiglu}, cross entropy by {chosen.cross_entropy}"

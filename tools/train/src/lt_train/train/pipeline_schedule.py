@@ -42,7 +42,7 @@ def choose(parallel: Parallelism) -> Schedule:
 class Transfers:
     """Sends and receives in one direction between this rank and its neighbours, in the order of the micro batches.
 
-    Each direction has a communicator (`group`), in which NCCL matches sends and receives by their order.
+    A direction has a separate communicator (`group`), because NCCL matches sends and receives by their order.
     """
 
     group: Any
@@ -97,7 +97,7 @@ class PipelineSchedule:
         micro_batch_size: int,
         forward_only: bool,
     ) -> list[dict[str, Tensor]]:
-        """Return the losses of all micro batches on the last stage, and an empty list on the other stages."""
+        """Return the losses of every micro batch on the last stage, and an empty list on the other stages."""
         config = unwrap(model).config
         passes, posted = _planned(self.schedule, self.rank, self.ranks, num_microbatches, forward_only)
         shape = get_tensor_shapes(
@@ -130,8 +130,8 @@ def receives(orders: list[list[Pass]], rank: int) -> dict[int, list[str]]:
     """Return the kinds of tensors that a rank starts to receive before each of its passes, by the position of the pass.
 
     An NCCL receive that waits for its neighbour occupies multiprocessors, which slows concurrent GEMMs. So a receive is posted
-    when the neighbour is expected to send, as if all passes took equally long, and not as early as possible. In each direction,
-    receives are posted in the order in which the passes need them.
+    when the neighbour is expected to send, as if all passes took equally long, and not as early as possible. Within a direction,
+    receives are posted in the passes' order.
     """
     ranks = len(orders)
     times = timeline(orders, (EQUAL,) * ranks)
@@ -173,17 +173,17 @@ def _forward(
 
 
 class _Step:
-    """One global batch on one rank, with the inputs and outputs of micro batches that await their backward pass (`pending`)."""
+    """A global batch on a rank, with the inputs and outputs of micro batches that await their backward pass (`pending`)."""
 
     def __init__(self, rank: int, ranks: int, model: Chunk, config: Any, shape: tuple[int, ...], forward_only: bool):
         self.is_first, self.is_last = rank == 0, rank == ranks - 1
         self.model, self.config, self.forward_only = model, config, forward_only
         group = parallel_state.get_pipeline_model_parallel_group()
-        before = None if self.is_first else torch.distributed.get_global_rank(group, rank - 1)
-        behind = None if self.is_last else torch.distributed.get_global_rank(group, rank + 1)
+        previous_rank = None if self.is_first else torch.distributed.get_global_rank(group, rank - 1)
+        next_rank = None if self.is_last else torch.distributed.get_global_rank(group, rank + 1)
         self.transfers = {
-            FORWARD: Transfers(group, before, behind, shape, config.pipeline_dtype, ranks),
-            BACKWARD: Transfers(gradient_group(), behind, before, shape, config.pipeline_dtype, ranks),
+            FORWARD: Transfers(group, previous_rank, next_rank, shape, config.pipeline_dtype, ranks),
+            BACKWARD: Transfers(gradient_group(), next_rank, previous_rank, shape, config.pipeline_dtype, ranks),
         }
         self.losses: list[dict[str, Tensor]] = []
         self.pending: collections.deque[tuple[Tensor | None, Tensor]] = collections.deque()
@@ -248,7 +248,7 @@ class _Step:
         else:
             with _timed(self.config, "backward-recv", 2):
                 gradient = self.transfers[BACKWARD].take()
-        collecting = self.queue.collecting() if defers else contextlib.nullcontext()
+        collecting = self.queue.collect_micro_batch() if defers else contextlib.nullcontext()
         with _timed(self.config, "backward-compute", 2), collecting:
             if self.config.deallocate_pipeline_outputs:
                 custom_backward(output, gradient)

@@ -15,11 +15,11 @@ from lt_train.process.rank_environment import RankEnvironment
 
 # megatron-core's default timeout.
 TIMEOUT = datetime.timedelta(minutes=30)
-# The ranks of this rank's pipeline; `form` sets it.
+# The ranks of this rank's pipeline; `create` sets it.
 _gradient_group: Any = None
 
 
-def form(
+def create(
     parallelism: Parallelism,
     expert_tensor_parallel: int,
     memory: Memory,
@@ -30,10 +30,10 @@ def form(
 ) -> None:
     """Join the rendezvous, then create megatron-core's groups and the group for the gradients of the pipeline.
 
-    `digests` are those of the run's configuration, which all ranks must have alike. Raises as `rendezvous.join`.
+    `digests` are hashes of the run's configuration, which must be equal on all ranks. Raises as `rendezvous.join`.
     """
     rendezvous.join(rank_environment, rank_device, faults.timeout_seconds, digests)
-    with rendezvous.connecting_when_used(), rendezvous.sharing_gloo_devices():
+    with rendezvous.connect_when_used(), rendezvous.share_gloo_devices():
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=parallelism.tensor,
             pipeline_model_parallel_size=parallelism.pipeline,
@@ -43,7 +43,7 @@ def form(
             expert_tensor_parallel_size=expert_tensor_parallel,
             num_distributed_optimizer_instances=memory.replicas,
         )
-        _form_gradient_group(parallelism, rank_device)
+        _create_gradient_group(parallelism, rank_device)
 
 
 def gradient_group() -> Any:
@@ -55,7 +55,7 @@ def gradient_group() -> Any:
     return _gradient_group or parallel_state.get_pipeline_model_parallel_group()
 
 
-def _form_gradient_group(parallelism: Parallelism, rank_device: torch.device) -> None:
+def _create_gradient_group(parallelism: Parallelism, rank_device: torch.device) -> None:
     global _gradient_group
     _gradient_group = None
     if rank_device.type != device.CUDA or parallelism.pipeline == 1:

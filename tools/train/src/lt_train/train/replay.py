@@ -32,7 +32,7 @@ SHOWN_ROWS = 6
 
 @dataclasses.dataclass(frozen=True)
 class Compared:
-    """The recorded and the recomputed numbers of one step, by KEYS. `agrees`: they are equal within the tolerance."""
+    """The recorded and the recomputed numbers of a step, by KEYS. `agrees`: they are equal within the tolerance."""
 
     step: int
     recorded: dict[str, float | None]
@@ -94,7 +94,7 @@ class Comparison(Log):
         if self.replay.as_json:
             console.print_json(result)
         else:
-            click.echo(console.visible(described(self.replay, result, self.compared)))
+            click.echo(console.visible(describe(self.replay, result, self.compared)))
         return ExitCode.OK if result["agrees"] else ExitCode.FOUND
 
 
@@ -112,7 +112,7 @@ def _finite(number: float | None) -> float | None:
 
 
 def is_close(recorded: float | None, recomputed: float | None, tolerance: float | None) -> bool:
-    """Return whether two numbers are equal; with a `tolerance`, whether their relative difference is at most that."""
+    """Whether two numbers are equal; with a `tolerance`, whether their relative difference is at most `tolerance`."""
     if recorded is None or recomputed is None or tolerance is None:
         return recorded == recomputed
     return abs(recorded - recomputed) <= tolerance * abs(recorded)
@@ -138,7 +138,7 @@ def summary(replay: Replay, start: str, compared: list[Compared]) -> dict[str, A
     }
 
 
-def described(replay: Replay, result: dict[str, Any], compared: list[Compared]) -> str:
+def describe(replay: Replay, result: dict[str, Any], compared: list[Compared]) -> str:
     """Format the result of a replay for people."""
     if replay.tolerance is None:
         how = f"bit for bit ({replay.why})"
@@ -150,11 +150,11 @@ def described(replay: Replay, result: dict[str, Any], compared: list[Compared]) 
     differing = [step for step in compared if not step.agrees]
     if not differing:
         return f"{head}: {len(compared)} recorded steps agree"
-    first = differing[0]
-    before = [step.step for step in compared if step.step < first.step]
+    first_difference = differing[0]
+    agreeing_before = [step.step for step in compared if step.step < first_difference.step]
     since = f", the first of {len(differing)} that differ of {len(compared)}" if len(compared) > 1 else ""
-    after = f"; step {before[-1]} agrees" if before else ""
-    return f"{head}\nstep {first.step} differs{since}: {first.differences()}{after}"
+    after = f"; step {agreeing_before[-1]} agrees" if agreeing_before else ""
+    return f"{head}\nstep {first_difference.step} differs{since}: {first_difference.differences()}{after}"
 
 
 def ranges(numbers: Sequence[int]) -> str:

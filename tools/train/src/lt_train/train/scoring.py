@@ -1,4 +1,4 @@
-"""Compute the losses of single samples with the weights of a checkpoint: forward passes of the run's model, without training."""
+"""Compute the losses of single samples with a checkpoint's weights, by forward passes of the run's model without training."""
 
 import sys
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from lt_train.config.run_config import RunConfig
 from lt_train.data.loader import Loader
 from lt_train.models import builder
 from lt_train.optim import optimizer
-from lt_train.parallel.ddp import gathered
+from lt_train.parallel.ddp import gathered_weights
 from lt_train.process.rank_environment import RankEnvironment
 from lt_train.train import kernel_trials, process_groups
 from lt_train.train.forward_backward import ForwardBackward
@@ -43,16 +43,16 @@ class Chosen:
 
 
 def score(config: RunConfig, rank_environment: RankEnvironment, device: torch.device) -> ExitCode:
-    """Print the loss of each sample that `config.scoring` selects, on stdout of rank 0."""
+    """Print the losses of the samples that `config.scoring` selects, on stdout of rank 0."""
     scoring = config.scoring
     assert scoring is not None
     trials = kernel_trials.Trials(config, device)
     expert_tensor_parallel = config.expert_tensor_parallel
-    process_groups.form(
+    process_groups.create(
         config.parallelism, expert_tensor_parallel, config.memory, config.faults, rank_environment, device, config.digests()
     )
     is_first = rank_environment.rank == 0
-    chosen = trials.chosen(is_first)
+    chosen = trials.choose_kernels(is_first)
     model_parallel_cuda_manual_seed(config.seed)
     chunks = builder.build(config, chosen, device)
     optimization, precision, train_samples = config.optimization, config.precision, config.batches.train_samples
@@ -68,15 +68,15 @@ def score(config: RunConfig, rank_environment: RankEnvironment, device: torch.de
     forward_backward = ForwardBackward(config.batches, config.parallelism, chunks, device, keeps_samples=True)
     for chunk in chunks:
         chunk.eval()
-    with torch.no_grad(), gathered(chunks), Progress("scoring", len(numbers), "samples") as progress:
+    with torch.no_grad(), gathered_weights(chunks), Progress("scoring", len(numbers), "samples") as progress:
         for begin in range(0, len(padded), size):
             losses = forward_backward.losses_of_samples(batches, size)
-            some = numbers[begin : begin + size]
+            batch_numbers = numbers[begin : begin + size]
             if is_first:
-                for number, loss in zip(some, losses, strict=False):
+                for number, loss in zip(batch_numbers, losses, strict=False):
                     sys.stdout.write(sample_losses.line(run_order.step_of(attempts, number), number, [loss]))
                 sys.stdout.flush()
-                progress.advance(len(some))
+                progress.advance(len(batch_numbers))
     trials.confirm()
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()

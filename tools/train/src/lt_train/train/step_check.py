@@ -46,7 +46,7 @@ INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Miscomputed(ToolError):
-    """This rank computed two different results for one step, or its weights differ from the other ranks' copies of them."""
+    """This rank computed two different results for a step, or its weights differ from the other ranks' copies."""
 
     def __init__(self, message: str):
         super().__init__(message, "the machine is defective until shown otherwise: exclude it (lt-monitor tail-cause names it)")
@@ -55,7 +55,7 @@ class Miscomputed(ToolError):
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """The report of one rank.
+    """A rank's report.
 
     `problem` says how its two passes differ. `dense` and `expert` each hold the name of the group of ranks that share these
     weights, and the digest of the weights on this rank.
@@ -84,20 +84,20 @@ class StepCheck:
         self.state = state
         self.device = rank_device
         self.clear_gradients = clear_gradients
-        # Called on all ranks with a line for each rank that computes wrong.
+        # Called on all ranks, with a line per rank that computes wrong.
         self.tell: Callable[[str], None] = lambda text: None
 
     def is_due(self, step: int) -> bool:
         return self.interval is not None and step % self.interval == 0
 
-    def twice(self, run_pass: Callable[[Iterator[Batch]], Losses], batches: Iterator[Batch], count: int) -> Losses:
+    def run_twice(self, run_pass: Callable[[Iterator[Batch]], Losses], batches: Iterator[Batch], count: int) -> Losses:
         """Call `run_pass` twice on the next `count` micro batches and return the second result.
 
         Raise Miscomputed on a rank whose two results differ.
         """
         chunks = self.state.chunks
         micro_batches = list(itertools.islice(batches, count))
-        with unreduced(chunks) as finalize:
+        with hold_reduction(chunks) as finalize:
             restore = _restorer(chunks, self.device)
             first = self._observe(run_pass(iter(micro_batches)))
             self.clear_gradients()
@@ -146,8 +146,8 @@ class StepCheck:
             exact = self.is_exact or kind == "weight"
             same = first[kind] == second[kind] if exact else torch.isclose(first[kind], second[kind], TOLERANCE, equal_nan=True)
             if not bool(same.all()):
-                at = int((~same).nonzero()[0])
-                return "the loss" if kind == "loss" else f"the {kind} of {names[at]}"
+                index = int((~same).nonzero()[0])
+                return "the loss" if kind == "loss" else f"the {kind} of {names[index]}"
         return None
 
     def _shared_weights(self, weights: Tensor) -> tuple[tuple[str, str], tuple[str, str]]:
@@ -195,10 +195,10 @@ def _outvoted(members: list[tuple[Answer, str]], step: int) -> dict[int, str]:
     counts = collections.Counter(value for _, value in members)
     if len(counts) == 1:
         return {}
-    most, count = counts.most_common(1)[0]
+    majority_value, count = counts.most_common(1)[0]
     if 2 * count > len(members):
         difference = f"other weights than the {count} ranks that share them"
-        return {answer.rank: f"holds at step {step} {difference}" for answer, value in members if value != most}
+        return {answer.rank: f"holds at step {step} {difference}" for answer, value in members if value != majority_value}
     suspects = ", ".join(f"{answer.rank} on {answer.host}" for answer, _ in members)
     speaker = min(answer.rank for answer, _ in members)
     text = f"at step {step} the weights of ranks that share them differ, and no majority says whose are wrong"
@@ -206,10 +206,10 @@ def _outvoted(members: list[tuple[Answer, str]], step: int) -> dict[int, str]:
 
 
 @contextlib.contextmanager
-def unreduced(chunks: list[Chunk]) -> Iterator[Callable[[], None]]:
-    """Keep passes inside the context from reducing gradients. Yield a function that reduces the gradients of the last pass."""
+def hold_reduction(chunks: list[Chunk]) -> Iterator[Callable[[], None]]:
+    """Let passes inside the context reduce no gradients. Yield a function that reduces the gradients of the last pass."""
     config = unwrap(chunks[0]).config
-    before = config.finalize_model_grads_func
+    original_finalize = config.finalize_model_grads_func
     settings = [chunk.ddp_config for chunk in chunks]
     overlaps = [ddp_config.overlap_grad_reduce for ddp_config in settings]
     held: list[Callable[[], None]] = []
@@ -220,11 +220,11 @@ def unreduced(chunks: list[Chunk]) -> Iterator[Callable[[], None]]:
     # The gradient hooks of DDP read this flag for each gradient, so it can be changed after they are registered.
     for ddp_config in settings:
         ddp_config.overlap_grad_reduce = False
-    config.finalize_model_grads_func = partial(wgrad_accumulation.finish, finalize=hold)
+    config.finalize_model_grads_func = partial(wgrad_accumulation.clear_and_finalize, finalize=hold)
     try:
         yield lambda: held.pop()()
     finally:
-        config.finalize_model_grads_func = before
+        config.finalize_model_grads_func = original_finalize
         for ddp_config, overlap in zip(settings, overlaps, strict=True):
             ddp_config.overlap_grad_reduce = overlap
 
@@ -259,10 +259,10 @@ def _restorer(chunks: list[Chunk], rank_device: torch.device) -> Callable[[], No
 
 @torch.no_grad()
 def digests(tensors: Iterable[Tensor]) -> Tensor:
-    """Return an int64 digest of the bits of each tensor.
+    """Return an int64 digest of every tensor's bits.
 
     A digest is the sum over all elements of the element's bits, as an integer, times an odd number that depends on its position,
-    modulo 2^64. A change of one element always changes the digest, because an odd number has an inverse modulo 2^64.
+    modulo 2^64. A change in a single element always changes the digest, because an odd number has an inverse modulo 2^64.
     """
     return _stacked([_digest(tensor) for tensor in tensors], torch.int64)
 
@@ -279,7 +279,7 @@ def _digest(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def norms(tensors: Iterable[Tensor]) -> Tensor:
-    """Return the norm of each tensor in float64."""
+    """Return every tensor's norm in float64."""
     return _stacked([torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in tensors], torch.float64)
 
 

@@ -1,4 +1,4 @@
-"""One training step of a rank: the gradients of a global batch, then the optimizer."""
+"""Make a training step on a rank: compute the gradients of a global batch, then run the optimizer."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """The result of one step, identical on all ranks.
+    """The result of a step, identical on all ranks.
 
     `loss` is the mean over the global batch of `samples`, in nats per token; None for a skipped step. `left_out` counts the
-    samples that were skipped: all of them in a skipped step, else the ones of --skip-samples. `updated` is False if the optimizer
-    skipped the step because the gradients were not finite; `grad_norm` is then None if the loss scale was too high. `loss_scale`
-    applies to the next step and is 1 without scaling; `scale_falls`: a skipped step can still lower it. `largest` holds the
-    maxima over all ranks of the numbers from `Stepper.train`'s `local_numbers`. `prediction_loss` is the loss of the multi-token
-    prediction layers, None without them. `source_sums` holds the sum of the token losses of each dataset of a blend, then the
-    token count of each dataset. `sample_losses` is in the order of the global batch, None without --log-sample-loss.
+    skipped samples: the whole batch in a skipped step, else the samples that --skip-samples excluded. `updated` is False if the
+    optimizer skipped the step because the gradients were not finite; `grad_norm` is then None if the loss scale was too high.
+    `loss_scale` applies to the next step and is 1 without scaling; `scale_falls`: a skipped step can still lower it. `largest`
+    holds the maxima over all ranks of the numbers from `Stepper.train`'s `local_numbers`. `prediction_loss` is the loss of the
+    multi-token prediction layers, None without such layers. `source_sums` holds the sums of token losses by dataset, then the
+    token counts by dataset. `sample_losses` is in the order of the global batch, None without --log-sample-loss.
     """
 
     loss: float | None
@@ -87,7 +87,7 @@ class Stepper:
         numbers = range(state.consumed_samples, state.consumed_samples + samples)
         left_out = len(self.skipping.skipped(state.iteration + 1, numbers))
         if left_out == samples:
-            return self._pass_over(samples, local_numbers)
+            return self._skip_step(samples, local_numbers)
         state.optimizer.zero_grad()
         losses = self._gradients(batches, samples)
         loss = Reading(forward_backward.mean(losses, forward_backward.sources))
@@ -102,7 +102,7 @@ class Stepper:
         state.iteration += 1
         state.consumed_samples += samples
         scale = optimizer.loss_scale(state.optimizer)
-        mean, *more = loss.values()
+        mean, *other_losses = loss.values()
         sources = 2 * forward_backward.sources
         return StepResult(
             mean,
@@ -112,9 +112,9 @@ class Stepper:
             scale,
             self.precision.scale_falls(scale),
             largest(),
-            more[0] if len(more) > sources else None,
+            other_losses[0] if len(other_losses) > sources else None,
             left_out,
-            more[-sources:] if sources else (),
+            other_losses[-sources:] if sources else (),
             sample_losses.values() if sample_losses else None,
         )
 
@@ -122,9 +122,9 @@ class Stepper:
         run = partial(self.forward_backward.run, samples=samples, forward_only=False)
         if not self.check.is_due(self.state.iteration + 1):
             return run(batches)
-        return self.check.twice(run, batches, self.forward_backward.micro_batches(samples))
+        return self.check.run_twice(run, batches, self.forward_backward.micro_batches(samples))
 
-    def _pass_over(self, samples: int, local_numbers: Callable[[], Sequence[int]]) -> StepResult:
+    def _skip_step(self, samples: int, local_numbers: Callable[[], Sequence[int]]) -> StepResult:
         """Advance the position in the data by one step, without reading its micro batches."""
         state = self.state
         largest = agreement.start_maximum(local_numbers(), self.forward_backward.device)

@@ -1,4 +1,4 @@
-"""The training loop of one rank: the steps, and around them the hooks of `lt_train.train.hooks`.
+"""The training loop of a rank: the steps, and around them the hooks in `lt_train.train.hooks`.
 
 Every rank runs the same steps and the same hooks. `lt_train.train.training_run` builds the arguments of `Trainer`.
 """
@@ -78,7 +78,7 @@ class Trainer:
         return stop
 
     def _answers(self, iteration: int) -> list[int]:
-        """Return this rank's reason to end after `iteration` steps, followed by the answers of all hooks."""
+        """Return this rank's reason to end after `iteration` steps, followed by the hooks' answers."""
         answers: list[int] = [self.limits.reached(iteration)]
         self._counts = []
         for hook in self.hooks:

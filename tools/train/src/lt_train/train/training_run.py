@@ -1,4 +1,4 @@
-"""Build a training run on one rank and train: process groups, model, optimizer, data, and the hooks around the steps.
+"""Build a training run on a rank and train: process groups, model, optimizer, data, and the hooks around the steps.
 
 Every rank builds its shard of the model, reads its samples, and runs the same steps. Rank 0 reports and publishes checkpoints.
 """
@@ -73,7 +73,7 @@ def train(config: RunConfig, rank_environment: RankEnvironment, rank_device: tor
     """
     trials = Trials(config, rank_device)
     expert_tensor_parallel = config.expert_tensor_parallel
-    process_groups.form(
+    process_groups.create(
         config.parallelism, expert_tensor_parallel, config.memory, config.faults, rank_environment, rank_device, config.digests()
     )
     clock.lap("process groups")
@@ -94,7 +94,7 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, rank_device: to
     if copies:
         config = starting_point.fetch_start(copies.choose_start(config), ranks_decide=False)
         start = config.checkpointing.start
-    chosen = trials.chosen(is_first)
+    chosen = trials.choose_kernels(is_first)
     model_parallel_cuda_manual_seed(config.seed)
     versions = optional_packages.versions()
     with _log(config, is_first, rank_device, chosen, versions) as log, contextlib.ExitStack() as at_end:
@@ -105,7 +105,7 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, rank_device: to
         log.line(f"  kernels: {chosen}")
         log.line("  versions: " + ", ".join(f"{package} {version}" for package, version in versions.items()), ())
         chunks = builder.build(config, chosen, rank_device)
-        at_end.callback(ddp.release, chunks)
+        at_end.callback(ddp.break_cycles, chunks)
         clock.lap("model")
         optimization, precision, train_samples = config.optimization, config.precision, config.batches.train_samples
         state = TrainingState(chunks, *optimizer.build(optimization, precision, train_samples, chosen.adamw, chunks))
@@ -155,7 +155,7 @@ def _now() -> datetime.datetime:
 
 
 class Run:
-    """The steps of a run from the iteration of `state`, and the objects that they need."""
+    """The steps of a run from the iteration of `state`, with the objects that the steps need."""
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class Run:
             self.forward_backward, config.optimization, config.precision, config.skipping, config.faults, state
         )
         self.limits = Limits(state.iteration, settings.exit_interval, settings.exit_duration_minutes)
-        self.order = SampleOrder.of_run(config)
+        self.order = SampleOrder.from_config(config)
         _order_samples(self.order, state, rank_environment.rank == 0)
         cache = blended_dataset.cache_directory(config.data, settings.directory)
         self.data = blended_dataset.build(self.order, cache, state.ordered_samples)
@@ -225,8 +225,8 @@ class Run:
         trainer.finish(stop)
         if stop:
             is_saved = config.checkpointing.save and not config.checkpointing.no_save_optim
-            then = "the same command continues" if is_saved else "nothing is saved to continue from"
-            self.log.line(run_log.format_ended(state.iteration, stop.text, then, _now()))
+            next_step_hint = "the same command continues" if is_saved else "nothing is saved to continue from"
+            self.log.line(run_log.format_ended(state.iteration, stop.text, next_step_hint, _now()))
         else:
             self.log.end()
         return stop
@@ -238,7 +238,7 @@ class Run:
         return self.loader.training(samples, skipping, state.consumed_samples, state.iteration, last_step, is_ready)
 
     def hooks(self, after_first_step: Callable[[], None], profiler: Profiler) -> list[Hook]:
-        """Return the hooks in the order in which the training loop calls them."""
+        """Return the hooks, in the training loop's order of calls."""
         config, state, log, watchdog = self.config, self.state, self.log, self.watchdog
         steps, names = config.batches.train_iters, config.data.names
         streams = Streams(self.arrivals, config.batches, self.limits, state, log, watchdog, self.clock, self.device)
@@ -267,10 +267,10 @@ class Run:
 
 def _order_samples(order: SampleOrder, state: TrainingState, is_first: bool) -> None:
     """Store the number of shuffled samples in `state`. Rank 0 warns if it changes the order of the samples."""
-    before, now = state.ordered_samples, order.training_samples(state.consumed_samples, state.iteration)
-    state.ordered_samples = now
-    if is_first and before and state.consumed_samples and blended_dataset.changes_order(order, before, now):
+    before, samples = state.ordered_samples, order.training_samples(state.consumed_samples, state.iteration)
+    state.ordered_samples = samples
+    if is_first and before and state.consumed_samples and blended_dataset.changes_order(order, before, samples):
         warn(
-            f"the length of the run was {before} samples and is {now}, which takes another number of epochs: the samples that"
+            f"the length of the run was {before} samples and is {samples}, which takes another number of epochs: the samples that"
             " are left come in another order than before"
         )

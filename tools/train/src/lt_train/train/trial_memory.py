@@ -1,9 +1,9 @@
 """Remember passed kernel trials in a cache file, so that the next start of the rank skips them.
 
-The file lies in the user's private cache directory (`lt_train.kernels.compile_caches`). Its name hashes everything that could
-make a trial fail: the host, its GPU and driver, the packages and their paths, lt-train's kernels, the environment variables that
-compilers read, the shapes of the model. `take` deletes the file and `confirm` writes it again after the first step, so a start
-that dies in between, in whatever way, is followed by a start that tries the kernels again. Failed trials are never written.
+The file is in the user's private cache directory (`lt_train.kernels.compile_caches`). Its name hashes everything that could make
+a trial fail: the host, its GPU and driver, the packages and their paths, lt-train's kernels, the environment variables that
+compilers read, the shapes of the model. `take` deletes the file and `confirm` writes it again after the first step. So if a start
+dies in between, the next start tries the kernels again. Failed trials are never written.
 """
 
 import contextlib
@@ -30,13 +30,13 @@ from lt_train.train.trial_shapes import Shapes
 
 ROOT = Path(__file__).parents[1]
 VARIABLES = ("CUDA_", "CUTE_DSL_", "CUTLASS_", "FLASH_ATTENTION_", "QUACK_", "TRITON_", "TVM_FFI_", "LD_LIBRARY_PATH")
-# The compilers of these packages; the versions of the packages themselves are in `optional_packages`.
+# The packages' compilers. `optional_packages` has the versions of the packages themselves.
 COMPILERS = ("nvidia-cutlass-dsl-libs-base", "nvidia-cutlass-dsl-libs-cu13", "apache-tvm-ffi", "torch-c-dlpack-ext")
 MODULES = ("flash_attn.cute", "quack", "cutlass")
 
 
 class TrialMemory:
-    """The cache file for all trials of one rank. Without a `directory`, nothing is remembered."""
+    """The cache file for a rank's trials. Without a `directory`, nothing is remembered."""
 
     def __init__(self, directory: str | None, facts: dict[str, Any]):
         self._text = json.dumps(facts, sort_keys=True, default=str)
@@ -44,7 +44,7 @@ class TrialMemory:
         self._path = Path(directory) / f"{name}.json" if directory else None
 
     def take(self) -> bool:
-        """Return whether the trials have passed before, and forget it until `confirm`."""
+        """Return whether the trials have passed before, and delete the record until `confirm` writes it."""
         if self._path is None:
             return False
         try:
@@ -65,12 +65,12 @@ class TrialMemory:
 NONE = TrialMemory(None, {})
 
 
-def of_rank(shapes: Shapes, world_size: int, chosen: Kernels, rank_device: torch.device) -> TrialMemory:
+def open_memory(shapes: Shapes, world_size: int, chosen: Kernels, rank_device: torch.device) -> TrialMemory:
     return TrialMemory(os.environ.get(TRIALS), facts(shapes, world_size, chosen, rank_device))
 
 
 def facts(shapes: Shapes, world_size: int, chosen: Kernels, rank_device: torch.device) -> dict[str, Any]:
-    """Return everything that the result of a trial depends on."""
+    """Return all facts that decide the result of a trial."""
     return {
         "host": socket.gethostname(),
         "python": platform.python_version(),

@@ -1,4 +1,4 @@
-"""The tensor shapes of one layer on one rank. Kernels are tried with these shapes before the first step."""
+"""The tensor shapes of a layer on a rank. Kernels are tried with these shapes before the first step."""
 
 import dataclasses
 from typing import Self
@@ -8,7 +8,7 @@ from lt_train.config.run_config import RunConfig
 
 @dataclasses.dataclass(frozen=True)
 class Shapes:
-    """The shard of a layer and of a micro batch on one rank.
+    """The shapes of a rank's shard of a layer and of a micro batch.
 
     `samples` is the micro batch size, `tokens` the sequence length per context-parallel rank. All widths are divided by the
     tensor-parallel size, except `hidden` and `expert_hidden`. `window` is the sliding window of the attention, or None if a query
@@ -30,7 +30,7 @@ class Shapes:
     is_bfloat16: bool
 
     @classmethod
-    def of_run(cls, config: RunConfig) -> Self:
+    def from_config(cls, config: RunConfig) -> Self:
         model, tensor = config.architecture, config.parallelism.tensor
         return cls(
             samples=config.batches.micro_batch_size,

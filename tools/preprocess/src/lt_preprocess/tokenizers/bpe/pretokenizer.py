@@ -5,7 +5,7 @@ Llama 3:   (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^
            \s*[\r\n]+|\s+(?!\S)|\s+
 Qwen 2:    Llama 3's with \p{N} for \p{N}{1,3}
 Qwen 3.5:  Qwen 2's with [\p{L}\p{M}] for \p{L}: the code for Qwen 2 with another table of character classes
-cl100k:    Llama 3's, but for the white space at the end of a text; see `final_white_space`
+cl100k:    Llama 3's, but for the white space at the end of a text; see `byte_level`
 StarCoder: \p{N}, then GPT-2's pattern on the text between the numbers
 Tekken, o200k and Kimi cut between cases too; see `cased_blocks`. DeepSeek splits three times; see `deepseek_blocks`.
 

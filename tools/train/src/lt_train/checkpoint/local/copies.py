@@ -120,7 +120,7 @@ class LocalCopies:
             self._fetch(local_set, {str(reader.storage_data[item.storage_index].relative_path) for item in plan.items})
             return original(reader, plan, planner)
 
-        with dcp_filesystem.reading_data_by(read_data):
+        with dcp_filesystem.read_data_by(read_data):
             yield
 
     def delete_other_sets(self) -> None:

@@ -37,7 +37,7 @@ class Exchange:
     """The gloo group of the transfers. All ranks construct it together."""
 
     def __init__(self, timeout_seconds: float):
-        with rendezvous.connecting_when_used():
+        with rendezvous.connect_when_used():
             timeout = datetime.timedelta(seconds=timeout_seconds)
             self._group = torch.distributed.new_group(backend=device.BACKENDS[device.CPU], timeout=timeout)
 

@@ -42,6 +42,7 @@ def newest_complete(
     local_sets = _local_sets(directory, later_than, earlier_than) if nodes.is_leader else []
     sets_by_rank = agreement.gather_after_collective(local_sets, device)
     all_sets = {(iteration, digest) for local_set in sets_by_rank for iteration, digest in local_set}
+    # All ranks inspect the sets in the same order, because the inspection is collective.
     for iteration, digest in sorted(all_sets, reverse=True):
         local_set = _inspect_set(
             checkpoint_layout.iteration_directory(directory, iteration), iteration, digest, nodes, device, verify

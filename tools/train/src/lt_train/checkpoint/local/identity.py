@@ -90,6 +90,7 @@ class Identity:
     def write(self, settings: Checkpointing, is_new: bool = True) -> None:
         """Write the file, on the first rank. With `is_new` false, only the iteration has changed."""
         content = (json.dumps({"v": 1, **dataclasses.asdict(self)}) + "\n").encode()
+        # The hidden file first: after a kill between the two, the copies are still known and can be deleted.
         for name in (HIDDEN, FILE) if is_new else (FILE,):
             storage.write_bytes(record_path(settings, name), content)
 

@@ -83,7 +83,7 @@ class LocalSaver(Saver):
         problem = first_failure(problem, self.device)
         if problem is None:
             try:
-                with first_rank_files.collect_failures() as self._first_rank_errors, signals.held_back():
+                with first_rank_files.collect_failures() as self._first_rank_errors, signals.hold_back_signals():
                     self._saves = self._begin(loss, partial)
             except CheckpointException as error:
                 # The ranks agree on this error: some rank could not plan.

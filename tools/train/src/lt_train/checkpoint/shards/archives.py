@@ -101,10 +101,13 @@ def _fill_in_checksums(head: bytearray, data_bytes: int, data_crc: int, tail: by
         head, tail, tail_start = bytearray(), head, 0
     end = len(tail) - _END_BYTES
     assert tail[end : end + 4] == _DIRECTORY_END, "torch writes its archives otherwise"
+    # Byte 40 of the zip64 end record has the size of the directory.
     (directory_bytes,) = struct.unpack_from("<Q", tail, end + 40)
     entry = end - directory_bytes
     while entry < end:
         assert tail[entry : entry + 4] == _DIRECTORY_ENTRY
+        # A directory entry has the CRC-32 at byte 16, compressed and plain size at 20 and 24, the lengths of name, extra field
+        # and comment from 28 on, and the position of the member's local header at 42.
         size, name_bytes, extra_bytes, comment_bytes = struct.unpack_from("<LHHH", tail, entry + 24)
         (offset,) = struct.unpack_from("<L", tail, entry + 42)
         extra = tail[entry + _DIRECTORY_ENTRY_BYTES + name_bytes :][:extra_bytes]

@@ -5,8 +5,8 @@ sample index. Direct I/O takes blocks that are aligned in memory and in the file
 so they are copied into an aligned block first, which takes a fraction of the time that a disk needs to write it. With two files
 at a time, one file's block is filled while the other file's block is written. Each file is synced once, at its end.
 
-A remote file is uploaded in parts of BLOCK_BYTES while it is made, several files at a time. It takes no disk of the node and a
-block of memory. The file appears when it is complete.
+A remote file is uploaded in parts of BLOCK_BYTES while it is made, several files at a time. It needs memory for one block, and no
+disk space on the node. The file appears when it is complete.
 """
 
 import contextlib

@@ -20,9 +20,9 @@ def collect_failures() -> Iterator[list[BaseException]]:
     shard_checksums.install()
     keep = partial(_write_or_keep, errors)
     with (
-        filesystem_async.finishing_by(keep),
-        dist_checkpointing_serialization.saving_config_by(keep),
-        strategies_common.saving_common_by(keep),
+        filesystem_async.wrap_finish(keep),
+        dist_checkpointing_serialization.save_config_by(keep),
+        strategies_common.save_common_by(keep),
     ):
         yield errors
 

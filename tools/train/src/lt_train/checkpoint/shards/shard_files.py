@@ -73,6 +73,7 @@ def write(rank: int, buckets: Sequence[Bucket], results: WriteResults) -> None:
     try:
         files = archives.write_files([(path, _archives(content)) for path, _, content in buckets])
     except ToolError:
+        # `Writer` catches it and keeps its hint and its exit code.
         raise
     except Exception as error:
         results.put(error)

@@ -1,6 +1,6 @@
 """Read the shards of a checkpoint on a store by ranges into memory. Each rank reads only the objects that it needs.
 
-A node has the small files of such a checkpoint. The file `shards.remote` beside them has the URL, sizes and versions of the
+A node has the small files of such a checkpoint. Beside them, `shards.remote` has the URL, the sizes and the versions of the
 shards:
 
     {"v": 1, "url": "s3://bucket/run1/iter_0000004", "shards": {"__0_0.distcp": {"size_bytes": 123, "version": "\\"d41d...\\""}}}

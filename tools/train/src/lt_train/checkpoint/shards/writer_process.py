@@ -78,7 +78,7 @@ class WriterProcess:
         # -P: modules in the working directory cannot shadow Python's.
         command = [sys.executable, "-P", "-m", "lt_train.checkpoint.shards.writer_program", str(os.getpid())]
         # A signal to the rank's process group makes the rank save. The writer must survive it, so it inherits blocked signals.
-        with theirs, signals.held_back():
+        with theirs, signals.hold_back_signals():
             self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=environment)
         self._messages = self._connection.makefile("rb")
         self._pool = ThreadPoolExecutor(1, "checkpoint writer")

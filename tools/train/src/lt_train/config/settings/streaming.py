@@ -5,6 +5,7 @@ path of the shard list, so it does not depend on how many shards exist when the 
 """
 
 import dataclasses
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from lt_shared import console
 from lt_shared.console import NoInput, UsageError, note
 from lt_shared.contracts import manifest
 from lt_shared.contracts.manifest import Dataset
-from lt_shared.data.sample_order import dataset_names, shard_list
+from lt_shared.data.sample_order import shard_list
 from lt_shared.data.sample_order.shard_list import ShardList
 from lt_shared.data.sample_order.split import split_ranges
 from lt_shared.files import storage
@@ -38,6 +39,9 @@ OPTIONS = console.section(
     click.option("--tokenizer", metavar="TOKENIZER", help="Tokenize text files in DATA, as lt-preprocess does."),
     click.option("--follow", is_flag=True, help="Read @FILE, the shard list of a stream, while it grows."),
 )
+_LONGEST_NAME = 60
+# Characters that a dataset's name must not have: separators of the pairs in a log line, and control characters of terminals.
+_UNFIT = re.compile(r"[^\w./+@-]", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +92,7 @@ def _plain(words: Sequence[str]) -> Sequence[Dataset]:
     names = []
     for word in words:
         if stream_intake.is_pipe(word.removeprefix("@")) or word == stream_intake.STANDARD_INPUT:
-            intake = stream_intake.opened(word.removeprefix("@"))
+            intake = stream_intake.open_intake(word.removeprefix("@"))
             result += manifest.datasets(manifest.parse(intake.lines(), intake.name), intake.name)
         else:
             names.append(word)
@@ -98,7 +102,7 @@ def _plain(words: Sequence[str]) -> Sequence[Dataset]:
 def _head(word: str, pipes: int, follow: bool) -> StreamHead | None:
     pipe = word.removeprefix("@")
     if stream_intake.is_pipe(pipe):
-        intake = stream_intake.opened(pipe)
+        intake = stream_intake.open_intake(pipe)
         line = intake.first_line()
         return _stream_head(shard_list.parse(line, intake.name), f"{PIPE}{pipes}") if shard_list.begins(line) else None
     if not word.startswith("@"):
@@ -179,7 +183,31 @@ def names(datasets: Sequence[Dataset], lists: Sequence[str | None] = ()) -> list
     """Return the names of the run's datasets. Streams are named after their `lists`."""
     are_streams = [place is not None for place in lists] or [isinstance(dataset, StreamHead) for dataset in datasets]
     paired = zip(datasets, are_streams, strict=True)
-    return dataset_names.names([str(dataset.stream) if is_stream else dataset.prefix for dataset, is_stream in paired])
+    return _short_names([str(dataset.stream) if is_stream else dataset.prefix for dataset, is_stream in paired])
+
+
+def _short_names(prefixes: Sequence[str]) -> list[str]:
+    """Name each dataset by the end of its path, as long as it takes to tell the names apart; a repeated prefix gets a number.
+
+    `/fsx/web/part_text_document` and `/fsx/code/part_text_document` are `web/part_text_document` and `code/part_text_document`.
+    """
+    dataset_names = _path_ends(prefixes, 1)
+    count_by_name: dict[str, int] = {}
+    for place, name in enumerate(dataset_names):
+        count_by_name[name] = count_by_name.get(name, 0) + 1
+        if count_by_name[name] > 1:
+            dataset_names[place] = f"{name}@{count_by_name[name]}"
+    return dataset_names
+
+
+def _path_ends(prefixes: Sequence[str], components: int) -> list[str]:
+    ends = ["/".join(prefix.split("/")[-components:]) for prefix in prefixes]
+    alike = {end for end in ends if len({prefix for prefix, other in zip(prefixes, ends, strict=True) if other == end}) > 1}
+    if not alike:
+        return [_UNFIT.sub("_", end)[-_LONGEST_NAME:] for end in ends]
+    longer = _path_ends([prefix for prefix, end in zip(prefixes, ends, strict=True) if end in alike], components + 1)
+    told_apart = iter(longer)
+    return [next(told_apart) if end in alike else _UNFIT.sub("_", end)[-_LONGEST_NAME:] for end in ends]
 
 
 def plain_datasets(datasets: Sequence[Dataset]) -> tuple[Dataset, ...]:

@@ -4,8 +4,11 @@ from typing import Any
 
 from lt_train.importers.effects import Effect
 from lt_train.importers.ledger import Ledger
+from lt_train.importers.megatron.switches import WITHOUT_MASK
 from lt_train.importers.vocabulary import padding
 
+SKIPPED_MASK = "dataset.skip_getting_attention_mask_from_dataset"
+CAUSAL = "attention is causal, as without --reset-attention-mask"
 ORDER = "lt-train orders samples as Megatron's dataloader_type single"
 
 
@@ -15,26 +18,48 @@ def translate(ledger: Ledger) -> None:
         ledger.carry("tokenizer.vocab_size", "vocab_size")
     seed, data_seed = ledger.get("seed"), ledger.take("dataset.random_seed")
     if data_seed is not None:
-        effect = Effect.NONE if data_seed == (seed if seed is not None else 1234) else Effect.RESULT
+        effect = Effect.NONE if data_seed == (seed if seed is not None else 1234) else Effect.RUN
         ledger.drop_value("dataset.random_seed", data_seed, "the seed of the run orders the data", effect)
     kind = ledger.take("dataset.dataloader_type")
     if kind is not None:
-        ledger.drop_value("dataset.dataloader_type", kind, ORDER, Effect.NONE if kind == "single" else Effect.RESULT)
+        ledger.drop_value("dataset.dataloader_type", kind, ORDER, Effect.NONE if kind == "single" else Effect.RUN)
     if kind != "cyclic":
         ledger.drop("dataset.data_sharding", "it belongs to dataloader_type cyclic")
-    for name in ("dataset.skip_getting_attention_mask_from_dataset",):
-        effect = Effect.RESULT if ledger.get("reset_attention_mask") else Effect.NONE
-        ledger.drop_value(name, ledger.take(name), "attention is causal without a mask, too", effect)
-    masked = ledger.take("dataset.create_attention_mask")
-    if masked is not None:
-        is_lost = masked is False and ledger.get("reset_attention_mask")
-        reason = "lt-train crosses no document with --reset-attention-mask"
-        ledger.drop_value("dataset.create_attention_mask", masked, reason, Effect.RESULT if is_lost else Effect.NONE)
-    for name, option in (("eval_global_batch_size", "global_batch_size"), ("eval_micro_batch_size", "micro_batch_size")):
-        size = ledger.take(f"validation.{name}")
-        effect = Effect.NONE if size == ledger.get(option) else Effect.RESULT
-        ledger.drop_value(f"validation.{name}", size, f"lt-train evaluates with the batches of training: --{option}", effect)
+    _mask(ledger)
+    _evaluated_batches(ledger)
     padding(ledger, "model.make_vocab_size_divisible_by", is_padded=ledger.take("model.should_pad_vocab", True) is not False)
+
+
+def _mask(ledger: Ledger) -> None:
+    """Carry reset_attention_mask over only if the step takes the data set's mask, which is not so by default.
+
+    gpt_step.py passes no mask unless skip_getting_attention_mask_from_dataset is False.
+    """
+    reset = ledger.take("dataset.reset_attention_mask")
+    is_skipped = ledger.take(SKIPPED_MASK, True) is not False
+    is_made = ledger.take("dataset.create_attention_mask", True) is not False
+    if reset and is_made and not is_skipped:
+        ledger.set("reset_attention_mask", True, "dataset.reset_attention_mask", SKIPPED_MASK, "dataset.create_attention_mask")
+        return
+    ledger.drop_value("dataset.reset_attention_mask", reset, WITHOUT_MASK, Effect.NONE)
+    for key in (SKIPPED_MASK, "dataset.create_attention_mask"):
+        if key in ledger.original_values():
+            ledger.drop_value(key, ledger.original_values()[key], CAUSAL, Effect.NONE)
+
+
+def _evaluated_batches(ledger: Ledger) -> None:
+    """Evaluate as many samples as the original, if they are whole global batches of lt-train."""
+    key, batch = "validation.eval_global_batch_size", ledger.get("global_batch_size")
+    size, steps = ledger.take_number(key), ledger.get("eval_iters")
+    if size is None or size == batch or not steps:
+        ledger.drop_value(key, size, "lt-train evaluates global batches of training", Effect.NONE)
+    elif batch and steps * size % batch == 0:
+        ledger.carry_value(key, "eval_iters", steps * size // batch)
+    else:
+        ledger.drop_value(key, size, "lt-train evaluates whole global batches: --global-batch-size", Effect.RUN)
+    key = "validation.eval_micro_batch_size"
+    reason = "the loss of an evaluation is a mean over its samples, whatever the micro batches"
+    ledger.drop_value(key, ledger.take(key), reason, Effect.NONE)
 
 
 def _files(ledger: Ledger) -> None:
@@ -43,7 +68,7 @@ def _files(ledger: Ledger) -> None:
     if prefixes and not ledger.get("mock_data"):
         ledger.set("data_path", prefixes, "dataset.blend")
     elif blend:
-        ledger.drop_value("dataset.blend", blend, "it names no data of Megatron's format", Effect.RESULT)
+        ledger.drop_value("dataset.blend", blend, "it names no data of Megatron's format", Effect.RUN)
     path = ledger.take("dataset.data_path")
     if ledger.get("data_path") or ledger.get("mock_data"):
         ledger.drop_value("dataset.data_path", path, "dataset.blend says it", Effect.NONE)

@@ -44,18 +44,13 @@ def translate(ledger: Ledger) -> None:
         ledger.carry_value("checkpoint.most_recent_k", "keep_last", count)
     else:
         ledger.drop_value("checkpoint.most_recent_k", count, "all checkpoints are kept, as without --keep-last", Effect.NONE)
-    if not ledger.get("save"):
-        for option in ("exit_interval", "exit_duration_in_mins"):
-            reason = "a run that ends early needs a directory to resume from: add it with --save"
-            ledger.drop_value(f"train.{option}", ledger.get(option), reason, Effect.RESULT)
-            ledger.withdraw(option)
 
 
 def _of_own(ledger: Ledger) -> None:
     for name, harmless in (("load_optim", True), ("load_rng", True), ("finetune", False), ("ckpt_step", None)):
         key = f"checkpoint.{name}"
         if ledger.has(key) and ledger.peek(key) not in (harmless, None):
-            ledger.drop(key, OF_OWN, Effect.RESULT if name in ("load_optim", "load_rng") else Effect.RUN)
+            ledger.drop(key, OF_OWN, Effect.RESULT if name == "load_rng" else Effect.RUN)
 
 
 def _from(ledger: Ledger, load: str) -> None:

@@ -29,23 +29,23 @@ def validation(ledger: Ledger) -> None:
         return
     if isinstance(limit, float) and limit <= 1:
         reason = "it is a share of the validation data; lt-train evaluates --eval-iters global batches"
-        ledger.drop_value(LIMIT, limit, reason, Effect.RESULT)
+        ledger.drop_value(LIMIT, limit, reason, Effect.RESULT if limit == 1 else Effect.RUN)
     elif _is_number(limit) and limit < 0:
         ledger.drop_value(LIMIT, limit, "this value stands for none, as without the option", Effect.NONE)
     else:
         ledger.carry_value(LIMIT, "eval_iters", limit)
     if isinstance(interval, float) and interval <= 1:
         reason = "it is a share of an epoch; lt-train evaluates each --eval-interval steps"
-        ledger.drop_value(INTERVAL, interval, reason, Effect.RESULT)
+        ledger.drop_value(INTERVAL, interval, reason, Effect.RESULT if interval == 1 else Effect.RUN)
     else:
         ledger.carry_value(INTERVAL, "eval_interval", interval)
 
 
 def length(ledger: Ledger) -> None:
-    """Carry the time limit over as --exit-duration-in-mins, which needs --save. The first key with a limit counts."""
+    """Carry the time limit over as --exit-duration-in-mins. The first key with a limit counts."""
     for key in ("trainer.max_time", "exp_manager.max_time_per_run"):
         match = DURATION.fullmatch(str(ledger.peek(key) or ""))
-        if match and ledger.get("save") and ledger.get("exit_duration_in_mins") is None:
+        if match and ledger.get("exit_duration_in_mins") is None:
             days, hours, minutes, seconds = map(int, match.groups())
             ledger.take(key)
             ledger.carry_value(key, "exit_duration_in_mins", days * 1440 + hours * 60 + minutes + seconds / 60)

@@ -46,7 +46,7 @@ def _betas(ledger: Ledger, key: str) -> None:
         for name, beta in zip(("adam_beta1", "adam_beta2"), betas, strict=True):
             ledger.carry_value(key, name, beta)
     else:
-        ledger.drop_value(key, betas, "two numbers are needed there", Effect.RESULT)
+        ledger.drop_value(key, betas, "two numbers are needed there", Effect.RUN)
         ledger.default("adam_beta2", 0.999)
 
 
@@ -114,10 +114,11 @@ def _constant_steps(ledger: Ledger, key: str, schedule: str | None) -> None:
     steps, length = ledger.take_number(key), ledger.get("lr_decay_iters") or ledger.get("train_iters")
     if not steps:
         return
-    warmup = ledger.get("lr_warmup_iters") or 0
-    if length and warmup >= length:
+    warmup, end = ledger.get("lr_warmup_iters") or 0, ledger.get("train_iters")
+    if end and warmup >= end:
         ledger.drop_value(key, steps, "the run ends while it warms up", Effect.NONE)
-    elif schedule == "CosineAnnealing" and length and warmup < length - steps:
-        ledger.carry_value(key, "lr_decay_iters", length - steps)
+    elif schedule == "CosineAnnealing" and length:
+        # Without room for a decay, the rate falls to its minimum after the warm-up.
+        ledger.carry_value(key, "lr_decay_iters", max(length - steps, warmup + 1))
     else:
-        ledger.drop_value(key, steps, "the decay cannot end so many steps before a run of this length does", Effect.RESULT)
+        ledger.drop_value(key, steps, "the decay cannot end so many steps before a run of this length does", Effect.RUN)

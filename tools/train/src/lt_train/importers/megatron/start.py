@@ -83,7 +83,7 @@ def _of_own(ledger: Ledger) -> None:
     for key in (*WHAT_TO_TAKE, *OF_STEP, "reset_iteration", "no_load_lr_state"):
         if ledger.has(key):
             words = ledger.take(key)
-            effect = Effect.RESULT if key in ("no_load_optim", "no_load_rng") else Effect.RUN
+            effect = Effect.RESULT if key == "no_load_rng" else Effect.RUN
             ledger.drop_value(key, " ".join(words) or True, OF_OWN, effect)
     for key, reason in WITH_OWN.items():
         if ledger.has(key):

@@ -8,11 +8,15 @@ from lt_train.importers.upstream.megatron_options import OF_REINFORCEMENT, SWITC
 
 NOT_DELAYED = "the scale of fp8 is computed anew for each GEMM, not from earlier steps: tensorwise, which rounds differently"
 
+# gpt_dataset.py makes the mask that resets at documents only if the data loader makes masks.
+WITHOUT_MASK = "no mask of the data loader has it, so attention crosses documents, as without it"
+
 
 def translate(ledger: Ledger) -> None:
     _fp8(ledger)
     _fused_gelu(ledger)
     _mask(ledger)
+    _positions(ledger)
     _switched_off(ledger)
 
 
@@ -41,14 +45,14 @@ def _fused_gelu(ledger: Ledger) -> None:
 
 
 def _mask(ledger: Ledger) -> None:
-    """Without a mask of the data loader Megatron-LM's attention crosses the ends of documents."""
-    key = "no_create_attention_mask_in_dataloader"
-    if ledger.has(key) and ledger.has("reset_attention_mask"):
-        ledger.take(key)
-        reason = (
-            "without the mask Megatron-LM has --reset-attention-mask no effect on attention; lt-train does not cross documents"
-        )
-        ledger.drop_value(key, True, reason, Effect.RESULT)
+    """Drop --reset-attention-mask if the data loader makes no mask: then Megatron-LM's attention crosses documents."""
+    if ledger.has("no_create_attention_mask_in_dataloader"):
+        ledger.drop("reset_attention_mask", WITHOUT_MASK)
+
+
+def _positions(ledger: Ledger) -> None:
+    if ledger.peek("position_embedding_type") != ["rope"]:
+        ledger.drop("no_position_embedding", "lt-train has rope or learned positions", Effect.MODEL)
 
 
 def _switched_off(ledger: Ledger) -> None:

@@ -61,7 +61,7 @@ ROWS = {name: row for name, row in megatron_options.ROWS.items() if row.effect i
         "model.inference_sampling_seed model.use_inference_optimized_layers",
     ),
     (
-        Effect.NONE,
+        Effect.RESULT,
         "lt-train skips a step whose gradients are not finite: --max-nan-steps",
         "ddp.check_for_nan_in_grad",
     ),
@@ -121,9 +121,9 @@ ROWS = {name: row for name, row in megatron_options.ROWS.items() if row.effect i
         "model.enable_autocast mixed_precision.autocast_enabled",
     ),
     # The section says nothing, the field does.
-    (Effect.RESULT, "lt-train does not end a run so", "nvrx_straggler.stop_if_detected ft.simulate_fault"),
+    (Effect.RUN, "lt-train does not end a run so", "nvrx_straggler.stop_if_detected ft.simulate_fault"),
     (
-        Effect.RESULT,
+        Effect.RUN,
         "lt-train has no such setting",
         "tokenizer.padded_vocab_size tokenizer.vocab_extra_ids",
     ),

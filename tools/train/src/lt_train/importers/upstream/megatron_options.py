@@ -22,7 +22,7 @@ ROWS = rows(
     (
         Effect.NONE,
         REPORTS,
-        "app_tag_run_name app_tag_run_version config_logger_dir disable_log_loss_scale_to_tensorboard"
+        "app_tag_run_name app_tag_run_version codecarbon_dir config_logger_dir disable_log_loss_scale_to_tensorboard"
         " disable_straggler_on_startup dump_param_to_param_group_map enable_one_logger log_batch_size_to_tensorboard"
         " log_device_memory_used log_energy log_learning_rate_to_tensorboard log_level log_level_replica"
         " log_loss_scale_to_tensorboard log_max_attention_logit log_memory_interval log_memory_to_tensorboard"
@@ -63,12 +63,12 @@ ROWS = rows(
         TOKENIZER,
         "disable_tokenizer_sentencepiece_ignore_extra_whitespaces disable_use_tokenizer_model_from_checkpoint_args"
         " legacy_tokenizer merge_file no_tokenizer_sentencepiece_ignore_extra_whitespaces"
-        " no_use_tokenizer_from_checkpoint_args no_use_tokenizer_model_from_checkpoint_args null_tokenizer_eod_id"
-        " null_tokenizer_pad_id tiktoken_num_special_tokens tiktoken_pattern tiktoken_special_tokens"
+        " no_use_tokenizer_from_checkpoint_args no_use_tokenizer_model_from_checkpoint_args"
+        " tiktoken_num_special_tokens tiktoken_pattern tiktoken_special_tokens"
         " tokenizer_hf_include_special_tokens tokenizer_hf_no_include_special_tokens tokenizer_hf_no_use_fast"
         " tokenizer_hf_use_fast tokenizer_metadata tokenizer_model tokenizer_name_or_path tokenizer_path"
         " tokenizer_sentencepiece_legacy tokenizer_special_tokens special_tokens tokenizer_type tokenizer_kwargs"
-        " trust_remote_code vocab_file chat_template allow_ambiguous_pad_tokens",
+        " trust_remote_code vocab_file chat_template",
     ),
     (
         Effect.NONE,
@@ -103,7 +103,31 @@ ROWS = rows(
         " disable_gloo_process_groups enable_gloo_process_groups deepspeed deepspeed_mpi no_pipeline_parallel"
         " query_gpu",
     ),
-    (Effect.NONE, "lt-train makes the first weights on each rank's own device", "init_model_with_meta_device"),
+    (Effect.RESULT, "lt-train draws other numbers of the same distribution", "init_model_with_meta_device"),
+    (
+        Effect.RESULT,
+        "lt-train skips a step whose gradients are not finite: --max-nan-steps",
+        "no_check_for_nan_in_loss_and_grad check_for_nan_in_loss_and_grad",
+    ),
+    (
+        Effect.NONE,
+        "the loss of an evaluation is a mean over its samples, whatever the micro batches",
+        "eval_micro_batch_size",
+    ),
+    (
+        Effect.RESULT,
+        "the scale of fp8 is computed anew for each GEMM, not from earlier steps",
+        "fp8_amax_history_len fp8_amax_compute_algo fp8_interval fp8_margin",
+    ),
+    (Effect.RESULT, "lt-train casts the 16-bit weights to fp8, not the 32-bit ones", "fp8_param_gather"),
+    (Effect.RESULT, "lt-train's router computes its logits in float32", "moe_router_dtype"),
+    (Effect.NONE, "pipelines and sequence parallelism have one batch", "ds_sequence_parallel_size"),
+    (Effect.RESULT, "lt-train takes the command line, and does not read DeepSpeed's file", "deepspeed_config"),
+    (
+        Effect.RUN,
+        "lt-train masks the loss of no token of the data but with --eod-mask-loss",
+        "allow_ambiguous_pad_tokens null_tokenizer_pad_id null_tokenizer_eod_id",
+    ),
     (
         Effect.NONE,
         "lt-train computes so in any case",
@@ -139,7 +163,7 @@ ROWS = rows(
     (
         Effect.SPEED,
         MEMORY,
-        "activations_checkpoint_method activations_checkpoint_num_layers"
+        "activations_checkpoint_method activations_checkpoint_num_layers checkpoint_activations"
         " activation_offload_fraction checkpoint_in_cpu checkpoint_num_layers"
         " contigious_checkpointing cpu_optimizer cpu_torch_adam cpu_offloading_retain_pinned_cpu_buffers"
         " cpu_offloading_num_layers ddp_num_buckets ddp_pad_buckets_for_high_nccl_busbw"
@@ -155,6 +179,7 @@ ROWS = rows(
         " offload_modules optimizer_cpu_offload optimizer_offload_fraction overlap_cpu_optimizer_d2h_h2d"
         " partition_activations recompute_granularity recompute_method recompute_modules recompute_num_layers"
         " recompute_activations synchronize_each_layer tile_factor use_pin_memory use_torch_optimizer_for_cpu_offload"
+        " use_precision_aware_optimizer"
         " zero_contigious_gradients zero_reduce_bucket_size zero_reduce_scatter zero_stage zero_allgather_bucket_size"
         " data_parallel_sharding_strategy outer_dp_sharding_strategy use_megatron_fsdp use_torch_fsdp2"
         " enable_full_sharding_in_hsdp torch_fsdp2_no_reshard_after_forward no_use_layer_wise_param_layout num_workers"
@@ -208,7 +233,7 @@ ROWS = rows(
         " num_virtual_stages_per_pipeline_rank",
     ),
     (
-        Effect.RESULT,
+        Effect.RUN,
         "Megatron-LM draws weights and dropout of all tensor parallel ranks from one stream then",
         "inference_rng_tracker",
     ),
@@ -254,11 +279,11 @@ AT_LOADING = rows(
         "load_tag universal_checkpoint ckpt_step",
     ),
     (
-        Effect.RESULT,
+        Effect.RUN,
         "lt-train takes float32 weights from the optimizer's state",
         "load_main_params_from_ckpt",
     ),
-    (Effect.RESULT, "lt-train refuses a checkpoint that lacks a tensor", "dist_ckpt_strictness"),
+    (Effect.RUN, "lt-train refuses a checkpoint that lacks a tensor", "dist_ckpt_strictness"),
     (Effect.NONE, "lt-train's checkpoints load at any parallel sizes", "use_mp_args_from_checkpoint_args"),
     (
         Effect.NONE,
@@ -270,4 +295,10 @@ AT_LOADING = rows(
 # Options of reinforcement learning, which --perform-rl-step switches on.
 OF_REINFORCEMENT = ("rl_", "no_rl_", "grpo_", "langrl_", "no_langrl_", "refit_method")
 # Options that another option switches on; without that option nothing reads them.
-SWITCHES = {"no_data_sharding": ("dataloader_type", "cyclic"), "sft_tokenizer_prompt_format": ("sft", None)}
+SWITCHES = {
+    "no_data_sharding": ("dataloader_type", "cyclic"),
+    "sft_tokenizer_prompt_format": ("sft", None),
+    "exit_signal": ("exit_signal_handler", None),
+    "null_tokenizer_pad_id": ("tokenizer_type", "NullTokenizer"),
+    "null_tokenizer_eod_id": ("tokenizer_type", "NullTokenizer"),
+}

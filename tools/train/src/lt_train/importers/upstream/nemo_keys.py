@@ -47,18 +47,27 @@ ROWS = rows(
     (Effect.RUN, "the file does not train so: lt-train would", "model.skip_train model.data.data_cache_generation_only"),
     (Effect.RUN, "the file does not train so: lt-train would", "trainer.fast_dev_run"),
     (
-        Effect.RESULT,
+        Effect.RUN,
         ENDS,
         "trainer.max_epochs trainer.max_time exp_manager.max_time_per_run exp_manager.create_early_stopping_callback"
         " trainer.limit_train_batches trainer.overfit_batches trainer.min_steps trainer.min_epochs",
     ),
-    (Effect.RESULT, EVALUATION, "trainer.val_check_interval trainer.limit_val_batches trainer.check_val_every_n_epoch"),
-    (Effect.RESULT, EVALUATION, "model.data.pad_samples_to_global_batch_size"),
-    (Effect.RESULT, "lt-train has no dropout between the layers of an MLP", "model.ffn_dropout"),
-    (Effect.RESULT, "lt-train trains no filling in the middle", "model.data.add_fim"),
-    (Effect.RESULT, "lt-train reads one token more than a sample in any case", "model.data.no_seqlen_plus_one_input_tokens"),
+    (Effect.RUN, EVALUATION, "trainer.val_check_interval trainer.limit_val_batches trainer.check_val_every_n_epoch"),
+    (Effect.RESULT, "gradients are summed in float32", "model.fsdp_grad_reduce_dtype model.zero_use_fp32_grad_accum"),
     (
-        Effect.RESULT,
+        Effect.NONE,
+        NEURON,
+        "model.save_logits model.save_logits_interval model.disable_layer_norm_checkpointing model.convert_to_hf"
+        " enable_recovery_time_instrumentation async_checkpointing enable_checkpoint_removal_protection",
+    ),
+    (Effect.RESULT, "weights and optimizer stay in 32 bits in lt-train", "model.zero_use_master_weight"),
+    (Effect.RUN, "lt-train pretrains on text", "model.data.fine_tuning model.data.chat"),
+    (Effect.RUN, EVALUATION, "model.data.pad_samples_to_global_batch_size"),
+    (Effect.RUN, "lt-train has no dropout between the layers of an MLP", "model.ffn_dropout"),
+    (Effect.RUN, "lt-train trains no filling in the middle", "model.data.add_fim"),
+    (Effect.RUN, "lt-train reads one token more than a sample in any case", "model.data.no_seqlen_plus_one_input_tokens"),
+    (
+        Effect.RUN,
         "lt-train has no such setting",
         "exp_manager.ema.enable exp_manager.straggler_detection_params.stop_if_detected trainer.accumulate_grad_batches"
         " trainer.gradient_clip_algorithm",

@@ -25,6 +25,13 @@ MOVED = {
     "training.enable_fsdp_float8_all_gather": "float8.enable_fsdp_float8_all_gather",
     "training.precompute_float8_dynamic_scale_for_fsdp": "float8.precompute_float8_dynamic_scale_for_fsdp",
     "validation.enabled": "validation.enable",
+    "profiling.run_profiler": "profiling.enable_profiling",
+    "profiling.profile_every_x_iter": "profiling.profile_freq",
+    "training.sequence_parallel_degree": "parallelism.tensor_parallel_degree",
+    "training.checkpoint_interval": "checkpoint.interval",
+    "training.checkpoint_interval_type": "checkpoint.interval_type",
+    "training.checkpoint_folder": "checkpoint.folder",
+    "memory_estimation.enabled": "memory_estimation.enable",
 }
 # Keys that TorchTitan never had, and where its own are.
 INVENTED = {
@@ -70,7 +77,7 @@ ROWS = rows(
         "the last checkpoint has all; lt-convert writes the weights alone, in any type",
         "checkpoint.last_save_model_only checkpoint.last_save_in_hf checkpoint.export_dtype"
         " checkpoint.enable_first_step_checkpoint checkpoint.enable_ft_dataloader_checkpoints checkpoint.load_only"
-        " checkpoint.async_mode checkpoint.folder",
+        " checkpoint.async_mode checkpoint.folder checkpoint.interval_type",
     ),
     (
         Effect.RUN,
@@ -79,7 +86,7 @@ ROWS = rows(
     ),
     (Effect.RUN, NO_TRAINING, "checkpoint.create_seed_checkpoint memory_estimation.enable comm.mode"),
     (
-        Effect.RESULT,
+        Effect.RUN,
         "it is code, which lt-train import does not run",
         "job.custom_config_module experimental.custom_import experimental.custom_args_module experimental.custom_model_path",
     ),
@@ -107,7 +114,7 @@ ROWS = rows(
     ),
     (Effect.SPEED, "AdamW is one kernel in any case", "optimizer.implementation optimizer.fused"),
     (
-        Effect.RESULT,
+        Effect.RUN,
         "gradients are not clipped then; lt-train clips them to --clip-grad",
         "optimizer.early_step_in_backward",
     ),

@@ -111,7 +111,7 @@ class _Attention(torch.autograd.Function):
         normalizers = []
         for chunk in ctx.chunks:
             if gathered is not None:
-                key, value = torch.split(gathered.until(chunk.end), ctx.sizes, dim=-1)
+                key, value = torch.split(gathered.wait_for(chunk.end), ctx.sizes, dim=-1)
             mixed = output[chunk.rows]
             visible = key[chunk.first_key : chunk.end], value[chunk.first_key : chunk.end]
             normalizer = _forward(query[chunk.rows], *visible, mixed, _calls(chunk, documents), ctx.settings)

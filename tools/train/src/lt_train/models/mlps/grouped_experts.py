@@ -17,7 +17,7 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.utils import get_pg_rank, get_pg_size
 from torch import Tensor
 
-from lt_train.ops.expert_mlp import Arrived, Operations, Routing, RowSource, Weights, expert_mlp
+from lt_train.ops.expert_mlp import DispatchedRows, Operations, Routing, RowSource, Weights, expert_mlp
 from lt_train.parallel.ddp import wait_for_weights
 
 
@@ -56,9 +56,10 @@ class GroupedExperts(torch.nn.Module):
         For sorted rows, `routing` holds the number of rows per expert, and `probabilities` is [m]. The bias of the second matrix
         is added here only if this rank has all rows of a token.
         """
+        # The kernels read the weights without calling the layers, so the hooks that wait for all-gathered weights must run here.
         wait_for_weights(self.linear_fc1, self.linear_fc2)
-        chosen = Arrived.of_counts(routing, rows) if isinstance(routing, Tensor) else routing
-        bias = self.linear_fc2.bias if isinstance(chosen, Routing | Arrived) else None
+        chosen = DispatchedRows.from_counts(routing, rows) if isinstance(routing, Tensor) else routing
+        bias = self.linear_fc2.bias if isinstance(chosen, Routing | DispatchedRows) else None
         weights = Weights(self.linear_fc1.weight, self.linear_fc2.weight, self.linear_fc1.bias, bias)
         return expert_mlp(rows, probabilities, chosen, weights, self.operations), None
 

@@ -74,6 +74,7 @@ class GatedGemmMLP(MLP):
     def forward(self, hidden_states: Tensor) -> Outputs:
         from lt_train.ops.fused_swiglu_mlp import gated_mlp
 
+        # The kernels read the weights without calling the layers, so the hooks that wait for all-gathered weights must run here.
         wait_for_weights(self.linear_fc1, self.linear_fc2)
         weights = self.linear_fc1.weight, self.linear_fc2.weight
         return gated_mlp(hidden_states, *weights, self.exchange, keeps_activation=self.keeps_activation), None

@@ -77,7 +77,7 @@ class LocalMoE(MoE):
 
     def _routed(self, hidden_states: Tensor, probabilities: Tensor, routing_map: Tensor) -> Tensor:
         chosen = routing_map.view(-1, routing_map.shape[-1])
-        routing = Routing.of_map(chosen, self.config.moe_router_topk, self.experts.operations.rows)
+        routing = Routing.from_map(chosen, self.config.moe_router_topk, self.experts.operations.rows)
         output, _ = self.experts(hidden_states.reshape(-1, hidden_states.shape[-1]), routing, probabilities)
         return output.view(hidden_states.shape)  # type: ignore[no-any-return]
 
@@ -106,8 +106,8 @@ class ExchangingMoE(MoE):
         columns = local_expert_columns(torch.where(routing_map, probabilities, NOT_CHOSEN), self.groups.ep)
         most = min(self.config.moe_router_topk, columns.shape[1])
         # The host needs the number of rows to allocate them; it waits only after the kernels that need just a bound are launched.
-        coming = partial(self.counts.coming, training=self.training)
-        routing = Routing.of_part(columns != NOT_CHOSEN, most, self.experts.operations.rows, coming)
+        start_copy = partial(self.counts.start_copy, training=self.training)
+        routing = Routing.from_partial_map(columns != NOT_CHOSEN, most, self.experts.operations.rows, start_copy)
         sums, _ = self.experts(tokens, ExchangedRows(routing, exchange), columns)
         shared = self._shared(hidden_states)
         output: Tensor = self.experts.with_bias(receive(sums, exchange), probabilities).view(hidden_states.shape)

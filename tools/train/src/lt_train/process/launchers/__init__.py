@@ -1,1 +1,1 @@
-"""What launchers set in the environment of the processes that they start."""
+"""The environment variables that launchers set for the processes that they start."""

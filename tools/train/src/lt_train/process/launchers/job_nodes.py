@@ -78,8 +78,8 @@ def _remedy(membership: Membership) -> str:
     count, address = membership.count or "COUNT", membership.address or "HOST"
     command = "lt-train ..."
     as_node = f"PET_NNODES={count} PET_NODE_RANK={membership.index} PET_MASTER_ADDR={address} {command}"
-    first = "" if membership.address else ", HOST being the first host"
-    return f"for one process on each node: {as_node}{first}; for a process that is alone: env {_unset(membership)} {command}"
+    host_note = "" if membership.address else ", HOST being the first host"
+    return f"for one process on each node: {as_node}{host_note}; for a process that is alone: env {_unset(membership)} {command}"
 
 
 def _unset(membership: Membership) -> str:

@@ -1,8 +1,8 @@
-"""Processes of one machine wait for each other before they import torch.
+"""Let the processes on a machine wait for each other before they import torch.
 
-A process with leftover variables would wait at the rendezvous for the time limit of a step. Each process binds an abstract Unix
-socket, whose name has the port of the rendezvous and the rank. Such sockets reach as far as loopback, where these ranks meet,
-and vanish with the process.
+A single process with leftover variables would wait at the rendezvous for the time limit of a step. So each process binds an
+abstract Unix socket whose name has the rendezvous port and the rank. Such a socket is visible in the network namespace, like
+loopback, where these ranks meet, and vanishes with the process.
 """
 
 import os
@@ -16,12 +16,12 @@ WAIT_SECONDS = 60.0
 POLL_SECONDS = 0.1
 SHOWN = 16
 
-# Bound for as long as the process lives: a slower rank still looks for it.
+# Bound for as long as the process lives, because slower ranks still look for it.
 _bound: list[socket.socket] = []
 
 
 def wait_for_ranks(rank: int, ranks: int, port: int, launcher: str, wait_seconds: float = WAIT_SECONDS) -> None:
-    """Wait until each of `ranks` processes has called this. Raises Unavailable with the ranks that have not."""
+    """Wait until `ranks` processes have called this. Raises Unavailable with the numbers of missing ranks."""
     deadline = time.monotonic() + wait_seconds
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     _bound.append(listener)
@@ -30,7 +30,7 @@ def wait_for_ranks(rank: int, ranks: int, port: int, launcher: str, wait_seconds
         if rank in missing and _binds(listener, _name(port, rank)):
             missing.discard(rank)
         missing = {other for other in missing if other == rank or not _is_present(_name(port, other))}
-        # Another run has this name and port: torch's store tells that.
+        # If only this rank's name is taken, another run has the same port; torch's store reports that.
         if missing <= {rank} and (not missing or time.monotonic() >= deadline):
             return
         if time.monotonic() >= deadline:

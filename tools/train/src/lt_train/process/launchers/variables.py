@@ -1,4 +1,4 @@
-"""The environment variables in which launchers and schedulers number processes, and functions that read numbers from them."""
+"""The environment variables that number a launcher's or scheduler's processes, and functions that read them."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ REMEDY = "start with srun, mpirun or torchrun, or unset what one of them has lef
 
 @dataclasses.dataclass(frozen=True)
 class Variables:
-    """The variables in which one launcher numbers and counts its processes. The first name that is set is read.
+    """A launcher's variables for the numbers and the count of its processes. The first name that is set is read.
 
     `local_size` may be unset if `nodes` is set: Flux counts the nodes only. `job` distinguishes jobs on one machine, and
     `job_of_hosts` jobs whose processes are on several machines. `address` names the first host. `pass_address` is a command that
@@ -31,7 +31,7 @@ class Variables:
     pass_address: str = "export MASTER_ADDR=HOST, the host of the first process, before mpiexec"
 
     def assignments(self, environment: Mapping[str, str]) -> str:
-        """The variables that are set, for a message."""
+        """List the variables that are set, with their values, for a message."""
         names = (*self.rank, *self.size, *self.local_rank, *self.local_size, *self.nodes, *self.job)
         return ", ".join(f"{name}={environment[name]:.40}" for name in names if environment.get(name))
 
@@ -80,8 +80,8 @@ LAUNCHERS = (
         job_of_hosts=("FLUX_JOB_ID",),
         pass_address='flux run --env MASTER_ADDR="$(flux hostlist --nth=0 local)" lt-train ...',
     ),
-    # MPICH, Intel MPI and Hydra have MPI_LOCALRANKID beside PMI_RANK, Cray's PMI has PMI_LOCAL_RANK. PALS numbers processes and
-    # counts the processes of one host only. PMI counts all processes, unless PALS uses PMIx.
+    # MPICH, Intel MPI and Hydra have MPI_LOCALRANKID beside PMI_RANK, Cray's PMI has PMI_LOCAL_RANK. PALS numbers all processes,
+    # but counts only those on the host. PMI counts all processes, unless PALS uses PMIx.
     Variables(
         MPIEXEC,
         rank=("PMI_RANK", "PMI_ID", "PALS_RANKID"),
@@ -129,10 +129,10 @@ NODE_SCHEDULERS = (
 )
 
 
-def local_size_of(environment: Mapping[str, str], variables: Variables, size: int) -> int:
+def read_local_size(environment: Mapping[str, str], variables: Variables, size: int) -> int:
     """Read the number of processes on this host. Raise BadConfig if it is unknown or exceeds `size`."""
     if variables.nodes and not any(environment.get(name) for name in variables.local_size):
-        nodes = counted(environment, variables, variables.nodes)
+        nodes = read_count(environment, variables, variables.nodes)
         if nodes < 1 or size % nodes:
             raise BadConfig(
                 f"{variables.launcher} started {size} processes on {nodes} nodes ({variables.assignments(environment)}), and does"
@@ -140,7 +140,7 @@ def local_size_of(environment: Mapping[str, str], variables: Variables, size: in
                 "start as many on each node",
             )
         return size // nodes
-    local_size = counted(environment, variables, variables.local_size)
+    local_size = read_count(environment, variables, variables.local_size)
     if not 1 <= local_size <= size:
         raise BadConfig(
             f"the environment describes {local_size} of {size} processes on this host ({variables.assignments(environment)})",
@@ -193,7 +193,7 @@ def _is_numbered(environment: Mapping[str, str], variables: Variables) -> bool:
     return any(map(environment.get, variables.local_rank)) and not any(map(environment.get, variables.local_size))
 
 
-def counted(environment: Mapping[str, str], variables: Variables, names: Sequence[str]) -> int:
+def read_count(environment: Mapping[str, str], variables: Variables, names: Sequence[str]) -> int:
     """Read the number in the first variable that is set. Raise BadConfig if all are unset."""
     if not any(environment.get(name) for name in names):
         raise BadConfig(
@@ -211,14 +211,14 @@ def _remedy(variables: Variables, environment: Mapping[str, str]) -> str:
 
 
 def _unset(variables: Variables, environment: Mapping[str, str]) -> str:
-    """The options of env that hide the numbers of `variables`."""
+    """Return the options of the program env that hide the numbers of `variables`."""
     names = (*variables.rank, *variables.size, *variables.local_rank, *variables.local_size, *variables.nodes)
     return " ".join(f"-u {name}" for name in names if name in environment)
 
 
 def read_text(environment: Mapping[str, str], name: str) -> str:
     if name not in environment:
-        raise BadConfig(f"the environment describes a rank, but {name} is not set", REMEDY.format(family(name)))
+        raise BadConfig(f"the environment describes a rank, but {name} is not set", REMEDY.format(variable_pattern(name)))
     return environment[name]
 
 
@@ -231,7 +231,7 @@ def read_number(environment: Mapping[str, str], name: str, otherwise: int | None
         return int(text)
     except ValueError:
         raise BadConfig(
-            f"the environment describes a rank with a malformed number: {name}={text!r}", REMEDY.format(family(name))
+            f"the environment describes a rank with a malformed number: {name}={text!r}", REMEDY.format(variable_pattern(name))
         ) from None
 
 
@@ -240,7 +240,7 @@ def first_number(environment: Mapping[str, str], names: Sequence[str], otherwise
     return next((read_number(environment, name) for name in names if environment.get(name)), otherwise)
 
 
-def family(name: str) -> str:
-    """The variables of a launcher, for a message."""
+def variable_pattern(name: str) -> str:
+    """Return a pattern for the launcher's variables, for a message."""
     prefixes = ("OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "MVP_COMM_WORLD_", "JSM_NAMESPACE_", "SLURM_STEP_", "PET_")
     return next((f"{prefix}*" for prefix in prefixes if name.startswith(prefix)), name)

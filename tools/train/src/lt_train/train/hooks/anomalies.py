@@ -26,7 +26,7 @@ FEWEST_STEPS = 20
 
 
 class Anomalies:
-    """Check the result of each step. The run ends after `max_nan_steps` bad steps in a row."""
+    """Check every step's result. The run ends after `max_nan_steps` bad steps in a row."""
 
     def __init__(self, max_nan_steps: int):
         self.max_nan_steps = max_nan_steps
@@ -43,8 +43,8 @@ class Anomalies:
         self.bad_steps = 0
         if self.level.compare(result.loss) <= 0:
             return None
-        before = self.level.recent
-        return run_log.format_loss_spike(iteration, result.loss, statistics.fmean(before), len(before))
+        recent_losses = self.level.recent
+        return run_log.format_loss_spike(iteration, result.loss, statistics.fmean(recent_losses), len(recent_losses))
 
     def _count(self, iteration: int, result: "StepResult") -> None:
         assert result.loss is not None

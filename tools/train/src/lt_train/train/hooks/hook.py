@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Hook:
-    """One concern of a run on one rank.
+    """A concern of a run, on one rank.
 
     All ranks have the same hooks in the same order, so a method may call collectives. The exception are hooks that exist on rank
     0 only: they call no collective and have no `answers`.
@@ -31,7 +31,7 @@ class Hook:
         return ()
 
     def agreed(self, largest: Sequence[int]) -> None:
-        """Receive the maximum over all ranks of each number in `answers`."""
+        """Receive the maxima over all ranks of the numbers in `answers`."""
 
     def after_step(self, result: "StepResult", stop: Reason) -> None:
         """Run after each step. `stop` is the reason if the run ends early, after this step."""

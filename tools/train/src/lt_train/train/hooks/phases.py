@@ -1,4 +1,4 @@
-"""Log the beginning of each phase of `--data-schedule`."""
+"""Log the beginning of every phase in `--data-schedule`."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING

@@ -19,8 +19,8 @@ class Recovery(Hook):
         self.attempt = attempt
 
     def after_step(self, result: "StepResult", stop: Reason) -> None:
-        self.attempt.reached(self.state.iteration)
-        if recovery := self.attempt.recovered(self.state.iteration):
+        self.attempt.write_step(self.state.iteration)
+        if recovery := self.attempt.take_recovery(self.state.iteration):
             self.log.recovery(recovery)
 
     def at_end(self, stop: Reason) -> None:

@@ -1,4 +1,4 @@
-"""Log the steps: one line every `--log-interval` steps, and one for each step that leaves samples out."""
+"""Log the steps: a line every `--log-interval` steps, and a line for every step that leaves samples out."""
 
 import datetime
 import math
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Reports(Hook):
-    """Log means over the steps since the previous line. `datasets` are the names of the datasets of the blend.
+    """Log means over the steps since the previous line. `datasets` are the names of the blend's datasets.
 
     The logged memory is the peak of allocated and of reserved memory in bytes, the maximum over all ranks. The ranks agree on it
     before the optimizer runs.
@@ -56,8 +56,8 @@ class Reports(Hook):
         self._memory_bytes: Sequence[int] = (0, 0)
 
     def answers(self) -> Sequence[int]:
-        needed, reserved = device.peak_memory(self.device)
-        return [needed, reserved or 0]
+        allocated, reserved = device.peak_memory(self.device)
+        return [allocated, reserved or 0]
 
     def agreed(self, largest: Sequence[int]) -> None:
         self._memory_bytes = largest
@@ -88,7 +88,7 @@ class Reports(Hook):
         state = self.state
         lap = self.clock.lap()
         # `_memory_bytes` was all-reduced before the optimizer's step, which may have raised the peak of this rank.
-        needed, reserved = device.peak_memory(self.device)
+        allocated, reserved = device.peak_memory(self.device)
         speed = self.speedometer.speed(state.consumed_samples - self._logged_samples, lap.step_seconds * lap.steps)
         step = Step(
             step=state.iteration,
@@ -106,7 +106,7 @@ class Reports(Hook):
             time=datetime.datetime.now(),
             tokens_per_second_per_gpu=speed.tokens_per_second_per_gpu,
             mfu=speed.mfu,
-            memory_bytes=max(self._memory_bytes[0], needed),
+            memory_bytes=max(self._memory_bytes[0], allocated),
             reserved_memory_bytes=max(self._memory_bytes[1], reserved or 0) or None,
             prediction_loss=result.prediction_loss,
             source_losses=self._source_losses(),

@@ -68,8 +68,8 @@ class Streams(Hook):
         return Reason.NONE
 
     def answers(self) -> Sequence[int]:
-        """Return whether this rank has the samples of the next step."""
-        return [self.arrivals.of(self._end_of_step(self._end_of_step(self.state.consumed_samples)))]
+        """Return the arrival of the next step's samples on this rank."""
+        return [self.arrivals.arrival(self._end_of_step(self._end_of_step(self.state.consumed_samples)))]
 
     def agreed(self, largest: Sequence[int]) -> None:
         (self._arrival,) = largest
@@ -88,7 +88,7 @@ class Streams(Hook):
         started = time.monotonic()
         warning = started + FIRST_WARNING_SECONDS
         while True:
-            arrival, reason = agreement.start_maximum([self.arrivals.of(end), self.limits.reached(iteration)], self.device)()
+            arrival, reason = agreement.start_maximum([self.arrivals.arrival(end), self.limits.reached(iteration)], self.device)()
             if reason or arrival == Arrival.READY:
                 break
             if arrival == Arrival.FAILED:

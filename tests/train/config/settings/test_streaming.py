@@ -1,10 +1,11 @@
-"""Names of datasets: short, and each its own."""
+"""The names of a run's datasets are short, and each dataset has its own."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lt_shared.data.sample_order.dataset_names import names
+from lt_shared.contracts.manifest import Dataset
+from lt_train.config.settings.streaming import names
 
 
 @pytest.mark.parametrize(
@@ -20,10 +21,10 @@ from lt_shared.data.sample_order.dataset_names import names
     ],
 )
 def test_the_shortest_ends_that_differ(prefixes: list[str], expected: list[str]) -> None:
-    assert names(prefixes) == expected
+    assert names(list(map(Dataset, prefixes))) == expected
 
 
 @given(st.lists(st.lists(st.sampled_from(["a", "b", "é", "x y"]), min_size=1, max_size=4).map("/".join), max_size=6))
 def test_each_has_a_name_of_its_own(prefixes: list[str]) -> None:
-    found = names(prefixes)
-    assert len(found) == len(prefixes) == len(set(found))
+    dataset_names = names(list(map(Dataset, prefixes)))
+    assert len(dataset_names) == len(prefixes) == len(set(dataset_names))
