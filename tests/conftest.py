@@ -49,7 +49,8 @@ TORCH = re.compile(
 OTHER_GUIDES = re.compile(r"test_seeds\.py::(?!test_a_small_run_of_the_guide\[torchtitan)")
 # They go to one process, which has to do with them for longer than with anything else: four hundred seconds.
 LONGEST = "tests/cluster/"
-# Files that take, or have a test or a fixture that takes, more than half a minute. Most of these have few tests.
+# Files that take, or have a test or a fixture that takes, more than half a minute, or a quarter of one if they have few tests:
+# files with few tests come last, and the other processes would wait for them.
 LONG = re.compile(
     r"tests/(install|pipeline|mutants)/|_campaign\.py|test_(tutorial|extending)\.py|convert/weights/families/|train/test_cli\.py"
     r"|preprocess/(pipeline/test_resume|datasets/test_source_places)\.py|hostile/test_convert_(occupied|planted|checksums)\.py"
@@ -57,6 +58,7 @@ LONG = re.compile(
     r"|planner/test_memory_estimate\.py|render/test_pods\.py|process/test_watchdog\.py|commands/test_full_size_plans\.py"
     r"|launch/test_(launcher|streams)\.py|data/test_stream_phases\.py"
     r"|hostile/test_(monitor_(logs|endpoints)|convert_durability|planted_preprocess_cache)\.py|optim/test_optimizer\.py"
+    r"|/test_(phases|store_ranges)\.py"
 )
 
 
@@ -64,6 +66,23 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "torch: depends on the version of megatron-core (TORCH of tests/conftest.py)")
     if config.option.markexpr == "torch":
         os.environ["LT_SECOND_PYTHON"] = "1"
+    if hasattr(config, "workerinput") and config.args == ["tests"]:
+        config.args = rotated_rooms(config.rootpath, config.workerinput)
+
+
+def rotated_rooms(root: Path, worker: dict[str, Any]) -> list[str]:
+    """All rooms of the tests. Worker 2 of 4 begins in the middle, with the room after half of the files.
+
+    In a fresh checkout, the first import of a module compiles it, and the other workers read the result. If all workers collected
+    in the same order, each of them would compile everything at the same time.
+    """
+    files_to: dict[str, int] = {}
+    files = 0
+    for room in sorted(path for path in (root / "tests").iterdir() if path.is_dir() or path.match("test_*.py")):
+        files += len(list(room.rglob("test_*.py"))) or room.is_file()
+        files_to[str(room.relative_to(root))] = files
+    start = files * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+    return sorted(files_to, key=lambda room: (files_to[room] <= start, files_to[room]))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -81,7 +100,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("torch")
     if hasattr(config, "workerinput"):
         tests = collections.Counter(item.path for item in items)
-        items.sort(key=lambda item: (LONGEST not in item.nodeid, not LONG.search(item.nodeid), -tests[item.path]))
+        items.sort(key=lambda item: (LONGEST not in item.nodeid, not LONG.search(item.nodeid), -tests[item.path], item.path))
 
 
 def pytest_collection_finish() -> None:

@@ -39,7 +39,7 @@ KINDS = {
     "optimizer_config_override_provider": re.compile(r"\.OptimizerConfigOverrideProvider$"),
 }
 # Packages whose classes the tables know. A class of another package may do anything.
-KNOWN_PACKAGE = re.compile(r"(megatron|torch|nvidia_resiliency_ext|builtins|functools|pathlib|signal)\b")
+KNOWN_PACKAGE = re.compile(r"(megatron|nemo|torch|nvidia_resiliency_ext|builtins|functools|pathlib|signal)\b")
 SCALING = {
     "low_freq_factor": "model.low_freq_factor",
     "high_freq_factor": "model.high_freq_factor",
@@ -117,19 +117,28 @@ EXPERT_OPTIONS = (
 )
 
 
+CARRIED = frozenset(
+    {*RENAMED, *FLAGS, *(f"{section}.{name}" for section, names in SAME_NAMES.items() for name in names)}
+    | {f"model.{name}" for name in EXPERT_OPTIONS}
+)
+
+
 def is_run_config(values: Mapping[str, Any]) -> bool:
     return str(values.get(MODEL, "")).startswith("megatron.bridge.") or str(values.get(CONTAINER, "")).startswith(
         "megatron.bridge."
     )
 
 
-def translate(values: dict[str, Any]) -> Translation:
-    """Translate `values`, whose keys are dotted paths. Raises BadData for a model that is no GPT-like decoder."""
+def translate(values: dict[str, Any], source: str = SOURCE) -> Translation:
+    """Translate `values`, whose keys are dotted paths. Raises BadData for a model that is no GPT-like decoder.
+
+    `source` is the trainer that they come from, if it is another one with the same fields.
+    """
     provider = str(values.get(MODEL, "")).rpartition(".")[2]
     if OTHER_MODELS.search(provider):
         raise BadData(f"{provider}: lt-train has no such model", "lt-train models lists what it has")
     values = plain(values)
-    ledger = Ledger(SOURCE, values, row=row, defaults=upstream_options("megatron_bridge"))
+    ledger = Ledger(source, values, row=row, defaults=upstream_options("megatron_bridge"))
     for key, value in NEUTRAL.items():
         if values.get(key) == value:
             ledger.drop(key, MEGATRONS)
