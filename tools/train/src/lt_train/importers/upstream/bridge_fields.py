@@ -6,7 +6,6 @@ Read against Megatron-Bridge v0.6.0. A field that has the name and the meaning o
 from lt_train.importers.effects import Effect
 from lt_train.importers.upstream import megatron_options
 from lt_train.importers.upstream.rows import Row, rows
-from lt_train.importers.vocabulary import OTHERWISE
 
 # Sections whose fields change no result, except for the fields in ROWS.
 SECTIONS = {
@@ -129,7 +128,11 @@ ROWS = {name: row for name, row in megatron_options.ROWS.items() if row.effect i
         "lt-train masks the loss of no token of the data but with --eod-mask-loss",
         "tokenizer.null_tokenizer_pad_id tokenizer.null_tokenizer_eod_id",
     ),
-    (Effect.RESULT, OTHERWISE, "tokenizer.pad_vocab_size tokenizer.make_vocab_size_divisible_by"),
+    (
+        Effect.RESULT,
+        "the vocabulary is padded to 128 x tensor parallel size",
+        "tokenizer.pad_vocab_size tokenizer.make_vocab_size_divisible_by",
+    ),
     # The section says nothing, the field does.
     (Effect.RUN, "lt-train does not end a run so", "nvrx_straggler.stop_if_detected ft.simulate_fault"),
     (
