@@ -281,7 +281,9 @@ def _precision(ledger: Ledger) -> None:
     kind = ledger.take("training.mixed_precision_param", "bfloat16")
     if kind == "bfloat16":
         ledger.default("bf16", True, "training.mixed_precision_param")
-    elif kind != "float32":
+    elif kind == "float32":
+        ledger.drop_value("training.mixed_precision_param", kind, "as without --bf16", Effect.NONE)
+    else:
         ledger.drop_value("training.mixed_precision_param", kind, "lt-train takes bfloat16 or float32 there")
     for key, reason in (
         ("training.mixed_precision_reduce", "gradients are summed in float32"),
