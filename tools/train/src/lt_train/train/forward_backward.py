@@ -72,7 +72,7 @@ class ForwardBackward:
     def run(self, batches: Iterator[Batch], samples: int, forward_only: bool) -> Losses:
         """Run a global batch of `samples` through the pipeline in micro batches. Return their losses."""
         chunks, count = self.chunks, self.micro_batches(samples)
-        step = itertools.islice(batches, count)
+        step: Iterator[Batch] = itertools.islice(batches, count)
         if self.averages_tokens:
             step = self._weighed_by_tokens(deque(step))
         # Every model chunk of an interleaved pipeline reads all micro batches.
