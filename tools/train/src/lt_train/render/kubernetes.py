@@ -201,7 +201,7 @@ def _train(job: Job) -> list[str]:
     checkpoints = shlex.quote(job.beside("checkpoints.manifest"))
     again, never = shell.pattern(AGAIN_CODES), shell.pattern(restart_policy.NEVER)
     return script(
-        shell.array("train", shell.training_words(job)),
+        shell.array("train", shell.training_words(job), job),
         f'mkdir -p "$(dirname {checkpoints})"',
         TRAIN.format(output=checkpoints, again=again, never=never, signalled=restart_policy.SIGNALLED),
     )
