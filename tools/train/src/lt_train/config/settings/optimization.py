@@ -73,6 +73,11 @@ OPTIONS = console.section(
     click.option("--adam-eps", type=console.FiniteRange(min=0, min_open=True), default=1e-8, help="Set the epsilon of AdamW."),
     click.option("--clip-grad", type=RATE, default=1.0, help="Clip gradients to this norm; 0 does not clip."),
     click.option(
+        "--calculate-per-token-loss",
+        is_flag=True,
+        help="Average the loss over the counted tokens of the global batch; by default over the means of the micro batches.",
+    ),
+    click.option(
         "--z-loss-coeff",
         type=RATE,
         default=0.0,
@@ -109,6 +114,7 @@ class Optimization:
     adam_beta2: float
     adam_eps: float
     clip_grad: float
+    averages_tokens: bool
     z_loss_coeff: float
     mtp_loss_scaling_factor: float
     router_bias_update_rate: float
@@ -145,6 +151,7 @@ def resolve_optimization(options: dict[str, Any], batches: Batches) -> Optimizat
         adam_beta2=options["adam_beta2"],
         adam_eps=options["adam_eps"],
         clip_grad=options["clip_grad"],
+        averages_tokens=options["calculate_per_token_loss"],
         z_loss_coeff=options["z_loss_coeff"],
         mtp_loss_scaling_factor=options["mtp_loss_scaling_factor"],
         router_bias_update_rate=options["moe_router_bias_update_rate"],
