@@ -55,7 +55,7 @@ def translate(content: Mapping[str, Any], file: Path, overrides: Mapping[str, An
         raise BadData("a sweep trains several models", "import one of its runs: remove the sweep, and --set its values")
     backend = composed.get("backend")
     arguments = backend.get("megatron") if isinstance(backend, dict) else None
-    if not isinstance(arguments, dict):
+    if not isinstance(backend, dict) or not isinstance(arguments, dict):
         raise BadData("its backend is not Megatron-LM: lt-train reads those experiments", "import what its backend reads")
     if str(backend.get("launcher_script", "pretrain_gpt.py")).rpartition("/")[2] not in ("pretrain_gpt.py", ""):
         raise BadData(f"{backend['launcher_script']}: lt-train replaces pretrain_gpt.py")
