@@ -85,7 +85,9 @@ class Run:
         optimization, precision, batches = self.plan.optimization, self.plan.precision, self.plan.batches
         chunks = builder.build(self.plan, chosen, CPU)
         self.state = TrainingState(chunks, *optimizer.build(optimization, precision, batches.train_samples, chosen.adamw, chunks))
-        self.forward_backward = ForwardBackward(batches, sizes, chunks, CPU)
+        self.forward_backward = ForwardBackward(
+            batches, sizes, chunks, CPU, averages_tokens=self.plan.optimization.averages_tokens
+        )
         self.stepper = Stepper(self.forward_backward, optimization, precision, self.plan.skipping, self.plan.faults, self.state)
 
     def step(self, mask: float = 1.0) -> Any:
@@ -223,6 +225,112 @@ def repeated(prefix: str) -> dict[str, Any]:
         return [run.step().loss for _ in range(3)]
 
     return {"first": losses(), "second": losses(), "other": losses("--seed", "7")}
+
+
+def token_average(prefix: str) -> dict[str, Any]:
+    """The first step if the tokens of the last rank count 1, 0 and 0.5 times: its loss and the norm of its gradients."""
+    options = {"micro batches": (), "tokens": ("--calculate-per-token-loss",)}
+    steps = {}
+    for name, words in options.items():
+        for mask in (1.0, 0.0, 0.5):
+            step = Run(prefix, *words).step(mask)
+            steps[f"{name} {mask}"] = [step.loss, step.grad_norm]
+    return steps
+
+
+def expert_routing(prefix: str) -> dict[str, Any]:
+    """The largest differences between a router's gradients, or a layer's dropped tokens, and the formulas of the papers.
+
+    Each rank has two micro batches of two sequences, whose last tokens prefer the first expert.
+    """
+    found: dict[str, Any] = {}
+    for kind in ("aux_loss", "seq_aux_loss", "global_aux_loss"):
+        run, router = _router(prefix, "--moe-router-load-balancing-type", kind, "--moe-aux-loss-coeff", "0.5")
+        inputs = _router_inputs(router)
+        found[kind] = _difference(_router_gradient(router, inputs), _balancing_gradient(router, inputs, kind, 0.5))
+    run, router = _router(prefix, "--moe-z-loss-coeff", "0.25", "--moe-aux-loss-coeff", "0")
+    inputs = _router_inputs(router)
+    weight = router.weight.detach().clone().requires_grad_()
+    for tokens in inputs:
+        (0.25 * (tokens @ weight.t()).logsumexp(-1).square().mean()).backward()
+    assert weight.grad is not None
+    found["z_loss"] = _difference(_router_gradient(router, inputs), weight.grad)
+    for policy in ("probs", "position"):
+        run, router = _router(prefix, "--moe-expert-capacity-factor", "1", "--moe-token-drop-policy", policy)
+        layer = run.state.chunks[0].module.decoder.layers[0].mlp
+        tokens = _router_inputs(router)[0]
+        found[f"drop {policy}"] = _difference(layer(tokens)[0], _capped(layer, tokens, policy))
+    return found
+
+
+def _router(prefix: str, *options: str) -> tuple[Run, Any]:
+    run = Run(prefix, "--model", "tiny-mixtral", "--num-layers", "1", *options)
+    chunk: Any = run.state.chunks[0]
+    return run, chunk.module.decoder.layers[0].mlp.router
+
+
+def _router_inputs(router: Any) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(torch.distributed.get_rank())
+    inputs = [torch.randn(8, 2, router.weight.shape[1], generator=generator) for _ in range(2)]
+    for tokens in inputs:
+        tokens[4:] += router.weight[0].detach() * 100
+    return inputs
+
+
+def _router_gradient(router: Any, inputs: list[torch.Tensor]) -> torch.Tensor:
+    """The gradient from the router's own losses alone."""
+    from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
+
+    # Steps before and after this one scale the losses by the number of micro batches.
+    MoEAuxLossAutoScaler.main_loss_backward_scale = None
+    gradients = [torch.autograd.grad((router(tokens)[0] * 0).sum(), router.weight)[0] for tokens in inputs]
+    MoEAuxLossAutoScaler.main_loss_backward_scale = None
+    return torch.stack(gradients).sum(0)
+
+
+def _balancing_gradient(router: Any, inputs: list[torch.Tensor], kind: str, coefficient: float) -> torch.Tensor:
+    """Switch Transformers' loss (arXiv 2101.03961), with the counts of a micro batch, a sequence, or all tokens so far."""
+    weight = router.weight.detach().clone().requires_grad_()
+    experts, topk, all_counts = len(weight), router.topk, torch.zeros(len(weight))
+    for tokens in inputs:
+        probabilities = (tokens @ weight.t()).softmax(-1)
+        counts = torch.zeros_like(probabilities).scatter(-1, probabilities.topk(topk).indices, 1)
+        if kind == "seq_aux_loss":
+            share, mean = counts.mean(0) / topk, probabilities.mean(0)
+        else:
+            share, mean = counts.mean((0, 1)) / topk, probabilities.mean((0, 1))
+        if kind == "global_aux_loss":
+            both = counts.sum((0, 1))
+            torch.distributed.all_reduce(both)
+            all_counts += both
+            share = all_counts / all_counts.sum()
+        # The gradient is a mean over ranks: with counts of all ranks, a rank adds the mean over its tokens, too.
+        loss = experts * (share.detach() * mean).sum(-1).mean()
+        (coefficient * loss).backward()
+    return weight.grad  # type: ignore[return-value]
+
+
+def _capped(layer: Any, tokens: torch.Tensor, policy: str) -> torch.Tensor:
+    """The layer's output if each expert computes as many tokens as its even share."""
+    flat = tokens.reshape(-1, tokens.shape[-1])
+    logits = flat @ layer.router.weight.t()
+    values, chosen = logits.topk(layer.router.topk)
+    probabilities = torch.zeros_like(logits).scatter(1, chosen, values.softmax(-1))
+    capacity = len(flat) * layer.router.topk // logits.shape[1]
+    output = torch.zeros_like(flat)
+    for expert in range(logits.shape[1]):
+        users = probabilities[:, expert].nonzero().flatten()
+        order = users if policy == "position" else users[probabilities[users, expert].argsort(descending=True)]
+        rows = order[:capacity]
+        gate, up = (flat[rows] @ layer.experts.linear_fc1.weight[expert].t()).chunk(2, dim=-1)
+        hidden = torch.nn.functional.silu(gate) * up @ layer.experts.linear_fc2.weight[expert].t()
+        output[rows] += probabilities[rows, expert].unsqueeze(1) * hidden
+    assert (probabilities > 0).sum(0).max() > capacity, "no expert has too many tokens"
+    return output.view(tokens.shape)
+
+
+def _difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float(((actual - expected).abs().max() / expected.abs().max()).detach())
 
 
 def z_loss(prefix: str) -> dict[str, Any]:
@@ -426,6 +534,8 @@ SCENARIOS: tuple[Callable[[str], Any], ...] = (
     schedules,
     repeated,
     z_loss,
+    token_average,
+    expert_routing,
     fused_layers,
     overlapped,
     fp8_products,

@@ -14,7 +14,18 @@ from typing import Any
 from lt_train.importers.python import packaged_defaults
 from lt_train.importers.python.core import Raised
 from lt_train.importers.python.interpreter import Interpreter
-from lt_train.importers.python.values import MISSING, Class, EnumMember, External, Function, Instance, LazyImport, Module, Unknown
+from lt_train.importers.python.values import (
+    MISSING,
+    Class,
+    Decorated,
+    EnumMember,
+    External,
+    Function,
+    Instance,
+    LazyImport,
+    Module,
+    Unknown,
+)
 
 TABLE = Path(packaged_defaults.__file__).with_suffix(".json")
 SOURCES = {
@@ -41,6 +52,8 @@ SOURCES = {
     ),
 }
 FEWEST = 100
+# Methods that no configuration calls.
+UNREAD = ("__post_init__", "finalize", "provide", "configure_model", "__init__", "__repr__")
 # Dataclasses of settings; the others are parts of layers and of requests.
 SETTINGS = re.compile(r"(Config\w*|Provider\w*|v2|Processor)$")
 
@@ -104,7 +117,9 @@ def row(owner: Class) -> dict[str, Any]:
         if isinstance(base, Class | External)
     ]
     fields = {name: stored(field.default, field.factory, owner.module) for name, field in owner.own_fields.items()}
-    return {"bases": [packaged_defaults.key_of(base) for base in bases if base not in packaged_defaults.EMPTY], "fields": fields}
+    kept = [packaged_defaults.key_of(base) for base in bases if base not in packaged_defaults.EMPTY]
+    methods = sorted(name for name, value in owner.namespace.items() if isinstance(value, Function | Decorated))
+    return {"bases": kept, "fields": fields, "methods": [name for name in methods if name not in UNREAD]}
 
 
 def stored(default: Any, factory: Any, module: Module) -> Any:

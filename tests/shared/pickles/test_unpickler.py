@@ -13,8 +13,6 @@ import signal
 import subprocess
 import sys
 import types
-import warnings
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -65,34 +63,10 @@ def test_torch_objects_become_records() -> None:
     assert (index.name, index.fqn, index.offset) == ("torch.distributed.checkpoint.metadata.MetadataIndex", "key", (1, 2))
 
 
-def test_the_attributes_of_a_modules_state_dict_are_dropped(tmp_path: Path) -> None:
-    state = torch.nn.LayerNorm(2).state_dict()
-    torch.save(state, tmp_path / "model.pt")
-    assert list(pickles.load_torch_file(tmp_path / "model.pt")) == list(state)
-
-
-def test_arguments_keep_their_values(tmp_path: Path) -> None:
-    torch.save(
-        {"args": argparse.Namespace(num_layers=2, params_dtype=torch.bfloat16), "t": torch.ones(2)}, tmp_path / "common.pt"
-    )
-    found = pickles.load_torch_file(tmp_path / "common.pt")
-    assert vars(found["args"])["num_layers"] == 2
-
-
 @pytest.mark.parametrize("content", [b"", b"\x80\x04", b"garbage", b"\x80\x04K\x01", b"\x80\x04)R.", b"cos\nsystem\n(S'x'\ntR."])
 def test_damaged_pickles_are_one_error(content: bytes) -> None:
     with pytest.raises(BadData, match="not a readable pickle"):
         pickles.loads(content, "file")
-
-
-def test_damaged_torch_files_are_one_error(tmp_path: Path) -> None:
-    (tmp_path / "text").write_text("no archive")
-    with pytest.raises(BadData, match="not a torch file"):
-        pickles.load_torch_file(tmp_path / "text")
-    with zipfile.ZipFile(tmp_path / "zip", "w") as archive:
-        archive.writestr("a", "b")
-    with pytest.raises(BadData, match=r"it has no data\.pkl"):
-        pickles.load_torch_file(tmp_path / "zip")
 
 
 def test_enumerations_of_a_newer_megatron_are_inert() -> None:
@@ -128,29 +102,6 @@ def test_a_member_of_an_enumeration_cannot_be_called() -> None:
     called = content[:-1] + b")R."
     with pytest.raises(BadData, match="not a readable pickle"):
         pickles.names(called, "file")
-
-
-def stored(tmp_path: Path) -> bytes:
-    torch.save([1], tmp_path / "plain.pt")
-    return (tmp_path / "plain.pt").read_bytes()
-
-
-def test_an_archive_behind_a_plain_pickle_is_refused(tmp_path: Path) -> None:
-    """zipfile reads the archive, torch.load would run the pickle in front of it."""
-    content = pickle.dumps(Malicious(os.system, "true")) + stored(tmp_path)
-    assert zipfile.is_zipfile(io.BytesIO(content))
-    with pytest.raises(BadData, match="not a torch file"):
-        pickles.torch_pickle(io.BytesIO(content), "file")
-
-
-def test_a_second_pickle_in_the_archive_is_refused(tmp_path: Path) -> None:
-    """torch.load picks by the name of the archive's first folder, which need not be the first data.pkl."""
-    path = tmp_path / "two.pt"
-    path.write_bytes(stored(tmp_path))
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr("other/data.pkl", pickle.dumps(Malicious(os.system, "true")))
-    with pytest.raises(BadData, match="it holds 2 pickles"):
-        pickles.load_torch_file(path)
 
 
 @pytest.mark.parametrize(
@@ -262,12 +213,6 @@ def test_plain_containers_are_themselves(protocol: int) -> None:
     assert [isinstance(one, kind) for one, kind in zip(found, (set, frozenset, tuple, dict), strict=True)] == [True] * 4
 
 
-def test_a_storage_is_what_torch_calls_it(tmp_path: Path) -> None:
-    torch.save({"t": torch.ones(2)}, tmp_path / "file")
-    storage = pickles.load_torch_file(tmp_path / "file")["t"].arguments[0]
-    assert (storage[0], storage[1].name, storage[2:]) == ("storage", "torch.FloatStorage", ("0", "cpu", 2))
-
-
 @pytest.mark.parametrize("protocol", range(6))
 def test_many_objects_are_numbered(protocol: int) -> None:
     values = [str(number) for number in range(600)]
@@ -297,12 +242,6 @@ def test_real_members_of_enumerations(protocol: int) -> None:
     assert load_known(content, f"{WriteItemType.__module__}.WriteItemType") is WriteItemType.TENSOR
     assert pickles.names(content, "file") == {f"{WriteItemType.__module__}.WriteItemType"}
     assert pickles.loads(content, "file").arguments == ("TENSOR",)
-
-
-def test_a_set_that_torch_has_saved(tmp_path: Path) -> None:
-    """With protocol 2, in which built-in classes have Python 2's names."""
-    torch.save({"a": {1, 2}, "b": frozenset({3})}, tmp_path / "file")
-    assert pickles.load_torch_file(tmp_path / "file") == {"a": {1, 2}, "b": frozenset({3})}
 
 
 @pytest.mark.parametrize(
@@ -353,50 +292,6 @@ def test_members_of_enumerations_are_public(name: str) -> None:
 def test_getattr_takes_no_real_attribute(attack: tuple[Any, str]) -> None:
     with pytest.raises(BadData, match=NOT_AN_ENUMERATION):
         load_known(pickle.dumps(Malicious(getattr, *attack)), "builtins.dict", f"{WriteItemType.__module__}.WriteItemType")
-
-
-def archive(*members: str, before: bytes = b"") -> io.BytesIO:
-    file = io.BytesIO(before)
-    file.seek(len(before))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        with zipfile.ZipFile(file, "w") as made:
-            for number, name in enumerate(members):
-                made.writestr(name, pickle.dumps(number))
-    file.seek(0)
-    return file
-
-
-@pytest.mark.parametrize(
-    ("file", "message"),
-    [
-        (archive(before=pickles.ARCHIVE), "it has no data.pkl"),
-        (archive("a/data.pkl", before=pickles.ARCHIVE), "other bytes precede its members"),
-        (archive("a/data.pkl", "a/data.pkl"), "it holds two members of one name"),
-        (archive("a/data.pkl", "other.pkl"), "it holds 2 pickles, expected one"),
-        (archive("a/other.pkl"), "it has no data.pkl"),
-        (archive("data.pkl/a"), "it has no data.pkl"),
-        (archive("a/data.pk"), "it has no data.pkl"),
-        (io.BytesIO(archive("a/data.pkl").read()[:-1]), "not a torch file: File is not a zip file"),
-    ],
-)
-def test_archives_that_torch_would_read_differently(file: io.BytesIO, message: str) -> None:
-    file.seek(0)
-    with pytest.raises(BadData, match="file: not a torch file") as caught:
-        pickles.torch_pickle(file, "file")
-    assert message in str(caught.value)
-
-
-@pytest.mark.parametrize("begin", [b"PK\x03\x05", b"PK\x05\x04", b""])
-def test_what_does_not_begin_as_an_archive(begin: bytes) -> None:
-    """torch takes it for a plain pickle, though zipfile finds an archive in it."""
-    with pytest.raises(BadData) as caught:
-        pickles.torch_pickle(io.BytesIO(begin + archive("a/data.pkl").read()[len(begin) or 1 :]), "file")
-    assert str(caught.value) == "file: not a torch file"
-
-
-def test_the_pickle_of_an_archive() -> None:
-    assert pickles.load_torch_object(archive("a/version", "a/data.pkl", "a/data/0"), "file") == 1
 
 
 class Thermometer(enum.Enum):

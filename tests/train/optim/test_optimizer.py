@@ -177,3 +177,19 @@ def test_rows_may_be_cast_before_they_are_gathered(form: str, found: Found) -> N
     """With the scale of all ranks' rows: to the same numbers. Triton's interpreter rounds casts towards zero, alike in both."""
     before, behind = (found["fp8_products"][f"triton {form} {name}"] for name in ("symmetric-memory", "torch"))
     assert before == pytest.approx(behind, rel=1e-2)
+
+
+def test_the_loss_is_a_mean_over_the_tokens_of_a_global_batch(found: Found) -> None:
+    """A rank whose tokens do not count halves the mean of the micro batches' means; it leaves the mean of the tokens alone."""
+    step = found["token_average"]
+    (mean, _), (half, half_norm) = step["micro batches 1.0"], step["micro batches 0.0"]
+    first, last = 2 * half, 2 * (mean - half)
+    assert step["tokens 1.0"] == pytest.approx(step["micro batches 1.0"], rel=1e-6)
+    assert step["tokens 0.0"] == pytest.approx([first, 2 * half_norm], rel=1e-6)
+    assert step["micro batches 0.5"][0] == pytest.approx(mean, rel=1e-6)
+    assert step["tokens 0.5"][0] == pytest.approx((first + last / 2) / 1.5, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["aux_loss", "seq_aux_loss", "global_aux_loss", "z_loss", "drop probs", "drop position"])
+def test_the_router_is_trained_and_limited_by_the_formulas_of_the_papers(found: Found, kind: str) -> None:
+    assert found["expert_routing"][kind] < 1e-5

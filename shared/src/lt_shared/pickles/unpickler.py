@@ -9,16 +9,12 @@ import enum
 import functools
 import io
 import pickle
-import struct
 import types
-import zipfile
 from collections.abc import Callable, Mapping, Set
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from lt_shared import memory
 from lt_shared.console import BadData
-from lt_shared.files import storage
 from lt_shared.pickles import bounds
 
 INERT_PACKAGES = {
@@ -43,18 +39,6 @@ PLAIN_TYPES: dict[tuple[str, str], type] = {
     ("builtins", "frozenset"): frozenset,
     ("builtins", "tuple"): tuple,
 }
-ARCHIVE = b"PK\x03\x04"
-# What zipfile raises for an archive that is damaged or made up.
-NOT_AN_ARCHIVE = (
-    zipfile.BadZipFile,
-    NotImplementedError,
-    RuntimeError,
-    EOFError,
-    LookupError,
-    OverflowError,
-    ValueError,
-    struct.error,
-)
 _MALFORMED = (pickle.UnpicklingError, EOFError, AttributeError, ImportError, LookupError, MemoryError, RecursionError, TypeError,
               ValueError, OverflowError)  # fmt: skip
 
@@ -275,44 +259,3 @@ def load_known(
             originals.restore()
     except (*_MALFORMED, RuntimeError) as error:
         raise BadData(f"{origin}: not a readable pickle: {error}", "do not load it: it may run code") from None
-
-
-def load_torch_file(path: Path) -> Any:
-    """The object in a file of `torch.save`, its tensors as records. Raises BadData when it is not such a file."""
-    with storage.open_read(path) as file:
-        return load_torch_object(file, str(path))
-
-
-def load_torch_object(file: IO[bytes], origin: str) -> Any:
-    """The same for an open file that can seek."""
-    return loads(torch_pickle(file, origin), origin)
-
-
-def torch_pickle(file: IO[bytes], origin: str) -> bytes:
-    """The pickle inside a file of `torch.save` that is open and can seek. Raises BadData when torch might read another one.
-
-    torch takes a file that does not begin as an archive for a plain pickle, whatever follows.
-    """
-    if file.read(len(ARCHIVE)) != ARCHIVE:
-        raise BadData(f"{origin}: not a torch file")
-    try:
-        with zipfile.ZipFile(file) as archive:
-            return archive.read(pickle_member(archive, origin))
-    except NOT_AN_ARCHIVE as error:
-        raise BadData(f"{origin}: not a torch file: {error}") from None
-
-
-def pickle_member(archive: zipfile.ZipFile, origin: str) -> str:
-    """The name of the one pickle inside a file of `torch.save`. Raises BadData when there is none, or a second beside it."""
-    names = archive.namelist()
-    if len(set(names)) < len(names):
-        raise BadData(f"{origin}: not a torch file: it holds two members of one name")
-    if min((member.header_offset for member in archive.infolist()), default=0):
-        # Python's reader accepts leading bytes and shifts all offsets; torch's reader would use the offsets unshifted.
-        raise BadData(f"{origin}: not a torch file: other bytes precede its members")
-    pickle_names = [name for name in names if name.endswith(".pkl")]
-    if not any(name.endswith("/data.pkl") for name in pickle_names):
-        raise BadData(f"{origin}: not a torch file: it has no data.pkl")
-    if len(pickle_names) > 1:
-        raise BadData(f"{origin}: not a torch file: it holds {len(pickle_names)} pickles, expected one")
-    return pickle_names[0]

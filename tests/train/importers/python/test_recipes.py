@@ -105,6 +105,181 @@ BRIDGE_OPTIONS: dict[str, Any] = {
     "clip-grad": 1.0,
 }
 
+TITAN = """
+from torchtitan.components.checkpointer import CheckpointManager
+from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer, ParamGroupConfig
+from torchtitan.config import ParallelismConfig, TrainingConfig
+from torchtitan.distributed.activation_checkpoint import FullAC
+from torchtitan.models.common import FeedForward, GQAttention, Linear, RMSNorm, RoPE
+from torchtitan.models.llama3.model import Llama3Model, Llama3TransformerBlock
+from torchtitan.protocols.model_spec import ModelSpec
+from torchtitan.trainer import Trainer
+
+
+def _layers(count, dim):
+    return [
+        Llama3TransformerBlock.Config(
+            attention=GQAttention.Config(
+                n_heads=4, n_kv_heads=2, head_dim=None, qk_norm=None, param_init=i,
+                rope=RoPE.Config(dim=dim // 4, max_context_length=4096, theta=500000, scaling="none"),
+            ),
+            feed_forward=FeedForward.Config(w1=Linear.Config(in_features=dim, out_features=3 * dim)),
+        )
+        for i in range(count)
+    ]
+
+
+def model_registry(flavor):
+    dim, count = {"tiny": (64, 2), "small": (128, 4)}[flavor]
+    model = Llama3Model.Config(
+        dim=dim, layers=_layers(count, dim), norm=RMSNorm.Config(eps=1e-5), lm_head=Linear.Config(out_features=512)
+    )
+    return ModelSpec(name="llama3", flavor=flavor, model=model)
+
+
+def small() -> Trainer.Config:
+    return Trainer.Config(
+        model_spec=model_registry("small"),
+        optimizer=OptimizersContainer.Config(
+            param_groups=[
+                ParamGroupConfig(pattern=".*", optimizer_name="AdamW", optimizer_kwargs={"lr": 3e-4, "betas": (0.9, 0.95)})
+            ]
+        ),
+        lr_scheduler=LRSchedulersContainer.Config(warmup_steps=2, decay_ratio=0.8, decay_type="cosine", min_lr_factor=0.1),
+        training=TrainingConfig(
+            num_tokens_per_microbatch_per_dp_rank=4 * 256, num_tokens_per_train_step=64 * 256, max_context_length=256, steps=100
+        ),
+        parallelism=ParallelismConfig(tensor_parallel_degree=2),
+        checkpoint=CheckpointManager.Config(enable=True, interval=50),
+        activation_checkpoint=FullAC.Config(),
+    )
+
+
+def longer() -> Trainer.Config:
+    config = small()
+    config.training.steps = config.training.steps * 2
+    return config
+"""
+TITAN_OPTIONS: dict[str, Any] = {
+    "num-layers": 4,
+    "hidden-size": 128,
+    "ffn-hidden-size": 384,
+    "num-attention-heads": 4,
+    "num-query-groups": 2,
+    "kv-channels": 32,
+    "vocab-size": 512,
+    "rotary-base": 500000,
+    "untie-embeddings-and-output-weights": True,
+    "seq-length": 256,
+    "micro-batch-size": 4,
+    "global-batch-size": 64,
+    "train-iters": 200,
+    "lr": 3e-4,
+    "min-lr": 0.1 * 3e-4,
+    "adam-beta2": 0.95,
+    # torch.optim.AdamW's own.
+    "weight-decay": 0.01,
+    "lr-warmup-iters": 2,
+    "lr-decay-style": "WSD",
+    "lr-wsd-decay-style": "cosine",
+    "lr-wsd-decay-iters": 160,
+    "tensor-model-parallel-size": 2,
+    "recompute-granularity": "full",
+    "save": "./outputs/checkpoint",
+    "save-interval": 50,
+    "eval-iters": 0,
+}
+NEMO = """
+import nemo_run as run
+import torch
+from megatron.core.distributed import DistributedDataParallelConfig
+from megatron.core.optimizer import OptimizerConfig
+from nemo import lightning as nl
+from nemo.collections.llm.api import finetune, pretrain
+from nemo.collections.llm.gpt.data.mock import MockDataModule
+from nemo.collections.llm.gpt.model.llama import Llama3Config8B, LlamaModel
+from nemo.lightning.pytorch.optim import CosineAnnealingScheduler, MegatronOptimizerModule
+from nemo.lightning.pytorch.plugins.mixed_precision import MegatronMixedPrecision
+from nemo.utils.exp_manager import TimingCallback
+
+
+@run.cli.factory(name="small")
+def model():
+    return run.Config(LlamaModel, config=run.Config(Llama3Config8B, num_layers=4))
+
+
+@run.cli.factory(target=pretrain, name="small")
+def pretrain_recipe(dir=None, name="default", num_nodes: int = 1, fn=pretrain) -> run.Partial:
+    recipe = run.Partial(
+        fn,
+        model=model(),
+        trainer=run.Config(
+            nl.Trainer, max_steps=1000, limit_val_batches=32, val_check_interval=100, log_every_n_steps=5, num_nodes=num_nodes,
+            callbacks=[run.Config(TimingCallback)], accumulate_grad_batches=1,
+            plugins=run.Config(MegatronMixedPrecision, precision="bf16-mixed", grad_reduce_in_fp32=True),
+            strategy=run.Config(
+                nl.MegatronStrategy, tensor_model_parallel_size=2, sequence_parallel=True,
+                ddp=run.Config(DistributedDataParallelConfig, overlap_grad_reduce=True),
+            ),
+        ),
+        data=run.Config(MockDataModule, seq_length=2048, global_batch_size=64, micro_batch_size=2),
+        optim=run.Config(
+            MegatronOptimizerModule,
+            config=run.Config(OptimizerConfig, optimizer="adam", lr=3e-4, weight_decay=0.1, adam_beta2=0.95, bf16=True,
+                              use_distributed_optimizer=True, clip_grad=1.0),
+            lr_scheduler=run.Config(CosineAnnealingScheduler, warmup_steps=50, constant_steps=100, min_lr=3e-5),
+        ),
+        log=run.Config(nl.NeMoLogger, name=name, log_dir=dir),
+        resume=run.Config(nl.AutoResume, resume_if_exists=True),
+    )
+    recipe.model.config.hidden_size = 256
+    recipe.model.config.ffn_hidden_size = 512
+    recipe.model.config.num_attention_heads = recipe.model.config.num_query_groups = 8
+    return recipe
+
+
+def finetune_recipe():
+    return pretrain_recipe(fn=finetune)
+
+
+def from_weights():
+    recipe = pretrain_recipe()
+    recipe.resume.restore_config = run.Config(nl.RestoreConfig, path="nemo://llama")
+    return recipe
+"""
+NEMO_OPTIONS: dict[str, Any] = {
+    "num-layers": 4,
+    "hidden-size": 256,
+    "ffn-hidden-size": 512,
+    "num-attention-heads": 8,
+    "num-query-groups": 8,
+    # Llama3Config's own.
+    "rotary-base": 500000,
+    "normalization": "RMSNorm",
+    "swiglu": True,
+    "hidden-dropout": 0.0,
+    "seq-length": 2048,
+    "global-batch-size": 64,
+    "micro-batch-size": 2,
+    "train-iters": 1000,
+    "eval-iters": 32,
+    "eval-interval": 100,
+    "log-interval": 5,
+    "lr": 3e-4,
+    "min-lr": 3e-5,
+    "weight-decay": 0.1,
+    "lr-decay-style": "cosine",
+    "lr-warmup-iters": 50,
+    # The rate stays at its minimum for the last hundred steps.
+    "lr-decay-iters": 900,
+    "tensor-model-parallel-size": 2,
+    "sequence-parallel": True,
+    "use-distributed-optimizer": True,
+    "overlap-grad-reduce": True,
+    "bf16": True,
+    "clip-grad": 1.0,
+}
+
 
 @pytest.fixture
 def bridge(tmp_path: Path) -> Path:
@@ -135,6 +310,43 @@ def refusal(path: Path | str, **values: str) -> str:
 def test_a_recipe_of_megatron_bridge(bridge: Path) -> None:
     found = options(f"{bridge}:small_pretrain_config")
     assert {name: found.get(name) for name in BRIDGE_OPTIONS} == BRIDGE_OPTIONS
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "expected"), [(TITAN, "longer", TITAN_OPTIONS), (NEMO, "pretrain_recipe", NEMO_OPTIONS)]
+)
+def test_recipes_of_torchtitan_and_nemo(text: str, name: str, expected: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "recipe.py"
+    file.write_text(text)
+    found = options(f"{file}:{name}")
+    assert {option: found.get(option) for option in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "values", "error"),
+    [
+        (TITAN, "small", {"training__max_context_length": "300"}, "training.local_batch_size: only a run"),
+        (TITAN, "small", {"optimizer__param_groups": "[{}, {}]"}, "without optimizer.name"),
+        (TITAN.replace('name="llama3"', 'name="flux"').replace("Llama3Model", "Flux"), "small", {}, "no model: neither its name"),
+        (NEMO, "finetune_recipe", {}, "finetune: lt-train pretrains"),
+        (NEMO, "from_weights", {}, ""),
+        (NEMO.replace("TimingCallback", "MegatronTokenDropCallback"), "pretrain_recipe", {}, "without peft.callbacks"),
+        (NEMO.replace("CosineAnnealing", "Noam"), "pretrain_recipe", {}, "without scheduler.lr_decay_style"),
+        (NEMO, "pretrain_recipe", {"trainer__limit_val_batches": "0.5"}, "validation.eval_iters: only a run"),
+    ],
+)
+def test_what_lt_train_has_not_is_refused(text: str, name: str, values: dict[str, str], error: str, tmp_path: Path) -> None:
+    file = tmp_path / "recipe.py"
+    file.write_text(text)
+    refused = refusal(f"{file}:{name}", **values)
+    assert error in refused if error else not refused
+
+
+def test_weights_that_nemo_restores_become_those_to_load(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.py"
+    file.write_text(NEMO)
+    found = options(f"{file}:from_weights")
+    assert (found["load"], found["finetune"]) == ("nemo://llama", True)
 
 
 def test_set_changes_keys_and_parameters(bridge: Path) -> None:

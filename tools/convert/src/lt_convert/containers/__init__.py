@@ -1,1 +1,1 @@
-"""Containers that several checkpoint formats share, without torch: DCP, archives of `torch.save`, pickles."""
+"""Containers that several checkpoint formats share, without torch: DCP shards, archives of `torch.save`, written pickles."""

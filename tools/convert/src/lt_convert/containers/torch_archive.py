@@ -1,4 +1,4 @@
-"""Files of `torch.save`, written and read without torch: uncompressed zip archives with each tensor's values in one member.
+"""Files of `torch.save`, written without torch, and read by `lt_shared.archives` from ranges of local and remote files.
 
 Everything but the values is known from dtype and shape, so all other bytes are made in advance and the values are streamed. A
 zip member's checksum precedes its values in the file; torch does not check it, and it is 0 here. Members are aligned to 64
@@ -13,28 +13,16 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lt_convert.containers import pickle_writer, zip_members
+from lt_convert.containers import pickle_writer
 from lt_convert.containers.pickle_writer import Call, Global, Persistent
-from lt_convert.containers.zip_members import END_BYTES, Archive, Member
 from lt_convert.tensors.output_files import Payload
-from lt_convert.tensors.source_files import DAMAGED, Files
-from lt_convert.tensors.tensor import ITEM_BYTES, View, row_major, zeros
-from lt_shared import pickles
+from lt_convert.tensors.source_files import Files
+from lt_convert.tensors.tensor import View, row_major, zeros
+from lt_shared.archives.torch_archive import STORAGES, TorchArchive
+from lt_shared.archives.zip_members import END_BYTES, LOCAL_HEADER_BYTES
 from lt_shared.console import BadData
-from lt_shared.files.checksums import crc32
 
 ALIGNMENT = 64
-STORAGES = {
-    "float64": "DoubleStorage",
-    "float32": "FloatStorage",
-    "bfloat16": "BFloat16Storage",
-    "float16": "HalfStorage",
-    "int64": "LongStorage",
-    "int32": "IntStorage",
-    "uint8": "ByteStorage",
-}
-_DTYPES = {name: dtype for dtype, name in STORAGES.items()}
-_REBUILD = "torch._utils._rebuild_tensor_v2"
 _LARGE = 0xFFFFFFFF
 # A model has fewer shapes than this, and tens of thousands of tensors.
 CACHED = 1024
@@ -123,7 +111,7 @@ def _with_references(value: Any, tensors: list[Payload | Scalar]) -> Any:
 
 
 def _reference(dtype: str, shape: tuple[int, ...], number: int) -> Call:
-    storage = Global("torch", STORAGES[dtype])
+    storage = Global("torch", STORAGES[dtype][0])
     values = Persistent(("storage", storage, str(number), "cpu", math.prod(shape)))
     hooks = Call(Global("collections", "OrderedDict"), ())
     arguments = (values, 0, shape, row_major(shape, 1), False, hooks)
@@ -185,62 +173,41 @@ def ends(path: str, offset: int, length: int) -> list[tuple[str, int, int]]:
     return [(path, offset, end), (path, offset + length - end, end)]
 
 
+class _FileRange:
+    """`length` bytes from `offset` of a file, of which slices are read when they are requested."""
+
+    def __init__(self, path: str, offset: int, length: int, files: Files):
+        self._path, self._offset, self._length, self._files = path, offset, length, files
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: slice, /) -> bytes:
+        start, stop, _ = index.indices(self._length)
+        return self._files.read(self._path, self._offset + start, stop - start)
+
+
 def read(path: str, offset: int, length: int, files: Files, name: str) -> tuple[Any, Callable[[Any], StoredValues]]:
-    """The inert object (`pickles.Record`) in the archive at byte `offset` of a file, and a function that locates tensor values.
+    """Read the inert object (`pickles.Record`) in the archive at byte `offset` of a file; return it with a function that locates
+    the values of its tensors.
 
     Raises BadData, naming `name`, for an archive that is damaged, compressed or holds anything unexpected; nothing is executed.
     """
-    origin = f"{path}: {name}"
+    origin = f"{path}: {name} at byte {offset}" if offset else f"{path}: {name}"
     if offset < 0 or length < 0 or offset + length > files.size_bytes(path):
         raise BadData(f"{origin}: lies beyond the end of the file", "the checkpoint is incomplete: copy it again")
     files.reader.named(path, offset, name)
-    archive = zip_members.read(path, offset, length, files, origin)
-    pickled = [member for member in archive.members if member.endswith(".pkl")]
-    if f"{archive.root}/data.pkl" not in pickled:
-        raise BadData(f"{origin}: not an archive of torch.save: it has no data.pkl")
-    if len(pickled) > 1:
-        raise BadData(f"{origin}: not an archive of torch.save: it holds {len(pickled)} pickles, expected one")
-    order = archive.members.get(f"{archive.root}/byteorder")
-    if order is not None and _content(archive, order) != b"little":
-        raise BadData(f"{origin}: was written by a big-endian machine, which is not supported")
-    content = pickles.loads(_content(archive, archive.members[pickled[0]]), origin)
-    files.prefetch(
-        (path, offset + member.header_offset, zip_members.LOCAL_BYTES + len(member.name)) for member in archive.members.values()
-    )
-    return content, functools.partial(_locate, archive)
+    archive = TorchArchive(_FileRange(path, offset, length, files), origin)
+    content = archive.load()
+    members = archive.zip.members.values()
+    files.prefetch((path, offset + member.header_offset, LOCAL_HEADER_BYTES + len(member.name)) for member in members)
 
+    def locate(record: Any) -> StoredValues:
+        tensor = archive.locate(record)
+        begin, item_bytes = offset + tensor.begin, tensor.item_bytes
+        if tensor.member.crc32:
+            files.reader.expect(path, begin, tensor.member.size_bytes, tensor.member.crc32, name)
+        strides_bytes = tuple(stride * item_bytes for stride in tensor.strides)
+        return StoredValues(tensor.dtype, View(path, begin + tensor.offset * item_bytes, tensor.shape, strides_bytes))
 
-def _content(archive: Archive, member: Member) -> bytes:
-    """A member's content. A checksum of 0 is no checksum: torch.serialization.set_crc32_options(False) writes that."""
-    content = archive.files.read(archive.path, archive.begin(member), member.size_bytes)
-    if member.crc32 and crc32(content) != member.crc32:
-        raise BadData(f"{archive.origin}: {member.name}: not as it was written, by its checksum", DAMAGED)
-    return content
-
-
-def _locate(archive: Archive, record: Any) -> StoredValues:
-    origin = archive.origin
-    name = origin.removeprefix(f"{archive.path}: ")
-    try:
-        if record.name != _REBUILD or set(vars(record)) != {"arguments"}:
-            raise ValueError(f"it is made by {record.name}")
-        storage, first, shape, strides = record.arguments[:4]
-        # A seventh argument tells torch to conjugate or negate the values.
-        if storage[0] != "storage" or any(record.arguments[6:]):
-            raise ValueError("it is no view of a storage")
-        dtype = _DTYPES[storage[1].name.removeprefix("torch.")]
-        member = archive.members[f"{archive.root}/data/{storage[2]}"]
-        sizes = (first, storage[4], *shape, *strides)
-        if not all(type(size) is int and size >= 0 for size in sizes):
-            raise ValueError("its sizes are no natural numbers")
-        last = first + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) if all(shape) else first - 1
-    except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
-        raise BadData(f"{origin}: holds no plain tensor: {error}") from None
-    item_bytes = ITEM_BYTES[dtype]
-    if storage[4] * item_bytes > member.size_bytes or last + 1 > storage[4]:
-        raise BadData(f"{origin}: its values are cut off")
-    begin = archive.begin(member)
-    if member.crc32:
-        archive.files.reader.expect(archive.path, begin, member.size_bytes, member.crc32, name)
-    byte_strides = tuple(stride * item_bytes for stride in strides)
-    return StoredValues(dtype, View(archive.path, begin + first * item_bytes, tuple(shape), byte_strides))
+    return content, locate

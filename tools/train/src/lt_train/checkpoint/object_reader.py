@@ -17,8 +17,8 @@ import dataclasses
 import io
 import os
 import pickle
+import struct
 import threading
-import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -33,11 +33,12 @@ from torch.distributed.checkpoint.metadata import TensorProperties
 from torch.distributed.checkpoint.planner import LoadItemType
 
 from lt_shared import pickles
+from lt_shared.archives.torch_archive import TorchArchive
 from lt_shared.console import BadData
 from lt_shared.contracts import checkpoint_layout
 from lt_shared.files import checksums, ownership
 from lt_shared.files.checksums import DAMAGED, MISMATCHED, FileChecksums
-from lt_train.checkpoint.archive_reader import BytesFile, Members, read_object
+from lt_train.checkpoint.archive_reader import BytesFile, read_object
 from lt_train.checkpoint.pickle_allowlist import INDEX_NAMES
 from lt_train.checkpoint.shards.replica_reads import Replicas
 from lt_train.checkpoint.shards.stored_shards import Objects, OpenShard, Place, StoredShards, Take
@@ -49,6 +50,10 @@ from lt_train.process.start_clock import clock
 INDEX = ".metadata"
 # One reader at a time leaves a disk idle while it computes checksums and the kernel clears the pages of the buffer.
 PIECE_BYTES, READERS = 16 << 20, 4
+# What torch's restricted reader raises for an archive with another content.
+_UNREADABLE = (
+    pickle.UnpicklingError, RuntimeError, EOFError, LookupError, OverflowError, ValueError, TypeError, struct.error,
+)  # fmt: skip
 _lock = threading.Lock()
 
 
@@ -305,16 +310,12 @@ def _read_common(file: Any, torch_load: Callable[..., Any], verify: bool) -> dic
     except FileNotFoundError:
         advice = "install the megatron-core that saved it: 0.19, for which Python 3.12 is needed, stores its content elsewhere"
         raise BadData(f"{origin}: missing", advice) from None
-    if content[: len(pickles.ARCHIVE)] != pickles.ARCHIVE:
-        raise BadData(f"{origin}: not a torch file", "do not load it: it may run code")
+    archive = TorchArchive(content, origin, verify)
+    for member in archive.zip.members.values():
+        archive.zip.read(member, verify)
     try:
-        with zipfile.ZipFile(BytesFile(content, origin)) as archive:
-            pickles.pickle_member(archive, origin)
-            members = Members(archive, content, verify)
-            for name in archive.namelist():
-                members.read(name)
         common = torch_load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except (*pickles.NOT_AN_ARCHIVE, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError) as error:
+    except _UNREADABLE as error:
         raise BadData(f"{origin}: damaged: {_reason(error)}", DAMAGED) from None
     return _common_state(common, origin)
 

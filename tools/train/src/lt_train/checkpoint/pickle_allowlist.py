@@ -5,11 +5,11 @@ function a pickle names. So the names in every pickle are compared with the name
 needs no check: torch reads it with a restricted unpickler.
 """
 
-import io
 from pathlib import Path
 from typing import Any
 
 from lt_shared import pickles
+from lt_shared.archives.torch_archive import TorchArchive
 from lt_shared.console import BadData
 from lt_shared.contracts import checkpoint_layout
 from lt_shared.files import storage
@@ -129,7 +129,7 @@ def _content(path: Path, offset: int, length: int) -> bytes:
 
 
 def _check_object(content: bytes | memoryview, origin: str) -> None:
-    _require(pickles.names(pickles.torch_pickle(io.BytesIO(content), origin), origin), OBJECT_NAMES, origin)
+    _require(pickles.names(TorchArchive(content, origin).pickle(), origin), OBJECT_NAMES, origin)
 
 
 def _require(named: set[str], allowed: set[str], origin: str) -> None:

@@ -24,7 +24,7 @@ from lt_shared.files import checksums
 from lt_shared.files.checksums import DAMAGED, MISMATCHED, FileChecksums
 from lt_shared.files.local_files import read_at
 from lt_train.checkpoint import archive_reader, thread_switching
-from lt_train.checkpoint.archive_reader import Ends, StoredTensor
+from lt_train.checkpoint.archive_reader import Ends, TensorBytes
 from lt_train.checkpoint.shards.stored_shards import Place
 from lt_train.kernels.split_master_weights import Loading
 from lt_train.process import device
@@ -76,7 +76,7 @@ class _Reading(NamedTuple):
     """
 
     place: Place
-    tensor: StoredTensor
+    tensor: TensorBytes
     expected: int | None
     pieces: list[_Piece]
     checksums: list[Future[int]]
@@ -155,7 +155,7 @@ class TensorReader:
                 raise BadData(f"{self._directory / place.shard}: {reason}", MISMATCHED)
         self._readings.clear()
 
-    def _find(self, place: Place) -> StoredTensor | None:
+    def _find(self, place: Place) -> TensorBytes | None:
         descriptor = self._descriptor(place.shard)
         with naming(self._directory / place.shard):
             head, tail = (read_at(descriptor, END_BYTES, at) for at in (place.offset, place.end - END_BYTES))

@@ -124,9 +124,9 @@ def _model_problem(translation: "Translation", path: str) -> ToolError | None:
         more = f" (and {len(further_values)} more: {', '.join(name for name, _ in further_values[:5])})" if further_values else ""
         return BadData(f"{location}{key}: only a run of the configuration knows the value: {reason}{more}", f"--set {key}=VALUE")
     if not {"model", "num_layers"} & translation.options.keys():
-        return BadData(
-            f"{location}no model: neither its name nor its layers are known", "lt-train models lists the names of --model"
-        )
+        absent = next((f"lt-train has none for {entry.key} = {entry.value}; " for entry in translation.lost(Effect.MODEL)), "")
+        remedy = f"{absent}lt-train models lists the names of --model"
+        return BadData(f"{location}no model: neither its name nor its layers are known", remedy)
     # Guides to Llama often forget --disable-bias-linear, so dropped biases alone do not make another model.
     lost = ", ".join(entry.key for entry in translation.lost(Effect.MODEL) if entry.reason != BIASES)
     of_run = ", ".join(entry.key for entry in translation.lost(Effect.RUN))

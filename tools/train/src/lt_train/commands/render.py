@@ -95,14 +95,28 @@ def command() -> None:
 @click.option("--time", "time_limit", help="Time limit, as of sbatch. Before it the run saves and is queued again.")
 @click.option("--image", help="Container for pyxis: a .sqsh file, or an address. IMAGE in the environment comes before it.")
 @click.option("--container-mounts", default="/fsx:/fsx", help="As of pyxis; FSX_MOUNT in the environment comes before it.")
+@click.option("--partition", metavar="NAME", help="Partition of the job; several with commas.")
+@click.option("--account", metavar="NAME", help="Account that the job is charged to.")
+@click.option("--qos", metavar="NAME", help="Quality of service of the job.")
+@click.option("--reservation", metavar="NAME", help="Reservation that the job runs in.")
+@click.option("--array", metavar="RANGE", help="Start the job as an array, as of sbatch. %a in --save is the task's number.")
+@click.option(
+    "--sbatch-option", metavar="NAME[=VALUE]", multiple=True, help="Any other option of sbatch: constraint=h100. Repeatable."
+)
+@click.option("--module", metavar="NAME", multiple=True, help="Environment module that the job loads first. Repeatable.")
+@click.option("--venv", metavar="DIRECTORY", help="Virtual environment with the lt tools, on all nodes.")
+@click.option("--conda", metavar="NAME", help="Conda environment with the lt tools, by name or path, on all nodes.")
 @click.option("--chain", type=click.Choice(["job", "dependency"]), default="job", help="All stages in one job, or one job each.")
 @stages
 def slurm(chain: str, time_limit: str | None, container_mounts: str, **options: Any) -> None:
     """Print a script for sbatch, or with --chain dependency one for bash that submits several."""
-    from lt_train.render import sbatch
+    from lt_train.render import sbatch, sbatch_options
 
     instance = machines.instance_named(options["instance_type"], options["gpus_per_node"])
-    script_options = sbatch.SbatchOptions(time_limit, container_mounts, options["gpus_per_node"])
+    named = {name: options[name] for name in ("partition", "account", "qos", "reservation", "array")}
+    environment = sbatch_options.NodeEnvironment(options["module"], options["venv"], options["conda"])
+    gpus, more = options["gpus_per_node"], options["sbatch_option"]
+    script_options = sbatch.SbatchOptions(time_limit, container_mounts, gpus, named, more, environment)
     click.echo(sbatch.render(_job(options, instance, {}), chain, script_options), nl=False)
 
 
@@ -123,9 +137,9 @@ def slurm(chain: str, time_limit: str | None, container_mounts: str, **options: 
 @click.option("--image", envvar=["LT_TRAIN_IMAGE", "IMAGE_URI"], help="Container image with the lt tools.")
 @click.option(
     "--kind",
-    type=click.Choice(["pytorchjob", "jobset", "trainjob"]),
+    type=click.Choice(["pytorchjob", "hyperpodpytorchjob", "jobset", "trainjob"]),
     default="pytorchjob",
-    help="What trains: for the training operator, the JobSet controller, or the Kubeflow Trainer (v2).",
+    help="What trains: for the training operator, HyperPod's, the JobSet controller, or the Kubeflow Trainer (v2).",
 )
 @click.option("--namespace", help="Namespace of all objects; by default kubectl's, or 'default' if data are made first.")
 @click.option("--queue", metavar="NAME", help="LocalQueue of Kueue that admits the training.")

@@ -26,6 +26,7 @@ from lt_train.config.settings import (
     parallelism,
     precision,
     reporting,
+    routing,
 )
 from lt_train.config.settings.batches import Batches
 from lt_train.config.settings.data import Data
@@ -124,14 +125,15 @@ LAYOUT_CHECKS: tuple[Check, ...] = (
         lambda parallel, architecture, sizes: parallelism.check(parallel, architecture, sizes.seq_length),
     ),
     (("layers", "architecture", "parallelism", "batches", "data"), _check_layers),
+    (("routing", "architecture"), routing.check),
     (("batches", "architecture", "parallelism"), batches.check),
     (("parallelism", "batches"), _check_micro_batches),
     (("memory", "parallelism", "architecture", "precision", "optimization"), memory.check),
     (kernels.PARTS, lambda *parts: kernels.problems(_run(*parts))),
     (("precision", "architecture", "parallelism", "batches"), _check_precision),
     (
-        ("optimization", "precision", "parallelism"),
-        lambda updates, numbers, parallel: optimization.check(updates, numbers.dtype, parallel),
+        ("optimization", "precision", "parallelism", "architecture"),
+        lambda updates, numbers, parallel, architecture: optimization.check(updates, numbers.dtype, parallel, architecture),
     ),
 )
 CHECKS: tuple[Check, ...] = (

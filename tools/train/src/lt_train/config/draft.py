@@ -25,6 +25,7 @@ from lt_train.config.settings import (
     parallelism,
     precision,
     reporting,
+    routing,
     schedule_file,
     skipping,
 )
@@ -110,6 +111,7 @@ def draft(options: dict[str, Any], datasets: tuple[Dataset, ...], planned: clust
             options = options | wrong
             resolve_placeholder("parallelism", parallel, "architecture")
     resolve_part("layers", lambda layout: layers.resolve_layers(options, layout.device), "parallelism")
+    resolve_part("routing", lambda: routing.resolve_routing(options))
     resolve_part("batches", sizes, "architecture", "parallelism")
     if "batches" in parts and "batches" not in placeholders:
         resolve_part("optimization", lambda lengths: optimization.resolve_optimization(options, lengths), "batches")

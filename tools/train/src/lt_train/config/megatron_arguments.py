@@ -28,15 +28,22 @@ UPDATE_ARGUMENTS = (
     "adam_beta2",
     "adam_eps",
     "clip_grad",
+    "calculate_per_token_loss",
     "hidden_dropout",
     "attention_dropout",
     "eod_mask_loss",
     "reset_position_ids",
     "reset_attention_mask",
     "moe_aux_loss_coeff",
+    "moe_router_load_balancing_type",
+    "moe_z_loss_coeff",
+    "moe_expert_capacity_factor",
+    "moe_token_drop_policy",
     "moe_router_bias_update_rate",
     "mtp_loss_scaling_factor",
 )
+# None is a value of these: no z-loss, no capacity.
+UNSET_ARGUMENTS = ("moe_z_loss_coeff", "moe_expert_capacity_factor")
 SCHEDULE_LENGTHS = ("lr_warmup_samples", "lr_decay_samples")
 WSD_ARGUMENTS = ("lr_wsd_decay_style", "lr_wsd_decay_samples")
 
@@ -69,6 +76,7 @@ def run_arguments(config: RunConfig) -> dict[str, Any]:
         "attention_dropout": config.layers.attention_dropout,
         "moe_token_dispatcher_type": config.layers.token_dispatcher,
         "moe_grouped_gemm": config.layers.grouped_experts,
+        **config.routing.arguments(),
         "data_parallel_size": parallel.data,
         "sequence_parallel": parallel.sequence,
         "use_distributed_optimizer": parallel.distributed_optimizer,
@@ -90,6 +98,7 @@ def run_arguments(config: RunConfig) -> dict[str, Any]:
         "adam_beta2": optimization.adam_beta2,
         "adam_eps": optimization.adam_eps,
         "clip_grad": optimization.clip_grad,
+        "calculate_per_token_loss": optimization.averages_tokens,
         "moe_router_bias_update_rate": optimization.router_bias_update_rate,
         "mtp_loss_scaling_factor": optimization.mtp_loss_scaling_factor,
         "seed": config.seed,
@@ -154,7 +163,8 @@ def changes_of_updates(stored: Mapping[str, Any], current: Mapping[str, Any]) ->
     changes = [
         f"{name.replace('_', '-')} was {_format_value(stored[name])} and is {_format_value(current[name])}"
         for name in names
-        if stored.get(name) is not None and stored[name] != current.get(name, stored[name])
+        if (stored.get(name) is not None or (name in UNSET_ARGUMENTS and name in stored))
+        and stored[name] != current.get(name, stored[name])
     ]
     before, now = _precision(stored), _precision(current)
     return changes + ([f"the precision was {before} and is {now}"] if stored and before != now else [])

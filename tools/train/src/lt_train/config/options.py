@@ -26,6 +26,7 @@ from lt_train.config.settings import (
     parallelism,
     precision,
     reporting,
+    routing,
     skipping,
     streaming,
 )
@@ -36,6 +37,7 @@ SUBJECTS = (
     *(
         architecture,
         *architecture.PARTS,
+        routing,
         layers,
         batches,
         precision,
@@ -51,7 +53,7 @@ SUBJECTS = (
 # The subjects that `lt-train bench` has options for. `benchmark` sets the other subjects.
 MEASURED_SUBJECTS = (
     *(architecture, *architecture.PARTS),
-    *(layers, batches, precision, optimization, parallelism, memory),
+    *(routing, layers, batches, precision, optimization, parallelism, memory),
 )
 
 Function = Callable[..., Any]

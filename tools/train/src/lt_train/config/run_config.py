@@ -26,6 +26,7 @@ from lt_train.config.settings.parallelism import Parallelism, resolve_parallelis
 from lt_train.config.settings.precision import Precision
 from lt_train.config.settings.replaying import Replay
 from lt_train.config.settings.reporting import Reporting
+from lt_train.config.settings.routing import Routing
 from lt_train.config.settings.scoring import Scoring
 from lt_train.config.settings.skipping import Skipping
 from lt_train.process import device
@@ -46,6 +47,7 @@ class RunConfig:
     """One run, a part per subject. `seed` seeds the initial weights and the order of the data."""
 
     architecture: Architecture
+    routing: Routing
     layers: Layers
     batches: Batches
     precision: Precision

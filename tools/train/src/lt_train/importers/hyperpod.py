@@ -195,8 +195,11 @@ def _model(ledger: Ledger) -> None:
             ledger.default(option, value, "model.model_type")
     base = ledger.take_number("model.rope_theta")
     ledger.carry_value("model.rope_theta", "rotary_base", base)
-    if ledger.take("model.tie_word_embeddings", False) is False and ledger.has("model.num_hidden_layers"):
+    tied = ledger.take("model.tie_word_embeddings", False)
+    if tied is False and ledger.has("model.num_hidden_layers"):
         ledger.set("untie_embeddings_and_output_weights", True, "model.tie_word_embeddings")
+    elif tied is True:
+        ledger.drop_value("model.tie_word_embeddings", True, "as without --untie-embeddings-and-output-weights", Effect.NONE)
     kind, factor = ledger.take("model.rope_scaling.rope_type"), ledger.take_number("model.rope_scaling.factor")
     if kind == "llama3" and factor:
         ledger.set("use_rope_scaling", True, "model.rope_scaling.rope_type")

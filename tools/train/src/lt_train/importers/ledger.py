@@ -27,6 +27,7 @@ LARGEST = 2**63 - 1
 HOLDS_SECRET = "it holds a secret: those come from the environment"
 NOT_SET = "it is not set"
 IS_OFF = "it is off or empty, and lt-train does nothing of the kind unasked"
+NOT_CARRIED = "lt-train does not do so beside the other keys"
 IS_IMPLIED = "lt-train does so in any case, or it has no effect beside the other keys"
 A_NUMBER, A_TEXT = "a number is needed there", "a text is needed there"
 NAMING = ("model.flavor", "run.name", "name", "model.name", "exp_manager.name")
@@ -213,6 +214,10 @@ class Ledger:
         """Return the trainer's default for `key`, or None if it is unknown."""
         return self._upstream.get(key)
 
+    def knows(self, key: str) -> bool:
+        """Whether the trainer has an option `key`."""
+        return key in self._upstream
+
     def is_default(self, key: str, value: Any) -> bool:
         """Whether `value` is the trainer's default for `key`."""
         return key in self._upstream and is_default(value, self._upstream[key])
@@ -252,8 +257,12 @@ class Ledger:
         )
 
     def _close_taken(self, key: str, value: Any) -> None:
-        """Drop a key that the translation took without setting an option."""
-        self._drop(key, value, IS_IMPLIED if value else IS_OFF, Effect.NONE)
+        """Drop a key that the translation took without setting an option. A value that no table knows may change the run."""
+        is_off = not value and not self.upstream(key)
+        if is_off or self.is_default(key, value):
+            self._drop(key, value, IS_OFF if is_off else IS_IMPLIED, Effect.NONE)
+        else:
+            self._drop(key, value, NOT_CARRIED)
 
     def _refuse(self, key: str, value: Any, reason: str, otherwise: Any = None) -> Any:
         self._drop(key, value, reason)

@@ -9,15 +9,13 @@ from typing import Any
 
 from lt_shared.console import BadData
 from lt_train.config.settings.model import experts, latent_attention
-from lt_train.config.settings.precision import DELAYED
 from lt_train.importers import evaluation, megatron_latents, muon
-from lt_train.importers.bridge import data, initialization, start
+from lt_train.importers.bridge import data, initialization, precision, start
 from lt_train.importers.bridge.objects import plain
 from lt_train.importers.effects import Effect
 from lt_train.importers.layer_style import EVERYTHING, FUSED_GELU, SEES_EVERYTHING, complete, drop_scaling, drop_stored_otherwise
 from lt_train.importers.ledger import Ledger, Translation, options
 from lt_train.importers.megatron.recomputation import carry_recompute_modules
-from lt_train.importers.megatron.switches import delayed_scaling
 from lt_train.importers.upstream.bridge_fields import row
 from lt_train.importers.upstream.rows import options as upstream_options
 
@@ -39,7 +37,7 @@ KINDS = {
     "optimizer_config_override_provider": re.compile(r"\.OptimizerConfigOverrideProvider$"),
 }
 # Packages whose classes the tables know. A class of another package may do anything.
-KNOWN_PACKAGE = re.compile(r"(megatron|torch|nvidia_resiliency_ext|builtins|functools|pathlib|signal)\b")
+KNOWN_PACKAGE = re.compile(r"(megatron|nemo|torch|nvidia_resiliency_ext|builtins|functools|pathlib|signal)\b")
 SCALING = {
     "low_freq_factor": "model.low_freq_factor",
     "high_freq_factor": "model.high_freq_factor",
@@ -117,27 +115,37 @@ EXPERT_OPTIONS = (
 )
 
 
+CARRIED = frozenset(
+    {*RENAMED, *FLAGS, *(f"{section}.{name}" for section, names in SAME_NAMES.items() for name in names)}
+    | {f"model.{name}" for name in EXPERT_OPTIONS}
+)
+
+
 def is_run_config(values: Mapping[str, Any]) -> bool:
     return str(values.get(MODEL, "")).startswith("megatron.bridge.") or str(values.get(CONTAINER, "")).startswith(
         "megatron.bridge."
     )
 
 
-def translate(values: dict[str, Any]) -> Translation:
-    """Translate `values`, whose keys are dotted paths. Raises BadData for a model that is no GPT-like decoder."""
+def translate(values: dict[str, Any], source: str = SOURCE) -> Translation:
+    """Translate `values`, whose keys are dotted paths. Raises BadData for a model that is no GPT-like decoder.
+
+    `source` is the trainer that they come from, if it is another one with the same fields.
+    """
     provider = str(values.get(MODEL, "")).rpartition(".")[2]
     if OTHER_MODELS.search(provider):
         raise BadData(f"{provider}: lt-train has no such model", "lt-train models lists what it has")
-    values = plain(values)
-    ledger = Ledger(SOURCE, values, row=row, defaults=upstream_options("megatron_bridge"))
+    values = precision.resolve(plain(values))
+    ledger = Ledger(source, values, row=row, defaults=upstream_options("megatron_bridge"))
     for key, value in NEUTRAL.items():
         if values.get(key) == value:
             ledger.drop(key, MEGATRONS)
     _objects(ledger)
-    _precision(ledger)
+    precision.translate(ledger)
     _experts(ledger)
     megatron_latents.translate(ledger, "model.")
     _optimizer(ledger)
+    _schedule(ledger)
     for section, names in SAME_NAMES.items():
         for name in names:
             _carry(ledger, f"{section}.{name}", name)
@@ -228,6 +236,22 @@ def _drop_no_warmup(ledger: Ledger) -> None:
             ledger.drop(key, "a warm-up of no length")
 
 
+def _schedule(ledger: Ledger) -> None:
+    """Carry scheduler.max_steps over, which replaces lr_decay_iters, and WSD's default decay, which takes the whole schedule."""
+    key = "scheduler.max_steps"
+    steps, length = ledger.take_number(key), ledger.peek("train.train_iters")
+    if steps is not None and ledger.peek("train.train_samples") is None:
+        ledger.carry_value(key, "lr_decay_iters", steps)
+        ledger.drop("scheduler.lr_decay_iters", "scheduler.max_steps says it")
+    elif steps is not None:
+        ledger.drop_value(key, steps, "a schedule in samples does not read it", Effect.NONE)
+    unset = all(ledger.peek(f"scheduler.lr_wsd_decay_{unit}") is None for unit in ("iters", "samples"))
+    if ledger.peek("scheduler.lr_decay_style") == "WSD" and unset:
+        decay = ledger.get("lr_decay_iters") or ledger.peek("scheduler.lr_decay_iters") or length
+        if isinstance(decay, int):
+            ledger.default("lr_wsd_decay_iters", decay)
+
+
 def _defaults(ledger: Ledger) -> None:
     """Set Megatron-Bridge's defaults for the optimizer, the schedule and the evaluation."""
     for option, value in DEFAULTS.items():
@@ -256,45 +280,6 @@ def _carry(ledger: Ledger, key: str, option: str) -> None:
         ledger.drop(key, f"another key says --{option.replace('_', '-')}")
 
 
-def _precision(ledger: Ledger) -> None:
-    for name in ("bf16", "fp16"):
-        keys = [f"{section}.{name}" for section in ("mixed_precision", "model", "optimizer")]
-        switches = [ledger.take(key) for key in keys]
-        if any(switches):
-            ledger.set(name, True, *keys)
-    form = ledger.take("model.fp8") or ledger.take("mixed_precision.fp8")
-    if form:
-        for key in ("model.fp8", "mixed_precision.fp8"):
-            if key in ledger.original_values():
-                ledger.carry_value(key, "fp8_format", str(form))
-        for section in ("model", "mixed_precision"):
-            _fp8_recipe(ledger, f"{section}.fp8_recipe")
-    for kind in ("fp8", "fp4"):
-        if not (form if kind == "fp8" else ledger.peek("model.fp4") or ledger.peek("mixed_precision.fp4")):
-            for key in [key for key in ledger.remaining_keys() if key.rpartition(".")[2].startswith(f"{kind}_")]:
-                ledger.drop(key, f"{kind} is off")
-    _gradients(ledger)
-
-
-def _fp8_recipe(ledger: Ledger, key: str) -> None:
-    if ledger.peek(key) == DELAYED and ledger.get("fp8_recipe") is None:
-        delayed_scaling(ledger, key)
-    else:
-        _carry(ledger, key, "fp8_recipe")
-
-
-def _gradients(ledger: Ledger) -> None:
-    """Translate the type of the gradient reduction. mixed_precision overrides ddp."""
-    keys = ("mixed_precision.grad_reduce_in_fp32", "ddp.grad_reduce_in_fp32")
-    stated = [(key, ledger.take(key)) for key in keys]
-    is_single = next((value for _, value in stated if value is not None), True)
-    for key, value in stated:
-        if value is not None and is_single is False and ledger.get("bf16"):
-            ledger.set("grad_reduce_in_bf16", True, key)
-        elif value is not None:
-            ledger.drop_value(key, value, "gradients are summed in float32, or in the type of the weights", Effect.NONE)
-
-
 def _experts(ledger: Ledger) -> None:
     has_experts = (ledger.peek("model.num_moe_experts") or 1) > 1
     for name in EXPERT_OPTIONS:
@@ -305,7 +290,9 @@ def _experts(ledger: Ledger) -> None:
         else:
             ledger.drop(f"model.{name}", "the model has no experts")
     frequency = ledger.take("model.moe_layer_freq")
-    if has_experts and frequency not in (None, 1):
+    if not has_experts or frequency == 1:
+        ledger.drop_value("model.moe_layer_freq", frequency, "all layers are alike", Effect.NONE)
+    elif frequency is not None:
         ledger.carry_value("model.moe_layer_freq", "moe_layer_freq", str(frequency).replace(" ", ""))
     if not has_experts:
         ledger.drop("model.num_moe_experts", "the model has no experts")
@@ -338,6 +325,8 @@ def _style(ledger: Ledger) -> None:
         ledger.drop_value("model.activation_func", function, "lt-train has GELU and SwiGLU", Effect.MODEL)
     elif ledger.take("model.bias_activation_fusion") is not True:
         ledger.drop_value("model.bias_activation_fusion", False, FUSED_GELU, Effect.RESULT)
+    elif "model.bias_activation_fusion" in ledger.original_values():
+        ledger.drop_value("model.bias_activation_fusion", True, "lt-train's GELU is the fused one", Effect.NONE)
     if ledger.take("model.add_bias_linear", True) is False:
         ledger.set("disable_bias_linear", True, "model.add_bias_linear")
     if ledger.take("model.share_embeddings_and_output_weights", True) is False:
@@ -347,5 +336,9 @@ def _style(ledger: Ledger) -> None:
     if is_scaled and position == "rope":
         ledger.set("use_rope_scaling", True, "model.rope_scaling")
         ledger.carry_value("model.scale_factor", "rope_scaling_factor", factor)
+    else:
+        for key in ("model.rope_scaling", "model.scale_factor", "model.rope_scaling_factor"):
+            if key in ledger.original_values():
+                ledger.drop_value(key, ledger.original_values()[key], "rotary positions are not scaled", Effect.NONE)
     drop_scaling(ledger, SCALING, bool(is_scaled))
     complete(ledger, "model.add_bias_linear")

@@ -286,6 +286,8 @@ def _contradictions(ledger: Ledger) -> None:
     tensor = ledger.take("tensor_model_parallel_size")
     if not has_tensor or tensor == ["1"]:
         ledger.drop("sequence_parallel", "with a tensor parallel size of 1 Megatron-LM ignores it")
+        if has_tensor:
+            ledger.drop_value("tensor_model_parallel_size", 1, "as without it", Effect.NONE)
     elif len(tensor) == 1 and tensor[0].isdigit():
         ledger.set("tensor_model_parallel_size", int(tensor[0]), "tensor_model_parallel_size")
     else:

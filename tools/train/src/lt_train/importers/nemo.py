@@ -83,6 +83,7 @@ PRECISIONS = {"bf16": "bf16", "bf16-mixed": "bf16", "16": "fp16", "16-mixed": "f
 AMP = "model.megatron_amp_O2"
 SCALED = "lt-train draws the matrices that write to the residual stream narrower by the depth"
 AUTOCAST = "NeMo keeps weights and the residual stream in 32 bits then, lt-train computes in 16"
+RESUMES = "exp_manager.resume_if_exists"
 OVERLAP = "tp_comm_overlap_cfg"
 DEFAULT = "NeMo's default, as in lt-train"
 # Dropout from megatron_gpt_model.py; Lightning's trainer clips no gradients by default.
@@ -162,14 +163,18 @@ def translate(values: dict[str, Any]) -> Translation:
     is_on = ledger.take("model.fp8", True)
     for key, form in (("model.fp8_e4m3", "e4m3"), ("model.fp8_hybrid", "hybrid")):
         # The format is stated in any case; `model.fp8` switches it on.
-        if is_on and ledger.take(key):
+        if is_on and ledger.peek(key):
+            ledger.take(key)
             ledger.set("fp8_format", form, key, "model.fp8")
         else:
-            ledger.drop(key, "fp8 is off")
+            ledger.drop(key, "fp8 is off, or in another format")
+    if ledger.get("fp8_format") is None:
+        ledger.drop_value("model.fp8", values.get("model.fp8"), "no format of fp8 is on", Effect.NONE)
     fp8_scales(ledger)
     _data(ledger)
     _composition(ledger)
-    if (ledger.peek("trainer.max_epochs") or 0) >= 1 and ledger.get("train_iters"):
+    epochs = ledger.peek("trainer.max_epochs")
+    if isinstance(epochs, int | float) and epochs >= 1 and ledger.get("train_iters"):
         ledger.drop("trainer.max_epochs", "NeMo samples an epoch of trainer.max_steps")
     optimizer(ledger, "model.optim")
     for option, value in DEFAULTS.items():
@@ -208,7 +213,9 @@ def precision(ledger: Ledger, key: str, value: Any) -> None:
         ledger.set(option, True, key)
         if kind.endswith("-true"):
             ledger.drop_value(key, kind, "weights and optimizer stay in 32 bits in lt-train, there they are in 16", Effect.RUN)
-    elif kind and kind not in ("32", "32-true"):
+    elif kind in ("32", "32-true"):
+        ledger.drop_value(key, kind, "as without --bf16", Effect.NONE)
+    elif kind:
         ledger.drop_value(key, kind, "lt-train takes bf16, 16 or 32 there")
 
 
@@ -232,7 +239,9 @@ def drop_known(ledger: Ledger) -> None:
         value, table_row = ledger.peek(key), row(key)
         if ledger.is_default(key, value):
             ledger.drop(key, DEFAULT)
-        elif table_row and (value is None or value is False or value == unlimited_value(key)):
+        elif table_row and value is True and key == RESUMES:
+            ledger.drop(key, "so does lt-train")
+        elif table_row and (value is None or (value is False and key != RESUMES) or value == unlimited_value(key)):
             ledger.drop(key, "it is off")
         elif table_row:
             ledger.drop(key, table_row.reason, table_row.effect)

@@ -1,17 +1,18 @@
 """Translate configurations in Python: Megatron-Bridge's recipes, TorchTitan's registry and NeMo 2's recipes."""
 
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from lt_shared.console import BadData
-from lt_train.importers import megatron_bridge
+from lt_train.importers import megatron_bridge, nemo_recipe, torchtitan, torchtitan_registry
 from lt_train.importers.bridge import recipe
 from lt_train.importers.effects import Effect
 from lt_train.importers.ledger import Dropped, Translation, flatten
 from lt_train.importers.python.configuration import Configuration, target_name
 from lt_train.importers.python.values import Unknown
-from lt_train.importers.upstream import bridge_fields
+from lt_train.importers.upstream import bridge_fields, torchtitan_keys
 from lt_train.importers.upstream.rows import Row
 
 SPEED = frozenset({"model.moe_token_dispatcher_type", "model.moe_shared_expert_overlap", "model.moe_flex_dispatcher_backend"})
@@ -29,7 +30,12 @@ def translate(file: str, name: str, overrides: Mapping[str, Any]) -> Translation
     configuration = Configuration(Path(file), name, overrides)
     kind = target_name(configuration.value)
     if kind.startswith("megatron.bridge.") and kind.endswith("ConfigContainer"):
-        return _translate(recipe.values_of(configuration), megatron_bridge.translate, bridge_fields.row)
+        return _translate(recipe.values_of(configuration, megatron_bridge.CARRIED), megatron_bridge.translate, bridge_fields.row)
+    if kind.startswith("nemo.") and configuration.value.is_deferred:
+        values = nemo_recipe.values_of(configuration, megatron_bridge.CARRIED)
+        return _translate(values, functools.partial(megatron_bridge.translate, source="NeMo"), bridge_fields.row)
+    if kind.startswith("torchtitan.") and "Config" in kind:
+        return _translate(torchtitan_registry.values_of(configuration), torchtitan.translate, torchtitan_keys.ROWS.get)
     raise BadData(f"{kind} is no configuration that lt-train knows", OTHER_CONFIGURATIONS)
 
 

@@ -62,6 +62,10 @@ SIZES_OF_405B = {
     "disable_bias_linear": True,
     "untie_embeddings_and_output_weights": True,
 }
+# A section with the sizes of a model whose code was read, under lt-train's names, and a section of what is no pretraining.
+SIZES, OTHER_PROGRAM = "sizes", "program"
+LIKE_LLAMA = {"position_embedding_type": "rope", "normalization": "RMSNorm", "swiglu": True, "disable_bias_linear": True}
+FIRST_WEIGHTS = "it draws embeddings with a deviation of 1, and layers narrower by their depth; lt-train by --init-method-std"
 PERHAPS_SCALED = (
     "since 2025-10-08 TorchTitan scales its rotary positions as Llama 3.1 does, before it did not; the keys do not show which,"
     " and scaled ones are taken"
@@ -101,6 +105,16 @@ def translate(values: dict[str, Any]) -> Translation:
 
 def _model(ledger: Ledger, written: Iterable[str]) -> None:
     name, flavor = ledger.take("model.name"), ledger.take("model.flavor")
+    for key in [key for key in ledger.remaining_keys() if key.startswith(f"{OTHER_PROGRAM}.")]:
+        ledger.drop(key, "lt-train pretrains decoders on texts, by its own code", Effect.RUN)
+    sizes = [key for key in ledger.remaining_keys() if key.startswith(f"model.{SIZES}.")]
+    if sizes:
+        for option, value in LIKE_LLAMA.items():
+            ledger.set(option, value, "model.name", "model.flavor")
+        for key in sizes:
+            ledger.carry(key, key.rpartition(".")[2])
+        ledger.drop_value("model.param_init", "that of TorchTitan", FIRST_WEIGHTS, Effect.RESULT)
+        return
     if name is None:
         return
     preset = MODELS.get((str(name).lower(), str(flavor).lower()))
@@ -267,7 +281,9 @@ def _precision(ledger: Ledger) -> None:
     kind = ledger.take("training.mixed_precision_param", "bfloat16")
     if kind == "bfloat16":
         ledger.default("bf16", True, "training.mixed_precision_param")
-    elif kind != "float32":
+    elif kind == "float32":
+        ledger.drop_value("training.mixed_precision_param", kind, "as without --bf16", Effect.NONE)
+    else:
         ledger.drop_value("training.mixed_precision_param", kind, "lt-train takes bfloat16 or float32 there")
     for key, reason in (
         ("training.mixed_precision_reduce", "gradients are summed in float32"),

@@ -58,6 +58,7 @@ def build(run_config: RunConfig, kernels: Kernels, device: torch.device) -> list
             exchanges=exchanges_whole_tokens(run_config),
             routes_in_bfloat16=precision.bf16 and device.type == CUDA,
             routes_by_kernel=kernels.groups_experts and layers.triton,
+            routing=run_config.routing,
         ),
         _linears(config, precision, kernels, exchange),
         exchange,

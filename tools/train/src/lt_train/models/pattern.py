@@ -17,6 +17,7 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 from lt_shared.models.architecture import Architecture, sizes
 from lt_train.config.kernels import FLASH_ATTENTION_4, Kernels, is_plain_rms_norm
 from lt_train.config.settings.layers import GEMM_EPILOGUE, TRITON
+from lt_train.config.settings.routing import Routing
 from lt_train.models.block import NORM_OF_ATTENTION, NORM_OF_MLP, Block, Blocks, FusedBlock
 from lt_train.models.decoder import Stage
 from lt_train.models.linear import Linears
@@ -37,7 +38,7 @@ from lt_train.ops.row_exchange import Exchange
 
 @dataclasses.dataclass(frozen=True)
 class ExpertKernels:
-    """The kernels of experts.
+    """The kernels of experts, and the settings of their router.
 
     If `operations` is None, experts run one after another. `exchanges`: ranks exchange whole tokens.
     """
@@ -46,6 +47,7 @@ class ExpertKernels:
     exchanges: bool
     routes_in_bfloat16: bool
     routes_by_kernel: bool
+    routing: Routing = dataclasses.field(default_factory=Routing)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,6 +165,8 @@ class Pattern:
             in_bfloat16=self.experts.routes_in_bfloat16,
             by_kernel=self.experts.routes_by_kernel,
             group_score_topk=self.architecture.moe_router_group_score_topk,
+            capacity_factor=self.experts.routing.capacity_factor,
+            drop_policy=self.experts.routing.drop_policy,
         )
         ranks, operations = groups.ep.size(), self.experts.operations
         count = config.num_moe_experts // ranks

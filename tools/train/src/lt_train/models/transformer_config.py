@@ -18,6 +18,7 @@ from lt_train.config.settings.layers import Layers
 from lt_train.config.settings.memory import SWIGLU, Memory, Recompute
 from lt_train.config.settings.parallelism import Parallelism
 from lt_train.config.settings.precision import Precision
+from lt_train.config.settings.routing import Routing
 from lt_train.models.mixers import rope
 from lt_train.process.device import CPU
 
@@ -32,7 +33,7 @@ def transformer_config(run_config: RunConfig, device: torch.device) -> Transform
         **_norms(architecture),
         **_attention(architecture, run_config.batches.seq_length),
         **_mlp(architecture, on_cpu),
-        **_experts(architecture, run_config.layers),
+        **_experts(architecture, run_config.layers, run_config.routing),
         moe_router_bias_update_rate=optimization.router_bias_update_rate,
         mtp_loss_scaling_factor=optimization.mtp_loss_scaling_factor,
         hidden_dropout=run_config.layers.hidden_dropout,
@@ -101,7 +102,7 @@ def _gelu(on_cpu: bool) -> Callable[[torch.Tensor], torch.Tensor]:
     return partial(torch.nn.functional.gelu, approximate="tanh") if on_cpu else torch.nn.functional.gelu
 
 
-def _experts(architecture: Architecture, layers: Layers) -> dict[str, Any]:
+def _experts(architecture: Architecture, layers: Layers, routing: Routing) -> dict[str, Any]:
     if architecture.num_experts is None:
         return {}
     dense, moe_layers = architecture.moe_first_dense_layers, architecture.num_layers - architecture.moe_first_dense_layers
@@ -120,7 +121,8 @@ def _experts(architecture: Architecture, layers: Layers) -> dict[str, Any]:
         "moe_router_group_topk": architecture.moe_router_group_topk,
         "moe_router_topk_scaling_factor": None if scaling_factor == 1 else scaling_factor,
         "moe_router_dtype": "fp32",
-        "moe_router_load_balancing_type": "aux_loss",
+        "moe_router_load_balancing_type": routing.load_balancing,
+        "moe_z_loss_coeff": routing.z_loss_coeff or None,
         "moe_aux_loss_coeff": architecture.moe_aux_loss_coeff,
         "moe_token_dispatcher_type": layers.token_dispatcher,
     }

@@ -55,7 +55,7 @@ class Job:
     arguments of lt-preprocess and lt-convert, None without the stage. `save` is the run's directory or URL. `accelerators` is the
     number of ranks per node, None if lt-train determines it when it starts. `manifests` is the directory for manifests if SAVE is
     a URL, None for the working directory. `node_counts` are the numbers of nodes that an elastic job may run on, up to `nodes`;
-    empty if the number is fixed.
+    empty if the number is fixed. `is_array`: Slurm starts the job several times, as the tasks of an array.
     """
 
     name: str
@@ -70,6 +70,7 @@ class Job:
     convert: tuple[str, ...] | None
     manifests: str | None = None
     node_counts: tuple[int, ...] = ()
+    is_array: bool = False
 
     @property
     def save(self) -> str:

@@ -12,13 +12,14 @@ One task per node starts the ranks of its node, so the file needs neither the nu
 import dataclasses
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from lt_shared.console import ExitCode, UsageError
 from lt_shared.files import storage
 from lt_train.process import restart_policy
-from lt_train.render import container_paths, shell
+from lt_train.render import container_paths, sbatch_options, shell
 from lt_train.render.job_spec import Job, check_value
+from lt_train.render.sbatch_options import NodeEnvironment
 
 # Slurm signals the job this long before the time limit; for a short limit, a fifth of the limit.
 SIGNAL_SECONDS = 300
@@ -29,6 +30,7 @@ UNLIMITED = ("UNLIMITED", "INFINITE")
 RESTARTS = 3
 JOB, DEPENDENCY = "job", "dependency"
 CHAINS = (JOB, DEPENDENCY)
+TOOLS = ("lt-preprocess", "lt-train", "lt-convert")
 
 AUTO_RESUME = """\
 # SageMaker HyperPod replaces a node that fails, and starts the step again.
@@ -87,11 +89,17 @@ TASK = (
 
 @dataclasses.dataclass(frozen=True)
 class SbatchOptions:
-    """Options of Slurm: the time limit, pyxis's mounts, and the GPUs per node if Slurm manages GPUs."""
+    """Options of Slurm: the time limit, pyxis's mounts, and the GPUs per node if Slurm manages GPUs.
+
+    `named` are options of sbatch that are options here, `more` those of --sbatch-option.
+    """
 
     time_limit: str | None
     mounts: str
     gpus_per_node: int | None
+    named: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
+    more: tuple[str, ...] = ()
+    environment: NodeEnvironment = dataclasses.field(default_factory=NodeEnvironment)
 
 
 def render(job: Job, chain: str, sbatch: SbatchOptions) -> str:
@@ -99,13 +107,18 @@ def render(job: Job, chain: str, sbatch: SbatchOptions) -> str:
     check_value(sbatch.mounts, "--container-mounts")
     if job.image is not None:
         job = _in_container(job, sbatch.mounts)
+    sbatch.environment.check(job)
+    is_array = sbatch.named.get("array") is not None
+    _check_array(job, is_array)
+    directives = sbatch_options.directives(sbatch.named, sbatch.more, is_array and not shell.has_task_number(job))
+    job = dataclasses.replace(job, is_array=is_array)
     stages = [
         *([("preprocess", "1", _preprocess(job))] if job.preprocess else []),
         ("train", _nodes(job), _train(job)),
         *([("convert", "1", _convert(job))] if job.convert else []),
     ]
     if chain == JOB:
-        return _script(job, job.name, _nodes(job), "\n\n".join(text for _, _, text in stages), sbatch)
+        return _script(job, job.name, _nodes(job), "\n\n".join(text for _, _, text in stages), sbatch, directives)
     lines = [
         "#!/bin/bash",
         "# Submits a job for each stage; one starts when the one before it has succeeded.",
@@ -114,7 +127,7 @@ def render(job: Job, chain: str, sbatch: SbatchOptions) -> str:
     ]
     previous = ""
     for name, nodes, text in stages:
-        script = _script(job, f"{job.name}-{name}", nodes, text, sbatch)
+        script = _script(job, f"{job.name}-{name}", nodes, text, sbatch, directives)
         dependency = f' --dependency="afterok:${{{previous}%%;*}}" --kill-on-invalid-dep=yes' if previous else ""
         end = f"END_OF_{name.upper()}"
         lines += [
@@ -127,6 +140,16 @@ def render(job: Job, chain: str, sbatch: SbatchOptions) -> str:
         ]
         previous = name
     return "\n".join(lines)
+
+
+def _check_array(job: Job, is_array: bool) -> None:
+    """Raise UsageError for stages that the tasks of an array would all run at the same time, or in the wrong place."""
+    if is_array and job.preprocess:
+        raise UsageError("--array and --preprocess: each task would tokenize the data", "make the data first, and pass @FILE")
+    writes_apart = any(shell.TASK_NUMBER in word for word in job.convert or ())
+    if is_array and shell.has_task_number(job) and job.convert and not writes_apart:
+        hint = f"add {shell.TASK_NUMBER} to the directory after -o"
+        raise UsageError("--array and --convert: all tasks would write to one directory", hint)
 
 
 def _in_container(job: Job, mounts: str) -> Job:
@@ -153,11 +176,12 @@ def _nodes(job: Job) -> str:
     return f"{job.node_counts[0]}-{job.nodes}" if job.node_counts else f"{job.nodes}"
 
 
-def _script(job: Job, name: str, nodes: str, stages: str, sbatch: SbatchOptions) -> str:
+def _script(job: Job, name: str, nodes: str, stages: str, sbatch: SbatchOptions, directives: Mapping[str, str | None]) -> str:
     blocks = [
-        _header(name, nodes, sbatch),
+        _header(name, nodes, sbatch, directives),
         "# Dollar signs in single quotes are meant.\n# shellcheck disable=SC2016",
         "set -euo pipefail",
+        sbatch.environment.shell(job, [tool for tool in TOOLS if tool in stages]),
         f"# {job.instance.described}\n{shell.exports(job.environment)}" if job.instance else "",
         _container(job, sbatch),
         AUTO_RESUME if "auto_resume" in stages else "",
@@ -169,7 +193,7 @@ def _script(job: Job, name: str, nodes: str, stages: str, sbatch: SbatchOptions)
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def _header(name: str, nodes: str, sbatch: SbatchOptions) -> str:
+def _header(name: str, nodes: str, sbatch: SbatchOptions, directives: Mapping[str, str | None]) -> str:
     options = {
         "job-name": name,
         "nodes": nodes,
@@ -183,9 +207,10 @@ def _header(name: str, nodes: str, sbatch: SbatchOptions) -> str:
         "signal": f"USR1@{_signal_seconds(sbatch.time_limit)}",
         **({"gpus-per-node": sbatch.gpus_per_node} if sbatch.gpus_per_node else {}),
         **({"time": sbatch.time_limit} if sbatch.time_limit else {}),
+        # Another value for `mem` or `exclusive` takes the place of the one above.
+        **directives,
     }
-    lines = [f"#SBATCH --{option}{'' if value is None else f'={value}'}" for option, value in options.items()]
-    return "\n".join(["#!/bin/bash", *lines])
+    return "\n".join(["#!/bin/bash", *(sbatch_options.line(option, value) for option, value in options.items())])
 
 
 def _signal_seconds(limit: str | None) -> int:
@@ -230,7 +255,7 @@ def _container(job: Job, sbatch: SbatchOptions) -> str:
 
 def _preprocess(job: Job) -> str:
     assert job.preprocess
-    data = shlex.quote(job.beside("data.manifest"))
+    data = shell.quote(job, job.beside("data.manifest"))
     lines = [
         'srun --nodes=1 --ntasks=1 "${cpu_bind[@]}" "${container[@]}" \\',
         f"  lt-preprocess {shell.command(job.preprocess)} \\",
@@ -241,10 +266,10 @@ def _preprocess(job: Job) -> str:
 
 
 def _train(job: Job) -> str:
-    checkpoints = shlex.quote(job.beside("checkpoints.manifest"))
+    checkpoints = shell.quote(job, job.beside("checkpoints.manifest"))
     nodes = '--nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 ' if job.node_counts else ""
     lines = [
-        shell.array("train", shell.training_words(job)),
+        shell.array("train", shell.training_words(job), job),
         shell.sizes_from_environment(job),
         "",
         *([] if job.preprocess else _directory(job)),
@@ -280,11 +305,12 @@ def _choose_nodes(counts: Sequence[int]) -> list[str]:
 
 def _convert(job: Job) -> str:
     assert job.convert
-    checkpoints = shlex.quote(f"@{job.beside('checkpoints.manifest')}")
+    checkpoints = shell.quote(job, f"@{job.beside('checkpoints.manifest')}")
+    words = " ".join(shell.quote(job, word) for word in job.convert)
     return "\n".join(
         [
             'srun --nodes=1 --ntasks=1 "${cpu_bind[@]}" "${container[@]}" \\',
-            f"  lt-convert {shell.command(job.convert)} {checkpoints} || finish $?",
+            f"  lt-convert {words} {checkpoints} || finish $?",
         ]
     )
 
@@ -292,4 +318,4 @@ def _convert(job: Job) -> str:
 def _directory(job: Job) -> list[str]:
     """Write the command that creates the directory of the manifests."""
     directory, _, _ = job.beside("x").rpartition("/")
-    return [f"mkdir -p {shlex.quote(directory)}"] if directory else []
+    return [f"mkdir -p {shell.quote(job, directory)}"] if directory else []

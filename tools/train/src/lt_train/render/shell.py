@@ -8,6 +8,8 @@ from lt_train.config.settings.parallelism import AUTO
 from lt_train.render.job_spec import BATCHES, LAYOUT, OWN_LAYOUT, SIZES, Job, changes_preset
 
 # shellcheck warns about a dollar sign in single quotes (SC2016); lt-train quotes it on purpose.
+# The number of an array's task, as in the file names of sbatch.
+TASK_NUMBER = "%a"
 LITERAL = re.compile(r"'[^']*[$`][^']*'")
 
 
@@ -17,14 +19,32 @@ def script(*lines: str) -> str:
     return f"# shellcheck disable=SC2016\n{text}" if LITERAL.search(text) else text
 
 
-def array(name: str, words: Sequence[str]) -> str:
-    """Write a bash array of `words`, with one option and its values per line."""
+def has_task_number(job: Job) -> bool:
+    """Whether each task of the job's array has a SAVE of its own."""
+    return TASK_NUMBER in job.save
+
+
+def quote(job: Job, word: str) -> str:
+    """Quote a word for bash. In an array of jobs, `%a` becomes the number of the task."""
+    if not job.is_array or TASK_NUMBER not in word:
+        return shlex.quote(word)
+    return '"$SLURM_ARRAY_TASK_ID"'.join(_single_quoted(part) for part in word.split(TASK_NUMBER))
+
+
+def _single_quoted(text: str) -> str:
+    quoted = shlex.quote(text)
+    return f"'{text}'" if text and quoted == text else quoted if text else ""
+
+
+def array(name: str, words: Sequence[str], job: Job) -> str:
+    """Write a bash array of `words` of the job, with one option and its values per line."""
     lines: list[list[str]] = []
     for word in words:
         if word.startswith("--") or not lines:
             lines.append([])
+        quoted = quote(job, word)
         # shellcheck takes a comma for a mistaken separator unless it is quoted.
-        lines[-1].append(f"'{word}'" if "," in word and shlex.quote(word) == word else shlex.quote(word))
+        lines[-1].append(_single_quoted(word) if "," in word and quoted == word else quoted)
     return "\n".join([f"{name}=(", *(f"  {' '.join(line)}" for line in lines), ")"])
 
 

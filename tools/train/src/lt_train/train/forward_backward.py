@@ -1,6 +1,7 @@
 """Run the micro batches of a global batch forward and backward through the stages of this rank, and reduce their losses."""
 
 import itertools
+from collections import deque
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -34,7 +35,8 @@ Losses = list[dict[str, torch.Tensor]]
 class ForwardBackward:
     """Run global batches through the model `chunks` of this rank, with a schedule of megatron-core or of `pipeline_schedule`.
 
-    `sources` is the number of datasets with separate losses, 0 for a single loss. `keeps_samples` reports a loss per sample.
+    `sources` is the number of datasets with separate losses, 0 for a single loss. `keeps_samples` reports a loss per sample. With
+    `averages_tokens`, the loss is the mean over the counted tokens of the global batch, instead of over the micro batches' means.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class ForwardBackward:
         device: torch.device,
         sources: int = 0,
         keeps_samples: bool = False,
+        averages_tokens: bool = False,
     ):
         self.batches = batches
         self.parallelism = parallelism
@@ -52,6 +55,7 @@ class ForwardBackward:
         self.device = device
         self.sources = sources
         self.keeps_samples = keeps_samples
+        self.averages_tokens = averages_tokens
         self.run_schedule = pipeline_schedule.choose(parallelism)
         # The schedule enters `no_sync` until the last micro batch, then calls `finalize_model_grads` to finish the reduction.
         config = unwrap(chunks[0]).config
@@ -68,8 +72,11 @@ class ForwardBackward:
     def run(self, batches: Iterator[Batch], samples: int, forward_only: bool) -> Losses:
         """Run a global batch of `samples` through the pipeline in micro batches. Return their losses."""
         chunks, count = self.chunks, self.micro_batches(samples)
+        step: Iterator[Batch] = itertools.islice(batches, count)
+        if self.averages_tokens:
+            step = self._weighed_by_tokens(deque(step))
         # Every model chunk of an interleaved pipeline reads all micro batches.
-        readers = list(itertools.tee(itertools.islice(batches, count), len(chunks)))
+        readers = list(itertools.tee(step, len(chunks)))
         losses: Losses = self.run_schedule(
             forward_step_func=partial(forward_step, keeps_samples=self.keeps_samples),
             data_iterator=readers if len(chunks) > 1 else readers[0],
@@ -80,6 +87,20 @@ class ForwardBackward:
             forward_only=forward_only,
         )
         return losses
+
+    def _weighed_by_tokens(self, step: deque[Batch]) -> Iterator[Batch]:
+        """Yield the micro batches of a global batch, weighed by their counted tokens: the weights' mean over all ranks is 1.
+
+        The count is known before the first forward pass, so schedules, reductions and loss scales stay as they are. megatron-core
+        divides the summed gradients by the count afterwards (--calculate-per-token-loss), which needs a second pass over them.
+        """
+        counts = torch.stack([batch["loss_mask"].sum() for batch in step]).double()
+        total = counts.sum()
+        if self.parallelism.data > 1:
+            torch.distributed.all_reduce(total, group=parallel_state.get_data_parallel_group())
+        weights = (counts * (len(counts) * self.parallelism.data) / total.clamp(min=1)).float()
+        for weight in weights:
+            yield {**step.popleft(), "weight": weight}
 
     @torch.no_grad()
     def evaluate(self, batches: Iterator[Batch], global_batches: int) -> float:

@@ -13,6 +13,7 @@ import click
 
 from lt_shared import console
 from lt_shared.console import BadConfig, ToolError, UsageError
+from lt_shared.models.architecture import Architecture
 from lt_train.config.megatron_version import release
 from lt_train.config.settings.batches import Batches
 from lt_train.config.settings.parallelism import Parallelism
@@ -73,6 +74,11 @@ OPTIONS = console.section(
     click.option("--adam-eps", type=console.FiniteRange(min=0, min_open=True), default=1e-8, help="Set the epsilon of AdamW."),
     click.option("--clip-grad", type=RATE, default=1.0, help="Clip gradients to this norm; 0 does not clip."),
     click.option(
+        "--calculate-per-token-loss",
+        is_flag=True,
+        help="Average the loss over the counted tokens of the global batch; by default over the means of the micro batches.",
+    ),
+    click.option(
         "--z-loss-coeff",
         type=RATE,
         default=0.0,
@@ -109,6 +115,7 @@ class Optimization:
     adam_beta2: float
     adam_eps: float
     clip_grad: float
+    averages_tokens: bool
     z_loss_coeff: float
     mtp_loss_scaling_factor: float
     router_bias_update_rate: float
@@ -145,6 +152,7 @@ def resolve_optimization(options: dict[str, Any], batches: Batches) -> Optimizat
         adam_beta2=options["adam_beta2"],
         adam_eps=options["adam_eps"],
         clip_grad=options["clip_grad"],
+        averages_tokens=options["calculate_per_token_loss"],
         z_loss_coeff=options["z_loss_coeff"],
         mtp_loss_scaling_factor=options["mtp_loss_scaling_factor"],
         router_bias_update_rate=options["moe_router_bias_update_rate"],
@@ -191,7 +199,7 @@ def missing_packages(optimization: Optimization) -> Iterator[ToolError]:
         yield BadConfig("megatron-core takes Muon from a package that is not installed", "pip install 'lt-train[muon]'")
 
 
-def check(optimization: Optimization, dtype: str, parallelism: Parallelism) -> Iterator[ToolError]:
+def check(optimization: Optimization, dtype: str, parallelism: Parallelism, architecture: Architecture) -> Iterator[ToolError]:
     """Yield BadConfig if a schedule contradicts itself or Muon cannot run. `dtype` is the weights' type."""
     settings = optimization
     if not 0 <= settings.min_lr <= settings.lr:
@@ -221,10 +229,16 @@ def check(optimization: Optimization, dtype: str, parallelism: Parallelism) -> I
     if settings.weight_decay_style == "constant" and start != end:
         yield BadConfig(f"constant weight decay from {start} to {end}", "add --weight-decay-incr-style linear")
     if settings.optimizer == "muon":
-        yield from _check_muon(dtype, parallelism)
+        yield from _check_muon(dtype, parallelism, architecture)
 
 
-def _check_muon(dtype: str, parallelism: Parallelism) -> Iterator[ToolError]:
+def _check_muon(dtype: str, parallelism: Parallelism, architecture: Architecture) -> Iterator[ToolError]:
+    groups = architecture.num_query_groups
+    if parallelism.tensor > groups:
+        yield BadConfig(
+            f"Muon needs whole query groups on a rank, tensor parallel size {parallelism.tensor} splits {groups}",
+            f"use --tensor-model-parallel-size {groups} or less, or --optimizer adam",
+        )
     if dtype == "float16":
         yield BadConfig("megatron-core's Muon does not scale the loss, which fp16 needs", "use --bf16")
     if parallelism.distributed_optimizer:

@@ -5,7 +5,7 @@ from typing import Any
 from lt_train.importers.effects import Effect
 from lt_train.importers.ledger import Ledger
 from lt_train.importers.megatron.switches import WITHOUT_MASK
-from lt_train.importers.vocabulary import padding
+from lt_train.importers.vocabulary import PADDED, padding
 
 SKIPPED_MASK = "dataset.skip_getting_attention_mask_from_dataset"
 CAUSAL = "attention is causal, as without --reset-attention-mask"
@@ -27,7 +27,10 @@ def translate(ledger: Ledger) -> None:
         ledger.drop("dataset.data_sharding", "it belongs to dataloader_type cyclic")
     _mask(ledger)
     _evaluated_batches(ledger)
-    padding(ledger, "model.make_vocab_size_divisible_by", is_padded=ledger.take("model.should_pad_vocab", True) is not False)
+    padded = ledger.take("model.should_pad_vocab")
+    if padded:
+        ledger.drop_value("model.should_pad_vocab", True, PADDED, Effect.NONE)
+    padding(ledger, "model.make_vocab_size_divisible_by", is_padded=padded is not False)
 
 
 def _mask(ledger: Ledger) -> None:

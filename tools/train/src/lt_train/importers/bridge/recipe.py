@@ -1,5 +1,6 @@
 """Turn the ConfigContainer that a recipe of Megatron-Bridge makes into the values of the run_config.yaml that a run writes."""
 
+from collections.abc import Collection
 from typing import Any
 
 from lt_train.importers.python.configuration import Configuration
@@ -12,15 +13,19 @@ MIXED_PRECISION = "megatron.bridge.training.mixed_precision"
 PRECISIONS = {"bf16_mixed": {"bf16": True, "grad_reduce_in_fp32": True}, "16_mixed": {"fp16": True}}
 
 
-def values_of(configuration: Configuration) -> dict[str, Any]:
-    """Return the nested values of a recipe's container. Unknown values stay where they are."""
+def values_of(configuration: Configuration, carried: Collection[str]) -> dict[str, Any]:
+    """Return the nested values of a recipe's container. Unknown values stay where they are.
+
+    `carried` are keys that become options, and stay also if they have their defaults.
+    """
     container = configuration.value
     _resolve_precision(configuration, container)
     tree: dict[str, Any] = configuration.known_tree()
     for name, section in container.attributes.items():
         if isinstance(section, Instance) and isinstance(tree.get(name), dict):
-            _leave_out_defaults(configuration, name, section, tree[name])
-    _flatten_model(configuration, container, tree)
+            leave_out_defaults(configuration, carried, name, section, tree[name])
+    _flatten_model(configuration, carried, container, tree)
+    spread_precision(tree)
     _take_tokenizers_vocabulary(tree)
     dataset = tree.get("dataset")
     if isinstance(dataset, dict) and dataset.get("seq_length") is not None:
@@ -39,23 +44,32 @@ def _resolve_precision(configuration: Configuration, container: Instance) -> Non
         container.attributes["mixed_precision"] = settings
 
 
-def _flatten_model(configuration: Configuration, container: Instance, tree: dict[str, Any]) -> None:
+def _flatten_model(configuration: Configuration, carried: Collection[str], container: Instance, tree: dict[str, Any]) -> None:
     """Put the fields of `model.transformer` beside those of `model`, where providers have them."""
     model, outer = container.attributes.get("model"), tree.get("model")
     if isinstance(outer, dict) and isinstance(outer.get("transformer"), dict):
         inner = outer.pop("transformer")
         if isinstance(model, Instance) and isinstance(model.attributes.get("transformer"), Instance):
-            _leave_out_defaults(configuration, "model", model.attributes["transformer"], inner)
+            leave_out_defaults(configuration, carried, "model", model.attributes["transformer"], inner)
         tree["model"] = {**inner, **outer}
 
 
-def _leave_out_defaults(configuration: Configuration, name: str, section: Instance, values: dict[str, Any]) -> None:
-    """Leave out fields of other versions of Megatron-Bridge, which no table knows, where they have their defaults."""
+def leave_out_defaults(
+    configuration: Configuration, carried: Collection[str], name: str, section: Instance, values: dict[str, Any]
+) -> None:
+    """Leave out fields of other versions, which no table knows, where they have their defaults."""
     known = options("megatron_bridge")
     for field, default in configuration.tree.defaults(section).items():
         key = f"{name}.{field}"
-        if field in values and values[field] == default and key not in known and row(key) is None:
+        if field in values and values[field] == default and key not in known and key not in carried and row(key) is None:
             del values[field]
+
+
+def spread_precision(tree: dict[str, Any]) -> None:
+    """Write the settings of the precision into the model where it has them, as MixedPrecisionConfig.setup does."""
+    precision, model = tree.get("mixed_precision"), tree.get("model")
+    if isinstance(precision, dict) and isinstance(model, dict):
+        model.update({field: value for field, value in precision.items() if field in model and not field.startswith("_")})
 
 
 def _take_tokenizers_vocabulary(tree: dict[str, Any]) -> None:

@@ -6,7 +6,11 @@ from lt_train.importers.effects import Effect
 from lt_train.importers.ledger import Ledger
 
 # With decoupled weight decay; apex's FusedAdam has it unless `adam_w_mode` says otherwise.
-ADAMW = ("fused_adam", "adamw", "distributed_fused_adam", "mcore_distributed_optim", "megatron_fused_adam", "megatron_adamw")
+ADAMW = (
+    *("fused_adam", "adamw", "distributed_fused_adam", "mcore_distributed_optim", "megatron_fused_adam", "megatron_adamw"),
+    # AWS's fork for Trainium.
+    "adamw_fp32optstate",
+)
 ADAM = "adam"
 # nemo/core/optim/lr_scheduler.py: WarmupAnnealing falls in a line to its least value.
 SCHEDULES = {"CosineAnnealing": "cosine", "InverseSquareRootAnnealing": "inverse-square-root", "WarmupAnnealing": "linear"}
@@ -31,7 +35,7 @@ def optimizer(ledger: Ledger, section: str) -> None:
 def _name(ledger: Ledger, key: str) -> None:
     name = str(ledger.take(key, "")).lower()
     is_coupled = name == ADAM and bool(ledger.get("weight_decay"))
-    if name and (is_coupled or not (name == ADAM or name.startswith(ADAMW))):
+    if name and (is_coupled or not (name == ADAM or name in ADAMW)):
         reason = "lt-train's Adam has decoupled weight decay" if is_coupled else "lt-train has AdamW and Muon"
         ledger.drop_value(key, name, reason, Effect.RUN)
     elif "distributed" in name:

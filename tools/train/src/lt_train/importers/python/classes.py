@@ -26,6 +26,8 @@ from lt_train.importers.python.values import (
 
 # Attributes of a class that Python gives it.
 NAMES = ("__name__", "__qualname__")
+# Where megatron-core's GPTModelConfig looks for attributes that it lacks.
+DELEGATE = "transformer"
 
 
 class Classes(Methods):
@@ -43,6 +45,13 @@ class Classes(Methods):
                 elif isinstance(ancestor, External):
                     fields.update(self.fields(ancestor))
         return fields
+
+    def arguments_of(self, target: Any) -> dict[str, Field]:
+        """Map the arguments of a class's constructor to their defaults: those of its fields, or of its __init__."""
+        initializer = target.find("__init__") if isinstance(target, Class) else MISSING
+        if isinstance(initializer, Function) and not (isinstance(target, Class) and target.is_dataclass):
+            return {name: Field(value) for name, value in initializer.defaults.items()}
+        return self.fields(target)
 
     def is_known(self, target: Any) -> bool:
         """Whether all bases of a class are in the repository or in the pinned table."""
@@ -113,7 +122,12 @@ class Classes(Methods):
                 return self.call(self._bind(getter, instance, target), [name], {})
         if name == "__dataclass_fields__":
             return {field: self.unknown("a field") for field in self.fields(target)}
-        if self.is_known(target):
+        bases = [target] if isinstance(target, External) else target.externals() if isinstance(target, Class) else []
+        methods = {method for base in bases if isinstance(base, External) for method in packaged_defaults.methods_of(base.name)}
+        inner = instance.attributes.get(DELEGATE)
+        if "__getattr__" in methods and isinstance(inner, Instance):
+            return self.attribute(inner, name)
+        if self.is_known(target) and name not in methods:
             return MISSING
         return self.unknown(f"{kind_of(target)} is not in the repository, so its {name} is not read")
 
@@ -124,7 +138,7 @@ class Classes(Methods):
             return target.defaults.get(name, MISSING)
         if not instance.is_deferred and isinstance(target, Class):
             return MISSING
-        field = self.fields(target).get(name)
+        field = self.arguments_of(target).get(name)
         if field is None:
             return MISSING
         value = self.call(field.factory, [], {}) if field.factory is not MISSING else field.default

@@ -25,7 +25,7 @@ class Configuration:
 
     def __init__(self, file: Path, name: str, overrides: Mapping[str, Any]):
         self.interpreter = ModelInterpreter(file.absolute())
-        self.tree = Tree(self.interpreter.fields, self.interpreter.resolve_import)
+        self.tree = Tree(self.interpreter.arguments_of, self.interpreter.resolve_import)
         try:
             self.value = self._evaluate(name, overrides)
         except Raised as error:

@@ -55,6 +55,12 @@ def of(name: str) -> dict[str, Field]:
     return fields
 
 
+def methods_of(name: str) -> set[str]:
+    """Return the names of the methods and properties of the class `name` and of its bases."""
+    keys = (key_of(name), *_all_bases(key_of(name)))
+    return {method for key in keys for method in _table().get(key, {}).get("methods", ())}
+
+
 def _all_bases(key: str) -> list[str]:
     """List the bases of a row, the nearest first."""
     bases: list[str] = []

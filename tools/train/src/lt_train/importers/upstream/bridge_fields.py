@@ -29,7 +29,7 @@ ROWS = {name: row for name, row in megatron_options.ROWS.items() if row.effect i
         Effect.NONE,
         COMPUTED,
         "scheduler.lr_decay_steps scheduler.lr_warmup_steps scheduler.wd_incr_steps scheduler.wsd_decay_steps"
-        " scheduler.max_steps dataset.split_matrix dataset.data_parallel_size dataset.sequence_parallel_size"
+        " dataset.split_matrix dataset.data_parallel_size dataset.sequence_parallel_size"
         " dataset.context_parallel_size dataset.token_dtype_code dataset.sequences_per_dataset dataset.tokenizer"
         " model.timers model.finalize_model_grads_func model.grad_scale_func model.moe_grad_scale_func"
         " model.mtp_grad_scale_func model.no_sync_func model.grad_sync_func model.param_sync_func model.params_dtype"
@@ -44,7 +44,7 @@ ROWS = {name: row for name, row in megatron_options.ROWS.items() if row.effect i
         megatron_options.CHECKPOINTS,
         "checkpoint.fully_parallel_save checkpoint.fully_parallel_load checkpoint.ckpt_load_validate_sharding_integrity"
         " checkpoint.strict_fsdp_dtensor_load checkpoint.stream_ckpt_dequant checkpoint.storage_writers_per_rank"
-        " checkpoint.async_write_results_mp_mode checkpoint.custom_manager_class checkpoint.also_save_hf_checkpoint"
+        " checkpoint.async_write_results_mp_mode checkpoint.also_save_hf_checkpoint"
         " checkpoint.hf_source_path checkpoint.hf_trust_remote_code checkpoint.hf_distributed_save"
         " checkpoint.hf_save_every_n_ranks checkpoint.save_tokenizer_assets checkpoint.save_optim checkpoint.save_rng"
         " checkpoint.use_tokenizer_model_from_checkpoint_args",
@@ -53,7 +53,7 @@ ROWS = {name: row for name, row in megatron_options.ROWS.items() if row.effect i
         Effect.NONE,
         "data is Megatron's mmap format, and is read so in any case",
         "dataset.mmap_bin_files dataset.fast_cache_load dataset.defer_npy_index_mmap dataset.path_to_cache"
-        " dataset.dataloader_save dataset.dataloader_load dataset.trust_remote_code",
+        " dataset.dataloader_save dataset.trust_remote_code",
     ),
     (
         Effect.NONE,
@@ -63,7 +63,7 @@ ROWS = {name: row for name, row in megatron_options.ROWS.items() if row.effect i
     (
         Effect.RESULT,
         "lt-train skips a step whose gradients are not finite: --max-nan-steps",
-        "ddp.check_for_nan_in_grad",
+        "ddp.check_for_nan_in_grad rerun_state_machine.check_for_nan_in_loss",
     ),
     (
         Effect.SPEED,
@@ -119,6 +119,19 @@ ROWS = {name: row for name, row in megatron_options.ROWS.items() if row.effect i
         Effect.RESULT,
         "lt-train computes in one type, not in the types of torch.autocast",
         "model.enable_autocast mixed_precision.autocast_enabled",
+    ),
+    (Effect.RESULT, "lt-train draws other numbers of the same distribution", "rng.data_parallel_random_init"),
+    (Effect.RUN, "it says where the data begins; lt-train begins where the checkpoint ends", "dataset.dataloader_load"),
+    (Effect.RUN, "it is code, which lt-train import does not run", "checkpoint.custom_manager_class"),
+    (
+        Effect.RUN,
+        "lt-train masks the loss of no token of the data but with --eod-mask-loss",
+        "tokenizer.null_tokenizer_pad_id tokenizer.null_tokenizer_eod_id",
+    ),
+    (
+        Effect.RESULT,
+        "the vocabulary is padded to 128 x tensor parallel size",
+        "tokenizer.pad_vocab_size tokenizer.make_vocab_size_divisible_by",
     ),
     # The section says nothing, the field does.
     (Effect.RUN, "lt-train does not end a run so", "nvrx_straggler.stop_if_detected ft.simulate_fault"),

@@ -33,7 +33,8 @@ ROWS = rows(
         " one_logger_async one_logger_project one_logger_run_name pytorch_profiler_collect_callstack"
         " pytorch_profiler_collect_chakra pytorch_profiler_collect_shapes record_shapes run_workload_inspector_server"
         " save_activations_interval save_dgrads_interval save_params_interval save_tokens_per_expert_interval"
-        " save_wgrads_interval straggler_ctrlr_port straggler_minmax_count tensorboard_log_interval"
+        " otel_enabled otel_service_name otel_span_groups save_wgrads_interval"
+        " straggler_ctrlr_port straggler_minmax_count tensorboard_log_interval"
         " tensorboard_queue_size timing_log_level timing_log_option use_pytorch_profiler use_wandb wandb_api_key"
         " wandb_entity wandb_entity_name wandb_group wandb_group_name wandb_id wandb_name wandb_key wandb_log_model"
         " wandb_logger wandb_mode wandb_notes wandb_resume wandb_run_id wandb_run_name wandb_tags"
@@ -56,7 +57,9 @@ ROWS = rows(
         " non_persistent_ckpt_type non_persistent_global_ckpt_dir non_persistent_local_ckpt_algo"
         " persistent_save_interval replication replication_factor replication_jump save_retain_interval use_dist_ckpt"
         " use_persistent_ckpt_worker verify_integrity no_save_optim no_save_rng async_save save_interval"
-        " non_persistent_save_interval non_persistent_local_ckpt_dir",
+        " non_persistent_save_interval non_persistent_local_ckpt_dir ckpt_drop_redundant_extra_state"
+        " ckpt_fully_parallel_load_per_rank_objects ckpt_pg_tensors_cache_create ckpt_pg_tensors_cache_path"
+        " disable_save_tokenizer_assets no_save_tokenizer_assets",
     ),
     (
         Effect.NONE,
@@ -93,7 +96,7 @@ ROWS = rows(
         " no_mmap_bin_files num_dataset_builder_threads per_dataset_sequences_path train_doc_idx_path valid_doc_idx_path"
         " test_doc_idx_path train_sample_idx_path valid_sample_idx_path test_sample_idx_path train_shuffle_idx_path"
         " valid_shuffle_idx_path test_shuffle_idx_path train_idx_path valid_idx_path test_idx_path doc_idx_path"
-        " sample_idx_path shuffle_idx_path object_storage_cache_path",
+        " sample_idx_path shuffle_idx_path object_storage_cache_path s3_cache_path",
     ),
     (
         Effect.NONE,
@@ -158,6 +161,9 @@ ROWS = rows(
         " inference_wandb_logging mamba_inference_conv_states_dtype mamba_inference_ssm_states_dtype max_tokens_to_oom"
         " mlp_chunks_for_prefill moe_pad_experts_for_cuda_graph_inference nccl_all_reduce_for_prefill"
         " use_legacy_static_engine no_inference_disable_ep_consensus no_inference_dynamic_batching_prefix_caching"
+        " inference_dynamic_batching_buffer_guaranteed_fraction inference_dynamic_batching_buffer_overflow_factor"
+        " inference_dynamic_batching_chunk_size inference_dynamic_batching_max_requests_override"
+        " inference_dynamic_batching_max_tokens_override"
         " no_inference_text_gen_server_logging no_inference_use_synchronous_zmq_collectives no_inference_wandb_logging",
     ),
     (
@@ -183,7 +189,8 @@ ROWS = rows(
         " zero_contigious_gradients zero_reduce_bucket_size zero_reduce_scatter zero_stage zero_allgather_bucket_size"
         " data_parallel_sharding_strategy outer_dp_sharding_strategy use_megatron_fsdp use_torch_fsdp2"
         " enable_full_sharding_in_hsdp torch_fsdp2_no_reshard_after_forward no_use_layer_wise_param_layout num_workers"
-        " reuse_grad_buf_for_mxfp8_param_ag keep_fp8_transpose_cache",
+        " reuse_grad_buf_for_mxfp8_param_ag keep_fp8_transpose_cache use_custom_fsdp megatron_fsdp_version"
+        " keep_fp8_transpose_cache_when_using_custom_fsdp mhc_recompute_layer_num",
     ),
     (
         Effect.SPEED,
@@ -207,7 +214,8 @@ ROWS = rows(
         " tp_comm_overlap tp_comm_overlap_cfg tp_comm_overlap_rs_dgrad train_sync_interval use_nccl_ub"
         " use_ring_exchange_p2p use_sharp wgrad_deferral_limit moe_extended_tp no_overlap_p2p_comm"
         " use_distributed_optimizer delay_grad_reduce no_delay_grad_reduce delay_param_gather ub_tp_comm_overlap"
-        " async_tensor_model_parallel_allreduce",
+        " async_tensor_model_parallel_allreduce gtp_expert_remat_nccl_ub gtp_remat_nccl_ub gtp_remat_opt_in_modules"
+        " expert_tensor_parallel_size expert_model_parallel_size",
     ),
     (
         Effect.SPEED,

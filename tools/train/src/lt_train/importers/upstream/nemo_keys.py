@@ -53,6 +53,7 @@ ROWS = rows(
         " trainer.limit_train_batches trainer.overfit_batches trainer.min_steps trainer.min_epochs",
     ),
     (Effect.RUN, EVALUATION, "trainer.val_check_interval trainer.limit_val_batches trainer.check_val_every_n_epoch"),
+    (Effect.RESULT, "lt-train continues from the newest checkpoint of SAVE in any case", "exp_manager.resume_if_exists"),
     (Effect.RESULT, "gradients are summed in float32", "model.fsdp_grad_reduce_dtype model.zero_use_fp32_grad_accum"),
     (
         Effect.NONE,

@@ -4,6 +4,7 @@
 `router.weight` [experts, h], `experts`, and the MLP `shared_experts`.
 """
 
+import copy
 from functools import partial
 from typing import Any
 
@@ -75,9 +76,18 @@ class LocalMoE(MoE):
     copied to the host.
     """
 
+    def __init__(self, config: TransformerConfig, *parts: Any):
+        super().__init__(config, *parts)
+        self.counts = RowCounts(config.recompute_granularity == "full" or self.recomputes)
+
     def _routed(self, hidden_states: Tensor, probabilities: Tensor, routing_map: Tensor) -> Tensor:
-        chosen = routing_map.view(-1, routing_map.shape[-1])
-        routing = Routing.from_map(chosen, self.config.moe_router_topk, self.experts.operations.rows)
+        chosen, most = routing_map.view(-1, routing_map.shape[-1]), self.config.moe_router_topk
+        operations = self.experts.operations.rows
+        if self.router.capacity_factor is None:
+            routing = Routing.from_map(chosen, most, operations)
+        else:
+            # With a capacity, tokens have fewer rows than experts, and the host waits for the number of rows.
+            routing = Routing.from_partial_map(chosen, most, operations, partial(self.counts.start_copy, training=self.training))
         output, _ = self.experts(hidden_states.reshape(-1, hidden_states.shape[-1]), routing, probabilities)
         return output.view(hidden_states.shape)  # type: ignore[no-any-return]
 
@@ -127,7 +137,10 @@ class DispatchingMoE(MoE):
         kinds = {"alltoall": MoEAlltoAllTokenDispatcher, "allgather": MoEAllGatherTokenDispatcher}
         dispatcher = kinds[config.moe_token_dispatcher_type]
         numbers = list(range(rank * count, (rank + 1) * count))
-        self.token_dispatcher = dispatcher(count, numbers, config=config, pg_collection=self.groups)
+        # Without a capacity, the dispatcher takes the number of rows for tokens times experts per token.
+        dispatched = copy.copy(config)
+        dispatched.moe_expert_capacity_factor = self.router.capacity_factor
+        self.token_dispatcher = dispatcher(count, numbers, config=dispatched, pg_collection=self.groups)
 
     def _routed(self, hidden_states: Tensor, probabilities: Tensor, routing_map: Tensor) -> Tensor:
         dispatcher = self.token_dispatcher

@@ -1,10 +1,12 @@
 """The router of a layer with experts: choose experts and probabilities for every token.
 
 megatron-core's `TopKRouter` implements the rules: softmax or sigmoid, groups, balancing biases, the auxiliary loss. `Router`
-replaces the GEMM of the logits, the choice of experts by softmax, and the scores of expert groups.
+replaces the GEMM of the logits, the choice of experts by softmax, the scores of expert groups, the choice of dropped tokens, and
+the scale of the global auxiliary loss.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +19,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 from torch.nn.functional import linear
 
+from lt_train.config.settings.routing import BATCH, NONE, POSITION, PROBABILITIES
 from lt_train.megatron.upstream import refuse_unknown
 from lt_train.ops.router_gemm import router_logits
 
@@ -49,7 +52,8 @@ class Router(TopKRouter):  # type: ignore[misc]
     """megatron-core's router with faster logits and choices.
 
     `by_kernel`: if logits alone decide, `lt_train.kernels.router` chooses with one kernel in each direction, instead of 30
-    PyTorch kernels. `group_score_topk` is the number of experts in the score of a group, None without groups.
+    PyTorch kernels. `group_score_topk` is the number of experts in the score of a group, None without groups. Without a
+    `capacity_factor`, no token is dropped.
     """
 
     def __init__(
@@ -60,10 +64,17 @@ class Router(TopKRouter):  # type: ignore[misc]
         in_bfloat16: bool,
         by_kernel: bool,
         group_score_topk: int | None,
+        capacity_factor: float | None = None,
+        drop_policy: str = PROBABILITIES,
     ):
         super().__init__(config=config, pg_collection=groups)
+        # `routing` drops tokens itself: megatron-core's policy "position" keeps the tokens that torch.topk finds first among
+        # equals, which are not the first of the sequence.
+        self.capacity_factor, self.drop_policy = capacity_factor, drop_policy
         chooses_by_logits = config.moe_router_score_function == "softmax" and not config.moe_router_pre_softmax
         is_plain = config.moe_router_num_groups is None and config.moe_router_topk_scaling_factor is None
+        # The kernel adds up the probabilities of all its tokens.
+        is_plain = is_plain and config.moe_router_load_balancing_type in (BATCH, NONE)
         self.in_bfloat16, self.by_kernel = in_bfloat16, by_kernel and chooses_by_logits and is_plain
         if group_score_topk:
             self.router_replay = GroupLimitedTopk(group_score_topk)
@@ -92,15 +103,21 @@ class Router(TopKRouter):  # type: ignore[misc]
     def routing(self, logits: Tensor, *unknown: Any, **options: Any) -> tuple[Tensor, Tensor]:
         """Return probabilities and the routing map, both [s b, experts], for `logits` [s, b, experts].
 
-        The auxiliary loss is attached to the probabilities.
+        The auxiliary loss is attached to the probabilities. Dropped tokens still count in it, and in the balancing biases.
         """
-        if not self.by_kernel:
-            return super().routing(logits, *unknown, **options)  # type: ignore[no-any-return]
+        choose = self._choose_by_kernel if self.by_kernel else super().routing
+        probabilities, routing_map = choose(logits, *unknown, **options)
+        if self.capacity_factor is None:
+            return probabilities, routing_map
+        return limit_experts(probabilities, routing_map, self.topk, self.capacity_factor, self.drop_policy)
+
+    def _choose_by_kernel(self, logits: Tensor, *unknown: Any, **options: Any) -> tuple[Tensor, Tensor]:
         from lt_train.kernels.router import choose_experts
 
         refuse_unknown("TopKRouter.routing", unknown, options)
-        probabilities, routing_map, sums, counts = choose_experts(logits.view(-1, logits.shape[-1]), self.topk)
-        coefficient, group = self.get_aux_loss_coeff("aux_loss"), self.tp_cp_group
+        logits = self.apply_z_loss(logits.view(-1, logits.shape[-1]))
+        probabilities, routing_map, sums, counts = choose_experts(logits, self.topk)
+        coefficient, group = self.get_aux_loss_coeff(BATCH), self.tp_cp_group
         if not (coefficient and self.training and torch.is_grad_enabled()):
             return probabilities, routing_map
         loss = switch_load_balancing_loss_func(
@@ -115,3 +132,34 @@ class Router(TopKRouter):  # type: ignore[misc]
             probabilities, coefficient, loss, "load_balancing_loss", group, valid_token_count=len(probabilities)
         )
         return attached, routing_map
+
+    def attach_and_log_load_balancing_loss(
+        self, activation: Tensor, coefficient: float, loss: Tensor, name: str, group: Any, **options: Any
+    ) -> Tensor:
+        """Attach an auxiliary loss to `activation`.
+
+        megatron-core divides the global loss by the tokens of all data-parallel ranks, and DDP divides its gradient by the number
+        of ranks once more, so the loss would weigh less with every further rank. The other losses do not depend on the number.
+        """
+        if name == "global_load_balancing_loss":
+            loss = loss * (self.tp_dp_cp_group.size() // self.tp_cp_group.size())
+        attached: Tensor = super().attach_and_log_load_balancing_loss(activation, coefficient, loss, name, group, **options)
+        return attached
+
+
+def limit_experts(probabilities: Tensor, routing_map: Tensor, topk: int, factor: float, policy: str) -> tuple[Tensor, Tensor]:
+    """Limit every expert to `factor` times its even share of the tokens; drop the least probable tokens, or the last ones.
+
+    `probabilities` and `routing_map` are [tokens, experts], before and after. The probability of a dropped token is 0; the others
+    stay, so the layer's output for the token is smaller.
+    """
+    tokens, experts = routing_map.shape
+    capacity = math.ceil(tokens * topk / experts * factor)
+    if capacity >= tokens:
+        return probabilities, routing_map
+    if policy == POSITION:
+        routing_map = routing_map & (routing_map.cumsum(0) <= capacity)
+    else:
+        best = probabilities.detach().topk(capacity, dim=0, sorted=False).indices
+        routing_map = routing_map & torch.zeros_like(routing_map).scatter(0, best, True)
+    return probabilities * routing_map, routing_map

@@ -1,0 +1,200 @@
+"""Turn the Trainer.Config of TorchTitan's config registry (since 2026) into the keys of the TOML files that it had before."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lt_train.importers.python.configuration import Configuration
+from lt_train.importers.python.values import Instance, Unknown
+from lt_train.importers.torchtitan import OTHER_PROGRAM, SIZES
+from lt_train.importers.upstream.rows import options
+from lt_train.importers.upstream.torchtitan_keys import ROWS
+
+TRAINERS = ("torchtitan.trainer.Trainer.Config", "torchtitan.experiments.graph_trainer.trainer.GraphTrainer.Config")
+# Sections under the names that they had.
+MOVED = {"profiler": "profiling", "validator": "validation"}
+# Sections that say where data, tokens and reports come from, or how a step is compiled.
+LEFT_OUT = ("_target_", "model_spec", "dataloader", "tokenizer", "loss", "optimizer", "model_converters", "override")
+CHECKPOINTING = {"SelectiveAC": "selective", "FullAC": "full", "MemoryBudgetAC": "memory_budget"}
+LOSSES = ("CrossEntropyLoss", "ChunkedLossWrapper", "BaseLoss", "ChunkedCELoss")
+QUANTIZED = ("Float8", "MXFP8", "NVFP4", "LoRA")
+
+
+def values_of(configuration: Configuration) -> dict[str, Any]:
+    """Return the nested values of a Trainer.Config. Unknown values stay where they are."""
+    tree = configuration.known_tree()
+    values: dict[str, Any] = {}
+    for name, section in tree.items():
+        if name not in LEFT_OUT and isinstance(section, dict):
+            values[MOVED.get(name, name)] = section
+    # Before defaults are left out, because the keys that become those of the TOML files are new.
+    _tokens(values)
+    for name in tree:
+        if name not in LEFT_OUT and isinstance(tree[name], dict):
+            _leave_out_defaults(configuration, name, tree[name])
+    values["job"] = {"dump_folder": tree.get("dump_folder")}
+    values["model"] = _model(tree)
+    values["optimizer"] = _optimizer(tree.get("optimizer"))
+    checkpointing = tree.get("activation_checkpoint")
+    if checkpointing is None or (isinstance(checkpointing, dict) and "mode" not in checkpointing):
+        kind = str((checkpointing or {}).get("_target_", "")).removesuffix(".Config").rpartition(".")[2]
+        values["activation_checkpoint"] = {"mode": CHECKPOINTING.get(kind, kind or "none")}
+    for section in values.values():
+        if isinstance(section, dict):
+            section.pop("_target_", None)
+    values.get("validation", {}).pop("dataloader", None)
+    values.get("profiling", {}).pop("trace_post_processor", None)
+    values.update(_other_programs(tree))
+    return values
+
+
+def _leave_out_defaults(configuration: Configuration, name: str, section: dict[str, Any]) -> None:
+    """Leave out fields that came after the TOML files, where they have their defaults."""
+    instance = configuration.value.attributes.get(name)
+    known = options("torchtitan")
+    for field, default in configuration.tree.defaults(instance).items() if isinstance(instance, Instance) else ():
+        key = f"{MOVED.get(name, name)}.{field}"
+        if field in section and section[field] == default and key not in known and key not in ROWS:
+            del section[field]
+
+
+def _other_programs(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what makes another training than that of a decoder on texts, under OTHER_PROGRAM."""
+    found: dict[str, Any] = {}
+    if tree.get("_target_") not in TRAINERS:
+        found["trainer"] = tree.get("_target_")
+    targets = set(_targets(tree.get("dataloader")))
+    if any("Chat" in target or "SFT" in target for target in targets):
+        found["dataloader"] = "a fine-tuning on chats"
+    loss = tree.get("loss")
+    if isinstance(loss, dict) and str(loss.get("_target_", "")).removesuffix(".Config").rpartition(".")[2] not in LOSSES:
+        found["loss"] = loss.get("_target_")
+    override = tree.get("override")
+    if isinstance(override, dict) and override.get("imports"):
+        found["override"] = override["imports"]
+    return {OTHER_PROGRAM: found} if found else {}
+
+
+def _targets(value: Any) -> list[str]:
+    """List the classes of an object and of its parts."""
+    if isinstance(value, dict):
+        own = [str(value["_target_"])] if "_target_" in value else []
+        return own + [target for part in value.values() for target in _targets(part)]
+    return [target for part in value for target in _targets(part)] if isinstance(value, list) else []
+
+
+def _model(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the model's name and flavor, its sizes if it is a dense one, and how its layers are converted."""
+    specification = tree.get("model_spec")
+    if not isinstance(specification, dict):
+        return {"name": specification if isinstance(specification, Unknown) else "none"}
+    model = specification.get("model")
+    values: dict[str, Any] = {"name": specification.get("name"), "flavor": specification.get("flavor")}
+    if isinstance(model, dict):
+        values[SIZES] = _sizes(model)
+        values = {name: value for name, value in values.items() if value is not None}
+    elif isinstance(model, Unknown):
+        values[SIZES] = model
+    converters = tree.get("model_converters")
+    named = _targets(converters.get("converters")) if isinstance(converters, dict) else []
+    named += sorted(
+        {target for target in _targets(model) if target.removesuffix(".Config").rpartition(".")[2].startswith(QUANTIZED)}
+    )
+    if named:
+        values["converters"] = [target.lower().replace("float8linear", "float8") for target in named]
+    return values
+
+
+def _sizes(model: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return lt-train's options of a dense model like Llama 3 or Qwen 3, or None for another one."""
+    layers = model.get("layers")
+    if not isinstance(layers, list) or not layers or any(not isinstance(layer, dict) for layer in layers):
+        return None
+    first = layers[0]
+    attention, mlp = first.get("attention"), first.get("feed_forward")
+    kind = str(model.get("_target_", "")).removesuffix(".Config").rpartition(".")[2]
+    is_dense = all(layer.get("moe") is None and layer.get("feed_forward") is not None for layer in layers)
+    if kind not in ("Llama3Model", "Qwen3Model") or not is_dense or not isinstance(attention, dict) or not isinstance(mlp, dict):
+        return None
+    if any(_shape(layer) != _shape(first) for layer in layers):
+        return None
+    rope = attention.get("rope") or model.get("rope") or {}
+    heads, dim = attention.get("n_heads"), model.get("dim")
+    norm = model.get("norm") or {}
+    output = model.get("lm_head") or model.get("output") or {}
+    sizes = {
+        "num_layers": len(layers),
+        "hidden_size": dim,
+        "ffn_hidden_size": (mlp.get("w1") or mlp.get("w13") or {}).get("out_features"),
+        "num_attention_heads": heads,
+        "num_query_groups": attention.get("n_kv_heads") or heads,
+        "kv_channels": attention.get("head_dim") or rope.get("dim"),
+        "vocab_size": output.get("out_features"),
+        "max_position_embeddings": rope.get("max_context_length") or rope.get("max_seq_len"),
+        "norm_epsilon": norm.get("eps"),
+        "rotary_base": rope.get("theta"),
+        "qk_layernorm": attention.get("qk_norm") is not None,
+        "untie_embeddings_and_output_weights": model.get("enable_weight_tying") is not True,
+    }
+    scaling = rope.get("scaling")
+    if scaling == "llama":
+        sizes |= {"use_rope_scaling": True, "rope_scaling_factor": rope.get("scaling_factor")}
+        numbers = (rope.get("low_freq_factor"), rope.get("high_freq_factor"), rope.get("original_max_position_embeddings"))
+        sizes |= {} if numbers == (1.0, 4.0, 8192) else {"num_layers": None}
+    elif scaling not in ("none", None):
+        return None
+    if mlp.get("w1") is None and isinstance(sizes["ffn_hidden_size"], int):
+        sizes["ffn_hidden_size"] //= 2
+    return None if any(value is None or isinstance(value, Unknown) for value in sizes.values()) else sizes
+
+
+def _shape(layer: Mapping[str, Any]) -> Any:
+    """Return what decides the computation of a layer: its parts without the functions that draw first weights."""
+    if not isinstance(layer, dict):
+        return str(layer) if isinstance(layer, Unknown) else layer
+    return {name: _shape(part) for name, part in layer.items() if name not in ("param_init", "layer_id")}
+
+
+def _optimizer(section: Any) -> dict[str, Any]:
+    """Return the optimizer's settings. Since summer 2026 each group of parameters has an optimizer of its own."""
+    if not isinstance(section, dict):
+        return {"name": section}
+    groups = section.pop("param_groups", [])
+    values = {name: value for name, value in section.items() if name in ("name", "lr", "beta1", "beta2", "eps", "weight_decay")}
+    values["implementation"] = section.get("implementation")
+    if isinstance(groups, Unknown) or any(not isinstance(group, dict) for group in groups):
+        return {**values, "name": groups if isinstance(groups, Unknown) else "unknown"}
+    if not groups:
+        return values
+    if len(groups) > 1 or groups[0].get("pattern") != ".*":
+        return {**values, "name": "an optimizer for each group of parameters"}
+    arguments = dict(groups[0].get("optimizer_kwargs") or {})
+    values["name"] = groups[0].get("optimizer_name")
+    values["beta1"], values["beta2"] = arguments.pop("betas", (0.9, 0.999))
+    # The defaults of torch.optim.AdamW.
+    for name, default in (("lr", 1e-3), ("eps", 1e-8), ("weight_decay", 0.01)):
+        values[name] = arguments.pop(name, default)
+    return values | arguments
+
+
+def _tokens(values: Mapping[str, Any]) -> None:
+    """Turn numbers of tokens, which TorchTitan has since summer 2026, into sequences."""
+    training = values.get("training", {})
+    length = training.pop("max_context_length", None)
+    if length is None:
+        return
+    training["seq_len"] = length
+    for name, key in (
+        ("num_tokens_per_microbatch_per_dp_rank", "local_batch_size"),
+        ("num_tokens_per_train_step", "global_batch_size"),
+    ):
+        tokens = training.pop(name, None)
+        if isinstance(tokens, int) and isinstance(length, int) and tokens > 0 and length > 0 and tokens % length == 0:
+            training[key] = tokens // length
+        elif tokens == -1 or tokens is None:
+            training[key] = tokens
+        else:
+            training[key] = tokens if isinstance(tokens, Unknown) else Unknown(f"{tokens} tokens are no whole sequences", name)
+    parallelism = values.get("parallelism", {})
+    microbatches = parallelism.pop("num_pp_microbatches", 1)
+    if training.get("global_batch_size") == -1 and microbatches != 1 and parallelism.get("pipeline_parallel_degree", 1) != 1:
+        training["global_batch_size"] = Unknown("it is the micro batches of all data-parallel ranks", "num_tokens_per_train_step")
