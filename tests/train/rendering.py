@@ -19,7 +19,7 @@ from lt_train.render import stage_check
 
 SCHEMAS = Path(__file__).parent / "render/schemas"
 KUBERNETES_VERSION = "1.30"
-OPERATORS = ("PyTorchJob", "JobSet", "TrainJob", "TrainingRuntime")
+OPERATORS = ("PyTorchJob", "HyperPodPyTorchJob", "JobSet", "TrainJob", "TrainingRuntime")
 
 
 def render(*arguments: str) -> str:
@@ -73,6 +73,8 @@ def training_pods(document: dict[str, Any]) -> list[dict[str, Any]]:
     """The specifications of the pods of an operator's object, one for each of its templates."""
     if document["kind"] == "PyTorchJob":
         return [replica["template"]["spec"] for replica in document["spec"]["pytorchReplicaSpecs"].values()]
+    if document["kind"] == "HyperPodPyTorchJob":
+        return [replica["template"]["spec"] for replica in document["spec"]["replicaSpecs"]]
     sets = {"JobSet": lambda spec: spec, "TrainingRuntime": lambda spec: spec["template"]["spec"]}
     if document["kind"] not in sets:
         return []

@@ -274,3 +274,11 @@ def test_tensors_that_lie_about_themselves(old: bytes, new: bytes, message: str)
     with pytest.raises(BadData, match=message):
         lying = opened(with_pickle(pickled.replace(old, new)))
         lying.locate(lying.load())
+
+
+def test_a_tensor_with_a_state_is_no_plain_tensor() -> None:
+    """torch would set the state on the tensor after it is rebuilt."""
+    pickled = opened(saved(torch.arange(6.0).reshape(2, 3))).pickle()
+    archive = opened(with_pickle(pickled[:-1] + b"}X\x03\0\0\0negK\x01sb."))
+    with pytest.raises(BadData, match="holds no plain tensor: it is made by torch"):
+        archive.locate(archive.load())

@@ -131,7 +131,7 @@ def test_nodes_without_efa(
     (pod,) = (pod for document in documents for pod in training_pods(document))
     assert pod.get("nodeSelector") == selector
     assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": gpus}
-    assert not any(word in str(documents) for word in ("amazonaws", "FI_", "EFA"))
+    assert not any(word in str(documents) for word in ("vpc.amazonaws", "FI_", "EFA"))
     said = remarks("k8s", *BASE, "--save", "/fsx/run", *arguments)
     assert remark in said and ("EFA" in said) is bool(remark)
 

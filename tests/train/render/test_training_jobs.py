@@ -1,4 +1,4 @@
-"""What trains on Kubernetes: as a PyTorchJob, a JobSet or a TrainJob, when its data are there, where the cluster wants it."""
+"""What trains on Kubernetes, of each kind, when its data are there, where the cluster wants it."""
 
 import json
 from pathlib import Path
@@ -6,19 +6,20 @@ from typing import Any
 
 import pytest
 import yaml
-from rendering import Cluster, manifests, render, training_pods
+from rendering import Cluster, manifests, render, training_command, training_pods
 
 from lt_train.process import restart_policy
 from lt_train.render.training_jobs import KINDS
 
 BASE = ("k8s", "--image", "registry/lt:1", "--model", "tiny", "--save", "/fsx/run")
+TRAINING = ("TrainJob", "JobSet", "PyTorchJob", "HyperPodPyTorchJob")
 DATA = ("--download", "https://host/a", "--preprocess", "/fsx/download/a --tokenizer /fsx/t -o /fsx/web")
 
 
 def found(*arguments: str) -> dict[str, dict[str, Any]]:
     """The documents by their kinds; the training is called `training`."""
     documents = {document["kind"]: document for document in manifests(*BASE, *arguments)}
-    return documents | {"training": next(documents[kind] for kind in ("TrainJob", "JobSet", "PyTorchJob") if kind in documents)}
+    return documents | {"training": next(documents[kind] for kind in TRAINING if kind in documents)}
 
 
 def only_pod(documents: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -59,7 +60,7 @@ def test_the_run_is_started_when_its_data_are_there(tmp_path: Path, kind: str, q
     rule = {"apiGroups": [group], "resources": [resource], "resourceNames": ["lt-train"], "verbs": ["patch"]}
     assert documents["Role"]["rules"] == [rule]
     change = json.loads(words[words.index("--data") + 1])
-    resumed = {"runPolicy": {"suspend": False}} if kind == "pytorchjob" else {"suspend": False}
+    resumed = {"runPolicy": {"suspend": False}} if kind.endswith("pytorchjob") else {"suspend": False}
     assert change == ({"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "team"}}} if queue else {"spec": resumed})
     # Kueue would start what is in its queue at once.
     assert "kueue" not in str(documents["training"])
@@ -101,7 +102,8 @@ def test_what_a_cluster_asks_for(kind: str) -> None:
     documents = found("--mock-data", "--kind", kind, *words, "--toleration", "spot")
     assert documents["training"]["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
     pod = only_pod(documents)
-    assert pod["nodeSelector"] == {"node.kubernetes.io/instance-type": "p5.48xlarge", "pool": "training"}
+    instance_type = "ml.p5.48xlarge" if kind == "hyperpodpytorchjob" else "p5.48xlarge"
+    assert pod["nodeSelector"] == {"node.kubernetes.io/instance-type": instance_type, "pool": "training"}
     assert (pod["priorityClassName"], pod["serviceAccountName"]) == ("high", "trainer")
     requests = pod["containers"][0]["resources"]["requests"]
     assert (requests["cpu"], requests["memory"], requests["nvidia.com/gpu"]) == ("90", "1500Gi", 8)
@@ -132,6 +134,56 @@ def test_ranks_of_a_jobset_meet_at_its_first_pod() -> None:
     variables = {variable["name"]: variable.get("value") for variable in container["env"]}
     assert variables["PET_MASTER_ADDR"] == "lt-train-node-0-0.lt-train"
     assert (variables["PET_NNODES"], variables["PET_NPROC_PER_NODE"]) == ("4", "8")
+
+
+def test_hyperpodrun_starts_the_ranks_of_a_pod() -> None:
+    documents = found("--mock-data", "--kind", "hyperpodpytorchjob", "--nodes", "4", "--instance-type", "ml.p5.48xlarge")
+    training = documents["training"]
+    assert (training["apiVersion"], training["spec"]["nprocPerNode"]) == ("sagemaker.amazonaws.com/v1", "8")
+    (replicas,) = training["spec"]["replicaSpecs"]
+    assert replicas["replicas"] == 4
+    # Kueue and Kubecost read the labels of pods.
+    assert replicas["template"]["metadata"]["labels"]["app.kubernetes.io/instance"] == "lt-train"
+    (container,) = only_pod(documents)["containers"]
+    assert container["ports"] == [{"containerPort": 8080}]
+
+
+@pytest.mark.parametrize(("code", "says"), [(0, None), (78, "lt-train has ended with exit code 78"), (74, None)])
+def test_ranks_of_hyperpodrun(tmp_path: Path, code: int, says: str | None) -> None:
+    """Its arguments are torchrun's and three of its own. The first rank's output is the manifest; a later start forgets
+    that an earlier one has failed."""
+    from torch.distributed.run import get_args_parser
+
+    options = ("--kind", "hyperpodpytorchjob", "--nodes", "2", "--instance-type", "none", "--gpus-per-node", "2")
+    place = ("--mount", str(tmp_path), "--save", f"{tmp_path}/my run", "--wandb-project", "it's $HOME", "--wandb-exp-name", "e")
+    documents = manifests(
+        "k8s", "--image", "lt", *options, *place, "--model", "tiny", "--mock-data", "--convert", f"--to hf -o {tmp_path}/hf"
+    )
+    cluster = Cluster(tmp_path)
+    cluster.add("lt-train", f"echo rank $RANK; exit $(( RANK ? 0 : {code} ))")
+    # A stand-in for the agent: it starts the ranks of one pod one after another.
+    words = tmp_path / "words"
+    cluster.add(
+        "hyperpodrun",
+        f'printf \'%s\\n\' "$@" > \'{words}\'; while [ "${{1#--}}" != "$1" ]; do shift; done\n'
+        'status=0; for RANK in 0 1; do export RANK; "$@" || status=$?; done; exit $status',
+    )
+    (tmp_path / "my run").mkdir()
+    failed = tmp_path / "my run/checkpoints.manifest.failed"
+    failed.write_text("before")
+    done = cluster.run(training_command(list(documents))[2])
+    assert done.returncode == code, done.stderr
+    parser = get_args_parser()
+    # torch 2.13 has the last one itself.
+    for option in {"--server-port", "--shutdown-signal", "--shutdown-timeout"} - set(parser._option_string_actions):
+        parser.add_argument(option)
+    parsed = parser.parse_args(words.read_text().splitlines())
+    assert (parsed.server_port, parsed.shutdown_signal, str(parsed.shutdown_timeout)) == ("8080", "SIGTERM", "570")
+    assert (parsed.nnodes, parsed.nproc_per_node, parsed.no_python, parsed.training_script) == ("2", "2", True, "bash")
+    assert all("--wandb-project it's $HOME --wandb-exp-name e" in call for call in cluster.calls if call.startswith("lt-train"))
+    assert (tmp_path / "my run/checkpoints.manifest").read_text() == "rank 0\n"
+    assert "rank 1" in done.stdout
+    assert (failed.read_text().strip() if failed.exists() else None) == says
 
 
 @pytest.mark.parametrize("name", ["data", "checkpoints"])

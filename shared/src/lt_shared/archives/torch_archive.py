@@ -43,7 +43,8 @@ class StoredTensor(NamedTuple):
     @property
     def is_whole_storage(self) -> bool:
         """Return whether the values are the storage's bytes in row-major order."""
-        if self.offset or math.prod(self.shape) * self.item_bytes != self.member.size_bytes:
+        # As many values as the storage has leave no room for an offset.
+        if math.prod(self.shape) * self.item_bytes != self.member.size_bytes:
             return False
         step = 1
         for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):

@@ -137,9 +137,9 @@ def slurm(chain: str, time_limit: str | None, container_mounts: str, **options: 
 @click.option("--image", envvar=["LT_TRAIN_IMAGE", "IMAGE_URI"], help="Container image with the lt tools.")
 @click.option(
     "--kind",
-    type=click.Choice(["pytorchjob", "jobset", "trainjob"]),
+    type=click.Choice(["pytorchjob", "hyperpodpytorchjob", "jobset", "trainjob"]),
     default="pytorchjob",
-    help="What trains: for the training operator, the JobSet controller, or the Kubeflow Trainer (v2).",
+    help="What trains: for the training operator, HyperPod's, the JobSet controller, or the Kubeflow Trainer (v2).",
 )
 @click.option("--namespace", help="Namespace of all objects; by default kubectl's, or 'default' if data are made first.")
 @click.option("--queue", metavar="NAME", help="LocalQueue of Kueue that admits the training.")

@@ -20,7 +20,19 @@ from lt_shared.files import storage
 from lt_train.process import restart_policy
 from lt_train.render import container_paths, shell, training_jobs
 from lt_train.render.job_spec import Job, check_value
-from lt_train.render.pods import JOB_NAME, LABEL, PodOptions, batch_job, check_name, container, labels, metadata, pod, script
+from lt_train.render.pods import (
+    GRACE_SECONDS,
+    JOB_NAME,
+    LABEL,
+    PodOptions,
+    batch_job,
+    check_name,
+    container,
+    labels,
+    metadata,
+    pod,
+    script,
+)
 from lt_train.render.training_jobs import KINDS, Kind
 
 AGAIN_CODES = (*restart_policy.CONTINUED, *restart_policy.FAILED)
@@ -30,6 +42,8 @@ TENSORBOARD_PORT = 6006
 CONVERT_WAIT_DAYS = 60
 POLL_SECONDS = 10
 DEFAULT_NAMESPACE = "default"
+# Between the time that ranks have to save and the time after which the kubelet kills the pod.
+MARGIN_SECONDS = 30
 
 # The shell is process 1 of the container: it forwards SIGTERM and waits for lt-train to save. After an exit code without restart,
 # the first node writes a .failed file, which ends the wait of the converting Job.
@@ -48,6 +62,27 @@ case "$status" in
   {never}) echo "lt-train has ended with exit code $status" > "$failed" ;;
 esac
 exit "$status\""""
+
+# hyperpodrun must be process 1 of the container. It starts a shell for each rank, and passes SIGTERM on.
+TRAIN_BY_AGENT = """\
+rank() {{
+  if [ "$RANK" -ne 0 ]; then exec lt-train "$@"; fi
+  rm -f {output}.failed
+  lt-train "$@" > {output} &
+  child=$!
+  trap 'kill -TERM "$child"' TERM
+  status=0
+  wait "$child" || status=$?
+  if [ "$status" -eq 143 ]; then status=0; wait "$child" || status=$?; fi
+  case "$status" in
+    {never}) echo "lt-train has ended with exit code $status" > {output}.failed ;;
+  esac
+  exit "$status"
+}}
+export -f rank
+exec hyperpodrun --nnodes={nodes} --nproc-per-node={ranks} --server-port={port} \\
+  --shutdown-signal=SIGTERM --shutdown-timeout={seconds} \\
+  --no-python bash -c 'rank "$@"' lt-train "${{train[@]}}\""""
 
 WAIT_FOR_END = """\
 for _ in {{1..{count}}}; do
@@ -77,9 +112,12 @@ def render(job: Job, kind: str, options: PodOptions, queue: str | None, urls: Se
         options = dataclasses.replace(options, namespace=DEFAULT_NAMESPACE)
     job = dataclasses.replace(job, manifests=options.mount.rstrip("/"))
     trainer = KINDS[kind]
+    if trainer.has_agent and job.instance and not job.instance.name.startswith("ml."):
+        # The label of HyperPod's nodes has SageMaker's name of the type.
+        job = dataclasses.replace(job, instance=dataclasses.replace(job.instance, name=f"ml.{job.instance.name}"))
     documents = [
         *(_data(job, trainer, options, queue, urls, download_to) if makes_data else []),
-        *training_jobs.documents(trainer, job, options, _train(job), queue, makes_data),
+        *training_jobs.documents(trainer, job, options, _train(job, trainer), queue, makes_data),
         *([_convert(job, options)] if job.convert else []),
         *([_monitor(job, options)] if not storage.is_remote(job.save) else []),
         *(_tensorboard(job, options) if job.options["tensorboard_dir"] else []),
@@ -197,13 +235,22 @@ def _preprocess(job: Job) -> list[str]:
     ]
 
 
-def _train(job: Job) -> list[str]:
+def _train(job: Job, kind: Kind) -> list[str]:
     checkpoints = shlex.quote(job.beside("checkpoints.manifest"))
     again, never = shell.pattern(AGAIN_CODES), shell.pattern(restart_policy.NEVER)
+    by_agent = TRAIN_BY_AGENT.format(
+        output=checkpoints,
+        never=never,
+        nodes=job.nodes,
+        ranks=job.accelerators,
+        port=training_jobs.AGENT_PORT,
+        seconds=GRACE_SECONDS - MARGIN_SECONDS,
+    )
+    by_shell = TRAIN.format(output=checkpoints, again=again, never=never, signalled=restart_policy.SIGNALLED)
     return script(
         shell.array("train", shell.training_words(job), job),
         f'mkdir -p "$(dirname {checkpoints})"',
-        TRAIN.format(output=checkpoints, again=again, never=never, signalled=restart_policy.SIGNALLED),
+        by_agent if kind.has_agent else by_shell,
     )
 
 

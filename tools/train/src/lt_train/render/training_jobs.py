@@ -1,4 +1,4 @@
-"""Build the training objects of each operator: a PyTorchJob, a JobSet, or a TrainJob with its TrainingRuntime.
+"""Build the training objects of each operator: a (HyperPod)PyTorchJob, a JobSet, a TrainJob and its runtime.
 
 All run the same pods, one per node. The training operator restarts a pod whose exit code is 128 or more. The JobSet controller,
 which the Kubeflow Trainer uses, restarts all pods unless a pod ends with one of `NEVER_CODES`.
@@ -17,6 +17,10 @@ RESTARTS = 100
 PORT = 23456
 # Restarting does not help. 1, 126 and 127 are bash's: any error, a program that cannot be run, a missing program.
 NEVER_CODES = sorted(int(code) for code in (1, *restart_policy.NEVER, 126, 127))
+# The port on which HyperPod's operator tells hyperpodrun in each pod its rank, the first pod, and when to start.
+AGENT_PORT = 8080
+# HyperPod's operator starts the ranks again after any exit code: it fails the job after this many starts of all pods in an hour.
+FULL_RESTARTS, RESTARTS_OF_RANKS, PERIOD_SECONDS = 3, 3, 3600
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 
@@ -24,7 +28,8 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 class Kind:
     """One operator. `make` builds its objects and returns the one that can be suspended last.
 
-    `resource` is its name in API calls, `suspend` the path of its suspend flag in `spec`.
+    `resource` is its name in API calls, `suspend` the path of its suspend flag in `spec`. `has_agent`: hyperpodrun starts the
+    ranks of a pod when the operator says so.
     """
 
     resource: str
@@ -32,6 +37,7 @@ class Kind:
     version: str
     suspend: tuple[str, ...]
     make: Callable[[Job, PodOptions, list[str]], list[dict[str, Any]]]
+    has_agent: bool = False
 
     @property
     def api(self) -> str:
@@ -94,6 +100,30 @@ def _pytorch_job(job: Job, options: PodOptions, command: list[str]) -> list[dict
                 "nprocPerNode": str(_ranks(job)),
                 "runPolicy": {"cleanPodPolicy": "None", "backoffLimit": RESTARTS},
                 "pytorchReplicaSpecs": {"Master": replicas(1)} | workers,
+            },
+        }
+    ]
+
+
+def _hyperpod_job(job: Job, options: PodOptions, command: list[str]) -> list[dict[str, Any]]:
+    template = training_pod(job, options, "node", command)
+    template["containers"][0]["ports"] = [{"containerPort": AGENT_PORT}]
+    del template["restartPolicy"]
+    replicas = {"name": "node", "replicas": job.nodes, "template": {"metadata": {"labels": labels(job)}, "spec": template}}
+    restarts = {
+        "evalPeriodSeconds": PERIOD_SECONDS,
+        "numRestartBeforeFullJobRestart": RESTARTS_OF_RANKS,
+        "maxFullJobRestarts": FULL_RESTARTS,
+    }
+    return [
+        {
+            "apiVersion": "sagemaker.amazonaws.com/v1",
+            "kind": "HyperPodPyTorchJob",
+            "metadata": metadata(job, options),
+            "spec": {
+                "nprocPerNode": str(_ranks(job)),
+                "runPolicy": {"cleanPodPolicy": "None", "jobMaxRetryCount": RESTARTS, "restartPolicy": restarts},
+                "replicaSpecs": [replicas],
             },
         }
     ]
@@ -166,6 +196,9 @@ def _train_job(job: Job, options: PodOptions, command: list[str]) -> list[dict[s
 
 KINDS = {
     "pytorchjob": Kind("pytorchjobs", "kubeflow.org", "v1", ("runPolicy", "suspend"), _pytorch_job),
+    "hyperpodpytorchjob": Kind(
+        "hyperpodpytorchjobs", "sagemaker.amazonaws.com", "v1", ("runPolicy", "suspend"), _hyperpod_job, has_agent=True
+    ),
     "jobset": Kind("jobsets", "jobset.x-k8s.io", "v1alpha2", ("suspend",), _job_set),
     "trainjob": Kind("trainjobs", "trainer.kubeflow.org", "v1alpha1", ("suspend",), _train_job),
 }
