@@ -110,11 +110,12 @@ class BatchSizes:
 
     def _alike(self, consumed_samples: int) -> int | None:
         """How many steps from there on surely have the size of the first; None when all have."""
-        phase, ramp = self._phase_at(consumed_samples), self.ramp_up
-        has_own_size = phase is not None and phase.size is not None
+        current, ramp = self._phase_at(consumed_samples), self.ramp_up
+        has_own_size = current is not None and current.size is not None
         if not has_own_size and ramp is not None and consumed_samples <= ramp.samples:
             return 1
-        begins = [change.begin for change in (*self.phases, *(() if has_own_size else self.schedule))]
+        begins = [phase.begin for phase in self.phases]
+        begins += [] if has_own_size else [entry.begin for entry in self.schedule]
         following = min((begin for begin in begins if begin > consumed_samples), default=None)
         return None if following is None else -(-(following - consumed_samples) // self.size_at(consumed_samples))
 
