@@ -17,7 +17,7 @@ from typing import Any, Self
 from lt_shared.console import BadData, NoInput
 from lt_shared.data import indexed_dataset
 from lt_shared.data.sample_order import sample_index, shard_list
-from lt_shared.data.sample_order.batch_sizes import BatchSizes, PhaseSize, RampUp
+from lt_shared.data.sample_order.batch_sizes import BatchSizes, PhaseSize, RampUp, ScheduledSize
 from lt_shared.data.sample_order.parts import Source, StreamSource, part_of
 from lt_shared.data.sample_order.phases import Phase, phased
 from lt_shared.data.sample_order.samples import Samples, StoredSequences
@@ -55,7 +55,8 @@ class AttemptOrder:
     """One attempt: it goes on after `step` steps that took `consumed_samples`, and `samples` were put into an order.
 
     `phases` come from the data schedule; `window_tokens` is the shuffle window of streams. `data_cache_path` is where it kept
-    sample indices, `command` the arguments of lt-train.
+    sample indices, `command` the arguments of lt-train. `batch_size_schedule` has the first sample and the size of each stretch
+    of steps, empty without --step-batch-size-schedule.
     """
 
     step: int
@@ -72,6 +73,7 @@ class AttemptOrder:
     command: tuple[str, ...] = ()
     phases: tuple[Phase, ...] = ()
     window_tokens: int | None = None
+    batch_size_schedule: tuple[tuple[int, int], ...] = ()
 
     def to_record(self) -> dict[str, Any]:
         return {"v": VERSION, "kind": "data_order", **dataclasses.asdict(self)}
@@ -81,7 +83,9 @@ class AttemptOrder:
         """Build an attempt from its record. Raises ValueError, KeyError or TypeError if the record is malformed."""
         if record["v"] != VERSION:
             raise ValueError(f"version {record['v']}, known is {VERSION}")
-        fields = {field.name: record[field.name] for field in dataclasses.fields(cls)}
+        fields = {field.name: record[field.name] for field in dataclasses.fields(cls) if field.name != "batch_size_schedule"}
+        # Attempts of earlier versions had no such schedule.
+        schedule = record.get("batch_size_schedule", ())
         for name in ("step", "consumed_samples", "samples", "seed", "seq_length", "global_batch_size", "train_iters"):
             if type(fields[name]) is not int or fields[name] < 0:
                 raise ValueError(f"{name} is {fields[name]!r:.40}, expected a whole number")
@@ -93,6 +97,7 @@ class AttemptOrder:
                 "rampup_batch_size": None if ramp is None else (ramp[0], ramp[1], ramp[2]),
                 "phases": tuple(Phase(**{**phase, "weights": tuple(phase["weights"])}) for phase in fields["phases"]),
                 "command": tuple(map(str, fields["command"])),
+                "batch_size_schedule": tuple((int(begin), int(size)) for begin, size in schedule),
             }
         )
 
@@ -102,7 +107,10 @@ class AttemptOrder:
         begins = itertools.accumulate((phase.samples for phase in self.phases), initial=0)
         phase_sizes = [PhaseSize(begin, phase.global_batch_size) for begin, phase in zip(begins, self.phases, strict=False)]
         return BatchSizes(
-            self.global_batch_size, ramp, tuple(phase_sizes) if any(phase_size.size for phase_size in phase_sizes) else ()
+            self.global_batch_size,
+            ramp,
+            tuple(phase_sizes) if any(phase_size.size for phase_size in phase_sizes) else (),
+            tuple(itertools.starmap(ScheduledSize, self.batch_size_schedule)),
         )
 
     def phase_of(self, sample: int) -> int:
