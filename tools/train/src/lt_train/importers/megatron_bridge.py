@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lt_shared.console import BadData
+from lt_shared.models.presets import preset
 from lt_train.config.settings.model import experts, latent_attention
 from lt_train.importers import evaluation, megatron_latents, muon
 from lt_train.importers.bridge import data, initialization, precision, start
@@ -22,7 +23,8 @@ from lt_train.importers.upstream.rows import options as upstream_options
 SOURCE = "Megatron-Bridge"
 CONTAINER, MODEL = "_target_", "model._target_"
 INITIALIZER_KEY = re.compile(r"model\.(output_layer_|embedding_)?init_method\.")
-OTHER_MODELS = re.compile(r"T5|Mamba|Hybrid|VL|Vision|Audio|Mimo|MIMO|Gemma|Nemotron|OSS")
+# NVIDIA's Llama31NemotronNano8B is a Llama 3.1.
+OTHER_MODELS = re.compile(r"T5|Mamba|Hybrid|VL|Vision|Audio|Mimo|MIMO|Gemma|(?<!Llama31)Nemotron|OSS")
 MEGATRONS = "megatron-core's own default, as in lt-train"
 DEFAULT = "Megatron-Bridge's default, as in lt-train"
 # Exactly `gelu`: quick_gelu and other variants compute another function.
@@ -142,8 +144,11 @@ def translate(values: dict[str, Any], source: str = SOURCE) -> Translation:
             ledger.drop(key, MEGATRONS)
     _objects(ledger)
     precision.translate(ledger)
-    _experts(ledger)
-    megatron_latents.translate(ledger, "model.")
+    if ledger.has("model.preset"):
+        _preset(ledger)
+    else:
+        _experts(ledger)
+        megatron_latents.translate(ledger, "model.")
     _optimizer(ledger)
     _schedule(ledger)
     for section, names in SAME_NAMES.items():
@@ -157,7 +162,8 @@ def translate(values: dict[str, Any], source: str = SOURCE) -> Translation:
     if ledger.take("dataset.mock"):
         ledger.set("mock_data", True, "dataset.mock")
         ledger.drop_value("dataset.split", ledger.get("split"), "made-up data has no parts", Effect.NONE)
-    _style(ledger)
+    if not ledger.get("model"):
+        _style(ledger)
     start.translate(ledger)
     initialization.translate(ledger)
     data.translate(ledger)
@@ -173,6 +179,21 @@ def translate(values: dict[str, Any], source: str = SOURCE) -> Translation:
         elif table_row:
             ledger.drop(key, table_row.reason, table_row.effect)
     return ledger.close("lt-train has no such setting")
+
+
+def _preset(ledger: Ledger) -> None:
+    """Take lt-train's preset of a published model. Experts are balanced by the auxiliary loss, or not at all."""
+    ledger.carry("model.preset", "model")
+    if not preset(str(ledger.get("model"))).num_experts:
+        for name in ("moe_aux_loss_coeff", "moe_router_load_balancing_type", "moe_token_drop_policy"):
+            ledger.drop(f"model.{name}", "the model has no experts")
+        return
+    ledger.carry("model.moe_aux_loss_coeff", "moe_aux_loss_coeff")
+    kind = ledger.peek("model.moe_router_load_balancing_type")
+    if kind in ("none", "aux_loss"):
+        ledger.drop("model.moe_router_load_balancing_type", "--moe-aux-loss-coeff says it")
+    if kind == "none":
+        ledger.set("moe_aux_loss_coeff", 0.0, "model.moe_router_load_balancing_type")
 
 
 def _objects(ledger: Ledger) -> None:
