@@ -352,11 +352,15 @@ def _style(ledger: Ledger) -> None:
         ledger.set("disable_bias_linear", True, "model.add_bias_linear")
     if ledger.take("model.share_embeddings_and_output_weights", True) is False:
         ledger.set("untie_embeddings_and_output_weights", True, "model.share_embeddings_and_output_weights")
-    factor = ledger.take_number("model.scale_factor") or ledger.take_number("model.rope_scaling_factor")
+    factors = {key: ledger.take_number(key) for key in ("model.scale_factor", "model.rope_scaling_factor")}
     is_scaled = ledger.take("model.rope_scaling", ledger.peek("model.low_freq_factor") is not None)
     if is_scaled and position == "rope":
         ledger.set("use_rope_scaling", True, "model.rope_scaling")
-        ledger.carry_value("model.scale_factor", "rope_scaling_factor", factor)
+        # Llama's own class has scale_factor, and megatron-core's name beside it at its default.
+        stated = next((key for key, factor in factors.items() if factor), "model.scale_factor")
+        ledger.carry_value(stated, "rope_scaling_factor", factors[stated])
+        for key in factors.keys() - {stated}:
+            ledger.drop_value(key, factors[key], f"{stated} says it", Effect.NONE)
     else:
         for key in ("model.rope_scaling", "model.scale_factor", "model.rope_scaling_factor"):
             if key in ledger.original_values():
