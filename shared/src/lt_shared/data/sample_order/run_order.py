@@ -28,6 +28,8 @@ from lt_shared.files import storage, strict_json
 
 FILE = "data-order.jsonl"
 VERSION = 1
+# Of a run that has become longer: a reader that knows version 1 alone would take another order for its order.
+EXTENDED_VERSION = 2
 INDEX_CACHE = "data-cache"
 
 
@@ -54,8 +56,9 @@ class OrderedDataset:
 class AttemptOrder:
     """One attempt: it goes on after `step` steps that took `consumed_samples`, and `samples` were put into an order.
 
-    `phases` come from the data schedule; `window_tokens` is the shuffle window of streams. `data_cache_path` is where it kept
-    sample indices, `command` the arguments of lt-train.
+    `earlier_samples` are the numbers before, if the run has become longer and needs more epochs. `phases` come from the data
+    schedule; `window_tokens` is the shuffle window of streams. `data_cache_path` is where it kept sample indices, `command` the
+    arguments of lt-train.
     """
 
     step: int
@@ -72,15 +75,18 @@ class AttemptOrder:
     command: tuple[str, ...] = ()
     phases: tuple[Phase, ...] = ()
     window_tokens: int | None = None
+    earlier_samples: tuple[int, ...] = ()
 
     def to_record(self) -> dict[str, Any]:
-        return {"v": VERSION, "kind": "data_order", **dataclasses.asdict(self)}
+        record = {"v": EXTENDED_VERSION, "kind": "data_order", **dataclasses.asdict(self)}
+        return record if self.earlier_samples else {**record, "v": VERSION}
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:
         """Build an attempt from its record. Raises ValueError, KeyError or TypeError if the record is malformed."""
-        if record["v"] != VERSION:
-            raise ValueError(f"version {record['v']}, known is {VERSION}")
+        if record["v"] not in (VERSION, EXTENDED_VERSION):
+            raise ValueError(f"version {record['v']}, known are {VERSION} and {EXTENDED_VERSION}")
+        record = {"earlier_samples": (), **record}
         fields = {field.name: record[field.name] for field in dataclasses.fields(cls)}
         for name in ("step", "consumed_samples", "samples", "seed", "seq_length", "global_batch_size", "train_iters"):
             if type(fields[name]) is not int or fields[name] < 0:
@@ -93,6 +99,7 @@ class AttemptOrder:
                 "rampup_batch_size": None if ramp is None else (ramp[0], ramp[1], ramp[2]),
                 "phases": tuple(Phase(**{**phase, "weights": tuple(phase["weights"])}) for phase in fields["phases"]),
                 "command": tuple(map(str, fields["command"])),
+                "earlier_samples": tuple(map(int, fields["earlier_samples"])),
             }
         )
 
@@ -169,7 +176,7 @@ class AttemptOrder:
             sources.append(Source(dataset.prefix, sequences, share, dataset.weight, dataset.packed is not None))
         if self.phases:
             return phased(sources, self.phases, self.seed)
-        return part_of(sources, self.samples, self.seq_length, self.seed)
+        return part_of(sources, (*self.earlier_samples, self.samples), self.seq_length, self.seed)
 
 
 def _check_unchanged(dataset: OrderedDataset) -> None:
