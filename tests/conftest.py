@@ -2,6 +2,7 @@
 
 import collections
 import gc
+import logging
 import os
 import re
 import signal
@@ -20,6 +21,9 @@ settings.load_profile("no deadline")
 
 # Triton's kernels run in its interpreter, which needs no GPU. Triton reads this when anything imports it, as torch may.
 os.environ["TRITON_INTERPRET"] = "1"
+
+# Without a handler, warnings of libraries would go to the standard error that tests look at.
+logging.getLogger().addHandler(logging.NullHandler())
 
 # What is imported and collected stays: looking through it again and again, as it grows, took a quarter of that time, and would
 # take half a second in every test that collects garbage.

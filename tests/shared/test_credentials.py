@@ -406,6 +406,8 @@ def test_a_long_text_costs_in_proportion_to_its_length(repeated: str) -> None:
         ("x@://a:1/b@c", "x@://a:1/b@c"),
         ("docker://r:tag@sha256:0a", "docker://r:tag@sha256:0a"),
         ("docker://u:p@r:tag@sha256:0a", "docker://(not shown)@r:tag@sha256:0a"),
+        ("docker://u:p@q@r:tag@sha256:0a", "docker://(not shown)@r:tag@sha256:0a"),
+        ("docker://u:p@sha256.host/x", "docker://(not shown)@sha256.host/x"),
     ],
 )
 def test_a_password_goes_to_the_last_at_of_its_word(text: str, shown: str) -> None:

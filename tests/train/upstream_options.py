@@ -162,12 +162,15 @@ def plain(node: ast.expr | None) -> Any:
 
 
 def arithmetic(node: ast.expr) -> Any:
-    """A product of numbers, the argument of float("inf"), a dotted name of an enum member, type or function, or COMPUTED."""
+    """A product of numbers, the argument of float("inf"), the name of an enum member or function, a type, or COMPUTED."""
     if isinstance(node, ast.BinOp) and all(isinstance(part, ast.Constant | ast.BinOp | ast.operator) for part in ast.walk(node)):
         return eval(compile(ast.Expression(node), "", "eval"), {"__builtins__": {}})
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "float":
         return plain(node.args[0])
-    return ast.unparse(node) if isinstance(node, ast.Attribute | ast.Name) else COMPUTED
+    if isinstance(node, ast.Attribute):
+        name = ast.unparse(node)
+        return name if name.startswith("torch.") else node.attr
+    return node.id if isinstance(node, ast.Name) else COMPUTED
 
 
 def field_default(node: ast.AnnAssign) -> Any:
@@ -213,9 +216,9 @@ def spelled(name: str, keywords: dict[str, ast.expr], position: str) -> Iterator
     choices = plain(keywords.get("choices"))
     default = plain(keywords.get("default"))
     names = [name.lstrip("-").replace("-", "_")]
-    if action == "argparse.BooleanOptionalAction":
+    if action == "BooleanOptionalAction":
         names.append(f"no_{names[0]}")
-    is_switch = action in ("store_true", "store_false", "store_const", "argparse.BooleanOptionalAction")
+    is_switch = action in ("store_true", "store_false", "store_const", "BooleanOptionalAction")
     nargs = plain(keywords.get("nargs"))
     kind = "switch" if is_switch else "list" if nargs in ("*", "+") or isinstance(nargs, int) else "value"
     for spelling in names:

@@ -74,10 +74,16 @@ def test_the_axis_of_a_cut_follows_from_the_name(name: str, axis: int | None) ->
     assert tensor_parallel.axis(name) == axis
 
 
-@pytest.mark.parametrize(("size", "what"), [(8, "4 attention heads"), (4, "2 query groups"), (5, "4 attention heads")])
+@pytest.mark.parametrize(("size", "what"), [(8, "4 attention heads"), (5, "4 attention heads")])
 def test_a_size_that_divides_no_heads_is_refused(size: int, what: str) -> None:
     with pytest.raises(UsageError, match=f"tensor parallel size {size} does not divide the {what}"):
         tensor_parallel.check_divides(Architecture("a", "llama", 2, 32, 88, 4, 2, 250, 512), size)
+
+
+def test_ranks_may_share_query_groups_evenly() -> None:
+    tensor_parallel.check_divides(Architecture("a", "llama", 2, 32, 88, 4, 2, 250, 512), 4)
+    with pytest.raises(UsageError, match="4 is neither a multiple nor a divisor of the 6 query groups"):
+        tensor_parallel.check_divides(Architecture("a", "llama", 2, 96, 88, 12, 6, 250, 512), 4)
 
 
 def test_feed_forward_channels_must_divide_too() -> None:

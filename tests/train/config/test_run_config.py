@@ -22,7 +22,14 @@ BAD_CONFIGURATIONS = {
         ("--tensor-model-parallel-size", "3"),
         "attention heads 4 not divisible by tensor parallel",
     ),
-    "groups by tensor parallel": (("--tensor-model-parallel-size", "4"), "query groups 2 not divisible"),
+    "groups by tensor parallel": (
+        (*("--num-attention-heads", "12", "--num-query-groups", "6", "--hidden-size", "96"), "--tensor-model-parallel-size", "4"),
+        "query groups 6 neither a multiple nor a divisor of tensor parallel size 4",
+    ),
+    "groups by Muon": (
+        ("--tensor-model-parallel-size", "4", "--ranks", "4", "--optimizer", "muon"),
+        "Muon needs whole query groups on a rank, tensor parallel size 4 splits 2",
+    ),
     "layers by pipeline": (("--pipeline-model-parallel-size", "3"), "layers 2 not divisible by pipeline parallel size 3"),
     "ranks by model parallel": (("--ranks", "3", "--tensor-model-parallel-size", "2"), "3 ranks do not divide"),
     "batch by ranks": (("--ranks", "3"), "global batch size 8 is not a multiple"),

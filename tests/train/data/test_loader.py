@@ -18,6 +18,7 @@ from running import SMALL, losses, train
 
 from lt_shared.console import IoFailure
 from lt_shared.contracts.manifest import Dataset
+from lt_shared.data.sample_order import run_order
 from lt_shared.data.sample_order.samples import StoredSequences
 from lt_train.data import loader
 from lt_train.models.mixers.core_attention import document_numbers
@@ -134,3 +135,19 @@ def test_a_run_resumes_its_place_in_the_data(tmp_path: Path, dataset: Dataset, w
     assert "on test set" in resumed.err
     # torch's and megatron-core's of each other.
     assert "Warning" not in whole.err + resumed.err
+    check_scheduled_sizes(tmp_path, arguments[-5:], found)
+
+
+def check_scheduled_sizes(directory: Path, data: tuple[str, ...], expected: dict[tuple[str, int], float]) -> None:
+    """A schedule of the same batch sizes has the same losses, also if it resumes in a step of 4 samples that passes sample 15."""
+    words = GROWING[GROWING.index("--train-samples") :]
+    sizes = GROWING.index("--global-batch-size")
+    schedule = ("--step-batch-size-schedule", f"0:2 {8 * 64}:4 {15 * 64}:6 {27 * 64}:8", "--save", str(directory / "scheduled"))
+    arguments = (*GROWING[:sizes], *GROWING[sizes + 2 : GROWING.index("--rampup-batch-size")], *words, *schedule, *data)
+    ended = train(*arguments, "--exit-interval", "5")
+    assert ended.code == 75, ended.err
+    assert "10 steps of 2, 4 from step 5, 6 from step 7, 8 from step 9 x 64 tokens" in ended.err
+    resumed = train(*arguments)
+    assert resumed.code == 0, resumed.err
+    assert losses(directory / "scheduled") == expected
+    assert [attempt.step for attempt in run_order.read(directory / "scheduled")] == [0, 5]

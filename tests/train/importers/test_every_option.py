@@ -224,6 +224,9 @@ def test_rows_name_options() -> None:
         ({"tokenizer_type": "NullTokenizer", "vocab_size": 50257}, "tokenizer_type", Effect.NONE),
         ({"save": "/x", "load": "/x", "use_checkpoint_lr_scheduler": True}, "use_checkpoint_lr_scheduler", Effect.RESULT),
         ({"save": "/x", "load": "/x", "use_checkpoint_args": True}, "use_checkpoint_args", Effect.RESULT),
+        # megatron/training/training.py: --train-iters and an evaluation count in the default batch size.
+        ({"step_batch_size_schedule": "0:2 1K:4"}, "step_batch_size_schedule train_iters", Effect.RUN),
+        ({"step_batch_size_schedule": "0:2 1K:4"}, "eval_global_batch_size", Effect.RESULT),
     ],
 )
 def test_options_of_megatron_lm(values: dict[str, Any], key: str, effect: Effect) -> None:
@@ -257,6 +260,7 @@ def test_options_of_megatron_lm(values: dict[str, Any], key: str, effect: Effect
         ({"use_z_loss": True}, {"z_loss_coeff": 1e-4}),
         ({"glu_activation": "swiglu"}, {"swiglu": True}),
         ({"rampup_batch_size": [2, 2, 8]}, {"rampup_batch_size": [2, 2, 8]}),
+        ({"step_batch_size_schedule": "0:384 200B:768"}, {"step_batch_size_schedule": "0:384 200B:768"}),
         ({"lr_warmup_init": 1e-6}, {"lr_warmup_init": 1e-6}),
         ({"optimizer": "dist_muon", "use_distributed_optimizer": True}, {"optimizer": "muon"}),
         ({"split": "100,0,0"}, {"eval_iters": 0}),

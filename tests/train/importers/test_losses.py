@@ -186,12 +186,12 @@ def test_a_recipe_of_fp8_is_carried_over_or_told(recipe: str | None, carried: st
 
 
 def test_delayed_scaling_of_megatron_bridge_is_told() -> None:
-    base = {"_target_": "megatron.bridge.training.config.ConfigContainer", "model.num_layers": 4, "model.fp8": "hybrid"}
+    base = {"_target_": "megatron.bridge.training.config.ConfigContainer", "model.num_layers": 4, "mixed_precision.fp8": "hybrid"}
     for recipe, is_told in (("delayed", True), ("tensorwise", False)):
         found = megatron_bridge.translate({**base, "model.fp8_recipe": recipe, "mixed_precision.fp8_recipe": recipe})
         assert (found.options["fp8_format"], found.options["fp8_recipe"]) == ("hybrid", "tensorwise")
         told = [(entry.key, entry.value) for entry in found.lost(Effect.RESULT) if "fp8" in entry.key]
-        assert told == ([("model.fp8_recipe", "delayed")] if is_told else [])
+        assert told == ([("mixed_precision.fp8_recipe", "delayed")] if is_told else [])
 
 
 def test_transformer_engines_layers_are_dropped_as_speed() -> None:

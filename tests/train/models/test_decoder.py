@@ -3,11 +3,16 @@
 Families that GPTModel cannot express stand beside transformers' in test_models.py.
 """
 
+import json
+import subprocess
 from typing import Any
 
+import nursery
 import pytest
+import shared_groups
 import stock_model
 from families import compare
+from running import environment
 
 SIZES = (
     *("--mock-data", "--num-layers", "2", "--hidden-size", "64", "--ffn-hidden-size", "128", "--seq-length", "16"),
@@ -45,3 +50,18 @@ def test_losses_logits_and_gradients_are_those_of_megatron_core(model: str, diff
 def test_optimizers_and_checkpoints_see_the_same_parameters(model: str, differences: dict[str, dict[str, Any]]) -> None:
     found = differences[model]
     assert [found[name] for name in ("names", "marks", "entries")] == [[], [], []]
+
+
+def test_ranks_that_share_query_groups_compute_as_megatron_core() -> None:
+    """Each rank's shards of weights, gradients and checkpoints are those of megatron-core's attention."""
+    options = (*MODELS["qwen3"], *SIZES, "--vocab-size", "1024", "--num-attention-heads", "8", "--num-query-groups", "2")
+    ranks = ("--tensor-model-parallel-size", "4", "--ranks", "4")
+    command = [nursery.python(), shared_groups.__file__, *options, *ranks]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment())
+    assert result.returncode == 0, result.stderr
+    differences = json.loads(result.stdout)
+    assert len(differences) == 4
+    for found in differences:
+        assert max(found["losses"], found["logits"], *found["blocks"]) < TOLERANCE
+        assert {name: error for name, error in found["gradients"].items() if error > TOLERANCE} == {}
+        assert [found[name] for name in ("no gradient", "names", "marks", "entries")] == [[], [], [], []]

@@ -87,3 +87,19 @@ def test_which_ranks_are_estimated(name: str, layers_of_ends: int | None, ranks:
     ends = {"first_stage_layers": layers_of_ends, "last_stage_layers": layers_of_ends}
     states = SimpleNamespace(model=preset(name), parallel=dataclasses.replace(PIPELINE, pipeline=ranks, **ends))
     assert list(MemoryEstimate(states, None)._different_ranks()) == expected  # type: ignore[arg-type]
+
+
+def test_ranks_that_share_a_query_group_keep_its_key_and_value_each() -> None:
+    """Two groups on two and on four ranks: the same weights in all, but twice as many keys and values."""
+    model = preset("tiny")
+    assert model.num_query_groups == 2
+    two, four = (Parallelism("cpu", ranks, ranks, 1, False, False) for ranks in (2, 4))
+    on_two, on_four = (
+        Activations(model, parallel, None, 1, 64, 4, False, False, False, False)._layer_bytes_by_mixer[ATTENTION]
+        for parallel in (two, four)
+    )
+    residual = 4 * 64 * model.hidden_size * 4
+    # The projection's output has a key and a value, RoPE makes one more key.
+    keys_and_values = 3 * model.kv_size * 64 * 4
+    assert 4 * (on_four - residual) - 2 * (on_two - residual) == keys_and_values
+    assert 4 * layer_parameters(model, four, 0)[0] - 2 * layer_parameters(model, two, 0)[0] == 2 * 2 * model.hidden_size

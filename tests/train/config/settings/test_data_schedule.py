@@ -20,10 +20,10 @@ def data(tmp_path: Path) -> list[str]:
     return [synthetic.write(tmp_path / name, [9] * 60).prefix for name in ("web", "code")]
 
 
-def planned(tmp_path: Path, data: list[str], content: Any, *arguments: str) -> RunConfig:
+def planned(tmp_path: Path, data: list[str], content: Any, *arguments: str, sizes: tuple[str, ...] = SIZES) -> RunConfig:
     path = tmp_path / "schedule"
     path.write_text(content if isinstance(content, str) else json.dumps(content))
-    return synthetic.plan(*SIZES, "--data-schedule", str(path), "--save", str(tmp_path / "run"), *arguments, *data)
+    return synthetic.plan(*sizes, "--data-schedule", str(path), "--save", str(tmp_path / "run"), *arguments, *data)
 
 
 def test_phases_of_a_file(tmp_path: Path, data: list[str]) -> None:
@@ -70,6 +70,23 @@ def test_a_growing_batch(tmp_path: Path, data: list[str]) -> None:
     ends = config.schedule.last_steps(config.batches)
     assert [config.batches.samples_after(end) <= samples for end, samples in zip(ends, (11, 23), strict=True)] == [True, True]
     assert [config.batches.samples_after(end + 1) > samples for end, samples in zip(ends, (11, 23), strict=True)] == [True, True]
+
+
+def test_a_schedule_of_batch_sizes(tmp_path: Path, data: list[str]) -> None:
+    """Tokens 0 and 160 are samples 0 and 10; the second phase has steps of 6, the third the schedule's 4."""
+    phases: list[dict[str, Any]] = [
+        {"name": "a", "samples": 8},
+        {"name": "b", "samples": 12, "global-batch-size": 6},
+        {"name": "c", "samples": 8},
+    ]
+    sizes = ("--step-batch-size-schedule", "0:2 160:4", *SIZES[:2], *SIZES[4:])
+    config = planned(tmp_path, data, {"phases": phases}, sizes=sizes)
+    batches = config.batches
+    assert [batches.size_at(batches.samples_after(steps)) for steps in range(batches.train_iters)] == [2] * 4 + [6] * 2 + [4] * 2
+    assert config.schedule.last_steps(batches) == [4, 6, 8]
+    phases[2]["seq-length"] = 64
+    with pytest.raises(BadConfig, match="the phase c has samples of 64 tokens"):
+        planned(tmp_path, data, {"phases": phases}, sizes=sizes)
 
 
 def test_batch_sizes_of_phases(tmp_path: Path, data: list[str]) -> None:

@@ -45,6 +45,11 @@ FAMILIES = {
     "documents": ("--reset-attention-mask", "--reset-position-ids", "--eod-mask-loss"),
     "learned": (*GPT, "--reset-attention-mask", "--reset-position-ids"),
     "window": ("--window-size", "20,0"),
+    # More tensor-parallel ranks than query groups: ranks share keys and values.
+    "shared": ("--num-query-groups", "2"),
+    "single": ("--num-query-groups", "1", "--qk-layernorm"),
+    # Keys are normalized over all heads.
+    "olmo": ("--model", "tiny-olmo2", "--num-query-groups", "2"),
     "experts": ("--num-experts", "4", "--moe-aux-loss-coeff", "0.1", *ONE),
     # With four experts a token, four ranks send each other whole tokens; with two, megatron-core sends copies.
     "many": ("--num-experts", "8", "--moe-router-topk", "4", "--moe-aux-loss-coeff", "0.1", *ONE),
@@ -65,6 +70,10 @@ LAYOUTS = sampled(
         "cp4": CP4,
         "deep-cp2-pp2-vpp2": (*CP2, *PP2, *VPP2),
         "cp2-dp2-zero": (*CP2, *ZERO, *DP4),
+        "shared-tp4-sp": (*TP4, *SP),
+        "single-tp2-cp2": (*TP2, *CP2),
+        "single-tp2-pp2-sp-zero": (*TP2, *PP2, *SP, *ZERO),
+        "olmo-tp4": TP4,
         "gpt-tp2-pp2-sp": (*TP2, *PP2, *SP),
         # 2,100 tokens are padded to 2,176 rows on one rank and to 2,304 on two.
         "vocabulary-tp2": TP2,
@@ -120,20 +129,22 @@ def test_documents_change_the_losses(outcomes: dict[str, Outcome]) -> None:
 
 
 def test_checkpoints_move_between_layouts(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> None:
-    """One step each under interleaved stages, context parallelism and on one rank."""
+    """One step each under interleaved stages, context parallelism, on ranks that share keys and values, and on one rank."""
     place = tmp_path_factory.mktemp("moves")
     data = ("--data-cache-path", str(place / "cache"), dataset.prefix)
-    three = (*SMALL, *DEEP, "--train-iters", "3", *data)
+    four = (*SMALL, *DEEP, "--num-query-groups", "1", "--train-iters", "4", *data)
     commands = {
-        "alone": three,
-        "stages": (*three, *PP2, *VPP2, "--exit-interval", "1"),
-        "context": (*three, *CP2, "--load", str(place / "stages"), "--exit-interval", "2"),
-        "one": (*three, "--load", str(place / "context")),
+        "alone": four,
+        "stages": (*four, *PP2, *VPP2, "--exit-interval", "1"),
+        "context": (*four, *CP2, "--load", str(place / "stages"), "--exit-interval", "2"),
+        "shared": (*four, *TP2, *SP, "--load", str(place / "context"), "--exit-interval", "3"),
+        "one": (*four, "--load", str(place / "shared")),
     }
-    found = train_all(commands, place, 2, saving=["stages", "context"])
+    found = train_all(commands, place, 2, saving=["stages", "context", "shared"])
     assert not [outcome.error for outcome in found.values() if outcome.error]
     alone = found.pop("alone").losses
-    assert [key for outcome in found.values() for key in outcome.losses] == [("step", 1), ("step", 2), ("step", 3), ("eval", 3)]
+    keys = [key for outcome in found.values() for key in outcome.losses]
+    assert keys == [("step", 1), ("step", 2), ("step", 3), ("step", 4), ("eval", 4)]
     for outcome in found.values():
         assert outcome.losses == pytest.approx({key: alone[key] for key in outcome.losses}, abs=TOLERANCE)
 

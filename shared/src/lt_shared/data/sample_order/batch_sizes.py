@@ -1,6 +1,6 @@
-"""How many samples each step of a run takes: the same number, with Megatron's ramp-up more and more, or another in each phase.
+"""The number of samples in each step of a run: constant, Megatron's ramp-up or step-wise schedule, or another in each phase.
 
-A phase with a size of its own has it throughout, whatever the ramp-up says; phases have whole steps of their own size.
+A phase with a size of its own has it throughout, whatever the ramp-up or the schedule says; phases have whole steps.
 """
 
 import dataclasses
@@ -15,6 +15,14 @@ class RampUp:
     start: int
     increment: int
     samples: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ScheduledSize:
+    """From sample `begin` of the run on, until the next scheduled size, steps have `size` samples."""
+
+    begin: int
+    size: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,17 +43,22 @@ class _Stretch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class BatchSizes:
-    """`global_batch_size` is that after the ramp-up; `phases` are in their order, none where all have the run's size."""
+    """`global_batch_size` is the size after the ramp-up, and the last size of the `schedule`.
+
+    The `schedule` begins at sample 0; it is empty for a run without one. `phases` are empty if all have the run's size.
+    """
 
     global_batch_size: int
     ramp_up: RampUp | None = None
     phases: tuple[PhaseSize, ...] = ()
+    schedule: tuple[ScheduledSize, ...] = ()
 
     @property
     def all(self) -> tuple[int, ...]:
         """All sizes that there may be."""
         ramp = self.ramp_up
-        sizes = (*(range(ramp.start, self.global_batch_size, ramp.increment) if ramp else ()), self.global_batch_size)
+        scheduled = (entry.size for entry in self.schedule)
+        sizes = (*scheduled, *(range(ramp.start, self.global_batch_size, ramp.increment) if ramp else ()), self.global_batch_size)
         return tuple(dict.fromkeys((*sizes, *(phase.size for phase in self.phases if phase.size is not None))))
 
     def size_at(self, consumed_samples: int) -> int:
@@ -53,6 +66,8 @@ class BatchSizes:
         phase = self._phase_at(consumed_samples)
         if phase is not None and phase.size is not None:
             return phase.size
+        if self.schedule:
+            return next(entry.size for entry in reversed(self.schedule) if entry.begin <= max(0, consumed_samples))
         ramp = self.ramp_up
         if ramp is None or consumed_samples > ramp.samples:
             return self.global_batch_size
@@ -95,10 +110,13 @@ class BatchSizes:
 
     def _alike(self, consumed_samples: int) -> int | None:
         """How many steps from there on surely have the size of the first; None when all have."""
-        phase, ramp = self._phase_at(consumed_samples), self.ramp_up
-        if (phase is None or phase.size is None) and ramp is not None and consumed_samples <= ramp.samples:
+        current, ramp = self._phase_at(consumed_samples), self.ramp_up
+        has_own_size = current is not None and current.size is not None
+        if not has_own_size and ramp is not None and consumed_samples <= ramp.samples:
             return 1
-        following = next((each.begin for each in self.phases if each.begin > consumed_samples), None)
+        begins = [phase.begin for phase in self.phases]
+        begins += [] if has_own_size else [entry.begin for entry in self.schedule]
+        following = min((begin for begin in begins if begin > consumed_samples), default=None)
         return None if following is None else -(-(following - consumed_samples) // self.size_at(consumed_samples))
 
 

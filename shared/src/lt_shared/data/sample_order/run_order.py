@@ -17,7 +17,7 @@ from typing import Any, Self
 from lt_shared.console import BadData, NoInput
 from lt_shared.data import indexed_dataset
 from lt_shared.data.sample_order import sample_index, shard_list
-from lt_shared.data.sample_order.batch_sizes import BatchSizes, PhaseSize, RampUp
+from lt_shared.data.sample_order.batch_sizes import BatchSizes, PhaseSize, RampUp, ScheduledSize
 from lt_shared.data.sample_order.parts import Source, StreamSource, part_of
 from lt_shared.data.sample_order.phases import Phase, phased
 from lt_shared.data.sample_order.samples import Samples, StoredSequences
@@ -58,7 +58,8 @@ class AttemptOrder:
 
     `earlier_samples` are the numbers before, if the run has become longer and needs more epochs. `phases` come from the data
     schedule; `window_tokens` is the shuffle window of streams. `data_cache_path` is where it kept sample indices, `command` the
-    arguments of lt-train.
+    arguments of lt-train. `batch_size_schedule` has the first sample and the size of each stretch of steps, empty without
+    --step-batch-size-schedule.
     """
 
     step: int
@@ -75,6 +76,7 @@ class AttemptOrder:
     command: tuple[str, ...] = ()
     phases: tuple[Phase, ...] = ()
     window_tokens: int | None = None
+    batch_size_schedule: tuple[tuple[int, int], ...] = ()
     earlier_samples: tuple[int, ...] = ()
 
     def to_record(self) -> dict[str, Any]:
@@ -86,7 +88,8 @@ class AttemptOrder:
         """Build an attempt from its record. Raises ValueError, KeyError or TypeError if the record is malformed."""
         if record["v"] not in (VERSION, EXTENDED_VERSION):
             raise ValueError(f"version {record['v']}, known are {VERSION} and {EXTENDED_VERSION}")
-        record = {"earlier_samples": (), **record}
+        # Attempts of earlier versions have neither.
+        record = {"earlier_samples": (), "batch_size_schedule": (), **record}
         fields = {field.name: record[field.name] for field in dataclasses.fields(cls)}
         for name in ("step", "consumed_samples", "samples", "seed", "seq_length", "global_batch_size", "train_iters"):
             if type(fields[name]) is not int or fields[name] < 0:
@@ -100,6 +103,7 @@ class AttemptOrder:
                 "phases": tuple(Phase(**{**phase, "weights": tuple(phase["weights"])}) for phase in fields["phases"]),
                 "command": tuple(map(str, fields["command"])),
                 "earlier_samples": tuple(map(int, fields["earlier_samples"])),
+                "batch_size_schedule": tuple((int(begin), int(size)) for begin, size in fields["batch_size_schedule"]),
             }
         )
 
@@ -109,7 +113,10 @@ class AttemptOrder:
         begins = itertools.accumulate((phase.samples for phase in self.phases), initial=0)
         phase_sizes = [PhaseSize(begin, phase.global_batch_size) for begin, phase in zip(begins, self.phases, strict=False)]
         return BatchSizes(
-            self.global_batch_size, ramp, tuple(phase_sizes) if any(phase_size.size for phase_size in phase_sizes) else ()
+            self.global_batch_size,
+            ramp,
+            tuple(phase_sizes) if any(phase_size.size for phase_size in phase_sizes) else (),
+            tuple(itertools.starmap(ScheduledSize, self.batch_size_schedule)),
         )
 
     def phase_of(self, sample: int) -> int:

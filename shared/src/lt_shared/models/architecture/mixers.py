@@ -8,7 +8,8 @@ from lt_shared.models.architecture.sizes import ATTENTION, LATENT_ATTENTION, Siz
 
 class Mixer(NamedTuple):
     """`weights` counts the weights that every token is multiplied with once, `vectors` all other parameters: biases, sinks, inner
-    norms. `divided` names and counts the units that tensor-parallel ranks divide.
+    norms. `divided` names and counts the units that tensor-parallel ranks divide; units of `shared` are divided, too, or each of
+    them belongs to equally many ranks.
 
     With `has_scores` it multiplies queries and keys for all pairs of tokens. Without `splits_samples`, a rank needs
     whole samples, and there is no context parallelism.
@@ -17,12 +18,25 @@ class Mixer(NamedTuple):
     weights: Callable[[Sizes], int]
     vectors: Callable[[Sizes], int]
     divided: Callable[[Sizes], dict[str, int]]
+    shared: Callable[[Sizes], dict[str, int]]
     has_scores: bool = True
     splits_samples: bool = True
 
 
-def _heads(model: Sizes) -> dict[str, int]:
-    return {"attention heads": model.num_attention_heads, "query groups": model.num_query_groups}
+def _attention_divided(model: Sizes) -> dict[str, int]:
+    return {"attention heads": model.num_attention_heads, "channels of keys and values": 2 * model.kv_size}
+
+
+def _attention_shared(model: Sizes) -> dict[str, int]:
+    return {"query groups": model.num_query_groups}
+
+
+def _latent_attention_divided(model: Sizes) -> dict[str, int]:
+    return {"attention heads": model.num_attention_heads}
+
+
+def _none_shared(model: Sizes) -> dict[str, int]:
+    return {}
 
 
 def _attention_weights(model: Sizes) -> int:
@@ -61,6 +75,6 @@ def _latent_attention_vectors(model: Sizes) -> int:
 
 
 MIXERS = {
-    ATTENTION: Mixer(_attention_weights, _attention_vectors, _heads),
-    LATENT_ATTENTION: Mixer(_latent_attention_weights, _latent_attention_vectors, _heads),
+    ATTENTION: Mixer(_attention_weights, _attention_vectors, _attention_divided, _attention_shared),
+    LATENT_ATTENTION: Mixer(_latent_attention_weights, _latent_attention_vectors, _latent_attention_divided, _none_shared),
 }

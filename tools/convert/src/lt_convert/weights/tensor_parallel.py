@@ -74,7 +74,7 @@ def check_divides(architecture: Architecture, size: int) -> None:
     latent, shared = architecture.latent_attention, architecture.moe_shared_expert_intermediate_size
     rows = {
         "attention heads": architecture.num_attention_heads,
-        "query groups": architecture.num_query_groups,
+        "channels of keys and values": 2 * architecture.kv_size,
         "feed-forward channels": architecture.ffn_hidden_size,
         **({"channels of an expert": architecture.expert_size} if architecture.num_experts else {}),
         **({"channels of the shared experts": shared} if shared else {}),
@@ -84,3 +84,9 @@ def check_divides(architecture: Architecture, size: int) -> None:
     for what, count in rows.items():
         if count % size:
             raise UsageError(f"tensor parallel size {size} does not divide the {count} {what}", "choose a divisor")
+    groups = architecture.num_query_groups
+    # Megatron shards the rows of queries, keys and values evenly even if ranks share a group.
+    if groups % size and size % groups:
+        raise UsageError(
+            f"tensor parallel size {size} is neither a multiple nor a divisor of the {groups} query groups", "choose one"
+        )

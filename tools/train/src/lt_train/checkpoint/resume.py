@@ -191,7 +191,7 @@ def _compare_batches(batches: Batches, has_phases: bool, continues: bool, saved:
         raise BadConfig(
             f"the batch size is another than before: {saved.consumed_samples} samples in {saved.iteration} steps there,"
             f" {expected} here; the phases of --data-schedule would begin elsewhere",
-            "keep --global-batch-size and --rampup-batch-size, and the sizes of phases that have begun",
+            "keep the options of the batch size, and the sizes of phases that have begun",
         )
     if continues and saved.consumed_samples != expected:
         warn(

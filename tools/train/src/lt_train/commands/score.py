@@ -147,6 +147,7 @@ def _scoring_configs(
         "log_sample_loss": True,
         "eval_iters": 0,
         "rampup_batch_size": None,
+        "step_batch_size_schedule": None,
         "data_schedule": None,
         "tensorboard_dir": None,
         "wandb_project": None,

@@ -132,8 +132,8 @@ LAYOUT_CHECKS: tuple[Check, ...] = (
     (kernels.PARTS, lambda *parts: kernels.problems(_run(*parts))),
     (("precision", "architecture", "parallelism", "batches"), _check_precision),
     (
-        ("optimization", "precision", "parallelism"),
-        lambda updates, numbers, parallel: optimization.check(updates, numbers.dtype, parallel),
+        ("optimization", "precision", "parallelism", "architecture"),
+        lambda updates, numbers, parallel, architecture: optimization.check(updates, numbers.dtype, parallel, architecture),
     ),
 )
 CHECKS: tuple[Check, ...] = (

@@ -58,6 +58,7 @@ def run_arguments(config: RunConfig) -> dict[str, Any]:
         "micro_batch_size": config.batches.micro_batch_size,
         "global_batch_size": config.batches.global_batch_size,
         "rampup_batch_size": list(dataclasses.astuple(config.batches.ramp_up)) if config.batches.ramp_up else None,
+        "step_batch_size_schedule": config.batches.size_schedule_text,
         "train_iters": config.batches.train_iters,
         "train_samples": config.batches.train_samples,
         "world_size": parallel.world_size,

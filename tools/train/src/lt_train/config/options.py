@@ -63,6 +63,8 @@ Function = Callable[..., Any]
 _ALTERNATIVES = (
     ("data", "data_path", "train_data_path", "mock_data"),
     ("train_iters", "train_samples", "train_tokens"),
+    ("global_batch_size", "step_batch_size_schedule"),
+    ("rampup_batch_size", "step_batch_size_schedule"),
     ("lr_decay_iters", "lr_decay_samples"),
     ("lr_warmup_iters", "lr_warmup_samples", "lr_warmup_fraction"),
     ("lr_wsd_decay_iters", "lr_wsd_decay_samples"),

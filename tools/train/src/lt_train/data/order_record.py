@@ -66,6 +66,7 @@ def _attempt(
         datasets=tuple(datasets),
         split=data.split,
         rampup_batch_size=(ramp.start, ramp.increment, ramp.samples) if ramp else None,
+        batch_size_schedule=tuple((entry.begin, entry.size) for entry in batches.size_schedule),
         phases=tuple(order.schedule.sample_phases(batches)) if order.schedule else (),
         window_tokens=streams.window_tokens if streams else None,
         data_cache_path=data.cache_path and os.path.abspath(data.cache_path),

@@ -214,6 +214,10 @@ class Ledger:
         """Return the trainer's default for `key`, or None if it is unknown."""
         return self._upstream.get(key)
 
+    def knows(self, key: str) -> bool:
+        """Whether the trainer has an option `key`."""
+        return key in self._upstream
+
     def is_default(self, key: str, value: Any) -> bool:
         """Whether `value` is the trainer's default for `key`."""
         return key in self._upstream and is_default(value, self._upstream[key])

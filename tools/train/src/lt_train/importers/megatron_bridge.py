@@ -9,15 +9,13 @@ from typing import Any
 
 from lt_shared.console import BadData
 from lt_train.config.settings.model import experts, latent_attention
-from lt_train.config.settings.precision import DELAYED
 from lt_train.importers import evaluation, megatron_latents, muon
-from lt_train.importers.bridge import data, initialization, start
+from lt_train.importers.bridge import data, initialization, precision, start
 from lt_train.importers.bridge.objects import plain
 from lt_train.importers.effects import Effect
 from lt_train.importers.layer_style import EVERYTHING, FUSED_GELU, SEES_EVERYTHING, complete, drop_scaling, drop_stored_otherwise
 from lt_train.importers.ledger import Ledger, Translation, options
 from lt_train.importers.megatron.recomputation import carry_recompute_modules
-from lt_train.importers.megatron.switches import delayed_scaling
 from lt_train.importers.upstream.bridge_fields import row
 from lt_train.importers.upstream.rows import options as upstream_options
 
@@ -137,13 +135,13 @@ def translate(values: dict[str, Any], source: str = SOURCE) -> Translation:
     provider = str(values.get(MODEL, "")).rpartition(".")[2]
     if OTHER_MODELS.search(provider):
         raise BadData(f"{provider}: lt-train has no such model", "lt-train models lists what it has")
-    values = plain(values)
+    values = precision.resolve(plain(values))
     ledger = Ledger(source, values, row=row, defaults=upstream_options("megatron_bridge"))
     for key, value in NEUTRAL.items():
         if values.get(key) == value:
             ledger.drop(key, MEGATRONS)
     _objects(ledger)
-    _precision(ledger)
+    precision.translate(ledger)
     _experts(ledger)
     megatron_latents.translate(ledger, "model.")
     _optimizer(ledger)
@@ -280,45 +278,6 @@ def _carry(ledger: Ledger, key: str, option: str) -> None:
         ledger.carry(key, option)
     else:
         ledger.drop(key, f"another key says --{option.replace('_', '-')}")
-
-
-def _precision(ledger: Ledger) -> None:
-    for name in ("bf16", "fp16"):
-        keys = [f"{section}.{name}" for section in ("mixed_precision", "model", "optimizer")]
-        switches = [ledger.take(key) for key in keys]
-        if any(switches):
-            ledger.set(name, True, *keys)
-    form = ledger.take("model.fp8") or ledger.take("mixed_precision.fp8")
-    if form:
-        for key in ("model.fp8", "mixed_precision.fp8"):
-            if key in ledger.original_values():
-                ledger.carry_value(key, "fp8_format", str(form))
-        for section in ("model", "mixed_precision"):
-            _fp8_recipe(ledger, f"{section}.fp8_recipe")
-    for kind in ("fp8", "fp4"):
-        if not (form if kind == "fp8" else ledger.peek("model.fp4") or ledger.peek("mixed_precision.fp4")):
-            for key in [key for key in ledger.remaining_keys() if key.rpartition(".")[2].startswith(f"{kind}_")]:
-                ledger.drop(key, f"{kind} is off")
-    _gradients(ledger)
-
-
-def _fp8_recipe(ledger: Ledger, key: str) -> None:
-    if ledger.peek(key) == DELAYED and ledger.get("fp8_recipe") is None:
-        delayed_scaling(ledger, key)
-    else:
-        _carry(ledger, key, "fp8_recipe")
-
-
-def _gradients(ledger: Ledger) -> None:
-    """Translate the type of the gradient reduction. mixed_precision overrides ddp."""
-    keys = ("mixed_precision.grad_reduce_in_fp32", "ddp.grad_reduce_in_fp32")
-    stated = [(key, ledger.take(key)) for key in keys]
-    is_single = next((value for _, value in stated if value is not None), True)
-    for key, value in stated:
-        if value is not None and is_single is False and ledger.get("bf16"):
-            ledger.set("grad_reduce_in_bf16", True, key)
-        elif value is not None:
-            ledger.drop_value(key, value, "gradients are summed in float32, or in the type of the weights", Effect.NONE)
 
 
 def _experts(ledger: Ledger) -> None:

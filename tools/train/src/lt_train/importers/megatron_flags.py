@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from lt_train.config.settings.layers import WITHOUT_EFFECT
 from lt_train.importers.effects import NEUTRAL, OFF, Effect, is_of_model
 from lt_train.importers.ledger import options
+from lt_train.importers.upstream import megatron_forks
 from lt_train.importers.upstream.megatron_options import ROWS
 from lt_train.importers.upstream.rows import Row, is_default
 from lt_train.importers.upstream.rows import options as upstream_options
@@ -60,6 +61,8 @@ def loss_of_flag(key: str, words: Sequence[str]) -> Row:
         return Row(Effect.NONE, DEFAULT)
     if key in ROWS:
         return ROWS[key]
+    if key in megatron_forks.ROWS:
+        return megatron_forks.ROWS[key]
     if MODEL.fullmatch(key) or is_of_model(key):
         # `none` is not neutral here: lt-train's default is learned position embeddings.
         is_off = words and value in OFF and key != "position_embedding_type"

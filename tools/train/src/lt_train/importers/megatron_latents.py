@@ -35,7 +35,7 @@ def translate(ledger: Ledger, section: str = "") -> None:
     """Translate the keys below `section`, such as "model.". A value is a list of command-line words or a value of a file."""
     switch = f"{section}multi_latent_attention"
     if not ledger.has(switch) or ledger.peek(switch) is False:
-        for key in (*SIZES, "mscale", "mscale_all_dim"):
+        for key in (*SIZES, "mscale", "mscale_all_dim", "rotary_scaling_factor"):
             ledger.drop(section + key, WITHOUT)
         return
     for key in ("kv_channels", "num_query_groups", "group_query_attention"):

@@ -131,6 +131,7 @@ def translate_command(command: ShellCommand, source: str = SOURCE) -> Translatio
     _vocabulary(ledger)
     _schedule_in_tokens(ledger)
     _lengths(ledger)
+    _scheduled_batches(ledger)
     _width(ledger)
     for key in values:
         _carry(ledger, key)
@@ -206,6 +207,21 @@ def _lengths(ledger: Ledger) -> None:
         ledger.drop("train_tokens", "--train-samples ends the run before")
     elif tokens:
         ledger.drop("train_samples", "--train-tokens ends the run before")
+
+
+def _scheduled_batches(ledger: Ledger) -> None:
+    """Report what Megatron-LM counts in its default batch size although a schedule sets others."""
+    key = "step_batch_size_schedule"
+    if not ledger.has(key):
+        return
+    if ledger.has("train_iters"):
+        reason = "beside it Megatron-LM computes the samples of --train-iters with another batch size: give --train-samples"
+        ledger.drop_value(f"{key} train_iters", " ".join(ledger.peek("train_iters")), reason, Effect.RUN)
+    if not ledger.has("eval_global_batch_size"):
+        reason = (
+            "Megatron-LM evaluates one micro batch per rank an iteration beside a schedule, lt-train the schedule's last size"
+        )
+        ledger.drop_value("eval_global_batch_size", "by default", reason, Effect.RESULT)
 
 
 def _vocabulary(ledger: Ledger) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from lt_train.importers.ledger import options
 from lt_train.importers.shell.unknown import needs_shell
+from lt_train.importers.upstream import megatron_forks
 from lt_train.importers.upstream.megatron_options import ROWS
 from lt_train.importers.upstream.rows import options as upstream_options
 
@@ -43,7 +44,7 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
 
 def full_name(key: str) -> str:
     """Return the only option of Megatron-LM that begins with `key`, because argparse accepts unambiguous abbreviations."""
-    if key in options() or key in upstream_options("megatron_lm") or key in ROWS:
+    if key in options() or key in upstream_options("megatron_lm") or key in ROWS or key in megatron_forks.ROWS:
         return key
     names = [name for name in upstream_options("megatron_lm") if name.startswith(key)]
     return names[0] if len(names) == 1 else key

@@ -23,6 +23,7 @@ from lt_train.importers import (
     python_file,
     torchtitan,
 )
+from lt_train.importers.composed import composition
 from lt_train.importers.ledger import Translation, flatten
 
 SYNTAX = "a TorchTitan configuration ends in .toml, a recipe or a NeMo configuration in .yaml; any other file is a shell script"
@@ -57,7 +58,7 @@ def translate_file(path: str, overrides: Mapping[str, str] | None = None) -> Tra
     try:
         if PurePath(path).suffix.lower() == ".py":
             return python_file.translate(path, name, _parse_overrides(overrides or {}))
-        return _translate(PurePath(path).suffix.lower(), text, overrides or {})
+        return _translate(Path(path), text, overrides or {})
     except tomllib.TOMLDecodeError as error:
         raise BadData(f"{path}: not TOML: {error}", SYNTAX) from None
     except RecursionError:
@@ -66,7 +67,8 @@ def translate_file(path: str, overrides: Mapping[str, str] | None = None) -> Tra
         raise BadData(f"{path}: {error}", error.hint or SYNTAX) from None
 
 
-def _translate(suffix: str, text: str, overrides: Mapping[str, str]) -> Translation:
+def _translate(file: Path, text: str, overrides: Mapping[str, str]) -> Translation:
+    suffix = file.suffix.lower()
     if suffix == ".toml":
         return torchtitan.translate(flatten(tomllib.loads(text)) | _parse_overrides(overrides))
     is_manifest = suffix.startswith((".yaml", ".yml")) and kubernetes_manifest.is_manifest(text)
@@ -78,7 +80,11 @@ def _translate(suffix: str, text: str, overrides: Mapping[str, str]) -> Translat
     if suffix not in (".yaml", ".yml"):
         command = megatron_lm.command_in(text, overrides)
         return megatron_lm.translate_command(command)
-    values = _yaml(text, _parse_overrides(overrides))
+    content = _load(text)
+    composed = composition.translate(content, file, _parse_overrides(overrides))
+    if composed is not None:
+        return composed
+    values = _flat(content, _parse_overrides(overrides))
     if flagscale.is_training(values):
         return flagscale.translate(values)
     if megatron_bridge.is_run_config(values):
@@ -116,14 +122,18 @@ def translate_command(words: Sequence[str]) -> Translation:
     return megatron_lm.translate(words)
 
 
-def _yaml(text: str, overrides: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+def _load(text: str) -> dict[str, Any]:
     try:
         content = strict_yaml.loads(text)
     except ValueError as error:
         raise BadData(f"not YAML: {error}", SYNTAX) from None
     if not isinstance(content, dict):
         raise BadData("not a configuration: it has no keys")
-    flat = flatten({str(key): value for key, value in content.items()}) | dict(overrides)
+    return {str(key): value for key, value in content.items()}
+
+
+def _flat(content: dict[str, Any], overrides: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+    flat = flatten(content) | dict(overrides)
     return {key: _compute(_resolve(key, value, flat)) for key, value in flat.items()}
 
 

@@ -110,7 +110,7 @@ def _model(ledger: Ledger, written: Iterable[str]) -> None:
     sizes = [key for key in ledger.remaining_keys() if key.startswith(f"model.{SIZES}.")]
     if sizes:
         for option, value in LIKE_LLAMA.items():
-            ledger.set(option, value)
+            ledger.set(option, value, "model.name", "model.flavor")
         for key in sizes:
             ledger.carry(key, key.rpartition(".")[2])
         ledger.drop_value("model.param_init", "that of TorchTitan", FIRST_WEIGHTS, Effect.RESULT)

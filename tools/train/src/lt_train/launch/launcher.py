@@ -169,7 +169,7 @@ def _describe(config: RunConfig) -> None:
     parallel, architecture, batches = config.parallelism, config.architecture, config.batches
     note(
         f"{architecture.name}: {architecture.parameters():,} parameters, {_described_data(config.data)},"
-        f" {batches.train_iters:,} steps of {batches.global_batch_size} x {batches.seq_length} tokens on {parallel.world_size}"
+        f" {batches.train_iters:,} steps of {batches.described} on {parallel.world_size}"
         f" {parallel.device} rank(s): {parallel.described}"
     )
     if config.schedule:

@@ -110,9 +110,12 @@ class AllHeadsNorm(torch.nn.Module):
         squares = reduce_from_tensor_model_parallel_region(compiled(_sum_of_squares)(rows))
         # Every rank's output depends on `squares`, so the backward pass must sum the gradient of `squares` over the ranks.
         squares = copy_to_tensor_model_parallel_region(squares)
-        first = parallel_state.get_tensor_model_parallel_rank() * local_size
+        rank, ranks = parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_world_size()
+        # Ranks that share a key (`lt_train.parallel.query_groups`) have each added its squares.
+        copies = ranks * local_size // global_size
+        first = rank // copies * local_size
         weight = self.weight[first : first + local_size]
-        return compiled(_scale)(rows, squares / global_size, weight, self.eps).view_as(heads)
+        return compiled(_scale)(rows, squares / (copies * global_size), weight, self.eps).view_as(heads)
 
 
 def _sum_of_squares(rows: Tensor) -> Tensor:

@@ -97,7 +97,8 @@ class Activations:
     def _mixer_width(self, mixer: str) -> int:
         """Numbers per token that a mixer keeps, on all tensor-parallel ranks together."""
         recomputes_core = self.recompute is not None and "core_attn" in self.recompute.modules
-        return COSTS[mixer].activations(self.model, Setting(self.fuses_layers, recomputes_core, self.parallel.context))
+        setting = Setting(self.fuses_layers, recomputes_core, self.parallel.context, self.parallel.tensor)
+        return COSTS[mixer].activations(self.model, setting)
 
     def _mlp_width(self) -> int:
         """Return the numbers per token that an MLP or an expert keeps: input and output of GELU, or four for SwiGLU.

@@ -17,6 +17,7 @@ class Setting(NamedTuple):
     fuses: bool
     recomputes_core: bool
     context_ranks: int
+    tensor_ranks: int = 1
 
 
 class MixerCosts(NamedTuple):
@@ -45,28 +46,33 @@ def _attention_vectors(model: Architecture) -> int:
 
 
 def _attention_activations(model: Architecture, setting: Setting) -> int:
-    keys_values = 2 * model.kv_size
+    # Ranks that share a query group each hold its key and value.
+    keys = model.kv_size * max(1, setting.tensor_ranks // model.num_query_groups)
     rotates_all = model.rotary_channels == model.kv_channels
-    return _count_activations(model, setting, model.query_size + keys_values, keys_values, rotates_all)
+    return _count_activations(model, setting, model.query_size + 2 * keys, 2 * keys, model.query_size + keys, rotates_all)
 
 
 def _latent_attention_activations(model: Architecture, setting: Setting) -> int:
     latent = model.latent_attention
     assert latent is not None
     keys_values = model.num_attention_heads * (latent.qk_head_dim + latent.v_head_dim)
-    return _count_activations(model, setting, model.query_size + keys_values + model.value_size, keys_values, False)
+    projected = model.query_size + keys_values + model.value_size
+    return _count_activations(model, setting, projected, keys_values, model.query_size + model.kv_size, False)
 
 
-def _count_activations(model: Architecture, setting: Setting, projected: int, keys_values: int, rotates_all: bool) -> int:
+def _count_activations(
+    model: Architecture, setting: Setting, projected: int, keys_values: int, rotated: int, rotates_all: bool
+) -> int:
     """Count the numbers per token: the QKV projection's output, the rotated QKV, attention's output, and its contiguous copy.
 
-    The projection's output has `projected` numbers per token, including `keys_values` numbers of keys and values.
+    The projection's output has `projected` numbers per token, including `keys_values` numbers of keys and values. Queries and
+    keys have `rotated` numbers.
     """
     llama, width = model.family == "llama", projected
     fused = llama and setting.fuses
     # One kernel splits and rotates queries and keys. It keeps its input only if it also normalizes them.
     if llama and not (fused and rotates_all and not model.qk_layernorm):
-        width += model.query_size + model.kv_size
+        width += rotated
     width += model.value_size * (1 if setting.recomputes_core or fused else 2)
     # The keys and values of the other context-parallel ranks.
     return width + (0 if setting.recomputes_core else (setting.context_ranks - 1) * keys_values)

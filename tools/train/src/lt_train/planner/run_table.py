@@ -47,7 +47,7 @@ def model_row(model: Architecture, precision: Precision) -> str:
 
 
 def batch_row(batches: Batches) -> str:
-    return f"{batches.global_batch_size} x {batches.seq_length} tokens, micro batch {batches.micro_batch_size}"
+    return f"{batches.described}, micro batch {batches.micro_batch_size}"
 
 
 def save_row(saving: Checkpointing, size: CheckpointSize, device: str) -> str:

@@ -10,6 +10,7 @@ from megatron.core import parallel_state
 from lt_train.config.settings.faults import Faults
 from lt_train.config.settings.memory import Memory
 from lt_train.config.settings.parallelism import Parallelism
+from lt_train.parallel import query_groups
 from lt_train.process import device, rendezvous
 from lt_train.process.rank_environment import RankEnvironment
 
@@ -22,13 +23,15 @@ _gradient_group: Any = None
 def create(
     parallelism: Parallelism,
     expert_tensor_parallel: int,
+    groups_of_queries: int,
     memory: Memory,
     faults: Faults,
     rank_environment: RankEnvironment,
     rank_device: torch.device,
     digests: Mapping[str, str],
 ) -> None:
-    """Join the rendezvous, then create megatron-core's groups and the group for the gradients of the pipeline.
+    """Join the rendezvous, then create megatron-core's groups, and those for the gradients of the pipeline and for shared query
+    groups.
 
     `digests` are hashes of the run's configuration, which must be equal on all ranks. Raises as `rendezvous.join`.
     """
@@ -44,6 +47,7 @@ def create(
             num_distributed_optimizer_instances=memory.replicas,
         )
         _create_gradient_group(parallelism, rank_device)
+        query_groups.create_group(parallelism.tensor, groups_of_queries, parallelism.world_size, TIMEOUT)
 
 
 def gradient_group() -> Any:

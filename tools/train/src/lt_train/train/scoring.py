@@ -47,9 +47,15 @@ def score(config: RunConfig, rank_environment: RankEnvironment, device: torch.de
     scoring = config.scoring
     assert scoring is not None
     trials = kernel_trials.Trials(config, device)
-    expert_tensor_parallel = config.expert_tensor_parallel
     process_groups.create(
-        config.parallelism, expert_tensor_parallel, config.memory, config.faults, rank_environment, device, config.digests()
+        config.parallelism,
+        config.expert_tensor_parallel,
+        config.architecture.num_query_groups,
+        config.memory,
+        config.faults,
+        rank_environment,
+        device,
+        config.digests(),
     )
     is_first = rank_environment.rank == 0
     chosen = trials.choose_kernels(is_first)

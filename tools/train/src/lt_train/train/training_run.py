@@ -72,9 +72,15 @@ def train(config: RunConfig, rank_environment: RankEnvironment, rank_device: tor
     next process continues. Rank 0 prints the manifest lines of checkpoints on stdout.
     """
     trials = Trials(config, rank_device)
-    expert_tensor_parallel = config.expert_tensor_parallel
     process_groups.create(
-        config.parallelism, expert_tensor_parallel, config.memory, config.faults, rank_environment, rank_device, config.digests()
+        config.parallelism,
+        config.expert_tensor_parallel,
+        config.architecture.num_query_groups,
+        config.memory,
+        config.faults,
+        rank_environment,
+        rank_device,
+        config.digests(),
     )
     clock.lap("process groups")
     with FailureWatch():

@@ -8,8 +8,9 @@ import click
 
 from lt_shared import console
 from lt_shared.console import BadConfig, ToolError, UsageError
-from lt_shared.data.sample_order.batch_sizes import BatchSizes, PhaseSize, RampUp
+from lt_shared.data.sample_order.batch_sizes import BatchSizes, PhaseSize, RampUp, ScheduledSize
 from lt_shared.models.architecture import Architecture
+from lt_train.config.settings import size_schedule
 from lt_train.config.settings.parallelism import Parallelism
 
 POSITIVE = click.IntRange(min=1)
@@ -36,6 +37,11 @@ OPTIONS = console.section(
         metavar="START INCREMENT SAMPLES",
         help="Grow the global batch size from START by INCREMENT over SAMPLES samples.",
     ),
+    click.option(
+        "--step-batch-size-schedule",
+        metavar="TOKENS:SIZE ...",
+        help="Set the global batch size by the trained tokens: '0:384 200B:768 400B:1152'. Suffixes are K, M, B and T.",
+    ),
     click.option("--train-iters", type=POSITIVE, help=f"Train for this many steps in all; {DEFAULT_STEPS} if no length is set."),
     click.option("--train-samples", type=POSITIVE, help="Set the run's length in samples; rounded down to whole steps."),
     click.option("--train-tokens", type=POSITIVE, help="Set the run's length in tokens; rounded down to whole steps."),
@@ -44,12 +50,13 @@ OPTIONS = console.section(
 
 LENGTHS = ("train_iters", "train_samples", "train_tokens")
 # Options that set the length of a run.
-WITHOUT_LENGTH = dict.fromkeys(("train_iters", "train_samples", "train_tokens", "rampup_batch_size"))
+WITHOUT_LENGTH = dict.fromkeys((*LENGTHS, "rampup_batch_size", "step_batch_size_schedule"))
 
 
 @dataclasses.dataclass(frozen=True)
 class Batches:
-    """Sizes in tokens (`seq_length`) and samples; `train_iters` in steps. `global_batch_size` is the size after the ramp-up.
+    """Sizes in tokens (`seq_length`) and samples; `train_iters` in steps. `global_batch_size` is the size after the ramp-up, or
+    the last size of `size_schedule`, which is empty without --step-batch-size-schedule.
 
     `phase_sizes` has the batch sizes of the phases of --data-schedule; it is empty if no phase sets one. `requested_samples` is
     the length of a run that is set in samples or tokens. If earlier attempts had different batch sizes, they trained `first_step`
@@ -65,6 +72,7 @@ class Batches:
     requested_samples: int | None = None
     first_step: int = 0
     first_sample: int = 0
+    size_schedule: tuple[ScheduledSize, ...] = ()
 
     def continued(self, steps: int, samples: int) -> Self:
         """Return the settings for resuming after `steps` steps on `samples` samples, whose batches may have had other sizes.
@@ -80,7 +88,7 @@ class Batches:
 
     @property
     def batch_sizes(self) -> BatchSizes:
-        return BatchSizes(self.global_batch_size, self.ramp_up, self.phase_sizes)
+        return BatchSizes(self.global_batch_size, self.ramp_up, self.phase_sizes, self.size_schedule)
 
     @property
     def train_samples(self) -> int:
@@ -95,6 +103,29 @@ class Batches:
     def sizes(self) -> tuple[int, ...]:
         """Every size that a global batch has during the run."""
         return self.batch_sizes.all
+
+    @property
+    def described(self) -> str:
+        """Describe the samples and tokens of a step, for people. A schedule has the first step of each size."""
+        sizes = str(self.global_batch_size)
+        if self.size_schedule:
+            sizes = ", ".join(f"{size} from step {step:,}" if step > 1 else str(size) for step, size in self._scheduled_steps())
+        elif self.ramp_up:
+            sizes = f"{self.ramp_up.start} to {self.global_batch_size}"
+        return f"{sizes} x {self.seq_length} tokens"
+
+    @property
+    def size_schedule_text(self) -> str | None:
+        """The schedule as --step-batch-size-schedule takes it, in tokens; None without one."""
+        return " ".join(f"{entry.begin * self.seq_length}:{entry.size}" for entry in self.size_schedule) or None
+
+    def _scheduled_steps(self) -> Iterator[tuple[int, int]]:
+        """Yield the first step, from 1, and the size of each entry of the schedule that a step of the run begins in."""
+        for entry in self.size_schedule:
+            steps = self.steps_within(entry.begin)
+            steps += self.samples_after(steps) < entry.begin
+            if steps < self.train_iters and self.size_at(self.samples_after(steps)) == entry.size:
+                yield steps + 1, entry.size
 
     def size_at(self, consumed_samples: int) -> int:
         """Return the samples in the step that begins after `consumed_samples` samples."""
@@ -120,16 +151,19 @@ def sequence_length(options: dict[str, Any], architecture: Architecture) -> int:
 def resolve_batches(options: dict[str, Any], architecture: Architecture, parallelism: Parallelism) -> Batches:
     """Resolve the batch options.
 
-    Raises UsageError for more than one length of the run, BadConfig for a ramp-up that misses the global batch size or for a run
-    shorter than a step.
+    Raises UsageError for more than one length of the run or batch size, BadConfig for a malformed schedule of batch sizes, for a
+    ramp-up that misses the global batch size, or for a run shorter than a step.
     """
-    micro_batch_size = options["micro_batch_size"]
+    micro_batch_size, seq_length = options["micro_batch_size"], sequence_length(options, architecture)
+    schedule = size_schedule.resolve_size_schedule(options, seq_length)
+    default_size = schedule[-1].size if schedule else micro_batch_size * max(1, parallelism.data)
     batches = Batches(
-        seq_length=sequence_length(options, architecture),
+        seq_length=seq_length,
         micro_batch_size=micro_batch_size,
-        global_batch_size=options["global_batch_size"] or micro_batch_size * max(1, parallelism.data),
+        global_batch_size=options["global_batch_size"] or default_size,
         train_iters=options["train_iters"] or DEFAULT_STEPS,
         ramp_up=RampUp(*options["rampup_batch_size"]) if options["rampup_batch_size"] else None,
+        size_schedule=schedule,
     )
     _check_ramp_up(batches)
     lengths = {name: options[name] for name in LENGTHS if options[name]}
@@ -168,7 +202,7 @@ def check(batches: Batches, architecture: Architecture, parallelism: Parallelism
             yield BadConfig(
                 f"global batch size {size} is not a multiple of micro batch size {batches.micro_batch_size}"
                 f" x data parallel size {parallelism.data}",
-                f"use {'multiples' if batches.ramp_up else 'a multiple'} of {step_samples}",
+                f"use {'multiples' if batches.ramp_up or batches.size_schedule else 'a multiple'} of {step_samples}",
             )
     if batches.seq_length > architecture.max_position_embeddings:
         yield BadConfig(

@@ -12,7 +12,7 @@ from lt_shared.console import BadData
 from lt_shared.files import storage, strict_json
 
 # Training options that `lt-train bench` does not accept: `training_options` sets the length, and the batch size is constant.
-SETTLED = ("train_iters", "train_samples", "train_tokens", "rampup_batch_size", "seed")
+SETTLED = ("train_iters", "train_samples", "train_tokens", "rampup_batch_size", "step_batch_size_schedule", "seed")
 
 OPTIONS = console.section(
     "Measurement",

@@ -18,6 +18,7 @@ from lt_shared import console
 from lt_shared.console import BadConfig, ToolError
 from lt_shared.data.sample_order.batch_sizes import PhaseSize
 from lt_shared.models.architecture import Architecture
+from lt_train.config.settings import size_schedule
 from lt_train.config.settings.batches import Batches
 
 if TYPE_CHECKING:
@@ -131,8 +132,17 @@ class Schedule:
     def length(self, batches: Batches) -> Batches:
         """Return `batches` with the first phase's sequence length and the number of steps in all phases.
 
-        Raises BadConfig for a phase shorter than a step.
+        Raises BadConfig for a phase shorter than a step, and for a phase of another sequence length beside a schedule of batch
+        sizes, whose entries count tokens.
         """
+        if batches.size_schedule:
+            for phase in self.phases:
+                if phase.seq_length != batches.seq_length:
+                    raise BadConfig(
+                        f"{OPTION}: the phase {phase.name} has samples of {phase.seq_length} tokens, and the tokens of"
+                        f" {size_schedule.OPTION} count samples of {batches.seq_length} tokens",
+                        "drop it, and give the phases a global-batch-size each",
+                    )
         scheduled = dataclasses.replace(batches, seq_length=self.phases[0].seq_length)
         has_sizes = any(phase.global_batch_size for phase in self.phases)
         end = samples = 0

@@ -132,7 +132,7 @@ def resolve_memory(options: dict[str, Any], batches: Batches, parallel: Parallel
             "use --recompute-granularity full, or selective",
         )
     # One GEMM computes the whole gradient of a weight, so bfloat16 loses nothing by accumulation.
-    alone = batches.global_batch_size == batches.micro_batch_size and parallel.data == parallel.context == 1
+    alone = max(batches.sizes) == batches.micro_batch_size and parallel.data == parallel.context == 1
     suffices = alone and precision.bf16 and not (options["use_torch_fsdp2"] or options["accumulate_allreduce_grads_in_fp32"])
     return Memory(
         fully_sharded=options["use_torch_fsdp2"],

@@ -13,6 +13,7 @@ import click
 
 from lt_shared import console
 from lt_shared.console import BadConfig, ToolError, UsageError
+from lt_shared.models.architecture import Architecture
 from lt_train.config.megatron_version import release
 from lt_train.config.settings.batches import Batches
 from lt_train.config.settings.parallelism import Parallelism
@@ -198,7 +199,7 @@ def missing_packages(optimization: Optimization) -> Iterator[ToolError]:
         yield BadConfig("megatron-core takes Muon from a package that is not installed", "pip install 'lt-train[muon]'")
 
 
-def check(optimization: Optimization, dtype: str, parallelism: Parallelism) -> Iterator[ToolError]:
+def check(optimization: Optimization, dtype: str, parallelism: Parallelism, architecture: Architecture) -> Iterator[ToolError]:
     """Yield BadConfig if a schedule contradicts itself or Muon cannot run. `dtype` is the weights' type."""
     settings = optimization
     if not 0 <= settings.min_lr <= settings.lr:
@@ -228,10 +229,16 @@ def check(optimization: Optimization, dtype: str, parallelism: Parallelism) -> I
     if settings.weight_decay_style == "constant" and start != end:
         yield BadConfig(f"constant weight decay from {start} to {end}", "add --weight-decay-incr-style linear")
     if settings.optimizer == "muon":
-        yield from _check_muon(dtype, parallelism)
+        yield from _check_muon(dtype, parallelism, architecture)
 
 
-def _check_muon(dtype: str, parallelism: Parallelism) -> Iterator[ToolError]:
+def _check_muon(dtype: str, parallelism: Parallelism, architecture: Architecture) -> Iterator[ToolError]:
+    groups = architecture.num_query_groups
+    if parallelism.tensor > groups:
+        yield BadConfig(
+            f"Muon needs whole query groups on a rank, tensor parallel size {parallelism.tensor} splits {groups}",
+            f"use --tensor-model-parallel-size {groups} or less, or --optimizer adam",
+        )
     if dtype == "float16":
         yield BadConfig("megatron-core's Muon does not scale the loss, which fp16 needs", "use --bf16")
     if parallelism.distributed_optimizer:

@@ -244,14 +244,7 @@ def check(parallel: Parallelism, model: Architecture, seq_length: int) -> Iterat
             f" x pipeline parallel {parallel.pipeline} x context parallel {parallel.context}",
             f"start a multiple of {parallel.model} ranks",
         )
-    divisible = {what: size for mixer in model.mixers for what, size in MIXERS[mixer].divided(model).items()}
-    divisible["feed-forward size"] = model.ffn_hidden_size
-    for what, size in divisible.items():
-        if size % parallel.tensor:
-            yield BadConfig(
-                f"{what} {size} not divisible by tensor parallel size {parallel.tensor}",
-                f"choose {_join_choices(_common_divisors(divisible.values()))}",
-            )
+    yield from _check_tensor(parallel, model)
     if parallel.sequence and parallel.tensor == 1:
         yield BadConfig("sequence parallelism needs a tensor parallel size above 1", "drop --sequence-parallel")
     if parallel.tensor_overlap and not parallel.sequence:
@@ -265,6 +258,25 @@ def check(parallel: Parallelism, model: Architecture, seq_length: int) -> Iterat
     yield from _check_stages(parallel, model.num_layers)
     yield from _check_sequence(parallel, seq_length)
     yield from _check_mixers(parallel, model)
+
+
+def _check_tensor(parallel: Parallelism, model: Architecture) -> Iterator[ToolError]:
+    divisible = {what: size for mixer in model.mixers for what, size in MIXERS[mixer].divided(model).items()}
+    shared = {what: size for mixer in model.mixers for what, size in MIXERS[mixer].shared(model).items()}
+    divisible["feed-forward size"] = model.ffn_hidden_size
+    choices = [ranks for ranks in _common_divisors(divisible.values()) if all(_shares(size, ranks) for size in shared.values())]
+    remedy = f"choose {_join_choices(choices)}"
+    for what, size in divisible.items():
+        if size % parallel.tensor:
+            yield BadConfig(f"{what} {size} not divisible by tensor parallel size {parallel.tensor}", remedy)
+    for what, size in shared.items():
+        if not _shares(size, parallel.tensor):
+            yield BadConfig(f"{what} {size} neither a multiple nor a divisor of tensor parallel size {parallel.tensor}", remedy)
+
+
+def _shares(units: int, ranks: int) -> bool:
+    """Return whether each of `ranks` ranks has equally many of the `units`, or each unit belongs to equally many ranks."""
+    return units % ranks == 0 or ranks % units == 0
 
 
 def _check_stages(parallel: Parallelism, layers: int) -> Iterator[ToolError]:

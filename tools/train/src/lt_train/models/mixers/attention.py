@@ -5,7 +5,8 @@ heads; biases; RoPE in every channel or in some, with a separate base in layers 
 attention handles windows, sinks and soft caps (`mixers/core_attention.py`, `mixers/flash_attention.py`).
 
 The weights have megatron-core's names: `linear_qkv` [groups x (heads per group + 2) x d, h], with the queries of a group before
-its key and value, and `linear_proj` [h, heads x d].
+its key and value, and `linear_proj` [h, heads x d]. If there are more tensor-parallel ranks than groups, the ranks that share a
+group exchange the output of `linear_qkv` (`lt_train.parallel.query_groups`).
 """
 
 import functools
@@ -22,6 +23,7 @@ from lt_train.models.linear import Input, Linears, Outputs
 from lt_train.models.mixers import rope
 from lt_train.models.mixers.core_attention import CausalAttention
 from lt_train.models.norms import AllHeadsNorm, compiled, norm
+from lt_train.parallel import query_groups
 from lt_train.parallel.ddp import wait_for_weights
 
 
@@ -29,7 +31,8 @@ class Attention(MegatronModule):  # type: ignore[misc]
     """The self attention in a block.
 
     `local_angles` replace the angles of the model in this layer. `rotates_by_kernel`: one kernel splits, normalizes and rotates.
-    `groups` is the number of local query groups, each with `group_heads` heads.
+    `groups` is the number of local query groups, each with `group_heads` local heads. `shared_heads` counts the heads of a group
+    that several ranks share; it is None if a rank has whole groups.
     """
 
     def __init__(
@@ -43,8 +46,11 @@ class Attention(MegatronModule):  # type: ignore[misc]
     ):
         super().__init__(config=config)
         heads, groups = architecture.num_attention_heads, architecture.num_query_groups
-        self.head_size, self.group_heads = architecture.kv_channels, heads // groups
-        self.groups = groups // config.tensor_model_parallel_size
+        ranks = config.tensor_model_parallel_size
+        self.head_size = architecture.kv_channels
+        self.groups = max(1, groups // ranks)
+        self.group_heads = heads // ranks // self.groups
+        self.shared_heads = heads // groups if ranks > groups else None
         self.local_angles, self.rotates_by_kernel = local_angles, rotates_by_kernel
         self.magnitude = rope.rotated_magnitude(architecture)
         self.recomputes_core = recomputation.is_chosen(config, "core_attn")
@@ -72,6 +78,8 @@ class Attention(MegatronModule):  # type: ignore[misc]
     def forward(self, hidden_states: Tensor, documents: Tensor | None, angles: Tensor | None) -> Outputs:
         """Attend over `hidden_states` [s, b, h]. `angles` [s, 1, 1, channels] are the model's, `documents` is for the core."""
         mixed, _ = self.linear_qkv(hidden_states)
+        if self.shared_heads is not None:
+            mixed = query_groups.gather_group(mixed, self.shared_heads, self.head_size)
         query, key, value = self._heads(mixed, angles)
         is_recomputed = self.recomputes_core and self.training
         mixed = recomputation.compute(self.core_attention, is_recomputed, query, key, value, documents)

@@ -1,0 +1,1 @@
+"""Configurations that other programs turn into those of Megatron-LM and TorchTitan: Primus, nanotron and others."""
