@@ -354,7 +354,8 @@ def _checkpoints(ledger: Ledger) -> None:
         if is_async:
             ledger.set("async_save", True, "checkpoint.async_save", "checkpoint.async_mode")
     else:
-        ledger.drop_value("checkpoint.enable", False, "nothing is saved: add --save", Effect.NONE)
+        for key, value in (("checkpoint.enable", False), ("job.dump_folder", dump_folder)):
+            ledger.drop_value(key, value, "nothing is saved: add --save", Effect.NONE)
     _start(ledger, enabled)
 
 
