@@ -11,7 +11,7 @@ from lt_shared.console import BadData
 from lt_shared.models.presets import preset
 from lt_train.config.settings.model import experts, latent_attention
 from lt_train.importers import evaluation, megatron_latents, muon
-from lt_train.importers.bridge import data, initialization, precision, start
+from lt_train.importers.bridge import data, initialization, precision, providers, start
 from lt_train.importers.bridge.objects import plain
 from lt_train.importers.effects import Effect
 from lt_train.importers.layer_style import EVERYTHING, FUSED_GELU, SEES_EVERYTHING, complete, drop_scaling, drop_stored_otherwise
@@ -137,7 +137,7 @@ def translate(values: dict[str, Any], source: str = SOURCE) -> Translation:
     provider = str(values.get(MODEL, "")).rpartition(".")[2]
     if OTHER_MODELS.search(provider):
         raise BadData(f"{provider}: lt-train has no such model", "lt-train models lists what it has")
-    values = precision.resolve(plain(values))
+    values = providers.complete(precision.resolve(plain(values)))
     ledger = Ledger(source, values, row=row, defaults=upstream_options("megatron_bridge"))
     for key, value in NEUTRAL.items():
         if values.get(key) == value:
