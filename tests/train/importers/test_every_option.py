@@ -23,7 +23,7 @@ SHAPE = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64
 COMMAND = ["pretrain_gpt.py", *f"{SHAPE} --micro-batch-size 1 --global-batch-size 8 --train-iters 10".split()]
 BRIDGE = {
     "_target_": "megatron.bridge.training.config.ConfigContainer",
-    "model._target_": "megatron.bridge.models.llama.llama_provider.LlamaModelProvider",
+    "model._target_": "megatron.bridge.models.gpt_provider.GPTModelProvider",
     "model.num_layers": 4,
     "train.train_iters": 100,
 }
@@ -509,6 +509,23 @@ def test_keys_of_files(translate: Callable[..., Translation], values: dict[str, 
         ),
         (bridge, {"model.recompute_modules": ["core_attn", "moe_act"]}, {"recompute_modules": "core_attn"}),
         (bridge, {"mixed_precision.bf16": True, "mixed_precision.grad_reduce_in_fp32": False}, {"grad_reduce_in_bf16": True}),
+        (bridge, {}, {"hidden_dropout": 0.1, "attention_dropout": 0.1, "position_embedding_type": "learned_absolute"}),
+        (bridge, {"model.hidden_size": 64}, {"ffn_hidden_size": 256}),
+        # Defaults of the classes, which a file of one's own may leave out.
+        (
+            bridge,
+            {"model._target_": "megatron.bridge.models.llama.llama_provider.LlamaModelProvider"},
+            {"hidden_dropout": 0.0, "normalization": "RMSNorm", "swiglu": True, "disable_bias_linear": True},
+        ),
+        (
+            bridge,
+            {"model._target_": "megatron.bridge.models.qwen.qwen_provider.Qwen3ModelProvider", "model.rotary_base": 10000.0},
+            {"qk_layernorm": True, "norm_epsilon": 1e-6, "rotary_base": 10000.0, "kv_channels": 128, "num_query_groups": 8},
+        ),
+        (bridge, {"mixed_precision": "bf16_mixed"}, {"bf16": True}),
+        (bridge, {"scheduler.max_steps": 500}, {"lr_decay_iters": 500}),
+        (bridge, {"scheduler.lr_decay_style": "WSD", "scheduler.lr_decay_iters": 90}, {"lr_wsd_decay_iters": 90}),
+        (bridge, {"model.transformer.hidden_size": 64}, {"hidden_size": 64}),
         (bridge, {}, {"weight_decay": 0.01, "adam_beta2": 0.999, "lr_decay_style": "linear", "lr_warmup_iters": 0}),
         (
             nemo_file,
