@@ -10,7 +10,7 @@ class Mixer(NamedTuple):
     """The sizes of one kind of mixer.
 
     `weights` counts the weights that every token is multiplied with once, `vectors` all other parameters: biases, sinks, inner
-    norms. `divided` and `shared` name and count the units that tensor-parallel ranks divide. The number of ranks must divide every
+    norms. `divided` and `shared` name and count the units that tensor-parallel ranks divide. The number of ranks must divide each
     count in `divided`. A count in `shared` may also be smaller and divide the number of ranks: then several ranks hold each unit.
 
     With `has_scores`, the mixer multiplies queries and keys for all pairs of tokens. Without `splits_samples`, a rank needs whole

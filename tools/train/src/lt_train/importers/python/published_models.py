@@ -14,11 +14,20 @@ from lt_train.importers.python.values import MISSING, Builtin, Class, External, 
 AUTO_BRIDGE = External("megatron.bridge.AutoBridge")
 CONFIG, PRETRAINED = External("transformers.PretrainedConfig"), External("transformers.PreTrainedModel")
 CONVERSIONS = "megatron/bridge/models"
+# Families whose layers Megatron-Bridge changes by code, where the published model stands for all of its sizes.
+BY_PRESET = ("gemma2", "gpt_oss")
 OTHER_START = "the recipe begins with the weights of {}: convert them with lt-convert, and add --load"
 
 
 class ModelInterpreter(Interpreter):
-    """Interpret configurations that name published models."""
+    """Interpret configurations that name published models.
+
+    `converted` maps the id of a model's object to lt-train's preset and the values that its conversion gave it.
+    """
+
+    def __init__(self, file: Path):
+        super().__init__(file)
+        self.converted: dict[int, tuple[str, dict[str, Any]]] = {}
 
     def call_external(self, function: External, arguments: list[Any], keywords: dict[str, Any]) -> Any:
         if function.name == f"{AUTO_BRIDGE.name}.from_hf_pretrained" and arguments:
@@ -66,7 +75,10 @@ class ModelInterpreter(Interpreter):
         config = Instance(CONFIG, dict(values), self.origin)
         bridge = Instance(conversion, {"hf_config": config}, self.origin)
         argument = config if method == "hf_config_to_model_config" else Instance(PRETRAINED, {"config": config}, self.origin)
-        return self.call(self.attribute(bridge, method), [argument], {})
+        model = self.call(self.attribute(bridge, method), [argument], {})
+        if isinstance(model, Instance) and values["model_type"] in BY_PRESET:
+            self.converted[id(model)] = (values["lt_preset"], dict(model.attributes))
+        return model
 
     def _conversion(self, architecture: str) -> Class | None:
         """Find the class that Megatron-Bridge registers for a Hugging Face architecture."""
