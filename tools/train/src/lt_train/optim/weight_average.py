@@ -10,6 +10,7 @@ bit: float32 numbers are moved, and the 16-bit weights are rounded from the same
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -105,13 +106,17 @@ def _slices(
     for begin in range(0, len(weight), SLICE_ELEMENTS):
         part = slice(begin, begin + SLICE_ELEMENTS)
         if low_bits is None:
-            yield averages[part], weight[part], weight[part].copy_
+            yield averages[part], weight[part], partial(_set, weight[part])
         else:
             upper, lower = weight[part], low_bits[part]
             joined = torch.empty_like(averages[part])
             split_master_weights.join(upper, lower, joined)
-            yield (
-                averages[part],
-                joined,
-                lambda values, upper=upper, lower=lower: split_master_weights.split(values, upper, lower),
-            )
+            yield averages[part], joined, partial(_set_split, upper, lower)
+
+
+def _set(weight: Tensor, values: Tensor) -> None:
+    weight.copy_(values)
+
+
+def _set_split(upper: Tensor, lower: Tensor, values: Tensor) -> None:
+    split_master_weights.split(values, upper, lower)
