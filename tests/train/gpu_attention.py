@@ -117,7 +117,7 @@ class SharedSequence:
         return self.ranks
 
     def gathered(self, key: Tensor, value: Tensor, group: Any) -> SimpleNamespace:
-        return SimpleNamespace(until=lambda end: self.whole)
+        return SimpleNamespace(wait_for=lambda end: self.whole)
 
     def summed(self, whole: Tensor, group: Any) -> SimpleNamespace:
         def finish() -> Tensor:

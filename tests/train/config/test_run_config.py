@@ -11,6 +11,7 @@ from layouts import assembled
 from running import SMALL, train
 
 from lt_shared.contracts.manifest import Dataset
+from lt_shared.data.sample_order import run_order
 from lt_shared.data.sample_order.split import split_shares
 from lt_train.config.checks import problems
 from lt_train.config.run_config import RunConfig
@@ -224,15 +225,18 @@ def test_a_run_in_samples_trains_those_that_are_left_with_any_batch_size(tmp_pat
     assert "up to date" in result.err
 
 
-def test_a_longer_run_that_reorders_its_samples_warns(tmp_path: Path, dataset: Dataset) -> None:
-    """The samples are those of two epochs, all shuffled together, and no longer of one."""
+def test_a_longer_run_says_where_further_epochs_begin(tmp_path: Path, dataset: Dataset) -> None:
+    """More samples of the same epoch are no news, and a shorter run leaves the order as it was."""
     run = (*SMALL, "--save", str(tmp_path / "run"), "--eval-iters", "0", dataset.prefix)
     assert train(*run, "--train-iters", "2").code == 0
     same = train(*run, "--train-iters", "3", "--exit-interval", "1")
-    assert "another order" not in same.err
+    assert "epochs" not in same.err
     longer = train(*run, "--train-iters", "400", "--exit-interval", "1")
-    assert "the length of the run was 24 samples and is 3200, which takes another number of epochs" in longer.err, longer.err
-    assert "the samples that are left come in another order than before" in longer.err
+    assert "the run was 24 samples long and is 3200: the samples of the shorter run keep their order" in longer.err, longer.err
+    shorter = train(*run, "--train-iters", "5")
+    assert (shorter.code, "epochs" in shorter.err) == (0, False), shorter.err
+    lengths = [(attempt.earlier_samples, attempt.samples) for attempt in run_order.read(tmp_path / "run")]
+    assert lengths == [((), 16), ((), 24), ((24,), 3200), ((24,), 3200)]
 
 
 def test_another_batch_size_continues_with_a_warning(tmp_path: Path, dataset: Dataset) -> None:

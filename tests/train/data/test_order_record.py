@@ -71,6 +71,39 @@ def test_they_are_what_the_ranks_have_read(tmp_path: Path, dataset: Dataset, wri
     assert "--train-iters" in attempts[1].command and data[-1] in attempts[1].command
 
 
+def in_order(read: list[np.ndarray], sizes: list[int]) -> list[list[int]]:
+    """The samples that two ranks have read in micro batches of two, in the order of the run; `sizes` are those of its steps."""
+    rows: list[list[int]] = []
+    taken = 0
+    for size in sizes:
+        for _ in range(size // 4):
+            rows += [read[rank][taken + row].tolist() for rank in range(2) for row in range(2)]
+            taken += 2
+    assert taken == len(read[0]) == len(read[1])
+    return rows
+
+
+@pytest.mark.parametrize("blend", [False, True])
+def test_a_longer_run_trains_what_is_left_and_then_further_epochs(
+    tmp_path: Path, write_dataset: Callable[..., Dataset], blend: bool
+) -> None:
+    """40 of 40 samples, more than an epoch, and then 98 in steps of other sizes, with stops between them. All that the ranks have
+    read is in the order of the last attempt, and begins with Megatron-LM's order for 40 samples."""
+    first, second = (write_dataset(tmp_path / str(skip), first=skip, documents=4) for skip in (0, 50))
+    data = ("0.7", first.prefix, "0.3", second.prefix) if blend else (first.prefix,)
+    fixed = (*SMALL, "--seq-length", str(LENGTH), "--eval-iters", "0", "--split", "1,0,0", "--save", str(tmp_path / "run"))
+    rows: list[list[int]] = []
+    for length, size, begin, end in ((40, 8, 0, 5), (98, 4, 5, 8), (98, 12, 8, 11), (98, 4, 11, 13)):
+        words = ("--train-samples", str(length), "--global-batch-size", str(size), "--exit-interval", str(end))
+        rows += in_order(spied(tmp_path, *fixed, *words, *data), [size] * (end - begin))
+    attempts = run_order.read(tmp_path / "run")
+    assert [(attempt.earlier_samples, attempt.samples) for attempt in attempts] == [((), 40), *[((40,), 98)] * 3]
+    samples = attempts[-1].training_samples(tmp_path / "run")
+    assert rows == [samples[number].tolist() for number in range(40 + 12 + 36 + 8)]
+    alone = attempts[0].training_samples()
+    assert rows[:40] == [alone[number].tolist() for number in range(40)]
+
+
 def as_stream(place: Path, shards: list[Dataset]) -> str:
     described = [dataclasses.replace(shard, stream="web", part=number) for number, shard in enumerate(shards)]
     end = json.dumps({"v": 1, "kind": "end", "count": len(shards)})

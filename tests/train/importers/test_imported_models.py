@@ -103,7 +103,10 @@ def test_partial_writes_what_there_is(tmp_path: Path) -> None:
     done = train("import", "--partial", str(file))
     assert done.code == 0
     assert "num-layers = 24" in done.out
-    assert f"warning: {file}: another model would result, without model.rotary_interleaved; --partial accepts it" in done.err
+    assert (
+        f"warning: {file}: another model would result, without model.rotary_interleaved (line 20); --partial accepts it"
+        in done.err
+    )
 
 
 def test_what_matters_comes_first_and_the_rest_is_counted(tmp_path: Path) -> None:

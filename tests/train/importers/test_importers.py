@@ -260,7 +260,7 @@ CONFIGURATIONS = {"guide.toml": torchtitan, "llama3_70b.toml": torchtitan, "reci
 
 def keys(name: str) -> dict[str, Any]:
     text = (PLACE / name).read_text()
-    return flatten(tomllib.loads(text)) if name.endswith(".toml") else source._yaml(text)
+    return flatten(tomllib.loads(text)) if name.endswith(".toml") else source._flat(source._load(text))
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
@@ -477,10 +477,13 @@ def test_what_an_option_takes_in_words(option: str, words: str) -> None:
 
 
 def test_references() -> None:
-    values = source._yaml("a: {b: 1, c: '${.b}', d: '${a.c}', e: 'x${a.b}y', f: '${nowhere}', g: '${.g}'}")
+    values = source._flat(source._load("a: {b: 1, c: '${.b}', d: '${a.c}', e: 'x${a.b}y', f: '${nowhere}', g: '${.g}'}"))
     assert values == {"a.b": 1, "a.c": 1, "a.d": 1, "a.e": "x1y", "a.f": "${nowhere}", "a.g": "${.g}"}
-    assert source._yaml("{a: 2, betas: [0.9, '${a}'], paths: ['${a}/x', '${multiply:${a}, 3}']}")["betas"] == [0.9, 2]
-    assert source._yaml("{a: 2, paths: ['${a}/x', '${multiply:${a}, 3}']}")["paths"] == ["2/x", 6]
+    assert source._flat(source._load("{a: 2, betas: [0.9, '${a}'], paths: ['${a}/x', '${multiply:${a}, 3}']}"))["betas"] == [
+        0.9,
+        2,
+    ]
+    assert source._flat(source._load("{a: 2, paths: ['${a}/x', '${multiply:${a}, 3}']}"))["paths"] == ["2/x", 6]
 
 
 def test_flatten() -> None:

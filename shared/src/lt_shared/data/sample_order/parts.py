@@ -19,7 +19,7 @@ from lt_shared.console import BadData
 from lt_shared.data.sample_order import sample_index
 from lt_shared.data.sample_order.packed import PackedPart, PackedReading
 from lt_shared.data.sample_order.sample_index import Reading
-from lt_shared.data.sample_order.samples import BlendedSamples, DatasetSamples, Sequences
+from lt_shared.data.sample_order.samples import BlendedSamples, DatasetSamples, ExtendedSamples, Sequences
 from lt_shared.data.sample_order.stream import Stream, StreamSamples
 
 # Megatron draws a little more than a dataset's share, because the blend rounds differently from the shares.
@@ -35,7 +35,7 @@ class DatasetPart:
     share: range
     samples: int
     sequence_length: int
-    seed: int
+    seed: int | tuple[int, int]
 
     @property
     def indices(self) -> "list[DatasetPart | Blend]":
@@ -69,6 +69,27 @@ class DatasetPart:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class ExtendedPart:
+    """The share of a dataset in a run that has become longer: whole epochs as first shuffled, then `sections` of further epochs.
+
+    A longer run of Megatron-LM shuffles all of its epochs anew, so it would skip some samples and repeat others.
+    """
+
+    sections: tuple[DatasetPart, ...]
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        return tuple(section.order for section in self.sections)
+
+    @property
+    def indices(self) -> "list[DatasetPart | Blend]":
+        return list(self.sections)
+
+    def load(self, directory_by_index: Mapping[Any, Path]) -> ExtendedSamples:
+        return ExtendedSamples([section.load(directory_by_index) for section in self.sections])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class StreamPart:
     """`samples` samples drawn from a stream, from token `begin` on; `end` as in `StreamSamples`.
 
@@ -97,7 +118,7 @@ class StreamPart:
 class Blend:
     """`samples` samples drawn from `members` in the proportion of `weights`. `draw` is as for `sample_index.write_blend`."""
 
-    members: Sequence[DatasetPart | PackedPart | StreamPart]
+    members: Sequence[DatasetPart | ExtendedPart | PackedPart | StreamPart]
     weights: list[float]
     samples: int
     draw: Callable[..., None] = sample_index.draw_blend
@@ -150,27 +171,41 @@ class StreamSource:
 
 def part_of(
     sources: Sequence[Source | StreamSource],
-    samples: int,
+    samples: int | Sequence[int],
     sequence_length: int,
     seed: int,
     draw: Callable[..., None] = sample_index.draw_blend,
-) -> DatasetPart | PackedPart | StreamPart | Blend:
-    """One part of `samples` samples or more, with sizes and rounding as in Megatron-LM."""
+) -> DatasetPart | ExtendedPart | PackedPart | StreamPart | Blend:
+    """One part of `samples` samples or more, with sizes and rounding as in Megatron-LM.
+
+    Several numbers are the successive lengths of a run that has become longer: the samples of a length keep their order in the
+    next one. The blend's order does not depend on its length.
+    """
+    lengths = [samples] if isinstance(samples, int) else samples
     weights = _normalized([source.weight for source in sources])
-    drawn = [math.ceil(samples * weight) for weight in weights]
-    surplus = [math.ceil(count * (1 + SURPLUS)) for count in drawn] if len(sources) > 1 else [samples]
-    members = [member(source, count, sequence_length, seed) for source, count in zip(sources, surplus, strict=True)]
-    return Blend(members, _normalized(weights), sum(drawn), draw) if len(members) > 1 else members[0]
+    drawn = [[math.ceil(length * weight) for length in lengths] for weight in weights]
+    surplus = drawn if len(sources) == 1 else [[math.ceil(count * (1 + SURPLUS)) for count in counts] for counts in drawn]
+    members = [member(source, counts, sequence_length, seed) for source, counts in zip(sources, surplus, strict=True)]
+    return Blend(members, _normalized(weights), sum(counts[-1] for counts in drawn), draw) if len(members) > 1 else members[0]
 
 
-def member(source: Source | StreamSource, samples: int, sequence_length: int, seed: int) -> DatasetPart | PackedPart | StreamPart:
-    """Build the part that draws `samples` samples from one dataset or stream."""
+def member(
+    source: Source | StreamSource, lengths: Sequence[int], sequence_length: int, seed: int
+) -> DatasetPart | ExtendedPart | PackedPart | StreamPart:
+    """Build the part that draws samples from one dataset or stream; `lengths` are their successive numbers."""
     if isinstance(source, StreamSource):
-        return StreamPart(source.stream, samples, sequence_length)
-    if not source.is_packed:
-        return DatasetPart(source.origin, source.sequences, source.share, samples, sequence_length, seed)
-    reading = PackedReading(source.share.start, source.share.stop, 0, samples, seed)
-    return PackedPart(source.sequences, reading, sequence_length)
+        return StreamPart(source.stream, lengths[-1], sequence_length)
+    if source.is_packed:
+        reading = PackedReading(source.share.start, source.share.stop, 0, lengths[-1], seed)
+        return PackedPart(source.sequences, reading, sequence_length)
+    sections = [DatasetPart(source.origin, source.sequences, source.share, lengths[0], sequence_length, seed)]
+    for length in lengths[1:]:
+        missing = length - sum(section.reading.all_samples for section in sections)
+        if missing > 0:
+            epochs = sum(section.reading.epochs for section in sections)
+            later = DatasetPart(source.origin, source.sequences, source.share, missing, sequence_length, (seed, epochs))
+            sections.append(later)
+    return ExtendedPart(tuple(sections)) if len(sections) > 1 else sections[0]
 
 
 def _normalized(weights: Sequence[float]) -> list[float]:

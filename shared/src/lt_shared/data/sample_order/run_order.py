@@ -28,6 +28,8 @@ from lt_shared.files import storage, strict_json
 
 FILE = "data-order.jsonl"
 VERSION = 1
+# Of a run that has become longer: a reader that knows version 1 alone would take another order for its order.
+EXTENDED_VERSION = 2
 INDEX_CACHE = "data-cache"
 
 
@@ -54,9 +56,10 @@ class OrderedDataset:
 class AttemptOrder:
     """One attempt: it goes on after `step` steps that took `consumed_samples`, and `samples` were put into an order.
 
-    `phases` come from the data schedule; `window_tokens` is the shuffle window of streams. `data_cache_path` is where it kept
-    sample indices, `command` the arguments of lt-train. `batch_size_schedule` has the first sample and the size of each stretch
-    of steps, empty without --step-batch-size-schedule.
+    `earlier_samples` are the numbers before, if the run has become longer and needs more epochs. `phases` come from the data
+    schedule; `window_tokens` is the shuffle window of streams. `data_cache_path` is where it kept sample indices, `command` the
+    arguments of lt-train. `batch_size_schedule` has the first sample and the size of each stretch of steps, empty without
+    --step-batch-size-schedule.
     """
 
     step: int
@@ -74,18 +77,20 @@ class AttemptOrder:
     phases: tuple[Phase, ...] = ()
     window_tokens: int | None = None
     batch_size_schedule: tuple[tuple[int, int], ...] = ()
+    earlier_samples: tuple[int, ...] = ()
 
     def to_record(self) -> dict[str, Any]:
-        return {"v": VERSION, "kind": "data_order", **dataclasses.asdict(self)}
+        record = {"v": EXTENDED_VERSION, "kind": "data_order", **dataclasses.asdict(self)}
+        return record if self.earlier_samples else {**record, "v": VERSION}
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:
         """Build an attempt from its record. Raises ValueError, KeyError or TypeError if the record is malformed."""
-        if record["v"] != VERSION:
-            raise ValueError(f"version {record['v']}, known is {VERSION}")
-        fields = {field.name: record[field.name] for field in dataclasses.fields(cls) if field.name != "batch_size_schedule"}
-        # Attempts of earlier versions had no such schedule.
-        schedule = record.get("batch_size_schedule", ())
+        if record["v"] not in (VERSION, EXTENDED_VERSION):
+            raise ValueError(f"version {record['v']}, known are {VERSION} and {EXTENDED_VERSION}")
+        # Attempts of earlier versions have neither.
+        record = {"earlier_samples": (), "batch_size_schedule": (), **record}
+        fields = {field.name: record[field.name] for field in dataclasses.fields(cls)}
         for name in ("step", "consumed_samples", "samples", "seed", "seq_length", "global_batch_size", "train_iters"):
             if type(fields[name]) is not int or fields[name] < 0:
                 raise ValueError(f"{name} is {fields[name]!r:.40}, expected a whole number")
@@ -97,7 +102,8 @@ class AttemptOrder:
                 "rampup_batch_size": None if ramp is None else (ramp[0], ramp[1], ramp[2]),
                 "phases": tuple(Phase(**{**phase, "weights": tuple(phase["weights"])}) for phase in fields["phases"]),
                 "command": tuple(map(str, fields["command"])),
-                "batch_size_schedule": tuple((int(begin), int(size)) for begin, size in schedule),
+                "earlier_samples": tuple(map(int, fields["earlier_samples"])),
+                "batch_size_schedule": tuple((int(begin), int(size)) for begin, size in fields["batch_size_schedule"]),
             }
         )
 
@@ -177,7 +183,7 @@ class AttemptOrder:
             sources.append(Source(dataset.prefix, sequences, share, dataset.weight, dataset.packed is not None))
         if self.phases:
             return phased(sources, self.phases, self.seed)
-        return part_of(sources, self.samples, self.seq_length, self.seed)
+        return part_of(sources, (*self.earlier_samples, self.samples), self.seq_length, self.seed)
 
 
 def _check_unchanged(dataset: OrderedDataset) -> None:

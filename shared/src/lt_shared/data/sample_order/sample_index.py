@@ -38,14 +38,17 @@ NUMBER_MASK = (1 << NUMBER_BITS) - 1
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """How sequences `first` to before `last`, with `tokens` in all, are read for `samples` samples or more."""
+    """How sequences `first` to before `last`, with `tokens` in all, are read for `samples` samples or more.
+
+    `seed` is the run's, or with the epochs that were read before of a run that has become longer.
+    """
 
     first: int
     last: int
     tokens: int
     samples: int
     sequence_length: int
-    seed: int
+    seed: int | tuple[int, int]
 
     @property
     def epochs(self) -> int:
@@ -57,6 +60,11 @@ class Reading:
         before = self.samples_in(self.epochs - 1)
         partial = self.epochs > 1 and self.samples - before < int(WHOLE_EPOCH * self.samples_in(1))
         return self.epochs - 1 if partial else 0
+
+    @property
+    def all_samples(self) -> int:
+        """Samples in whole epochs: as many as asked for, or more."""
+        return self.samples_in(self.epochs)
 
     def samples_in(self, epochs: int) -> int:
         return (epochs * self.tokens - 1) // self.sequence_length
@@ -74,7 +82,7 @@ def write(directory: Path, lengths: Integers, reading: Reading) -> None:
     del packed
     for order in orders:
         state.shuffle(order)
-    samples = reading.samples_in(reading.epochs)
+    samples = reading.all_samples
     _write_order(directory, orders, reading, samples)
     del orders
     kind = np.dtype(np.int64 if samples >= np.iinfo(np.uint32).max - 1 else np.uint32)

@@ -154,6 +154,35 @@ class DatasetSamples:
 
 
 @dataclasses.dataclass(frozen=True)
+class ExtendedSamples:
+    """The samples of `sections` of one dataset, one section after the other."""
+
+    sections: Sequence[DatasetSamples]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.sections))
+
+    def __getitem__(self, number: int) -> Tokens:
+        section, within = self._place(number)
+        return section[within]
+
+    def dataset(self, number: int) -> int:
+        return 0
+
+    def spans(self, number: int) -> list[Span]:
+        section, within = self._place(number)
+        return section.spans(within)
+
+    def _place(self, number: int) -> tuple[DatasetSamples, int]:
+        within = number
+        for section in self.sections:
+            if 0 <= within < len(section):
+                return section, within
+            within -= len(section)
+        raise IndexError(number)
+
+
+@dataclasses.dataclass(frozen=True)
 class BlendedSamples:
     """The samples of a weighted blend of datasets."""
 

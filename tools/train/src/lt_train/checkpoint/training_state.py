@@ -65,8 +65,8 @@ _RNG_STATE_KEY = "rng_state"
 class TrainingState:
     """The content of a checkpoint: the model, the optimizer with its schedule, and the position in the data.
 
-    `unlogged` are the steps since the last log line, so that a resumed run logs the same line. `ordered_samples` counts the
-    samples that were put into an order, 0 if unknown.
+    `unlogged` are the steps since the last log line, so that a resumed run logs the same line. `ordered_samples` are
+    the numbers of samples that were put into an order, several if the run has become longer, none if unknown.
     """
 
     chunks: list[Chunk]
@@ -75,7 +75,7 @@ class TrainingState:
     iteration: int = 0
     consumed_samples: int = 0
     unlogged: Unlogged = dataclasses.field(default_factory=Unlogged)
-    ordered_samples: int = 0
+    ordered_samples: tuple[int, ...] = ()
 
     def sharded_optimizer(
         self, model: dict[str, Any], loading: bool, joined: Joined = split_master_weights.joined
@@ -116,7 +116,7 @@ def content(config: RunConfig, state: TrainingState, joined: Joined = split_mast
         "opt_param_scheduler": state.scheduler.state_dict(),
         "consumed_samples": state.consumed_samples,
         "unlogged": dataclasses.asdict(state.unlogged),
-        "ordered_samples": state.ordered_samples,
+        "ordered_samples": state.ordered_samples[0] if len(state.ordered_samples) == 1 else list(state.ordered_samples),
     }
     return model | optimizer | generators | common
 
@@ -280,7 +280,7 @@ def _restore_progress(
     try:
         consumed = stored_arguments.get("consumed_train_samples", batches.samples_after(iteration))
         state.consumed_samples = int(loaded.get("consumed_samples", consumed))
-        state.ordered_samples = int(loaded.get("ordered_samples") or _ordered_samples(stored_arguments))
+        state.ordered_samples = _ordered_samples(loaded.get("ordered_samples"), stored_arguments)
         state.unlogged = Unlogged(**loaded.get("unlogged", {}))
         steps = int(loaded.get("opt_param_scheduler", {}).get("num_steps", state.consumed_samples))
         if min(state.consumed_samples, steps) < 0:
@@ -300,9 +300,11 @@ def _warn_of_changes(stored_arguments: dict[str, Any], arguments: dict[str, Any]
         warn(f"{', '.join(changes)}: the steps that are left update the weights in another way than those before")
 
 
-def _ordered_samples(arguments: dict[str, Any]) -> int:
-    """Return the length of a run in samples. Its arguments may have the length in samples or in steps."""
-    return arguments.get("train_samples") or (arguments.get("train_iters") or 0) * (arguments.get("global_batch_size") or 0)
+def _ordered_samples(stored: Any, arguments: dict[str, Any]) -> tuple[int, ...]:
+    """Return the successive lengths of a run in samples. Megatron-LM's arguments have the length in samples or in steps."""
+    steps_samples = (arguments.get("train_iters") or 0) * (arguments.get("global_batch_size") or 0)
+    lengths = stored or arguments.get("train_samples") or steps_samples
+    return tuple(map(int, lengths)) if isinstance(lengths, list | tuple) else (int(lengths),) if lengths else ()
 
 
 def _read(sharded: dict[str, Any], directory: Path) -> dict[str, Any]:

@@ -8,13 +8,16 @@ from lt_shared import console
 from lt_shared.console import BadData, ToolError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from lt_shared.models.architecture import Architecture
     from lt_train.importers.ledger import Dropped, Translation
 
 # More dropped keys than this with the same section and reason are reported in one line, so that the other lines stand out.
 MOST_ALIKE = 3
+# An error names this many keys with their lines; standard error lists all keys before.
+MOST_NAMED = 12
+LONGEST_NAME = 80
 PARTIAL = "--partial writes it nevertheless"
 
 EXAMPLES = """
@@ -118,7 +121,8 @@ def _model_problem(translation: "Translation", path: str) -> ToolError | None:
         remedy = (
             f"give it: {' '.join(f'--set {name}=VALUE' for name in named)}" if named else "pass the command line with its value"
         )
-        return BadData(f"{location}{', '.join(unknown)}: only a run of the script knows the value", remedy)
+        names = ", ".join(name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}..." for name in unknown)
+        return BadData(f"{location}{names}: only a run of the script knows the value", remedy)
     if translation.unknown_values:
         (key, reason), *further_values = translation.unknown_values.items()
         more = f" (and {len(further_values)} more: {', '.join(name for name, _ in further_values[:5])})" if further_values else ""
@@ -126,12 +130,15 @@ def _model_problem(translation: "Translation", path: str) -> ToolError | None:
     if not {"model", "num_layers"} & translation.options.keys():
         absent = next((f"lt-train has none for {entry.key} = {entry.value}; " for entry in translation.lost(Effect.MODEL)), "")
         remedy = f"{absent}lt-train models lists the names of --model"
-        return BadData(f"{location}no model: neither its name nor its layers are known", remedy)
+        unknown_keys = _with_lines(dict.fromkeys(entry.key for entry in translation.lost(Effect.RUN)), path)
+        beside = f"; no table knows {unknown_keys}" if unknown_keys else ""
+        return BadData(f"{location}no model: neither its name nor its layers are known{beside}", remedy)
     # Guides to Llama often forget --disable-bias-linear, so dropped biases alone do not make another model.
-    lost = ", ".join(entry.key for entry in translation.lost(Effect.MODEL) if entry.reason != BIASES)
-    of_run = ", ".join(entry.key for entry in translation.lost(Effect.RUN))
-    kind = "model" if lost else "run"
-    another = BadData(f"{location}another {kind} would result, without {lost or of_run}", PARTIAL) if lost or of_run else None
+    of_model = [entry.key for entry in translation.lost(Effect.MODEL) if entry.reason != BIASES]
+    of_run = [entry.key for entry in translation.lost(Effect.RUN)]
+    lost = _with_lines(dict.fromkeys(of_model or of_run), path)
+    kind = "model" if of_model else "run"
+    another = BadData(f"{location}another {kind} would result, without {lost}", PARTIAL) if lost else None
     try:
         config = imported_run.resolve(translation)
         refused = next(problems(config), None)
@@ -143,6 +150,16 @@ def _model_problem(translation: "Translation", path: str) -> ToolError | None:
         _describe_size(config.architecture, imported_run.stated_size(path.rpartition("/")[2], *translation.names), translation)
     )
     return another
+
+
+def _with_lines(keys: "Iterable[str]", path: str) -> str:
+    """Join the keys, each with its line in the file at `path`; the last of many are counted."""
+    from lt_train.importers import source as sources
+
+    names = list(keys)
+    lines = sources.lines_of(path, names[:MOST_NAMED]) if path else {}
+    text = ", ".join(f"{name} (line {lines[name]})" if name in lines else name for name in names[:MOST_NAMED])
+    return f"{text} and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else text
 
 
 def _describe_size(model: "Architecture", stated: str | None, translation: "Translation") -> str:

@@ -107,9 +107,9 @@ def draft(options: dict[str, Any], datasets: tuple[Dataset, ...], planned: clust
     if parts.get("schedule"):
         parts["architecture"] = parts["schedule"].phases[0].architecture
     resolve_part("parallelism", parallel, "architecture")
-    for wrong in (parallelism.WITHOUT_VIRTUAL_STAGES, {"ranks": None, "profile_ranks": "0"}):
+    for replacement in (parallelism.WITHOUT_VIRTUAL_STAGES, {"ranks": None, "profile_ranks": "0"}):
         if "parallelism" not in parts:
-            options = options | wrong
+            options = options | replacement
             resolve_placeholder("parallelism", parallel, "architecture")
     resolve_part("layers", lambda layout: layers.resolve_layers(options, layout.device), "parallelism")
     resolve_part("routing", lambda: routing.resolve_routing(options))

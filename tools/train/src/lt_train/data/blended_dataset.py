@@ -16,9 +16,10 @@ from typing import Any, Self
 import numpy as np
 import torch
 
+from lt_shared.contracts.manifest import Dataset
 from lt_shared.data.sample_order import sample_index
 from lt_shared.data.sample_order.packed import PackedPart
-from lt_shared.data.sample_order.parts import Blend, DatasetPart, Source, StreamPart, StreamSource, part_of
+from lt_shared.data.sample_order.parts import Blend, DatasetPart, ExtendedPart, Source, StreamPart, StreamSource, part_of
 from lt_shared.data.sample_order.phases import PhasedPart, phased
 from lt_shared.data.sample_order.samples import Samples, Sequences, Tokens
 from lt_shared.data.sample_order.split import split_ranges
@@ -34,7 +35,7 @@ from lt_train.process import agreement
 # Python draws this many samples times datasets in 0.6 s. numba takes 4 s of processor time to import and to compile the loop.
 INTERPRETED_DRAWS = 500_000
 
-Part = DatasetPart | PackedPart | StreamPart | Blend | PhasedPart
+Part = DatasetPart | ExtendedPart | PackedPart | StreamPart | Blend | PhasedPart
 
 
 class MockSequences:
@@ -96,7 +97,7 @@ class SampleOrder:
         """
         batches = self.batches
         remaining_samples = batches.samples_between(consumed_samples, max(0, batches.train_iters - iteration))
-        return max(batches.train_samples, consumed_samples + remaining_samples)
+        return max(batches.requested_samples or 0, batches.train_samples, consumed_samples + remaining_samples)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,14 +120,14 @@ def cache_directory(data: Data, run: str | None) -> str | None:
     return os.path.join(run, "data-cache")
 
 
-def build(order: SampleOrder, cache: str | None, train_samples: int | None = None) -> RunSamples:
+def build(order: SampleOrder, cache: str | None, lengths: Sequence[int] = ()) -> RunSamples:
     """Build the samples; all ranks call this together.
 
-    `train_samples` None means the samples of the run's steps. The directory `cache` keeps the indices; without it each node
-    builds them again for each run. Raises BadData.
+    `lengths` are as for `extended_lengths`; none means the samples of the run's steps. The directory `cache` keeps the indices;
+    without it each node builds them again for each run. Raises BadData.
     """
     streams = _streams(order)
-    parts = _parts(order, train_samples or order.batches.train_samples, streams)
+    parts = _parts(order, lengths or (order.batches.train_samples,), streams)
     indices = [index for part in parts if part is not None for index in part.indices]
     directory = Path(cache or agreement.from_first_rank(tempfile.mkdtemp(prefix="lt-train-") if _rank() == 0 else None))
     names: list[str] = agreement.from_first_rank([index.name() for index in indices] if _rank() == 0 else None)
@@ -147,19 +148,25 @@ def build(order: SampleOrder, cache: str | None, train_samples: int | None = Non
     return RunSamples(training, {name: samples for name, samples in samples_by_set if samples is not None}, test, streams)
 
 
-def changes_order(order: SampleOrder, samples_before: int, samples: int) -> bool:
-    """Whether a run of `samples` samples begins with other samples than the same run of `samples_before`.
+def extended_lengths(order: SampleOrder, lengths: Sequence[int], samples: int) -> tuple[int, ...]:
+    """Add the length `samples` to the successive `lengths` of a run in samples, if the run needs more epochs than before.
 
-    Megatron shuffles all epochs of a dataset together, or all but the last one.
+    Megatron-LM shuffles all epochs of a dataset together, or all but the last one, so that a longer run has another order from
+    its first sample on. Here the samples of the earlier length keep their order. A shorter run keeps the longer run's order.
     """
-    if samples_before == samples or order.data.mock or order.schedule:
-        return False
+    if not lengths or order.schedule:
+        return (samples,)
+    if samples <= lengths[-1]:
+        return tuple(lengths)
     streams = _streams(order)
-    parts_before, parts_after = (_parts(order, count, streams)[0] for count in (samples_before, samples))
-    # A schedule's parts are phased; a run with a schedule returned above.
-    if parts_before is None or parts_after is None or isinstance(parts_before, PhasedPart) or isinstance(parts_after, PhasedPart):
-        return False
-    return parts_before.order != parts_after.order
+    merged, appended = (*lengths[:-1], samples), (*lengths, samples)
+    orders = [_order_of(_parts(order, candidate, streams)[0]) for candidate in (merged, appended)]
+    return merged if orders[0] == orders[1] else appended
+
+
+def _order_of(part: Part | None) -> tuple[Any, ...]:
+    # The parts of a schedule are phased, and follow from the schedule alone.
+    return () if part is None or isinstance(part, PhasedPart) else part.order
 
 
 def _streams(order: SampleOrder) -> dict[int, Stream]:
@@ -169,13 +176,16 @@ def _streams(order: SampleOrder) -> dict[int, Stream]:
     return {number: Stream(order.seed, settings.window_tokens) for number in numbers if settings}
 
 
-def _parts(order: SampleOrder, train_samples: int, streams: Mapping[int, Stream]) -> list[Part | None]:
+def _parts(order: SampleOrder, lengths: Sequence[int], streams: Mapping[int, Stream]) -> list[Part | None]:
     """Build the training set, the test set, and every validation set. A dataset is opened once."""
     data, batches = order.data, order.batches
     evaluated = data.eval_iters * batches.global_batch_size
     sets = data.validation_sets
-    requested_parts = [(0, data.datasets, train_samples), (2, data.datasets if data.split else data.test_datasets, evaluated)]
-    requested_parts += [(1, datasets, evaluated) for datasets in sets.values()]
+    requested_parts: list[tuple[int, tuple[Dataset, ...], Sequence[int]]] = [
+        (0, data.datasets, lengths),
+        (2, data.datasets if data.split else data.test_datasets, (evaluated,)),
+        *((1, datasets, (evaluated,)) for datasets in sets.values()),
+    ]
     opened: dict[str, Sequences] = {}
     for dataset in data.all_datasets:
         opened.setdefault(dataset.prefix, remote_datasets.open_sequences(data, dataset.prefix))
@@ -190,7 +200,7 @@ def _parts(order: SampleOrder, train_samples: int, streams: Mapping[int, Stream]
             Source(origin, sequences, _share(data.split, number, len(sequences.lengths)), weight, is_packed)
             for origin, sequences, weight, is_packed in set_sources
         ]
-        if not samples or not sources or not all(source.share for source in sources):
+        if not samples[-1] or not sources or not all(source.share for source in sources):
             parts.append(None)
         else:
             drawn = _with_streams(sources, {} if number else streams)

@@ -27,13 +27,15 @@ def write(
     command: Sequence[str],
     consumed_samples: int,
     iteration: int,
+    lengths: Sequence[int],
     versions: dict[str, dict[str, int]],
 ) -> None:
     """Append a line about this attempt to the file in the directory `run`. Rank 0 calls this.
 
-    `command` are the arguments of the run's command line; `versions` maps the datasets' origins to their versions.
+    `command` are the arguments of the run's command line, `lengths` the numbers of samples that it has shuffled; `versions` maps
+    the datasets' origins to their versions.
     """
-    attempt = _attempt(run, order, command, consumed_samples, iteration, versions)
+    attempt = _attempt(run, order, command, consumed_samples, iteration, lengths, versions)
     with run_files.AppendedLines(Path(run) / run_order.FILE) as file:
         if not file.write(run_order.line(attempt) + "\n"):
             raise IoFailure(f"{file.path}: no space left on device", "make room and run the same command again")
@@ -46,6 +48,7 @@ def _attempt(
     command: Sequence[str],
     consumed_samples: int,
     iteration: int,
+    lengths: Sequence[int],
     versions: dict[str, dict[str, int]],
 ) -> AttemptOrder:
     data, batches = order.data, order.batches
@@ -54,7 +57,8 @@ def _attempt(
     return AttemptOrder(
         step=iteration,
         consumed_samples=consumed_samples,
-        samples=order.training_samples(consumed_samples, iteration),
+        samples=lengths[-1],
+        earlier_samples=tuple(lengths[:-1]),
         seed=order.seed,
         seq_length=batches.seq_length,
         global_batch_size=batches.global_batch_size,

@@ -250,6 +250,10 @@ def _saving(ledger: Ledger) -> None:
     callback = "exp_manager.checkpoint_callback_params"
     enabled = ledger.take("exp_manager.create_checkpoint_callback", True)
     experiment, directory = ledger.take_text("exp_manager.exp_dir"), ledger.take_text("exp_manager.checkpoint_dir")
+    if directory and directory.startswith("None/"):
+        # A reference to exp_dir, which is not set.
+        ledger.drop_value("exp_manager.checkpoint_dir", directory, "no directory to save to", Effect.NONE)
+        directory = None
     directory = directory or (experiment and os.path.join(experiment, "checkpoints"))
     count, interval = (ledger.take_number(f"{callback}.{key}") for key in ("save_top_k", "every_n_train_steps"))
     if not enabled or count == 0:

@@ -348,6 +348,8 @@ def _saving(ledger: Ledger, values: dict[str, Any]) -> None:
     keys = ("exp_manager.explicit_log_dir", "exp_manager.exp_dir", "exp_manager.create_checkpoint_callback")
     directories = [ledger.take_text(key) for key in keys[:2]]
     directory = next((directory for directory in directories if directory), None)
+    if enabled is False:
+        ledger.drop_value("exp_manager.create_checkpoint_callback", False, "nothing is saved: add --save", Effect.NONE)
     interval = ledger.take_number("exp_manager.checkpoint_callback_params.every_n_train_steps")
     if enabled and directory:
         ledger.set("save", os.path.join(directory, "checkpoints"), *keys)

@@ -20,6 +20,7 @@ from lt_train.importers import (
     megatron_bridge,
     megatron_lm,
     nemo,
+    positions,
     python_file,
     torchtitan,
 )
@@ -36,6 +37,13 @@ OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "divide_ceil": lambda left, right: -(-left // right),
     "int_div": operator.floordiv,
 }
+# The largest configuration of the trainers, a script with its comments, has less than a tenth of it.
+MOST_BYTES = 1_000_000
+MOST_DIGITS, MOST_DOTS = 1000, 1000
+STRUCTURED = (".toml", ".yaml", ".yml")
+LONG_NUMBER = re.compile(rf"\d[\d_]{{{MOST_DIGITS},}}")
+# Characters of a value with its references written out, and of an expression.
+MOST_CHARACTERS, LONGEST_EXPRESSION = 10_000, 200
 ARITHMETIC = re.compile(rf"\$\{{({'|'.join(OPERATIONS)}): *(-?\d+(?: *, *-?\d+)+) *\}}")
 
 
@@ -49,22 +57,46 @@ def translate_file(path: str, overrides: Mapping[str, str] | None = None) -> Tra
     credentials.check(path, "FILE")
     path, name = python_file.split_path(path)
     _check_regular(path)
+    text = read_text(path)
     try:
-        text = storage.read_bytes(path).decode()
-    except NoInput as error:
-        raise NoInput(str(error), "lt-train import FILE, or lt-train import -- COMMAND LINE") from None
-    except UnicodeDecodeError:
-        raise BadData(f"{path}: not a text file", SYNTAX) from None
-    try:
+        _check_bounds(text, PurePath(path).suffix.lower())
         if PurePath(path).suffix.lower() == ".py":
             return python_file.translate(path, name, _parse_overrides(overrides or {}))
         return _translate(Path(path), text, overrides or {})
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise BadData(f"{path}: not TOML: {error}", SYNTAX) from None
     except RecursionError:
         raise BadData(f"{path}: nested too deeply for a configuration", SYNTAX) from None
     except BadData as error:
         raise BadData(f"{path}: {error}", error.hint or SYNTAX) from None
+
+
+def read_text(path: str) -> str:
+    """Read a configuration. Raises NoInput, or BadData for a file that is no text or larger than a configuration."""
+    local = Path(path)
+    try:
+        is_large = local.is_file() and local.stat().st_size > MOST_BYTES
+        content = b"" if is_large else storage.read_bytes(path)
+        if is_large or len(content) > MOST_BYTES:
+            raise BadData(f"{path}: larger than {MOST_BYTES:,} bytes: not a configuration", SYNTAX)
+        return content.decode()
+    except NoInput as error:
+        raise NoInput(str(error), "lt-train import FILE, or lt-train import -- COMMAND LINE") from None
+    except UnicodeDecodeError:
+        raise BadData(f"{path}: not a text file", SYNTAX) from None
+
+
+def _check_bounds(text: str, suffix: str) -> None:
+    """Raise BadData for a number or a dotted key that no parser reads in a short time."""
+    if suffix not in STRUCTURED:
+        return
+    number = LONG_NUMBER.search(text)
+    if number:
+        line = text.count("\n", 0, number.start()) + 1
+        raise BadData(f"line {line}: a number of more than {MOST_DIGITS:,} digits")
+    for line, words in enumerate(text.splitlines(), 1):
+        if suffix == ".toml" and words.count(".") > MOST_DOTS:
+            raise BadData(f"line {line}: more than {MOST_DOTS:,} dots")
 
 
 def _translate(file: Path, text: str, overrides: Mapping[str, str]) -> Translation:
@@ -90,6 +122,16 @@ def _translate(file: Path, text: str, overrides: Mapping[str, str]) -> Translati
     if megatron_bridge.is_run_config(values):
         return megatron_bridge.translate(values)
     return hyperpod.translate(values) if hyperpod.is_recipe(values) else nemo.translate(values)
+
+
+def lines_of(path: str, keys: Sequence[str]) -> dict[str, int]:
+    """Map the keys that the file at `path` sets to their lines."""
+    path = python_file.split_path(path)[0]
+    if PurePath(path).suffix.lower() == ".py":
+        return {}
+    text = read_text(path)
+    lines = {key: positions.line_of(text, path, key) for key in keys}
+    return {key: line for key, line in lines.items() if line is not None}
 
 
 def _check_regular(path: str) -> None:
@@ -155,16 +197,22 @@ def _resolve(key: str, value: Any, flat: dict[str, Any], depth: int = 0) -> Any:
         target = _resolve_key(key, reference[1], flat)
         return reference[0] if target is None else str(_resolve(target, flat[target], flat, depth + 1))
 
-    return REFERENCE.sub(text, value)
+    written = REFERENCE.sub(text, value)
+    if len(written) > MOST_CHARACTERS:
+        raise BadData(f"{key}: its references write out more than {MOST_CHARACTERS:,} characters")
+    return written
 
 
 def _compute(value: Any) -> Any:
     """Evaluate an expression of NeMo's resolvers: ${multiply:4, 1024} is 4096. Unresolved operands leave the text unchanged."""
-    match = ARITHMETIC.fullmatch(value) if isinstance(value, str) else None
+    match = ARITHMETIC.fullmatch(value) if isinstance(value, str) and len(value) < LONGEST_EXPRESSION else None
     if match is None:
         return value
     numbers = [int(word) for word in match[2].split(",")]
-    return functools.reduce(OPERATIONS[match[1]], numbers)
+    try:
+        return functools.reduce(OPERATIONS[match[1]], numbers)
+    except ZeroDivisionError:
+        return value
 
 
 def _resolve_key(key: str, name: str, flat: dict[str, Any]) -> str | None:

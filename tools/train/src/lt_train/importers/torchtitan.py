@@ -118,6 +118,9 @@ def _model(ledger: Ledger, written: Iterable[str]) -> None:
     if name is None:
         return
     preset = MODELS.get((str(name).lower(), str(flavor).lower()))
+    if preset:
+        # Primus changes the depth of a flavor so.
+        ledger.carry("model.n_layers", "num_layers")
     if preset and preset.startswith("llama3.1"):
         _llama3(ledger, preset, str(flavor).lower(), written)
     elif preset:
@@ -351,7 +354,8 @@ def _checkpoints(ledger: Ledger) -> None:
         if is_async:
             ledger.set("async_save", True, "checkpoint.async_save", "checkpoint.async_mode")
     else:
-        ledger.drop_value("checkpoint.enable", False, "nothing is saved: add --save", Effect.NONE)
+        for key, value in (("checkpoint.enable", False), ("job.dump_folder", dump_folder)):
+            ledger.drop_value(key, value, "nothing is saved: add --save", Effect.NONE)
     _start(ledger, enabled)
 
 

@@ -61,7 +61,7 @@ def score(config: RunConfig, rank_environment: RankEnvironment, device: torch.de
     chosen = trials.choose_kernels(is_first)
     model_parallel_cuda_manual_seed(config.seed)
     chunks = builder.build(config, chosen, device)
-    optimization, precision, train_samples = config.optimization, config.precision, config.batches.train_samples
+    optimization, precision, train_samples = config.optimization, config.precision, config.batches.length
     state = TrainingState(chunks, *optimizer.build(optimization, precision, train_samples, chosen.adamw, chunks))
     training_state.load(Path(str(config.checkpointing.start)), config, state)
     attempts = run_order.read(scoring.run)

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
-from lt_shared.console import ExitCode, warn
+from lt_shared.console import ExitCode, note
 from lt_shared.contracts import run_log
 from lt_shared.contracts.run_log import CheckpointLoaded
 from lt_train.checkpoint import starting_point, training_state
@@ -113,7 +113,7 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, rank_device: to
         chunks = builder.build(config, chosen, rank_device)
         at_end.callback(ddp.break_cycles, chunks)
         clock.lap("model")
-        optimization, precision, train_samples = config.optimization, config.precision, config.batches.train_samples
+        optimization, precision, train_samples = config.optimization, config.precision, config.batches.length
         state = TrainingState(chunks, *optimizer.build(optimization, precision, train_samples, chosen.adamw, chunks))
         clock.lap("optimizer")
         resumed = config
@@ -133,9 +133,9 @@ def _train(config: RunConfig, rank_environment: RankEnvironment, rank_device: to
         clock.lap("loading")
         run = Run(resumed, chosen, state, log, rank_device, rank_environment, copies)
         if is_first and config.checkpointing.directory:
-            command, datasets = config.reporting.command, run.saver.datasets
+            command, datasets, lengths = config.reporting.command, run.saver.datasets, state.ordered_samples
             order_record.write(
-                config.checkpointing.directory, run.order, command, state.consumed_samples, state.iteration, datasets
+                config.checkpointing.directory, run.order, command, state.consumed_samples, state.iteration, lengths, datasets
             )
         log.begin(recorded_steps.Attempt(state.iteration, config, versions), config.batches, config.schedule, arguments)
         clock.lap("data")
@@ -273,11 +273,12 @@ class Run:
 
 
 def _order_samples(order: SampleOrder, state: TrainingState, is_first: bool) -> None:
-    """Store the number of shuffled samples in `state`. Rank 0 warns if it changes the order of the samples."""
-    before, samples = state.ordered_samples, order.training_samples(state.consumed_samples, state.iteration)
-    state.ordered_samples = samples
-    if is_first and before and state.consumed_samples and blended_dataset.changes_order(order, before, samples):
-        warn(
-            f"the length of the run was {before} samples and is {samples}, which takes another number of epochs: the samples that"
-            " are left come in another order than before"
+    """Store the number of shuffled samples in `state`. Rank 0 says if the run has become longer and needs more epochs."""
+    samples = order.training_samples(state.consumed_samples, state.iteration)
+    before = state.ordered_samples if state.consumed_samples else ()
+    state.ordered_samples = blended_dataset.extended_lengths(order, before, samples)
+    if is_first and before and len(state.ordered_samples) > len(before):
+        note(
+            f"the run was {before[-1]} samples long and is {samples}: the samples of the shorter run keep their order, and"
+            " further epochs come after them"
         )

@@ -79,8 +79,10 @@ class Batches:
 
         If the length is set in samples or tokens, it stays: the run trains on the remaining samples only.
         """
-        if self.requested_samples is None or samples == self.samples_after(steps):
+        if self.requested_samples is None:
             return self
+        if samples == self.samples_after(steps):
+            return dataclasses.replace(self, train_iters=self.steps_within(self.requested_samples), first_step=0, first_sample=0)
         end = steps + self.batch_sizes.steps_between(samples, max(samples, self.requested_samples))
         return dataclasses.replace(self, train_iters=end, first_step=steps, first_sample=samples)
 
@@ -91,6 +93,11 @@ class Batches:
     @property
     def train_samples(self) -> int:
         return self.first_sample + self.samples_between(self.first_sample, self.train_iters - self.first_step)
+
+    @property
+    def length(self) -> int:
+        """The samples over which schedules run: as requested, if whole steps take fewer, as in Megatron-LM."""
+        return self.requested_samples or self.train_samples
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -138,7 +138,7 @@ class Optimization:
 
 def resolve_optimization(options: dict[str, Any], batches: Batches, architecture: Architecture) -> Optimization:
     """Resolve the optimizer options. Raises UsageError if one length is set twice."""
-    decay = _length(options, "lr-decay", batches) or batches.train_samples
+    decay = _length(options, "lr-decay", batches) or batches.length
     warmup = _length(options, "lr-warmup", batches)
     if options["lr_warmup_fraction"] is not None:
         if warmup is not None:

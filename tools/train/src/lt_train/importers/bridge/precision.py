@@ -9,10 +9,13 @@ from lt_train.config.settings.precision import DELAYED
 from lt_train.importers.effects import Effect
 from lt_train.importers.ledger import Ledger
 from lt_train.importers.megatron.switches import delayed_scaling
+from lt_train.importers.upstream.rows import is_default
 
 SECTION = "mixed_precision"
+TYPES = ("bf16", "fp16", "fp8", "fp4")
 OVERRIDDEN = ("model", "optimizer", "ddp")
 SAYS_IT = f"{SECTION} overrides it"
+BY_DEFAULT = f"{SECTION} overrides it by a default that the file does not say"
 # The name of a configuration whose only deviations from the defaults are its type.
 NAMES = {"bf16_mixed": "bf16", "fp16_mixed": "fp16"}
 SUMS = "gradients are summed in float32, or in the type of the weights"
@@ -31,8 +34,11 @@ def translate(ledger: Ledger) -> None:
     if is_overridden:
         for key in ledger.remaining_keys():
             section, _, name = key.partition(".")
-            if section in OVERRIDDEN and ledger.knows(f"{SECTION}.{name}"):
-                ledger.drop(key, SAYS_IT)
+            source = f"{SECTION}.{name}"
+            if section in OVERRIDDEN and ledger.knows(source):
+                is_stated = name not in TYPES or source in ledger.original_values()
+                is_same = is_stated or is_default(ledger.peek(key), ledger.upstream(source))
+                ledger.drop(key, SAYS_IT if is_same else BY_DEFAULT, Effect.NONE if is_same else Effect.RUN)
     for name in ("bf16", "fp16"):
         keys = [f"{section}.{name}" for section in (SECTION, "model", "optimizer")]
         switches = [ledger.take(key) for key in keys]

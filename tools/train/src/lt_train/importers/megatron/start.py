@@ -87,8 +87,9 @@ def _of_own(ledger: Ledger) -> None:
             ledger.drop_value(key, " ".join(words) or True, OF_OWN, effect)
     for key, reason in WITH_OWN.items():
         if ledger.has(key):
-            ledger.take(key)
-            ledger.drop_value(key, True, reason, Effect.RESULT)
+            words = ledger.take(key)
+            effect = Effect.RUN if words else Effect.RESULT
+            ledger.drop_value(key, " ".join(words) or True, reason, effect)
 
 
 def _pretrained(ledger: Ledger, load: str | None) -> bool:
