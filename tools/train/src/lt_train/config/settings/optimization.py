@@ -17,6 +17,7 @@ from lt_shared.models.architecture import Architecture
 from lt_train.config.megatron_version import release
 from lt_train.config.settings.batches import Batches
 from lt_train.config.settings.checkpointing import Checkpointing
+from lt_train.config.settings.model.mup import Mup, resolve_mup
 from lt_train.config.settings.parallelism import Parallelism
 
 OPTIMIZERS = ("adam", "muon")
@@ -105,7 +106,8 @@ OPTIONS = console.section(
 class Optimization:
     """`wsd_decay_samples` is the length of the WSD schedule's last part. Other schedules do not use it.
 
-    `ema_decay` is None for a run that does not average its weights.
+    `ema_decay` is None for a run that does not average its weights. `mup` is None unless rates are transferred from another
+    width.
     """
 
     optimizer: str
@@ -130,6 +132,11 @@ class Optimization:
     router_bias_update_rate: float
     max_nan_steps: int
     ema_decay: float | None = None
+    mup: Mup | None = None
+
+    @property
+    def width_multiplier(self) -> float:
+        return self.mup.width_multiplier if self.mup else 1.0
 
     @property
     def splits_state(self) -> bool:
@@ -137,7 +144,7 @@ class Optimization:
         return self.optimizer != "muon"
 
 
-def resolve_optimization(options: dict[str, Any], batches: Batches) -> Optimization:
+def resolve_optimization(options: dict[str, Any], batches: Batches, architecture: Architecture) -> Optimization:
     """Resolve the optimizer options. Raises UsageError if one length is set twice."""
     decay = _length(options, "lr-decay", batches) or batches.length
     warmup = _length(options, "lr-warmup", batches)
@@ -168,6 +175,7 @@ def resolve_optimization(options: dict[str, Any], batches: Batches) -> Optimizat
         router_bias_update_rate=options["moe_router_bias_update_rate"],
         max_nan_steps=options["max_nan_steps"],
         ema_decay=options["ema_decay"],
+        mup=resolve_mup(options, architecture.hidden_size),
     )
 
 

@@ -193,8 +193,11 @@ class _Reader:
         steps = self._words[self._words.index("--train-iters") + 1] if "--train-iters" in self._words else None
         warmup = self._number(f"{SCHEDULE}.lr_warmup_steps", 0)
         style = str(self._take(f"{SCHEDULE}.lr_decay_style", "linear"))
-        start = self._number(f"{SCHEDULE}.lr_decay_starting_step", warmup)
-        length = self._number(f"{SCHEDULE}.lr_decay_steps", None if steps is None else int(steps) - start)
+        stated = self._number(f"{SCHEDULE}.lr_decay_starting_step")
+        # nanotron takes both off the run's length, though the decay begins at the second.
+        remaining = None if steps is None else int(steps) - warmup - (stated or 0)
+        length = self._number(f"{SCHEDULE}.lr_decay_steps", remaining)
+        start = warmup if stated is None else stated
         self._add("lr", self._number(f"{SCHEDULE}.learning_rate"))
         self._add("min-lr", self._number(f"{SCHEDULE}.min_decay_lr", 0.0))
         self._add("lr-warmup-iters", warmup)
