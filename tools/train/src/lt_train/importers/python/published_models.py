@@ -4,11 +4,13 @@ The model's configuration comes from the table of `huggingface_configs`; Megatro
 """
 
 import ast
+import itertools
 from pathlib import Path
 from typing import Any
 
 from lt_train.importers.python.huggingface_configs import config_of
 from lt_train.importers.python.interpreter import Interpreter
+from lt_train.importers.python.limits import LARGEST_FILE, MOST_FILES
 from lt_train.importers.python.values import MISSING, Builtin, Class, External, Instance, Unknown
 
 AUTO_BRIDGE = External("megatron.bridge.AutoBridge")
@@ -83,8 +85,12 @@ class ModelInterpreter(Interpreter):
     def _conversion(self, architecture: str) -> Class | None:
         """Find the class that Megatron-Bridge registers for a Hugging Face architecture."""
         for folder in (Path(self.repository.root, base, CONVERSIONS) for base in ("src", "")):
-            for file in sorted(folder.glob("*/*_bridge.py")):
-                if architecture not in file.read_text(errors="replace"):
+            for file in sorted(itertools.islice(folder.glob("*/*_bridge.py"), MOST_FILES)):
+                if (
+                    not file.is_file()
+                    or file.stat().st_size > LARGEST_FILE
+                    or architecture not in file.read_text(errors="replace")
+                ):
                     continue
                 module = self.repository.module(f"megatron.bridge.models.{file.parent.name}.{file.stem}")
                 name = _registered_class(module.tree, architecture) if module else None
