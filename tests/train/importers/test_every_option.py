@@ -266,6 +266,8 @@ def test_options_of_megatron_lm(values: dict[str, Any], key: str, effect: Effect
         # Megatron-DeepSpeed's schedule in tokens: of 64 tokens a sample, of 8 samples a step.
         ({"lr_decay_tokens": 2560, "lr_warmup_tokens": 512}, {"lr_decay_iters": 5, "lr_warmup_iters": 1}),
         ({"use_z_loss": True}, {"z_loss_coeff": 1e-4}),
+        ({"use_mup": True, "mup_base_hidden_size": 32, "mup_width_mult": 3}, {"use_mup": True, "mup_base_hidden_size": 32}),
+        ({"mup_base_hidden_size": 32}, {"mup_base_hidden_size": None}),
         ({"glu_activation": "swiglu"}, {"swiglu": True}),
         ({"rampup_batch_size": [2, 2, 8]}, {"rampup_batch_size": [2, 2, 8]}),
         ({"step_batch_size_schedule": "0:384 200B:768"}, {"step_batch_size_schedule": "0:384 200B:768"}),
@@ -498,6 +500,12 @@ def test_keys_of_files(translate: Callable[..., Translation], values: dict[str, 
             {"eval_iters": 10},
         ),
         (bridge, {"scheduler.lr_warmup_init": 1e-6}, {"lr_warmup_init": 1e-6}),
+        (
+            bridge,
+            {"model.use_mup": True, "model.mup_base_hidden_size": 32, "model.mup_width_mult": 2.0, "model.softmax_scale": 0.0625},
+            {"use_mup": True, "mup_base_hidden_size": 32},
+        ),
+        (bridge, {"model.mup_embedding_mult": 2.0}, {"mup_embedding_mult": None}),
         (
             bridge,
             {

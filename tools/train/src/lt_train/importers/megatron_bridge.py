@@ -11,7 +11,7 @@ from lt_shared.console import BadData
 from lt_shared.models.presets import preset
 from lt_train.config.settings.model import experts, latent_attention
 from lt_train.importers import evaluation, megatron_latents, muon
-from lt_train.importers.bridge import data, initialization, precision, providers, start
+from lt_train.importers.bridge import data, initialization, mup, precision, providers, start
 from lt_train.importers.bridge.objects import plain
 from lt_train.importers.effects import Effect
 from lt_train.importers.layer_style import EVERYTHING, FUSED_GELU, SEES_EVERYTHING, complete, drop_scaling, drop_stored_otherwise
@@ -62,6 +62,7 @@ SAME_NAMES = {
         *("init_method_std", "hidden_dropout", "attention_dropout", "rotary_base", "rotary_percent", "window_size"),
         *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "expert_model_parallel_size"),
         *latent_attention.SIZES,
+        *mup.NAMES,
         *("mtp_num_layers", "mtp_loss_scaling_factor"),
         *("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules"),
     ),
@@ -95,6 +96,7 @@ RENAMED = {
     "validation.eval_interval": "eval_interval",
 }
 FLAGS = {
+    "model.use_mup": "use_mup",
     "model.sequence_parallel": "sequence_parallel",
     "model.add_qkv_bias": "add_qkv_bias",
     "model.qk_layernorm": "qk_layernorm",
@@ -139,6 +141,7 @@ def translate(values: dict[str, Any], source: str = SOURCE) -> Translation:
         raise BadData(f"{provider}: lt-train has no such model", "lt-train models lists what it has")
     values = providers.complete(precision.resolve(plain(values)))
     ledger = Ledger(source, values, row=row, defaults=upstream_options("megatron_bridge"))
+    mup.drop_derived(ledger)
     for key, value in NEUTRAL.items():
         if values.get(key) == value:
             ledger.drop(key, MEGATRONS)
